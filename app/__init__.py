@@ -1,0 +1,1 @@
+"""Configuration, OpenAI-compatible ingress and the Serve application graph."""
