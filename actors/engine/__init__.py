@@ -1,0 +1,1 @@
+"""Engines: one protocol (`protocol`), two implementations (`vllm_engine`, `sim_engine`), one socket front (`server`)."""

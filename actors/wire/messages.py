@@ -1,0 +1,359 @@
+"""Every message that crosses a Sluice socket, in one file.
+
+Who talks to whom (DESIGN section 2): the ingress owns a request for its whole life. It asks the router where to run
+it, sends the work to the engines itself, streams the tokens to the client and tells the router what happened.
+
+    ingress -> router   Submit, Prefilled, Progress, Closed          router -> ingress   RoutePrefill, RouteDecode, Reject, Fleet, FleetStatus
+    ingress -> engine   Prefill, Decode, Cancel, ReleaseKV            engine -> ingress   PrefillDone, Admitted, Tokens, Failed
+    engine  -> router   Announce, Status                              engine -> engine    Pull, PullGrant, Pulled (sim engine only)
+
+Ownership is bound to the connection: when an ingress connection closes, an engine aborts and frees everything that came
+over it, and the router gives back every charge of it. Messages are arrays on the wire (no field names), tagged with
+their class name. Times are durations in seconds, or absolute `time.time()` seconds where the name says `_at_s`.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+
+Role = Literal["prefill", "decode", "colocated"]
+EngineKind = Literal["vllm", "sim"]
+EngineState = Literal["starting", "ready", "draining", "down"]
+
+
+class _Wire(msgspec.Struct, array_like=True, tag=True, frozen=True, gc=False):
+    """Base of all messages: immutable, array encoded, tagged by class name."""
+
+
+# ---------------------------------------------------------------------------------------------------- handshake
+
+
+class Hello(_Wire):
+    """First message of every connection, both ways. `proof` is an HMAC over the peer's nonce where a secret is set."""
+
+    version: int
+    kind: Literal["ingress", "router", "engine"]
+    id: str
+    nonce: bytes = b""
+
+
+class Prove(_Wire):
+    """Answer to the peer's `Hello.nonce`: HMAC-SHA256(secret, nonce + own id). Sent only where a secret is configured."""
+
+    mac: bytes
+
+
+# ------------------------------------------------------------------------------------------------------- engines
+
+
+class EngineInfo(_Wire):
+    """What an engine announces once, and the router passes on to every ingress.
+
+    `group` is NIXL's compatibility group (engine version, model, layout, dtype): KV never crosses groups. `slots` is
+    beta_max, the most sequences that decode at once; `addresses` are tried in order (`unix:/path`, `tcp:host:port`).
+    """
+
+    id: str
+    role: Role
+    kind: EngineKind
+    model: str
+    group: str
+    addresses: tuple[str, ...]
+    slots: int
+    kv_blocks: int
+    block_size_tokens: int
+    max_model_len: int
+    node: str
+    pid: int
+    lease_s: float
+    state: EngineState = "ready"
+    features: tuple[str, ...] = ()
+    replica: str = ""
+
+
+class Announce(_Wire):
+    """Engine -> router: I exist (also sent again after a reconnect, and when `state` changes)."""
+
+    info: EngineInfo
+
+
+class Status(_Wire):
+    """Engine -> router, periodically: what the engine itself counts. A term it does not know is None, never 0."""
+
+    engine_id: str
+    running: int
+    waiting: int
+    kv_blocks_used: int
+    leases: int
+    kv_usage: float
+    state: EngineState = "ready"
+    tokens_in_flight: int | None = None
+    totals: dict[str, float] = {}
+
+
+# ---------------------------------------------------------------------------------------------- ingress -> engine
+
+
+class Prefill(_Wire):
+    """Compute the KV of `tokens` and hold it under a lease; the engine's own sampled token is discarded.
+
+    `deadline_s` counts from receipt: past it the engine aborts the work and answers Failed(code="deadline").
+    """
+
+    rid: str
+    tokens: list[int]
+    params: dict[str, Any]
+    deadline_s: float
+    priority: int = 0
+
+
+class Decode(_Wire):
+    """Generate. With `handle` the KV is pulled from the prefill engine first; without it the engine computes all itself.
+
+    `params` are the OpenAI sampling fields that were given, nothing else: max_tokens, temperature, top_p, top_k, min_p,
+    seed, stop (list), stop_token_ids, ignore_eos, min_tokens, n, logprobs (int), prompt_logprobs (int), presence_penalty,
+    frequency_penalty, repetition_penalty, logit_bias, response_format, skip_special_tokens, detail fields of `chat`.
+    `chat` carries the original chat request where the engine must parse its output (tools); the deltas then come ready
+    made in `Out.delta`.
+    """
+
+    rid: str
+    tokens: list[int]
+    params: dict[str, Any]
+    handle: bytes | None
+    deadline_s: float
+    priority: int = 0
+    chat: bytes | None = None
+
+
+class Cancel(_Wire):
+    """Stop `rid` whatever its stage; frees slot and blocks. Idempotent; an unknown rid is no error. Not answered."""
+
+    rid: str
+
+
+class ReleaseKV(_Wire):
+    """Give back the KV that the prefill of `rid` holds under its lease, because no decode will ever pull it. Idempotent."""
+
+    rid: str
+
+
+# ---------------------------------------------------------------------------------------------- engine -> ingress
+
+
+class PrefillDone(_Wire):
+    """The KV of `rid` is ready under `handle` (opaque bytes that the decode engine understands) for `lease_s`."""
+
+    rid: str
+    handle: bytes
+    prompt_tokens: int
+    cached_tokens: int
+    lease_s: float
+    queue_s: float
+    compute_s: float
+    kv_bytes: int
+
+
+class Admitted(_Wire):
+    """The decode engine holds the KV now (or needs none) and the prefill engine's copy is given back by the engines."""
+
+    rid: str
+    transfer_bytes: int = 0
+    transfer_s: float = 0.0
+    descriptors: int = 0
+    cached_tokens: int = 0
+
+
+class Out(_Wire):
+    """One piece of output of one choice. `finish` is None until the last; `text` may be empty (held back stop string).
+
+    `logprobs`: per token, (token text, token id, logprob, [(text, id, logprob), ...]) where asked. `delta`: a ready
+    OpenAI delta as JSON where the engine parses (tools). `prompt_logprobs` comes with the first piece where asked.
+    """
+
+    rid: str
+    text: str
+    n_tokens: int
+    index: int = 0
+    finish: str | None = None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | None = None
+    logprobs: list[Any] | None = None
+    delta: bytes | None = None
+    prompt_logprobs: list[Any] | None = None
+
+
+class Tokens(_Wire):
+    """All output of one engine step for one connection; at c = 1 it has one entry."""
+
+    items: list[Out]
+
+
+class Failed(_Wire):
+    """`rid` ended on this engine without finishing. `retryable`: the same work may succeed elsewhere or later.
+
+    code: "deadline", "kv_load", "bad_request", "engine_dead", "draining", "overloaded", "unknown_handle", "internal".
+    """
+
+    rid: str
+    stage: Literal["prefill", "decode"]
+    code: str
+    message: str
+    retryable: bool
+    param: str | None = None
+
+
+# ---------------------------------------------------------------------------------------- ingress <-> router
+
+
+class Submit(_Wire):
+    """A request asks for a prefill engine. `slots` = sequences it will decode (n); `local`: must not be split.
+
+    `waited_s` is how long it has lived already; `deadline_s` what is left of its total time.
+    """
+
+    rid: str
+    prompt_tokens: int
+    max_tokens: int
+    slots: int = 1
+    priority: int = 0
+    request_class: str = "standard"
+    ttft_slo_s: float | None = None
+    tpot_slo_s: float | None = None
+    session: str = ""
+    deadline_s: float = 600.0
+    local: bool = False
+    avoid: tuple[str, ...] = ()
+
+
+class Prefilled(_Wire):
+    """The prefill is done: the request enters the prompt pool. `lease_s` is what is left of the KV lease."""
+
+    rid: str
+    lease_s: float
+    kv_bytes: int
+    cached_tokens: int
+
+
+class Progress(_Wire):
+    """Batched: (rid, event, value) with event "prefill" (started), "admitted", "tokens" (value = total so far)."""
+
+    items: list[tuple[str, str, int]]
+
+
+class Closed(_Wire):
+    """The request is over, however it ended; the router gives back all its charges. The one way out.
+
+    outcome: "finished", "cancelled", "failed", "rejected", "expired"; `engine_id` is the culprit of a failure.
+    """
+
+    rid: str
+    outcome: str
+    output_tokens: int = 0
+    engine_id: str | None = None
+    stage: str | None = None
+
+
+class RoutePrefill(_Wire):
+    """Decision: run `rid` on `engine_id`. mode: "prefill" (KV will move) or "colocated" (prefill and decode there)."""
+
+    rid: str
+    engine_id: str
+    mode: Literal["prefill", "colocated"]
+    queue_s: float = 0.0
+
+
+class RouteDecode(_Wire):
+    """Decision: decode `rid` on `engine_id`."""
+
+    rid: str
+    engine_id: str
+    pool_s: float = 0.0
+
+
+class Reject(_Wire):
+    """The router will not (429: queue full; 503: no engine, expired in pool) serve `rid` now. All charges are given back."""
+
+    rid: str
+    status: int
+    reason: str
+    retry_after_s: float
+
+
+class Fleet(_Wire):
+    """Router -> ingress: the whole list of live engines, sent at connect and at every change; plus the policy names."""
+
+    engines: list[EngineInfo]
+    prefill_policy: str
+    decode_policy: str
+
+
+class FleetStatus(_Wire):
+    """Router -> ingress about once a second: the engines' last statuses, the router's own gauges and monotonic totals.
+
+    `statuses[i].totals` holds the engine's EngineMetrics fields. `decision_buckets` are cumulative counts of decision
+    times at the upper bounds (s) in `decision_bounds_s`, +Inf last.
+    """
+
+    statuses: list[Status]
+    queued: int
+    pool: int
+    in_flight: int
+    leases: int
+    totals: dict[str, float]
+    decision_bounds_s: tuple[float, ...] = ()
+    decision_buckets: tuple[int, ...] = ()
+    decision_sum_s: float = 0.0
+
+
+# ------------------------------------------------------------------------------- engine <-> engine (sim engine's transfer)
+
+
+class Pull(_Wire):
+    """Sim decode engine -> sim prefill engine: I start to read the KV of `rid`; keep it until Pulled."""
+
+    rid: str
+
+
+class PullGrant(_Wire):
+    """Answer to Pull: `ok` False where the KV is gone (lease expired, released, engine restarted)."""
+
+    rid: str
+    ok: bool
+    kv_bytes: int = 0
+
+
+class Pulled(_Wire):
+    """The read has ended; the prefill engine frees its copy."""
+
+    rid: str
+
+
+Message = (
+    Hello
+    | Prove
+    | Announce
+    | Status
+    | Prefill
+    | Decode
+    | Cancel
+    | ReleaseKV
+    | PrefillDone
+    | Admitted
+    | Tokens
+    | Failed
+    | Submit
+    | Prefilled
+    | Progress
+    | Closed
+    | RoutePrefill
+    | RouteDecode
+    | Reject
+    | Fleet
+    | FleetStatus
+    | Pull
+    | PullGrant
+    | Pulled
+)
