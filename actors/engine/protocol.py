@@ -3,10 +3,11 @@
 Rules that every engine keeps (each is a test in tests/actors/engine):
 
 - `prefill` and `decode` return at once; results arrive through the `Sink` given at `start`, on the event loop.
-- Each prefill ends in exactly one of PrefillDone / Failed / (nothing, after cancel). Each decode sends `Admitted` once, then
-  Tokens whose last piece per choice carries `finish`, or one Failed; after cancel nothing more is sent.
-- `cancel` works in every stage (queued, computing, leased, transferring, decoding) and frees slot and blocks; cancelling a
-  leased prefill releases its KV. A transfer under way is let end first: blocks are never reused under a running read.
+- Each prefill ends in exactly one of PrefillDone / Failed / (nothing, after cancel). Each decode sends `Admitted`
+  once, then Tokens whose last piece per choice carries `finish`, or one Failed; after cancel nothing more is sent.
+- `cancel` works in every stage (queued, computing, leased, transferring, decoding) and frees slot and blocks;
+  cancelling a leased prefill releases its KV. A transfer under way is let end first: blocks are never reused under a
+  running read.
 - `release` frees a leased prefill. A lease that nobody pulls or releases ends by itself after `lease_s`.
 - The engine that decodes frees the prefill engine's copy after the pull (also when its request is cancelled before).
 - `status()` is cheap and synchronous: called several times a second.

@@ -2,10 +2,11 @@
 
 A frame is a 4-byte big-endian length and a msgpack array of tagged messages. `send` only appends to an outbox that is
 flushed once per event-loop iteration, so a burst of tokens or decisions leaves in one system call. Received messages
-are handed to a synchronous callback. Measured reasons: DESIGN section 8 (0.02 ms of CPU a message when many share a write).
+are handed to a synchronous callback. Measured reasons: DESIGN section 8 (0.02 ms of CPU a message when many share a
+write).
 
-Failure model: whatever goes wrong (peer gone, garbage, an oversized frame, an outbox that the peer does not drain) ends in
-exactly one `on_close(reason)`; the owner gives back everything bound to the connection there.
+Failure model: whatever goes wrong (peer gone, garbage, an oversized frame, an outbox that the peer does not drain)
+ends in exactly one `on_close(reason)`; the owner gives back everything bound to the connection there.
 """
 
 import asyncio
@@ -37,7 +38,9 @@ PeerKind = Literal["ingress", "router", "engine"]
 
 
 class WireError(Exception):
-    """The peer broke the protocol (version, authentication, framing). The connection is closed; the message says why."""
+    """The peer broke the protocol (version, authentication, framing). The connection is closed; the message says
+    why.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +187,9 @@ class Channel(asyncio.Protocol):
     def _handshake(self, message: Message) -> None:
         if isinstance(message, Hello):
             if message.version != PROTOCOL_VERSION:
-                raise WireError(f"speaks protocol {message.version}, we speak {PROTOCOL_VERSION}: upgrade the older side")
+                raise WireError(
+                    f"speaks protocol {message.version}, we speak {PROTOCOL_VERSION}: upgrade the older side"
+                )
             self.peer = message
             if self.me.secret is not None:
                 self._write([Prove(_mac(self.me.secret, message.nonce, self.me))])
@@ -220,7 +225,9 @@ def _mac(secret: bytes, nonce: bytes, who: Identity) -> bytes:
 
 
 async def listen(address: str, factory: Callable[[], Channel]) -> tuple[asyncio.Server, str]:
-    """Listen on `unix:/path` or `tcp:host:port` (port 0 picks one). Returns the server and the address actually bound."""
+    """Listen on `unix:/path` or `tcp:host:port` (port 0 picks one). Returns the server and the address actually
+    bound.
+    """
     loop = asyncio.get_running_loop()
     scheme, _, rest = address.partition(":")
     if scheme == "unix":
@@ -239,7 +246,8 @@ async def listen(address: str, factory: Callable[[], Channel]) -> tuple[asyncio.
 
 
 async def connect(addresses: tuple[str, ...], factory: Callable[[], Channel]) -> Channel:
-    """Connect to the first address that answers (a unix path of another node is simply absent) and finish the handshake.
+    """Connect to the first address that answers (a unix path of another node is simply absent) and finish the
+    handshake.
 
     Raises ConnectionError naming every address tried, or WireError if the peer refused us.
     """

@@ -3,9 +3,10 @@
 Who talks to whom (DESIGN section 2): the ingress owns a request for its whole life. It asks the router where to run
 it, sends the work to the engines itself, streams the tokens to the client and tells the router what happened.
 
-    ingress -> router   Submit, Prefilled, Progress, Closed          router -> ingress   RoutePrefill, RouteDecode, Reject, Fleet, FleetStatus
-    ingress -> engine   Prefill, Decode, Cancel, ReleaseKV            engine -> ingress   PrefillDone, Admitted, Tokens, Failed
-    engine  -> router   Announce, Status                              engine -> engine    Pull, PullGrant, Pulled (sim engine only)
+    ingress -> router   Submit, Prefilled, Progress, Closed          router -> ingress   RoutePrefill, RouteDecode,
+    Reject, Fleet, FleetStatus ingress -> engine   Prefill, Decode, Cancel, ReleaseKV            engine -> ingress
+    PrefillDone, Admitted, Tokens, Failed engine  -> router   Announce, Status                              engine ->
+    engine    Pull, PullGrant, Pulled (sim engine only)
 
 Ownership is bound to the connection: when an ingress connection closes, an engine aborts and frees everything that came
 over it, and the router gives back every charge of it. Messages are arrays on the wire (no field names), tagged with
@@ -40,7 +41,9 @@ class Hello(_Wire):
 
 
 class Prove(_Wire):
-    """Answer to the peer's `Hello.nonce`: HMAC-SHA256(secret, nonce + own id). Sent only where a secret is configured."""
+    """Answer to the peer's `Hello.nonce`: HMAC-SHA256(secret, nonce + own id). Sent only where a secret is
+    configured.
+    """
 
     mac: bytes
 
@@ -110,13 +113,14 @@ class Prefill(_Wire):
 
 
 class Decode(_Wire):
-    """Generate. With `handle` the KV is pulled from the prefill engine first; without it the engine computes all itself.
+    """Generate. With `handle` the KV is pulled from the prefill engine first; without it the engine computes all
+    itself.
 
     `params` are the OpenAI sampling fields that were given, nothing else: max_tokens, temperature, top_p, top_k, min_p,
-    seed, stop (list), stop_token_ids, ignore_eos, min_tokens, n, logprobs (int), prompt_logprobs (int), presence_penalty,
-    frequency_penalty, repetition_penalty, logit_bias, response_format, skip_special_tokens, detail fields of `chat`.
-    `chat` carries the original chat request where the engine must parse its output (tools); the deltas then come ready
-    made in `Out.delta`.
+    seed, stop (list), stop_token_ids, ignore_eos, min_tokens, n, logprobs (int), prompt_logprobs (int),
+    presence_penalty, frequency_penalty, repetition_penalty, logit_bias, response_format, skip_special_tokens, detail
+    fields of `chat`. `chat` carries the original chat request where the engine must parse its output (tools); the
+    deltas then come ready made in `Out.delta`.
     """
 
     rid: str
@@ -135,7 +139,9 @@ class Cancel(_Wire):
 
 
 class ReleaseKV(_Wire):
-    """Give back the KV that the prefill of `rid` holds under its lease, because no decode will ever pull it. Idempotent."""
+    """Give back the KV that the prefill of `rid` holds under its lease, because no decode will ever pull it.
+    Idempotent.
+    """
 
     rid: str
 
@@ -274,7 +280,9 @@ class RouteDecode(_Wire):
 
 
 class Reject(_Wire):
-    """The router will not (429: queue full; 503: no engine, expired in pool) serve `rid` now. All charges are given back."""
+    """The router will not (429: queue full; 503: no engine, expired in pool) serve `rid` now. All charges are given
+    back.
+    """
 
     rid: str
     status: int

@@ -1,0 +1,332 @@
+"""The dispatcher: one event in, actions out. The same object runs in the live router and in the simulator.
+
+It owns the reducer, the queue before prefill and the rules of DESIGN section 2; the policies choose among the workers
+that these rules leave:
+
+- prefill: READY, status fresh (a stale or missing one counts as 100 % KV use), KV use with this prompt within
+  `kv_high_water` (a worker with no charge of ours always may), fewer than its slots computing, and a decode worker of
+  its group alive. Colocated workers need a free slot and room as well. Without any prefill or colocated worker,
+  decode workers compute prompts themselves (`Route.degraded`), so that a lost prefill tier slows serving instead of
+  ending it.
+- decode: READY, of the KV's group, enough free slots, and free KV for the prompt plus `reserve_tokens` a sequence.
+- a pool entry whose lease ends within `lease_margin_s`: the least loaded decode worker with KV room, even without a
+  slot; else prefilled once more (at most `max_prefills` in all); else rejected with 503.
+- a full queue rejects the least urgent request with 429; one that waited longer than `queue_timeout_s` gets 503.
+
+Entries are served by (priority, arrival). Nothing overtakes the head of the prefill queue; in the pool an entry that
+fits nowhere is passed over, until it is older than `starvation_s`: then nothing younger of its priority is sent
+before it.
+"""
+
+import heapq
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from policies.routing.base import (
+    Assignment,
+    Decision,
+    DecodePolicy,
+    PolicyError,
+    PrefillPolicy,
+    Ranked,
+    Reason,
+)
+from policies.state import events as ev
+from policies.state.reducer import ClusterState, LiveStage
+from policies.state.views import Health, PoolEntry, Request, RequestId, Role, Snapshot, Worker
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchConfig:
+    """Limits of the dispatcher. Times in s. Raises ValueError for a value out of range."""
+
+    max_queue: int = 1024
+    queue_timeout_s: float = 60.0
+    kv_high_water: float = (
+        0.9  # ASSUMPTION: BalanceRoute D.1 has "a configurable threshold" and gives no value
+    )
+    status_stale_s: float = 3.0
+    lease_margin_s: float = 8.0  # ASSUMPTION: the slowest pull we want to survive, of vLLM's 30 s lease
+    starvation_s: float = 2.0  # ASSUMPTION
+    reserve_tokens: int = 16
+    max_prefills: int = 2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        checks = [
+            (self.max_queue >= 1, "max_queue must be >= 1"),
+            (self.queue_timeout_s > 0, "queue_timeout_s must be > 0"),
+            (0 < self.kv_high_water <= 1, "kv_high_water must be in (0, 1]"),
+            (self.status_stale_s > 0, "status_stale_s must be > 0"),
+            (self.lease_margin_s >= 0, "lease_margin_s must be >= 0"),
+            (self.starvation_s >= 0, "starvation_s must be >= 0"),
+            (self.reserve_tokens >= 0, "reserve_tokens must be >= 0"),
+            (self.max_prefills >= 1, "max_prefills must be >= 1"),
+        ]
+        for ok, message in checks:
+            if not ok:
+                raise ValueError(f"dispatch: {message}")
+
+
+@dataclass(frozen=True, slots=True)
+class RoutePrefill:
+    """Compute `rid` on the chosen worker. `colocated`: decode there as well. `degraded`: by a decode worker."""
+
+    rid: RequestId
+    decision: Decision
+    colocated: bool
+    degraded: bool
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RouteDecode:
+    """Decode `rid` on the chosen worker, which pulls the KV."""
+
+    rid: RequestId
+    decision: Decision
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """Do not serve `rid` now; its charges are given back already."""
+
+    rid: RequestId
+    status: int
+    reason: str
+    retry_after_s: float
+
+
+Action = RoutePrefill | RouteDecode | Reject
+
+
+class Dispatcher:
+    """See the module's docstring. `handle` is the only entry; everything it needs to know comes as an event."""
+
+    def __init__(self, config: DispatchConfig, prefill: PrefillPolicy, decode: DecodePolicy) -> None:
+        self.config = config
+        self.prefill = prefill
+        self.decode = decode
+        self.state = ClusterState()
+        self._rng = random.Random(config.seed)
+        self._heap: list[tuple[int, int, RequestId]] = []
+        self._seq = 0
+        self._queued: dict[RequestId, int] = {}  # rid -> its sequence number; the heap may hold dead entries
+        self._gap_s: float | None = None  # smoothed time between two closings, for Retry-After
+        self._closed_at_s: float | None = None
+
+    @property
+    def queue_size(self) -> int:
+        """Requests that wait for a prefill worker."""
+        return len(self._queued)
+
+    def handle(self, event: ev.Event) -> list[Action]:
+        """Applies one event and returns what is to be done now. Raises StaleEvent (nothing changed) if it does not
+        fit.
+        """
+        self.state.apply(event)
+        now_s = event.now_s
+        actions: list[Action] = []
+        if isinstance(event, ev.Arrived):
+            actions += self._enqueue(event.request, now_s)
+        elif isinstance(event, ev.Closed):
+            self._queued.pop(event.rid, None)
+            self._measure_closing(now_s)
+        elif isinstance(event, ev.Tick):
+            actions += self._expire_queue(now_s)
+            actions += self._rescue_leases(now_s)
+        if self._queued:
+            actions += self._dispatch_prefill(now_s)
+        if self.state.pool_size:
+            actions += self._dispatch_decode(now_s)
+        return actions
+
+    # ----------------------------------------------------------------------------------------------------- queue
+
+    def _enqueue(self, request: Request, now_s: float) -> list[Action]:
+        self._seq += 1
+        self._queued[request.rid] = self._seq
+        heapq.heappush(self._heap, (request.priority, self._seq, request.rid))
+        if len(self._queued) <= self.config.max_queue:
+            return []
+        loser = max(self._queued, key=lambda rid: (self._request(rid).priority, self._queued[rid]))
+        return [self._reject(loser, 429, "queue_full", now_s)]
+
+    def _head(self) -> RequestId | None:
+        while self._heap:
+            _, seq, rid = self._heap[0]
+            if self._queued.get(rid) == seq:
+                return rid
+            heapq.heappop(self._heap)
+        return None
+
+    def _expire_queue(self, now_s: float) -> list[Action]:
+        limit_s = self.config.queue_timeout_s
+        late = [
+            rid
+            for rid in self._queued
+            if now_s - (request := self._request(rid)).arrived_s > limit_s or now_s > request.deadline_s
+        ]
+        return [self._reject(rid, 503, "queue_timeout", now_s) for rid in late]
+
+    def _reject(self, rid: RequestId, status: int, reason: str, now_s: float) -> Reject:
+        self._queued.pop(rid, None)
+        self.state.apply(ev.Closed(now_s, rid, "rejected"))
+        wait_s = (self._gap_s or 1.0) * max(1, len(self._queued))
+        return Reject(rid, status, reason, min(30.0, max(1.0, wait_s)))
+
+    def _measure_closing(self, now_s: float) -> None:
+        if self._closed_at_s is not None:
+            gap_s = max(0.0, now_s - self._closed_at_s)
+            self._gap_s = gap_s if self._gap_s is None else 0.9 * self._gap_s + 0.1 * gap_s
+        self._closed_at_s = now_s
+
+    def _request(self, rid: RequestId) -> Request:
+        request = self.state.request(rid)
+        assert request is not None, f"{rid} is queued but not live"
+        return request
+
+    # --------------------------------------------------------------------------------------------------- prefill
+
+    def _dispatch_prefill(self, now_s: float) -> list[Action]:
+        actions: list[Action] = []
+        while (rid := self._head()) is not None:
+            snapshot = self.state.snapshot(now_s)
+            request = self._request(rid)
+            route = self._route_prefill(request, snapshot)
+            if route is None:
+                if not any(worker.health is Health.READY for worker in snapshot.workers.values()):
+                    actions.append(self._reject(rid, 503, "no_engine", now_s))
+                    continue
+                break
+            heapq.heappop(self._heap)
+            del self._queued[rid]
+            actions.append(route)
+        return actions
+
+    def _route_prefill(self, request: Request, snapshot: Snapshot) -> RoutePrefill | None:
+        candidates, degraded = self._prefill_candidates(request, snapshot)
+        if not candidates:
+            return None
+        decision = self.prefill.choose(request, candidates, snapshot, self._rng)
+        worker = next((w for w in candidates if w.id == decision.worker), None)
+        if worker is None:
+            raise PolicyError(f"policy {self.prefill.name} chose {decision.worker}, which is no candidate")
+        colocated = worker.role is not Role.PREFILL
+        self.state.apply(ev.PrefillRouted(snapshot.now_s, request.rid, worker.id, colocated))
+        waited_s = snapshot.now_s - request.arrived_s
+        return RoutePrefill(request.rid, decision, colocated, degraded, waited_s)
+
+    def _prefill_candidates(self, request: Request, snapshot: Snapshot) -> tuple[list[Worker], bool]:
+        ready = [worker for worker in snapshot.workers.values() if worker.health is Health.READY]
+        decode_groups = {worker.group for worker in ready if worker.role is Role.DECODE}
+        split = [
+            w for w in ready if w.role is Role.PREFILL and w.group in decode_groups and not request.local
+        ]
+        whole = [w for w in ready if w.role is Role.COLOCATED]
+        degraded = not split and not whole
+        if degraded:
+            whole = [w for w in ready if w.role is Role.DECODE]
+        tier = split + whole
+        kept = [w for w in tier if w.id not in request.avoid] or tier
+        fits = [w for w in kept if self._prefill_fits(request, w, snapshot.now_s)]
+        return sorted(fits, key=lambda w: w.id), degraded and not request.local
+
+    def _prefill_fits(self, request: Request, worker: Worker, now_s: float) -> bool:
+        if worker.status_at_s is None or now_s - worker.status_at_s > self.config.status_stale_s:
+            return False
+        if worker.role is not Role.PREFILL:
+            return self._decode_fits(request, worker)
+        if worker.prefilling >= worker.slots:
+            return False
+        used = worker.kv_tokens + worker.foreign_kv_tokens + request.prompt_tokens
+        return worker.kv_tokens == 0 or used <= self.config.kv_high_water * worker.kv_capacity_tokens
+
+    # ---------------------------------------------------------------------------------------------------- decode
+
+    def _decode_fits(self, request: Request, worker: Worker) -> bool:
+        slots = min(request.slots, worker.slots)
+        need = request.prompt_tokens + self.config.reserve_tokens * slots
+        room = worker.free_kv_tokens if worker.slots_used else worker.kv_capacity_tokens
+        return worker.free_slots >= slots and (room >= need or worker.slots_used == 0)
+
+    def _dispatch_decode(self, now_s: float) -> list[Action]:
+        actions: list[Action] = []
+        while self.state.pool_size:
+            snapshot = self.state.snapshot(now_s)
+            feasible = self._decode_feasible(snapshot)
+            if not any(workers for _, workers in feasible):
+                break
+            assignments = self.decode.assign(feasible, snapshot, self._rng)
+            if not assignments:
+                break
+            allowed = {entry.request.rid: {w.id for w in workers} for entry, workers in feasible}
+            for assignment in assignments:
+                if assignment.decision.worker not in allowed.get(assignment.rid, ()):
+                    raise PolicyError(
+                        f"policy {self.decode.name} sent {assignment.rid} to {assignment.decision.worker}: not feasible"
+                    )
+                actions.append(self._route_decode(assignment, now_s))
+        return actions
+
+    def _decode_feasible(self, snapshot: Snapshot) -> list[tuple[PoolEntry, Sequence[Worker]]]:
+        ready = [w for w in snapshot.workers.values() if w.health is Health.READY and w.role is Role.DECODE]
+        ready.sort(key=lambda w: w.id)
+        free = [w for w in ready if w.free_slots > 0]
+        if not free:
+            return []
+        entries = sorted(snapshot.pool, key=lambda e: (e.request.priority, e.entered_s, e.request.rid))
+        result: list[tuple[PoolEntry, Sequence[Worker]]] = []
+        for entry in entries:
+            fits = [w for w in free if w.group == entry.group and self._decode_fits(entry.request, w)]
+            kept = [w for w in fits if w.id not in entry.request.avoid] or fits
+            result.append((entry, kept))
+            if not kept and snapshot.now_s - entry.entered_s > self.config.starvation_s:
+                break
+        return result
+
+    def _route_decode(self, assignment: Assignment, now_s: float) -> RouteDecode:
+        entry = self.state.pool_entry(assignment.rid)
+        self.state.apply(ev.DecodeRouted(now_s, assignment.rid, assignment.decision.worker))
+        return RouteDecode(assignment.rid, assignment.decision, now_s - entry.entered_s)
+
+    # ---------------------------------------------------------------------------------------------------- leases
+
+    def _rescue_leases(self, now_s: float) -> list[Action]:
+        pool = self.state.snapshot(now_s).pool
+        due = [
+            e
+            for e in pool
+            if now_s >= min(e.lease_until_s - self.config.lease_margin_s, e.request.deadline_s)
+        ]
+        return [self._rescue(entry, now_s) for entry in due]
+
+    def _rescue(self, entry: PoolEntry, now_s: float) -> Action:
+        snapshot, request = self.state.snapshot(now_s), entry.request
+        if now_s < request.deadline_s:
+            room = [
+                w
+                for w in snapshot.workers.values()
+                if w.role is Role.DECODE
+                and w.health is Health.READY
+                and w.group == entry.group
+                and w.free_kv_tokens >= request.prompt_tokens
+            ]
+            if room and now_s < entry.lease_until_s:
+                ranked = sorted(room, key=lambda w: (w.slots_used / w.slots, w.id))
+                ranking = tuple(
+                    Ranked(w.id, w.slots_used / w.slots, {"slot_usage": w.slots_used / w.slots})
+                    for w in ranked
+                )
+                decision = Decision(ranked[0].id, ranking, Reason.LEASE_RESCUE)
+                return self._route_decode(Assignment(request.rid, decision), now_s)
+            if self.state.prefills(request.rid) < self.config.max_prefills:
+                again = self._route_prefill(request, snapshot)
+                if again is not None:
+                    return again
+        return self._reject(request.rid, 503, "pool_timeout", now_s)
+
+
+__all__ = ["Action", "DispatchConfig", "Dispatcher", "LiveStage", "Reject", "RouteDecode", "RoutePrefill"]

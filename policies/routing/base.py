@@ -1,0 +1,108 @@
+"""The contract of a routing policy, and the value that it returns.
+
+A policy is a frozen dataclass of parameters. It gets the request, the workers that are feasible for it (never empty,
+sorted by id; feasibility is the dispatcher's, see `policies.dispatch`), the snapshot, and a seeded random generator
+for ties. It returns a `Decision` and changes nothing. Costs are finite; smaller is better; ties are broken by the
+generator, never by the order of a set or a hash.
+"""
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol, runtime_checkable
+
+from policies.state.views import PoolEntry, Request, RequestId, Snapshot, Worker, WorkerId
+
+
+class Reason(StrEnum):
+    """Why a worker was chosen; goes into the decision log and `explain`."""
+
+    ONLY_CANDIDATE = "only_candidate"
+    NEXT_IN_TURN = "next_in_turn"
+    LEAST_COST = "least_cost"
+    TIE_DRAWN = "tie_drawn"
+    LEASE_RESCUE = "lease_rescue"
+
+
+class PolicyError(Exception):
+    """A policy broke its contract (NaN cost, dead worker chosen). Names policy and worker; a bug, never traffic's
+    fault.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """One candidate: its cost and the terms that the cost is made of, in the policy's own units."""
+
+    worker: WorkerId
+    cost: float
+    terms: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The chosen worker, the whole ranking (best first) and the reason."""
+
+    worker: WorkerId
+    ranking: tuple[Ranked, ...]
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A pool entry and the decode worker it goes to."""
+
+    rid: RequestId
+    decision: Decision
+
+
+@runtime_checkable
+class PrefillPolicy(Protocol):
+    """Chooses the worker that computes a request's KV."""
+
+    @property
+    def name(self) -> str: ...
+
+    def choose(
+        self, request: Request, candidates: Sequence[Worker], snapshot: Snapshot, rng: random.Random
+    ) -> Decision: ...
+
+
+@runtime_checkable
+class DecodePolicy(Protocol):
+    """Assigns pool entries to decode workers.
+
+    `feasible` holds, for each entry in the order in which entries should be served, the workers that it fits on (empty:
+    it must wait). Called again with a fresh snapshot until it returns nothing, so a policy may decide one entry at a
+    time.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def assign(
+        self, feasible: Sequence[tuple[PoolEntry, Sequence[Worker]]], snapshot: Snapshot, rng: random.Random
+    ) -> tuple[Assignment, ...]: ...
+
+
+def least_cost(policy: str, ranked: Sequence[Ranked], rng: random.Random) -> Decision:
+    """The candidate of least cost; equal ones by one seeded draw. Raises PolicyError on a cost that is not finite."""
+    for candidate in ranked:
+        if not math.isfinite(candidate.cost):
+            raise PolicyError(f"policy {policy}: cost of {candidate.worker} is {candidate.cost}")
+    ranking = tuple(sorted(ranked, key=lambda r: (r.cost, r.worker)))
+    best = [r for r in ranking if r.cost == ranking[0].cost]
+    if len(ranking) == 1:
+        return Decision(ranking[0].worker, ranking, Reason.ONLY_CANDIDATE)
+    if len(best) == 1:
+        return Decision(best[0].worker, ranking, Reason.LEAST_COST)
+    return Decision(best[rng.randrange(len(best))].worker, ranking, Reason.TIE_DRAWN)
+
+
+def first_feasible(
+    feasible: Sequence[tuple[PoolEntry, Sequence[Worker]]],
+) -> tuple[PoolEntry, Sequence[Worker]] | None:
+    """The first entry that fits anywhere, for policies that decide one entry at a time."""
+    return next(((entry, workers) for entry, workers in feasible if workers), None)

@@ -1,0 +1,45 @@
+"""The one table of policies: name -> (parameters, constructor is the parameter dataclass itself)."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from policies.routing.base import DecodePolicy, PrefillPolicy
+from policies.routing.join_shortest_queue import JoinShortestQueue
+from policies.routing.round_robin import RoundRobin
+
+PREFILL: dict[str, type[PrefillPolicy]] = {
+    "round_robin": RoundRobin,
+    "join_shortest_queue": JoinShortestQueue,
+}
+
+DECODE: dict[str, type[DecodePolicy]] = {
+    "round_robin": RoundRobin,
+    "join_shortest_queue": JoinShortestQueue,
+}
+
+
+class UnknownPolicy(ValueError):
+    """The name or a parameter is not known; the message lists what is."""
+
+
+def prefill_policy(name: str, params: Mapping[str, Any] | None = None) -> PrefillPolicy:
+    """Builds the named prefill policy. Raises UnknownPolicy for an unknown name or parameter."""
+    return _build("prefill", PREFILL, name, params or {})  # type: ignore[no-any-return]
+
+
+def decode_policy(name: str, params: Mapping[str, Any] | None = None) -> DecodePolicy:
+    """Builds the named decode policy. Raises UnknownPolicy for an unknown name or parameter."""
+    return _build("decode", DECODE, name, params or {})  # type: ignore[no-any-return]
+
+
+def _build(stage: str, table: Mapping[str, type[Any]], name: str, params: Mapping[str, Any]) -> Any:
+    if name not in table:
+        raise UnknownPolicy(f"{stage} policy {name!r} is not known: choose one of {', '.join(sorted(table))}")
+    kind = table[name]
+    allowed = {f.name for f in dataclasses.fields(kind) if f.name != "name"}
+    unknown = sorted(set(params) - allowed)
+    if unknown:
+        known = ", ".join(sorted(allowed)) or "none"
+        raise UnknownPolicy(f"{stage} policy {name!r} has no parameter {unknown[0]!r}: it takes {known}")
+    return kind(**params)

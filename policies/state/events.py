@@ -1,0 +1,156 @@
+"""Everything that can happen to the cluster, as values. The live router and the simulator feed the same ones.
+
+Each carries `now_s`, the only time there is. An event that makes no sense in the current state (a `PrefillDone` for an
+unknown request, say) is refused by the reducer with `StaleEvent` and changes nothing: after a crash or a race it is
+normal.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from policies.state.views import Health, Request, RequestId, Role, WorkerId
+
+Outcome = Literal["finished", "cancelled", "failed", "rejected", "expired"]
+Stage = Literal["prefill", "pool", "decode"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineUp:
+    """A worker announced itself (again: facts are replaced, charges stay)."""
+
+    now_s: float
+    worker: WorkerId
+    role: Role
+    group: str
+    node: str
+    slots: int
+    kv_capacity_tokens: int
+    health: Health = Health.READY
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDown:
+    """A worker is gone. Its requests stay until their owner closes or resubmits them; nothing is routed to it."""
+
+    now_s: float
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """What the engine itself counts. `kv_tokens` includes leased blocks."""
+
+    now_s: float
+    worker: WorkerId
+    running: int
+    waiting: int
+    kv_tokens: int
+    health: Health = Health.READY
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A request wants a prefill worker; a known rid arrives again when its owner retries: old charges are given
+    back.
+    """
+
+    now_s: float
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRouted:
+    """Decision carried out: the request computes on `worker`; `colocated`: it will also decode there."""
+
+    now_s: float
+    rid: RequestId
+    worker: WorkerId
+    colocated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillDone:
+    """The request's KV waits on its prefill worker: it enters the pool."""
+
+    now_s: float
+    rid: RequestId
+    lease_until_s: float
+    kv_bytes: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRouted:
+    """Decision carried out: `worker` pulls the KV and decodes."""
+
+    now_s: float
+    rid: RequestId
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The decode worker holds the KV; the prefill worker's copy is free."""
+
+    now_s: float
+    rid: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """`tokens` generated so far, all sequences together."""
+
+    now_s: float
+    rid: RequestId
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """A request that an ingress has under way and that this router does not know (it was restarted)."""
+
+    now_s: float
+    request: Request
+    stage: Stage
+    prefill_worker: WorkerId | None
+    decode_worker: WorkerId | None
+    tokens: int
+    lease_until_s: float
+    kv_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The request is over; every charge is given back."""
+
+    now_s: float
+    rid: RequestId
+    outcome: Outcome
+    output_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passes: leases and deadlines are looked at."""
+
+    now_s: float
+
+
+Event = (
+    EngineUp
+    | EngineDown
+    | EngineStatus
+    | Arrived
+    | PrefillRouted
+    | PrefillDone
+    | DecodeRouted
+    | Admitted
+    | Progressed
+    | Adopted
+    | Closed
+    | Tick
+)
+
+
+class StaleEvent(Exception):
+    """The event does not fit the state (unknown request or worker, wrong stage); nothing was changed."""

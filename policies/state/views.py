@@ -1,0 +1,111 @@
+"""Frozen views: what a policy may look at. Built by `reducer.ClusterState.snapshot`, shared structurally between
+snapshots.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+WorkerId = str
+RequestId = str
+
+
+class Role(StrEnum):
+    """What a worker does. Colocated workers prefill and decode the same request; the others move KV between them."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    COLOCATED = "colocated"
+
+
+class Health(StrEnum):
+    """READY workers get work; DRAINING ones only finish theirs."""
+
+    READY = "ready"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is known of a request when it arrives. `slots` = sequences that it will decode (OpenAI's n).
+
+    `priority`: lower is served earlier. `local`: its prefill must not be moved (echoed prompt logprobs, say).
+    `deadline_s` is an absolute time on the snapshot's clock.
+    """
+
+    rid: RequestId
+    arrived_s: float
+    prompt_tokens: int
+    max_tokens: int
+    slots: int = 1
+    priority: int = 0
+    request_class: str = "standard"
+    ttft_slo_s: float | None = None
+    tpot_slo_s: float | None = None
+    session: str = ""
+    deadline_s: float = float("inf")
+    local: bool = False
+    avoid: tuple[WorkerId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PoolEntry:
+    """A finished prefill that waits for a decode worker. Its KV is on `prefill_worker` until `lease_until_s`."""
+
+    request: Request
+    prefill_worker: WorkerId
+    group: str
+    entered_s: float
+    lease_until_s: float
+    kv_bytes: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One decode or prefill worker as the router sees it: facts, its own charges, and what the engine last reported.
+
+    `kv_tokens` are the KV tokens of the requests that we charged to it (L_g of BalanceRoute for a decode worker);
+    `foreign_kv_tokens` are KV tokens in use there that are not ours, by the engine's last report. `status_at_s` is None
+    until the first report. `slots` is beta_max, `slots_used` beta.
+    """
+
+    id: WorkerId
+    role: Role
+    group: str
+    node: str
+    health: Health
+    slots: int
+    kv_capacity_tokens: int
+    prefilling: int = 0
+    prefilling_tokens: int = 0
+    slots_used: int = 0
+    kv_tokens: int = 0
+    foreign_kv_tokens: int = 0
+    engine_running: int | None = None
+    engine_waiting: int | None = None
+    status_at_s: float | None = None
+
+    @property
+    def free_slots(self) -> int:
+        return max(0, self.slots - self.slots_used)
+
+    @property
+    def free_kv_tokens(self) -> int:
+        return max(0, self.kv_capacity_tokens - self.kv_tokens - self.foreign_kv_tokens)
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of KV tokens in use, 0..1."""
+        return min(1.0, (self.kv_tokens + self.foreign_kv_tokens) / self.kv_capacity_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The cluster at `now_s`. `workers` is in no meaningful order: policies sort by id. `last_chosen` is the cursor of
+    the last worker chosen per stage ("prefill" / "decode"), for policies that go round."""
+
+    now_s: float
+    workers: Mapping[WorkerId, Worker]
+    pool: tuple[PoolEntry, ...]
+    last_chosen: Mapping[str, WorkerId]
