@@ -3,10 +3,12 @@
 Who talks to whom (DESIGN section 2): the ingress owns a request for its whole life. It asks the router where to run
 it, sends the work to the engines itself, streams the tokens to the client and tells the router what happened.
 
-    ingress -> router   Submit, Prefilled, Progress, Closed          router -> ingress   RoutePrefill, RouteDecode,
-    Reject, Fleet, FleetStatus ingress -> engine   Prefill, Decode, Cancel, ReleaseKV            engine -> ingress
-    PrefillDone, Admitted, Tokens, Failed engine  -> router   Announce, Status                              engine ->
-    engine    Pull, PullGrant, Pulled (sim engine only)
+    ingress -> router   Submit, Prefilled, Progress, Adopt, Closed
+    router  -> ingress  RoutePrefill, RouteDecode, Reject, Fleet, FleetStatus
+    ingress -> engine   Prefill, Decode, Cancel, ReleaseKV
+    engine  -> ingress  PrefillDone, Admitted, Tokens, Failed
+    engine  -> router   Announce, Status
+    engine  -> engine   Pull, PullGrant, Pulled (sim engine only)
 
 Ownership is bound to the connection: when an ingress connection closes, an engine aborts and frees everything that came
 over it, and the router gives back every charge of it. Messages are arrays on the wire (no field names), tagged with
@@ -31,7 +33,7 @@ class _Wire(msgspec.Struct, array_like=True, tag=True, frozen=True, gc=False):
 # ---------------------------------------------------------------------------------------------------- handshake
 
 
-class Hello(_Wire):
+class Hello(_Wire, frozen=True):
     """First message of every connection, both ways. `proof` is an HMAC over the peer's nonce where a secret is set."""
 
     version: int
@@ -40,7 +42,7 @@ class Hello(_Wire):
     nonce: bytes = b""
 
 
-class Prove(_Wire):
+class Prove(_Wire, frozen=True):
     """Answer to the peer's `Hello.nonce`: HMAC-SHA256(secret, nonce + own id). Sent only where a secret is
     configured.
     """
@@ -51,7 +53,7 @@ class Prove(_Wire):
 # ------------------------------------------------------------------------------------------------------- engines
 
 
-class EngineInfo(_Wire):
+class EngineInfo(_Wire, frozen=True):
     """What an engine announces once, and the router passes on to every ingress.
 
     `group` is NIXL's compatibility group (engine version, model, layout, dtype): KV never crosses groups. `slots` is
@@ -76,13 +78,13 @@ class EngineInfo(_Wire):
     replica: str = ""
 
 
-class Announce(_Wire):
+class Announce(_Wire, frozen=True):
     """Engine -> router: I exist (also sent again after a reconnect, and when `state` changes)."""
 
     info: EngineInfo
 
 
-class Status(_Wire):
+class Status(_Wire, frozen=True):
     """Engine -> router, periodically: what the engine itself counts. A term it does not know is None, never 0."""
 
     engine_id: str
@@ -99,7 +101,7 @@ class Status(_Wire):
 # ---------------------------------------------------------------------------------------------- ingress -> engine
 
 
-class Prefill(_Wire):
+class Prefill(_Wire, frozen=True):
     """Compute the KV of `tokens` and hold it under a lease; the engine's own sampled token is discarded.
 
     `deadline_s` counts from receipt: past it the engine aborts the work and answers Failed(code="deadline").
@@ -112,7 +114,7 @@ class Prefill(_Wire):
     priority: int = 0
 
 
-class Decode(_Wire):
+class Decode(_Wire, frozen=True):
     """Generate. With `handle` the KV is pulled from the prefill engine first; without it the engine computes all
     itself.
 
@@ -132,13 +134,13 @@ class Decode(_Wire):
     chat: bytes | None = None
 
 
-class Cancel(_Wire):
+class Cancel(_Wire, frozen=True):
     """Stop `rid` whatever its stage; frees slot and blocks. Idempotent; an unknown rid is no error. Not answered."""
 
     rid: str
 
 
-class ReleaseKV(_Wire):
+class ReleaseKV(_Wire, frozen=True):
     """Give back the KV that the prefill of `rid` holds under its lease, because no decode will ever pull it.
     Idempotent.
     """
@@ -149,7 +151,7 @@ class ReleaseKV(_Wire):
 # ---------------------------------------------------------------------------------------------- engine -> ingress
 
 
-class PrefillDone(_Wire):
+class PrefillDone(_Wire, frozen=True):
     """The KV of `rid` is ready under `handle` (opaque bytes that the decode engine understands) for `lease_s`."""
 
     rid: str
@@ -162,7 +164,7 @@ class PrefillDone(_Wire):
     kv_bytes: int
 
 
-class Admitted(_Wire):
+class Admitted(_Wire, frozen=True):
     """The decode engine holds the KV now (or needs none) and the prefill engine's copy is given back by the engines."""
 
     rid: str
@@ -172,7 +174,7 @@ class Admitted(_Wire):
     cached_tokens: int = 0
 
 
-class Out(_Wire):
+class Out(_Wire, frozen=True):
     """One piece of output of one choice. `finish` is None until the last; `text` may be empty (held back stop string).
 
     `logprobs`: per token, (token text, token id, logprob, [(text, id, logprob), ...]) where asked. `delta`: a ready
@@ -191,13 +193,13 @@ class Out(_Wire):
     prompt_logprobs: list[Any] | None = None
 
 
-class Tokens(_Wire):
+class Tokens(_Wire, frozen=True):
     """All output of one engine step for one connection; at c = 1 it has one entry."""
 
     items: list[Out]
 
 
-class Failed(_Wire):
+class Failed(_Wire, frozen=True):
     """`rid` ended on this engine without finishing. `retryable`: the same work may succeed elsewhere or later.
 
     code: "deadline", "kv_load", "bad_request", "engine_dead", "draining", "overloaded", "unknown_handle", "internal".
@@ -214,7 +216,7 @@ class Failed(_Wire):
 # ---------------------------------------------------------------------------------------- ingress <-> router
 
 
-class Submit(_Wire):
+class Submit(_Wire, frozen=True):
     """A request asks for a prefill engine. `slots` = sequences it will decode (n); `local`: must not be split.
 
     `waited_s` is how long it has lived already; `deadline_s` what is left of its total time.
@@ -234,7 +236,7 @@ class Submit(_Wire):
     avoid: tuple[str, ...] = ()
 
 
-class Prefilled(_Wire):
+class Prefilled(_Wire, frozen=True):
     """The prefill is done: the request enters the prompt pool. `lease_s` is what is left of the KV lease."""
 
     rid: str
@@ -243,13 +245,29 @@ class Prefilled(_Wire):
     cached_tokens: int
 
 
-class Progress(_Wire):
+class Progress(_Wire, frozen=True):
     """Batched: (rid, event, value) with event "prefill" (started), "admitted", "tokens" (value = total so far)."""
 
     items: list[tuple[str, str, int]]
 
 
-class Closed(_Wire):
+class Adopt(_Wire, frozen=True):
+    """A request under way that a new router cannot know: sent for each decided request after a reconnect to the router.
+
+    stage: "prefill", "pool" (with what is left of its lease) or "decode"; `engine_id` is where its KV is computed or
+    kept, `decode_engine_id` where it decodes (the same for a colocated one).
+    """
+
+    submit: Submit
+    stage: Literal["prefill", "pool", "decode"]
+    engine_id: str | None
+    decode_engine_id: str | None = None
+    tokens: int = 0
+    lease_s: float = 0.0
+    kv_bytes: int = 0
+
+
+class Closed(_Wire, frozen=True):
     """The request is over, however it ended; the router gives back all its charges. The one way out.
 
     outcome: "finished", "cancelled", "failed", "rejected", "expired"; `engine_id` is the culprit of a failure.
@@ -262,8 +280,11 @@ class Closed(_Wire):
     stage: str | None = None
 
 
-class RoutePrefill(_Wire):
-    """Decision: run `rid` on `engine_id`. mode: "prefill" (KV will move) or "colocated" (prefill and decode there)."""
+class RoutePrefill(_Wire, frozen=True):
+    """Decision: run `rid` on `engine_id`. mode: "prefill" (KV will move) or "colocated" (prefill and decode there).
+
+    For a request that waits in the pool it means: its lease ends before a slot is free; release that KV, prefill again.
+    """
 
     rid: str
     engine_id: str
@@ -271,7 +292,7 @@ class RoutePrefill(_Wire):
     queue_s: float = 0.0
 
 
-class RouteDecode(_Wire):
+class RouteDecode(_Wire, frozen=True):
     """Decision: decode `rid` on `engine_id`."""
 
     rid: str
@@ -279,7 +300,7 @@ class RouteDecode(_Wire):
     pool_s: float = 0.0
 
 
-class Reject(_Wire):
+class Reject(_Wire, frozen=True):
     """The router will not (429: queue full; 503: no engine, expired in pool) serve `rid` now. All charges are given
     back.
     """
@@ -290,7 +311,7 @@ class Reject(_Wire):
     retry_after_s: float
 
 
-class Fleet(_Wire):
+class Fleet(_Wire, frozen=True):
     """Router -> ingress: the whole list of live engines, sent at connect and at every change; plus the policy names."""
 
     engines: list[EngineInfo]
@@ -298,7 +319,7 @@ class Fleet(_Wire):
     decode_policy: str
 
 
-class FleetStatus(_Wire):
+class FleetStatus(_Wire, frozen=True):
     """Router -> ingress about once a second: the engines' last statuses, the router's own gauges and monotonic totals.
 
     `statuses[i].totals` holds the engine's EngineMetrics fields. `decision_buckets` are cumulative counts of decision
@@ -316,16 +337,16 @@ class FleetStatus(_Wire):
     decision_sum_s: float = 0.0
 
 
-# ------------------------------------------------------------------------------- engine <-> engine (sim engine's transfer)
+# ---------------------------------------------------------------------- engine <-> engine (sim engine's transfer)
 
 
-class Pull(_Wire):
+class Pull(_Wire, frozen=True):
     """Sim decode engine -> sim prefill engine: I start to read the KV of `rid`; keep it until Pulled."""
 
     rid: str
 
 
-class PullGrant(_Wire):
+class PullGrant(_Wire, frozen=True):
     """Answer to Pull: `ok` False where the KV is gone (lease expired, released, engine restarted)."""
 
     rid: str
@@ -333,7 +354,7 @@ class PullGrant(_Wire):
     kv_bytes: int = 0
 
 
-class Pulled(_Wire):
+class Pulled(_Wire, frozen=True):
     """The read has ended; the prefill engine frees its copy."""
 
     rid: str
@@ -355,6 +376,7 @@ Message = (
     | Submit
     | Prefilled
     | Progress
+    | Adopt
     | Closed
     | RoutePrefill
     | RouteDecode

@@ -1,0 +1,76 @@
+"""An engine's side of the router: announces it, reports its status, and finds the router again when it is gone."""
+
+import asyncio
+import dataclasses
+import logging
+from typing import Protocol
+
+import msgspec
+
+from actors.engine.protocol import EngineMetrics
+from actors.wire.channel import Channel, Identity
+from actors.wire.link import Find, Link
+from actors.wire.messages import Announce, EngineInfo, EngineState, Message, Status
+
+log = logging.getLogger(__name__)
+
+STATUS_CHANGED_S = 0.1
+STATUS_ALWAYS_S = 1.0
+
+
+class Reportable(Protocol):
+    """What is reported: an `EngineServer`."""
+
+    def info(self) -> EngineInfo: ...
+    def status(self) -> Status: ...
+    def metrics(self) -> EngineMetrics: ...
+
+
+class Reporter:
+    """Keeps the router informed: Announce at each connect and change of state, Status when it changes (10 a second at
+    the most) and at least every second."""
+
+    def __init__(self, me: Identity, server: Reportable, find_router: Find) -> None:
+        self._server = server
+        self._link = Link(me, find_router, self._on_message, self._on_up, lambda reason: None, "router")
+        self._task: asyncio.Task[None] | None = None
+        self._state: EngineState = "ready"
+
+    def start(self) -> None:
+        """Connects and reports until `stop`."""
+        self._link.start()
+        self._task = asyncio.create_task(self._report(), name="status to router")
+
+    async def stop(self) -> None:
+        """Ends the reports; the router forgets the engine shortly after."""
+        if self._task is not None:
+            self._task.cancel()
+        await self._link.stop()
+
+    def set_state(self, state: EngineState) -> None:
+        """Announces a new state at once (draining)."""
+        self._state = state
+        self._announce()
+
+    def _announce(self) -> None:
+        self._link.send(Announce(msgspec.structs.replace(self._server.info(), state=self._state)))
+
+    def _on_up(self, channel: Channel) -> None:
+        self._announce()
+        self._link.send(self._status())
+
+    def _on_message(self, channel: Channel, message: Message) -> None:
+        log.warning("the router sent %s to an engine: ignored", type(message).__name__)
+
+    def _status(self) -> Status:
+        totals = {k: float(v) for k, v in dataclasses.asdict(self._server.metrics()).items() if v is not None}
+        return msgspec.structs.replace(self._server.status(), state=self._state, totals=totals)
+
+    async def _report(self) -> None:
+        last, sent_s, loop = None, 0.0, asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(STATUS_CHANGED_S)
+            status = self._status()
+            if status != last or loop.time() - sent_s >= STATUS_ALWAYS_S:
+                if self._link.send(status):
+                    last, sent_s = status, loop.time()

@@ -1,0 +1,330 @@
+"""The router on sockets: messages become events, the dispatcher's actions become messages. No Ray, no decisions.
+
+One thread, one event loop, no lock: each message is handled to its end before the next. Everything bound to a
+connection ends with it: a lost ingress closes all its requests, a lost engine gets no new work at once and is forgotten
+after `engine_grace_s` (its own process may only have lost the link).
+"""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+
+import msgspec
+
+from actors.router.decisions import DECISION_BOUNDS_S, DecisionLog
+from actors.wire import messages as wire
+from actors.wire.channel import Channel, Identity, listen
+from policies.dispatch import Action, Dispatcher, Reject, RouteDecode, RoutePrefill
+from policies.routing.base import PolicyError
+from policies.state import events as ev
+from policies.state.reducer import role_of
+from policies.state.views import Health, Request
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.2
+STATUS_S = 1.0
+
+
+@dataclass(slots=True)
+class _Engine:
+    """A connected engine: what it announced and reported last."""
+
+    info: wire.EngineInfo
+    channel: Channel
+    status: wire.Status | None = None
+    forget: asyncio.TimerHandle | None = None
+
+
+@dataclass(slots=True)
+class _Ingress:
+    """A connected ingress and the requests that it owns."""
+
+    channel: Channel
+    requests: set[str] = field(default_factory=set)
+
+
+class RouterServer:
+    """`start` listens on the addresses; `addresses` are what others connect to. `now` is injectable for tests."""
+
+    def __init__(self, me: Identity, dispatcher: Dispatcher, engine_grace_s: float = 2.0) -> None:
+        self.me = me
+        self.dispatcher = dispatcher
+        self.decisions = DecisionLog()
+        self.addresses: tuple[str, ...] = ()
+        self._engine_grace_s = engine_grace_s
+        self._engines: dict[str, _Engine] = {}
+        self._ingresses: dict[Channel, _Ingress] = {}
+        self._owner: dict[str, _Ingress] = {}
+        self._servers: list[asyncio.Server] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stale = 0
+        self._policy_errors = 0
+
+    async def start(self, addresses: list[str]) -> None:
+        """Listens on all `addresses` (`unix:/path`, `tcp:host:0`) and starts the clock."""
+        for address in addresses:
+            server, bound = await listen(address, self._new_channel)
+            self._servers.append(server)
+            self.addresses += (bound,)
+        self._tasks = [asyncio.create_task(self._every(TICK_S, self._tick))]
+        self._tasks += [asyncio.create_task(self._every(STATUS_S, self._broadcast_status))]
+
+    async def stop(self) -> None:
+        """Closes every connection; ingresses fall back to their local policy. Idempotent."""
+        for task in self._tasks:
+            task.cancel()
+        for server in self._servers:
+            server.close()
+        channels = [e.channel for e in self._engines.values()] + list(self._ingresses)
+        for channel in channels:
+            channel.close("router stops")
+        self._tasks, self._servers = [], []
+
+    # --------------------------------------------------------------------------------------------- connections
+
+    def _new_channel(self) -> Channel:
+        return Channel(self.me, self._on_message, self._on_open, self._on_close)
+
+    def _on_open(self, channel: Channel) -> None:
+        assert channel.peer is not None
+        if channel.peer.kind == "ingress":
+            self._ingresses[channel] = _Ingress(channel)
+            channel.send(self._fleet())
+            channel.send(self._fleet_status())
+
+    def _on_close(self, channel: Channel, reason: str) -> None:
+        ingress = self._ingresses.pop(channel, None)
+        if ingress is not None:
+            log.info("ingress lost (%s): closing its %d requests", reason, len(ingress.requests))
+            for rid in list(ingress.requests):
+                self._close(rid, "cancelled", 0)
+        for engine in list(self._engines.values()):
+            if engine.channel is channel:
+                self._engine_lost(engine, reason)
+
+    def _engine_lost(self, engine: _Engine, reason: str) -> None:
+        log.warning("engine %s lost (%s)", engine.info.id, reason)
+        self._set_health(engine, Health.DRAINING)
+        loop = asyncio.get_running_loop()
+        engine.forget = loop.call_later(self._engine_grace_s, self._forget, engine)
+        self._broadcast_fleet()
+
+    def _forget(self, engine: _Engine) -> None:
+        if self._engines.get(engine.info.id) is engine:
+            del self._engines[engine.info.id]
+            self._feed(ev.EngineDown(time.time(), engine.info.id))
+            self._broadcast_fleet()
+
+    # ------------------------------------------------------------------------------------------------ messages
+
+    def _on_message(self, channel: Channel, message: wire.Message) -> None:
+        match message:
+            case wire.Submit():
+                self._submit(channel, message)
+            case wire.Prefilled():
+                now_s = time.time()
+                lease_s = now_s + message.lease_s
+                self._feed(
+                    ev.PrefillDone(now_s, message.rid, lease_s, message.kv_bytes, message.cached_tokens)
+                )
+            case wire.Progress():
+                self._progress(message)
+            case wire.Closed():
+                self._close(message.rid, message.outcome, message.output_tokens)
+            case wire.Adopt():
+                self._adopt(channel, message)
+            case wire.Announce():
+                self._announce(channel, message.info)
+            case wire.Status():
+                self._status(message)
+            case _:
+                raise ValueError(f"a router does not take {type(message).__name__}")
+
+    def _submit(self, channel: Channel, message: wire.Submit) -> None:
+        self._own(channel, message.rid)
+        self._feed(ev.Arrived(time.time(), _request(message, time.time())))
+
+    def _own(self, channel: Channel, rid: str) -> None:
+        ingress = self._ingresses[channel]
+        ingress.requests.add(rid)
+        self._owner[rid] = ingress
+
+    def _progress(self, message: wire.Progress) -> None:
+        now_s = time.time()
+        for rid, what, value in message.items:
+            if what == "tokens":
+                self._feed(ev.Progressed(now_s, rid, value))
+            elif what == "admitted":
+                self._feed(ev.Admitted(now_s, rid))
+
+    def _close(self, rid: str, outcome: str, output_tokens: int) -> None:
+        owner = self._owner.pop(rid, None)
+        if owner is None:
+            return  # rejected by us, or from before a restart
+        owner.requests.discard(rid)
+        self._feed(ev.Closed(time.time(), rid, outcome, output_tokens))  # type: ignore[arg-type]
+
+    def _adopt(self, channel: Channel, message: wire.Adopt) -> None:
+        self._own(channel, message.submit.rid)
+        now_s = time.time()
+        self._feed(
+            ev.Adopted(
+                now_s,
+                _request(message.submit, now_s),
+                message.stage,
+                message.engine_id,
+                message.decode_engine_id,
+                message.tokens,
+                now_s + message.lease_s,
+                message.kv_bytes,
+            )
+        )
+
+    # ------------------------------------------------------------------------------------------------- engines
+
+    def _announce(self, channel: Channel, info: wire.EngineInfo) -> None:
+        known = self._engines.get(info.id)
+        if known is not None and known.forget is not None:
+            known.forget.cancel()
+        engine = _Engine(info, channel, known.status if known else None)
+        self._engines[info.id] = engine
+        self._set_health(engine, _health(info.state))
+        self._broadcast_fleet()
+
+    def _set_health(self, engine: _Engine, health: Health) -> None:
+        info = engine.info
+        state: wire.EngineState = "ready" if health is Health.READY else "draining"
+        engine.info = msgspec.structs.replace(info, state=state)
+        capacity = info.kv_blocks * info.block_size_tokens
+        self._feed(
+            ev.EngineUp(
+                time.time(), info.id, role_of(info.role), info.group, info.node, info.slots, capacity, health
+            )
+        )
+
+    def _status(self, message: wire.Status) -> None:
+        engine = self._engines.get(message.engine_id)
+        if engine is None:
+            return  # announced before it reports; a late report of a forgotten engine is nothing
+        engine.status = message
+        health = _health(message.state)
+        if message.state != engine.info.state:
+            self._set_health(engine, health)
+            self._broadcast_fleet()
+        kv_tokens = message.kv_blocks_used * engine.info.block_size_tokens
+        self._feed(
+            ev.EngineStatus(
+                time.time(), message.engine_id, message.running, message.waiting, kv_tokens, health
+            )
+        )
+
+    # ----------------------------------------------------------------------------------------------- decisions
+
+    def _feed(self, event: ev.Event) -> None:
+        started_s = time.perf_counter()
+        try:
+            actions = self.dispatcher.handle(event)
+        except ev.StaleEvent as stale:
+            self._stale += 1
+            log.debug("stale: %s", stale)
+            return
+        except (
+            PolicyError
+        ) as error:  # a bug in a policy: its request waits on, the others go on, and it is loud
+            self._policy_errors += 1
+            log.error("%s", error)
+            return
+        if actions:
+            self.decisions.record(event.now_s, actions, time.perf_counter() - started_s)
+            for action in actions:
+                self._act(action)
+
+    def _act(self, action: Action) -> None:
+        owner = self._owner.get(action.rid)
+        if owner is None:
+            return
+        match action:
+            case RoutePrefill():
+                mode = "colocated" if action.colocated else "prefill"
+                owner.channel.send(
+                    wire.RoutePrefill(action.rid, action.decision.worker, mode, action.waited_s)  # type: ignore[arg-type]
+                )
+            case RouteDecode():
+                owner.channel.send(wire.RouteDecode(action.rid, action.decision.worker, action.waited_s))
+            case Reject():
+                del self._owner[action.rid]
+                owner.requests.discard(action.rid)
+                owner.channel.send(
+                    wire.Reject(action.rid, action.status, action.reason, action.retry_after_s)
+                )
+
+    async def _every(self, period_s: float, what: object) -> None:
+        assert callable(what)
+        while True:
+            await asyncio.sleep(period_s)
+            what()
+
+    def _tick(self) -> None:
+        self._feed(ev.Tick(time.time()))
+
+    # ----------------------------------------------------------------------------------------------- broadcasts
+
+    def _fleet(self) -> wire.Fleet:
+        infos = sorted((engine.info for engine in self._engines.values()), key=lambda info: info.id)
+        return wire.Fleet(infos, self.dispatcher.prefill.name, self.dispatcher.decode.name)
+
+    def _broadcast_fleet(self) -> None:
+        fleet = self._fleet()
+        for channel in self._ingresses:
+            channel.send(fleet)
+
+    def _fleet_status(self) -> wire.FleetStatus:
+        state = self.dispatcher.state
+        totals = {f"decisions_{name}": float(count) for name, count in self.decisions.totals.items()}
+        totals["stale_events"] = float(self._stale)
+        totals["policy_errors"] = float(self._policy_errors)
+        return wire.FleetStatus(
+            statuses=[engine.status for engine in self._engines.values() if engine.status is not None],
+            queued=self.dispatcher.queue_size,
+            pool=state.pool_size,
+            in_flight=state.in_flight,
+            leases=state.leases,
+            totals=totals,
+            decision_bounds_s=DECISION_BOUNDS_S,
+            decision_buckets=self.decisions.cumulative(),
+            decision_sum_s=self.decisions.sum_s,
+        )
+
+    def _broadcast_status(self) -> None:
+        if self._ingresses:
+            status = self._fleet_status()
+            for channel in self._ingresses:
+                channel.send(status)
+
+    def status(self) -> wire.FleetStatus:
+        """What `/sluice/status` shows of the router."""
+        return self._fleet_status()
+
+
+def _health(state: str) -> Health:
+    return Health.READY if state == "ready" else Health.DRAINING
+
+
+def _request(message: wire.Submit, now_s: float) -> Request:
+    return Request(
+        rid=message.rid,
+        arrived_s=now_s,
+        prompt_tokens=message.prompt_tokens,
+        max_tokens=message.max_tokens,
+        slots=message.slots,
+        priority=message.priority,
+        request_class=message.request_class,
+        ttft_slo_s=message.ttft_slo_s,
+        tpot_slo_s=message.tpot_slo_s,
+        session=message.session,
+        deadline_s=now_s + message.deadline_s,
+        local=message.local,
+        avoid=message.avoid,
+    )

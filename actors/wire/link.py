@@ -1,0 +1,94 @@
+"""A connection that is kept: connects, reconnects with back-off, and says when it is up or down.
+
+Used by whoever must reach one peer for as long as it lives: an engine and an ingress their router, an ingress its
+engines.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+
+from actors.wire.channel import Channel, Identity, WireError, connect
+from actors.wire.messages import Message
+
+log = logging.getLogger(__name__)
+
+BACKOFF_FIRST_S = 0.05
+BACKOFF_MOST_S = 2.0
+FIND_TIMEOUT_S = 5.0
+
+Find = Callable[[], Awaitable[tuple[str, ...]]]
+
+
+class Link:
+    """Keeps one Channel to the peer that `find` names. Callbacks run on the event loop and must not raise.
+
+    `find` is asked before each attempt, because a restarted peer listens elsewhere; it may fail or time out.
+    """
+
+    def __init__(
+        self,
+        me: Identity,
+        find: Find,
+        on_message: Callable[[Channel, Message], None],
+        on_up: Callable[[Channel], None],
+        on_down: Callable[[str], None],
+        name: str,
+    ) -> None:
+        self._me, self._find, self._name = me, find, name
+        self._on_message, self._on_up, self._on_down = on_message, on_up, on_down
+        self._task: asyncio.Task[None] | None = None
+        self.channel: Channel | None = None
+
+    def start(self) -> None:
+        """Begins to connect, in the background."""
+        self._task = asyncio.create_task(self._keep(), name=f"link to {self._name}")
+
+    async def stop(self) -> None:
+        """Closes the connection (flushing what is queued) and stops reconnecting. Idempotent; `on_down` is called if
+        up.
+        """
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        if self.channel is not None:
+            self.channel.close()
+            await asyncio.wait([self.channel.closed], timeout=1.0)
+
+    def send(self, message: Message) -> bool:
+        """Queues `message`; False, and nothing is sent, while there is no connection."""
+        if self.channel is None:
+            return False
+        self.channel.send(message)
+        return True
+
+    async def _keep(self) -> None:
+        backoff_s = BACKOFF_FIRST_S
+        while True:
+            try:
+                addresses = await asyncio.wait_for(self._find(), FIND_TIMEOUT_S)
+                channel = await connect(addresses, self._new_channel)
+            except (OSError, WireError, TimeoutError) as error:
+                log.info("%s: no connection (%s); next try in %.2f s", self._name, error, backoff_s)
+            except (
+                Exception
+            ) as error:  # `find` asks Ray, whose errors are many; the link must survive them all
+                log.warning("%s: cannot find it (%r); next try in %.2f s", self._name, error, backoff_s)
+            else:
+                backoff_s = BACKOFF_FIRST_S
+                await channel.closed
+            await asyncio.sleep(backoff_s * random.uniform(0.8, 1.2))
+            backoff_s = min(BACKOFF_MOST_S, 2 * backoff_s)
+
+    def _new_channel(self) -> Channel:
+        return Channel(self._me, self._on_message, self._up, self._down)
+
+    def _up(self, channel: Channel) -> None:
+        self.channel = channel
+        self._on_up(channel)
+
+    def _down(self, channel: Channel, reason: str) -> None:
+        if self.channel is channel:
+            self.channel = None
+            self._on_down(reason)
