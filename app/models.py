@@ -84,10 +84,10 @@ def resolve(
     if reference in BUILTINS:
         return _builtin(BUILTINS[reference], cache or cache_root(), full_check, say)
     path = Path(reference).expanduser()
-    if path.is_dir():
+    if reference and path.is_dir():
         check_directory(path)
         return path.resolve()
-    if path.exists():
+    if path.is_file():
         raise ModelError(
             f"model {reference!r} is a file: give the Hugging Face directory that holds config.json"
         )
