@@ -1,0 +1,198 @@
+"""The asynchronous client (asyncio); the twin of `client`, which documents the calls."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal
+
+import httpx
+
+from .astream import AsyncOpenResponse, AsyncStream, within
+from .core import (
+    LIMITS,
+    LOOPBACK,
+    Answer,
+    Call,
+    Deadline,
+    Settings,
+    Timeouts,
+    chat_call,
+    check_event_stream,
+    check_status,
+    completion_call,
+    failure,
+    parse,
+    retry_delay_s,
+)
+from .errors import SluiceError, UnavailableError
+from .metrics import Metrics, parse_metrics
+from .options import ChatOptions, CompletionOptions, MessageLike
+from .retry import RetryPolicy
+from .types import (
+    ChatChunk,
+    ChatCompletion,
+    Completion,
+    CompletionChunk,
+    Health,
+    Model,
+    ModelList,
+    Status,
+    Version,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class AsyncSluice:
+    """Like `Sluice`, with coroutines. Belongs to the event loop it is first used in.
+
+    Cancelling a call's task closes its connection, upon which the server cancels the request.
+    """
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        *,
+        api_key: str | None = None,
+        model: str | None = None,
+        timeouts: Timeouts | None = None,
+        retry: RetryPolicy | None = None,
+        http_client: httpx.AsyncClient | None = None,
+    ) -> None:
+        self._settings = Settings.resolve(base_url, api_key, model, timeouts, retry)
+        self._owns_http = http_client is None
+        self._http = http_client or httpx.AsyncClient(mounts=dict.fromkeys(LOOPBACK), limits=LIMITS)
+        self._rng = random.Random()
+
+    @property
+    def base_url(self) -> str:
+        """Root of the server, without `/v1`."""
+        return self._settings.base_url
+
+    async def chat(
+        self, messages: str | Sequence[MessageLike], **options: Unpack[ChatOptions]
+    ) -> ChatCompletion:
+        """See `Sluice.chat`."""
+        call = chat_call(messages, options, self._settings, stream=False)
+        return parse(await self._answer(call), ChatCompletion, with_request_id=True)
+
+    def stream_chat(
+        self, messages: str | Sequence[MessageLike], **options: Unpack[ChatOptions]
+    ) -> AsyncStream[ChatChunk]:
+        """See `Sluice.stream_chat`; not a coroutine: `async with client.stream_chat(...) as stream`."""
+        call = chat_call(messages, options, self._settings, stream=True)
+        return AsyncStream(partial(self._event_stream, call), ChatChunk)
+
+    async def completions(
+        self,
+        prompt: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+        **options: Unpack[CompletionOptions],
+    ) -> Completion:
+        """See `Sluice.completions`."""
+        call = completion_call(prompt, options, self._settings, stream=False)
+        return parse(await self._answer(call), Completion, with_request_id=True)
+
+    def stream_completions(
+        self,
+        prompt: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+        **options: Unpack[CompletionOptions],
+    ) -> AsyncStream[CompletionChunk]:
+        """See `Sluice.stream_completions`; not a coroutine: use it with `async with`."""
+        call = completion_call(prompt, options, self._settings, stream=True)
+        return AsyncStream(partial(self._event_stream, call), CompletionChunk)
+
+    async def models(self) -> list[Model]:
+        """The served models."""
+        return parse(await self._answer(Call("GET", "/v1/models")), ModelList).data
+
+    async def version(self) -> Version:
+        """The server's version and transport."""
+        return parse(await self._answer(Call("GET", "/version")), Version)
+
+    async def status(self) -> Status:
+        """Engines, router and requests in flight, as the server sees them now."""
+        return parse(await self._answer(Call("GET", "/sluice/status")), Status)
+
+    async def metrics(self) -> Metrics:
+        """One scrape of the server's Prometheus metrics."""
+        return parse_metrics((await self._answer(Call("GET", "/metrics"))).text())
+
+    async def health(self) -> Health:
+        """See `Sluice.health`."""
+        live, _ = await self._probe("live")
+        ready, detail = await self._probe("ready")
+        return Health(live=live, ready=ready, detail=detail)
+
+    async def close(self) -> None:
+        """Closes the connections, unless `http_client` was given. Streams still open break."""
+        if self._owns_http:
+            await self._http.aclose()
+
+    async def __aenter__(self) -> AsyncSluice:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _probe(self, which: Literal["live", "ready"]) -> tuple[bool, str | None]:
+        try:
+            await self._answer(Call("GET", f"/health/{which}", retry=False))
+        except UnavailableError as error:
+            return False, error.message
+        return True, None
+
+    async def _answer(self, call: Call) -> Answer:
+        """Sends the call, with retries, and reads the whole answer."""
+        opened = await self._open(call, Deadline(call.total_s(self._settings)))
+        return await self._read(call, opened)
+
+    async def _event_stream(self, call: Call) -> AsyncOpenResponse:
+        opened = await self._open(call, Deadline(call.total_s(self._settings)))
+        try:
+            check_event_stream(call, opened.response.headers)
+        except SluiceError:
+            await opened.response.aclose()
+            raise
+        return opened
+
+    async def _open(self, call: Call, deadline: Deadline) -> AsyncOpenResponse:
+        """Repeats attempts as the retry policy allows, until one is answered with 2xx. The body is not read yet."""
+        attempt = 0
+        while True:
+            try:
+                return await self._attempt(call, deadline)
+            except SluiceError as error:
+                delay_s = retry_delay_s(error, attempt, call, self._settings, deadline, self._rng)
+                if delay_s is None:
+                    raise
+            await asyncio.sleep(delay_s)
+            attempt += 1
+
+    async def _attempt(self, call: Call, deadline: Deadline) -> AsyncOpenResponse:
+        timeout = deadline.httpx_timeout(self._settings.timeouts)
+        request = self._http.build_request(**call.request_args(self._settings), timeout=timeout)
+        try:
+            response = await within(deadline, self._http.send(request, stream=True))
+        except httpx.RequestError as error:
+            raise failure(error, call, self._settings, deadline) from error
+        report = partial(failure, call=call, settings=self._settings, deadline=deadline)
+        opened = AsyncOpenResponse(response, deadline, report)
+        if not response.is_success:
+            check_status(await self._read(call, opened))
+        return opened
+
+    async def _read(self, call: Call, opened: AsyncOpenResponse) -> Answer:
+        try:
+            body = await within(opened.deadline, opened.response.aread())
+        except httpx.RequestError as error:
+            raise opened.failure(error) from error
+        finally:
+            await opened.response.aclose()
+        return Answer(call, opened.response.status_code, opened.response.headers, body)

@@ -1,0 +1,93 @@
+"""The `sluice` command: talks to a server (chat, complete, status, models, version) and, where installed, runs one."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from io import TextIOWrapper
+
+from sluice._version import __version__
+from sluice.errors import SluiceError
+
+from . import generate, plugins, show
+from .output import ENVIRONMENT_HELP, EXIT_HELP, Exit, UsageError, complain, connection_options, report
+
+__all__ = ["main"]
+
+_Configure = Callable[[argparse.ArgumentParser], None]
+_COMMANDS: dict[str, tuple[str, _Configure]] = {
+    "chat": ("ask the model; the answer streams", generate.configure_chat),
+    "complete": ("continue a text, without a chat template", generate.configure_complete),
+    "status": ("engines, router and requests in flight", show.configure_status),
+    "models": ("list the served models", show.configure_models),
+    "version": ("versions of this command and of the server", show.configure_version),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit code (argparse itself exits with 2 on wrong usage)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a model may say what the terminal cannot show
+    try:
+        return _run(arguments)
+    except UsageError as error:
+        complain(str(error))
+        return Exit.USAGE
+    except SluiceError as error:
+        return report(error)
+    except (plugins.MissingExtraError, plugins.BrokenCommandError) as error:
+        complain(str(error))
+        return Exit.MISSING_EXTRA
+    except BrokenPipeError:
+        # The reader of our output has gone; Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.BROKEN_PIPE
+    except KeyboardInterrupt:
+        return Exit.INTERRUPTED
+
+
+def _run(arguments: list[str]) -> int:
+    requested = next((argument for argument in arguments if not argument.startswith("-")), None)
+    parser = _parser(requested)
+    args = parser.parse_args(arguments)
+    if args.command is None:
+        parser.print_help(sys.stderr)
+        return Exit.USAGE
+    return int(args.run(args))
+
+
+def _parser(requested: str | None) -> argparse.ArgumentParser:
+    """The parser; of the server-side commands only the requested one is loaded and configured."""
+    parser = argparse.ArgumentParser(
+        prog="sluice",
+        description="Talk to a Sluice server, or run one.",
+        epilog=f"{ENVIRONMENT_HELP}\n\n{EXIT_HELP}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"sluice {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for name, (summary, configure) in _COMMANDS.items():
+        configure(
+            commands.add_parser(
+                name,
+                help=summary,
+                description=summary,
+                epilog=ENVIRONMENT_HELP,
+                parents=[connection_options()],
+                formatter_class=argparse.RawDescriptionHelpFormatter,
+            )
+        )
+    for name, summary in plugins.listed().items():
+        if name in _COMMANDS:
+            continue  # a plugin cannot replace a command of the SDK
+        if name == requested:
+            command = plugins.load(name)
+            child = commands.add_parser(name, help=command.help, description=command.help)
+            command.configure(child)
+            child.set_defaults(run=command.run)
+        else:
+            commands.add_parser(name, help=summary)
+    return parser

@@ -1,0 +1,7 @@
+"""`python -m sluice.cli`, for where the console script is not on the path."""
+
+import sys
+
+from . import main
+
+sys.exit(main())

@@ -1,0 +1,82 @@
+"""Subcommands of the server side, which registers them as entry points of the group `sluice.commands`.
+
+An entry point loads an object with `name`, `help`, `configure(parser)` and `run(args) -> int`. Only the command that
+was asked for is loaded: the server side takes seconds to import.
+"""
+
+from __future__ import annotations
+
+import argparse
+from importlib.metadata import EntryPoint, entry_points
+from typing import Protocol, runtime_checkable
+
+GROUP = "sluice.commands"
+
+KNOWN = {
+    "serve": "start a server on this machine or cluster",
+    "train": "fit output-length predictors to logged requests",
+    "profile": "measure engines and write the figures that policies need",
+    "simulate": "run a policy and a workload in the cluster simulator",
+    "explain": "show why the router decided as it did",
+}
+"""Commands of the server side, which help lists even where it is not installed."""
+
+EXTRA = "serve"
+
+
+@runtime_checkable
+class Command(Protocol):
+    """What an entry point must load."""
+
+    name: str
+    help: str
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Adds the command's arguments."""
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Does the work and returns the exit code."""
+
+
+class MissingExtraError(Exception):
+    """The command's packages are not installed; the message says what to install."""
+
+
+class BrokenCommandError(Exception):
+    """An entry point loads something that is not a command; the message names it."""
+
+
+def listed() -> dict[str, str]:
+    """Names and one-line helps of all server-side commands, without importing any."""
+    others = {entry.name: f"from {_origin(entry)}" for entry in entry_points(group=GROUP)}
+    return {**others, **KNOWN}
+
+
+def load(name: str) -> Command:
+    """The command called `name`. Raises MissingExtraError or BrokenCommandError."""
+    entry = next(iter(entry_points(group=GROUP, name=name)), None)
+    if entry is None:
+        raise MissingExtraError(
+            f"`sluice {name}` belongs to the server side, which is not installed here (or has no such command)."
+            f" Install it: pip install 'sluice[{EXTRA}]'"
+        )
+    try:
+        command = entry.load()
+    except ImportError as error:
+        raise MissingExtraError(_advice(name, entry, error)) from error
+    if not isinstance(command, Command):
+        raise BrokenCommandError(
+            f"`sluice {name}`: {entry.value} of {_origin(entry)} lacks name, help, configure or run; report it there"
+        )
+    return command
+
+
+def _advice(name: str, entry: EntryPoint, error: ImportError) -> str:
+    problem = f"`sluice {name}` cannot be loaded: {error}."
+    if name in KNOWN:
+        return f"{problem} It needs the server's packages: pip install 'sluice[{EXTRA}]'"
+    return f"{problem} Install what {_origin(entry)} needs for it."
+
+
+def _origin(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist is not None else entry.value

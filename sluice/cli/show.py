@@ -1,0 +1,157 @@
+"""`sluice status`, `sluice models` and `sluice version`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+
+from sluice._version import __version__
+from sluice.client import Sluice
+from sluice.errors import ConnectionFailedError, RequestTimeoutError, SluiceError
+from sluice.types import EngineStatus, RouterStatus, Status
+
+from .output import Exit, connect, positive_float, report, table
+
+_CLEAR = "\x1b[H\x1b[2J"
+
+
+def configure_status(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `sluice status`."""
+    parser.add_argument(
+        "--watch",
+        nargs="?",
+        type=positive_float,
+        const=1.0,
+        metavar="S",
+        help="repeat every S seconds (default 1) until Ctrl-C",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print the server's answer as JSON, one line each time"
+    )
+    parser.set_defaults(run=run_status)
+
+
+def configure_models(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `sluice models`."""
+    parser.add_argument("--json", action="store_true", help="print the list as JSON")
+    parser.set_defaults(run=run_models)
+
+
+def configure_version(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `sluice version`."""
+    parser.add_argument("--json", action="store_true", help="print both versions as JSON")
+    parser.set_defaults(run=run_version)
+
+
+def run_status(args: argparse.Namespace) -> int:
+    """Prints the state once (exit code 0 if ready, 6 if not), or again and again."""
+    if args.watch is None:
+        with connect(args) as client:
+            status = client.status()
+        print(_shown(status, args))
+        return Exit.OK if status.ready else Exit.NOT_READY
+    with connect(args, retries=0) as client:
+        return _watch(client, args)
+
+
+def _watch(client: Sluice, args: argparse.Namespace) -> int:
+    """Goes on when the server does not answer: watching a restart is what it is for."""
+    try:
+        while True:
+            try:
+                shown = _shown(client.status(), args)
+            except SluiceError as error:
+                report(error)
+            else:
+                clear = _CLEAR if sys.stdout.isatty() and not args.json else ""
+                print(clear + shown, flush=True)
+            time.sleep(args.watch)
+    except KeyboardInterrupt:
+        return Exit.OK
+
+
+def _shown(status: Status, args: argparse.Namespace) -> str:
+    return status.model_dump_json(exclude_none=True) if args.json else render_status(status)
+
+
+def render_status(status: Status) -> str:
+    """The state as text; what the server did not say is shown as `-`."""
+    requests = status.requests
+    counts = "-"
+    if requests is not None:
+        queued, pool = _cell(requests.queued), _cell(requests.pool)
+        counts = f"{_cell(requests.in_flight)} in flight, {queued} queued, {pool} in the pool"
+    lines = [
+        f"ready     {'yes' if status.ready else 'NO'}",
+        f"model     {_cell(status.model)}",
+        f"router    {_router(status.router)}",
+        f"requests  {counts}",
+        f"leases    {_cell(status.leases)}",
+        "",
+    ]
+    header = ("ENGINE", "ROLE", "KIND", "STATE", "RUNNING", "WAITING", "SLOTS", "KV BLOCKS", "KV USE")
+    rows = [_engine_row(engine) for engine in status.engines]
+    return "\n".join(lines) + (table(header, rows) if rows else "no engines")
+
+
+def _router(router: RouterStatus | None) -> str:
+    if router is None:
+        return "-"
+    state = {True: "connected", False: "NOT CONNECTED", None: "-"}[router.connected]
+    if router.policy is None:
+        return state
+    return f"{state}; prefill: {_cell(router.policy.prefill)}, decode: {_cell(router.policy.decode)}"
+
+
+def _engine_row(engine: EngineStatus) -> tuple[str, ...]:
+    used, total, usage = engine.kv_blocks_used, engine.kv_blocks_total, engine.kv_usage
+    if usage is None and used is not None and total:
+        usage = used / total
+    return (
+        *(_cell(value) for value in (engine.id, engine.role, engine.kind, engine.state)),
+        *(_cell(value) for value in (engine.running, engine.waiting, engine.slots)),
+        "-" if used is None and total is None else f"{_cell(used)}/{_cell(total)}",
+        "-" if usage is None else f"{usage:.0%}",
+    )
+
+
+def _cell(value: str | int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def run_models(args: argparse.Namespace) -> int:
+    """Prints the served models."""
+    with connect(args) as client:
+        models = client.models()
+    if args.json:
+        print(json.dumps([model.model_dump(exclude_none=True) for model in models], indent=2))
+    else:
+        rows = [(model.id, _cell(model.max_model_len), _cell(model.owned_by)) for model in models]
+        print(table(("MODEL", "CONTEXT TOKENS", "OWNED BY"), rows))
+    return Exit.OK
+
+
+def run_version(args: argparse.Namespace) -> int:
+    """Prints this package's version and, if there is a server, its own; no server is not a failure here."""
+    server: dict[str, object] | None
+    try:
+        with connect(args, retries=0) as client:
+            server = client.version().model_dump(exclude_none=True)
+            where = client.base_url
+    except (ConnectionFailedError, RequestTimeoutError) as error:
+        server, where = None, str(error)
+    if args.json:
+        print(json.dumps({"client": __version__, "server": server}))
+    else:
+        print(f"sluice {__version__}")
+        print(f"server {_server_line(server, where)}")
+    return Exit.OK
+
+
+def _server_line(server: dict[str, object] | None, where: str) -> str:
+    if server is None:
+        return f"not reached ({where})"
+    details = ", ".join(f"{name} {value}" for name, value in server.items() if name != "version")
+    return f"{server['version']} at {where}" + (f" ({details})" if details else "")

@@ -1,0 +1,212 @@
+"""The synchronous client."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal
+
+import httpx
+
+from .core import (
+    LIMITS,
+    LOOPBACK,
+    Answer,
+    Call,
+    Deadline,
+    Settings,
+    Timeouts,
+    chat_call,
+    check_event_stream,
+    check_status,
+    completion_call,
+    failure,
+    parse,
+    retry_delay_s,
+)
+from .errors import SluiceError, UnavailableError
+from .metrics import Metrics, parse_metrics
+from .options import ChatOptions, CompletionOptions, MessageLike
+from .retry import RetryPolicy
+from .stream import OpenResponse, Stream, Watchdog
+from .types import (
+    ChatChunk,
+    ChatCompletion,
+    Completion,
+    CompletionChunk,
+    Health,
+    Model,
+    ModelList,
+    Status,
+    Version,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class Sluice:
+    """A client for one Sluice server. Safe to share between threads; close it, or use it in a `with` block.
+
+    Args:
+        base_url: root of the server, with or without `/v1`. Default: SLUICE_BASE_URL, else http://127.0.0.1:8000.
+        api_key: sent as a bearer token. Default: SLUICE_API_KEY, else none.
+        model: used where a call names none. Default: the model that is served.
+        timeouts: see `Timeouts`.
+        retry: see `RetryPolicy`. Only connection failures, 429 and 503 are retried, never a stream that has begun.
+        http_client: your own `httpx.Client`, for proxies, certificates or limits; you close it yourself.
+
+    Every call raises subclasses of `SluiceError`: ConnectionFailedError, RequestTimeoutError, InvalidResponseError, and
+    by HTTP status BadRequestError, AuthenticationError, NotFoundError, RateLimitedError, UnavailableError, ServerError.
+    """
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        *,
+        api_key: str | None = None,
+        model: str | None = None,
+        timeouts: Timeouts | None = None,
+        retry: RetryPolicy | None = None,
+        http_client: httpx.Client | None = None,
+    ) -> None:
+        self._settings = Settings.resolve(base_url, api_key, model, timeouts, retry)
+        self._owns_http = http_client is None
+        self._http = http_client or httpx.Client(mounts=dict.fromkeys(LOOPBACK), limits=LIMITS)
+        self._rng = random.Random()
+
+    @property
+    def base_url(self) -> str:
+        """Root of the server, without `/v1`."""
+        return self._settings.base_url
+
+    def chat(self, messages: str | Sequence[MessageLike], **options: Unpack[ChatOptions]) -> ChatCompletion:
+        """The model's answer to a conversation, when it is complete. A plain string is one user message.
+
+        Options: see `ChatOptions` and `RequestOptions`, e.g. `max_tokens`, `temperature`, `slo=SLO(ttft_ms=200)`.
+        """
+        call = chat_call(messages, options, self._settings, stream=False)
+        return parse(self._answer(call), ChatCompletion, with_request_id=True)
+
+    def stream_chat(
+        self, messages: str | Sequence[MessageLike], **options: Unpack[ChatOptions]
+    ) -> Stream[ChatChunk]:
+        """Like `chat`, token by token; see `Stream`. The request is sent when the stream is entered or iterated."""
+        return Stream(
+            partial(self._event_stream, chat_call(messages, options, self._settings, stream=True)), ChatChunk
+        )
+
+    def completions(
+        self,
+        prompt: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+        **options: Unpack[CompletionOptions],
+    ) -> Completion:
+        """The continuation of a prompt (or of several; or of token ids), without a chat template."""
+        call = completion_call(prompt, options, self._settings, stream=False)
+        return parse(self._answer(call), Completion, with_request_id=True)
+
+    def stream_completions(
+        self,
+        prompt: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+        **options: Unpack[CompletionOptions],
+    ) -> Stream[CompletionChunk]:
+        """Like `completions`, token by token; see `Stream`."""
+        call = completion_call(prompt, options, self._settings, stream=True)
+        return Stream(partial(self._event_stream, call), CompletionChunk)
+
+    def models(self) -> list[Model]:
+        """The served models."""
+        return parse(self._answer(Call("GET", "/v1/models")), ModelList).data
+
+    def version(self) -> Version:
+        """The server's version and transport."""
+        return parse(self._answer(Call("GET", "/version")), Version)
+
+    def status(self) -> Status:
+        """Engines, router and requests in flight, as the server sees them now."""
+        return parse(self._answer(Call("GET", "/sluice/status")), Status)
+
+    def metrics(self) -> Metrics:
+        """One scrape of the server's Prometheus metrics."""
+        return parse_metrics(self._answer(Call("GET", "/metrics")).text())
+
+    def health(self) -> Health:
+        """Whether the server is live and ready. "Not ready" is an answer here, not an error; no server is one."""
+        live, _ = self._probe("live")
+        ready, detail = self._probe("ready")
+        return Health(live=live, ready=ready, detail=detail)
+
+    def close(self) -> None:
+        """Closes the connections, unless `http_client` was given. Streams still open break."""
+        if self._owns_http:
+            self._http.close()
+
+    def __enter__(self) -> Sluice:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _probe(self, which: Literal["live", "ready"]) -> tuple[bool, str | None]:
+        try:
+            self._answer(Call("GET", f"/health/{which}", retry=False))
+        except UnavailableError as error:
+            return False, error.message
+        return True, None
+
+    def _answer(self, call: Call) -> Answer:
+        """Sends the call, with retries, and reads the whole answer."""
+        deadline = Deadline(call.total_s(self._settings))
+        opened = self._open(call, deadline)
+        return self._read(call, opened)
+
+    def _event_stream(self, call: Call) -> OpenResponse:
+        opened = self._open(call, Deadline(call.total_s(self._settings)))
+        try:
+            check_event_stream(call, opened.response.headers)
+        except SluiceError:
+            opened.close()
+            raise
+        return opened
+
+    def _open(self, call: Call, deadline: Deadline) -> OpenResponse:
+        """Repeats attempts as the retry policy allows, until one is answered with 2xx. The body is not read yet."""
+        attempt = 0
+        while True:
+            try:
+                return self._attempt(call, deadline)
+            except SluiceError as error:
+                delay_s = retry_delay_s(error, attempt, call, self._settings, deadline, self._rng)
+                if delay_s is None:
+                    raise
+            time.sleep(delay_s)
+            attempt += 1
+
+    def _attempt(self, call: Call, deadline: Deadline) -> OpenResponse:
+        timeout = deadline.httpx_timeout(self._settings.timeouts)
+        request = self._http.build_request(**call.request_args(self._settings), timeout=timeout)
+        try:
+            response = self._http.send(request, stream=True)
+        except httpx.RequestError as error:
+            raise failure(error, call, self._settings, deadline) from error
+        report = partial(failure, call=call, settings=self._settings, deadline=deadline)
+        opened = OpenResponse(response, deadline, Watchdog(response, deadline), report)
+        if not response.is_success:
+            check_status(self._read(call, opened))
+        return opened
+
+    def _read(self, call: Call, opened: OpenResponse) -> Answer:
+        try:
+            body = opened.response.read()
+        except httpx.RequestError as error:
+            raise opened.failure(error) from error
+        finally:
+            opened.close()
+        if opened.watchdog.fired:
+            raise opened.deadline.error()
+        return Answer(call, opened.response.status_code, opened.response.headers, body)

@@ -1,0 +1,260 @@
+"""Everything the SDK raises, as one tree under `SluiceError`.
+
+Each class says whether sending the same request again is safe (`retryable`) and what a person can do about it (`hint`).
+All of them can be pickled, so that they cross process borders (multiprocessing, Ray) intact.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.utils import mktime_tz, parsedate_tz
+from typing import Any, Literal
+
+_EXCERPT_CHARS = 500
+
+
+class SluiceError(Exception):
+    """Base of all errors of this package."""
+
+    hint: str | None = None
+    """What to do next, in one sentence; None where the message already says it."""
+
+    retryable: bool = False
+    """True if the server certainly did no work for the request, so that sending it again is safe."""
+
+    @property
+    def request_id(self) -> str | None:
+        """The server's `x-request-id`, where one was received; quote it when you report a problem."""
+        return None
+
+
+class ConfigurationError(SluiceError):
+    """The client was constructed with, or the environment holds, a value that cannot work."""
+
+
+class ConnectionFailedError(SluiceError):
+    """The server could not be reached, or the connection broke before an answer arrived."""
+
+    hint = "check that the server runs and that SLUICE_BASE_URL (or base_url=) points to it"
+
+    def __init__(self, message: str, *, retryable: bool = False) -> None:
+        super().__init__(message)
+        self.retryable = retryable
+
+
+class StreamInterruptedError(ConnectionFailedError):
+    """A stream ended without its `[DONE]` mark: what was received is incomplete."""
+
+    hint = "the answer is incomplete; send the request again if you need all of it"
+
+
+class RequestTimeoutError(SluiceError):
+    """A time limit of `Timeouts` passed; `phase` says which one."""
+
+    hint = "raise the limit (Timeouts(...), timeout_s=, or --timeout), or see `sluice status` for a backlog"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        phase: Literal["connect", "read", "write", "pool", "total"] = "total",
+        retryable: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.phase = phase
+        self.retryable = retryable
+
+
+class InvalidResponseError(SluiceError):
+    """The server's answer is not what its API promises (not JSON, a wrong shape, not an event stream)."""
+
+    hint = "check that the base URL is a Sluice server and not a proxy's error page or another service"
+
+
+@dataclass(frozen=True)
+class ErrorDetail:
+    """What the server said. `status_code` is None for an error event inside a stream that had begun with 200."""
+
+    message: str
+    status_code: int | None = None
+    type: str | None = None
+    param: str | None = None
+    code: str | None = None
+    request_id: str | None = None
+    retry_after_s: float | None = None
+
+
+class ApiError(SluiceError):
+    """The server answered with an error in OpenAI's shape; also raised itself for statuses without a class."""
+
+    def __init__(self, detail: ErrorDetail) -> None:
+        super().__init__(detail)
+        self.detail = detail
+
+    def __str__(self) -> str:
+        detail = self.detail
+        status = "stream error" if detail.status_code is None else str(detail.status_code)
+        label = " ".join(part for part in (status, detail.code or detail.type) if part)
+        where = f" (field: {detail.param})" if detail.param else ""
+        request = f" [request {detail.request_id}]" if detail.request_id else ""
+        return f"{label}: {detail.message}{where}{request}"
+
+    @property
+    def message(self) -> str:
+        """The server's sentence, without status and request id."""
+        return self.detail.message
+
+    @property
+    def status_code(self) -> int | None:
+        """HTTP status, or None for an error event inside a stream."""
+        return self.detail.status_code
+
+    @property
+    def param(self) -> str | None:
+        """The request field at fault, if the server named one."""
+        return self.detail.param
+
+    @property
+    def reason(self) -> str | None:
+        """The machine-readable reason: the error's `code`, else its `type`."""
+        return self.detail.code or self.detail.type
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """Seconds the server asks to wait before the next attempt, if it said so."""
+        return self.detail.retry_after_s
+
+    @property
+    def request_id(self) -> str | None:
+        """The server's `x-request-id`."""
+        return self.detail.request_id
+
+
+class BadRequestError(ApiError):
+    """400, 413, 422 and other 4xx: the request itself is wrong; `param` names the field."""
+
+    hint = "correct the named field; the same request would fail again"
+
+
+class AuthenticationError(ApiError):
+    """401 or 403: the key is missing, unknown or not allowed to do this."""
+
+    hint = "set SLUICE_API_KEY (or api_key=) to a valid key"
+
+
+class NotFoundError(ApiError):
+    """404: an unknown model or path."""
+
+    hint = "`sluice models` lists the served models; check SLUICE_BASE_URL too"
+
+
+class RateLimitedError(ApiError):
+    """429: over a quota or out of queue space; see `reason` and `retry_after_s`."""
+
+    hint = "wait and send the request again, or send fewer at once"
+    retryable = True
+
+
+class UnavailableError(ApiError):
+    """503: overloaded, starting or draining; see `reason` and `retry_after_s`."""
+
+    hint = "wait and send the request again; `sluice status` shows whether engines are ready"
+    retryable = True
+
+
+class ServerError(ApiError):
+    """Any other 5xx: a fault on the server's side."""
+
+    hint = "look for the request id in the server's log"
+
+
+class EngineFailedError(ApiError):
+    """An error event arrived inside a stream: the engine died or gave up after the answer had begun."""
+
+    hint = "the answer is incomplete; send the request again if you need all of it"
+
+
+def error_from_response(status_code: int, headers: Mapping[str, str], body: bytes) -> ApiError:
+    """The typed error for an HTTP error response (any status that is not 2xx)."""
+    text = body.decode("utf-8", errors="replace").strip()
+    try:
+        payload: Any = json.loads(text)
+    except ValueError:
+        payload = text[:_EXCERPT_CHARS]
+    detail = _detail(
+        payload,
+        status_code=status_code,
+        request_id=headers.get("x-request-id"),
+        retry_after_s=parse_retry_after(headers.get("retry-after"), time.time()),
+    )
+    return _class_of(status_code)(detail)
+
+
+def error_from_event(payload: Any, request_id: str | None) -> EngineFailedError:
+    """The typed error for an SSE event `{"error": ...}`, its JSON already parsed."""
+    return EngineFailedError(_detail(payload, status_code=None, request_id=request_id, retry_after_s=None))
+
+
+def parse_retry_after(value: str | None, now_s: float) -> float | None:
+    """Seconds of a Retry-After header (a number or an HTTP date; RFC 9110, 10.2.3), or None if unusable."""
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        date = parsedate_tz(value)
+        if date is None:
+            return None
+        seconds = max(0.0, mktime_tz(date) - now_s)
+    return seconds if math.isfinite(seconds) and seconds >= 0.0 else None
+
+
+def _class_of(status_code: int) -> type[ApiError]:
+    known: dict[int, type[ApiError]] = {
+        401: AuthenticationError,
+        403: AuthenticationError,
+        404: NotFoundError,
+        429: RateLimitedError,
+        503: UnavailableError,
+    }
+    if status_code in known:
+        return known[status_code]
+    if 400 <= status_code < 500:
+        return BadRequestError
+    return ServerError if status_code >= 500 else ApiError
+
+
+def _detail(
+    payload: Any, *, status_code: int | None, request_id: str | None, retry_after_s: float | None
+) -> ErrorDetail:
+    """Reads OpenAI's shape, and what proxies and frameworks answer instead of it."""
+    error: Any = payload
+    if isinstance(payload, Mapping):
+        error = payload.get("error") or payload.get("detail") or payload
+    fields: Mapping[str, Any] = error if isinstance(error, Mapping) else {}
+    message = fields.get("message") if fields else error
+    return ErrorDetail(
+        message=message if isinstance(message, str) and message else _fallback(error, status_code),
+        status_code=status_code,
+        type=_text(fields.get("type")),
+        param=_text(fields.get("param")),
+        code=_text(fields.get("code")),
+        request_id=request_id,
+        retry_after_s=retry_after_s,
+    )
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def _fallback(error: Any, status_code: int | None) -> str:
+    if error:
+        return json.dumps(error, default=str)[:_EXCERPT_CHARS]
+    return (
+        "the stream failed" if status_code is None else f"the server answered {status_code} without a message"
+    )

@@ -1,0 +1,103 @@
+"""The part of a stream that needs no I/O: bytes in, typed chunks or the right error out.
+
+Contract: `data: <chunk JSON>` events, then `data: [DONE]`. A failure is an event `data: {"error": {...}}`, after
+which the stream ends without `[DONE]`. A stream that ends without either was cut.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from typing import Generic, TypeVar
+
+from pydantic import ValidationError
+
+from .errors import InvalidResponseError, SluiceError, StreamInterruptedError, error_from_event
+from .sse import SSEDecoder
+from .types import ChatChunk, CompletionChunk, Usage
+
+ChunkT = TypeVar("ChunkT", ChatChunk, CompletionChunk)
+
+
+class StreamState(Generic[ChunkT]):
+    """What a stream has brought so far. `done` is True once `[DONE]` was seen and every chunk was taken."""
+
+    def __init__(self, chunk_type: type[ChunkT]) -> None:
+        self._chunk_type: type[ChunkT] = chunk_type
+        self._decoder = SSEDecoder()
+        self._pending: deque[ChunkT] = deque()
+        self._failure: SluiceError | None = None
+        self._complete = False
+        self.request_id: str | None = None
+        self.usage: Usage | None = None
+        self.finish_reason: str | None = None
+
+    @property
+    def done(self) -> bool:
+        """True if the stream ended well and nothing is left to take."""
+        return self._complete and not self._pending
+
+    def feed(self, raw: bytes) -> None:
+        """Reads the next bytes. What follows `[DONE]` or a failure is ignored."""
+        try:
+            payloads = self._decoder.feed(raw)
+        except InvalidResponseError as error:
+            self._fail(error)
+            return
+        for payload in payloads:
+            if self._complete or self._failure is not None:
+                return
+            if payload.strip() == "[DONE]":
+                self._complete = True
+            else:
+                self._event(payload)
+
+    def end_of_input(self) -> None:
+        """The response's body has ended."""
+        if not self._complete:
+            self._fail(
+                StreamInterruptedError("the stream ended without [DONE]: the server or a proxy cut it")
+            )
+
+    def take(self) -> ChunkT | None:
+        """The next chunk, or None if more bytes are needed. After the last good chunk, raises the stream's failure."""
+        if self._pending:
+            chunk = self._pending.popleft()
+            self._note(chunk)
+            return chunk
+        if self._failure is not None:
+            raise self._failure
+        return None
+
+    def _event(self, payload: str) -> None:
+        try:
+            # Only an error event has the key at its top level; the search spares other events a second parse.
+            if '"error"' in payload and self._error_event(payload):
+                return
+            self._pending.append(self._chunk_type.model_validate_json(payload))
+        except ValidationError as error:
+            reason = error.errors(include_url=False, include_input=False)[0]["msg"]
+            self._fail(
+                InvalidResponseError(f"an event of the stream is not a chunk ({reason}): {payload[:200]!r}")
+            )
+
+    def _error_event(self, payload: str) -> bool:
+        try:
+            content = json.loads(payload)
+        except ValueError:
+            return False
+        if not isinstance(content, dict) or not content.get("error"):
+            return False
+        self._fail(error_from_event(content, self.request_id))
+        return True
+
+    def _fail(self, error: SluiceError) -> None:
+        if self._failure is None:
+            self._failure = error
+
+    def _note(self, chunk: ChunkT) -> None:
+        if chunk.usage is not None:
+            self.usage = chunk.usage
+        for choice in chunk.choices:
+            if choice.index == 0 and choice.finish_reason is not None:
+                self.finish_reason = choice.finish_reason

@@ -1,0 +1,170 @@
+"""The synchronous stream: an iterator of chunks that is also a context manager."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Generic
+
+import httpx
+
+from .core import Deadline
+from .errors import SluiceError
+from .events import ChunkT, StreamState
+from .types import Usage
+
+
+class Watchdog:
+    """Ends a blocking read at the deadline: httpx limits each read, but not their sum.
+
+    It shuts the socket down from a timer thread (only if there is a deadline), which wakes the reader with an end of
+    file. Without a socket of its own (a custom transport, HTTP/2) the read limit alone holds.
+    """
+
+    def __init__(self, response: httpx.Response, deadline: Deadline) -> None:
+        self.fired = False
+        self._timer: threading.Timer | None = None
+        remaining_s = deadline.remaining_s()
+        if remaining_s is None or not response.http_version.startswith("HTTP/1"):
+            return  # an HTTP/2 socket carries other requests too
+        network = response.extensions.get("network_stream")
+        sock = None if network is None else network.get_extra_info("socket")
+        if isinstance(sock, socket.socket):
+            self._timer = threading.Timer(remaining_s, self._shut, (sock,))
+            self._timer.daemon = True
+            self._timer.start()
+
+    def cancel(self) -> None:
+        """The response has been read: leave its connection alone."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _shut(self, sock: socket.socket) -> None:
+        self.fired = True
+        # The plain method, also for TLS: SSLSocket's own one would pull the session from under the reader.
+        with suppress(OSError):
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+@dataclass(frozen=True)
+class OpenResponse:
+    """A response whose body is still to be read, and how a failure of reading it is to be reported."""
+
+    response: httpx.Response
+    deadline: Deadline
+    watchdog: Watchdog
+    failure: Callable[[httpx.RequestError], SluiceError]
+
+    def close(self) -> None:
+        """Gives the connection back if the body was read to its end, else cuts it, which cancels the request."""
+        self.watchdog.cancel()
+        self.response.close()
+
+
+class Stream(Generic[ChunkT]):
+    """Chunks of one answer, in order.
+
+    The request is sent (with retries) when the stream is entered or first iterated. Use it as a context manager:
+    leaving the block early closes the connection, upon which the server stops prefill and decode.
+
+        with client.stream_chat("Tell me a story") as stream:
+            for chunk in stream:
+                print(chunk.text, end="", flush=True)
+        print(stream.usage)
+
+    Iteration raises EngineFailedError for an error event, StreamInterruptedError for a cut connection,
+    RequestTimeoutError, and the errors of any call; never does it retry after the first byte. After `close()` it ends.
+    """
+
+    def __init__(self, open_response: Callable[[], OpenResponse], chunk_type: type[ChunkT]) -> None:
+        self._open_response = open_response
+        self._state: StreamState[ChunkT] = StreamState(chunk_type)
+        self._opened: OpenResponse | None = None
+        self._raw: Iterator[bytes] = iter(())
+        self._closed = False
+
+    @property
+    def request_id(self) -> str | None:
+        """The response's `x-request-id`; None before the stream is open."""
+        return self._state.request_id
+
+    @property
+    def usage(self) -> Usage | None:
+        """Token counts; known once the stream has ended."""
+        return self._state.usage
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why choice 0 ended; known once it has."""
+        return self._state.finish_reason
+
+    def __iter__(self) -> Stream[ChunkT]:
+        return self
+
+    def __next__(self) -> ChunkT:
+        if self._closed:
+            raise StopIteration
+        try:
+            opened = self._open()
+            while not self._state.done:
+                chunk = self._state.take()
+                if chunk is not None:
+                    return chunk
+                self._pull(opened)
+            self._drain()
+        except BaseException:
+            self.close()
+            raise
+        self.close()
+        raise StopIteration
+
+    def _open(self) -> OpenResponse:
+        if self._opened is None:
+            self._opened = self._open_response()
+            self._state.request_id = self._opened.response.headers.get("x-request-id")
+            self._raw = self._opened.response.iter_bytes()
+        return self._opened
+
+    def _pull(self, opened: OpenResponse) -> None:
+        try:
+            raw = next(self._raw, None)
+        except httpx.RequestError as error:
+            raise opened.failure(error) from error
+        if raw is not None:
+            self._state.feed(raw)
+        elif opened.watchdog.fired:
+            raise opened.deadline.error()
+        else:
+            self._state.end_of_input()
+
+    def _drain(self) -> None:
+        # The answer is complete after [DONE]; reading the body's end only keeps the connection for the next call.
+        with suppress(httpx.RequestError):
+            for _ in self._raw:
+                pass
+
+    def close(self) -> None:
+        """Ends the stream; if it was not complete, the server cancels the request. May be called twice."""
+        self._closed = True
+        if self._opened is not None:
+            self._opened.close()
+
+    def __enter__(self) -> Stream[ChunkT]:
+        if not self._closed:
+            self._open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_opened", None) is not None and not self._closed:
+            warnings.warn(f"unclosed {self!r}: use it in a with block", ResourceWarning, stacklevel=2)
+            self.close()

@@ -1,0 +1,257 @@
+"""Typed results. Fields that the server sends and this version does not know are kept (`extra="allow"`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Result(BaseModel):
+    """Base of all results: immutable, keeps unknown fields."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=())
+
+
+class Usage(Result):
+    """Token counts of one request."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    total_tokens: int = 0
+
+
+class FunctionCall(Result):
+    """Name and JSON arguments of a tool call; in a stream, pieces of them."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolCall(Result):
+    """One call of a tool that the model asks for; `index` tells pieces of several calls in a stream apart."""
+
+    id: str | None = None
+    index: int | None = None
+    type: str | None = None
+    function: FunctionCall | None = None
+
+
+class ChatMessage(Result):
+    """A message of a conversation. It can be passed back in `messages` of the next call."""
+
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class TopLogprob(Result):
+    """A likely token and its natural-log probability."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None = None
+
+
+class TokenLogprob(TopLogprob):
+    """The chosen token, with the alternatives that were asked for."""
+
+    top_logprobs: list[TopLogprob] = Field(default_factory=list)
+
+
+class ChatLogprobs(Result):
+    """Log probabilities of the tokens of a chat choice."""
+
+    content: list[TokenLogprob] | None = None
+
+
+class CompletionLogprobs(Result):
+    """Log probabilities of a completion, in the older parallel-lists shape."""
+
+    tokens: list[str] = Field(default_factory=list)
+    token_logprobs: list[float | None] = Field(default_factory=list)
+    top_logprobs: list[dict[str, float] | None] | None = None
+    text_offset: list[int] = Field(default_factory=list)
+
+
+class ChatChoice(Result):
+    """One of `n` answers."""
+
+    index: int = 0
+    message: ChatMessage
+    finish_reason: str | None = None
+    logprobs: ChatLogprobs | None = None
+
+
+class Delta(Result):
+    """What a chunk adds to the message."""
+
+    role: str | None = None
+    content: str | None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class ChatChunkChoice(Result):
+    """What a chunk adds to one choice."""
+
+    index: int = 0
+    delta: Delta = Field(default_factory=Delta)
+    finish_reason: str | None = None
+    logprobs: ChatLogprobs | None = None
+
+    @property
+    def text(self) -> str:
+        """The new text, "" if this chunk brings none."""
+        return self.delta.content or ""
+
+
+class CompletionChoice(Result):
+    """One of `n` continuations; in a stream, a piece of it."""
+
+    index: int = 0
+    text: str = ""
+    finish_reason: str | None = None
+    logprobs: CompletionLogprobs | None = None
+
+
+class _Envelope(Result):
+    id: str = ""
+    object: str = ""
+    created: int = 0
+    model: str = ""
+    usage: Usage | None = None
+
+
+class ChatCompletion(_Envelope):
+    """Answer of `chat`. `request_id` is the response's `x-request-id`."""
+
+    choices: list[ChatChoice]
+    request_id: str | None = None
+
+    @property
+    def message(self) -> ChatMessage:
+        """The first choice's message."""
+        return self.choices[0].message
+
+    @property
+    def text(self) -> str:
+        """The first choice's text, "" if it has none (a tool call)."""
+        content = self.message.content
+        return content if isinstance(content, str) else ""
+
+
+class Completion(_Envelope):
+    """Answer of `completions`. `request_id` is the response's `x-request-id`."""
+
+    choices: list[CompletionChoice]
+    request_id: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The first choice's text."""
+        return self.choices[0].text
+
+
+class Chunk(_Envelope):
+    """Base of stream chunks. The last one carries `usage` and no choice."""
+
+
+class ChatChunk(Chunk):
+    """One event of `stream_chat`."""
+
+    choices: list[ChatChunkChoice] = Field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """New text of choice 0 ("" if this chunk brings none); with `n` > 1 look at `choices`."""
+        return "".join(choice.text for choice in self.choices if choice.index == 0)
+
+
+class CompletionChunk(Chunk):
+    """One event of `stream_completions`."""
+
+    choices: list[CompletionChoice] = Field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """New text of choice 0 ("" if this chunk brings none); with `n` > 1 look at `choices`."""
+        return "".join(choice.text for choice in self.choices if choice.index == 0)
+
+
+class Model(Result):
+    """A served model."""
+
+    id: str
+    object: str = "model"
+    created: int = 0
+    owned_by: str | None = None
+    max_model_len: int | None = None
+
+
+class ModelList(Result):
+    """GET /v1/models."""
+
+    data: list[Model]
+
+
+class Health(Result):
+    """`live`: the server answers. `ready`: it can serve requests; if not, `detail` says why."""
+
+    live: bool
+    ready: bool
+    detail: str | None = None
+
+
+class Version(Result):
+    """GET /version. `transport` names the way tokens travel inside the server."""
+
+    version: str
+    transport: str | None = None
+
+
+class RoutingPolicies(Result):
+    """Names of the policies in force."""
+
+    prefill: str | None = None
+    decode: str | None = None
+
+
+class RouterStatus(Result):
+    """The router as the ingress sees it."""
+
+    connected: bool | None = None
+    policy: RoutingPolicies | None = None
+
+
+class EngineStatus(Result):
+    """One engine. `slots`, `running` and `waiting` count requests; `kv_usage` is a share of 1."""
+
+    id: str | None = None
+    role: str | None = None
+    kind: str | None = None
+    state: str | None = None
+    slots: int | None = None
+    running: int | None = None
+    waiting: int | None = None
+    kv_blocks_total: int | None = None
+    kv_blocks_used: int | None = None
+    kv_usage: float | None = None
+
+
+class RequestCounts(Result):
+    """Requests in the system: all, waiting for prefill, and between prefill and decode."""
+
+    in_flight: int | None = None
+    queued: int | None = None
+    pool: int | None = None
+
+
+class Status(Result):
+    """GET /sluice/status. Everything but `ready` may be missing."""
+
+    ready: bool
+    model: str | None = None
+    router: RouterStatus | None = None
+    engines: list[EngineStatus] = Field(default_factory=list)
+    requests: RequestCounts | None = None
+    leases: int | None = None
