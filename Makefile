@@ -1,0 +1,57 @@
+# Everything starts here; every target makes the environment first if it has to. `make help` lists them.
+
+VENV ?= .venv
+PORT ?= 8000
+CONFIG ?= deploy/cpu.yaml
+ARGS ?=
+PY = $(VENV)/bin/python
+PYTEST = $(PY) -m pytest $(ARGS)
+SOURCES = $(wildcard sluice predictors policies actors app benchmarks)
+SLOW = live or vllm or chaos or browser
+export VENV PORT CONFIG ARGS PYTHON
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-cuda serve test test-fast test-live lint format bench-predictors bench-overhead clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo "  variables: PORT=$(PORT) CONFIG=$(CONFIG) VENV=$(VENV) PYTHON=(found) ARGS=(to the program)"
+
+setup: ## make the environment (about a minute; nothing to do afterwards)
+	@scripts/setup.sh cpu
+
+setup-cuda: ## the same with the CUDA engine, for machines with NVIDIA GPUs (not together with `setup` in one VENV)
+	@scripts/setup.sh cuda
+
+serve: setup ## serve CONFIG on 127.0.0.1:PORT in the foreground
+	@exec scripts/serve.sh
+
+test: setup ## all tests: first the fast ones, then those that start Ray and engines
+	$(PYTEST) -m "not ($(SLOW))"
+	$(PYTEST) -m "$(SLOW)"
+
+test-fast: setup ## the tests that start no Ray and no engine
+	$(PYTEST) -m "not ($(SLOW))"
+
+test-live: setup ## the tests that start Ray and engines
+	$(PYTEST) -m "$(SLOW)"
+
+lint: setup ## format, lint, types and import arrows
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy $(SOURCES)
+	$(VENV)/bin/lint-imports
+
+format: setup ## apply the formatter and the safe fixes
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+bench-predictors: setup ## accuracy and cost of the length predictors
+	$(PY) -m benchmarks.predictors $(ARGS)
+
+bench-overhead: setup ## what Sluice adds to an engine: latency, throughput, CPU, memory
+	$(PY) -m benchmarks.live.overhead $(ARGS)
+
+clean: ## remove the environment and all caches of this folder (not the converted model)
+	rm -rf $(VENV) .ci/venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find $(SOURCES) tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
