@@ -71,6 +71,6 @@ class Reporter:
         while True:
             await asyncio.sleep(STATUS_CHANGED_S)
             status = self._status()
-            if status != last or loop.time() - sent_s >= STATUS_ALWAYS_S:
-                if self._link.send(status):
-                    last, sent_s = status, loop.time()
+            due = status != last or loop.time() - sent_s >= STATUS_ALWAYS_S
+            if due and self._link.send(status):
+                last, sent_s = status, loop.time()

@@ -231,9 +231,7 @@ async def listen(address: str, factory: Callable[[], Channel]) -> tuple[asyncio.
     loop = asyncio.get_running_loop()
     scheme, _, rest = address.partition(":")
     if scheme == "unix":
-        os.makedirs(os.path.dirname(rest), mode=0o700, exist_ok=True)
-        if os.path.exists(rest):
-            os.unlink(rest)
+        _clear_for_socket(rest)
         server = await loop.create_unix_server(factory, rest)
         os.chmod(rest, 0o600)
         return server, address
@@ -243,6 +241,12 @@ async def listen(address: str, factory: Callable[[], Channel]) -> tuple[asyncio.
         bound = server.sockets[0].getsockname()
         return server, f"tcp:{host}:{bound[1]}"
     raise ValueError(f"address {address!r}: expected unix:/path or tcp:host:port")
+
+
+def _clear_for_socket(path: str) -> None:
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    if os.path.exists(path):
+        os.unlink(path)  # left by a process that was killed: socket paths carry a fresh id, nobody else listens there
 
 
 async def connect(addresses: tuple[str, ...], factory: Callable[[], Channel]) -> Channel:

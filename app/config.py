@@ -1,0 +1,158 @@
+"""The one configuration of a Sluice application: the `args` of a Serve config file, parsed once, refused when wrong.
+
+Every component keeps its own config dataclass beside its code (`VllmEngineConfig`, `SimEngineConfig`, `DispatchConfig`,
+`IngressConfig`); this file joins them, adds what only the deployment knows (how many, where), and turns errors into
+sentences that name the key and what is allowed.
+"""
+
+import dataclasses
+import ipaddress
+import os
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+from policies.dispatch import DispatchConfig
+from policies.routing.registry import decode_policy, prefill_policy
+
+
+class ConfigError(ValueError):
+    """The configuration cannot be used; the message names the key and the allowed values."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelConfig(_Strict):
+    """The model that is served. `path`: a builtin name, a local Hugging Face directory, or a hub name."""
+
+    path: str = "smollm2-135m-instruct"
+    name: str | None = Field(None, description="name in the API; default: the last part of `path`")
+
+    @property
+    def served_name(self) -> str:
+        return self.name or self.path.rstrip("/").rsplit("/", 1)[-1]
+
+
+class EngineGroupConfig(_Strict):
+    """Some equal engines. `options` are the fields of the engine kind's own config dataclass."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,30}$")]
+    role: Literal["prefill", "decode", "colocated"]
+    kind: Literal["vllm", "sim"] = "vllm"
+    replicas: Annotated[int, Field(ge=0, le=4096)] = 1
+    num_cpus: Annotated[float, Field(ge=0)] | None = Field(
+        None, description="Ray CPUs a replica; default by kind"
+    )
+    num_gpus: Annotated[float, Field(ge=0)] = 0.0
+    resources: dict[str, float] = Field(
+        default_factory=dict, description="custom Ray resources, to pin to nodes"
+    )
+    env: dict[str, str] = Field(default_factory=dict, description="environment of the replica process")
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class PolicyChoice(_Strict):
+    """A policy by its registered name, with its parameters."""
+
+    name: str
+    params: dict[str, Any] = Field(default_factory=dict)
+
+
+class RouterConfig(_Strict):
+    """The decision maker. `dispatch` are the fields of `policies.dispatch.DispatchConfig`."""
+
+    prefill: PolicyChoice = PolicyChoice(name="join_shortest_queue")
+    decode: PolicyChoice = PolicyChoice(name="join_shortest_queue")
+    dispatch: dict[str, Any] = Field(default_factory=dict)
+    engine_grace_s: Annotated[float, Field(ge=0)] = 2.0
+
+    def dispatch_config(self) -> DispatchConfig:
+        return from_options(DispatchConfig, self.dispatch, "router.dispatch")
+
+
+class IngressGroupConfig(_Strict):
+    """The public API. `port` 0 turns the ingress' own listener off (only Serve's port answers then)."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    replicas: Annotated[int, Field(ge=1, le=256)] = 1
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    options: dict[str, Any] = Field(default_factory=dict, description="fields of app.ingress' IngressConfig")
+
+
+class WireConfig(_Strict):
+    """Internal sockets: unix inside a node; with `interface` also TCP on that address, which then needs a secret."""
+
+    interface: str | None = Field(
+        None, description="IP address of this node's internal interface, or 'auto' for Ray's"
+    )
+    secret_env: str = Field(
+        "SLUICE_WIRE_SECRET", description="environment variable that holds the shared secret"
+    )
+    socket_dir: str | None = Field(
+        None, description="where unix sockets live; default: a private temporary directory"
+    )
+
+    def secret(self) -> bytes | None:
+        """The shared secret of this process' environment, or None."""
+        value = os.environ.get(self.secret_env, "")
+        return value.encode() or None
+
+
+class AppConfig(_Strict):
+    """All of it. Raises ValidationError / ConfigError; `parse` gives one readable message."""
+
+    model: ModelConfig = ModelConfig()
+    engines: Annotated[list[EngineGroupConfig], Field(min_length=1)]
+    router: RouterConfig = RouterConfig()
+    ingress: IngressGroupConfig = IngressGroupConfig()
+    wire: WireConfig = WireConfig()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "AppConfig":
+        names = [group.name for group in self.engines]
+        if len(set(names)) != len(names):
+            raise ValueError(f"engines: the names {names} are not unique")
+        roles = {group.role for group in self.engines if group.replicas}
+        if roles == {"prefill"}:
+            raise ValueError("engines: only prefill engines; add a group with role decode or colocated")
+        prefill_policy(self.router.prefill.name, self.router.prefill.params)
+        decode_policy(self.router.decode.name, self.router.decode.params)
+        self.router.dispatch_config()
+        if (self.ingress.tls_cert is None) != (self.ingress.tls_key is None):
+            raise ValueError("ingress: tls_cert and tls_key belong together")
+        if self.wire.interface not in (None, "auto"):
+            ipaddress.ip_address(str(self.wire.interface))
+        return self
+
+
+def parse(args: Mapping[str, Any]) -> AppConfig:
+    """The validated config of a Serve application's `args`. Raises ConfigError with every problem on a line of its
+    own.
+    """
+    try:
+        return AppConfig.model_validate(dict(args))
+    except ValidationError as error:
+        lines = [_line(problem) for problem in error.errors()]
+        raise ConfigError("the configuration cannot be used:\n" + "\n".join(lines)) from None
+
+
+def from_options(kind: type[Any], options: Mapping[str, Any], where: str) -> Any:
+    """A config dataclass from the mapping of a file; types are checked and converted, unknown keys refused by name."""
+    allowed = sorted(f.name for f in dataclasses.fields(kind) if f.init)
+    unknown = sorted(set(options) - set(allowed))
+    if unknown:
+        raise ConfigError(f"{where}.{unknown[0]}: no such option; allowed are {', '.join(allowed)}")
+    try:
+        return TypeAdapter(kind).validate_python(dict(options))
+    except ValidationError as error:
+        raise ConfigError("\n".join(_line(problem, where) for problem in error.errors())) from None
+
+
+def _line(problem: Any, where: str = "") -> str:
+    path = ".".join(str(part) for part in ((where,) if where else ()) + tuple(problem["loc"]))
+    return f"  {path or 'config'}: {problem['msg']} (got {str(problem.get('input'))[:80]})"

@@ -1,0 +1,159 @@
+"""The classes that Ray Serve runs: thin shells that start a component, connect it, and end it.
+
+Ray places, supervises and restarts these; requests, decisions and tokens never pass through a Serve handle (the one
+handle call is `Router.addresses`, asked at each connect). Each is a plain class: `app.graph` makes deployments of them.
+"""
+
+import asyncio
+import logging
+import os
+import tempfile
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray import serve
+
+from actors.wire.channel import Identity
+from app.config import AppConfig, EngineGroupConfig, from_options
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
+
+    from actors.engine.protocol import Engine
+
+log = logging.getLogger("ray.serve")
+
+
+def listen_addresses(config: AppConfig, name: str) -> list[str]:
+    """Where a component of this process listens: always a unix socket, TCP too where an interface is configured.
+
+    Raises RuntimeError when TCP is asked for without a secret: internal sockets between nodes are always authenticated.
+    """
+    directory = config.wire.socket_dir or os.path.join(tempfile.gettempdir(), f"sluice-{os.getuid()}")
+    addresses = [f"unix:{os.path.join(directory, f'{name}-{uuid.uuid4().hex[:8]}.sock')}"]
+    if config.wire.interface is not None:
+        if config.wire.secret() is None:
+            raise RuntimeError(
+                f"wire.interface is set, so nodes talk over TCP: put the same secret into the environment variable "
+                f"{config.wire.secret_env} of every node before Ray starts there"
+            )
+        host = ray.util.get_node_ip_address() if config.wire.interface == "auto" else config.wire.interface
+        addresses.append(f"tcp:{host}:0")
+    return addresses
+
+
+class RouterReplica:
+    """Holds the dispatcher on its sockets. One replica; when it dies the ingresses decide alone until it is back."""
+
+    async def __init__(self, config: AppConfig) -> None:
+        from actors.router.server import RouterServer
+        from policies.dispatch import Dispatcher
+        from policies.routing.registry import decode_policy, prefill_policy
+
+        router = config.router
+        dispatcher = Dispatcher(
+            router.dispatch_config(),
+            prefill_policy(router.prefill.name, router.prefill.params),
+            decode_policy(router.decode.name, router.decode.params),
+        )
+        me = Identity("router", f"router-{uuid.uuid4().hex[:8]}", config.wire.secret())
+        self._server = RouterServer(me, dispatcher, router.engine_grace_s)
+        await self._server.start(listen_addresses(config, "router"))
+        log.info("router listens on %s", ", ".join(self._server.addresses))
+
+    async def addresses(self) -> tuple[str, ...]:
+        """Where to connect to this router."""
+        return self._server.addresses
+
+    async def explain(self, rid: str) -> list[dict[str, Any]]:
+        """The logged decisions of one request."""
+        return self._server.decisions.explain(rid)
+
+    async def __del__(self) -> None:
+        if hasattr(self, "_server"):
+            await self._server.stop()
+
+
+class EngineReplica:
+    """Runs one engine, its socket front and its reports to the router; drains before it goes."""
+
+    async def __init__(
+        self, config: AppConfig, group: EngineGroupConfig, first_core: int, router: Any
+    ) -> None:
+        from actors.engine.server import EngineServer
+
+        from actors.engine.report import Reporter
+
+        context = serve.get_replica_context()
+        engine_id = f"{group.name}-{uuid.uuid4().hex[:8]}"
+        engine = make_engine(config, group, engine_id, first_core + context.rank.local_rank)
+        me = Identity("engine", engine_id, config.wire.secret())
+        self._group = group
+        self._server = EngineServer(
+            engine,
+            me,
+            listen_addresses(config, engine_id),
+            node=ray.get_runtime_context().get_node_id(),
+            replica=context.replica_id.unique_id,
+        )
+        await self._server.start()
+        self._reporter = Reporter(me, self._server, finder(router))
+        self._reporter.start()
+        log.info("engine %s is ready on %s", engine_id, ", ".join(self._server.info().addresses))
+
+    async def check_health(self) -> None:
+        """Serve's probe; raising replaces the replica."""
+        await self._server.check_health()
+
+    async def __del__(self) -> None:
+        if hasattr(self, "_reporter"):
+            self._reporter.set_state("draining")
+            await self._server.drain(timeout_s=DRAIN_S)
+            await self._reporter.stop()
+        if hasattr(self, "_server"):
+            await self._server.stop()
+
+
+DRAIN_S = 15.0
+
+
+def make_engine(config: AppConfig, group: EngineGroupConfig, engine_id: str, core_index: int) -> "Engine":
+    """The engine of a group. Imports of an engine kind happen here, in its own replica process only."""
+    if group.kind == "sim":
+        from actors.engine.sim_config import SimEngineConfig
+        from actors.engine.sim_engine import SimEngine
+
+        options = {
+            "model": config.model.served_name,
+            "role": group.role,
+            **group.options,
+            "engine_id": engine_id,
+        }
+        return SimEngine(from_options(SimEngineConfig, options, f"engines.{group.name}.options"))
+    from actors.engine.vllm_config import VllmEngineConfig
+    from actors.engine.vllm_engine import VllmEngine
+
+    from app.models import resolve
+
+    options = {
+        "model_path": str(resolve(config.model.path)),
+        "model_name": config.model.served_name,
+        "role": group.role,
+        **group.options,
+        "engine_id": engine_id,
+        "core_index": core_index,
+    }
+    return VllmEngine(from_options(VllmEngineConfig, options, f"engines.{group.name}.options"))
+
+
+def finder(router: "DeploymentHandle[Any]") -> Any:
+    """An async callable that asks Ray Serve where the router listens now."""
+
+    async def find() -> tuple[str, ...]:
+        return tuple(await router.addresses.remote())
+
+    return find
+
+
+__all__ = ["EngineReplica", "RouterReplica", "asyncio", "finder", "listen_addresses", "make_engine"]

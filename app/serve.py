@@ -1,0 +1,238 @@
+"""`python -m app.serve`: runs a Serve config file in the foreground, with its own Ray, until Ctrl-C (`make serve`).
+
+Starts a Ray cluster that lives on 127.0.0.1 only and ends with this process, deploys the file's application, says how
+far it is, and when it is ready prints a command to try. `serve run FILE` and `serve deploy FILE` do the same on a
+cluster that exists already. With --address (or RAY_ADDRESS) it joins that cluster and leaves it running.
+"""
+
+import argparse
+import os
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from typing import Any
+
+import yaml
+
+from app.config import ConfigError, parse
+
+READY_TIMEOUT_S = 600.0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status: 0 after Ctrl-C, 1 when it could not start, 2 for a wrong config or arguments."""
+    args = _arguments(argv)
+    try:
+        schema = load(args.config, args.port, args.http_port)
+    except (OSError, ConfigError, yaml.YAMLError, KeyError) as error:
+        print(f"sluice: {args.config}: {error}", file=sys.stderr)
+        return 2
+    taken = [port for port in _ports(schema) if not _free(port)]
+    if taken:
+        print(f"sluice: port {taken[0]} is in use. Choose another: make serve PORT=8010", file=sys.stderr)
+        return 1
+    return _run(schema, args)
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m app.serve", description=__doc__)
+    parser.add_argument(
+        "--config", default="deploy/cpu.yaml", help="a Serve config file (default: %(default)s)"
+    )
+    parser.add_argument("--port", type=int, help="public port, instead of the file's")
+    parser.add_argument("--http-port", type=int, help="port of Ray Serve's own proxy, instead of the file's")
+    parser.add_argument("--address", default=os.environ.get("RAY_ADDRESS"), help="join this Ray cluster")
+    return parser.parse_args(argv)
+
+
+def load(path: str, port: int | None = None, http_port: int | None = None) -> dict[str, Any]:
+    """The Serve config of a file, its application args validated, with the ports replaced. Raises ConfigError."""
+    with open(path) as file:
+        schema: dict[str, Any] = yaml.safe_load(file)
+    if not isinstance(schema, dict) or not schema.get("applications"):
+        raise ConfigError("no `applications`: this is not a Serve config file")
+    args = schema["applications"][0].setdefault("args", {})
+    if port is not None:
+        args.setdefault("ingress", {})["port"] = port
+    if http_port is not None:
+        schema.setdefault("http_options", {})["port"] = http_port
+    parse(args)
+    return schema
+
+
+def _ports(schema: dict[str, Any]) -> list[int]:
+    config = parse(schema["applications"][0]["args"])
+    return [port for port in (config.ingress.port, schema.get("http_options", {}).get("port", 8000)) if port]
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def _run(schema: dict[str, Any], args: argparse.Namespace) -> int:
+    started_s = time.monotonic()
+    say = _Progress(started_s)
+    stop = threading.Event()
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, lambda *_: stop.set())
+    say("starting Ray" if not args.address else f"joining Ray at {args.address}")
+    own_dir = None if args.address else tempfile.TemporaryDirectory(prefix="sluice-ray-")
+    try:
+        _start_ray(args.address, own_dir.name if own_dir else None)
+        return _deploy_and_wait(schema, say, stop, bool(own_dir))
+    finally:
+        _shutdown(say, bool(own_dir))
+        if own_dir is not None:
+            own_dir.cleanup()
+
+
+def _start_ray(address: str | None, temp_dir: str | None) -> None:
+    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # keeps a single-node Ray on 127.0.0.1
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+
+    if address:
+        ray.init(address=address, log_to_driver=False, namespace="serve")
+    else:
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            log_to_driver=False,
+            namespace="serve",
+            _temp_dir=temp_dir,
+            _node_ip_address="127.0.0.1",
+            object_store_memory=256 * 2**20,
+        )
+
+
+def _deploy_and_wait(schema: dict[str, Any], say: "_Progress", stop: threading.Event, own: bool) -> int:
+    from ray import serve
+    from ray.serve.schema import ServeDeploySchema
+
+    from app.graph import build
+
+    deploy = ServeDeploySchema.model_validate(schema)
+    http = deploy.http_options
+    say("starting Ray Serve")
+    serve.start(proxy_location=deploy.proxy_location, http_options={"host": http.host, "port": http.port})
+    application = deploy.applications[0]
+    config = parse(application.args)
+    say(
+        f"deploying {application.name}: {', '.join(f'{g.replicas} {g.role} ({g.kind})' for g in config.engines)}"
+    )
+    failure: list[BaseException] = []
+    worker = threading.Thread(
+        target=_deploy, args=(serve, build(application.args), application, failure), daemon=True
+    )
+    worker.start()
+    if not _wait_ready(config, serve, say, stop, failure):
+        return 0 if stop.is_set() else 1
+    _greet(config, http.port, say)
+    stop.wait()
+    return 0
+
+
+def _deploy(serve: Any, app: Any, application: Any, failure: list[BaseException]) -> None:
+    try:
+        serve.run(app, name=application.name, route_prefix=application.route_prefix)
+    except BaseException as error:  # handed to the main thread, which reports it
+        failure.append(error)
+
+
+def _wait_ready(config: Any, serve: Any, say: "_Progress", stop: threading.Event, failure: list[Any]) -> bool:
+    deadline_s = time.monotonic() + READY_TIMEOUT_S
+    last = ""
+    while time.monotonic() < deadline_s and not stop.is_set():
+        if failure:
+            say(f"failed: {failure[0]}")
+            return False
+        states = _states(serve)
+        if states != last:
+            say(states)
+            last = states
+        if _ready(config):
+            return True
+        stop.wait(0.5)
+    if not stop.is_set():
+        say(f"not ready after {READY_TIMEOUT_S:.0f} s; the logs of Ray Serve say why")
+    return False
+
+
+def _states(serve: Any) -> str:
+    apps = serve.status().applications
+    parts = []
+    for app in apps.values():
+        for name, deployment in app.deployments.items():
+            running = deployment.replica_states.get("RUNNING", 0)
+            total = sum(deployment.replica_states.values())
+            parts.append(f"{name} {running}/{total}")
+    return "  ".join(parts)
+
+
+def _url(config: Any) -> str:
+    scheme = "https" if config.ingress.tls_cert else "http"
+    return f"{scheme}://{config.ingress.host}:{config.ingress.port}"
+
+
+def _ready(config: Any) -> bool:
+    if not config.ingress.port or config.ingress.tls_cert:
+        import ray
+
+        return bool(ray.is_initialized()) and _all_running()
+    try:
+        with urllib.request.urlopen(f"{_url(config)}/health/ready", timeout=2) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def _all_running() -> bool:
+    from ray import serve
+
+    return all(app.status == "RUNNING" for app in serve.status().applications.values())
+
+
+def _greet(config: Any, http_port: int, say: "_Progress") -> None:
+    say(f"ready: {config.model.served_name} on {_url(config)} (Serve's own port: {http_port})")
+    body = '{"messages": [{"role": "user", "content": "What is the capital of France?"}], "stream": true}'
+    print(f"\n  curl -N {_url(config)}/v1/chat/completions -H 'content-type: application/json' -d '{body}'\n")
+    print("  Ctrl-C ends it.\n", flush=True)
+
+
+def _shutdown(say: "_Progress", own: bool) -> None:
+    import ray
+
+    if not ray.is_initialized():
+        return
+    from ray import serve
+
+    say("stopping")
+    try:
+        serve.shutdown()
+    finally:
+        ray.shutdown()
+    say("stopped; no process is left" if own else "stopped; the Ray cluster goes on")
+
+
+class _Progress:
+    """Prints a line with the seconds since the start, so that a cold start shows its phases."""
+
+    def __init__(self, started_s: float) -> None:
+        self._started_s = started_s
+
+    def __call__(self, text: str) -> None:
+        print(f"[{time.monotonic() - self._started_s:6.1f} s] {text}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""The router over real sockets: decisions reach the owner, and whatever a connection held ends with it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from actors.router.server import RouterServer
+from actors.wire import messages as wire
+from actors.wire.channel import Channel, Identity, connect
+from policies.dispatch import DispatchConfig, Dispatcher
+from policies.routing.join_shortest_queue import JoinShortestQueue
+
+
+class Peer:
+    """A connected peer that keeps what it received."""
+
+    def __init__(self, channel: Channel, inbox: "list[wire.Message]") -> None:
+        self.channel, self.inbox = channel, inbox
+
+    async def get(self, kind: type, where: Callable[[object], bool] = lambda m: True) -> object:
+        """The next message of a kind; fails after 5 s."""
+        async with asyncio.timeout(5):
+            while True:
+                for message in self.inbox:
+                    if isinstance(message, kind) and where(message):
+                        self.inbox.remove(message)
+                        return message
+                await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+async def router(tmp_path: Path) -> AsyncIterator[RouterServer]:
+    policy = JoinShortestQueue()
+    server = RouterServer(
+        Identity("router", "r"), Dispatcher(DispatchConfig(), policy, policy), engine_grace_s=0.1
+    )
+    await server.start([f"unix:{tmp_path}/r.sock"])
+    yield server
+    await server.stop()
+
+
+async def peer(router: RouterServer, kind: str, name: str) -> Peer:
+    inbox: list[wire.Message] = []
+    channel = await connect(
+        router.addresses,
+        lambda: Channel(Identity(kind, name), lambda c, m: inbox.append(m)),  # type: ignore[arg-type]
+    )
+    return Peer(channel, inbox)
+
+
+async def engine(router: RouterServer, name: str, role: str) -> Peer:
+    e = await peer(router, "engine", name)
+    e.channel.send(
+        wire.Announce(
+            wire.EngineInfo(name, role, "sim", "m", "g", ("unix:/x",), 2, 100, 16, 1024, "n", 1, 30.0)  # type: ignore[arg-type]
+        )
+    )
+    e.channel.send(wire.Status(name, 0, 0, 0, 0, 0.0))
+    return e
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def serving(router: RouterServer) -> tuple[Peer, Peer, Peer]:
+    p, d = await engine(router, "p", "prefill"), await engine(router, "d", "decode")
+    await until(lambda: len(router.status().statuses) == 2)
+    return p, d, await peer(router, "ingress", "i")
+
+
+async def test_a_new_ingress_learns_the_fleet_and_hears_of_changes(router: RouterServer) -> None:
+    _, d, i = await serving(router)
+    fleet = await i.get(wire.Fleet)
+    assert isinstance(fleet, wire.Fleet)
+    assert [e.id for e in fleet.engines] == ["d", "p"]
+    d.channel.abort("killed")
+    draining = await i.get(wire.Fleet)
+    assert [(e.id, e.state) for e in draining.engines] == [("d", "draining"), ("p", "ready")]  # type: ignore[attr-defined]
+    gone = await i.get(wire.Fleet)
+    assert [e.id for e in gone.engines] == ["p"]  # type: ignore[attr-defined]
+
+
+async def test_an_engine_that_only_lost_its_link_stays_in_the_fleet(router: RouterServer) -> None:
+    _, d, i = await serving(router)
+    await i.get(wire.Fleet)
+    d.channel.abort("link lost")
+    await i.get(wire.Fleet, lambda f: any(e.state == "draining" for e in f.engines))  # type: ignore[attr-defined]
+    await engine(router, "d", "decode")
+    back = await i.get(wire.Fleet)
+    assert [(e.id, e.state) for e in back.engines] == [("d", "ready"), ("p", "ready")]  # type: ignore[attr-defined]
+    await asyncio.sleep(0.25)  # past the grace: the first connection's timer must not forget the second
+    assert not [m for m in i.inbox if isinstance(m, wire.Fleet)]
+
+
+async def test_submit_prefilled_closed(router: RouterServer) -> None:
+    _, _, i = await serving(router)
+    i.channel.send(wire.Submit("x", prompt_tokens=10, max_tokens=4))
+    route = await i.get(wire.RoutePrefill)
+    assert (route.rid, route.engine_id, route.mode) == ("x", "p", "prefill")  # type: ignore[attr-defined]
+    i.channel.send(wire.Prefilled("x", 30.0, 1, 0))
+    assert (await i.get(wire.RouteDecode)).engine_id == "d"  # type: ignore[attr-defined]
+    i.channel.send(wire.Progress([("x", "admitted", 0), ("x", "tokens", 3)]))
+    i.channel.send(wire.Closed("x", "finished", 3))
+    await until(lambda: router.status().in_flight == 0)
+    assert router.status().leases == 0
+    assert [d["action"] for d in router.decisions.explain("x")] == ["RoutePrefill", "RouteDecode"]
+
+
+async def test_a_lost_ingress_leaves_nothing(router: RouterServer) -> None:
+    _, _, i = await serving(router)
+    for n in range(200):
+        i.channel.send(wire.Submit(f"x{n}", prompt_tokens=10, max_tokens=4))
+    await until(lambda: router.status().in_flight == 200)
+    i.channel.send(wire.Prefilled("x0", 30.0, 1, 0))
+    await until(lambda: router.status().leases == 1)
+    i.channel.abort("killed")
+    await until(lambda: router.status().in_flight == 0)
+    status = router.status()
+    assert (status.queued, status.pool, status.leases) == (0, 0, 0)
+    workers = router.dispatcher.state.snapshot(0).workers.values()
+    assert all(w.slots_used == w.kv_tokens == w.prefilling == 0 for w in workers)
+
+
+async def test_no_engine_is_a_rejection_with_retry_after(router: RouterServer) -> None:
+    i = await peer(router, "ingress", "i")
+    i.channel.send(wire.Submit("x", prompt_tokens=10, max_tokens=4))
+    reject = await i.get(wire.Reject)
+    assert (reject.status, reject.reason) == (503, "no_engine")  # type: ignore[attr-defined]
+    assert router.status().in_flight == 0
+
+
+async def test_a_restarted_router_adopts_what_an_ingress_has_under_way(router: RouterServer) -> None:
+    _, _, i = await serving(router)
+    submit = wire.Submit("x", prompt_tokens=10, max_tokens=4)
+    i.channel.send(wire.Adopt(submit, "decode", None, "d", tokens=2))
+    await until(lambda: router.dispatcher.state.snapshot(0).workers["d"].slots_used == 1)
+    i.channel.send(wire.Closed("x", "finished", 4))
+    await until(lambda: router.dispatcher.state.snapshot(0).workers["d"].slots_used == 0)
+
+
+async def test_a_message_that_a_router_does_not_take_ends_only_that_connection(router: RouterServer) -> None:
+    _, _, i = await serving(router)
+    other = await peer(router, "ingress", "rude")
+    other.channel.send(wire.Tokens([]))
+    await other.channel.closed
+    i.channel.send(wire.Submit("x", prompt_tokens=10, max_tokens=4))
+    assert (await i.get(wire.RoutePrefill)).rid == "x"  # type: ignore[attr-defined]

@@ -1,0 +1,115 @@
+"""Every registered policy keeps the contract of `policies.routing.base`; the baselines do what their names say."""
+
+import copy
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.routing.base import PolicyError, Ranked, Reason, least_cost
+from policies.routing.join_shortest_queue import JoinShortestQueue
+from policies.routing.registry import DECODE, PREFILL, UnknownPolicy, decode_policy, prefill_policy
+from policies.routing.round_robin import RoundRobin
+from policies.state.views import Health, PoolEntry, Request, Role, Snapshot, Worker
+
+
+def worker(name: str, role: Role = Role.DECODE, **kw: int) -> Worker:
+    facts: dict[str, int] = {"slots": 8, "kv_capacity_tokens": 1000} | kw
+    return Worker(name, role, "g", "n", Health.READY, **facts)  # type: ignore[arg-type]
+
+
+def snapshot(workers: Sequence[Worker], pool: Sequence[PoolEntry] = (), **last: str) -> Snapshot:
+    return Snapshot(1.0, {w.id: w for w in workers}, tuple(pool), last)
+
+
+REQUEST = Request("r", 0.0, 100, 8)
+ENTRY = PoolEntry(REQUEST, "p", "g", 0.0, 30.0, 1, 0)
+
+WORKERS = st.lists(
+    st.builds(
+        worker, st.sampled_from("abcdefgh"), slots_used=st.integers(0, 8), prefilling=st.integers(0, 8)
+    ),
+    min_size=1,
+    max_size=6,
+    unique_by=lambda w: w.id,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(WORKERS, st.integers(0, 99), st.sampled_from(sorted(PREFILL)), st.randoms(use_true_random=False))
+def test_prefill_policies_choose_a_candidate_change_nothing_and_ignore_order(
+    workers, seed, name, shuffler
+) -> None:  # type: ignore[no-untyped-def]
+    view = snapshot(workers, prefill="c")
+    before = copy.deepcopy(view)
+    ordered = sorted(workers, key=lambda w: w.id)
+    decision = prefill_policy(name).choose(REQUEST, ordered, view, random.Random(seed))
+    assert decision.worker in {w.id for w in workers}
+    assert {r.worker for r in decision.ranking} == {w.id for w in workers}
+    assert view == before
+    again = list(ordered)
+    shuffler.shuffle(again)
+    assert prefill_policy(name).choose(REQUEST, again, view, random.Random(seed)) == decision
+
+
+@settings(max_examples=100, deadline=None)
+@given(WORKERS, st.integers(0, 99), st.sampled_from(sorted(DECODE)))
+def test_decode_policies_assign_only_what_is_feasible(workers, seed, name) -> None:  # type: ignore[no-untyped-def]
+    view = snapshot(workers, [ENTRY])
+    feasible = workers[: 1 + seed % len(workers)]
+    assigned = decode_policy(name).assign([(ENTRY, feasible)], view, random.Random(seed))
+    assert [a.rid for a in assigned] == ["r"]
+    assert assigned[0].decision.worker in {w.id for w in feasible}
+    assert decode_policy(name).assign([(ENTRY, [])], view, random.Random(seed)) == ()
+
+
+@pytest.mark.parametrize(
+    ("last", "chosen"), [(None, "a"), ("a", "b"), ("b", "c"), ("c", "a"), ("bb", "c"), ("zz", "a")]
+)
+def test_round_robin_takes_the_next_in_turn_also_when_the_last_is_gone(last: str | None, chosen: str) -> None:
+    workers = [worker("a"), worker("b"), worker("c")]
+    view = snapshot(workers, **({"prefill": last} if last else {}))
+    assert RoundRobin().choose(REQUEST, workers, view, random.Random(0)).worker == chosen
+
+
+@pytest.mark.parametrize(
+    ("loads", "chosen"),
+    [((2, 1, 3), "b"), ((0, 1, 1), "a"), ((5, 5, 4), "c")],
+)
+def test_join_shortest_queue_counts_requests(loads: tuple[int, ...], chosen: str) -> None:
+    workers = [worker(n, slots_used=load, prefilling=load) for n, load in zip("abc", loads, strict=True)]
+    view = snapshot(workers, [ENTRY])
+    assert JoinShortestQueue().choose(REQUEST, workers, view, random.Random(0)).worker == chosen
+    (assignment,) = JoinShortestQueue().assign([(ENTRY, workers)], view, random.Random(0))
+    assert (assignment.decision.worker, assignment.decision.reason) == (chosen, Reason.LEAST_COST)
+
+
+def test_a_colocated_worker_counts_what_it_decodes_too() -> None:
+    # p computes 2; c computes 0 but decodes 3: p is shorter
+    workers = [worker("c", Role.COLOCATED, slots_used=3), worker("p", Role.PREFILL, prefilling=2)]
+    assert JoinShortestQueue().choose(REQUEST, workers, snapshot(workers), random.Random(0)).worker == "p"
+
+
+def test_ties_are_drawn_from_the_seed_and_reach_every_worker() -> None:
+    ranked = [Ranked(n, 1.0, {}) for n in "abc"]
+    drawn = [least_cost("x", ranked, random.Random(seed)) for seed in range(40)]
+    assert {d.worker for d in drawn} == {"a", "b", "c"}
+    assert {d.reason for d in drawn} == {Reason.TIE_DRAWN}
+    assert least_cost("x", ranked, random.Random(7)) == least_cost("x", ranked, random.Random(7))
+
+
+@pytest.mark.parametrize("cost", [float("nan"), float("inf")])
+def test_a_cost_that_is_not_finite_is_refused_naming_policy_and_worker(cost: float) -> None:
+    with pytest.raises(PolicyError, match="policy x: cost of w is"):
+        least_cost("x", [Ranked("w", cost, {})], random.Random(0))
+
+
+def test_unknown_names_and_parameters_are_refused_with_the_list() -> None:
+    with pytest.raises(
+        UnknownPolicy, match=r"'netkvv' is not known: choose one of join_shortest_queue, round_robin"
+    ):
+        prefill_policy("netkvv")
+    with pytest.raises(UnknownPolicy, match="no parameter 'alpha'"):
+        decode_policy("round_robin", {"alpha": 1})

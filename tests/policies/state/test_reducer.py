@@ -1,0 +1,179 @@
+"""The reducer: charges follow the table of its docstring, refused events change nothing, nothing is left at the end."""
+
+import contextlib
+import copy
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.state import events as ev
+from policies.state.reducer import ClusterState, LiveStage
+from policies.state.views import Request, Role
+
+P, D, C = "p0", "d0", "c0"
+
+
+def request(rid: str = "r", prompt_tokens: int = 100, slots: int = 1) -> Request:
+    return Request(rid, arrived_s=0.0, prompt_tokens=prompt_tokens, max_tokens=16, slots=slots)
+
+
+def cluster() -> ClusterState:
+    state = ClusterState()
+    for name, role in ((P, Role.PREFILL), (D, Role.DECODE), (C, Role.COLOCATED)):
+        state.apply(ev.EngineUp(0.0, name, role, "g", "n", slots=4, kv_capacity_tokens=1000))
+    return state
+
+
+def charges(state: ClusterState) -> dict[str, tuple[int, int, int, int]]:
+    workers = state.snapshot(0.0).workers
+    return {w.id: (w.prefilling, w.prefilling_tokens, w.slots_used, w.kv_tokens) for w in workers.values()}
+
+
+def test_charges_of_every_stage_follow_the_table() -> None:
+    state = cluster()
+    state.apply(ev.Arrived(1.0, request(slots=2)))
+    assert charges(state) == {P: (0, 0, 0, 0), D: (0, 0, 0, 0), C: (0, 0, 0, 0)}
+    state.apply(ev.PrefillRouted(1.0, "r", P, colocated=False))
+    assert charges(state)[P] == (1, 100, 0, 100)
+    state.apply(ev.PrefillDone(2.0, "r", lease_until_s=32.0, kv_bytes=7, cached_tokens=0))
+    assert charges(state)[P] == (0, 0, 0, 100)
+    assert [e.request.rid for e in state.snapshot(2.0).pool] == ["r"]
+    state.apply(ev.DecodeRouted(3.0, "r", D))
+    assert (charges(state)[P], charges(state)[D]) == ((0, 0, 0, 100), (0, 0, 2, 100))
+    assert state.snapshot(3.0).pool == ()
+    assert state.leases == 1
+    state.apply(ev.Admitted(4.0, "r"))
+    assert (charges(state)[P], charges(state)[D]) == ((0, 0, 0, 0), (0, 0, 2, 100))
+    state.apply(ev.Progressed(5.0, "r", 12))
+    assert charges(state)[D] == (0, 0, 2, 112)
+    state.apply(ev.Closed(6.0, "r", "finished", 12))
+    assert charges(state)[D] == (0, 0, 0, 0)
+    assert state.in_flight == 0
+
+
+def test_a_colocated_request_holds_its_slot_from_the_start_and_its_prompt_once() -> None:
+    state = cluster()
+    state.apply(ev.Arrived(1.0, request()))
+    state.apply(ev.PrefillRouted(1.0, "r", C, colocated=True))
+    assert charges(state)[C] == (1, 100, 1, 100)
+    state.apply(ev.Admitted(2.0, "r"))
+    assert charges(state)[C] == (0, 0, 1, 100)
+    state.apply(ev.Progressed(3.0, "r", 5))
+    assert charges(state)[C] == (0, 0, 1, 105)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ev.PrefillRouted(9.0, "unknown", P, colocated=False),
+        ev.PrefillRouted(9.0, "r", "no such worker", colocated=False),
+        ev.PrefillDone(9.0, "r", 30.0, 0, 0),  # not computing yet
+        ev.DecodeRouted(9.0, "r", D),  # not in the pool
+        ev.Admitted(9.0, "r"),
+        ev.Progressed(9.0, "r", 3),
+        ev.Closed(9.0, "unknown", "finished"),
+        ev.EngineStatus(9.0, "no such worker", 0, 0, 0),
+        ev.EngineDown(9.0, "no such worker"),
+    ],
+)
+def test_an_event_that_does_not_fit_is_refused_and_changes_nothing(event: ev.Event) -> None:
+    state = cluster()
+    state.apply(ev.Arrived(1.0, request()))
+    before = copy.deepcopy(state)
+    with pytest.raises(ev.StaleEvent):
+        state.apply(event)
+    assert state.snapshot(9.0) == before.snapshot(9.0)
+    assert state.stage("r") is LiveStage.QUEUED
+
+
+def test_a_dead_worker_takes_its_pool_entries_along_and_its_successor_starts_empty() -> None:
+    state = cluster()
+    state.apply(ev.Arrived(1.0, request()))
+    state.apply(ev.PrefillRouted(1.0, "r", P, colocated=False))
+    state.apply(ev.PrefillDone(2.0, "r", 30.0, 0, 0))
+    state.apply(ev.EngineDown(3.0, P))
+    assert state.pool_size == 0
+    assert P not in state.snapshot(3.0).workers
+    state.apply(ev.EngineUp(4.0, P, Role.PREFILL, "g", "n", 4, 1000))
+    state.apply(ev.Closed(5.0, "r", "failed"))
+    assert charges(state)[P] == (0, 0, 0, 0)
+
+
+def test_a_retry_gives_back_the_old_charges() -> None:
+    state = cluster()
+    state.apply(ev.Arrived(1.0, request()))
+    state.apply(ev.PrefillRouted(1.0, "r", P, colocated=False))
+    state.apply(ev.Arrived(2.0, request(prompt_tokens=300)))
+    assert charges(state)[P] == (0, 0, 0, 0)
+    assert state.prefills("r") == 1
+
+
+@pytest.mark.parametrize(
+    ("stage", "prefill", "decode", "expected"),
+    [
+        ("prefill", P, None, {P: (1, 100, 0, 100)}),
+        ("pool", P, None, {P: (0, 0, 0, 100)}),
+        ("decode", None, D, {D: (0, 0, 1, 107)}),
+    ],
+)
+def test_an_adopted_request_charges_like_a_known_one(stage, prefill, decode, expected) -> None:  # type: ignore[no-untyped-def]
+    state = cluster()
+    tokens = 7 if stage == "decode" else 0
+    state.apply(ev.Adopted(1.0, request(), stage, prefill, decode, tokens, 30.0, 0))
+    for worker, charge in expected.items():
+        assert charges(state)[worker] == charge
+    state.apply(ev.Closed(2.0, "r", "finished"))
+    assert set(charges(state).values()) == {(0, 0, 0, 0)}
+
+
+def test_snapshots_share_unchanged_workers_and_stay_frozen() -> None:
+    state = cluster()
+    first = state.snapshot(1.0)
+    state.apply(ev.Arrived(1.0, request()))
+    state.apply(ev.PrefillRouted(1.0, "r", P, colocated=False))
+    second = state.snapshot(2.0)
+    assert second.workers[D] is first.workers[D]
+    assert first.workers[P].prefilling == 0
+    assert second.workers[P].prefilling == 1
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["arrive", "prefill", "colocate", "done", "decode", "admit", "tokens", "close", "down", "up"]
+        ),
+        st.sampled_from(["a", "b", "c"]),
+        st.sampled_from([P, D, C]),
+        st.integers(0, 50),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(EVENTS)
+def test_whatever_happens_no_charge_is_negative_and_none_is_left_when_all_is_closed(steps) -> None:  # type: ignore[no-untyped-def]
+    state = cluster()
+    for now, (what, rid, worker, n) in enumerate(steps):
+        now_s = float(now)
+        event: ev.Event = {
+            "arrive": ev.Arrived(now_s, request(rid, prompt_tokens=n + 1, slots=1 + n % 3)),
+            "prefill": ev.PrefillRouted(now_s, rid, worker, colocated=False),
+            "colocate": ev.PrefillRouted(now_s, rid, worker, colocated=True),
+            "done": ev.PrefillDone(now_s, rid, now_s + 30, n, 0),
+            "decode": ev.DecodeRouted(now_s, rid, worker),
+            "admit": ev.Admitted(now_s, rid),
+            "tokens": ev.Progressed(now_s, rid, n),
+            "close": ev.Closed(now_s, rid, "cancelled"),
+            "down": ev.EngineDown(now_s, worker),
+            "up": ev.EngineUp(now_s, worker, Role.DECODE, "g", "n", 4, 1000),
+        }[what]
+        with contextlib.suppress(ev.StaleEvent):
+            state.apply(event)
+        assert all(value >= 0 for charge in charges(state).values() for value in charge)
+    for rid in ("a", "b", "c"):
+        if state.stage(rid) is not None:
+            state.apply(ev.Closed(1e3, rid, "cancelled"))
+    assert set(charges(state).values()) <= {(0, 0, 0, 0)}
+    assert (state.in_flight, state.pool_size, state.leases) == (0, 0, 0)
