@@ -81,6 +81,9 @@ class IngressGroupConfig(_Strict):
     replicas: Annotated[int, Field(ge=1, le=256)] = 1
     tls_cert: str | None = None
     tls_key: str | None = None
+    resources: dict[str, float] = Field(
+        default_factory=dict, description="custom Ray resources, to pin it to nodes"
+    )
     options: dict[str, Any] = Field(default_factory=dict, description="fields of app.ingress' IngressConfig")
 
 
@@ -111,6 +114,11 @@ class AppConfig(_Strict):
     router: RouterConfig = RouterConfig()
     ingress: IngressGroupConfig = IngressGroupConfig()
     wire: WireConfig = WireConfig()
+
+    @property
+    def vllm_engines(self) -> int:
+        """How many vLLM engines there are in all; on one CPU machine they divide its cores."""
+        return sum(group.replicas for group in self.engines if group.kind == "vllm")
 
     @model_validator(mode="after")
     def _consistent(self) -> "AppConfig":

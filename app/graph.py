@@ -39,7 +39,7 @@ def build(args: Mapping[str, Any]) -> serve.Application:
         "Ingress",
         num_replicas=config.ingress.replicas,
         max_ongoing_requests=100_000,  # the ingress itself bounds and answers 429; a queue of Serve would hide it
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options={"num_cpus": 0, "resources": config.ingress.resources},
     )
     return ingress.bind(config, router, *engines)
 

@@ -4,7 +4,6 @@ Ray places, supervises and restarts these; requests, decisions and tokens never 
 handle call is `Router.addresses`, asked at each connect). Each is a plain class: `app.graph` makes deployments of them.
 """
 
-import asyncio
 import logging
 import os
 import tempfile
@@ -38,9 +37,13 @@ def listen_addresses(config: AppConfig, name: str) -> list[str]:
                 f"wire.interface is set, so nodes talk over TCP: put the same secret into the environment variable "
                 f"{config.wire.secret_env} of every node before Ray starts there"
             )
-        host = ray.util.get_node_ip_address() if config.wire.interface == "auto" else config.wire.interface
-        addresses.append(f"tcp:{host}:0")
+        addresses.append(f"tcp:{node_host(config)}:0")
     return addresses
+
+
+def node_host(config: AppConfig) -> str | None:
+    """This node's address on the internal interface; None where everything stays inside one node."""
+    return ray.util.get_node_ip_address() if config.wire.interface == "auto" else config.wire.interface
 
 
 class RouterReplica:
@@ -79,7 +82,7 @@ class EngineReplica:
     """Runs one engine, its socket front and its reports to the router; drains before it goes."""
 
     async def __init__(
-        self, config: AppConfig, group: EngineGroupConfig, first_core: int, router: Any
+        self, config: AppConfig, group: EngineGroupConfig, first_index: int, router: Any
     ) -> None:
         from actors.engine.server import EngineServer
 
@@ -87,7 +90,7 @@ class EngineReplica:
 
         context = serve.get_replica_context()
         engine_id = f"{group.name}-{uuid.uuid4().hex[:8]}"
-        engine = make_engine(config, group, engine_id, first_core + context.rank.local_rank)
+        engine = make_engine(config, group, engine_id, first_index + context.rank.local_rank)
         me = Identity("engine", engine_id, config.wire.secret())
         self._group = group
         self._server = EngineServer(
@@ -118,33 +121,35 @@ class EngineReplica:
 DRAIN_S = 15.0
 
 
-def make_engine(config: AppConfig, group: EngineGroupConfig, engine_id: str, core_index: int) -> "Engine":
-    """The engine of a group. Imports of an engine kind happen here, in its own replica process only."""
+def make_engine(config: AppConfig, group: EngineGroupConfig, engine_id: str, index: int) -> "Engine":
+    """The engine of a group. Imports of an engine kind happen here, in its own replica process only.
+
+    `index` counts the CPU engines of this node: each gets its own share of the node's cores, or shares one evenly.
+    """
+    where = f"engines.{group.name}.options"
     if group.kind == "sim":
         from actors.engine.sim_config import SimEngineConfig
         from actors.engine.sim_engine import SimEngine
 
-        options = {
-            "model": config.model.served_name,
-            "role": group.role,
-            **group.options,
-            "engine_id": engine_id,
-        }
-        return SimEngine(from_options(SimEngineConfig, options, f"engines.{group.name}.options"))
-    from actors.engine.vllm_config import VllmEngineConfig
+        options = {"model": config.model.served_name, **group.options, "id": engine_id, "role": group.role}
+        return SimEngine(from_options(SimEngineConfig, options, where))
     from actors.engine.vllm_engine import VllmEngine
 
+    from actors.engine.cores import divide_cores, usable_cores
+    from actors.engine.vllm_config import VllmEngineConfig
     from app.models import resolve
 
+    shares = divide_cores(usable_cores(), max(1, config.vllm_engines))
     options = {
-        "model_path": str(resolve(config.model.path)),
-        "model_name": config.model.served_name,
-        "role": group.role,
+        "cores": shares[index % len(shares)],
+        "side_channel_host": node_host(config) or "127.0.0.1",
         **group.options,
-        "engine_id": engine_id,
-        "core_index": core_index,
+        "model": str(resolve(config.model.path)),
+        "served_name": config.model.served_name,
+        "id": engine_id,
+        "role": group.role,
     }
-    return VllmEngine(from_options(VllmEngineConfig, options, f"engines.{group.name}.options"))
+    return VllmEngine(from_options(VllmEngineConfig, options, where))
 
 
 def finder(router: "DeploymentHandle[Any]") -> Any:
@@ -154,6 +159,3 @@ def finder(router: "DeploymentHandle[Any]") -> Any:
         return tuple(await router.addresses.remote())
 
     return find
-
-
-__all__ = ["EngineReplica", "RouterReplica", "asyncio", "finder", "listen_addresses", "make_engine"]
