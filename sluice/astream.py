@@ -14,7 +14,7 @@ import httpx
 
 from .core import Deadline
 from .errors import SluiceError
-from .events import ChunkT, StreamState
+from .events import ChunkT, StreamState, interruption
 from .types import Usage
 
 T = TypeVar("T")
@@ -106,7 +106,7 @@ class AsyncStream(Generic[ChunkT]):
         try:
             piece = await within(self._opened.deadline, anext(raw, None))
         except httpx.RequestError as error:
-            raise self._opened.failure(error) from error
+            raise interruption(self._opened.failure(error)) from error
         if piece is not None:
             self._state.feed(piece)
         else:

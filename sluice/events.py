@@ -12,11 +12,22 @@ from typing import Generic, TypeVar
 
 from pydantic import ValidationError
 
-from .errors import InvalidResponseError, SluiceError, StreamInterruptedError, error_from_event
+from .errors import (
+    ConnectionFailedError,
+    InvalidResponseError,
+    SluiceError,
+    StreamInterruptedError,
+    error_from_event,
+)
 from .sse import SSEDecoder
 from .types import ChatChunk, CompletionChunk, Usage
 
 ChunkT = TypeVar("ChunkT", ChatChunk, CompletionChunk)
+
+
+def interruption(error: SluiceError) -> SluiceError:
+    """The error for a failed read of a stream's body: a connection that breaks there leaves a partial answer."""
+    return StreamInterruptedError(str(error)) if isinstance(error, ConnectionFailedError) else error
 
 
 class StreamState(Generic[ChunkT]):

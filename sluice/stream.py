@@ -15,7 +15,7 @@ import httpx
 
 from .core import Deadline
 from .errors import SluiceError
-from .events import ChunkT, StreamState
+from .events import ChunkT, StreamState, interruption
 from .types import Usage
 
 
@@ -134,7 +134,7 @@ class Stream(Generic[ChunkT]):
         try:
             raw = next(self._raw, None)
         except httpx.RequestError as error:
-            raise opened.failure(error) from error
+            raise interruption(opened.failure(error)) from error
         if raw is not None:
             self._state.feed(raw)
         elif opened.watchdog.fired:

@@ -12,6 +12,7 @@ from sluice.client import Sluice
 from sluice.core import DEFAULT_BASE_URL, Timeouts
 from sluice.errors import (
     ApiError,
+    AuthenticationError,
     BadRequestError,
     ConfigurationError,
     ConnectionFailedError,
@@ -41,7 +42,7 @@ class Exit(IntEnum):
 
 
 EXIT_HELP = """exit codes:
-  0 success             1 the server or an engine failed      2 wrong usage, or the request was refused as wrong
+  0 success             1 the server or an engine failed      2 wrong usage, or the request was refused as it is
   3 no server there     4 overloaded, try again later         5 a time limit passed
   6 server not ready    7 the command needs an extra package  130 interrupted"""
 
@@ -59,7 +60,7 @@ def exit_code(error: SluiceError) -> Exit:
     if isinstance(error, StreamInterruptedError):
         return Exit.FAILED
     table: tuple[tuple[tuple[type[SluiceError], ...], Exit], ...] = (
-        ((BadRequestError, NotFoundError, ConfigurationError), Exit.USAGE),
+        ((BadRequestError, AuthenticationError, NotFoundError, ConfigurationError), Exit.USAGE),
         ((ConnectionFailedError,), Exit.NO_SERVER),
         ((RateLimitedError, UnavailableError), Exit.OVERLOADED),
         ((RequestTimeoutError,), Exit.TIMEOUT),

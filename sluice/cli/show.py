@@ -89,11 +89,10 @@ def render_status(status: Status) -> str:
         f"router    {_router(status.router)}",
         f"requests  {counts}",
         f"leases    {_cell(status.leases)}",
-        "",
     ]
     header = ("ENGINE", "ROLE", "KIND", "STATE", "RUNNING", "WAITING", "SLOTS", "KV BLOCKS", "KV USE")
     rows = [_engine_row(engine) for engine in status.engines]
-    return "\n".join(lines) + (table(header, rows) if rows else "no engines")
+    return "\n".join([*lines, "", table(header, rows) if rows else "no engines"])
 
 
 def _router(router: RouterStatus | None) -> str:

@@ -1,0 +1,68 @@
+"""The event decoder: every way to cut and end lines gives the same events."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice import InvalidResponseError
+from sluice.sse import SSEDecoder
+
+
+@pytest.mark.parametrize(
+    ("raw", "events"),
+    [
+        (b"data: a\n\n", ["a"]),
+        (b"data:a\n\n", ["a"]),
+        (b"data:  a\n\n", [" a"]),
+        (b"data: a\ndata: b\n\n", ["a\nb"]),
+        (b": comment\n\ndata: a\n\n", ["a"]),
+        (b"event: e\nid: 1\nretry: 5\ndata: a\n\n", ["a"]),
+        (b"event: e\n\n", []),
+        (b"data\n\n", [""]),
+        (b"data: a\n", []),
+        (b"data: a", []),
+        (b"data: a\n\ndata: b\n\n\n\ndata: c\n\n", ["a", "b", "c"]),
+        (b"data: a\r\n\r\ndata: b\r\n\r\n", ["a", "b"]),
+        (b"data: a\x0b\x0c\x1c\xc2\x85\n\n", ["a\x0b\x0c\x1c\x85"]),
+    ],
+)
+def test_events_of_one_chunk(raw: bytes, events: list[str]) -> None:
+    assert SSEDecoder().feed(raw) == events
+
+
+@given(
+    texts=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), min_size=1), min_size=1),
+    end=st.sampled_from(["\n", "\r\n", "\r"]),
+    data=st.data(),
+)
+def test_cuts_do_not_matter(texts: list[str], end: str, data: st.DataObject) -> None:
+    raw = "".join(f"data: {text}{end}{end}" for text in texts).encode()
+    # A lone CR at the very end could still become CRLF; one more byte settles it.
+    raw += b":\n" if end == "\r" else b""
+    decoder, got, position = SSEDecoder(), [], 0
+    while position < len(raw):
+        size = data.draw(st.integers(1, len(raw) - position))
+        got += decoder.feed(raw[position : position + size])
+        position += size
+    assert got == texts
+
+
+def test_bad_utf8_is_an_error() -> None:
+    with pytest.raises(InvalidResponseError, match="UTF-8"):
+        SSEDecoder().feed(b"data: \xff\n\n")
+
+
+@pytest.mark.parametrize("piece", [b"x" * 40, b"data: " + b"x" * 20 + b"\n"])
+def test_an_event_without_end_does_not_fill_the_memory(piece: bytes) -> None:
+    decoder = SSEDecoder(max_event_bytes=100)
+    with pytest.raises(InvalidResponseError, match="larger than 100"):
+        deque(map(decoder.feed, [piece] * 10), maxlen=0)
+
+
+def test_small_events_may_be_many() -> None:
+    decoder = SSEDecoder(max_event_bytes=100)
+    assert sum(len(decoder.feed(b"data: " + b"x" * 50 + b"\n\n")) for _ in range(10)) == 10
