@@ -1,0 +1,258 @@
+"""KV blocks of one engine: an accounting pool with a hash-chained prefix cache, reference counts and LRU eviction.
+
+Every block of the pool is in exactly one state:
+
+    free       never written, or evicted
+    private    owned by one allocation (a partial block, or output)
+    shared     cached under its hash, used by >= 1 allocations
+    idle       cached under its hash, used by none: still a hit, evicted least recently used first
+
+Blocks have no addresses here: only the cached ones have an identity, their hash. A sequence whose prompt blocks were
+meanwhile cached by another gives its own copies up (vLLM keeps the duplicates; ours counts them once).
+Not claimed: fragmentation, and caching of generated blocks.
+
+KV events (`Stored`, `Removed`, `Cleared`) carry consecutive sequence numbers, from 0; a reader that sees a gap must ask
+for `snapshot()`.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import xxhash
+
+BlockHash = int
+
+
+def block_hashes(tokens: Sequence[int], block_size_tokens: int, salt: int = 0) -> tuple[BlockHash, ...]:
+    """Chained 64-bit hashes of the full blocks of `tokens`: equal hashes mean equal tokens up to that block's end.
+
+    The same in every process. Tokens must lie in 0 .. 2^32 - 1 (else OverflowError). `salt` separates models.
+    """
+    data = array("I", tokens).tobytes()
+    size = 4 * block_size_tokens
+    hashes = []
+    parent = salt
+    digest = xxhash.xxh3_64_intdigest
+    for start in range(0, len(data) - size + 1, size):
+        parent = digest(data[start : start + size], parent)
+        hashes.append(parent)
+    return tuple(hashes)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Blocks entered the cache, in chain order; `parent` is the hash before the first, None at the prompt's start."""
+
+    seq: int
+    hashes: tuple[BlockHash, ...]
+    parent: BlockHash | None
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """Blocks left the cache."""
+
+    seq: int
+    hashes: tuple[BlockHash, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """The whole cache was dropped."""
+
+    seq: int
+
+
+KVEvent = Stored | Removed | Cleared
+
+
+class BlockError(Exception):
+    """An allocation was used against the rules (double free, too many hashes): a bug, never traffic's fault."""
+
+
+class Allocation:
+    """Blocks of one sequence: `shared` hashes (a prefix of the prompt's chain) and a number of `private` blocks."""
+
+    __slots__ = ("freed", "hits", "private", "shared")
+
+    def __init__(self, shared: list[BlockHash], private: int) -> None:
+        self.shared = shared
+        self.private = private
+        self.hits = len(shared)
+        self.freed = False
+
+    @property
+    def blocks(self) -> int:
+        return len(self.shared) + self.private
+
+
+class BlockPool:
+    """`total` blocks of `block_size_tokens`. Calls are O(blocks touched). Events are kept only if `record_events`."""
+
+    def __init__(self, total: int, block_size_tokens: int, record_events: bool = False) -> None:
+        if total < 1 or block_size_tokens < 1:
+            raise ValueError(
+                f"BlockPool: {total} blocks of {block_size_tokens} tokens: both must be at least 1"
+            )
+        self.total = total
+        self.block_size_tokens = block_size_tokens
+        self._refs: dict[BlockHash, int] = {}  # of shared blocks, each >= 1
+        self._idle: OrderedDict[BlockHash, None] = OrderedDict()  # least recently used first
+        self._private = 0
+        self._record = record_events
+        self._events: list[KVEvent] = []
+        self._next_seq = 0
+
+    # ------------------------------------------------------------------------------------------------ queries
+
+    @property
+    def used(self) -> int:
+        """Blocks that some allocation holds."""
+        return self._private + len(self._refs)
+
+    @property
+    def free(self) -> int:
+        """Blocks that can be given out, idle cached ones included."""
+        return self.total - self._private - len(self._refs)
+
+    @property
+    def cached(self) -> int:
+        """Blocks under a hash, shared or idle."""
+        return len(self._refs) + len(self._idle)
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that `tokens` need."""
+        return -(-tokens // self.block_size_tokens)
+
+    def hits(self, hashes: Sequence[BlockHash]) -> int:
+        """How many leading blocks of the chain are cached."""
+        for index, block in enumerate(hashes):
+            if block not in self._refs and block not in self._idle:
+                return index
+        return len(hashes)
+
+    def snapshot(self) -> tuple[int, frozenset[BlockHash]]:
+        """(sequence number of the next event, all cached hashes): what a reader with a gap starts again from."""
+        return self._next_seq, frozenset(self._refs) | frozenset(self._idle)
+
+    # ------------------------------------------------------------------------------------------------ changes
+
+    def allocate(self, hashes: Sequence[BlockHash], blocks: int) -> Allocation | None:
+        """Blocks for a sequence: the cached leading part of `hashes` is shared, the rest private; None if too few.
+
+        `hashes` are those that may be hit (a caller leaves out what it must compute itself); `hits` of the result
+        tells how many were. Nothing changes when it returns None.
+        """
+        n_hits = self.hits(hashes)
+        if n_hits > blocks:
+            raise BlockError(f"{n_hits} cached blocks for a sequence of {blocks} blocks")
+        revived = sum(1 for block in hashes[:n_hits] if block in self._idle)
+        if blocks - n_hits + revived > self.free:
+            return None
+        shared = list(hashes[:n_hits])
+        for block in shared:
+            self._take(block)
+        private = blocks - n_hits
+        self._evict_for(private)
+        self._private += private
+        return Allocation(shared, private)
+
+    def grow(self, allocation: Allocation, blocks: int) -> bool:
+        """`blocks` more private blocks; False, and no change, if there are too few."""
+        self._check(allocation)
+        if blocks > self.free:
+            return False
+        self._evict_for(blocks)
+        self._private += blocks
+        allocation.private += blocks
+        return True
+
+    def commit(self, allocation: Allocation, hashes: Sequence[BlockHash]) -> None:
+        """The blocks of `hashes` are computed: from now on they are cached under them. Continues the shared prefix."""
+        self._check(allocation)
+        done = len(allocation.shared)
+        if len(hashes) > allocation.blocks:
+            raise BlockError(f"{len(hashes)} hashes for {allocation.blocks} blocks")
+        stored = []
+        for block in hashes[done:]:
+            if block not in self._refs and block not in self._idle:
+                stored.append(block)
+            self._private -= 1
+            allocation.private -= 1
+            self._take(block)
+            allocation.shared.append(block)
+        if stored and self._record:
+            self._store_events(hashes, set(stored))
+
+    def release(self, allocation: Allocation) -> None:
+        """Gives all blocks back; cached ones stay as idle hits. Raises BlockError at the second call."""
+        self._check(allocation)
+        allocation.freed = True
+        self._private -= allocation.private
+        for block in reversed(
+            allocation.shared
+        ):  # the chain's end is evicted first: a prefix is useful without it
+            refs = self._refs[block] - 1
+            if refs:
+                self._refs[block] = refs
+            else:
+                del self._refs[block]
+                self._idle[block] = None
+
+    def clear(self) -> bool:
+        """Forgets the cache; False, and no change, while any block is in use (as vLLM's reset)."""
+        if self.used:
+            return False
+        if self._idle and self._record:
+            self._emit(Cleared(self._next_seq))
+        self._idle.clear()
+        return True
+
+    def drain_events(self) -> list[KVEvent]:
+        """Events since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    # ------------------------------------------------------------------------------------------------ internals
+
+    def _check(self, allocation: Allocation) -> None:
+        if allocation.freed:
+            raise BlockError("the allocation was given back already")
+
+    def _take(self, block: BlockHash) -> None:
+        self._idle.pop(block, None)
+        self._refs[block] = self._refs.get(block, 0) + 1
+
+    def _evict_for(self, blocks: int) -> None:
+        """Makes `blocks` blocks empty; the caller has checked that there are enough."""
+        short = blocks - (self.total - self._private - len(self._refs) - len(self._idle))
+        if short <= 0:
+            return
+        gone = []
+        for _ in range(short):
+            gone.append(self._idle.popitem(last=False)[0])
+        if self._record:
+            self._emit(Removed(self._next_seq, tuple(gone)))
+
+    def _store_events(self, hashes: Sequence[BlockHash], stored: set[BlockHash]) -> None:
+        """One event per run of adjacent new blocks."""
+        run: list[BlockHash] = []
+        parent: BlockHash | None = None
+        previous: BlockHash | None = None
+        for block in hashes:
+            if block in stored:
+                if not run:
+                    parent = previous
+                run.append(block)
+            elif run:
+                self._emit(Stored(self._next_seq, tuple(run), parent))
+                run = []
+            previous = block
+        if run:
+            self._emit(Stored(self._next_seq, tuple(run), parent))
+
+    def _emit(self, event: KVEvent) -> None:
+        self._events.append(event)
+        self._next_seq += 1

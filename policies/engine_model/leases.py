@@ -1,0 +1,105 @@
+"""KV that a prefill engine keeps for a decode engine: granted, read, ended; never freed under a reader.
+
+    held --begin_read--> reading --end_read--> ended
+    held --release / expire--> ended
+    reading --release--> reading (doomed) --end_read or reader_lost--> ended
+    reading --reader_lost--> held (a further decode engine may read) or, past its time, ended
+
+Every lease ends exactly once; the one call that ends it returns it, and its owner then frees the blocks.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from policies.engine_model.blocks import Allocation
+
+
+@dataclass(slots=True)
+class Lease:
+    """KV of `tokens` prompt tokens kept under `key`. `doomed`: to be freed as soon as nobody reads it."""
+
+    key: str
+    allocation: Allocation
+    tokens: int
+    expires_s: float
+    readers: int = 0
+    doomed: bool = False
+
+
+class LeaseTable:
+    """Leases of equal duration, so the oldest ends first. Times are the caller's clock, in seconds."""
+
+    def __init__(self, lease_s: float) -> None:
+        if not lease_s > 0:
+            raise ValueError(f"lease_s is {lease_s}: it must be above 0")
+        self.lease_s = lease_s
+        self._leases: OrderedDict[str, Lease] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._leases
+
+    def grant(self, key: str, allocation: Allocation, tokens: int, now_s: float) -> Lease:
+        """A new lease. Raises KeyError if `key` is held already: keys are unique for the engine's life."""
+        if key in self._leases:
+            raise KeyError(f"lease {key!r} exists already")
+        lease = self._leases[key] = Lease(key, allocation, tokens, now_s + self.lease_s)
+        return lease
+
+    def begin_read(self, key: str) -> Lease | None:
+        """A reader starts; None if the lease has ended or is to end (then the reader must not read)."""
+        lease = self._leases.get(key)
+        if lease is None or lease.doomed:
+            return None
+        lease.readers += 1
+        return lease
+
+    def end_read(self, key: str) -> Lease | None:
+        """A reader has what it came for: the lease ends, or is doomed while others still read."""
+        lease = self._leases.get(key)
+        if lease is None:
+            return None
+        lease.readers = max(0, lease.readers - 1)
+        return self._doom(lease)
+
+    def release(self, key: str) -> Lease | None:
+        """Nobody will read it any more; ended at once or, under a reader, at its end. Unknown keys are no error."""
+        lease = self._leases.get(key)
+        return None if lease is None else self._doom(lease)
+
+    def reader_lost(self, key: str, now_s: float) -> Lease | None:
+        """A reader vanished without an end_read."""
+        lease = self._leases.get(key)
+        if lease is None:
+            return None
+        lease.readers = max(0, lease.readers - 1)
+        if lease.doomed or lease.expires_s <= now_s:
+            return self._doom(lease)
+        return None
+
+    def expire(self, now_s: float) -> list[Lease]:
+        """The leases whose time is over and that nobody reads; those under a reader wait for its end."""
+        ended = []
+        for lease in list(self._leases.values()):
+            if lease.expires_s > now_s:
+                break
+            if lease.readers == 0:
+                del self._leases[lease.key]
+                ended.append(lease)
+        return ended
+
+    def next_expiry_s(self) -> float | None:
+        """When the next lease that nobody reads ends, or None."""
+        for lease in self._leases.values():
+            if lease.readers == 0:
+                return lease.expires_s
+        return None
+
+    def _doom(self, lease: Lease) -> Lease | None:
+        lease.doomed = True
+        if lease.readers:
+            return None
+        del self._leases[lease.key]
+        return lease
