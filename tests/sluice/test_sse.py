@@ -34,21 +34,30 @@ def test_events_of_one_chunk(raw: bytes, events: list[str]) -> None:
     assert SSEDecoder().feed(raw) == events
 
 
+LINE = st.text(st.characters(codec="utf-8", exclude_characters="\r\n"))
+
+
 @given(
-    texts=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), min_size=1), min_size=1),
+    events=st.lists(st.lists(LINE, min_size=1, max_size=3), min_size=1, max_size=5),
     end=st.sampled_from(["\n", "\r\n", "\r"]),
     data=st.data(),
 )
-def test_cuts_do_not_matter(texts: list[str], end: str, data: st.DataObject) -> None:
-    raw = "".join(f"data: {text}{end}{end}" for text in texts).encode()
+def test_cuts_do_not_matter(events: list[list[str]], end: str, data: st.DataObject) -> None:
+    raw = "".join("".join(f"data: {line}{end}" for line in lines) + end for lines in events).encode()
     # A lone CR at the very end could still become CRLF; one more byte settles it.
     raw += b":\n" if end == "\r" else b""
-    decoder, got, position = SSEDecoder(), [], 0
-    while position < len(raw):
-        size = data.draw(st.integers(1, len(raw) - position))
-        got += decoder.feed(raw[position : position + size])
-        position += size
-    assert got == texts
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(raw)))) | {len(raw)})
+    decoder, got = SSEDecoder(), []
+    for start, stop in zip([0, *cuts], cuts, strict=False):
+        got += decoder.feed(raw[start:stop])
+    assert got == ["\n".join(lines) for lines in events]
+
+
+@pytest.mark.parametrize("cut", range(1, 22))
+def test_a_line_end_cut_in_two_is_one_line_end(cut: int) -> None:
+    raw = b"data: a\r\ndata: b\r\n\r\n"
+    decoder = SSEDecoder()
+    assert decoder.feed(raw[:cut]) + decoder.feed(raw[cut:]) == ["a\nb"]
 
 
 def test_bad_utf8_is_an_error() -> None:
