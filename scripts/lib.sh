@@ -31,8 +31,8 @@ step() {
         tail -n 40 "$log" >&2
         if grep -qiE 'no space left|disk quota' "$log"; then
             printf 'hint: the disk is full; free some space and run the same command again\n' >&2
-        elif grep -qiE 'connection|timed? ?out|resolve host|name resolution|network|dns' "$log"; then
-            printf 'hint: the package index was not reached; check network, proxy and pip settings, then run it again\n' >&2
+        elif grep -qiE 'connection|timed? ?out|name resolution|ResolutionImpossible|No matching distribution' "$log"; then
+            printf 'hint: if the package index is not reachable, check network, proxy and pip settings; then run it again\n' >&2
         fi
         rm -f "$log"
         die "this step failed (status $status): $title"

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-GRACE_S = 10.0  # between SIGTERM and SIGKILL
+GRACE_S = 5.0  # between SIGTERM and SIGKILL
 
 
 def parents() -> dict[int, int]:
