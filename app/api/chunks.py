@@ -1,0 +1,267 @@
+"""Output pieces of the engines -> the bytes of OpenAI answers, streamed or whole. Pure; orjson does the
+escaping.
+
+A streamed token costs one JSON string escape and two concatenations: everything around it is built once per
+choice. Both forms are fed by the same `Choice`, so that a streamed answer and a whole one say the same.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from actors.wire.messages import Out
+
+DONE = b"data: [DONE]\n\n"
+_dumps = orjson.dumps
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What all chunks of one answer share. `usage_null`: OpenAI's `"usage": null` where the last chunk will
+    carry usage.
+    """
+
+    id: str
+    created: int
+    model: str
+    chat: bool
+    usage_null: bool = False
+
+    def head(self, *, whole: bool) -> bytes:
+        """The opening of a chunk (or of the whole answer) up to and including `"choices":[`."""
+        kind = "chat.completion" if self.chat else "text_completion"
+        if self.chat and not whole:
+            kind += ".chunk"
+        head = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return _dumps(head)[:-1] + b',"choices":['
+
+
+@dataclass(slots=True)
+class Choice:
+    """One choice: running state and, for whole answers, everything said so far.
+
+    `echo`: the prompt's text, put before the first piece. `keep`: whether pieces are collected (whole
+    answers).
+    """
+
+    index: int
+    chat: bool
+    logprobs: bool
+    keep: bool
+    echo: str = ""
+    started: bool = False
+    finish: str | None = None
+    stop_reason: str | int | None = None
+    offset: int = 0
+    texts: list[str] = field(default_factory=list)
+    entries: list[Any] = field(default_factory=list)
+    deltas: list[dict[str, Any]] = field(default_factory=list)
+
+    def absorb(self, out: Out) -> tuple[str, list[Any] | None]:
+        """The text and the logprob entries of `out`, prompt first where it is echoed; kept where the answer
+        is whole.
+        """
+        text, entries = out.text, out.logprobs
+        if not self.started:
+            self.started = True
+            if self.echo:
+                text = self.echo + text
+            if out.prompt_logprobs and self.logprobs:
+                entries = [*out.prompt_logprobs, *(entries or ())]
+        if out.finish is not None:
+            self.finish, self.stop_reason = out.finish, out.stop_reason
+        if self.keep:
+            if text:
+                self.texts.append(text)
+            if entries:
+                self.entries.extend(entries)
+            if out.delta is not None:
+                self.deltas.append(orjson.loads(out.delta))
+        return text, entries if self.logprobs else None
+
+
+class StreamWriter:
+    """Builds the SSE bytes of one answer."""
+
+    def __init__(self, envelope: Envelope) -> None:
+        self._chat = envelope.chat
+        self._head = b"data: " + envelope.head(whole=False)
+        self._usage_null = envelope.usage_null
+        self._suffix = self._after(None, None)
+        self._prefixes: dict[int, bytes] = {}
+
+    def piece(self, choice: Choice, out: Out, usage: bytes | None = None) -> bytes:
+        """The event (or two: a chat choice opens with its role) for `out`; b"" if it says nothing.
+
+        `usage`: JSON of the running usage, for `continuous_usage_stats`.
+        """
+        opening = b""
+        if self._chat and not choice.started:
+            opening = self._event(choice.index, b'{"role":"assistant","content":""}', b"null", None, usage)
+        text, entries = choice.absorb(out)
+        if out.finish is None and entries is None and out.delta is None and usage is None:
+            if not text:
+                return opening
+            prefix = self._prefixes.get(choice.index) or self._prefix(choice.index)
+            return opening + prefix + _dumps(text) + self._suffix
+        if out.finish is None and not text and not entries and out.delta is None:
+            return opening
+        if out.delta is not None:
+            body = out.delta
+        elif self._chat:
+            body = _dumps({"content": text}) if text else b"{}"
+        else:
+            body = _dumps(text)
+        return opening + self._event(choice.index, body, _logprobs(choice, entries), choice, usage)
+
+    def usage(self, usage: bytes) -> bytes:
+        """The last chunk with the usage and no choices."""
+        return self._head + b'],"usage":' + usage + b"}\n\n"
+
+    def _prefix(self, index: int) -> bytes:
+        field_name = b',"delta":{"content":' if self._chat else b',"text":'
+        prefix = self._head + b'{"index":%d' % index + field_name
+        self._prefixes[index] = prefix
+        return prefix
+
+    def _event(
+        self, index: int, body: bytes, logprobs: bytes, choice: Choice | None, usage: bytes | None
+    ) -> bytes:
+        name = b',"delta":' if self._chat else b',"text":'
+        return (
+            self._head
+            + b'{"index":%d' % index
+            + name
+            + body
+            + self._after(choice, usage, logprobs, close=b"")
+        )
+
+    def _after(
+        self,
+        choice: Choice | None,
+        usage: bytes | None,
+        logprobs: bytes = b"null",
+        close: bytes | None = None,
+    ) -> bytes:
+        if close is None:
+            close = b"}" if self._chat else b""
+        tail = close + b',"logprobs":' + logprobs + b"," + _finish(choice) + b"}]"
+        if usage is not None:
+            tail += b',"usage":' + usage
+        elif self._usage_null:
+            tail += b',"usage":null'
+        return tail + b"}\n\n"
+
+
+def whole(envelope: Envelope, choices: list[Choice], usage: bytes) -> bytes:
+    """The answer of a request that does not stream."""
+    parts = []
+    for choice in choices:
+        name, body = (
+            (b',"message":', _message(choice))
+            if envelope.chat
+            else (b',"text":', _dumps("".join(choice.texts)))
+        )
+        logprobs = _logprobs(choice, choice.entries if choice.logprobs else None)
+        parts.append(
+            b'{"index":%d' % choice.index
+            + name
+            + body
+            + b',"logprobs":'
+            + logprobs
+            + b","
+            + _finish(choice)
+            + b"}"
+        )
+    return envelope.head(whole=True) + b",".join(parts) + b'],"usage":' + usage + b"}"
+
+
+def usage_json(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> bytes:
+    """OpenAI's usage object; `cached_tokens`: prompt tokens whose KV an engine had already."""
+    return (
+        b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}}'
+        % (
+            prompt_tokens,
+            completion_tokens,
+            prompt_tokens + completion_tokens,
+            cached_tokens,
+        )
+    )
+
+
+def merge_deltas(deltas: list[dict[str, Any]]) -> dict[str, Any]:
+    """Folds streamed deltas into one message: strings are joined, tool calls are matched by their index."""
+    message: dict[str, Any] = {}
+    calls: dict[int, dict[str, Any]] = {}
+    for delta in deltas:
+        for key, value in delta.items():
+            if key == "tool_calls":
+                for call in value or ():
+                    _merge_call(calls.setdefault(call.get("index", 0), {}), call)
+            elif isinstance(value, str) and key != "role" and isinstance(message.get(key), str):
+                message[key] += value
+            elif value is not None:
+                message[key] = value
+    if calls:
+        message["tool_calls"] = [calls[index] for index in sorted(calls)]
+    return message
+
+
+def _merge_call(target: dict[str, Any], call: dict[str, Any]) -> None:
+    for key, value in call.items():
+        if key == "function":
+            function = target.setdefault("function", {"name": "", "arguments": ""})
+            for name, part in (value or {}).items():
+                function[name] = function.get(name, "") + (part or "")
+        elif key != "index" and value is not None:
+            target[key] = value
+
+
+def _message(choice: Choice) -> bytes:
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(choice.texts)}
+    if choice.deltas:
+        message["content"] = None
+        message |= merge_deltas(choice.deltas)
+    return _dumps(message)
+
+
+def _finish(choice: Choice | None) -> bytes:
+    if choice is None or choice.finish is None:
+        return b'"finish_reason":null'
+    finish = b'"finish_reason":' + _dumps(choice.finish)
+    return finish if choice.stop_reason is None else finish + b',"stop_reason":' + _dumps(choice.stop_reason)
+
+
+def _logprobs(choice: Choice, entries: list[Any] | None) -> bytes:
+    if entries is None:
+        return b"null"
+    if choice.chat:
+        return _dumps({"content": [_chat_entry(*entry) for entry in entries]})
+    return _dumps(_completion_entries(choice, entries))
+
+
+def _chat_entry(token: str, _id: int, logprob: float | None, top: list[Any]) -> dict[str, Any]:
+    entry = _token(token, logprob)
+    entry["top_logprobs"] = [_token(text, value) for text, _, value in top]
+    return entry
+
+
+def _token(token: str, logprob: float | None) -> dict[str, Any]:
+    return {"token": token, "logprob": _finite(logprob), "bytes": list(token.encode())}
+
+
+def _completion_entries(choice: Choice, entries: list[Any]) -> dict[str, Any]:
+    result: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
+    for token, _, logprob, top in entries:
+        result["tokens"].append(token)
+        result["token_logprobs"].append(None if logprob is None else _finite(logprob))
+        result["top_logprobs"].append({text: _finite(value) for text, _, value in top} if top else None)
+        result["text_offset"].append(choice.offset)
+        choice.offset += len(token)
+    return result
+
+
+def _finite(logprob: float | None) -> float | None:
+    """JSON has no -Infinity: the lowest value that OpenAI's answers show stands for it."""
+    return None if logprob is None else max(logprob, -9999.0)

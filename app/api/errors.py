@@ -1,0 +1,64 @@
+"""The one exception of the HTTP API, and its JSON in OpenAI's shape.
+
+{"error": {"message", "type", "param", "code"}} with `type` by status: 4xx invalid_request_error (429
+rate_limit_error), 5xx server_error. Messages say what to change or when to come back.
+"""
+
+import math
+
+import orjson
+
+
+class ApiError(Exception):
+    """A request that is answered with an error. `param` names the field at fault; `retry_after_s` becomes
+    Retry-After.
+
+    `reason` is a short machine-readable word (it becomes `code` where no OpenAI code fits).
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+    def body(self) -> bytes:
+        """The error as a JSON object."""
+        error = {
+            "message": self.message,
+            "type": _type_of(self.status),
+            "param": self.param,
+            "code": self.code,
+        }
+        return orjson.dumps({"error": error})
+
+    def event(self) -> bytes:
+        """The error as an SSE event, for a stream that has begun. No `[DONE]` follows it."""
+        return b"data: " + self.body() + b"\n\n"
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Headers beside the content type: Retry-After in whole seconds, rounded up."""
+        if self.retry_after_s is None:
+            return []
+        return [(b"retry-after", b"%d" % max(1, math.ceil(self.retry_after_s)))]
+
+
+def bad_request(message: str, param: str | None, code: str | None = None) -> ApiError:
+    """400: the request itself is wrong; sending it again unchanged fails again."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def _type_of(status: int) -> str:
+    if status == 429:
+        return "rate_limit_error"
+    return "invalid_request_error" if status < 500 else "server_error"

@@ -1,0 +1,388 @@
+"""From a validated body to a plan: what the engines get, and how the answer is to look. Pure; no I/O.
+
+Two steps, because tokenising lies between them and may take long for a huge prompt: `plan_chat` /
+`plan_completion` check everything that needs no tokens; `Plan.fit` checks the tokens against the context.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from app.api.errors import ApiError, bad_request
+from app.api.fields import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED, refuse_unsupported
+from app.api.schema import MAX_CHOICES, ChatRequest, CompletionRequest, parse
+
+MAX_PROMPTS = 1024
+CLASSES = ("interactive", "standard", "batch")
+_PRIORITY_OF_CLASS = {"interactive": -1, "standard": 0, "batch": 1}
+
+_SAMPLING = (
+    "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop_token_ids", "ignore_eos",
+    "skip_special_tokens",
+    "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
+)  # fmt: skip
+"""Fields that go to the engine under their own name, if given."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """One HTTP request, checked. `prompts` are texts or token ids as the client gave them (a chat has one,
+    rendered later).
+    """
+
+    chat: bool
+    model: str | None
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    n: int
+    params: dict[str, Any]
+    max_tokens: int | None
+    max_tokens_param: str
+    logprobs: int | None
+    echo: bool
+    priority: int
+    request_class: str
+    ttft_slo_s: float | None
+    tpot_slo_s: float | None
+    session: str
+    add_special_tokens: bool
+    prompts: list[str | list[int]] = field(default_factory=list)
+    request: ChatRequest | None = None
+    engine_chat: bytes | None = None
+
+    @property
+    def local(self) -> bool:
+        """Whether the prompt must be computed where the answer is: its own logprobs do not travel with the
+        KV.
+        """
+        return self.echo and self.logprobs is not None
+
+    def fit(self, tokens: list[list[int]], max_model_len: int, vocab_size: int) -> list[int]:
+        """The max_tokens of each prompt. Raises `ApiError` 400 if a prompt is empty, too long or holds an
+        unknown token.
+        """
+        param = "messages" if self.chat else "prompt"
+        bias = self.params.get("logit_bias")
+        if bias:
+            _check_ids([int(key) for key in bias], vocab_size, "logit_bias")
+        if self.params.get("stop_token_ids"):
+            _check_ids(self.params["stop_token_ids"], vocab_size, "stop_token_ids")
+        budgets = []
+        for index, ids in enumerate(tokens):
+            if not ids:
+                raise bad_request("The prompt is empty: it has no tokens.", param, "invalid_value")
+            if not self.chat and not isinstance(self.prompts[index], str):
+                _check_ids(ids, vocab_size, param)
+            left = max_model_len - len(ids)
+            if left < 1:
+                raise bad_request(
+                    f"The prompt has {len(ids)} tokens; the model's context is {max_model_len} and must hold at "
+                    "least one more. Shorten the prompt.",
+                    param,
+                    "context_length_exceeded",
+                )
+            if self.max_tokens is not None and self.max_tokens > left:
+                raise bad_request(
+                    f"'{self.max_tokens_param}' is {self.max_tokens}, but after {len(ids)} prompt tokens the context "
+                    f"of {max_model_len} has room for {left}.",
+                    self.max_tokens_param,
+                    "context_length_exceeded",
+                )
+            budgets.append(left if self.max_tokens is None else self.max_tokens)
+        least = self.params.get("min_tokens", 0)
+        if least > min(budgets):
+            raise bad_request(
+                f"'min_tokens' ({least}) is more than max_tokens ({min(budgets)}).",
+                "min_tokens",
+                "invalid_value",
+            )
+        return budgets
+
+
+def plan_chat(body: bytes, headers: dict[bytes, bytes]) -> Plan:
+    """Checks a chat request. `headers`: lower-case names; only the `x-sluice-*` ones are read. Raises
+    `ApiError` 400.
+    """
+    request = parse(ChatRequest, body)
+    refuse_unsupported(request.model_extra, CHAT_UNSUPPORTED)
+    plan = _common(request, headers, chat=True)
+    if request.max_completion_tokens is not None:
+        plan.max_tokens, plan.max_tokens_param = request.max_completion_tokens, "max_completion_tokens"
+    if request.logprobs:
+        plan.logprobs = request.top_logprobs or 0
+        plan.params["logprobs"] = plan.logprobs
+    elif request.top_logprobs:
+        raise bad_request("'top_logprobs' needs 'logprobs': true.", "top_logprobs", "invalid_value")
+    if request.continue_final_message and request.add_generation_prompt:
+        raise bad_request(
+            "'continue_final_message' and 'add_generation_prompt' exclude each other.",
+            "continue_final_message",
+            "invalid_value",
+        )
+    if request.tool_choice not in (None, "none") and not request.tools:
+        raise bad_request("'tool_choice' needs 'tools'.", "tool_choice", "invalid_value")
+    if request.tools and request.tool_choice != "none":
+        plan.engine_chat = body
+    plan.add_special_tokens = bool(request.add_special_tokens)
+    plan.request = request
+    return plan
+
+
+def plan_completion(body: bytes, headers: dict[bytes, bytes], default_max_tokens: int) -> Plan:
+    """Checks a completion request. `default_max_tokens` where it names none (OpenAI: 16). Raises `ApiError`
+    400.
+    """
+    request = parse(CompletionRequest, body)
+    refuse_unsupported(request.model_extra, COMPLETION_UNSUPPORTED)
+    plan = _common(request, headers, chat=False)
+    if request.best_of is not None and request.best_of != plan.n:
+        raise bad_request(
+            "'best_of' is supported only where it equals 'n'.", "best_of", "unsupported_parameter"
+        )
+    plan.prompts = prompts_of(request.prompt)
+    if len(plan.prompts) * plan.n > MAX_PROMPTS:
+        raise bad_request(f"prompts x n is at most {MAX_PROMPTS}.", "n", "invalid_value")
+    if plan.max_tokens is None:
+        plan.max_tokens = default_max_tokens
+    plan.echo = bool(request.echo)
+    if request.logprobs is not None:
+        plan.logprobs = plan.params["logprobs"] = request.logprobs
+        if plan.echo:
+            plan.params["prompt_logprobs"] = request.logprobs
+    plan.add_special_tokens = request.add_special_tokens is not False
+    return plan
+
+
+def prompts_of(prompt: Any) -> list[str | list[int]]:
+    """The prompts of a completion request: a string, token ids, or a list of either. Raises `ApiError` 400."""
+    if isinstance(prompt, str) or (isinstance(prompt, list) and prompt and _is_int(prompt[0])):
+        prompt = [prompt]
+    if not isinstance(prompt, list):
+        raise bad_request(
+            "'prompt' must be a string, a list of token ids, or a list of either.", "prompt", "invalid_value"
+        )
+    if not prompt:
+        raise bad_request("'prompt' is empty.", "prompt", "invalid_value")
+    if len(prompt) > MAX_PROMPTS:
+        raise bad_request(
+            f"'prompt' holds {len(prompt)} prompts; at most {MAX_PROMPTS} are served at once.", "prompt"
+        )
+    for index, item in enumerate(prompt):
+        name = "prompt" if len(prompt) == 1 else f"prompt[{index}]"
+        if not item and isinstance(item, (str, list)):
+            raise bad_request(f"'{name}' is empty.", "prompt", "invalid_value")
+        if isinstance(item, str):
+            continue
+        if not isinstance(item, list) or not all(map(_is_int, item)):
+            raise bad_request(
+                f"'{name}' must be a string or a list of token ids (integers).", "prompt", "invalid_value"
+            )
+    return prompt
+
+
+def _common(request: ChatRequest | CompletionRequest, headers: dict[bytes, bytes], *, chat: bool) -> Plan:
+    if request.stream_options is not None and not request.stream:
+        raise bad_request("'stream_options' needs 'stream': true.", "stream_options", "invalid_value")
+    options = request.stream_options
+    given = request.__dict__
+    params = {name: given[name] for name in _SAMPLING if given[name] is not None}
+    if request.stop is not None:
+        params["stop"] = [request.stop] if isinstance(request.stop, str) else request.stop
+    if request.logit_bias:
+        params["logit_bias"] = {_bias_key(key): value for key, value in request.logit_bias.items()}
+    if request.response_format is not None and _check_format(request.response_format) != "text":
+        params["response_format"] = request.response_format
+    if request.n is not None and request.n > 1:
+        params["n"] = request.n
+    priority, request_class = _priority(request.priority, headers)
+    ttft_slo_s, tpot_slo_s = _slo(request, headers)
+    return Plan(
+        chat=chat,
+        model=request.model,
+        stream=bool(request.stream),
+        include_usage=bool(options and (options.include_usage or options.continuous_usage_stats)),
+        continuous_usage=bool(options and options.continuous_usage_stats),
+        n=request.n or 1,
+        params=params,
+        max_tokens=request.max_tokens,
+        max_tokens_param="max_tokens",
+        logprobs=None,
+        echo=False,
+        priority=priority,
+        request_class=request_class,
+        ttft_slo_s=ttft_slo_s,
+        tpot_slo_s=tpot_slo_s,
+        session=_text(headers.get(b"x-sluice-session"), "x-sluice-session")
+        if request.session is None
+        else request.session,
+        add_special_tokens=True,
+    )
+
+
+def _priority(value: int | str | None, headers: dict[bytes, bytes]) -> tuple[int, str]:
+    if value is None:
+        raw = headers.get(b"x-sluice-priority")
+        if raw is None:
+            return 0, "standard"
+        text = _text(raw, "x-sluice-priority").strip()
+        try:
+            value = text if text in _PRIORITY_OF_CLASS else int(text)
+        except ValueError:
+            value = 10**9
+        if isinstance(value, int) and abs(value) > 1000:
+            raise bad_request(
+                "'x-sluice-priority' must be interactive, standard, batch or an integer of at most 1000.",
+                "x-sluice-priority",
+            )
+    if isinstance(value, str):
+        return _PRIORITY_OF_CLASS[value], value
+    return value, CLASSES[1 + (value > 0) - (value < 0)]
+
+
+def _slo(
+    request: ChatRequest | CompletionRequest, headers: dict[bytes, bytes]
+) -> tuple[float | None, float | None]:
+    ttft_ms = request.slo.ttft_ms if request.slo else None
+    tpot_ms = request.slo.tpot_ms if request.slo else None
+    if ttft_ms is None:
+        ttft_ms = _milliseconds(headers, b"x-sluice-slo-ttft-ms")
+    if tpot_ms is None:
+        tpot_ms = _milliseconds(headers, b"x-sluice-slo-tpot-ms")
+    return (None if ttft_ms is None else ttft_ms / 1e3), (None if tpot_ms is None else tpot_ms / 1e3)
+
+
+def _milliseconds(headers: dict[bytes, bytes], name: bytes) -> float | None:
+    raw = headers.get(name)
+    if raw is None:
+        return None
+    try:
+        value = float(raw)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise bad_request(f"'{name.decode()}' must be a positive number of milliseconds.", name.decode())
+    return value
+
+
+def _text(raw: bytes | None, name: str) -> str:
+    if raw is None:
+        return ""
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        raise bad_request(f"'{name}' is not valid UTF-8.", name) from None
+    if len(text) > 512:
+        raise bad_request(f"'{name}' is longer than 512 characters.", name)
+    return text
+
+
+def _bias_key(key: str) -> str:
+    if not (key.isascii() and key.isdigit() and len(key) <= 10):
+        raise bad_request(f"'logit_bias': {key!r} is no token id.", "logit_bias", "invalid_value")
+    return str(int(key))
+
+
+def _check_format(response_format: dict[str, Any]) -> str:
+    kind = response_format.get("type")
+    if kind not in ("text", "json_object", "json_schema", "structural_tag"):
+        raise bad_request(
+            "'response_format.type' must be text, json_object, json_schema or structural_tag.",
+            "response_format",
+            "invalid_value",
+        )
+    if kind == "json_schema":
+        schema = response_format.get("json_schema")
+        if not isinstance(schema, dict) or not isinstance(schema.get("schema"), dict):
+            raise bad_request(
+                "'response_format.json_schema.schema' must be a JSON schema.",
+                "response_format",
+                "invalid_value",
+            )
+    return str(kind)
+
+
+def _check_ids(ids: list[int], vocab_size: int, param: str) -> None:
+    low, high = min(ids), max(ids)
+    if low < 0 or high >= vocab_size:
+        bad = low if low < 0 else high
+        raise bad_request(
+            f"Token {bad} is outside the vocabulary (0 to {vocab_size - 1}).", param, "invalid_value"
+        )
+
+
+def _is_int(value: object) -> bool:
+    return type(value) is int
+
+
+def messages_for_template(request: ChatRequest) -> list[dict[str, Any]]:
+    """The conversation as chat templates expect it: text parts joined, tool arguments as objects. Raises
+    `ApiError` 400.
+    """
+    messages = []
+    for index, message in enumerate(request.messages):
+        where = f"messages[{index}]"
+        out: dict[str, Any] = dict(message)
+        content = out.get("content")
+        if isinstance(content, list):
+            out["content"] = _join_parts(content, where)
+        elif content is None:
+            if not out.get("tool_calls"):
+                raise bad_request(
+                    f"'{where}.content' is missing.", f"{where}.content", "missing_required_parameter"
+                )
+            out["content"] = ""
+        if out.get("tool_calls"):
+            out["tool_calls"] = [_tool_call(call, where) for call in out["tool_calls"]]
+        messages.append(out)
+    return messages
+
+
+def _join_parts(parts: list[dict[str, Any]], where: str) -> str:
+    texts = []
+    for index, part in enumerate(parts):
+        name = f"{where}.content[{index}]"
+        kind = part.get("type", "text")
+        if kind not in ("text", "input_text", "refusal"):
+            raise bad_request(
+                f"'{name}': parts of type {str(kind)!r} are not supported; send text.",
+                name,
+                "unsupported_parameter",
+            )
+        text = part.get("refusal" if kind == "refusal" else "text")
+        if not isinstance(text, str):
+            raise bad_request(f"'{name}.text' must be a string.", name, "invalid_value")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _tool_call(call: dict[str, Any], where: str) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise bad_request(
+            f"'{where}.tool_calls' need a function with a name.", f"{where}.tool_calls", "invalid_value"
+        )
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = orjson.loads(arguments) if arguments.strip() else {}
+        except orjson.JSONDecodeError:
+            raise bad_request(
+                f"'{where}.tool_calls': the arguments are not valid JSON.",
+                f"{where}.tool_calls",
+                "invalid_value",
+            ) from None
+    return call | {"function": function | {"arguments": arguments if arguments is not None else {}}}
+
+
+__all__ = [
+    "MAX_CHOICES",
+    "ApiError",
+    "Plan",
+    "messages_for_template",
+    "plan_chat",
+    "plan_completion",
+    "prompts_of",
+]

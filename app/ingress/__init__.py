@@ -1,0 +1,1 @@
+"""The ingress: the HTTP listener, the requests' life cycles, and the links to the router and the engines."""

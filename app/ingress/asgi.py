@@ -1,0 +1,338 @@
+"""The HTTP API: one synchronous `dispatch` for every request, whichever transport brought it, and a bare ASGI
+shell.
+
+The fast listener calls `dispatch` with a reply that writes to its transport; under any ASGI server (Ray
+Serve's proxy) `__call__` reads the body, calls the same `dispatch` and pumps the reply out through `send`.
+"""
+
+import asyncio
+import itertools
+import logging
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import orjson
+
+from app.api.errors import ApiError, bad_request
+from app.api.plan import Plan, messages_for_template, plan_chat, plan_completion
+from app.ingress.config import IngressConfig
+from app.ingress.exchange import JSON, Exchange
+from app.ingress.http_protocol import too_large
+from app.ingress.hub import Hub
+from app.ingress.metrics import IngressMetrics
+from app.ingress.reply import AsgiReply, Reply, Request
+from app.ingress.status import fleet_view, status_of
+from app.ingress.tokenizer import TemplateError, TextCodec
+
+log = logging.getLogger(__name__)
+
+TEXT = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+
+class IngressApp:
+    """`versions`: shown by /version beside the transport. `transport` is set to "fast" by the fast listener."""
+
+    def __init__(
+        self,
+        config: IngressConfig,
+        hub: Hub,
+        codec: TextCodec,
+        metrics: IngressMetrics,
+        versions: dict[str, str],
+    ) -> None:
+        self.config = config
+        self.hub = hub
+        self.codec = codec
+        self.metrics = metrics
+        self.versions = versions
+        self.transport = "plain"
+        self.draining = False
+        self._live: set[Exchange] = set()
+        self._idle = asyncio.Event()
+        self._id_prefix = secrets.token_hex(6)
+        self._ids = itertools.count(1)
+        self._dirty: list[Exchange] = []
+        self._loop = asyncio.get_running_loop()
+        self._created_s = int(time.time())
+        self._preparing: set[asyncio.Task[None]] = set()
+        self._routes: dict[str, tuple[str, Callable[[Request, Reply, str], None]]] = {
+            "/v1/chat/completions": ("POST", self._chat),
+            "/v1/completions": ("POST", self._completion),
+            "/v1/models": ("GET", self._models),
+            "/health": ("GET", self._ready),
+            "/health/live": ("GET", self._alive),
+            "/health/ready": ("GET", self._ready),
+            "/metrics": ("GET", self._metrics),
+            "/version": ("GET", self._version),
+            "/sluice/status": ("GET", self._status),
+        }
+        metrics.bind(lambda: float(self.in_flight), hub.router_connected, lambda: fleet_view(hub))
+
+    # ------------------------------------------------------------------------------------------------- requests
+
+    @property
+    def in_flight(self) -> int:
+        """HTTP requests for output that are being answered."""
+        return len(self._live)
+
+    def dispatch(self, request: Request, reply: Reply) -> None:
+        """Answers one request, now or later; never raises for what the client sent."""
+        request_id = self._request_id(request)
+        route = self._routes.get(request.path)
+        try:
+            if route is None:
+                if request.path.startswith("/v1/models/"):
+                    route = ("GET", self._model)
+                else:
+                    raise ApiError(404, f"There is no {request.path}; see /v1/models.", code="not_found")
+            method, handler = route
+            if request.method != method and not (method == "GET" and request.method == "HEAD"):
+                raise ApiError(
+                    405, f"{request.path} answers {method}, not {request.method}.", code="method_not_allowed"
+                )
+            handler(request, reply, request_id)
+        except ApiError as error:
+            extra = [(b"allow", route[0].encode())] if error.status == 405 and route else []
+            self._refuse(error, reply, request_id, extra)
+
+    def flush_soon(self, exchange: Exchange) -> None:
+        """Writes what `exchange` has pending at the end of this loop iteration, together with all others."""
+        if not self._dirty:
+            self._loop.call_soon(self._flush)
+        self._dirty.append(exchange)
+
+    def closed(self, exchange: Exchange) -> None:
+        self._live.discard(exchange)
+        if self.draining and not self._live:
+            self._idle.set()
+
+    def new_id(self) -> str:
+        return f"{self._id_prefix}{next(self._ids):08x}"
+
+    def model_name(self, asked: str | None) -> str:
+        return asked or self.config.served_names[0]
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Takes no new requests and waits for those under way; True if all ended within `timeout_s`."""
+        self.draining = True
+        if self._live:
+            self._idle.clear()
+            try:
+                await asyncio.wait_for(self._idle.wait(), timeout_s)
+            except TimeoutError:
+                return False
+        return True
+
+    def _flush(self) -> None:
+        dirty, self._dirty = self._dirty, []
+        for exchange in dirty:
+            exchange.flush()
+
+    def _refuse(
+        self, error: ApiError, reply: Reply, request_id: str, extra: list[tuple[bytes, bytes]]
+    ) -> None:
+        self.metrics.answered(error.status, "none")
+        headers = [JSON, *error.headers(), *extra, (b"x-request-id", request_id.encode())]
+        reply.respond(error.status, headers, error.body())
+
+    def _request_id(self, request: Request) -> str:
+        given = request.headers.get(b"x-request-id")
+        if given is not None and _REQUEST_ID.fullmatch(given):
+            return given.decode("ascii")
+        return f"req-{self.new_id()}"
+
+    # -------------------------------------------------------------------------------------------------- endpoints
+
+    def _chat(self, request: Request, reply: Reply, request_id: str) -> None:
+        started_s = self._admit()
+        plan = plan_chat(request.body, request.headers)
+        self._check_model(plan)
+        assert plan.request is not None
+        messages = messages_for_template(plan.request)
+        text = self._render(plan, messages)
+        plan.prompts = [text]
+        self._start(plan, reply, request_id, started_s)
+
+    def _completion(self, request: Request, reply: Reply, request_id: str) -> None:
+        started_s = self._admit()
+        plan = plan_completion(request.body, request.headers, self.config.default_completion_tokens)
+        self._check_model(plan)
+        self._start(plan, reply, request_id, started_s)
+
+    def _admit(self) -> float:
+        if self.draining:
+            raise ApiError(
+                503, "This replica is shutting down; try again.", code="draining", retry_after_s=1.0
+            )
+        if len(self._live) >= self.config.max_in_flight:
+            message = f"This replica serves {self.config.max_in_flight} requests already; try again later."
+            raise ApiError(429, message, code="too_many_requests", retry_after_s=1.0)
+        return self.hub.now_s()
+
+    def _check_model(self, plan: Plan) -> None:
+        if plan.model and plan.model not in self.config.served_names:
+            names = ", ".join(self.config.served_names)
+            raise ApiError(404, f"The model '{plan.model}' is not served here; there is {names}.", param="model",
+                           code="model_not_found")  # fmt: skip
+        slo = self.config.class_slo.get(plan.request_class)
+        if slo is not None:
+            plan.ttft_slo_s = slo.ttft_s if plan.ttft_slo_s is None else plan.ttft_slo_s
+            plan.tpot_slo_s = slo.tpot_s if plan.tpot_slo_s is None else plan.tpot_slo_s
+
+    def _render(self, plan: Plan, messages: list[dict[str, Any]]) -> str:
+        request = plan.request
+        assert request is not None
+        kwargs = dict(request.chat_template_kwargs or {})
+        if request.reasoning_effort is not None:
+            kwargs.setdefault("reasoning_effort", request.reasoning_effort)
+        tools = request.tools if request.tool_choice != "none" else None
+        generate = request.add_generation_prompt is not False and not request.continue_final_message
+        try:
+            return self.codec.render_chat(
+                messages, tools or None, generate, bool(request.continue_final_message), kwargs
+            )
+        except TemplateError as error:
+            raise bad_request(
+                f"The model's chat template refuses the conversation: {error}.", "messages"
+            ) from None
+
+    def _start(self, plan: Plan, reply: Reply, request_id: str, started_s: float) -> None:
+        context = self.hub.context_tokens()
+        if context is None:
+            reason = self.hub.ready() or "no engine is known"
+            raise ApiError(503, f"Not ready: {reason}; try again later.", code="not_ready", retry_after_s=2.0)
+        if plan.engine_chat is not None and not any("tools" in info.features for info in self.hub.engines()):
+            raise bad_request(
+                "'tools': no engine here parses tool calls; leave them out.", "tools", "unsupported_parameter"
+            )
+        size = sum(len(prompt) for prompt in plan.prompts)
+        if size <= self.config.offload_prompt_chars:
+            tokens = self._encode(plan)
+            budgets = plan.fit(tokens, context, self.codec.vocab_size)
+            exchange = self._open(plan, reply, request_id, started_s)
+            exchange.begin(tokens, budgets, self._echoes(plan), started_s + self.config.request_timeout_s)
+        else:
+            exchange = self._open(plan, reply, request_id, started_s)
+            task = self._loop.create_task(self._start_large(exchange, context, started_s))
+            self._preparing.add(task)
+            task.add_done_callback(self._preparing.discard)
+
+    async def _start_large(self, exchange: Exchange, context: int, started_s: float) -> None:
+        """A long prompt is tokenised in a thread, so that the streams of others go on."""
+        plan = exchange.plan
+        try:
+            tokens = await self._loop.run_in_executor(None, self._encode, plan)
+            if exchange.closed:
+                return
+            budgets = plan.fit(tokens, context, self.codec.vocab_size)
+            exchange.begin(tokens, budgets, self._echoes(plan), started_s + self.config.request_timeout_s)
+        except ApiError as error:
+            exchange.fail(error)
+        except Exception:
+            log.exception("tokenising failed")
+            exchange.fail(ApiError(500, "Internal error; see the server's log."))
+
+    def _open(self, plan: Plan, reply: Reply, request_id: str, started_s: float) -> Exchange:
+        exchange = Exchange(self, plan, reply, request_id, started_s)
+        self._live.add(exchange)
+        return exchange
+
+    def _encode(self, plan: Plan) -> list[list[int]]:
+        encode, special = self.codec.encode, plan.add_special_tokens
+        return [encode(prompt, special) if isinstance(prompt, str) else prompt for prompt in plan.prompts]
+
+    def _echoes(self, plan: Plan) -> list[str]:
+        if not plan.echo:
+            return []
+        return [prompt if isinstance(prompt, str) else self.codec.decode(prompt) for prompt in plan.prompts]
+
+    # ---------------------------------------------------------------------------------------- small endpoints
+
+    def _json(self, reply: Reply, request_id: str, value: Any, status: int = 200) -> None:
+        reply.respond(status, [JSON, (b"x-request-id", request_id.encode())], orjson.dumps(value))
+
+    def _models(self, request: Request, reply: Reply, request_id: str) -> None:
+        self._json(
+            reply, request_id, {"object": "list", "data": [self._card(n) for n in self.config.served_names]}
+        )
+
+    def _model(self, request: Request, reply: Reply, request_id: str) -> None:
+        name = request.path.removeprefix("/v1/models/")
+        if name not in self.config.served_names:
+            raise ApiError(
+                404, f"The model '{name}' is not served here.", param="model", code="model_not_found"
+            )
+        self._json(reply, request_id, self._card(name))
+
+    def _card(self, name: str) -> dict[str, Any]:
+        card = {"id": name, "object": "model", "created": self._created_s, "owned_by": "sluice"}
+        return card | {"max_model_len": self.hub.context_tokens()}
+
+    def _alive(self, request: Request, reply: Reply, request_id: str) -> None:
+        self._json(reply, request_id, {"live": True})
+
+    def _ready(self, request: Request, reply: Reply, request_id: str) -> None:
+        reason = "shutting down" if self.draining else self.hub.ready()
+        if reason is not None:
+            raise ApiError(503, f"Not ready: {reason}.", code="not_ready", retry_after_s=2.0)
+        self._json(reply, request_id, {"live": True, "ready": True})
+
+    def _metrics(self, request: Request, reply: Reply, request_id: str) -> None:
+        reply.respond(200, [TEXT], self.metrics.render())
+
+    def _version(self, request: Request, reply: Reply, request_id: str) -> None:
+        self._json(reply, request_id, {**self.versions, "transport": self.transport})
+
+    def _status(self, request: Request, reply: Reply, request_id: str) -> None:
+        self._json(reply, request_id, status_of(self))
+
+    # ------------------------------------------------------------------------------------------------------ ASGI
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        """The ASGI application: HTTP and lifespan; anything else is refused as ASGI says."""
+        if scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+            return
+        if scope["type"] != "http":
+            raise ValueError(f"this application does not speak {scope['type']}")
+        reply = AsgiReply(self.config.slow_client_bytes)
+        headers = {name.lower(): value for name, value in scope["headers"]}
+        body = await self._read_body(headers, receive)
+        if body is None:
+            return
+        path = scope["path"].removeprefix(scope.get("root_path", "")) or "/"
+        request = Request(scope["method"], path, headers, body)
+        if len(body) > self.config.max_body_bytes:
+            self._refuse(too_large(self.config.max_body_bytes), reply, self._request_id(request), [])
+        else:
+            self.dispatch(request, reply)
+        await reply.pump(receive, send)
+
+    async def _read_body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes | None:
+        """The body, or its first bytes beyond the limit; None if the client left meanwhile."""
+        limit = self.config.max_body_bytes
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if not message.get("more_body", False) or size > limit:
+                return b"".join(parts)
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    while True:
+        message = await receive()
+        await send({"type": message["type"] + ".complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

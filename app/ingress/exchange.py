@@ -1,0 +1,184 @@
+"""One HTTP request and its answer: a plan, its jobs (one per prompt), and the reply they feed.
+
+It lives in callbacks: jobs put output in, the app's flush takes the bytes of one loop iteration out as one
+write. It ends in `_close`, exactly once, whichever of finish, failure and disconnect comes first.
+"""
+
+import time
+from typing import TYPE_CHECKING
+
+from actors.wire.messages import Out
+from app.api.chunks import DONE, Choice, Envelope, StreamWriter, usage_json, whole
+from app.api.errors import ApiError
+from app.api.plan import Plan
+from app.ingress.job import Job, Work
+from app.ingress.reply import GONE_SLOW, Headers, Reply
+
+if TYPE_CHECKING:
+    from app.ingress.asgi import IngressApp
+
+JSON = (b"content-type", b"application/json")
+SSE = (b"content-type", b"text/event-stream; charset=utf-8")
+NO_CACHE = (b"cache-control", b"no-cache")
+
+CLIENT_CLOSED = 499  # nginx's number for a client that left; it exists in metrics only
+
+
+class Exchange:
+    """See the module. `begin` starts the jobs; before that only `fail` and the client's leaving can end it."""
+
+    __slots__ = (
+        "_app", "_choices", "_finish", "_first_s", "_jobs", "_open_jobs", "_pending", "_started_s",
+        "_tokens", "_writer", "closed", "envelope", "plan", "reply", "request_id",
+    )  # fmt: skip
+
+    def __init__(
+        self, app: "IngressApp", plan: Plan, reply: Reply, request_id: str, started_s: float
+    ) -> None:
+        self._app = app
+        self.plan = plan
+        self.reply = reply
+        self.request_id = request_id
+        self.closed = False
+        self._started_s = started_s
+        self._first_s: float | None = None
+        self._jobs: list[Job] = []
+        self._open_jobs = 0
+        self._pending: list[bytes] = []
+        self._finish: bytes | None = None
+        self._tokens: list[list[int]] = []
+        self._choices: list[Choice] = []
+        self._writer: StreamWriter | None = None
+        prefix = "chatcmpl-" if plan.chat else "cmpl-"
+        self.envelope = Envelope(
+            prefix + app.new_id(), int(time.time()), app.model_name(plan.model), plan.chat, plan.include_usage
+        )
+        reply.on_gone = self._gone
+
+    def begin(
+        self, tokens: list[list[int]], budgets: list[int], echoes: list[str], deadline_s: float
+    ) -> None:
+        """Starts one job per prompt. `tokens` and `budgets` (max_tokens) as `Plan.fit` approved them."""
+        plan = self.plan
+        self._tokens = tokens
+        keep = not plan.stream
+        logprobs = plan.logprobs is not None
+        for index in range(len(tokens) * plan.n):
+            echo = echoes[index // plan.n] if plan.echo else ""
+            self._choices.append(Choice(index, plan.chat, logprobs, keep, echo))
+        if plan.stream:
+            self._writer = StreamWriter(self.envelope)
+        for index, ids in enumerate(tokens):
+            work = Work(
+                tokens=ids,
+                params=plan.params | {"max_tokens": budgets[index]},
+                max_tokens=budgets[index],
+                choices=plan.n,
+                priority=plan.priority,
+                request_class=plan.request_class,
+                ttft_slo_s=plan.ttft_slo_s,
+                tpot_slo_s=plan.tpot_slo_s,
+                session=plan.session,
+                local=plan.local,
+                chat=plan.engine_chat,
+                deadline_s=deadline_s,
+                first_choice=index * plan.n,
+            )
+            self._jobs.append(Job(work, self, self._app.hub))
+        self._open_jobs = len(self._jobs)
+        for job in self._jobs:
+            if not self.closed:
+                job.start()
+
+    # -------------------------------------------------------------------------------------------- Owner of jobs
+
+    def job_output(self, job: Job, out: Out) -> None:
+        if self.closed:
+            return
+        if self._first_s is None:
+            self._first_s = job.times.first_s
+        choice = self._choices[job.work.first_choice + out.index]
+        writer = self._writer
+        if writer is None:
+            choice.absorb(out)
+            return
+        usage = self._usage() if self.plan.continuous_usage else None
+        data = writer.piece(choice, out, usage)
+        if data:
+            if not self._pending:
+                self._app.flush_soon(self)
+            self._pending.append(data)
+
+    def job_finished(self, job: Job) -> None:
+        self._open_jobs -= 1
+        if self._open_jobs or self.closed:
+            return
+        if self._writer is None:
+            body = whole(self.envelope, self._choices, self._usage())
+            self._close(200)
+            self.reply.respond(200, [JSON, *self._headers()], body)
+            return
+        self._finish = self._writer.usage(self._usage()) + DONE if self.plan.include_usage else DONE
+        if not self._pending:
+            self._app.flush_soon(self)
+        self._close(200)
+
+    def job_failed(self, job: Job, error: ApiError) -> None:
+        self.fail(error)
+
+    # --------------------------------------------------------------------------------------------------- output
+
+    def flush(self) -> None:
+        """One write for everything that has come since the last."""
+        reply = self.reply
+        if reply.gone:
+            return
+        if not reply.started:
+            reply.start([SSE, NO_CACHE, *self._headers()])
+        pending, self._pending = self._pending, []
+        if self._finish is not None:
+            pending.append(self._finish)
+            reply.end(b"".join(pending))
+        elif pending:
+            reply.write(pending[0] if len(pending) == 1 else b"".join(pending))
+
+    def fail(self, error: ApiError) -> None:
+        """Ends the exchange with an error: as a status before the first byte, as an event after it."""
+        if self.closed:
+            return
+        self._close(error.status)
+        for job in self._jobs:
+            job.cancel()
+        if self.reply.started or self._pending:
+            self._finish = error.event()
+            self._app.flush_soon(self)
+        else:
+            self.reply.respond(error.status, [JSON, *error.headers(), *self._headers()], error.body())
+
+    def _gone(self, reason: str) -> None:
+        if self.closed:
+            return
+        if reason == GONE_SLOW:
+            self._app.metrics.slow_clients.inc()
+        self._close(CLIENT_CLOSED)
+        for job in self._jobs:
+            job.cancel()
+
+    def _close(self, code: int) -> None:
+        self.closed = True
+        app = self._app
+        app.closed(self)
+        metrics = app.metrics
+        metrics.answered(code, self.plan.request_class)
+        if self._first_s is not None:
+            metrics.ttft.observe(self._first_s - self._started_s)
+        if code == 200:
+            metrics.e2e.observe(app.hub.now_s() - self._started_s)
+
+    def _headers(self) -> Headers:
+        return [(b"x-request-id", self.request_id.encode())]
+
+    def _usage(self) -> bytes:
+        prompt = sum(map(len, self._tokens))
+        completion = sum(job.output_tokens for job in self._jobs)
+        return usage_json(prompt, completion, sum(job.cached_tokens for job in self._jobs))

@@ -1,0 +1,286 @@
+"""The hub of one ingress replica: it owns the links and the live jobs, and carries messages between them.
+
+It is the live `job.Ports`. Everything runs on one event loop in callbacks; the only timers are two for the
+whole replica: progress to the router (batched) and the sweep over deadlines.
+
+Without a router each job is decided here by the least of our own requests in flight, among engines of one KV
+group. This is counted, and `/sluice/status` shows it: it is a degraded mode, not a quiet one.
+"""
+
+import asyncio
+import itertools
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from actors.wire.channel import Channel, Identity
+from actors.wire.link import Link
+from actors.wire.messages import (
+    Admitted,
+    EngineInfo,
+    Failed,
+    Fleet,
+    FleetStatus,
+    Message,
+    PrefillDone,
+    Progress,
+    Reject,
+    RouteDecode,
+    RoutePrefill,
+    Tokens,
+)
+from app.ingress.config import IngressConfig
+from app.ingress.job import EngineFailed, EngineLost, Job, RouterLost, State
+from app.ingress.links import EngineLink, EngineLinks
+from app.ingress.metrics import IngressMetrics
+
+log = logging.getLogger(__name__)
+
+
+class Hub:
+    """`start` connects; `fleet` and `fleet_status` are the router's last words (None before the first)."""
+
+    def __init__(
+        self,
+        config: IngressConfig,
+        me: Identity,
+        find_router: Callable[[], Awaitable[tuple[str, ...]]],
+        metrics: IngressMetrics,
+    ) -> None:
+        self.config = config
+        self.metrics = metrics
+        self.max_retries = config.max_retries
+        self.lease_margin_s = config.lease_margin_s
+        self.jobs: dict[str, Job] = {}
+        self.fleet: Fleet | None = None
+        self.fleet_status: FleetStatus | None = None
+        self._engines = EngineLinks(me, self._from_engine, self._engine_lost)
+        self._router = Link(
+            me, find_router, self._from_router, self._router_up, self._router_down, name="router"
+        )
+        self._epochs = itertools.count(1)
+        self._epoch: int | None = None
+        self._rid_prefix = secrets.token_hex(4)
+        self._rids = itertools.count(1)
+        self._admitted: list[str] = []
+        self._progressed: set[Job] = set()
+        self._progress_timer: asyncio.TimerHandle | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        self.now_s = self._loop.time
+
+    async def start(self) -> None:
+        """Connects in the background; `ready()` says when requests can be served."""
+        self._router.start()
+        self._sweeper = asyncio.create_task(self._sweep())
+
+    async def stop(self) -> None:
+        """Cancels what still runs and closes all links. Idempotent."""
+        for job in list(self.jobs.values()):
+            job.cancel()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        if self._progress_timer is not None:
+            self._progress_timer.cancel()
+        await self._router.stop()
+        await self._engines.stop()
+
+    # ----------------------------------------------------------------------------------------- what others ask
+
+    def ready(self) -> str | None:
+        """None if a request can be served now, else why not."""
+        if self.fleet is None:
+            return "the router has not answered yet"
+        infos = [link.info for link in self._engines.all() if link.connected and link.info.state == "ready"]
+        if not infos:
+            return "no engine is ready"
+        if any(info.role in ("colocated", "decode") for info in infos):
+            return None
+        return "no engine that can decode is ready"
+
+    def engines(self) -> list[EngineInfo]:
+        """The engines of the fleet, by id."""
+        return [link.info for link in self._engines.all()]
+
+    def context_tokens(self) -> int | None:
+        """The least context of all engines: what every one of them can serve. None before the first engine."""
+        return min((info.max_model_len for info in self.engines()), default=None)
+
+    def router_connected(self) -> bool:
+        return self._epoch is not None
+
+    # ------------------------------------------------------------------------------------------- Ports of jobs
+
+    def new_rid(self) -> str:
+        return f"{self._rid_prefix}-{next(self._rids):x}"
+
+    def register(self, job: Job) -> None:
+        self.jobs[job.rid] = job
+
+    def forget(self, job: Job, outcome: str) -> None:
+        del self.jobs[job.rid]
+        self._progressed.discard(job)
+        self.metrics.job_closed(job, outcome)
+
+    def router_epoch(self) -> int | None:
+        return self._epoch
+
+    def to_router(self, message: Message) -> None:
+        self._router.send(message)
+
+    def to_engine(self, engine_id: str, job: Job, message: Message) -> bool:
+        link = self._engines.attached(engine_id, job.rid)
+        if link is None or not link.send(message):
+            return False
+        link.jobs[job.rid] = job
+        return True
+
+    def leave_engine(self, engine_id: str, job: Job) -> None:
+        link = self._engines.attached(engine_id, job.rid)
+        if link is not None:
+            link.jobs.pop(job.rid, None)
+
+    def admitted(self, job: Job) -> None:
+        self.metrics.job_admitted(job)
+        self._admitted.append(job.rid)
+        self._schedule_progress()
+
+    def retried(self, job: Job, stage: str, code: str) -> None:
+        self.metrics.retries.labels(stage, code).inc()
+        log.warning(
+            "retry of a request after a failed %s (%s), now avoiding %s", stage, code, ", ".join(job.avoid)
+        )
+
+    def transfer_failed(self, job: Job) -> None:
+        self.metrics.transfer_failures.inc()
+
+    def refused(self, job: Job, event: object) -> None:
+        self.metrics.refused_events.inc()
+        log.debug("job %s in state %s refused %s", job.rid, job.state.value, type(event).__name__)
+
+    def choose_prefill(self, job: Job) -> RoutePrefill | None:
+        """Least own jobs in flight: a prefill engine whose group has a decode engine, or one that computes
+        all itself.
+        """
+        links = [link for link in self._engines.all() if self._usable(link, job)]
+        groups = {link.info.group for link in links if link.info.role == "decode"}
+        whole = [link for link in links if link.info.role == "colocated"]
+        split = [link for link in links if link.info.role == "prefill" and link.info.group in groups]
+        if job.work.local or not (whole or split):
+            whole, split = whole or [link for link in links if link.info.role == "decode"], []
+        best = min(whole + split, key=lambda link: len(link.jobs), default=None)
+        if best is None:
+            return None
+        self.metrics.fallbacks.labels("prefill").inc()
+        return RoutePrefill(job.rid, best.info.id, "prefill" if best in split else "colocated")
+
+    def choose_decode(self, job: Job) -> RouteDecode | None:
+        """Least own jobs in flight among the decode engines of the group that holds the KV."""
+        assert job.prefill_engine is not None
+        holder = self._engines.attached(job.prefill_engine, job.rid)
+        if holder is None:
+            return None
+        links = [
+            link
+            for link in self._engines.all()
+            if self._usable(link, job) and link.info.role == "decode" and link.info.group == holder.info.group
+        ]
+        best = min(links, key=lambda link: len(link.jobs), default=None)
+        if best is None:
+            return None
+        self.metrics.fallbacks.labels("decode").inc()
+        return RouteDecode(job.rid, best.info.id)
+
+    @staticmethod
+    def _usable(link: EngineLink, job: Job) -> bool:
+        return link.connected and link.info.state == "ready" and link.info.id not in job.avoid
+
+    # ------------------------------------------------------------------------------------------------ engines
+
+    def _from_engine(self, link: EngineLink, message: Message) -> None:
+        if isinstance(message, Tokens):
+            self._tokens(message)
+        elif isinstance(message, (PrefillDone, Admitted)):
+            self._to_job(message.rid, message)
+        elif isinstance(message, Failed):
+            self._to_job(message.rid, EngineFailed(link.info.id, message))
+        else:
+            raise ValueError(f"an ingress does not take {type(message).__name__}")
+
+    def _tokens(self, message: Tokens) -> None:
+        jobs, progressed = self.jobs, self._progressed
+        for out in message.items:
+            job = jobs.get(out.rid)
+            if job is None:
+                continue  # its cancellation is on the way
+            if job.state is State.DECODING:
+                job.output(out)
+            else:
+                job.on(out)
+            if job.state is State.DECODING:
+                progressed.add(job)
+        if progressed:
+            self._schedule_progress()
+
+    def _to_job(self, rid: str, event: Any) -> None:
+        job = self.jobs.get(rid)
+        if job is not None:
+            job.on(event)
+
+    def _engine_lost(self, link: EngineLink, reason: str) -> None:
+        jobs, link.jobs = list(link.jobs.values()), {}
+        if jobs:
+            log.warning("engine %s lost (%s) with %d requests", link.info.id, reason, len(jobs))
+        for job in jobs:
+            if self.jobs.get(job.rid) is job:
+                job.on(EngineLost(link.info.id, reason))
+
+    # ------------------------------------------------------------------------------------------------- router
+
+    def _from_router(self, _: Channel, message: Message) -> None:
+        match message:
+            case RoutePrefill() | RouteDecode() | Reject():
+                self._to_job(message.rid, message)
+            case FleetStatus():
+                self.fleet_status = message
+            case Fleet():
+                self.fleet = message
+                self._engines.update(message.engines, self.now_s())
+            case _:
+                raise ValueError(f"an ingress does not take {type(message).__name__} from a router")
+
+    def _router_up(self, _: Channel) -> None:
+        self._epoch = next(self._epochs)
+        for job in list(self.jobs.values()):
+            job.router_up(self._epoch)
+
+    def _router_down(self, reason: str) -> None:
+        self._epoch = None
+        self._admitted.clear()
+        log.warning("router lost (%s): deciding %d requests here until it is back", reason, len(self.jobs))
+        for job in list(self.jobs.values()):
+            job.on(RouterLost())
+
+    def _schedule_progress(self) -> None:
+        if self._progress_timer is None:
+            self._progress_timer = self._loop.call_later(self.config.progress_interval_s, self._send_progress)
+
+    def _send_progress(self) -> None:
+        self._progress_timer = None
+        items = [(rid, "admitted", 0) for rid in self._admitted if rid in self.jobs]
+        items += [(job.rid, "tokens", job.output_tokens) for job in self._progressed]
+        self._admitted.clear()
+        self._progressed.clear()
+        if items and self._epoch is not None:
+            self._router.send(Progress(items))
+
+    # -------------------------------------------------------------------------------------------------- sweep
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(self.config.sweep_interval_s)
+            now_s = self.now_s()
+            self._engines.sweep(now_s)
+            for job in list(self.jobs.values()):
+                job.sweep(now_s)

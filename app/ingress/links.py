@@ -1,0 +1,155 @@
+"""The ingress's connections to the engines of the fleet.
+
+An engine of the last `Fleet` has a link that is kept. One that left the list (the router may only have lost
+sight of it) keeps its running requests: it is retired, and its connection ends with its last job.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from actors.wire.channel import Channel, Identity
+from actors.wire.link import Link
+from actors.wire.messages import EngineInfo, Message
+
+if TYPE_CHECKING:
+    from app.ingress.job import Job
+
+log = logging.getLogger(__name__)
+
+CONNECT_GRACE_S = 2.0
+"""The router may route to an engine before our connection to it stands: so long its work is kept for it."""
+
+
+class EngineLink:
+    """One engine: its facts, its connection, and the jobs that hold anything there."""
+
+    def __init__(
+        self,
+        me: Identity,
+        info: EngineInfo,
+        on_message: Callable[["EngineLink", Message], None],
+        on_lost: Callable[["EngineLink", str], None],
+        now_s: float,
+    ) -> None:
+        self.info = info
+        self.jobs: dict[str, Job] = {}
+        self.retired = False
+        self._on_message, self._on_lost = on_message, on_lost
+        self._early: list[Message] = []
+        self._waiting_since_s: float | None = now_s  # None once up or given up
+        self._link = Link(me, self._find, self._received, self._up, self._down, name=f"engine {info.id}")
+        self._link.start()
+
+    @property
+    def connected(self) -> bool:
+        return self._link.channel is not None
+
+    def send(self, message: Message) -> bool:
+        """False if the engine is not connected (and is not just being connected for the first time)."""
+        if self._link.send(message):
+            return True
+        if self._waiting_since_s is None:
+            return False
+        self._early.append(message)
+        return True
+
+    def sweep(self, now_s: float) -> None:
+        """Gives up on a first connection that does not come about."""
+        if self._waiting_since_s is not None and now_s - self._waiting_since_s > CONNECT_GRACE_S:
+            self._waiting_since_s = None
+            if self._early:
+                self._early.clear()
+                self._on_lost(self, "cannot be reached")
+
+    async def stop(self) -> None:
+        self._waiting_since_s = None
+        await self._link.stop()
+
+    async def _find(self) -> tuple[str, ...]:
+        return self.info.addresses
+
+    def _up(self, channel: Channel) -> None:
+        self._waiting_since_s = None
+        early, self._early = self._early, []
+        for message in early:
+            channel.send(message)
+
+    def _down(self, reason: str) -> None:
+        self._on_lost(self, reason)
+
+    def _received(self, _: Channel, message: Message) -> None:
+        self._on_message(self, message)
+
+
+class EngineLinks:
+    """All engine links by engine id."""
+
+    def __init__(
+        self,
+        me: Identity,
+        on_message: Callable[[EngineLink, Message], None],
+        on_lost: Callable[[EngineLink, str], None],
+    ) -> None:
+        self._me, self._on_message, self._on_lost = me, on_message, on_lost
+        self._links: dict[str, EngineLink] = {}
+        self._retired: set[EngineLink] = set()
+        self._stopping: set[asyncio.Task[None]] = set()
+
+    def update(self, engines: list[EngineInfo], now_s: float) -> None:
+        """Makes the links match the fleet. An engine that came back at other addresses gets a new link."""
+        wanted = {info.id: info for info in engines}
+        for engine_id, link in list(self._links.items()):
+            info = wanted.get(engine_id)
+            if info is None or (info.addresses, info.pid) != (link.info.addresses, link.info.pid):
+                del self._links[engine_id]
+                self._retire(link)
+        for info in engines:
+            known = self._links.get(info.id)
+            if known is None:
+                self._links[info.id] = EngineLink(self._me, info, self._on_message, self._on_lost, now_s)
+            else:
+                known.info = info
+
+    def get(self, engine_id: str) -> EngineLink | None:
+        """The engine's link, if it is in the fleet."""
+        return self._links.get(engine_id)
+
+    def attached(self, engine_id: str, rid: str) -> EngineLink | None:
+        """The link over which `rid` runs at the engine: a retired one goes on serving its own jobs."""
+        link = self._links.get(engine_id)
+        if link is not None and rid in link.jobs:
+            return link
+        for retired in self._retired:
+            if retired.info.id == engine_id and rid in retired.jobs:
+                return retired
+        return link
+
+    def all(self) -> list[EngineLink]:
+        """The links of the fleet, by engine id."""
+        return [self._links[engine_id] for engine_id in sorted(self._links)]
+
+    def sweep(self, now_s: float) -> None:
+        for link in (*self._links.values(), *list(self._retired)):
+            link.sweep(now_s)
+            if link.retired and (not link.jobs or not link.connected):
+                self._stop(link)
+
+    async def stop(self) -> None:
+        links = [*self._links.values(), *self._retired]
+        self._links.clear()
+        self._retired.clear()
+        await asyncio.gather(*(link.stop() for link in links), *self._stopping)
+
+    def _retire(self, link: EngineLink) -> None:
+        link.retired = True
+        self._retired.add(link)
+
+    def _stop(self, link: EngineLink) -> None:
+        self._retired.discard(link)
+        if link.jobs:
+            self._on_lost(link, "engine left the fleet")
+        task = asyncio.create_task(link.stop())
+        self._stopping.add(task)
+        task.add_done_callback(self._stopping.discard)

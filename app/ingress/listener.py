@@ -1,0 +1,159 @@
+"""The ingress replica's own listener on the public port, inside a loop that already runs.
+
+uvicorn's `Server` accepts, holds the TLS context and stops gracefully. The protocol is ours (`http_protocol`)
+where httptools is there, else uvicorn's own with the ASGI app: slower, the same API. `/version` says which is
+on.
+"""
+
+import asyncio
+import logging
+import socket
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+
+from app.ingress.asgi import IngressApp
+
+log = logging.getLogger(__name__)
+
+try:
+    from app.ingress.http_protocol import FastHttpProtocol
+except ImportError:  # httptools has no wheel for this platform
+    FastHttpProtocol = None  # type: ignore[assignment, misc]
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerConfig:
+    """Where to listen. `port` 0 picks a free one; TLS needs both files. `reuse_port` lets several replicas
+    share a port.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    reuse_port: bool = False
+    backlog: int = 2048
+    keep_alive_s: float = 75.0
+    request_read_s: float = 30.0  # a request must arrive within this time
+    fast: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"listener: port must be 0 to 65535, got {self.port}")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("listener: tls_cert and tls_key belong together")
+        if self.keep_alive_s <= 0 or self.request_read_s <= 0:
+            raise ValueError("listener: keep_alive_s and request_read_s must be > 0")
+
+
+class Listener:
+    """`start` binds (raises OSError with the port in its message); `stop` lets running answers end, then cuts
+    them.
+    """
+
+    def __init__(self, app: IngressApp, config: ListenerConfig) -> None:
+        self._app = app
+        self._config = config
+        self._server: _Server | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+        self.port = config.port
+
+    async def start(self) -> None:
+        config = self._config
+        sock = _bind(config)
+        self.port = sock.getsockname()[1]
+        fast = config.fast and FastHttpProtocol is not None
+        self._app.transport = "fast" if fast else "plain"
+        settings = uvicorn.Config(
+            self._app,  # type: ignore[arg-type]
+            http=protocol_class(self._app) if fast else "auto",
+            loop="none",
+            lifespan="off",
+            interface="asgi3",
+            ws="none",
+            ssl_certfile=config.tls_cert,
+            ssl_keyfile=config.tls_key,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            backlog=config.backlog,
+            timeout_keep_alive=int(config.keep_alive_s),
+            timeout_graceful_shutdown=1,
+        )
+        self._server = _Server(settings)
+        self._task = asyncio.create_task(self._server.serve([sock]))
+        while not self._server.started:
+            if self._task.done():
+                self._task.result()
+                raise RuntimeError("the listener ended before it was ready")
+            await asyncio.sleep(0.005)
+        if fast:
+            self._sweeper = asyncio.create_task(self._sweep())
+
+    async def stop(self, drain_s: float = 0.0) -> None:
+        """Takes no new connections, gives running answers `drain_s`, then cuts. Idempotent."""
+        if self._server is None or self._task is None:
+            return
+        for server in self._server.servers:
+            server.close()
+        if drain_s > 0:
+            await self._app.drain(drain_s)
+        for connection in list(self._server.server_state.connections):
+            connection.shutdown()
+        await asyncio.sleep(0)
+        for connection in list(self._server.server_state.connections):
+            transport = getattr(connection, "transport", None)
+            if transport is not None:
+                transport.abort()
+        self._server.should_exit = True
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        await self._task
+        self._server = self._task = None
+
+    async def _sweep(self) -> None:
+        while self._server is not None:
+            await asyncio.sleep(1.0)
+            now_s = time.monotonic()
+            for connection in list(self._server.server_state.connections):
+                connection.sweep(now_s, self._config.keep_alive_s, self._config.request_read_s)  # type: ignore[union-attr]
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server without its signal handlers: the process belongs to Ray or to a test."""
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._serve(sockets)
+
+
+def protocol_class(app: IngressApp) -> type[Any]:
+    """The fast protocol bound to `app`."""
+    bound = {
+        "dispatch": staticmethod(app.dispatch),
+        "max_body_bytes": app.config.max_body_bytes,
+        "slow_client_bytes": app.config.slow_client_bytes,
+    }
+    return type("BoundFastHttpProtocol", (FastHttpProtocol,), bound)
+
+
+def _bind(config: ListenerConfig) -> socket.socket:
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if config.reuse_port:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind((config.host, config.port))
+    except OSError as error:
+        sock.close()
+        raise OSError(
+            error.errno,
+            f"cannot listen on {config.host}:{config.port} ({error.strerror}); free the port or choose another",
+        ) from None
+    sock.setblocking(False)
+    return sock

@@ -1,0 +1,64 @@
+"""`/sluice/status`: the fleet as this replica and the router's last report know it."""
+
+from typing import TYPE_CHECKING, Any
+
+from actors.wire.messages import EngineInfo, FleetStatus, Status
+from app.ingress.job import State
+
+if TYPE_CHECKING:
+    from app.ingress.asgi import IngressApp
+    from app.ingress.hub import Hub
+
+
+def fleet_view(hub: "Hub") -> tuple[list[EngineInfo], FleetStatus | None]:
+    """The engines of the fleet and the router's last report; None before the first."""
+    return hub.engines(), hub.fleet_status
+
+
+def status_of(app: "IngressApp") -> dict[str, Any]:
+    """The shape that the SDK and the dashboard read. A figure that nobody has reported yet is null."""
+    hub = app.hub
+    infos, report = fleet_view(hub)
+    statuses = {status.engine_id: status for status in report.statuses} if report else {}
+    fleet = hub.fleet
+    policy = {"prefill": fleet.prefill_policy, "decode": fleet.decode_policy} if fleet else None
+    here = {state.value: 0 for state in State if state is not State.DONE}
+    for job in hub.jobs.values():
+        here[job.state.value] += 1
+    return {
+        "ready": not app.draining and hub.ready() is None,
+        "detail": hub.ready(),
+        "model": app.config.served_names[0],
+        "transport": app.transport,
+        "router": {
+            "connected": hub.router_connected(),
+            "policy": policy,
+            "fallback": not hub.router_connected(),
+        },
+        "engines": [_engine(info, statuses.get(info.id)) for info in infos],
+        "requests": {
+            "in_flight": report.in_flight if report and hub.router_connected() else len(hub.jobs),
+            "queued": report.queued if report and hub.router_connected() else here["submitted"],
+            "pool": report.pool if report and hub.router_connected() else here["pooled"],
+        },
+        "leases": report.leases if report and hub.router_connected() else here["pooled"] + here["admitting"],
+        "replica": {"id": app.config.replica_id, "in_flight": app.in_flight, "jobs": here},
+    }
+
+
+def _engine(info: EngineInfo, status: Status | None) -> dict[str, Any]:
+    return {
+        "id": info.id,
+        "role": info.role,
+        "kind": info.kind,
+        "state": info.state,
+        "group": info.group,
+        "node": info.node,
+        "slots": info.slots,
+        "kv_blocks_total": info.kv_blocks,
+        "running": status.running if status else None,
+        "waiting": status.waiting if status else None,
+        "kv_blocks_used": status.kv_blocks_used if status else None,
+        "kv_usage": status.kv_usage if status else None,
+        "leases": status.leases if status else None,
+    }

@@ -1,0 +1,228 @@
+"""Text to tokens and conversations to text, without transformers or torch (650 MB less in every ingress).
+
+`HfCodec` reads a Hugging Face directory (tokenizer.json, tokenizer_config.json, chat_template.jinja) with the
+`tokenizers` library and renders chat templates with Hugging Face's published semantics. `WordCodec` needs no
+files; it serves the sim engine's model.
+"""
+
+import datetime as dt
+import json
+import re
+import zlib
+from pathlib import Path
+from typing import Any, Protocol
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import CallBlock, Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+
+class TemplateError(ValueError):
+    """The chat template refuses this conversation (roles out of order, unknown tool shape, ...); the message
+    is its own.
+    """
+
+
+class TextCodec(Protocol):
+    """What the ingress needs of a model's tokenizer. Thread-safe: long prompts are encoded in a thread."""
+
+    vocab_size: int
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
+
+    def decode(self, ids: list[int]) -> str: ...
+
+    def render_chat(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        kwargs: dict[str, Any],
+    ) -> str:
+        """The prompt of a conversation. Raises `TemplateError` where the template refuses it."""
+
+
+class HfCodec:
+    """A Hugging Face tokenizer directory. Raises FileNotFoundError or ValueError, saying which file is
+    missing or broken.
+    """
+
+    def __init__(self, directory: str | Path) -> None:
+        path = Path(directory)
+        tokenizer = path / "tokenizer.json"
+        if not tokenizer.is_file():
+            raise FileNotFoundError(
+                f"{tokenizer} is missing: the model directory needs a fast tokenizer (tokenizer.json)"
+            )
+        self._tokenizer = Tokenizer.from_file(str(tokenizer))
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        config_path = path / "tokenizer_config.json"
+        config = json.loads(config_path.read_text("utf-8")) if config_path.is_file() else {}
+        self._specials = {
+            name: _token_text(value)
+            for name, value in config.items()
+            if name.endswith("_token") and value is not None
+        }
+        self._template = _compile(_template_text(path, config))
+        self.vocab_size = _vocab_size(path, self._tokenizer)
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
+        return text
+
+    def render_chat(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        kwargs: dict[str, Any],
+    ) -> str:
+        if self._template is None:
+            raise TemplateError("the model has no chat template; use /v1/completions")
+        variables = self._specials | kwargs
+        variables |= {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
+        variables.setdefault("documents", None)
+        try:
+            text = self._template.render(variables)
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, OverflowError) as error:
+            raise TemplateError(str(error) or type(error).__name__) from None
+        return _cut_after_last(text, messages) if continue_final_message else text
+
+
+class WordCodec:
+    """Words as tokens: id = CRC-32 of the word, modulo the vocabulary. Deterministic; `decode` names ids,
+    words are lost.
+    """
+
+    def __init__(self, vocab_size: int = 32_000) -> None:
+        self.vocab_size = vocab_size
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        size, crc = self.vocab_size, zlib.crc32
+        return [crc(word) % size for word in _WORD.findall(text.encode("utf-8", "replace"))]
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(f" w{token}" for token in ids)
+
+    def render_chat(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        kwargs: dict[str, Any],
+    ) -> str:
+        lines = [f"<{m['role']}> {m.get('content') or ''}" for m in messages]
+        if tools:
+            lines.insert(0, f"<tools> {json.dumps(tools)}")
+        if add_generation_prompt and not continue_final_message:
+            lines.append("<assistant>")
+        return "\n".join(lines)
+
+
+_WORD = re.compile(rb"\s*\S+|\s+")
+
+
+def _token_text(value: Any) -> str:
+    """Special tokens are strings or, in older files, objects with the string in `content`."""
+    return str(value["content"]) if isinstance(value, dict) else str(value)
+
+
+def _template_text(path: Path, config: dict[str, Any]) -> str | None:
+    """chat_template.jinja wins over tokenizer_config.json's `chat_template`, which may be a list of named
+    ones.
+    """
+    file = path / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text("utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {entry["name"]: entry["template"] for entry in template}
+        template = named.get("default")
+    return template
+
+
+def _vocab_size(path: Path, tokenizer: Tokenizer) -> int:
+    """The model's own vocabulary where config.json gives it: embeddings may be padded beyond the tokenizer's
+    ids.
+    """
+    file = path / "config.json"
+    if file.is_file():
+        config = json.loads(file.read_text("utf-8"))
+        size = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
+        if isinstance(size, int):
+            return size
+    size = tokenizer.get_vocab_size(with_added_tokens=True)
+    return int(size)
+
+
+class _GenerationTag(Extension):
+    """`{% generation %} ... {% endgeneration %}` marks training targets; when serving, its body is plain
+    output.
+    """
+
+    tags = {"generation"}  # noqa: RUF012  (Jinja reads a class attribute)
+
+    def parse(self, parser: Parser) -> Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
+
+    def _body(self, caller: Any) -> str:
+        return str(caller())
+
+
+def _compile(text: str | None) -> jinja2.Template | None:
+    if text is None:
+        return None
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    try:
+        return environment.from_string(text)
+    except jinja2.TemplateSyntaxError as error:
+        raise ValueError(
+            f"the model's chat template does not compile (line {error.lineno}): {error.message}"
+        ) from None
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
+    """Templates count on plain JSON: Jinja's own filter escapes HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return dt.datetime.now().strftime(form)
+
+
+def _cut_after_last(text: str, messages: list[dict[str, Any]]) -> str:
+    """The rendered text up to the end of the last message's content, so that the model continues it."""
+    content = str(messages[-1].get("content") or "").strip()
+    if not content or content not in text:
+        raise TemplateError("'continue_final_message': the template does not show the last message's content")
+    return text[: text.rindex(content) + len(content)]
