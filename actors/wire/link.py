@@ -77,7 +77,7 @@ class Link:
                 log.warning("%s: cannot find it (%r); next try in %.2f s", self._name, error, backoff_s)
             else:
                 backoff_s = BACKOFF_FIRST_S
-                await channel.closed
+                await asyncio.shield(channel.closed)  # our cancellation must not cancel the future itself
             await asyncio.sleep(backoff_s * random.uniform(0.8, 1.2))
             backoff_s = min(BACKOFF_MOST_S, 2 * backoff_s)
 
