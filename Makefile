@@ -53,5 +53,5 @@ bench-overhead: setup ## what Sluice adds to an engine: latency, throughput, CPU
 	$(PY) -m benchmarks.live.overhead $(ARGS)
 
 clean: ## remove the environment and all caches of this folder (not the converted model)
-	rm -rf $(VENV) .ci/venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .ci/work.* build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find $(PACKAGES) tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
