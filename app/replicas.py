@@ -133,10 +133,9 @@ def make_engine(config: AppConfig, group: EngineGroupConfig, engine_id: str, ind
 
         options = {"model": config.model.served_name, **group.options, "id": engine_id, "role": group.role}
         return SimEngine(from_options(SimEngineConfig, options, where))
-    from actors.engine.vllm_engine import VllmEngine
-
     from actors.engine.cores import divide_cores, usable_cores
     from actors.engine.vllm_config import VllmEngineConfig
+    from actors.engine.vllm_engine import VllmEngine
     from app.models import resolve
 
     shares = divide_cores(usable_cores(), max(1, config.vllm_engines))

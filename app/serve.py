@@ -25,7 +25,19 @@ READY_TIMEOUT_S = 600.0
 
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0 after Ctrl-C, 1 when it could not start, 2 for a wrong config or arguments."""
-    return run(_arguments(argv))
+    parser = argparse.ArgumentParser(prog="python -m app.serve", description=__doc__)
+    configure(parser)
+    return run(parser.parse_args(argv))
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments; also used by `sluice serve`."""
+    parser.add_argument(
+        "--config", default="deploy/cpu.yaml", help="a Serve config file (default: %(default)s)"
+    )
+    parser.add_argument("--port", type=int, help="public port, instead of the file's")
+    parser.add_argument("--http-port", type=int, help="port of Ray Serve's own proxy, instead of the file's")
+    parser.add_argument("--address", default=os.environ.get("RAY_ADDRESS"), help="join this Ray cluster")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -40,16 +52,6 @@ def run(args: argparse.Namespace) -> int:
         print(f"sluice: port {taken[0]} is in use. Choose another: make serve PORT=8010", file=sys.stderr)
         return 1
     return _run(schema, args)
-
-
-def _arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m app.serve", description=__doc__)
-    parser.add_argument(
-        "--config", default="deploy/cpu.yaml", help="a Serve config file (default: %(default)s)"
-    )
-    parser.add_argument("--port", type=int, help="public port, instead of the file's")
-    parser.add_argument("--http-port", type=int, help="port of Ray Serve's own proxy, instead of the file's")
-    parser.add_argument("--address", default=os.environ.get("RAY_ADDRESS"), help="join this Ray cluster")
 
 
 def load(path: str, port: int | None = None, http_port: int | None = None) -> dict[str, Any]:

@@ -67,6 +67,7 @@ class Hub:
         self._progressed: set[Job] = set()
         self._progress_timer: asyncio.TimerHandle | None = None
         self._sweeper: asyncio.Task[None] | None = None
+        self._stopping = False
         self._loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.now_s = self._loop.time
 
@@ -77,6 +78,7 @@ class Hub:
 
     async def stop(self) -> None:
         """Cancels what still runs and closes all links. Idempotent."""
+        self._stopping = True
         for job in list(self.jobs.values()):
             job.cancel()
         if self._sweeper is not None:
@@ -258,6 +260,8 @@ class Hub:
     def _router_down(self, reason: str) -> None:
         self._epoch = None
         self._admitted.clear()
+        if self._stopping:
+            return
         log.warning("router lost (%s): deciding %d requests here until it is back", reason, len(self.jobs))
         for job in list(self.jobs.values()):
             job.on(RouterLost())

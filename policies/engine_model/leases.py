@@ -82,12 +82,13 @@ class LeaseTable:
     def expire(self, now_s: float) -> list[Lease]:
         """The leases whose time is over and that nobody reads; those under a reader wait for its end."""
         ended = []
-        for lease in list(self._leases.values()):
+        for lease in self._leases.values():
             if lease.expires_s > now_s:
                 break
             if lease.readers == 0:
-                del self._leases[lease.key]
                 ended.append(lease)
+        for lease in ended:
+            del self._leases[lease.key]
         return ended
 
     def next_expiry_s(self) -> float | None:

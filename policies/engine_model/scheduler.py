@@ -11,7 +11,7 @@ One step computes prompt chunks within the token budget and one token for every 
 and the blocks of its prompt when admitted, and a further block whenever its output fills one. Where none is left, the
 running sequence of the lowest standing gives its blocks up and is computed again later (preemption by recomputation).
 A *remote* sequence gets its prompt's KV from another engine: it is admitted like any other (its slot and blocks are
-taken before the transfer starts), reported by `take_loads`, and runs after `loaded`; its first token comes one step
+taken before the transfer starts), reported by `take_admitted`, and runs after `loaded`; its first token comes one step
 later, since that step computes the last prompt token (as vLLM does).
 
 Cost: all running sequences advance by one counter; a step touches only those that finish or need a block.
@@ -108,7 +108,7 @@ class EngineModel:
         self._orders = 0
         self._prefilling: dict[Sequence, None] = {}
         self._loading: dict[Sequence, None] = {}
-        self._to_load: list[Sequence] = []
+        self._admitted: list[Sequence] = []
         self._joining: dict[Sequence, None] = {}
         self._due: dict[int, list[Sequence]] = {}
         self._chunks: list[tuple[Sequence, int]] = []
@@ -159,12 +159,12 @@ class EngineModel:
         self._free(seq)
         seq.stage = Stage.DONE
 
-    def take_loads(self) -> list[Sequence]:
-        """Admits what fits now and returns the remote ones whose transfer is to start; call it after any change."""
-        if self._n_waiting and not self._in_step:
-            self._admit()
-        loads, self._to_load = self._to_load, []
-        return [seq for seq in loads if seq.stage is Stage.LOADING]
+    def take_admitted(self) -> list[Sequence]:
+        """Those that `begin_step` admitted since the last call; the transfers of the LOADING ones are to start now."""
+        if not self._admitted:
+            return []
+        admitted, self._admitted = self._admitted, []
+        return [seq for seq in admitted if seq.stage in (Stage.LOADING, Stage.PREFILLING)]
 
     def loaded(self, seq: Sequence) -> None:
         """The KV of a LOADING sequence is here: it runs from the next step on."""
@@ -222,10 +222,10 @@ class EngineModel:
                 return
             heapq.heappop(self._waiting)
             self._n_waiting -= 1
+            self._admitted.append(seq)
             if seq.remote:
                 seq.stage = Stage.LOADING
                 self._loading[seq] = None
-                self._to_load.append(seq)
             else:
                 seq.stage = Stage.PREFILLING
                 self._prefilling[seq] = None

@@ -34,9 +34,20 @@ def text_base(hash_of_prompt: int, seed: int, choice: int) -> int:
     return xxhash.xxh3_64_intdigest(data) >> 34
 
 
+# Multiplicative hashing modulo 2^32 (both odd): consecutive tokens spread evenly over the words.
+_SPREAD = 0x85EBCA6B
+TOKEN_STRIDE = (0x9E3779B1 * _SPREAD) & 0xFFFFFFFF
+TOKEN_SHIFT = 26
+
+
+def token_start(base: int) -> int:
+    """So that token i is WORDS[(start + i * TOKEN_STRIDE >> TOKEN_SHIFT) & 63]: for loops that do it inline."""
+    return base * _SPREAD & 0xFFFFFFFF
+
+
 def token_id(base: int, i: int) -> int:
     """Id of token `i` (from 0), an index into WORDS."""
-    return ((base + i * 0x9E3779B1) * 0x85EBCA6B >> 26) & 63
+    return (token_start(base) + i * TOKEN_STRIDE >> TOKEN_SHIFT) & 63
 
 
 def output_tokens(

@@ -80,7 +80,7 @@ TICK_1MS = TimingProfile(
 
 CPU_SMOLLM2 = TimingProfile(
     source="DESIGN section 8, SmolLM2-135M on one core: a lone sequence 55 ms a step, a batch of 32 90 ms (so 1.1 ms a "
-    "sequence), prefill 210 tokens/s, 679 tokens moved in 3.5 ms; ASSUMPTION: attention reads 23 kB a KV token at 10 GB/s",
+    "sequence), prefill 210 tokens/s, 679 tokens moved in 3.5 ms; ASSUMPTION: a KV token is 23 kB read at 10 GB/s",
     prefill_base_s=0.02,  # ASSUMPTION
     prefill_per_token_s=1 / 210,
     decode_base_s=0.054,

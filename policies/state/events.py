@@ -8,6 +8,7 @@ normal.
 from dataclasses import dataclass
 from typing import Literal
 
+from policies.routing.oracle import Oracle
 from policies.state.views import Health, Request, RequestId, Role, WorkerId
 
 Outcome = Literal["finished", "cancelled", "failed", "rejected", "expired"]
@@ -26,6 +27,7 @@ class EngineUp:
     slots: int
     kv_capacity_tokens: int
     health: Health = Health.READY
+    barrier: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class EngineDown:
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """What the engine itself counts. `kv_tokens` includes leased blocks."""
+    """What the engine itself counts. `kv_tokens` includes leased blocks. Shares are 0..1; None = it has no such figure."""
 
     now_s: float
     worker: WorkerId
@@ -46,6 +48,10 @@ class EngineStatus:
     waiting: int
     kv_tokens: int
     health: Health = Health.READY
+    swapped: int | None = None
+    token_budget: float | None = None
+    compute: float | None = None
+    memory_bandwidth: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +112,26 @@ class Progressed:
 
 
 @dataclass(frozen=True, slots=True)
+class ForecastMade:
+    """The predictor's view of a request when it had generated `tokens`: it *finishes in* so many more tokens (a
+    sequence), or it *stays* (None: not expected to finish in the window). Holds until the next one; counts down.
+    """
+
+    now_s: float
+    rid: RequestId
+    tokens: int
+    finishes_in_tokens: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class OracleRefreshed:
+    """What is known of the network from now on; None: nothing any more."""
+
+    now_s: float
+    oracle: Oracle | None
+
+
+@dataclass(frozen=True, slots=True)
 class Adopted:
     """A request that an ingress has under way and that this router does not know (it was restarted)."""
 
@@ -146,6 +172,8 @@ Event = (
     | DecodeRouted
     | Admitted
     | Progressed
+    | ForecastMade
+    | OracleRefreshed
     | Adopted
     | Closed
     | Tick

@@ -10,15 +10,36 @@ drift, whatever ends the request.
     POOL       prompt KV tokens                                  -
     TRANSFER   prompt KV tokens                                  slots, prompt KV tokens
     DECODE     -                                                 slots, prompt + generated KV tokens
+
+A prefill worker is also charged `sending` from POOL to TRANSFER and the transfer itself during TRANSFER; a decode worker
+the departure of every request that has a forecast. Engine reports are kept for a sliding window (FlowKV B.2).
 """
 
+import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from policies.routing.oracle import Oracle
 from policies.state import events as ev
-from policies.state.views import Health, PoolEntry, Request, RequestId, Role, Snapshot, Worker, WorkerId
+from policies.state.indicators import mean_indicators
+from policies.state.views import (
+    Departure,
+    Health,
+    Indicators,
+    PoolEntry,
+    Request,
+    RequestId,
+    Role,
+    Snapshot,
+    Transfers,
+    Worker,
+    WorkerId,
+)
+
+INDICATOR_WINDOW_S = 2.0  # ASSUMPTION: FlowKV names a sliding window, not its length; 20 reports of 0.1 s
 
 
 class LiveStage(Enum):
@@ -41,6 +62,14 @@ class _Live:
     decode_worker: WorkerId | None = None
     tokens: int = 0
     prefills: int = 0
+    finishes_at_tokens: float | None = None  # forecast: tokens of one sequence at its end; None = stays
+
+    @property
+    def departure_step(self) -> int | None:
+        """Decode steps until it is gone (floor 1: while it runs it never counts as gone now); None = stays."""
+        if self.finishes_at_tokens is None:
+            return None
+        return max(1, math.ceil(self.finishes_at_tokens - self.tokens / self.request.slots))
 
     @property
     def colocated(self) -> bool:
@@ -60,6 +89,12 @@ class _Load:
     kv_tokens: int = 0
     foreign_kv_tokens: int = 0
     status: ev.EngineStatus | None = None
+    sending: int = 0
+    transfers: dict[tuple[WorkerId, int], int] = field(default_factory=dict)  # (to, priority) -> count
+    departures: dict[int, tuple[int, int]] = field(default_factory=dict)  # step -> sequences, KV tokens
+    reports: deque[tuple[ev.EngineStatus, int]] = field(default_factory=deque)  # with `sending` at that time
+    indicators: Indicators | None = None
+    unreported: int = 0
 
 
 @dataclass(slots=True)
@@ -73,6 +108,7 @@ class ClusterState:
     _pool: dict[RequestId, PoolEntry] = field(default_factory=dict)
     _pool_view: tuple[PoolEntry, ...] | None = None
     _last_chosen: dict[str, WorkerId] = field(default_factory=dict)
+    _oracle: Oracle | None = None
 
     # --------------------------------------------------------------------------------------------------- queries
 
@@ -90,7 +126,7 @@ class ClusterState:
             self._dirty.clear()
         if self._pool_view is None:
             self._pool_view = tuple(self._pool.values())
-        return Snapshot(now_s, self._views, self._pool_view, dict(self._last_chosen))
+        return Snapshot(now_s, self._views, self._pool_view, dict(self._last_chosen), self._oracle)
 
     def request(self, rid: RequestId) -> Request | None:
         live = self._live.get(rid)
@@ -138,10 +174,11 @@ class ClusterState:
         self._live[request.rid] = _Live(request, prefills=known.prefills if known else 0)
 
     def _prefill_routed(self, event: ev.PrefillRouted) -> None:
-        live, _ = self._need(event.rid, LiveStage.QUEUED, LiveStage.POOL), self._need_worker(event.worker)
+        live, load = self._need(event.rid, LiveStage.QUEUED, LiveStage.POOL), self._need_worker(event.worker)
         decode_worker = event.worker if event.colocated else None
         self._move(live, LiveStage.PREFILL, prefill_worker=event.worker, decode_worker=decode_worker)
         live.prefills += 1
+        load.unreported += 1
         self._last_chosen["prefill"] = event.worker
 
     def _prefill_done(self, event: ev.PrefillDone) -> None:
@@ -161,8 +198,9 @@ class ClusterState:
         self._pool_view = None
 
     def _decode_routed(self, event: ev.DecodeRouted) -> None:
-        live, _ = self._need(event.rid, LiveStage.POOL), self._need_worker(event.worker)
+        live, load = self._need(event.rid, LiveStage.POOL), self._need_worker(event.worker)
         self._move(live, LiveStage.TRANSFER, prefill_worker=live.prefill_worker, decode_worker=event.worker)
+        load.unreported += 1
         self._last_chosen["decode"] = event.worker
 
     def _admitted(self, event: ev.Admitted | ev.Progressed) -> None:
@@ -181,6 +219,21 @@ class ClusterState:
         self._book(live, -1)
         live.tokens = event.tokens
         self._book(live, +1)
+
+    def _forecast_made(self, event: ev.ForecastMade) -> None:
+        live = self._need(event.rid)
+        finishes_in = event.finishes_in_tokens
+        if finishes_in is not None and not (math.isfinite(finishes_in) and finishes_in >= 0):
+            raise ValueError(
+                f"request {event.rid}: forecast of {finishes_in} tokens; must be finite, >= 0, or None"
+            )
+        self._book(live, -1)
+        at_tokens = event.tokens / live.request.slots
+        live.finishes_at_tokens = None if finishes_in is None else at_tokens + finishes_in
+        self._book(live, +1)
+
+    def _oracle_refreshed(self, event: ev.OracleRefreshed) -> None:
+        self._oracle = event.oracle
 
     def _closed(self, event: ev.Closed) -> None:
         self._move(self._need(event.rid), LiveStage.QUEUED)
@@ -222,6 +275,7 @@ class ClusterState:
             if live.prefill_worker == worker:
                 live.prefill_worker = None
             if live.decode_worker == worker:
+                self._book_transfer(live, -1)  # it hangs on the sender, who may live
                 live.decode_worker = None
             if live.prefill_worker is None and self._pool.pop(live.request.rid, None) is not None:
                 self._pool_view = None
@@ -230,6 +284,11 @@ class ClusterState:
         load = self._need_worker(event.worker)
         load.status, load.health = event, event.health
         load.foreign_kv_tokens = max(0, event.kv_tokens - load.kv_tokens)
+        load.unreported = 0
+        load.reports.append((event, load.sending))
+        while load.reports[0][0].now_s < event.now_s - INDICATOR_WINDOW_S:
+            load.reports.popleft()
+        load.indicators = mean_indicators(load.reports)
         self._dirty.add(event.worker)
 
     # --------------------------------------------------------------------------------------------------- charges
@@ -260,7 +319,7 @@ class ClusterState:
         if self._pool.pop(live.request.rid, None) is not None:
             self._pool_view = None
         if stage in (LiveStage.QUEUED, LiveStage.PREFILL):
-            live.tokens = 0
+            live.tokens, live.finishes_at_tokens = 0, None
         live.stage, live.prefill_worker, live.decode_worker = stage, prefill_worker, decode_worker
         self._book(live, +1)
 
@@ -274,12 +333,41 @@ class ClusterState:
             if stage is LiveStage.PREFILL:
                 prefill.prefilling += sign
                 prefill.prefilling_tokens += sign * request.prompt_tokens
+            elif stage is LiveStage.POOL or stage is LiveStage.TRANSFER:
+                prefill.sending += sign
+                self._book_transfer(live, sign)
             self._dirty.add(prefill.up.worker)
         if decode is not None:
             decode.slots_used += sign * request.slots
             if decode is not prefill:  # a colocated prompt is charged once
                 decode.kv_tokens += sign * (request.prompt_tokens + live.tokens)
+            if live.finishes_at_tokens is not None:
+                _book_departure(decode, live, sign)
             self._dirty.add(decode.up.worker)
+
+    def _book_transfer(self, live: _Live, sign: int) -> None:
+        sender = self._loads.get(live.prefill_worker) if live.prefill_worker else None
+        if sender is None or live.stage is not LiveStage.TRANSFER or live.decode_worker is None:
+            return
+        key = (live.decode_worker, live.request.priority)
+        count = sender.transfers.get(key, 0) + sign
+        if count:
+            sender.transfers[key] = count
+        else:
+            del sender.transfers[key]
+        self._dirty.add(sender.up.worker)
+
+
+def _book_departure(load: _Load, live: _Live, sign: int) -> None:
+    step = live.departure_step
+    assert step is not None
+    sequences, kv_tokens = load.departures.get(step, (0, 0))
+    sequences += sign * live.request.slots
+    if sequences:
+        kv_tokens += sign * (live.request.prompt_tokens + live.tokens)
+        load.departures[step] = (sequences, kv_tokens)
+    else:
+        del load.departures[step]
 
 
 _HANDLERS: dict[type, Callable[[ClusterState, Any], None]] = {
@@ -289,6 +377,8 @@ _HANDLERS: dict[type, Callable[[ClusterState, Any], None]] = {
     ev.DecodeRouted: ClusterState._decode_routed,
     ev.Admitted: ClusterState._admitted,
     ev.Progressed: ClusterState._progressed,
+    ev.ForecastMade: ClusterState._forecast_made,
+    ev.OracleRefreshed: ClusterState._oracle_refreshed,
     ev.Closed: ClusterState._closed,
     ev.EngineUp: ClusterState._engine_up,
     ev.EngineDown: ClusterState._engine_down,
@@ -316,6 +406,12 @@ def _view(load: _Load) -> Worker:
         engine_running=status.running if status else None,
         engine_waiting=status.waiting if status else None,
         status_at_s=status.now_s if status else None,
+        barrier=up.barrier,
+        sending=load.sending,
+        transfers=tuple(Transfers(to, priority, n) for (to, priority), n in sorted(load.transfers.items())),
+        departures=tuple(Departure(step, *gone) for step, gone in sorted(load.departures.items())),
+        indicators=load.indicators,
+        unreported=load.unreported,
     )
 
 

@@ -3,8 +3,11 @@ snapshots.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple, Protocol
+
+from policies.routing.oracle import Oracle
 
 WorkerId = str
 RequestId = str
@@ -61,6 +64,39 @@ class PoolEntry:
     cached_tokens: int
 
 
+class Departure(NamedTuple):
+    """Sequences forecast to be gone at decode step `step` from now (>= 1): how many, and the KV tokens they hold now."""
+
+    step: int
+    sequences: int
+    kv_tokens: int
+
+
+class Transfers(NamedTuple):
+    """KV transfers in flight from one prefill worker to `to`, of requests of one `priority`."""
+
+    to: WorkerId
+    priority: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Indicators:
+    """FlowKV's node status, each the mean over a sliding window of the engine's reports; None = it does not report it.
+
+    Queue lengths in requests; the others are shares, 0..1: of the step's token budget that is used, of compute, of
+    memory bandwidth.
+    """
+
+    running: float
+    waiting: float
+    swapped: float | None = None
+    sending: float | None = None
+    token_budget: float | None = None
+    compute: float | None = None
+    memory_bandwidth: float | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Worker:
     """One decode or prefill worker as the router sees it: facts, its own charges, and what the engine last reported.
@@ -68,6 +104,11 @@ class Worker:
     `kv_tokens` are the KV tokens of the requests that we charged to it (L_g of BalanceRoute for a decode worker);
     `foreign_kv_tokens` are KV tokens in use there that are not ours, by the engine's last report. `status_at_s` is None
     until the first report. `slots` is beta_max, `slots_used` beta.
+
+    `barrier` names the workers that end every decode step together ("" = it waits for nobody). `sending` counts the
+    finished prefills whose KV it still holds, `transfers` those of them that are on their way. `departures` are the
+    decode worker's forecasts, by step; who is not in there stays. `unreported` counts the requests routed to it since
+    its last report.
     """
 
     id: WorkerId
@@ -85,6 +126,12 @@ class Worker:
     engine_running: int | None = None
     engine_waiting: int | None = None
     status_at_s: float | None = None
+    barrier: str = ""
+    sending: int = 0
+    transfers: tuple[Transfers, ...] = ()
+    departures: tuple[Departure, ...] = ()
+    indicators: Indicators | None = None
+    unreported: int = 0
 
     @property
     def free_slots(self) -> int:
@@ -100,12 +147,36 @@ class Worker:
         return min(1.0, (self.kv_tokens + self.foreign_kv_tokens) / self.kv_capacity_tokens)
 
 
+class PrefixHits(Protocol):
+    """Where a request's prompt is cached already."""
+
+    def tokens(self, request: Request) -> Mapping[WorkerId, int]:
+        """Tokens of the prompt's head cached on each worker that holds any (block-aligned, at most `prompt_tokens`)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class KnownHits:
+    """Hits as a literal table: by request, by worker. Empty (the default): nothing is cached anywhere."""
+
+    by_request: Mapping[RequestId, Mapping[WorkerId, int]] = field(default_factory=dict)
+
+    def tokens(self, request: Request) -> Mapping[WorkerId, int]:
+        return self.by_request.get(request.rid, {})
+
+
+NO_HITS = KnownHits()
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """The cluster at `now_s`. `workers` is in no meaningful order: policies sort by id. `last_chosen` is the cursor of
-    the last worker chosen per stage ("prefill" / "decode"), for policies that go round."""
+    the last worker chosen per stage ("prefill" / "decode"), for policies that go round. `oracle` is what is known of
+    the network (None: nothing), `hits` what the prefix index knows."""
 
     now_s: float
     workers: Mapping[WorkerId, Worker]
     pool: tuple[PoolEntry, ...]
     last_chosen: Mapping[str, WorkerId]
+    oracle: Oracle | None = None
+    hits: PrefixHits = NO_HITS
