@@ -11,7 +11,7 @@ SLOW = live or vllm or chaos or browser
 export VENV PORT CONFIG ARGS PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-cuda serve test test-fast test-live lint format bench-predictors bench-overhead clean
+.PHONY: help setup setup-cuda serve test test-fast test-live lint lint-format lint-rules lint-types lint-arrows format bench-predictors bench-overhead clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,10 +36,18 @@ test-fast: setup ## the tests that start no Ray and no engine
 test-live: setup ## the tests that start Ray and engines
 	$(PYTEST) -m "$(SLOW)"
 
-lint: setup ## format, lint, types and import arrows
+lint: lint-format lint-rules lint-types lint-arrows ## format, lint, types and import arrows (make -k lint: all findings)
+
+lint-format: setup
 	$(VENV)/bin/ruff format --check .
+
+lint-rules: setup
 	$(VENV)/bin/ruff check .
+
+lint-types: setup
 	$(VENV)/bin/mypy $(PACKAGES)
+
+lint-arrows: setup
 	$(VENV)/bin/lint-imports
 
 format: setup ## apply the formatter and the safe fixes
