@@ -1,0 +1,476 @@
+"""The real engine: vLLM's AsyncLLM in this process, its core and workers in child processes.
+
+Requests go to vLLM's core as token ids and come back as outputs of whole engine steps. vLLM would wake one task per
+request and step; here its output processor writes into `Stream`s that collect a step's output, so one engine step is one
+`sink.tokens` call. Adds, aborts and releases leave through one queue, hence in the order in which they were asked for.
+
+Every engine can prefill for others and decode from others, whatever its role: the role is a matter of routing.
+"""
+
+import asyncio
+import gc
+import logging
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from actors.engine.protocol import EngineMetrics, Sink
+from actors.engine.vllm_config import VllmEngineConfig, resolve_device
+from actors.engine.vllm_kv_keys import RELEASE
+from actors.engine.vllm_launch import PhaseClock, core_phases, launch, warm_up
+from actors.engine.vllm_stats import Ledger, Transfer
+from actors.wire.messages import Admitted, Decode, EngineInfo, Failed, Out, Prefill, Status
+
+log = logging.getLogger(__name__)
+
+_SHUTDOWN_S = 10.0
+
+
+class VllmEngine:
+    """`actors.engine.protocol.Engine` over vLLM. All methods belong to one event loop."""
+
+    def __init__(self, config: VllmEngineConfig) -> None:
+        self._config = config
+        self._clock = PhaseClock()
+        self._llm: Any = None
+        self._sink: Sink
+        self._info: EngineInfo
+        self._tools: Any = None
+        self._ledger = Ledger(self._on_transfer, self._on_lease_ended)
+        self._starter = ThreadPoolExecutor(1, thread_name_prefix="vllm-start")
+        self._works: dict[tuple[str, str], Any] = {}
+        self._streams: dict[str, Any] = {}  # vLLM's request id -> stream of an unfinished choice
+        self._leases: dict[str, dict[str, int]] = {}  # rid -> {vLLM's request id of the prefill: core}
+        self._lease_rid: dict[str, str] = {}
+        self._batch: list[Out] = []
+        self._outbox: deque[tuple[Callable[[], Awaitable[Any]], Any]] = deque()
+        self._outbox_filled = asyncio.Event()
+        self._pump: asyncio.Task[None] | None = None
+        self._draining = False
+        self._releases = 0
+        self._blocks = 0
+        self._block_bytes = 0
+        self._defaults: dict[str, Any] = {}
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Seconds of each phase of the start (see vllm_launch), and `ready`: all of them together."""
+        return self._clock.phases
+
+    # ------------------------------------------------------------------------------------------ life cycle
+
+    async def start(self, sink: Sink) -> None:
+        """Start the engine's processes, load the model, warm up. Takes a minute; raises vLLM's error when it cannot."""
+        self._sink = sink
+        self._clock = PhaseClock()
+        loop = asyncio.get_running_loop()
+        self._llm = await loop.run_in_executor(self._starter, launch, self._config, self._ledger, self._clock)
+        # These import vLLM, which by now is loaded.
+        from actors.engine import vllm_params, vllm_work
+        from actors.engine.vllm_tools import ToolParsing
+
+        self._params, self._work = vllm_params, vllm_work
+        self._tasks = await self._llm.get_supported_tasks()
+        self._defaults = self._llm.model_config.get_diff_sampling_param()
+        self._tools = ToolParsing.build(self._config, self._llm)
+        self._pump = asyncio.create_task(self._send_outbox(), name="vllm outbox")
+        answers_at_s = time.time()
+        await warm_up(self._llm)
+        core_phases(self._clock, self._ledger.hellos)
+        self._clock.end("core_ready", answers_at_s)
+        self._clock.end("warm_up")
+        self._clock.phases["ready"] = round(time.time() - self._clock.started_at_s, 3)
+        self._describe()
+        gc.collect()
+        gc.freeze()  # vLLM's modules never become garbage; scanning them would stall tokens
+        log.info("vLLM engine %s is ready: %s", self._config.id, self.phases)
+
+    def _describe(self) -> None:
+        config = self._llm.vllm_config
+        hellos = self._ledger.hellos
+        if not hellos:
+            raise RuntimeError(
+                "the vLLM workers did not report; is actors.engine.kv_connector the one that was loaded?"
+            )
+        self._blocks = config.cache_config.num_gpu_blocks - 1  # less vLLM's null block
+        self._block_bytes = sum(h.kv_block_bytes for h in hellos) // self._config.data_parallel_size
+        features = ["logprobs", "json_object", "json_schema", "structural_tag", "prompt_logprobs", "n"]
+        if self._config.tool_parser:
+            features.append("tools")
+        self._info = EngineInfo(
+            id=self._config.id,
+            role=self._config.role,
+            kind="vllm",
+            model=self._config.name,
+            group=f"{hellos[0].compatibility_hash[:16]}-{config.cache_config.block_size}",
+            addresses=(),
+            slots=config.scheduler_config.max_num_seqs * self._config.data_parallel_size,
+            kv_blocks=self._blocks * self._config.data_parallel_size,
+            block_size_tokens=config.cache_config.block_size,
+            max_model_len=config.model_config.max_model_len,
+            node=socket.gethostname(),
+            pid=os.getpid(),
+            lease_s=float(self._config.lease_s),
+            features=tuple(features),
+        )
+
+    def info(self) -> EngineInfo:
+        return self._info
+
+    async def check_health(self) -> None:
+        await self._llm.check_health()
+
+    async def drain(self, timeout_s: float) -> bool:
+        self._draining = True
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + timeout_s
+        while self._works or self._lease_rid:
+            if loop.time() >= until_s:
+                return False
+            await asyncio.sleep(0.02)
+        return True
+
+    async def stop(self) -> None:
+        llm, self._llm = self._llm, None
+        if self._pump is not None:
+            self._pump.cancel()
+        for work in list(self._works.values()):
+            self._end(work)
+        if llm is not None:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._starter, lambda: llm.shutdown(timeout=_SHUTDOWN_S))
+        self._starter.shutdown(wait=False)
+
+    # -------------------------------------------------------------------------------------------- requests
+
+    def prefill(self, msg: Prefill) -> None:
+        if not self._accepts("prefill", msg.rid):
+            return
+        work = self._work.Work("prefill", msg)
+        try:
+            request = self._request(msg, self._params.prefill_params())
+        except self._params.BadParameter as e:
+            self._sink.failed(Failed(msg.rid, "prefill", "bad_request", str(e), False, e.param))
+            return
+        self._begin(work)
+        self._submit(work, 0, request)
+
+    def decode(self, msg: Decode) -> None:
+        if not self._accepts("decode", msg.rid):
+            return
+        try:
+            work = self._decode_work(msg)
+            requests = [self._request(msg, params) for params in self._choice_params(work)]
+        except self._params.BadParameter as e:
+            self._sink.failed(Failed(msg.rid, "decode", "bad_request", str(e), False, e.param))
+            return
+        except ValueError as e:
+            self._sink.failed(Failed(msg.rid, "decode", "unknown_handle", str(e), True))
+            return
+        self._begin(work)
+        pulling = work.remote is not None
+        for index, request in enumerate(requests):
+            if index > 0 and pulling:
+                work.siblings.append((index, request))
+            else:
+                self._submit(work, index, request)
+
+    def _decode_work(self, msg: Decode) -> Any:
+        """The work of a decode with its handle and parsers. Raises BadParameter, ValueError for a bad handle."""
+        choices = self._params.sequences(msg.params)
+        work = self._work.Work("decode", msg, choices=choices)
+        if msg.handle is not None:
+            work.remote = self._work.decode_handle(msg.handle)
+        if msg.chat is not None:
+            work.parsers = [self._tools.stream(msg.chat, msg.tokens) for _ in range(choices)]
+        return work
+
+    def _choice_params(self, work: Any) -> list[Any]:
+        base = self._params.sampling_params(work.msg.params, self._defaults)
+        children = [self._params.child_params(base, index) for index in range(work.choices)]
+        if work.remote is not None:
+            if base.prompt_logprobs is not None:
+                # vLLM computes such a prompt itself; the copy that the prefill holds is given back unread.
+                self._give_up(work.remote)
+                work.remote = None
+            else:
+                children[0].extra_args = {"kv_transfer_params": work.remote}
+        return children
+
+    def _request(self, msg: Prefill | Decode, params: Any) -> Any:
+        """vLLM's request. Raises BadParameter where vLLM refuses the prompt or a parameter."""
+        from vllm.inputs.engine import tokens_input
+
+        try:
+            request = self._llm.input_processor.process_inputs(
+                msg.rid, tokens_input(msg.tokens), params, supported_tasks=self._tasks, priority=msg.priority
+            )
+        except ValueError as e:
+            raise self._params.bad_parameter(e) from e
+        self._llm.input_processor.assign_request_id(request)
+        return request
+
+    def cancel(self, rid: str) -> None:
+        for stage in ("prefill", "decode"):
+            work = self._works.get((stage, rid))
+            if work is not None:
+                self._abort(work)
+        self._release_leases(rid)
+
+    def release(self, rid: str) -> None:
+        work = self._works.get(("prefill", rid))
+        if work is not None:
+            self._abort(work)
+        self._release_leases(rid)
+
+    # ------------------------------------------------------------------------------------------ life of a work
+
+    def _accepts(self, stage: Any, rid: str) -> bool:
+        if self._draining or self._llm is None:
+            self._sink.failed(
+                Failed(rid, stage, "draining", f"engine {self._config.id} is shutting down", True)
+            )
+            return False
+        if (stage, rid) in self._works:
+            message = f"engine {self._config.id} already runs a {stage} of {rid}"
+            self._sink.failed(Failed(rid, stage, "internal", message, False))
+            return False
+        return True
+
+    def _begin(self, work: Any) -> None:
+        self._works[work.stage, work.rid] = work
+        delay_s = max(0.0, work.msg.deadline_s)
+        work.timer = asyncio.get_running_loop().call_later(delay_s, self._on_deadline, work)
+
+    def _end(self, work: Any) -> None:
+        """The one way out of every work."""
+        work.ended = True
+        self._works.pop((work.stage, work.rid), None)
+        if work.timer is not None:
+            work.timer.cancel()
+        for stream in work.streams:
+            self._streams.pop(stream.request_id, None)
+
+    def _submit(self, work: Any, index: int, request: Any) -> None:
+        stream = self._work.Stream(self._on_output, work, index, request.request_id)
+        work.streams.append(stream)
+        self._streams[request.request_id] = stream
+        self._llm.output_processor.add_request(request, None, None, index, stream)
+        core = self._llm.engine_core
+        self._post(lambda: core.add_request_async(request), work)
+
+    def _abort(self, work: Any) -> None:
+        """End a work without a word to the client; the core frees its blocks, and a pull's lender is told by the core."""
+        ids = work.open_ids()
+        self._end(work)
+        self._batch = [piece for piece in self._batch if piece.rid != work.rid]
+        self._llm.output_processor.abort_requests(ids, internal=True)
+        core = self._llm.engine_core
+        self._post(lambda: core.abort_requests_async(ids), None)
+        if work.stage == "prefill":
+            # The core may have finished it just now, in which case it ignores the abort and holds a lease.
+            for request_id in ids:
+                self._post_release([request_id], None)
+
+    def _fail(self, work: Any, code: str, message: str, retryable: bool, param: str | None = None) -> None:
+        ids = work.open_ids()
+        self._flush()
+        self._end(work)
+        if ids and code != "engine_dead":
+            self._llm.output_processor.abort_requests(ids, internal=True)
+            core = self._llm.engine_core
+            self._post(lambda: core.abort_requests_async(ids), None)
+        self._sink.failed(Failed(work.rid, work.stage, code, message, retryable, param))
+
+    def _on_deadline(self, work: Any) -> None:
+        rid, stage = work.rid, work.stage
+        self._flush()
+        self._abort(work)
+        self._sink.failed(
+            Failed(rid, stage, "deadline", f"the {stage} did not end in {work.msg.deadline_s:.1f} s", False)
+        )
+
+    # ------------------------------------------------------------------------------------------------ leases
+
+    def _release_leases(self, rid: str) -> None:
+        for request_id, core in self._leases.get(rid, {}).items():
+            self._post_release([request_id], core)
+
+    def _post_release(self, request_ids: list[str], core: int | None) -> None:
+        self._releases += 1
+        name, params = f"release-{self._releases}", {RELEASE: request_ids}
+        rank = core if self._config.data_parallel_size > 1 else None
+        llm = self._llm
+        self._post(
+            lambda: llm.notify_kv_transfer_request_rejected(name, params, data_parallel_rank=rank), None
+        )
+
+    def _give_up(self, remote: dict[str, Any]) -> None:
+        """Tell the lender of `remote` that nobody here will read it."""
+        self._releases += 1
+        name, llm = f"unread-{self._releases}", self._llm
+        self._post(lambda: llm.notify_kv_transfer_request_rejected(name, remote), None)
+
+    def _on_lease_ended(self, request_id: str) -> None:
+        rid = self._lease_rid.pop(request_id, None)
+        if rid is not None:
+            leases = self._leases[rid]
+            del leases[request_id]
+            if not leases:
+                del self._leases[rid]
+
+    # ----------------------------------------------------------------------------------------------- outputs
+
+    def _on_output(self, stream: Any, output: Any) -> None:
+        """vLLM's output processor has an output (or the engine's death) for one choice."""
+        work = stream.work
+        if work.ended:
+            return
+        if isinstance(output, Exception):
+            self._fail(work, "engine_dead", f"the vLLM engine died: {output}", True)
+            return
+        reason = output.outputs[0].finish_reason
+        if output.finished:
+            stream.done = True
+            self._streams.pop(stream.request_id, None)
+        if reason in ("error", "abort"):
+            self._on_refused(work, reason)
+        elif work.stage == "prefill":
+            self._on_prefilled(work, stream, output)
+        else:
+            self._on_tokens(work, stream, output)
+
+    def _on_refused(self, work: Any, reason: str) -> None:
+        if reason == "abort":
+            self._fail(work, "draining", "the vLLM engine gave the request up", True)
+        elif work.remote is not None and work.generated_tokens == 0:
+            self._fail(work, "kv_load", "the KV could not be loaded from the prefill engine", True)
+        elif work.msg.params.get("response_format") is not None and work.generated_tokens == 0:
+            self._fail(work, "bad_request", "the grammar of response_format failed", False, "response_format")
+        else:
+            self._fail(work, "internal", "vLLM ended the request with an error; see the engine's log", True)
+
+    def _on_prefilled(self, work: Any, stream: Any, output: Any) -> None:
+        if not output.finished:
+            return
+        if not output.kv_transfer_params or not output.kv_transfer_params.get("remote_block_ids"):
+            self._fail(work, "internal", "the prefill ended without KV to hand over", True)
+            return
+        self._end(work)
+        port = int(output.kv_transfer_params["remote_port"])
+        core = port - int(os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"])
+        self._leases.setdefault(work.rid, {})[stream.request_id] = core
+        self._lease_rid[stream.request_id] = work.rid
+        self._sink.prefill_done(
+            self._work.prefill_done(work, output, float(self._config.lease_s), self._block_bytes)
+        )
+
+    def _on_tokens(self, work: Any, stream: Any, output: Any) -> None:
+        if not work.admitted:
+            self._admit(work, output.num_cached_tokens or 0)
+        work.generated_tokens += len(output.outputs[0].token_ids)
+        delta = work.parsers[stream.index].delta(output) if work.parsers else None
+        if not self._batch:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._batch.append(self._work.out(work, stream, output, delta))
+        siblings, work.siblings = work.siblings, []
+        for index, request in siblings:
+            self._submit(work, index, request)
+        if output.finished:
+            work.finished_choices += 1
+            if work.finished_choices == work.choices:
+                self._end(work)
+
+    def _flush(self) -> None:
+        """Everything that one engine step has put out."""
+        items, self._batch = self._batch, []
+        if items:
+            self._sink.tokens(items)
+
+    def _admit(self, work: Any, cached_tokens: int) -> None:
+        work.admitted = True
+        self._sink.admitted(
+            Admitted(work.rid, work.transfer_bytes, work.transfer_s, work.descriptors, cached_tokens)
+        )
+
+    def _on_transfer(self, transfer: Transfer) -> None:
+        """A worker has pulled (or failed to pull) the KV of a request; the last worker's report admits it."""
+        stream = self._streams.get(transfer.request_id)
+        if stream is None or stream.work.ended:
+            return
+        work = stream.work
+        work.transfer_reports += 1
+        work.transfer_bytes += transfer.bytes
+        work.transfer_s = max(work.transfer_s, transfer.seconds)
+        work.descriptors += transfer.descriptors
+        work.kv_failed |= not transfer.ok
+        if (
+            work.transfer_reports == self._config.tensor_parallel_size
+            and not work.kv_failed
+            and not work.admitted
+        ):
+            self._admit(work, (work.remote or {}).get("remote_prefill_cached_tokens") or 0)
+
+    # ------------------------------------------------------------------------------------------------ outbox
+
+    def _post(self, send: Callable[[], Awaitable[Any]], work: Any) -> None:
+        self._outbox.append((send, work))
+        self._outbox_filled.set()
+
+    async def _send_outbox(self) -> None:
+        """Pass on adds, aborts and releases in their order. A core that cannot take one is dead."""
+        while True:
+            await self._outbox_filled.wait()
+            self._outbox_filled.clear()
+            while self._outbox:
+                send, work = self._outbox.popleft()
+                try:
+                    await send()
+                except Exception as e:
+                    log.warning("the vLLM core of %s took no message: %r", self._config.id, e)
+                    if work is not None and not work.ended:
+                        self._fail(work, "engine_dead", f"the vLLM engine took no request: {e}", True)
+
+    # ------------------------------------------------------------------------------------------------ counts
+
+    def status(self) -> Status:
+        cores = self._ledger.cores.values()
+        used = self._ledger.used_blocks(self._blocks)
+        decodes = [work for work in self._works.values() if work.stage == "decode"]
+        return Status(
+            engine_id=self._config.id,
+            running=sum(core.running for core in cores),
+            waiting=sum(core.waiting for core in cores),
+            kv_blocks_used=used,
+            leases=len(self._lease_rid),
+            kv_usage=used / max(1, self._info.kv_blocks),
+            state="draining" if self._draining else "ready",
+            tokens_in_flight=sum(
+                len(work.msg.tokens) * work.choices + work.generated_tokens for work in decodes
+            ),
+        )
+
+    def metrics(self) -> EngineMetrics:
+        totals, total_blocks = self._ledger.totals, self._info.kv_blocks
+        used = self._ledger.used_blocks(self._blocks)
+        return EngineMetrics(
+            prefill_tokens=totals.prefill_tokens,
+            decode_tokens=totals.decode_tokens,
+            transfers=totals.transfers,
+            transfer_bytes=totals.transfer_bytes,
+            transfer_s=totals.transfer_s,
+            transfer_descriptors=totals.transfer_descriptors,
+            transfer_failures=totals.transfer_failures,
+            leases_expired=totals.leases_expired,
+            kv_blocks_total=total_blocks,
+            kv_blocks_used=used,
+            kv_blocks_free=total_blocks - used,
+            preemptions=totals.preemptions,
+        )
+
+
+__all__ = ["VllmEngine", "VllmEngineConfig", "resolve_device"]

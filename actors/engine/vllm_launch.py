@@ -1,0 +1,109 @@
+"""Starts vLLM's AsyncLLM for a VllmEngineConfig, and says where the time goes.
+
+Phases (seconds, in order): `imports` (vLLM in the owner), `config`, then from the worker's own clock `core_spawn` (until
+the worker process exists), `worker_imports`, `weights` (model, KV cache, NIXL), and `core_ready` (the rest until the core
+answers), at last `warm_up`. Start-up blocks for a minute, so it runs in a thread of its own; that thread lives as long as
+the engine, because the kernel's parent-death signal (plugin) belongs to the thread that started the children.
+"""
+
+import dataclasses
+import logging
+import os
+import socket
+import time
+from typing import Any
+
+from actors.engine import plugin
+from actors.engine.vllm_config import (
+    UNSET,
+    VllmEngineConfig,
+    check_engine_args,
+    engine_args,
+    environment,
+    resolve_device,
+)
+from actors.engine.vllm_stats import Hello, Ledger, stat_logger
+
+log = logging.getLogger(__name__)
+
+
+class PhaseClock:
+    """Names consecutive stretches of time."""
+
+    def __init__(self) -> None:
+        self.phases: dict[str, float] = {}
+        self.started_at_s = self._last_s = time.time()
+
+    def end(self, name: str, at_s: float | None = None) -> None:
+        """The stretch since the last end was `name`; it ended at `at_s` (Unix time), default now."""
+        now_s = time.time() if at_s is None else at_s
+        self.phases[name] = round(max(0.0, now_s - self._last_s), 3)
+        self._last_s = max(self._last_s, now_s)
+        log.info("vLLM engine start: %s took %.1f s", name, self.phases[name])
+
+
+def free_ports(host: str, count: int) -> int:
+    """First of `count` consecutive free TCP ports of `host`. Raises OSError when 50 tries found none."""
+    for _ in range(50):
+        with socket.create_server((host, 0)) as first:
+            port = int(first.getsockname()[1])
+        if all(_is_free(host, port + i) for i in range(1, count)):
+            return port
+    raise OSError(
+        f"no {count} consecutive free TCP ports on {host} for NIXL's side channel; set side_channel_port"
+    )
+
+
+def _is_free(host: str, port: int) -> bool:
+    try:
+        socket.create_server((host, port)).close()
+    except (OSError, OverflowError):
+        return False
+    return True
+
+
+def launch(config: VllmEngineConfig, ledger: Ledger, clock: PhaseClock) -> Any:
+    """Build a ready AsyncLLM. Blocking; call outside the event loop. Raises what vLLM raises."""
+    device = resolve_device(config)
+    port = config.side_channel_port or free_ports(config.side_channel_host, config.data_parallel_size)
+    for name in UNSET:
+        os.environ.pop(name, None)
+    os.environ.update(environment(config, device, port))
+    plugin.claim_children()
+
+    from vllm.config import KVTransferConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    clock.end("imports")
+    args = engine_args(config, device)
+    check_engine_args(args, frozenset(f.name for f in dataclasses.fields(AsyncEngineArgs)))
+    args["kv_transfer_config"] = KVTransferConfig(**args["kv_transfer_config"])
+    vllm_config = AsyncEngineArgs(**args).create_engine_config()
+    clock.end("config")
+    llm = AsyncLLM.from_vllm_config(vllm_config, stat_loggers=[stat_logger(ledger)], disable_log_stats=True)
+    # vLLM always adds a Prometheus logger, which costs more per step than all of ours; Sluice has its own metrics.
+    manager = llm.logger_manager
+    assert manager is not None
+    manager.stat_loggers = manager.stat_loggers[:1]
+    return llm
+
+
+def core_phases(clock: PhaseClock, hellos: list[Hello]) -> None:
+    """Split the time of the core's start by what its (slowest) worker reported."""
+    if hellos:
+        clock.end("core_spawn", max(h.born_at_s for h in hellos))
+        clock.end("worker_imports", max(h.imported_at_s for h in hellos))
+        clock.end("weights", max(h.loaded_at_s for h in hellos))
+
+
+async def warm_up(llm: Any) -> None:
+    """One short prefill and a few decode steps, so that the first request does not pay for lazy set-up."""
+    from vllm.inputs.engine import tokens_input
+    from vllm.sampling_params import SamplingParams
+
+    vocabulary = llm.model_config.get_vocab_size()
+    prompt = tokens_input([i % vocabulary for i in range(1, 33)])
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    async for _ in llm.generate(prompt, params, "warm-up"):
+        pass

@@ -1,0 +1,165 @@
+"""The other end of vllm_host.py: starts one engine process, sends it messages, and collects what comes back."""
+
+import json
+import os
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+from actors.wire.messages import Admitted, Decode, Failed, Message, Out, Prefill, PrefillDone, Status, Tokens
+
+HOST = Path(__file__).with_name("vllm_host.py")
+ANSWERS = msgspec.msgpack.Decoder(Message | dict)
+
+
+class Engine:
+    """One engine process. Methods wait; each raises TimeoutError with what was seen when nothing comes."""
+
+    def __init__(self, config: dict[str, Any], log: Path) -> None:
+        self._log = log
+        with log.open("wb") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, str(HOST), json.dumps(config)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env={**os.environ, "PYTHONPATH": str(HOST.parents[2])},
+            )
+        self._changed = threading.Condition()
+        self._seen: dict[str, list[Any]] = defaultdict(list)
+        self._answers: dict[str, list[Any]] = defaultdict(list)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        stdout = self.process.stdout
+        assert stdout is not None
+        while head := stdout.read(4):
+            message = ANSWERS.decode(stdout.read(struct.unpack(">I", head)[0]))
+            with self._changed:
+                if isinstance(message, Tokens):
+                    for item in message.items:
+                        self._seen[item.rid].append(item)
+                elif isinstance(message, dict):
+                    self._answers[message["name"]].append(message["value"])
+                else:
+                    self._seen[message.rid].append(message)
+                self._changed.notify_all()
+        with self._changed:
+            self._changed.notify_all()
+
+    def wait_ready(self, timeout_s: float) -> dict[str, float]:
+        """Phases of the start."""
+        return self._answer("ready", timeout_s)
+
+    def send(self, message: Any) -> None:
+        body = msgspec.msgpack.encode(message)
+        stdin = self.process.stdin
+        assert stdin is not None
+        stdin.write(struct.pack(">I", len(body)) + body)
+        stdin.flush()
+
+    def ask(self, what: str) -> Any:
+        self.send(what)
+        return self._answer(what, 20.0)
+
+    def status(self) -> Status:
+        return msgspec.convert(self.ask("status"), Status)
+
+    def seen(self, rid: str) -> list[Any]:
+        with self._changed:
+            return list(self._seen[rid])
+
+    def wait_for(self, rid: str, kind: Any, timeout_s: float = 40.0) -> Any:
+        """The first message of one of the types `kind` about `rid`."""
+        return self._until(
+            lambda: next((m for m in self._seen[rid] if isinstance(m, kind)), None),
+            timeout_s,
+            f"{kind} of {rid}",
+            rid,
+        )
+
+    def prefill(self, rid: str, tokens: list[int]) -> PrefillDone:
+        self.send(Prefill(rid, tokens, {}, 60.0))
+        done = self.wait_for(rid, (PrefillDone, Failed))
+        assert isinstance(done, PrefillDone), done
+        return done
+
+    def decode(
+        self, rid: str, tokens: list[int], params: dict[str, Any], handle: bytes | None, **more: Any
+    ) -> list[Out]:
+        """Run a decode to its end; all its pieces."""
+        self.send(Decode(rid, tokens, params, handle, 60.0, **more))
+        return self.finish(rid, int(params.get("n", 1)))
+
+    def finish(self, rid: str, choices: int = 1) -> list[Out]:
+        def ended() -> bool:
+            failed = [m for m in self._seen[rid] if isinstance(m, Failed)]
+            assert not failed, failed
+            return sum(1 for m in self._seen[rid] if isinstance(m, Out) and m.finish) == choices
+
+        self._until(ended, 60.0, f"the end of {rid}", rid)
+        return [m for m in self.seen(rid) if isinstance(m, Out)]
+
+    def admitted(self, rid: str) -> Admitted:
+        return self.wait_for(rid, Admitted)
+
+    def until_status(self, holds: Any, timeout_s: float = 20.0) -> Status:
+        """Ask for the status until `holds(status)`; the last one is in the error."""
+        until_s = time.monotonic() + timeout_s
+        while not holds(status := self.status()):
+            if time.monotonic() > until_s:
+                raise TimeoutError(f"status stays at {status}")
+            time.sleep(0.05)
+        return status
+
+    def until_idle(self, blocks: int, timeout_s: float = 20.0) -> Status:
+        """Nothing runs, waits or is leased, and exactly `blocks` KV blocks are in use."""
+        return self.until_status(
+            lambda s: (s.running, s.waiting, s.leases, s.kv_blocks_used) == (0, 0, 0, blocks), timeout_s
+        )
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def stop(self) -> None:
+        """End the engine; kill what does not end in time."""
+        if self.process.poll() is None:
+            self.send("stop")
+            try:
+                self.process.wait(30)
+            except subprocess.TimeoutExpired:
+                for child in self.children():
+                    child.kill()
+                self.process.kill()
+                self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def _answer(self, what: str, timeout_s: float) -> Any:
+        return self._until(
+            lambda: self._answers[what].pop(0) if self._answers[what] else None, timeout_s, what
+        )
+
+    def _until(self, found: Any, timeout_s: float, what: str, rid: str = "") -> Any:
+        until_s = time.monotonic() + timeout_s
+        with self._changed:
+            while not (value := found()):
+                left_s = until_s - time.monotonic()
+                if left_s <= 0 or self.process.poll() is not None:
+                    seen = self._seen.get(rid, [])[-3:]
+                    tail = self._log.read_text(errors="replace")[-3000:]
+                    raise TimeoutError(
+                        f"no {what}; exit status {self.process.poll()}; seen {seen}; log ends:\n{tail}"
+                    )
+                self._changed.wait(min(left_s, 0.5))
+        return value

@@ -1,0 +1,84 @@
+"""One vLLM engine in a process of its own, driven over stdin and stdout: `python vllm_host.py CONFIG_JSON`.
+
+Frames (4 bytes length, msgpack) in: wire messages, or a string: "status", "metrics", "info", "stop". Out: wire messages, or
+{name, value} for a question. vLLM's own output goes to stderr.
+"""
+
+import asyncio
+import json
+import os
+import struct
+import sys
+from typing import Any
+
+import msgspec
+
+from actors.engine.vllm_config import config_from_dict
+from actors.engine.vllm_engine import VllmEngine
+from actors.wire.messages import Cancel, Decode, Message, Out, Prefill, ReleaseKV, Tokens
+
+ENCODER = msgspec.msgpack.Encoder()
+MESSAGES = msgspec.msgpack.Decoder(Message | str)
+
+
+class Pipe:
+    """The engine's sink: frames on a file descriptor."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def write(self, message: Any) -> None:
+        body = ENCODER.encode(message)
+        os.write(self._fd, struct.pack(">I", len(body)) + body)
+
+    prefill_done = admitted = failed = write
+
+    def tokens(self, items: list[Out]) -> None:
+        self.write(Tokens(items))
+
+
+async def serve(engine: VllmEngine, pipe: Pipe, reader: asyncio.StreamReader) -> None:
+    while True:
+        try:
+            (length,) = struct.unpack(">I", await reader.readexactly(4))
+        except asyncio.IncompleteReadError:
+            return
+        message = MESSAGES.decode(await reader.readexactly(length))
+        match message:
+            case Prefill():
+                engine.prefill(message)
+            case Decode():
+                engine.decode(message)
+            case Cancel():
+                engine.cancel(message.rid)
+            case ReleaseKV():
+                engine.release(message.rid)
+            case "stop":
+                return
+            case "status":
+                pipe.write({"name": "status", "value": engine.status()})
+            case "metrics":
+                pipe.write({"name": "metrics", "value": msgspec.to_builtins(engine.metrics())})
+            case "info":
+                pipe.write({"name": "info", "value": engine.info()})
+            case _:
+                raise ValueError(f"unexpected {message!r}")
+
+
+async def main() -> None:
+    out = os.dup(1)
+    os.dup2(2, 1)  # what vLLM prints must not end up between the frames
+    pipe = Pipe(out)
+    engine = VllmEngine(config_from_dict(json.loads(sys.argv[1])))
+    await engine.start(pipe)
+    pipe.write({"name": "ready", "value": engine.phases})
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
+    )
+    await serve(engine, pipe, reader)
+    await engine.stop()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
