@@ -1,0 +1,276 @@
+"""What both clients share and what needs no I/O: settings, calls, deadlines, and the reading of answers and failures."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from ._version import __version__
+from .errors import (
+    ConfigurationError,
+    ConnectionFailedError,
+    InvalidResponseError,
+    RequestTimeoutError,
+    SluiceError,
+    error_from_response,
+)
+from .options import ChatOptions, CompletionOptions, MessageLike, chat_body, completion_body
+from .retry import RetryPolicy
+
+DEFAULT_BASE_URL = "http://127.0.0.1:8000"
+LOOPBACK = ("all://127.0.0.1", "all://localhost", "all://[::1]")
+"""Hosts for which proxies of the environment are not used: a proxy's own loopback is never meant."""
+LIMITS = httpx.Limits(max_connections=1000, max_keepalive_connections=100)
+"""Streams hold a connection each; httpx's own 100 would make the 101st wait silently."""
+ResultT = TypeVar("ResultT", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """Limits in seconds; None means no limit.
+
+    `connect_s`: to open a connection. `read_s`: between two pieces of an answer; for an answer that is not streamed, until
+    it begins, which is when it is complete. `total_s`: one call with its retries, and a stream to its end.
+    """
+
+    connect_s: float | None = 5.0
+    read_s: float | None = 300.0
+    total_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("connect_s", "read_s", "total_s"):
+            check_limit(f"Timeouts: {name}", getattr(self, name))
+
+
+def check_limit(name: str, value: float | None) -> None:
+    """Raises ValueError unless `value` is None or a finite number of seconds above 0."""
+    if value is not None and not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} must be None or a finite number of seconds above 0, got {value!r}")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A client's resolved configuration."""
+
+    base_url: str
+    api_key: str | None = field(repr=False)
+    model: str | None
+    timeouts: Timeouts
+    retry: RetryPolicy
+
+    @classmethod
+    def resolve(
+        cls,
+        base_url: str | None,
+        api_key: str | None,
+        model: str | None,
+        timeouts: Timeouts | None,
+        retry: RetryPolicy | None,
+    ) -> Settings:
+        """Fills what is None from SLUICE_BASE_URL, SLUICE_API_KEY and the defaults. Raises ConfigurationError."""
+        given = base_url or os.environ.get("SLUICE_BASE_URL") or DEFAULT_BASE_URL
+        key = api_key or os.environ.get("SLUICE_API_KEY") or None
+        if key is not None and not (key.isascii() and key.isprintable() and key == key.strip()):
+            raise ConfigurationError("the API key has characters that no HTTP header can carry; check SLUICE_API_KEY")
+        return cls(_base_url(given), key, model, timeouts or Timeouts(), retry or RetryPolicy())
+
+    def headers(self) -> dict[str, str]:
+        """Headers of every request."""
+        headers = {"user-agent": f"sluice-python/{__version__}"}
+        if self.api_key is not None:
+            headers["authorization"] = f"Bearer {self.api_key}"
+        return headers
+
+
+def _base_url(given: str) -> str:
+    """The server's root; a trailing `/v1`, as OpenAI's client wants it, is accepted and removed."""
+    try:
+        url = httpx.URL(given)
+    except httpx.InvalidURL as error:
+        raise ConfigurationError(f"the base URL {given!r} is not a URL: {error}") from error
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ConfigurationError(f"the base URL {given!r} must look like {DEFAULT_BASE_URL} (http:// or https://)")
+    return given.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+class Deadline:
+    """The end of a call's total time; `total_s` None is a deadline that never comes."""
+
+    def __init__(self, total_s: float | None) -> None:
+        self.total_s = total_s
+        self._end_s = math.inf if total_s is None else time.monotonic() + total_s
+
+    def remaining_s(self) -> float | None:
+        """Seconds left, 0 when over, None without a limit."""
+        return None if self.total_s is None else max(0.0, self._end_s - time.monotonic())
+
+    @property
+    def expired(self) -> bool:
+        """True once the time is over."""
+        return time.monotonic() >= self._end_s
+
+    def error(self) -> RequestTimeoutError:
+        """The error to raise when it is."""
+        return RequestTimeoutError(f"the call did not end within its total of {self.total_s:g} s", phase="total")
+
+    def httpx_timeout(self, timeouts: Timeouts) -> httpx.Timeout:
+        """The limits of one attempt. Raises RequestTimeoutError if the time is over before it starts."""
+        remaining_s = self.remaining_s()
+        if remaining_s is not None and remaining_s <= 0.0:
+            raise self.error()
+        read_s = _least(timeouts.read_s, remaining_s)
+        connect_s = _least(timeouts.connect_s, remaining_s)
+        return httpx.Timeout(read_s, connect=connect_s, pool=_least(timeouts.read_s, remaining_s))
+
+
+def _least(limit_s: float | None, remaining_s: float | None) -> float | None:
+    limits = [value for value in (limit_s, remaining_s) if value is not None]
+    return min(limits) if limits else None
+
+
+@dataclass(frozen=True)
+class Call:
+    """One HTTP request, before it is bound to a client. `retry` False asks for a single attempt."""
+
+    method: str
+    path: str
+    body: bytes | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    timeout_s: float | None = None
+    retry: bool = True
+
+    @property
+    def idempotent(self) -> bool:
+        """True if a repeat changes nothing, whatever became of the first attempt."""
+        return self.method == "GET"
+
+    def request_args(self, settings: Settings) -> dict[str, Any]:
+        """Keyword arguments for httpx's `build_request`."""
+        headers = {**settings.headers(), **self.headers}
+        if self.body is not None:
+            headers["content-type"] = "application/json"
+        return {
+            "method": self.method,
+            "url": settings.base_url + self.path,
+            "content": self.body,
+            "headers": headers,
+        }
+
+    def total_s(self, settings: Settings) -> float | None:
+        """The call's own limit, else the client's."""
+        return settings.timeouts.total_s if self.timeout_s is None else self.timeout_s
+
+
+def chat_call(
+    messages: Any, options: ChatOptions, settings: Settings, *, stream: bool
+) -> Call:
+    """POST /v1/chat/completions; `messages` is `str | Sequence[MessageLike]`."""
+    typed: str | list[MessageLike] = messages if isinstance(messages, str) else list(messages)
+    body = chat_body(typed, options, model=settings.model, stream=stream)
+    return _post("/v1/chat/completions", body, options, stream=stream)
+
+
+def completion_call(prompt: Any, options: CompletionOptions, settings: Settings, *, stream: bool) -> Call:
+    """POST /v1/completions."""
+    body = completion_body(prompt, options, model=settings.model, stream=stream)
+    return _post("/v1/completions", body, options, stream=stream)
+
+
+def _post(path: str, body: bytes, options: ChatOptions | CompletionOptions, *, stream: bool) -> Call:
+    timeout_s = options.get("timeout_s")
+    check_limit("timeout_s", timeout_s)
+    headers = {"accept": "text/event-stream" if stream else "application/json"}
+    headers.update({name.lower(): value for name, value in (options.get("extra_headers") or {}).items()})
+    return Call("POST", path, body=body, headers=headers, timeout_s=timeout_s)
+
+
+def retry_delay_s(
+    error: SluiceError, attempt: int, call: Call, settings: Settings, deadline: Deadline, rng: random.Random
+) -> float | None:
+    """Seconds to wait before the next attempt, or None to raise the error: not repeatable, or no time left."""
+    if not call.retry:
+        return None
+    delay_s = settings.retry.delay_s(error, attempt, rng, idempotent=call.idempotent)
+    remaining_s = deadline.remaining_s()
+    late = delay_s is not None and remaining_s is not None and delay_s >= remaining_s
+    return None if late else delay_s
+
+
+def failure(error: httpx.RequestError, call: Call, settings: Settings, deadline: Deadline) -> SluiceError:
+    """The typed error for a failed attempt; `retryable` only if the request cannot have reached the server."""
+    if deadline.expired:
+        return deadline.error()
+    cause = str(error) or type(error).__name__
+    limits = settings.timeouts
+    if isinstance(error, httpx.ConnectTimeout):
+        message = f"no connection to {settings.base_url} within {_limit(limits.connect_s)}"
+        return RequestTimeoutError(message, phase="connect", retryable=True)
+    if isinstance(error, httpx.PoolTimeout):
+        message = "no free connection in this client's pool: close streams you no longer read"
+        return RequestTimeoutError(message, phase="pool", retryable=True)
+    if isinstance(error, httpx.ReadTimeout):
+        message = f"{call.path}: nothing was received for {_limit(limits.read_s)}"
+        return RequestTimeoutError(message, phase="read")
+    if isinstance(error, httpx.WriteTimeout):
+        return RequestTimeoutError(f"{call.path}: the request could not be sent in time", phase="write")
+    if isinstance(error, httpx.ConnectError | httpx.ProxyError | httpx.UnsupportedProtocol):
+        return ConnectionFailedError(f"cannot connect to {settings.base_url}: {cause}", retryable=True)
+    if isinstance(error, httpx.DecodingError | httpx.TooManyRedirects):
+        return InvalidResponseError(f"{call.path}: {cause}")
+    return ConnectionFailedError(f"{call.path}: the connection broke before the answer was complete: {cause}")
+
+
+def _limit(value_s: float | None) -> str:
+    return "its limit" if value_s is None else f"{value_s:g} s"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A complete response: its body has been read."""
+
+    call: Call
+    status_code: int
+    headers: httpx.Headers
+    body: bytes
+
+    def text(self) -> str:
+        """The body as text."""
+        return self.body.decode("utf-8", errors="replace")
+
+
+def check_status(answer: Answer) -> Answer:
+    """Returns the answer if it is 2xx, else raises the typed error."""
+    if 200 <= answer.status_code < 300:
+        return answer
+    if 300 <= answer.status_code < 400:
+        target = answer.headers.get("location", "elsewhere")
+        raise InvalidResponseError(f"{answer.call.path}: the server redirects to {target}; set the base URL to it")
+    raise error_from_response(answer.status_code, answer.headers, answer.body)
+
+
+def parse(answer: Answer, model: type[ResultT], *, with_request_id: bool = False) -> ResultT:
+    """The body as `model`. Raises InvalidResponseError, with the body's beginning, if it does not fit."""
+    try:
+        result = model.model_validate_json(answer.body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        reason = f"{where}: {first['msg']}" if where else first["msg"]
+        message = f"{answer.call.path}: unexpected answer ({reason}): {answer.text()[:200]!r}"
+        raise InvalidResponseError(message) from error
+    return result.model_copy(update={"request_id": answer.headers.get("x-request-id")}) if with_request_id else result
+
+
+def check_event_stream(call: Call, headers: httpx.Headers) -> None:
+    """Raises InvalidResponseError unless the response is an event stream."""
+    content_type = headers.get("content-type", "")
+    if content_type.partition(";")[0].strip().lower() != "text/event-stream":
+        raise InvalidResponseError(f"{call.path}: expected an event stream, got content type {content_type!r}")
