@@ -1,0 +1,224 @@
+"""A lean closed-loop load client: N connections, each sends the next request when its answer has ended.
+
+Raw HTTP/1.1 on asyncio protocols (uvloop where there is one): a few microseconds a token, so that on a small machine
+it takes little from the server it measures; it reports its own CPU all the same. Every answer is checked: status
+200, text, `finish_reason` "length", [DONE]; anything else is a failure and leaves no sample.
+"""
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from benchmarks.live.http1 import BadResponse, ResponseParser
+from benchmarks.live.sse import StreamReader
+
+GRACE_S = 30.0  # requests under way when the time is up may still end; then they are cut
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What to send. `bodies` are used in turn; the run ends after `requests` or, when that is sooner, `max_s`."""
+
+    port: int
+    path: str
+    bodies: Sequence[bytes]
+    concurrency: int
+    requests: int
+    max_s: float
+    host: str = "127.0.0.1"
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1 or self.requests < 1 or not self.bodies or self.max_s <= 0:
+            raise ValueError("a load needs bodies, and concurrency, requests and max_s above 0")
+
+
+@dataclass(slots=True)
+class LoadResult:
+    """Seconds throughout, one entry a whole answer. `tpot_s`: (finish - first text) / (tokens - 1) is the caller's job,
+    who knows the tokens; here `stream_s` is that numerator.
+    """
+
+    wall_s: float = 0.0
+    client_cpu_s: float = 0.0
+    ttft_s: list[float] = field(default_factory=list)
+    stream_s: list[float] = field(default_factory=list)
+    e2e_s: list[float] = field(default_factory=list)
+    events: int = 0
+    body_bytes: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    usage: dict[str, Any] | None = None
+
+    @property
+    def served(self) -> int:
+        return len(self.e2e_s)
+
+
+def drive(load: Load) -> LoadResult:
+    """Run it on an event loop of its own. Raises OSError when the server cannot be reached at all."""
+    cpu_s, wall_s = time.process_time(), time.perf_counter()
+    try:
+        import uvloop
+    except ImportError:
+        result = asyncio.run(_run(load))
+    else:
+        result = uvloop.run(_run(load))
+    result.wall_s, result.client_cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
+    return result
+
+
+def body_of(
+    model: str, prompt: str, tokens: int, *, chat: bool, extra: Mapping[str, Any] | None = None
+) -> bytes:
+    """A streaming request for exactly `tokens` tokens at temperature 0."""
+    body: dict[str, Any] = {
+        "model": model,
+        "max_tokens": tokens,
+        "stream": True,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+    body |= {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
+    return json.dumps(body | dict(extra or {})).encode()
+
+
+def request_bytes(host: str, port: int, path: str, body: bytes) -> bytes:
+    """The whole HTTP/1.1 request."""
+    lines = [f"POST {path} HTTP/1.1", f"host: {host}:{port}", "content-type: application/json"]
+    return "\r\n".join([*lines, f"content-length: {len(body)}", "", ""]).encode() + body
+
+
+class _Run:
+    """What the connections share: the work that is left and the result."""
+
+    def __init__(self, load: Load) -> None:
+        self.load = load
+        self.result = LoadResult()
+        self._requests = [request_bytes(load.host, load.port, load.path, body) for body in load.bodies]
+        self._taken = 0
+        self._end_s = time.perf_counter() + load.max_s
+
+    @property
+    def over(self) -> bool:
+        return self._taken >= self.load.requests or time.perf_counter() >= self._end_s
+
+    def take(self) -> bytes | None:
+        """The next request, or None when nothing is to be sent any more."""
+        if self.over:
+            return None
+        self._taken += 1
+        return self._requests[(self._taken - 1) % len(self._requests)]
+
+
+async def _run(load: Load) -> LoadResult:
+    run = _Run(load)
+    workers = [asyncio.ensure_future(_worker(run)) for _ in range(min(load.concurrency, load.requests))]
+    done, late = await asyncio.wait(workers, timeout=load.max_s + GRACE_S)
+    for worker in late:
+        worker.cancel()
+    await asyncio.gather(*late, return_exceptions=True)
+    run.result.failures["cut: not answered in time"] += len(late)
+    run.result.failures += Counter()  # drops zeros
+    for worker in done:
+        worker.result()  # raises what a worker raised
+    return run.result
+
+
+async def _worker(run: _Run) -> None:
+    loop = asyncio.get_running_loop()
+    while not run.over:
+        transport, protocol = await loop.create_connection(
+            lambda: _Connection(run), run.load.host, run.load.port
+        )
+        try:
+            await protocol.closed
+        finally:
+            transport.abort()
+
+
+class _Connection(asyncio.Protocol):
+    """One kept-alive connection; a new one is opened by the worker when the server closes it."""
+
+    def __init__(self, run: _Run) -> None:
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._run = run
+        self._parser = ResponseParser(self)
+        self._reader: StreamReader | None = None  # None: no request under way
+        self._status = 0
+        self._bad_body = b""
+        self._last = False  # the server closes after this answer
+        self._sent_s = self._now_s = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._next()
+
+    def data_received(self, data: bytes) -> None:
+        self._now_s = time.perf_counter()
+        try:
+            self._parser.feed(data)
+        except ValueError as error:  # BadResponse, or an event that is no JSON
+            self._fail(f"{type(error).__name__}: {error}")
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        try:
+            self._parser.eof()
+        except BadResponse:
+            pass  # counted below as the connection's end
+        if self._reader is not None:
+            self._fail(f"connection ended: {exc or 'closed by the server'}")
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    def on_head(self, status: int, headers: dict[bytes, bytes]) -> None:
+        self._status, self._bad_body = status, b""
+        self._last = headers.get(b"connection", b"").lower() == b"close"
+
+    def on_body(self, data: bytes) -> None:
+        self._run.result.body_bytes += len(data)
+        if self._status != 200:
+            self._bad_body += data
+        elif self._reader is not None:
+            self._reader.feed(data, self._now_s)
+
+    def on_end(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is None:
+            raise BadResponse("an answer that nobody asked for")
+        if self._status != 200:
+            self._run.result.failures[
+                f"status {self._status}: {self._bad_body[:200].decode(errors='replace')}"
+            ] += 1
+        elif problem := reader.problem():
+            self._run.result.failures[problem] += 1
+        else:
+            self._record(reader)
+        if not self._last:
+            self._next()
+
+    def _record(self, reader: StreamReader) -> None:
+        result = self._run.result
+        assert reader.first_s is not None
+        assert reader.finish_s is not None
+        result.ttft_s.append(reader.first_s - self._sent_s)
+        result.stream_s.append(reader.finish_s - reader.first_s)
+        result.e2e_s.append(self._now_s - self._sent_s)
+        result.events += reader.events
+        result.usage = reader.usage or result.usage
+
+    def _next(self) -> None:
+        request = self._run.take()
+        if request is None:
+            self._transport.close()
+            return
+        self._reader = StreamReader()
+        self._sent_s = time.perf_counter()
+        self._transport.write(request)
+
+    def _fail(self, reason: str) -> None:
+        self._reader = None
+        self._run.result.failures[reason] += 1

@@ -1,0 +1,235 @@
+"""One measurement: a load against a running server, with the CPU that every process of it spent meanwhile. A `Case` is
+the row of a report; all times in it are milliseconds, all memory bytes.
+"""
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from benchmarks.live import load as client
+from benchmarks.live import proctree, stats, wrk
+from benchmarks.live.servers import Server
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+BODIES = 512  # distinct prompts of a run; longer runs repeat them
+_WORDS = (
+    "river",
+    "stone",
+    "cloud",
+    "paper",
+    "garden",
+    "winter",
+    "silver",
+    "mountain",
+    "letter",
+    "music",
+    "bridge",
+    "ocean",
+)
+
+
+class MeasureError(RuntimeError):
+    """The server does not answer as asked, so nothing can be measured; the message says what it did instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How hard and how long. `requests` bounds the Python client, `max_s` both."""
+
+    concurrency: int
+    requests: int
+    tokens: int
+    max_s: float
+    path: str = CHAT
+
+
+@dataclass(slots=True)
+class Case:
+    """One row. `cpu_ms_per_request` and `_per_token` by role; `ttft`, `tpot`, `e2e`: stats.Summary as dict."""
+
+    target: str
+    client: str
+    path: str
+    concurrency: int
+    tokens: int
+    requests: int
+    wall_s: float
+    requests_per_s: float
+    tokens_per_s: float
+    e2e_ms: dict[str, float] | None
+    ttft_ms: dict[str, float] | None
+    tpot_ms: dict[str, float] | None
+    cpu_ms_per_request: dict[str, float]
+    cpu_ms_per_token: dict[str, float]
+    client_cpu_ms_per_request: float
+    failures: dict[str, int]
+    events_per_request: float | None = None
+    added: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def server_cpu_ms_per_token(self) -> float:
+        return sum(self.cpu_ms_per_token.values())
+
+    @property
+    def server_cpu_ms_per_request(self) -> float:
+        return sum(self.cpu_ms_per_request.values())
+
+
+def prompts(seed: int, count: int = BODIES, words: int = 8) -> list[str]:
+    """Short, all different, the same for the same seed."""
+    rng = random.Random(seed)
+    return [f"{index} " + " ".join(rng.choice(_WORDS) for _ in range(words)) for index in range(count)]
+
+
+def bodies(model: str, texts: Sequence[str], tokens: int, path: str) -> list[bytes]:
+    """A request body for each prompt."""
+    return [client.body_of(model, text, tokens, chat=path == CHAT) for text in texts]
+
+
+def probe(server: Server, model: str, tokens: int, path: str = CHAT) -> dict[str, Any]:
+    """Usage of one request; checks that the server gives exactly the tokens asked for. Raises MeasureError."""
+    text = f"probe {tokens} {path}"
+    body = client.body_of(
+        model, text, tokens, chat=path == CHAT, extra={"stream_options": {"include_usage": True}}
+    )
+    result = client.drive(client.Load(server.command.port, path, [body], 1, 1, 120.0))
+    if result.failures or result.usage is None:
+        raise MeasureError(
+            f"{server.command.name}: a first request failed: {dict(result.failures) or 'no usage'}"
+        )
+    if result.usage.get("completion_tokens") != tokens:
+        raise MeasureError(f"{server.command.name}: asked for {tokens} tokens, usage says {result.usage}")
+    return result.usage
+
+
+def warm_up(server: Server, model: str, plan: Plan, seed: int) -> None:
+    """A little of the same load, so that imports, caches and connections of the first requests are not measured."""
+    count = min(4 * plan.concurrency, 64, plan.requests)
+    texts = prompts(seed + 1, count, words=9)  # never the prompts that are measured: no prefix hits for those
+    load = client.Load(server.command.port, plan.path, bodies(model, texts, min(plan.tokens, 16), plan.path),
+                       plan.concurrency, count, 60.0)  # fmt: skip
+    client.drive(load)
+
+
+def with_python(server: Server, model: str, plan: Plan, seed: int) -> Case:
+    """Measure with the Python client."""
+    sent = bodies(model, prompts(seed), plan.tokens, plan.path)
+    warm_up(server, model, plan, seed)
+    before = proctree.snapshot(server.pid)
+    result = client.drive(
+        client.Load(server.command.port, plan.path, sent, plan.concurrency, plan.requests, plan.max_s)
+    )
+    cpu = proctree.cpu_by_role(before, proctree.snapshot(server.pid))
+    if not result.served:
+        raise MeasureError(f"{server.command.name}: no request was served: {dict(result.failures)}")
+    tokens = result.served * plan.tokens
+    gaps = [seconds / max(1, plan.tokens - 1) for seconds in result.stream_s]
+    return Case(
+        target=server.command.name,
+        client="python",
+        path=plan.path,
+        concurrency=plan.concurrency,
+        tokens=plan.tokens,
+        requests=result.served,
+        wall_s=result.wall_s,
+        requests_per_s=result.served / result.wall_s,
+        tokens_per_s=tokens / result.wall_s,
+        e2e_ms=_summary(result.e2e_s),
+        ttft_ms=_summary(result.ttft_s),
+        tpot_ms=_summary(gaps),
+        cpu_ms_per_request=stats.per(cpu, result.served, 1e3),
+        cpu_ms_per_token=stats.per(cpu, tokens, 1e3),
+        client_cpu_ms_per_request=result.client_cpu_s * 1e3 / result.served,
+        failures=dict(result.failures),
+        events_per_request=result.events / result.served,
+    )
+
+
+def with_wrk(server: Server, model: str, plan: Plan, seed: int, executable: str) -> Case:
+    """Measure with wrk, for `max_s` whole seconds."""
+    sent = bodies(model, prompts(seed), plan.tokens, plan.path)
+    warm_up(server, model, plan, seed)
+    before = proctree.snapshot(server.pid)
+    result = wrk.run(
+        executable, server.command.port, plan.path, sent, plan.concurrency, max(1, int(plan.max_s))
+    )
+    cpu = proctree.cpu_by_role(before, proctree.snapshot(server.pid))
+    if result.served <= 0:
+        raise MeasureError(f"{server.command.name}: wrk got no good answer: {result.failures}")
+    tokens = result.served * plan.tokens
+    return Case(
+        target=server.command.name,
+        client="wrk",
+        path=plan.path,
+        concurrency=plan.concurrency,
+        tokens=plan.tokens,
+        requests=result.served,
+        wall_s=result.wall_s,
+        requests_per_s=result.served / result.wall_s,
+        tokens_per_s=tokens / result.wall_s,
+        e2e_ms={"p50": result.p50_s * 1e3, "p95": result.p95_s * 1e3},
+        ttft_ms=None,
+        tpot_ms=None,
+        cpu_ms_per_request=stats.per(cpu, result.served, 1e3),
+        cpu_ms_per_token=stats.per(cpu, tokens, 1e3),
+        client_cpu_ms_per_request=result.cpu_s * 1e3 / result.served,
+        failures=dict(result.failures),
+    )
+
+
+def add_modelled(case: Case, ttft_s: float, step_s: float) -> None:
+    """What the case took beyond the modelled engine (TTFT p50 and p95, time per token p50 and mean), in ms."""
+    if case.ttft_ms is None or case.tpot_ms is None:
+        return
+    case.added = {
+        "ttft_p50": case.ttft_ms["p50"] - ttft_s * 1e3,
+        "ttft_p95": case.ttft_ms["p95"] - ttft_s * 1e3,
+        "tpot_p50": case.tpot_ms["p50"] - step_s * 1e3,
+        "tpot_mean": case.tpot_ms["mean"] - step_s * 1e3,
+    }
+
+
+def add_difference(case: Case, base: Case) -> None:
+    """What the case took beyond another server's at the same concurrency, in ms."""
+    if case.ttft_ms is None or case.tpot_ms is None or base.ttft_ms is None or base.tpot_ms is None:
+        return
+    case.added = {
+        "ttft_p50": case.ttft_ms["p50"] - base.ttft_ms["p50"],
+        "ttft_p95": case.ttft_ms["p95"] - base.ttft_ms["p95"],
+        "tpot_p50": case.tpot_ms["p50"] - base.tpot_ms["p50"],
+        "tpot_mean": case.tpot_ms["mean"] - base.tpot_ms["mean"],
+    }
+
+
+@dataclass(slots=True)
+class TreeState:
+    """A server's tree at rest: memory by role (as dicts, most first), their sum, CPU seconds a second by role."""
+
+    target: str
+    started_s: float
+    memory: Mapping[str, dict[str, int]]
+    total: dict[str, int]
+    idle_cpu: dict[str, float]
+
+
+def tree_state(server: Server, idle_s: float) -> TreeState:
+    """Look at a server that does nothing for `idle_s` seconds."""
+    before, start_s = proctree.snapshot(server.pid), time.monotonic()
+    time.sleep(idle_s)
+    after = proctree.snapshot(server.pid)
+    spent = stats.per(proctree.cpu_by_role(before, after), time.monotonic() - start_s)
+    table = proctree.memory_by_role(after)
+    return TreeState(
+        target=server.command.name,
+        started_s=server.started_s,
+        memory={role: asdict(memory) for role, memory in table.items()},
+        total=asdict(proctree.total(table)),
+        idle_cpu={role: value for role, value in spent.items() if value >= 0.001},
+    )
+
+
+def _summary(seconds: Sequence[float]) -> dict[str, float] | None:
+    summary = stats.summarise(seconds, 1e3)
+    return None if summary is None else asdict(summary)

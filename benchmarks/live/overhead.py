@@ -1,0 +1,226 @@
+"""What Sluice adds to an engine: latency, requests/s, CPU by process, memory. `make bench-overhead`
+
+    python -m benchmarks.live.overhead                 all of it (some 10 minutes, most of it engines that start)
+    python -m benchmarks.live.overhead --only sim      without real engines (about 2 minutes)
+    python -m benchmarks.live.overhead --only sim --quick --profile
+
+Starts the servers of benchmarks.live.targets one after the other, loads each over HTTP with two clients (a lean Python
+one, and wrk where it is installed), and writes JSON, Markdown and a picture. What is compared is measured in one run;
+nothing is asserted about times. The exit status is 1 when requests failed or a server did not start or stop.
+"""
+
+import argparse
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.live import measure, profile, targets, wrk
+from benchmarks.live.machine import facts
+from benchmarks.live.measure import COMPLETIONS, Case, Plan
+from benchmarks.live.report import Results, markdown, verdicts, write
+from benchmarks.live.servers import ROOT, Server, ServerError, running
+
+TOKENS = 16
+SIM_REQUESTS = {1: 300, 8: 2000, 32: 6000, 128: 8000}
+VLLM_REQUESTS = {1: 12, 8: 48, 32: 96}
+LONG_STREAMS, LONG_TOKENS = 8, 2000
+SIM_MAX_S = 20.0
+VLLM_MAX_S = 90.0
+WRK_S = 8.0
+WRK_CONCURRENCY = (32, 128)
+PROFILE_S = 10
+
+
+class Bench:
+    """One run: options, results so far, progress."""
+
+    def __init__(self, args: argparse.Namespace, folder: Path) -> None:
+        self.args = args
+        self.folder = folder
+        self.results = Results(config=_config(args), machine=facts())
+        self.wrk = wrk.find(args.wrk)
+        self._start_s = time.monotonic()
+        if self.wrk is None:
+            self.note("wrk is not installed (Debian: apt install wrk): no rows of that client")
+
+    def say(self, text: str) -> None:
+        print(f"[{time.monotonic() - self._start_s:6.1f} s] {text}", flush=True)
+
+    def note(self, text: str) -> None:
+        self.results.notes.append(text)
+        self.say(text)
+
+    def plan(self, concurrency: int, requests: int, max_s: float) -> Plan:
+        """A row of short answers, as big as the options allow."""
+        requests = min(requests, self.args.requests or requests)
+        if self.args.quick:
+            requests, max_s = max(2 * concurrency, requests // 10), max_s / 4
+        return Plan(concurrency, requests, TOKENS, max_s)
+
+    def add(self, case: Case) -> Case:
+        self.results.cases.append(case)
+        ttft = f", TTFT p50 {case.ttft_ms['p50']:.2f} ms" if case.ttft_ms else ""
+        failed = f", FAILED {case.failures}" if case.failures else ""
+        self.say(
+            f"  {case.client} c={case.concurrency} {case.path.rpartition('v1/')[2]} {case.tokens} tokens: "
+            f"{case.requests_per_s:,.1f} req/s{ttft}, server CPU {case.server_cpu_ms_per_request:.3f} ms/req "
+            f"{case.server_cpu_ms_per_token:.4f} ms/token{failed}"
+        )
+        return case
+
+    def rest(self, server: Server) -> None:
+        """Memory and idle CPU of a server that has just become ready and has answered one request."""
+        self.results.trees.append(measure.tree_state(server, 1.0 if self.args.quick else 3.0))
+
+    def streams(self, server: Server, model: str, after: Callable[[Case], None]) -> None:
+        """Python and wrk rows of 16-token answers on a server that ticks every millisecond."""
+        seed = self.args.seed
+        for concurrency in self.args.concurrency or SIM_REQUESTS:
+            plan = self.plan(concurrency, SIM_REQUESTS.get(concurrency, 4000), SIM_MAX_S)
+            after(self.add(measure.with_python(server, model, plan, seed)))
+        if self.wrk is None:
+            return
+        for concurrency in [c for c in self.args.concurrency or WRK_CONCURRENCY if c in WRK_CONCURRENCY]:
+            plan = replace(self.plan(concurrency, 64, WRK_S), max_s=2.0 if self.args.quick else WRK_S)
+            self.add(measure.with_wrk(server, model, plan, seed, self.wrk))
+
+    def floor(self) -> None:
+        """The bare listener."""
+        with running(targets.bare(), self.say) as server:
+            self.streams(server, "bare", lambda case: None)
+
+    def sim(self) -> None:
+        """Sluice on sim engines."""
+        args, timing = self.args, targets.SimTiming()
+        command = targets.sim(self.folder, timing, args.prefill, args.decode)
+        with running(command, self.say) as server:
+            usage = measure.probe(server, "sim", TOKENS)
+            ttft_s = timing.ttft_s(int(usage["prompt_tokens"]))
+            self.rest(server)
+            self.streams(server, "sim", lambda case: measure.add_modelled(case, ttft_s, timing.step_s()))
+            plan = replace(self.plan(32, 4000, SIM_MAX_S), path=COMPLETIONS)
+            case = self.add(measure.with_python(server, "sim", plan, args.seed))
+            measure.add_modelled(case, ttft_s, timing.step_s())
+            tokens = LONG_TOKENS // (4 if args.quick else 1)
+            long = Plan(LONG_STREAMS, LONG_STREAMS * 2, tokens, 60.0)
+            measure.add_modelled(
+                self.add(measure.with_python(server, "sim", long, args.seed)), ttft_s, timing.step_s()
+            )
+            if args.profile:
+                self.profile(server)
+
+    def profile(self, server: Server) -> None:
+        """Sample the processes during one more run at c=32; its figures are not reported, py-spy slows it."""
+        seconds = 4 if self.args.quick else PROFILE_S
+        self.say(f"profiling for {seconds} s at c=32")
+        recordings = profile.start(server, seconds, self.folder, native=self.args.native)
+        plan = Plan(32, 100_000, TOKENS, seconds + 1.0)
+        try:
+            measure.with_python(server, "sim", plan, self.args.seed)
+        finally:
+            self.results.profiles = profile.finish(recordings, timeout_s=60.0)
+
+    def vllm(self) -> None:
+        """vLLM's own server, then Sluice around the same engine."""
+        model_dir, options = targets.model_directory(), targets.engine_options()
+        base: dict[int, Case] = {}
+        commands = [
+            targets.bare_engine(options, model_dir),
+            targets.sluice_vllm(self.folder, options, disaggregated=False),
+            targets.sluice_vllm(self.folder, options, disaggregated=True),
+        ]
+        for command in commands:
+            self.say(f"{command.name}: starting")
+            with running(command, self.say) as server:
+                measure.probe(server, targets.MODEL, TOKENS)
+                self.rest(server)
+                for concurrency in self.args.concurrency or VLLM_REQUESTS:
+                    plan = self.plan(concurrency, VLLM_REQUESTS.get(concurrency, 96), VLLM_MAX_S)
+                    case = self.add(measure.with_python(server, targets.MODEL, plan, self.args.seed))
+                    measure.add_difference(case, base.setdefault(concurrency, case))
+
+    def run(self) -> None:
+        """All that was asked for."""
+        if self.args.only != "vllm":
+            self.floor()
+            self.sim()
+        if self.args.only != "sim":
+            self.vllm()
+
+    def report(self) -> None:
+        """Print and write what there is."""
+        if not self.results.cases:
+            return
+        print("\n" + markdown(self.results) + "\n")
+        for line in verdicts(self.results):
+            self.say(line)
+        files = write(self.results, Path(self.args.out))
+        self.say("written: " + ", ".join(map(str, files)))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status: 0, 1 when requests failed or a server misbehaved, 130 after Ctrl-C."""
+    args = _arguments(argv)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
+    with tempfile.TemporaryDirectory(prefix="sluice-overhead-") as folder:
+        bench, status = Bench(args, Path(folder)), 1
+        try:
+            bench.run()
+            status = 1 if any(case.failures for case in bench.results.cases) else 0
+        except (ServerError, measure.MeasureError, profile.ProfileError, wrk.WrkError) as error:
+            bench.note(f"ended early: {error}")
+        except KeyboardInterrupt:
+            bench.note("interrupted")
+            status = 130
+        finally:
+            bench.report()  # whatever was measured, also when the run ended early
+    return status
+
+
+def _leave(number: int, _frame: Any) -> None:
+    raise SystemExit(128 + number)
+
+
+def _config(args: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "argv": vars(args) | {"out": Path(args.out).name, "wrk": bool(args.wrk)},
+        "seed": args.seed,
+        "tokens": TOKENS,
+        "sim_requests": SIM_REQUESTS,
+        "vllm_requests": VLLM_REQUESTS,
+        "started_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.live.overhead",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", choices=("sim", "vllm"), help="only the sim engines, or only the real ones")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the requests")
+    parser.add_argument("--requests", type=int, help="at most so many requests a row")
+    parser.add_argument("--concurrency", type=int, nargs="+", help="instead of 1 8 32 128 (vllm: 1 8 32)")
+    parser.add_argument("--prefill", type=int, default=1, help="sim prefill engines (default: %(default)s)")
+    parser.add_argument("--decode", type=int, default=1, help="sim decode engines (default: %(default)s)")
+    parser.add_argument(
+        "--profile", action="store_true", help="print where the CPU goes at c=32 (needs py-spy)"
+    )
+    parser.add_argument("--native", action="store_true", help="with C frames in the profile (slower)")
+    parser.add_argument("--wrk", help="path of wrk, where it is not on PATH")
+    parser.add_argument("--seed", type=int, default=0, help="of the prompts (default: %(default)s)")
+    parser.add_argument(
+        "--out", default=str(ROOT / "benchmarks" / "results" / "overhead"), help="folder of the results"
+    )
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

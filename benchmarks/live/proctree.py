@@ -1,0 +1,164 @@
+"""CPU and memory of a server's process tree, process by process, named by what each is.
+
+CPU seconds are user + system from /proc (10 ms ticks), memory is RSS and PSS (shared pages divided among those that
+share them; the sum of PSS is what the tree really takes). Processes that end between two readings drop out.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+# The first match of the command line names the process.
+_NAMES = [
+    (re.compile(pattern), name)
+    for pattern, name in [
+        (r"^ray::ServeReplica:[^:]+:Ingress\b", "ingress"),
+        (r"^ray::ServeReplica:[^:]+:Router\b", "router"),
+        (r"^ray::ServeReplica:[^:]+:Prefill\w*Engine\b", "prefill"),
+        (r"^ray::ServeReplica:[^:]+:Decode\w*Engine\b", "decode"),
+        (r"^ray::ServeReplica:[^:]+:Colocated\w*Engine\b", "colocated"),
+        (r"^ray::ServeReplica:[^:]+:(\w+)", "replica {}"),
+        (r"^ray::ServeController", "serve controller"),
+        (r"^ray::(HTTP)?Proxy", "serve proxy"),
+        (r"haproxy", "serve proxy"),
+        (r"^ray::IDLE", "ray idle worker"),
+        (r"^ray::(\S+)", "ray {}"),
+        (r"raylet/raylet\b", "raylet"),
+        (r"gcs_server", "gcs"),
+        (r"log_monitor", "ray log monitor"),
+        (r"autoscaler/_private/monitor|ray/_private/monitor", "ray monitor"),
+        (r"dashboard/agent|DashboardAgent", "ray agent"),
+        (r"runtime_env/agent|RuntimeEnvAgent", "ray runtime-env agent"),
+        (r"dashboard/dashboard", "ray dashboard"),
+        (r"VLLM::Engine", "core"),
+        (r"VLLM::(Worker|.*[Ww]orker)", "worker"),
+        (r"resource_tracker", "resource tracker"),
+        (r"forkserver", "fork server"),
+        (r"scripts/reap\.py", "reaper"),
+        (r"-m app\.serve\b", "launcher"),
+        (r"vllm\.entrypoints", "api server"),
+        (r"benchmarks\.live\.bare", "listener"),
+    ]
+]
+_LOCAL = {"core", "worker", "resource tracker", "fork server", "python child"}
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """One process at one moment."""
+
+    pid: int
+    role: str
+    cpu_s: float
+    rss_bytes: int
+    pss_bytes: int
+
+
+def name_of(cmdline: Sequence[str]) -> str | None:
+    """What a process is, by its command line; None where that says nothing (a multiprocessing child, a shell)."""
+    text = " ".join(cmdline).strip()
+    for pattern, name in _NAMES:
+        if match := pattern.search(text):
+            return name.format(*match.groups()[-1:]) if "{}" in name else name
+    return None
+
+
+def role_of(lineage: Iterable[Sequence[str]]) -> str:
+    """The role of a process from its command line and those of its ancestors, nearest first.
+
+    A helper of a named process is named after it: "prefill/worker".
+    """
+    own: str | None = None
+    for depth, cmdline in enumerate(lineage):
+        name = name_of(cmdline)
+        if depth == 0:
+            own = name or "python child"
+            if own not in _LOCAL:
+                return own
+        elif name is not None and name not in _LOCAL:
+            return f"{name}/{own}"
+    return own or "python child"
+
+
+def snapshot(root_pid: int) -> list[Usage]:
+    """All live processes of the tree below (and with) `root_pid`. Raises psutil.NoSuchProcess when the root is gone."""
+    root = psutil.Process(root_pid)
+    found = {root.pid: root} | {child.pid: child for child in root.children(recursive=True)}
+    lines = {pid: _cmdline(process) for pid, process in found.items()}
+    usages = []
+    for pid, process in found.items():
+        try:
+            cpu, rss = process.cpu_times(), process.memory_info().rss
+            usages.append(
+                Usage(
+                    pid, role_of(_lineage(process, found, lines)), cpu.user + cpu.system, rss, _pss_bytes(pid)
+                )
+            )
+        except (psutil.NoSuchProcess, psutil.ZombieProcess, FileNotFoundError, ProcessLookupError):
+            continue  # it ended meanwhile
+    return usages
+
+
+def cpu_by_role(before: Sequence[Usage], after: Sequence[Usage]) -> dict[str, float]:
+    """CPU seconds between two snapshots, summed by role; most first."""
+    then = {usage.pid: usage.cpu_s for usage in before}
+    spent: dict[str, float] = defaultdict(float)
+    for usage in after:
+        spent[usage.role] += usage.cpu_s - then.get(usage.pid, 0.0)
+    return dict(sorted(spent.items(), key=lambda item: -item[1]))
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Memory of all processes of one role."""
+
+    processes: int
+    rss_bytes: int
+    pss_bytes: int
+
+
+def memory_by_role(usages: Sequence[Usage]) -> dict[str, Memory]:
+    """Most PSS first."""
+    rows: dict[str, list[Usage]] = defaultdict(list)
+    for usage in usages:
+        rows[usage.role].append(usage)
+    table = {
+        role: Memory(len(own), sum(u.rss_bytes for u in own), sum(u.pss_bytes for u in own))
+        for role, own in rows.items()
+    }
+    return dict(sorted(table.items(), key=lambda item: -item[1].pss_bytes))
+
+
+def total(table: Mapping[str, Memory]) -> Memory:
+    """The sum over all roles."""
+    rows = table.values()
+    return Memory(
+        sum(m.processes for m in rows), sum(m.rss_bytes for m in rows), sum(m.pss_bytes for m in rows)
+    )
+
+
+def _lineage(
+    process: psutil.Process, found: Mapping[int, psutil.Process], lines: Mapping[int, Sequence[str]]
+) -> Iterable[Sequence[str]]:
+    current: psutil.Process | None = process
+    while current is not None:
+        yield lines[current.pid]
+        current = found.get(current.ppid())
+
+
+def _cmdline(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return []
+
+
+def _pss_bytes(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    return 0

@@ -1,0 +1,234 @@
+"""Results as Markdown and as one picture. Pure but for writing the files."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.live.measure import Case, TreeState
+from benchmarks.live.profile import Profile
+
+# Given by the issue that asked for this benchmark, not measured here: requests/s of vllm-router's P/D mode (Rust) on the
+# same ticking work, 16 streamed tokens, a machine of this kind; by (client, concurrency).
+REFERENCE = {("python", 32): 854.0, ("wrk", 128): 1163.0}
+REFERENCE_TTFT_MS = 1.8
+AIM_TTFT_MS = 3.0
+AIM_CPU_MS_PER_TOKEN = 0.05
+
+
+@dataclass(slots=True)
+class Results:
+    """All of one run. `config` says how it was called."""
+
+    config: dict[str, Any]
+    machine: dict[str, Any]
+    cases: list[Case] = field(default_factory=list)
+    trees: list[TreeState] = field(default_factory=list)
+    profiles: list[Profile] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def find(self, target: str, client: str, concurrency: int, tokens: int, path: str) -> Case | None:
+        """The case with these coordinates."""
+        for case in self.cases:
+            if (case.target, case.client, case.concurrency, case.tokens, case.path) == (
+                target, client, concurrency, tokens, path,
+            ):  # fmt: skip
+                return case
+        return None
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; the first column is text, the others numbers."""
+    lines = ["| " + " | ".join(head) + " |", "|" + "|".join(["---"] + ["--:"] * (len(head) - 1)) + "|"]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def markdown(results: Results) -> str:
+    """The whole report."""
+    machine = results.machine
+    head = (
+        f"# What Sluice adds to an engine\n\n{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
+        f"Python {machine['python']}, commit {machine['commit']}; load of the machine before: "
+        f"{machine['load_1min_before']}. The load client ran on the same cores.\n"
+    )
+    parts = [head, "## Latency and throughput\n", latency_table(results.cases)]
+    parts += ["\n## Against the aims\n", *(f"- {line}" for line in verdicts(results))]
+    parts += ["\n## CPU, ms a request\n", cpu_table(results.cases, lambda case: case.cpu_ms_per_request, 3)]
+    parts += ["\n## CPU, µs a token\n", cpu_table(results.cases, lambda case: case.cpu_ms_per_token, 1, 1e3)]
+    for tree in results.trees:
+        parts += [
+            f"\n## Memory at rest: {tree.target} (ready after {tree.started_s:.1f} s)\n",
+            memory_table(tree),
+        ]
+    for profile in results.profiles:
+        parts += [
+            f"\n## CPU profile: {profile.role} ({profile.samples} samples on CPU)\n",
+            profile_table(profile),
+        ]
+    if results.notes:
+        parts += ["\n## Notes\n", *(f"- {note}" for note in results.notes)]
+    return "\n".join(parts) + "\n"
+
+
+def latency_table(cases: Sequence[Case]) -> str:
+    """One row a case."""
+    head = [
+        "server",
+        "client",
+        "c",
+        "tokens",
+        "requests",
+        "failed",
+        "req/s",
+        "tok/s",
+        "TTFT p50",
+        "p95",
+        "added p50",
+    ]
+    head += ["p95", "ms/token p50", "added", "e2e p50", "events/req", "client CPU ms/req"]
+    rows = []
+    for case in cases:
+        ttft, tpot, e2e, added = case.ttft_ms or {}, case.tpot_ms or {}, case.e2e_ms or {}, case.added
+        rows.append([
+            case.target + ("" if case.path.endswith("chat/completions") else " (completions)"),
+            case.client, str(case.concurrency), str(case.tokens), str(case.requests),
+            str(sum(case.failures.values())), f"{case.requests_per_s:,.1f}", f"{case.tokens_per_s:,.0f}",
+            _number(ttft.get("p50")), _number(ttft.get("p95")), _number(added.get("ttft_p50")),
+            _number(added.get("ttft_p95")), _number(tpot.get("p50"), 3), _number(added.get("tpot_p50"), 3),
+            _number(e2e.get("p50")), _number(case.events_per_request, 1), _number(case.client_cpu_ms_per_request, 3),
+        ])  # fmt: skip
+    return table(head, rows)
+
+
+def cpu_table(cases: Sequence[Case], pick: Any, digits: int, scale: float = 1.0) -> str:
+    """Roles down, cases across; roles below a hundredth of the sum everywhere are joined as `other`."""
+    picked = [pick(case) for case in cases]
+    roles: dict[str, None] = {}
+    for values in picked:
+        whole = sum(values.values())
+        roles |= {role: None for role, value in values.items() if value >= 0.01 * whole > 0}
+    head = ["role"] + [f"{_short(case)} c={case.concurrency} {case.client}" for case in cases]
+    rows = [[role, *(_number(v.get(role, 0.0) * scale, digits) for v in picked)] for role in roles]
+    other = [sum(value for role, value in values.items() if role not in roles) for values in picked]
+    rows.append(["other", *(_number(value * scale, digits) for value in other)])
+    rows.append(["**sum**", *(_number(sum(v.values()) * scale, digits) for v in picked)])
+    return table(head, rows)
+
+
+def memory_table(tree: TreeState) -> str:
+    """One row a role, then the sum."""
+    rows = [_memory_row(role, memory, tree.idle_cpu.get(role, 0.0)) for role, memory in tree.memory.items()]
+    rows.append(_memory_row("**sum**", tree.total, sum(tree.idle_cpu.values())))
+    return table(["role", "processes", "RSS MiB", "PSS MiB", "idle CPU %"], rows)
+
+
+def profile_table(profile: Profile) -> str:
+    """Functions by self time."""
+    rows = [[f"`{s.where}`", f"{s.self_share:.1%}", f"{s.total_share:.1%}"] for s in profile.functions]
+    lines = [[f"`{s.where}`", f"{s.self_share:.1%}", f"{s.total_share:.1%}"] for s in profile.lines]
+    return table(["function", "self", "total"], rows) + "\n\n" + table(["line", "self", "total"], lines)
+
+
+def verdicts(results: Results) -> list[str]:
+    """The issue's aims beside what was measured; facts, no assertions."""
+    said = []
+    for case in results.cases:
+        where = f"{case.target}, {case.client}, c={case.concurrency}"
+        short = case.tokens == 16 and case.path.endswith("chat/completions")
+        if "sim" in case.target and short and (reference := REFERENCE.get((case.client, case.concurrency))):
+            share = case.requests_per_s / reference
+            said.append(
+                f"{where}: {case.requests_per_s:,.0f} requests/s = {share:.2f} x vllm-router's {reference:,.0f}"
+            )
+        if "sim" in case.target and short and case.concurrency == 1 and case.added:
+            said.append(
+                f"{where}: added TTFT p50 {case.added['ttft_p50']:.2f} ms (aim <= {AIM_TTFT_MS}, vllm-router "
+                f"{REFERENCE_TTFT_MS})"
+            )
+        if "sim" in case.target and case.tokens > 100:
+            said.append(
+                f"{where}: long streams cost {case.server_cpu_ms_per_token:.3f} ms CPU a token in all processes "
+                f"(aim <= {AIM_CPU_MS_PER_TOKEN})"
+            )
+        floor = results.find("bare listener", case.client, case.concurrency, case.tokens, case.path)
+        if floor is not None and floor is not case:
+            said.append(
+                f"{where}: {case.requests_per_s / floor.requests_per_s:.2f} x the bare listener's requests/s"
+            )
+    for tree in results.trees:
+        said.append(
+            f"{tree.target}: whole tree {tree.total['pss_bytes'] / 2**30:.2f} GiB (PSS; aim for 1P1D <= 12)"
+        )
+    return said
+
+
+def write(results: Results, folder: Path) -> list[Path]:
+    """overhead.json, overhead.md and overhead.png in `folder`; returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / "overhead.json", folder / "overhead.md", folder / "overhead.png"]
+    files[0].write_text(json.dumps(asdict(results), indent=1) + "\n")
+    files[1].write_text(markdown(results))
+    draw(results, files[2])
+    return files
+
+
+def draw(results: Results, file: Path) -> None:
+    """Three panels: requests/s, CPU a request by role, memory by role."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, 3, figsize=(18, 6), layout="constrained")
+    cases = [case for case in results.cases if case.tokens <= 100]
+    names = [f"{_short(case)} {case.client} c={case.concurrency}" for case in cases]
+    rates = axes[0].barh(names, [case.requests_per_s for case in cases])
+    axes[0].bar_label(rates, fmt="%.0f")
+    axes[0].set(xlabel="requests/s", title="16 streamed tokens a request", xscale="log")
+    _stack(axes[1], names, [case.cpu_ms_per_request for case in cases])
+    axes[1].set(xlabel="CPU ms a request (log beyond 10)", title="CPU by process", xscale="symlog")
+    trees = results.trees
+    memory = [{role: m["pss_bytes"] / 2**20 for role, m in tree.memory.items()} for tree in trees]
+    _stack(axes[2], [tree.target for tree in trees], memory)
+    axes[2].set(xlabel="PSS, MiB", title="memory at rest by process")
+    for axis in axes:
+        axis.invert_yaxis()
+    figure.savefig(file, dpi=80)
+    plt.close(figure)
+
+
+def _stack(axis: Any, names: Sequence[str], rows: Sequence[Mapping[str, float]]) -> None:
+    roles: dict[str, float] = {}
+    for row in rows:
+        for role, value in row.items():
+            roles[role] = max(roles.get(role, 0.0), value / (sum(row.values()) or 1.0))
+    shown = [role for role, share in roles.items() if share >= 0.03]
+    left = [0.0] * len(rows)
+    for role in [*shown, "other"]:
+        widths = [
+            row.get(role, 0.0) if role in shown else sum(v for r, v in row.items() if r not in shown)
+            for row in rows
+        ]
+        axis.barh(names, widths, left=left, label=role)
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    axis.legend(fontsize=7)
+
+
+def _short(case: Case) -> str:
+    return (
+        case.target.removeprefix("Sluice, ")
+        + (f" {case.tokens} tok" if case.tokens > 100 else "")
+        + ("" if case.path.endswith("chat/completions") else " compl.")
+    )
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return "" if value is None else f"{value:,.{digits}f}"
+
+
+def _memory_row(role: str, memory: Mapping[str, int], idle: float) -> list[str]:
+    return [
+        role, str(memory["processes"]), f"{memory['rss_bytes'] / 2**20:,.0f}", f"{memory['pss_bytes'] / 2**20:,.0f}",
+        f"{idle * 100:.1f}",
+    ]  # fmt: skip

@@ -1,0 +1,203 @@
+"""Starts a server as a process tree of its own, waits until it answers, and ends all of it on every way out.
+
+The command runs below `scripts/reap.py`, to which the kernel hands daemons that leave their parents (Ray's do), so the
+tree is found whole when it is measured and when it is ended. The reaper itself gets SIGTERM when this process dies.
+"""
+
+import contextlib
+import ctypes
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+REAPER = ROOT / "scripts" / "reap.py"
+STOP_S = 60.0  # for a server to end by itself after SIGINT; then the reaper is told
+REAP_S = 20.0  # for the reaper (10 s of grace of its own); then everything is killed
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class ServerError(RuntimeError):
+    """A server did not start, died, or left something behind; the message holds the end of its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to run. `ports` must be free before and after; `ready_path` answers 200 once requests are served."""
+
+    name: str
+    argv: Sequence[str]
+    port: int
+    ready_path: str = "/health"
+    ports: Sequence[int] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    timeout_s: float = 300.0
+
+    @property
+    def all_ports(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys((self.port, *self.ports)))
+
+
+@dataclass(slots=True)
+class Server:
+    """A running one. `started_s`: from process start to ready."""
+
+    command: Command
+    process: subprocess.Popen[bytes]
+    log: Path
+    started_s: float = 0.0
+
+    @property
+    def pid(self) -> int:
+        """Root of the tree (the reaper)."""
+        return self.process.pid
+
+    def tail(self, lines: int = 30) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+
+def free_ports(count: int) -> list[int]:
+    """Loopback TCP ports that nobody listens on at the moment, all different."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
+def is_free(port: int) -> bool:
+    """Whether a listener could be opened on this loopback port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def python(*arguments: str) -> list[str]:
+    """A command line with this interpreter."""
+    return [sys.executable, *arguments]
+
+
+@contextlib.contextmanager
+def running(command: Command, say: Callable[[str], None]) -> Iterator[Server]:
+    """The server, ready. Raises ServerError when it does not start, or leaves a process or a listener behind."""
+    taken = [port for port in command.all_ports if not is_free(port)]
+    if taken:
+        raise ServerError(f"{command.name}: port {taken[0]} is in use; end what listens there")
+    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
+        server = _start(command, Path(folder) / "log")
+        try:
+            _wait_ready(server)
+            say(f"{command.name}: ready after {server.started_s:.1f} s")
+            yield server
+        finally:
+            left = stop(server)
+    if left:
+        raise ServerError(f"{command.name}: after it was stopped there was still {'; '.join(left)}")
+    say(f"{command.name}: stopped, its ports are free")
+
+
+def stop(server: Server) -> list[str]:
+    """End the tree: SIGINT to the server, then its reaper, then SIGKILL. Returns what was left after all that."""
+    try:
+        tree = psutil.Process(server.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        tree = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        own = [child for child in tree if child.ppid() == server.pid]
+        if own:
+            min(own, key=lambda child: child.create_time()).send_signal(
+                signal.SIGINT
+            )  # the rest are orphans of its
+    if not _ended(server.process, STOP_S):
+        server.process.send_signal(signal.SIGTERM)
+        _ended(server.process, REAP_S)
+    for member in [*tree, *_children(server.pid)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()  # psutil refuses when the pid has been reused
+    if server.process.poll() is None:
+        server.process.kill()
+        server.process.wait(timeout=5)
+    _, alive = psutil.wait_procs(tree, timeout=5)
+    left = [f"process {process.pid}" for process in alive]
+    return left + [f"a listener on port {port}" for port in server.command.all_ports if not _wait_free(port)]
+
+
+def answers(port: int, path: str) -> bool:
+    """Whether GET `path` gives 200."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _start(command: Command, log: Path) -> Server:
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, str(REAPER), *command.argv],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"} | dict(command.env),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C at the terminal reaches us; we end the tree in order
+            preexec_fn=_die_with_parent,
+        )
+    return Server(command, process, log)
+
+
+def _die_with_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def _wait_ready(server: Server) -> None:
+    start_s = time.monotonic()
+    command = server.command
+    while not answers(command.port, command.ready_path):
+        if server.process.poll() is not None:
+            raise ServerError(f"{command.name} ended with {server.process.returncode}:\n{server.tail()}")
+        if time.monotonic() - start_s > command.timeout_s:
+            raise ServerError(f"{command.name} was not ready in {command.timeout_s:.0f} s:\n{server.tail()}")
+        time.sleep(0.1)
+    server.started_s = time.monotonic() - start_s
+
+
+def _ended(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
+    try:
+        process.wait(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _children(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _wait_free(port: int) -> bool:
+    for _ in range(50):
+        if is_free(port):
+            return True
+        time.sleep(0.1)
+    return False

@@ -1,0 +1,148 @@
+"""The servers that are compared, as commands and configurations; and what the modelled engine itself would take.
+
+`bare`     a listener that does nothing but write chunks (benchmarks.live.bare): the floor for this client and machine
+`sim`      Sluice on timing-model engines: 1 ms a step, 1 ms a prefill
+`engine`   vLLM's own OpenAI server, without Sluice
+`sluice`   Sluice with the same engine, colocated, on the same cores
+`sluice-pd`  Sluice with prefill and decode separated: two engines, which share the cores
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.live.servers import ROOT, Command, ServerError, free_ports, python
+
+MODEL = "smollm2-135m-instruct"
+# vLLM's console command looks up a distribution `vllm`, which the CPU wheel is not; this module starts the same server.
+API_SERVER = "vllm.entrypoints.openai.api_server"
+# What oneDNN's bfloat16 needs (DESIGN section 8); both servers get the dtype explicitly, so that they compute the same.
+_BF16_FLAGS = {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
+
+
+@dataclass(frozen=True, slots=True)
+class SimTiming:
+    """Timing of the sim engines, seconds and bytes; written into their configuration field by field."""
+
+    prefill_base_s: float = 1e-3
+    prefill_per_token_s: float = 0.0
+    decode_base_s: float = 1e-3
+    decode_per_seq_s: float = 0.0
+    decode_per_kv_token_s: float = 0.0
+    kv_bytes_per_token: int = (
+        30 * 2 * 3 * 64 * 2
+    )  # SmolLM2-135M: layers x (K, V) x KV heads x head_dim x bfloat16
+    transfer_bandwidth_bytes_per_s: float = 10e9
+    transfer_latency_s: float = 1e-4
+
+    def ttft_s(self, prompt_tokens: int) -> float:
+        """First token of a lone request: prefill, transfer, one decode step. No waiting for a running step."""
+        prefill_s = self.prefill_base_s + self.prefill_per_token_s * prompt_tokens
+        transfer_s = (
+            self.transfer_latency_s
+            + prompt_tokens * self.kv_bytes_per_token / self.transfer_bandwidth_bytes_per_s
+        )
+        return prefill_s + transfer_s + self.step_s()
+
+    def step_s(self) -> float:
+        """One decode step of a lone request."""
+        return self.decode_base_s + self.decode_per_seq_s
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What every vLLM engine of one run gets, with or without Sluice around it."""
+
+    max_model_len: int = 2048
+    slots: int = 32
+    kv_space_gib: int = 1
+    dtype: str = "float32"
+
+
+def engine_options() -> EngineOptions:
+    """With the dtype that suits this CPU."""
+    flags: set[str] = set()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("flags"):
+            flags = set(line.partition(":")[2].split())
+            break
+    return EngineOptions(dtype="bfloat16" if flags >= _BF16_FLAGS else "float32")
+
+
+def bare() -> Command:
+    """The floor, one millisecond a token."""
+    (port,) = free_ports(1)
+    argv = python("-m", "benchmarks.live.bare", "--port", str(port))
+    return Command("bare listener", argv, port, timeout_s=20.0)
+
+
+def sim(folder: Path, timing: SimTiming, prefill: int, decode: int) -> Command:
+    """Sluice on `prefill` + `decode` sim engines."""
+    options = {"profile": "tick_1ms", "timing": asdict(timing), "slots": 256}
+    engines = [
+        {"name": "prefill", "role": "prefill", "kind": "sim", "replicas": prefill, "options": options},
+        {"name": "decode", "role": "decode", "kind": "sim", "replicas": decode, "options": options},
+    ]
+    args = {"model": {"path": "sim", "name": "sim"}, "engines": engines}
+    return _sluice("Sluice, sim engines", folder / "sim.yaml", args, 120.0)
+
+
+def sluice_vllm(folder: Path, options: EngineOptions, *, disaggregated: bool) -> Command:
+    """Sluice on one colocated vLLM engine, or on one for prefill and one for decode."""
+    roles = ("prefill", "decode") if disaggregated else ("colocated",)
+    engines = [{"name": role, "role": role, "kind": "vllm", "options": asdict(options)} for role in roles]
+    args = {"model": {"path": MODEL}, "engines": engines}
+    name = "Sluice, vLLM 1P1D" if disaggregated else "Sluice, vLLM colocated"
+    return _sluice(name, folder / f"{'pd' if disaggregated else 'colocated'}.yaml", args, 420.0)
+
+
+def bare_engine(options: EngineOptions, model_dir: str) -> Command:
+    """vLLM's own OpenAI server, on all cores of this process like the one engine of `sluice_vllm`."""
+    (port,) = free_ports(1)
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    argv = python("-m", API_SERVER, "--model", model_dir, "--served-model-name", MODEL, "--host", "127.0.0.1")
+    argv += ["--port", str(port), "--dtype", options.dtype, "--max-model-len", str(options.max_model_len)]
+    argv += ["--max-num-seqs", str(options.slots), "--enforce-eager", "--scheduling-policy", "priority"]
+    argv += ["--kv-cache-memory-bytes", str(options.kv_space_gib << 30), "--disable-uvicorn-access-log"]
+    env = {
+        "VLLM_CPU_OMP_THREADS_BIND": cores,
+        "VLLM_CPU_KVCACHE_SPACE": "",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+    }
+    return Command("vLLM's own server", argv, port, env=env, timeout_s=420.0)
+
+
+def model_directory() -> str:
+    """Local directory of the model, converted if it has not been yet. Raises ServerError."""
+    done = subprocess.run(
+        [sys.executable, "-m", "app.models", MODEL], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise ServerError(f"python -m app.models {MODEL} failed:\n{done.stderr[-1000:]}")
+    return done.stdout.strip().splitlines()[-1]
+
+
+def _sluice(name: str, file: Path, args: Mapping[str, Any], timeout_s: float) -> Command:
+    port, http_port = free_ports(2)
+    schema = {
+        "proxy_location": "HeadOnly",
+        "http_options": {"host": "127.0.0.1", "port": http_port},
+        "applications": [
+            {"name": "sluice", "route_prefix": "/", "import_path": "app.graph:build", "args": dict(args)}
+        ],
+    }
+    file.write_text(yaml.safe_dump(schema, sort_keys=False))
+    argv = python(
+        "-m", "app.serve", "--config", str(file), "--port", str(port), "--http-port", str(http_port)
+    )
+    return Command(name, argv, port, "/health/ready", (http_port,), timeout_s=timeout_s)
