@@ -131,7 +131,12 @@ def make_engine(config: AppConfig, group: EngineGroupConfig, engine_id: str, ind
         from actors.engine.sim_config import SimEngineConfig
         from actors.engine.sim_engine import SimEngine
 
-        options = {"model": config.model.served_name, **group.options, "id": engine_id, "role": group.role}
+        options = {
+            "model": config.model.served_name,
+            **group.options,
+            "engine_id": engine_id,
+            "role": group.role,
+        }
         return SimEngine(from_options(SimEngineConfig, options, where))
     from actors.engine.cores import divide_cores, usable_cores
     from actors.engine.vllm_config import VllmEngineConfig

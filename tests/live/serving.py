@@ -1,0 +1,165 @@
+"""Starts a whole Sluice (`python -m app.serve`) for tests: own Ray, free loopback ports, ended and checked by pid."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import yaml
+
+ROOT = Path(__file__).parents[2]
+START_TIMEOUT_S = 420.0
+STOP_TIMEOUT_S = 60.0
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 that were free a moment ago."""
+    sockets = [socket.socket() for _ in range(count)]
+    for s in sockets:
+        s.bind(("127.0.0.1", 0))
+    ports: list[int] = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+@dataclass
+class App:
+    """A running Sluice. `log` is what it printed, with Ray's session directory beside it."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    serve_url: str
+    log: Path
+    name: str
+
+    def status(self) -> dict[str, Any]:
+        answer = httpx.get(f"{self.url}/sluice/status", timeout=10)
+        answer.raise_for_status()
+        result: dict[str, Any] = answer.json()
+        return result
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Sum of a metric's samples with these labels; 0.0 when there is none yet."""
+        total = 0.0
+        for line in httpx.get(f"{self.url}/metrics", timeout=10).text.splitlines():
+            match = re.match(rf"{re.escape(name)}(?:\{{(.*)\}})? (\S+)$", line)
+            if match and all(f'{k}="{v}"' in (match[1] or "") for k, v in labels.items()):
+                total += float(match[2])
+        return total
+
+    def processes(self) -> list[psutil.Process]:
+        """Every process of this app: the tree of its Ray."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def replica_pid(self, deployment: str) -> int:
+        """The process of a deployment's (only) replica, by the title that Ray gives it."""
+        found = [
+            p.pid
+            for p in self.processes()
+            if f"ServeReplica:{self.name}:{deployment}" in " ".join(p.cmdline())
+        ]
+        assert len(found) == 1, f"{deployment}: {found}"
+        return found[0]
+
+    def wait(self, condition: Any, timeout_s: float, what: str) -> Any:
+        """Polls until `condition(status)` is true; fails with the last status."""
+        deadline_s = time.monotonic() + timeout_s
+        status: dict[str, Any] = {}
+        while time.monotonic() < deadline_s:
+            try:
+                status = self.status()
+                if condition(status):
+                    return status
+            except httpx.HTTPError as error:
+                status = {"error": repr(error)}
+            time.sleep(0.2)
+        raise AssertionError(f"not within {timeout_s} s: {what}; last status {status}")
+
+    def wait_idle(self, timeout_s: float = 40.0) -> dict[str, Any]:
+        """Until every counter is 0 and no engine uses a KV block."""
+
+        def idle(status: dict[str, Any]) -> bool:
+            engines = status["engines"]
+            return (
+                all(value == 0 for value in status["requests"].values() if isinstance(value, int))
+                and status["leases"] == 0
+                and all(e["kv_blocks_used"] == 0 and not e["running"] and not e["waiting"] for e in engines)
+            )
+
+        result: dict[str, Any] = self.wait(idle, timeout_s, "idle")
+        return result
+
+
+def config_file(directory: Path, source: str, change: Any = None) -> Path:
+    """A copy of deploy/`source` whose application args went through `change(args)`."""
+    schema = yaml.safe_load((ROOT / "deploy" / source).read_text())
+    if change is not None:
+        change(schema["applications"][0]["args"])
+    path = directory / source
+    path.write_text(yaml.safe_dump(schema))
+    return path
+
+
+@contextmanager
+def serving(config: Path) -> Iterator[App]:
+    """Runs the config's application until the block ends; then Ctrl-C, and nothing may be left."""
+    port, http_port = free_ports(2)
+    log = Path(tempfile.mkstemp(prefix="sluice-app-", suffix=".log")[1])
+    command = [sys.executable, "-m", "app.serve", "--config", str(config)]
+    command += ["--port", str(port), "--http-port", str(http_port)]
+    env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out, env=env, start_new_session=True)
+    app = App(process, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{http_port}", log, "sluice")
+    try:
+        _wait_ready(app)
+        yield app
+    finally:
+        _stop(app)
+        log.unlink(missing_ok=True)
+
+
+def _wait_ready(app: App) -> None:
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        if app.process.poll() is not None:
+            raise AssertionError(
+                f"app.serve ended with {app.process.returncode}:\n{app.log.read_text()[-4000:]}"
+            )
+        try:
+            if httpx.get(f"{app.url}/health/ready", timeout=2).status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.3)
+    raise AssertionError(f"not ready within {START_TIMEOUT_S} s:\n{app.log.read_text()[-4000:]}")
+
+
+def _stop(app: App) -> None:
+    tree = app.processes() if app.process.poll() is None else []
+    app.process.send_signal(signal.SIGINT)
+    try:
+        app.process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        app.process.kill()
+        raise AssertionError(
+            f"Ctrl-C did not end it within {STOP_TIMEOUT_S} s:\n{app.log.read_text()[-4000:]}"
+        ) from None
+    finally:
+        _, alive = psutil.wait_procs(tree, timeout=15)
+        left = [" ".join(p.cmdline())[:100] for p in alive if p.is_running()]
+        for p in alive:
+            p.kill()
+    assert not left, f"processes left after Ctrl-C: {left}"

@@ -1,0 +1,89 @@
+"""The whole application through Ray Serve on sim engines: API on both ports, SDK, CLI, and a clean end."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from openai import OpenAI
+
+from sluice import Sluice
+from tests.live.serving import ROOT, App, config_file, serving
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
+    with serving(config_file(tmp_path_factory.mktemp("sim"), "sim.yaml")) as running:
+        yield running
+
+
+def chat(url: str, **kw: object) -> httpx.Response:
+    body = {"messages": [{"role": "user", "content": "hello there"}], "max_tokens": 8} | kw
+    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=30)
+
+
+def test_both_ports_answer_the_same(app: App) -> None:
+    answers = [chat(url).json() for url in (app.url, app.serve_url)]
+    texts = [a["choices"][0]["message"]["content"] for a in answers]
+    assert texts[0] == texts[1]
+    assert texts[0].strip()
+    assert [a["usage"]["completion_tokens"] for a in answers] == [8, 8]
+
+
+def test_serve_s_port_streams_too(app: App) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "stream": True}
+    with httpx.stream("POST", f"{app.serve_url}/v1/chat/completions", json=body, timeout=30) as answer:
+        lines = [line for line in answer.iter_lines() if line]
+    assert lines[-1] == "data: [DONE]"
+    assert len(lines) > 3
+
+
+def test_the_official_client_works_unmodified(app: App) -> None:
+    client = OpenAI(base_url=f"{app.url}/v1", api_key="none", max_retries=0)
+    whole = client.chat.completions.create(
+        model="sim", messages=[{"role": "user", "content": "hello"}], max_tokens=6
+    )
+    stream = client.chat.completions.create(
+        model="sim", messages=[{"role": "user", "content": "hello"}], max_tokens=6, stream=True
+    )
+    pieces = [c.choices[0].delta.content or "" for c in stream if c.choices]
+    assert "".join(pieces) == whole.choices[0].message.content
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 6
+
+
+def test_the_sdk_and_the_command_work_against_it(app: App) -> None:
+    with Sluice(base_url=app.url) as client:
+        assert client.models()
+        status = client.status()
+        assert status.ready
+        result = client.chat("hello", max_tokens=5, priority="interactive")
+        with client.stream_chat("hello", max_tokens=5) as stream:
+            text = "".join(chunk.text for chunk in stream)
+    assert text == result.text
+    command = [sys.executable, "-m", "sluice.cli"]
+    env = {"SLUICE_BASE_URL": app.url, "PATH": "/usr/bin:/bin"}
+    for words in (["status"], ["models"], ["chat", "hello", "--max-tokens", "5"]):
+        done = subprocess.run(
+            [*command, *words], cwd=ROOT, env=env, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip()
+
+
+def test_requests_go_through_prefill_pool_and_decode(app: App) -> None:
+    before = app.metric("sluice_kv_transfer_bytes_total")
+    assert chat(app.url, max_tokens=3).status_code == 200
+    assert app.metric("sluice_kv_transfer_bytes_total") > before
+    status = app.wait_idle()
+    assert {e["role"] for e in status["engines"]} == {"prefill", "decode"}
+    assert status["router"]["connected"]
+
+
+def test_version_says_which_path_is_on(app: App) -> None:
+    version = httpx.get(f"{app.url}/version").json()
+    assert version["transport"] == "fast"
+    assert version["version"]
