@@ -81,7 +81,8 @@ cuda) inputs=(pyproject.toml constraints-cuda.txt scripts/setup.sh scripts/nodep
 *) die "unknown variant $variant: cpu or cuda" ;;
 esac
 stamp=$venv/.sluice-setup
-wanted="$variant $(cat "${inputs[@]}" | sha256sum | cut -c1-64) $(pwd)"
+# The packages count too: an editable installation knows those that were there when it was made.
+wanted="$variant $( (cat "${inputs[@]}"; ls ./*/__init__.py) | sha256sum | cut -c1-64) $(pwd)"
 if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && "$venv/bin/python" -c "$fits" 2>/dev/null; then
     exit 0
 fi
