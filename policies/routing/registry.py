@@ -6,16 +6,27 @@ from typing import Any
 
 from policies.routing.base import DecodePolicy, PrefillPolicy
 from policies.routing.join_shortest_queue import JoinShortestQueue
+from policies.routing.load_aware import LoadAware
+from policies.routing.netkv import NetKV
+from policies.routing.power_of_two import PowerOfTwo
+from policies.routing.random_choice import RandomChoice
 from policies.routing.round_robin import RoundRobin
 
 PREFILL: dict[str, type[PrefillPolicy]] = {
+    "random": RandomChoice,
     "round_robin": RoundRobin,
+    "power_of_two": PowerOfTwo,
     "join_shortest_queue": JoinShortestQueue,
+    "load_aware": LoadAware,
 }
 
 DECODE: dict[str, type[DecodePolicy]] = {
+    "random": RandomChoice,
     "round_robin": RoundRobin,
+    "power_of_two": PowerOfTwo,
     "join_shortest_queue": JoinShortestQueue,
+    "load_aware": LoadAware,
+    "netkv": NetKV,
 }
 
 

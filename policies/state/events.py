@@ -40,7 +40,7 @@ class EngineDown:
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """What the engine itself counts. `kv_tokens` includes leased blocks. Shares are 0..1; None = it has no such figure."""
+    """What the engine itself counts. `kv_tokens` includes leased blocks. Shares are 0..1; None = no such figure."""
 
     now_s: float
     worker: WorkerId

@@ -11,8 +11,8 @@ drift, whatever ends the request.
     TRANSFER   prompt KV tokens                                  slots, prompt KV tokens
     DECODE     -                                                 slots, prompt + generated KV tokens
 
-A prefill worker is also charged `sending` from POOL to TRANSFER and the transfer itself during TRANSFER; a decode worker
-the departure of every request that has a forecast. Engine reports are kept for a sliding window (FlowKV B.2).
+A prefill worker is also charged `sending` from POOL to TRANSFER and the transfer itself during TRANSFER; a decode
+worker the departure of every request that has a forecast. Engine reports are kept for a sliding window (FlowKV B.2).
 """
 
 import math

@@ -65,7 +65,7 @@ class PoolEntry:
 
 
 class Departure(NamedTuple):
-    """Sequences forecast to be gone at decode step `step` from now (>= 1): how many, and the KV tokens they hold now."""
+    """Sequences forecast to be gone at decode step `step` from now (>= 1): how many, with what KV now."""
 
     step: int
     sequences: int
@@ -77,7 +77,7 @@ class Transfers(NamedTuple):
 
     to: WorkerId
     priority: int
-    count: int
+    flows: int
 
 
 @dataclass(frozen=True, slots=True)

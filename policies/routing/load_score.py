@@ -1,0 +1,79 @@
+"""FlowKV's comprehensive load score C_i of one node (appendix B.2 and lines 8-11 of its algorithm 1).
+
+    C_i = ( w_r L_r + w_w L_w + w_sw L_sw + w_se L_se + w_t T_b + w_kv KV_u + w_g G_u + w_mb MB_u ) / sum of the w used
+
+    L_r, L_w, L_sw   running, waiting, swapped queue / slots      -> Worker.indicators, smoothed; see below for L_w
+    L_se             sending queue / slots                        -> Indicators.sending (Worker.sending before a report)
+    T_b              share of the step's token budget in use      -> Indicators.token_budget
+    KV_u             KV-cache utilisation                         -> Worker.kv_usage (our charges: exact at any time)
+    G_u, MB_u        compute, memory-bandwidth utilisation        -> Indicators.compute, .memory_bandwidth
+    w                one set per policy, hence per role           -> LoadWeights
+
+A term that the engine does not report drops out, and the weights of the others are renormalised, so scores of engines
+that report different things stay comparable. Deviations: queues are normalised by the node's own slots, not by the
+largest of the fleet (a score must not change because another node came); L_w also counts the requests routed there
+since the last report, else all that arrive between two reports would herd to one node.
+Not claimed: the paper's weights, which it does not print.
+"""
+
+from dataclasses import dataclass, fields
+
+from policies.routing import params
+from policies.state.views import Role, Worker
+
+
+@dataclass(frozen=True, slots=True)
+class LoadWeights:
+    """The weights w, each >= 0 and at least one above 0; a weight of 0 removes its term."""
+
+    running: float = 1.0  # ASSUMPTION: all eight
+    waiting: float = 2.0
+    swapped: float = 2.0
+    sending: float = 1.0
+    token_budget: float = 1.0
+    kv_usage: float = 1.0
+    compute: float = 1.0
+    memory_bandwidth: float = 1.0
+
+    def check(self, policy: str) -> None:
+        """Raises BadParameter for a weight below 0, or when a score could have no term at all."""
+        for item in fields(LoadWeights):
+            params.number(policy, item.name, getattr(self, item.name), low=0.0)
+        if self.running + self.waiting + self.kv_usage <= 0:
+            raise params.BadParameter(
+                f"policy {policy}: running, waiting and kv_usage are all 0: give one of them a weight above 0"
+            )
+
+
+def load_score(worker: Worker, weights: LoadWeights) -> tuple[float, dict[str, float]]:
+    """The score (0 = idle, about 1 = full, more = queueing) and its normalised terms by name."""
+    terms = load_terms(worker)
+    used = {name: getattr(weights, name) for name in terms}
+    total = sum(used.values())
+    return sum(used[name] * value for name, value in terms.items()) / total, terms
+
+
+def load_terms(worker: Worker) -> dict[str, float]:
+    """The normalised indicators that are known of a worker, by the names of LoadWeights."""
+    seen, slots = worker.indicators, worker.slots
+    if seen is None:
+        running = worker.prefilling if worker.role is Role.PREFILL else worker.slots_used
+        return {
+            "running": running / slots,
+            "waiting": 0.0,
+            "sending": worker.sending / slots,
+            "kv_usage": worker.kv_usage,
+        }
+    terms = {
+        "running": seen.running / slots,
+        "waiting": (seen.waiting + worker.unreported) / slots,
+        "kv_usage": worker.kv_usage,
+    }
+    queues = {"swapped": seen.swapped, "sending": seen.sending}
+    terms |= {name: value / slots for name, value in queues.items() if value is not None}
+    shares = {
+        "token_budget": seen.token_budget,
+        "compute": seen.compute,
+        "memory_bandwidth": seen.memory_bandwidth,
+    }
+    return terms | {name: value for name, value in shares.items() if value is not None}
