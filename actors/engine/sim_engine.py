@@ -16,6 +16,7 @@ the ingress' again: it may send the handle to another engine, or release it.
 import asyncio
 import logging
 import os
+import time
 from collections import deque
 from typing import Any, Literal, cast
 
@@ -47,6 +48,9 @@ log = logging.getLogger(__name__)
 
 MAX_LAG_S = (
     0.05  # ASSUMPTION: a loop that is later than this was stalled; the steps it missed are not made up for
+)
+MAX_EARLY_S = (
+    1e-4  # uvloop counts whole milliseconds, so a timer may fire early: a step never ends before this
 )
 MAX_KV_EVENTS = (
     10_000  # kept for a reader that comes late; a gap in their numbers tells it to ask for a snapshot
@@ -190,7 +194,7 @@ class SimEngine:
         """Queues the prompt; its KV will be leased."""
         try:
             self._check_open(msg.rid in self._prefills)
-            work = PrefillWork(self.config, msg, self._loop.time())
+            work = PrefillWork(self.config, msg, time.monotonic())
         except Refused as error:
             self._sink.failed(error.failed(msg.rid, "prefill"))
             return
@@ -248,7 +252,7 @@ class SimEngine:
         """Starts the step loop if it rests; what else arrives in this loop iteration joins the same step."""
         if not self._ticking and not self._stopped:
             self._ticking = True
-            self._loop.call_soon(self._begin_step, self._loop.time())
+            self._loop.call_soon(self._begin_step, time.monotonic())
 
     def _begin_step(self, start_s: float) -> None:
         if self._stopped or self._dead is not None:
@@ -264,12 +268,16 @@ class SimEngine:
             self._ticking = False
         else:
             self._step_end_s = start_s + seconds
-            self._loop.call_at(self._step_end_s, self._end_step)
+            self._loop.call_later(self._step_end_s - time.monotonic(), self._end_step)
         for seq in self._model.take_admitted():
             self._admitted(seq)
 
     def _end_step(self) -> None:
         if self._stopped or self._dead is not None:
+            return
+        early_s = self._step_end_s - time.monotonic()
+        if early_s > MAX_EARLY_S:
+            self._loop.call_later(max(early_s, 1e-3), self._end_step)
             return
         try:
             result = self._model.end_step()
@@ -280,7 +288,7 @@ class SimEngine:
                 self._sink.tokens(items)
             if self.config.kv_events:
                 self._events.extend(self._pool.drain_events())
-            now_s = self._loop.time()
+            now_s = time.monotonic()
             self._next_step(now_s if now_s - self._step_end_s > MAX_LAG_S else self._step_end_s)
         except Exception as error:
             self._die(error)
@@ -289,7 +297,7 @@ class SimEngine:
         """The pieces of all sequences that gained a token. The engine's hottest loop: plain words are made inline."""
         for seq in result.finished:
             cast(Choice, seq.owner).ends()
-        last, words, stride, shift = self._model.steps - 1, text.WORDS, text.TOKEN_STRIDE, text.TOKEN_SHIFT
+        last, words, shift = self._model.steps - 1, text.WORDS, text.TOKEN_SHIFT
         items: list[Out] = []
         append = items.append
         ended: list[Sequence] = []
@@ -302,7 +310,9 @@ class SimEngine:
                 if out.finish is not None:
                     ended.append(seq)
             else:
-                append(Out(choice.rid, words[choice.start + i * stride >> shift & 63], 1, choice.index))
+                append(
+                    Out(choice.rid, words[choice.start + i * choice.stride >> shift & 63], 1, choice.index)
+                )
             if i == 0 and choice.params.n > len(choice.request.seqs):
                 for _ in range(1, choice.params.n):  # now that the prompt's blocks are here to be shared
                     self._add_choice(choice.request)
@@ -319,7 +329,7 @@ class SimEngine:
 
     def _admitted(self, seq: Sequence) -> None:
         if seq.prefill_only:
-            cast(PrefillWork, seq.owner).admitted_s = self._loop.time()
+            cast(PrefillWork, seq.owner).admitted_s = time.monotonic()
             return
         work = decode_of(seq)
         if seq.stage is Stage.LOADING:
@@ -457,7 +467,7 @@ class SimEngine:
             self.config.engine_id, self._addresses, key, seq.allocation.blocks, kv_bytes, seq.prompt_tokens,
             work.prompt_hash,
         )  # fmt: skip
-        queue_s, compute_s = work.admitted_s - work.received_s, self._loop.time() - work.admitted_s
+        queue_s, compute_s = work.admitted_s - work.received_s, time.monotonic() - work.admitted_s
         self._sink.prefill_done(
             PrefillDone(
                 work.rid, _encode(handle), seq.prompt_tokens, seq.cached_tokens, self.config.lease_s, queue_s,

@@ -15,7 +15,7 @@ WORDS: tuple[str, ...] = tuple(
     for word in (  # noqa: SIM905  (a list literal of 64 words is 64 lines)
         "a about after all also an and any as at be because but by can come could day do even find first for from "
         "get give go good have he her here him his how I if in into it its just know like look make man many me "
-        "more my new no not now of on one only or other our"
+        "more my new no not now of on one only or other our out over"
     ).split()
 )
 assert len(WORDS) == 64
@@ -34,20 +34,22 @@ def text_base(hash_of_prompt: int, seed: int, choice: int) -> int:
     return xxhash.xxh3_64_intdigest(data) >> 34
 
 
-# Multiplicative hashing modulo 2^32 (both odd): consecutive tokens spread evenly over the words.
-_SPREAD = 0x85EBCA6B
-TOKEN_STRIDE = (0x9E3779B1 * _SPREAD) & 0xFFFFFFFF
-TOKEN_SHIFT = 26
+_MASK32 = 2**32 - 1
+TOKEN_SHIFT = 26  # of 32 bits the upper six choose the word
 
 
-def token_start(base: int) -> int:
-    """So that token i is WORDS[(start + i * TOKEN_STRIDE >> TOKEN_SHIFT) & 63]: for loops that do it inline."""
-    return base * _SPREAD & 0xFFFFFFFF
+def token_line(base: int) -> tuple[int, int]:
+    """(start, stride): token i is WORDS[(start + i * stride >> TOKEN_SHIFT) & 63], for loops that do it inline.
+
+    Multiplicative hashing; the stride is the choice's own, so that two texts do not run in parallel.
+    """
+    return base * 0x85EBCA6B & _MASK32, base * 0x9E3779B1 >> 13 & _MASK32 | 1
 
 
 def token_id(base: int, i: int) -> int:
     """Id of token `i` (from 0), an index into WORDS."""
-    return (token_start(base) + i * TOKEN_STRIDE >> TOKEN_SHIFT) & 63
+    start, stride = token_line(base)
+    return (start + i * stride >> TOKEN_SHIFT) & 63
 
 
 def output_tokens(

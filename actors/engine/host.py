@@ -1,0 +1,115 @@
+"""One engine with its server in a process of its own, without Ray: for tests, benchmarks and debugging.
+
+    python -m actors.engine.host --kind sim --role prefill --listen unix:/tmp/p0.sock --config '{"slots": 64}'
+
+Prints one line `ready {...}` (the EngineInfo as JSON) once requests are served. Ends on SIGTERM, SIGINT, or when the
+process that started it is gone. The wire secret is taken from the environment variable SLUICE_WIRE_SECRET.
+"""
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import os
+import signal
+import sys
+import uuid
+from typing import Any
+
+import msgspec
+from pydantic import TypeAdapter, ValidationError
+
+from actors.engine.protocol import Engine
+from actors.engine.server import EngineServer
+from actors.wire.channel import Identity
+
+PARENT_CHECK_S = 0.25
+DRAIN_S = 2.0
+
+
+def make_engine(kind: str, role: str, engine_id: str, options: dict[str, Any]) -> Engine:
+    """The engine of `kind`. Raises ValueError that names an option which is unknown or impossible."""
+    if kind == "sim":
+        from actors.engine.sim_config import SimEngineConfig
+        from actors.engine.sim_engine import SimEngine
+
+        return SimEngine(_config(SimEngineConfig, {"engine_id": engine_id, "role": role, **options}))
+    from actors.engine.vllm_config import VllmEngineConfig
+    from actors.engine.vllm_engine import VllmEngine
+
+    return VllmEngine(_config(VllmEngineConfig, {"id": engine_id, "role": role, **options}))
+
+
+def _config(config_type: type[Any], options: dict[str, Any]) -> Any:
+    allowed = sorted(f.name for f in dataclasses.fields(config_type) if f.init)
+    for name in options:
+        if name not in allowed:
+            raise ValueError(f"option {name!r} is unknown; allowed are {', '.join(allowed)}")
+    try:
+        return TypeAdapter(config_type).validate_python(options)
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, e['loc'])) or 'config'}: {e['msg']}" for e in error.errors()]
+        raise ValueError("; ".join(problems)) from None
+
+
+async def serve(engine: Engine, me: Identity, listen: list[str], parent_pid: int) -> None:
+    """Serves until told to end; a second signal does not hurry it."""
+    server = EngineServer(engine, me, listen, node="local")
+    done = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, done.set)
+    await server.start()
+    print("ready " + msgspec.json.encode(server.info()).decode(), flush=True)
+    watch = asyncio.create_task(_watch_parent(parent_pid, done))
+    await done.wait()
+    watch.cancel()
+    if os.getppid() == parent_pid:
+        await server.drain(DRAIN_S)
+    await server.stop()
+
+
+async def _watch_parent(parent_pid: int, done: asyncio.Event) -> None:
+    while os.getppid() == parent_pid:  # noqa: ASYNC110  (no event tells it)
+        await asyncio.sleep(PARENT_CHECK_S)
+    done.set()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command; returns the exit code."""
+    parent_pid = os.getppid()
+    parser = argparse.ArgumentParser(prog="python -m actors.engine.host", description=__doc__.split("\n")[0])
+    parser.add_argument("--kind", choices=("sim", "vllm"), default="sim")
+    parser.add_argument("--role", choices=("prefill", "decode", "colocated"), default="colocated")
+    parser.add_argument("--id", default="", help="engine id; default: role and a random suffix")
+    parser.add_argument(
+        "--listen", action="append", required=True, help="unix:/path or tcp:host:port; repeatable"
+    )
+    parser.add_argument("--config", default="{}", help="options of the engine as a JSON object")
+    args = parser.parse_args(argv)
+    try:
+        options = json.loads(args.config)
+        if not isinstance(options, dict):
+            raise ValueError("--config must be a JSON object")
+        engine_id = args.id or f"{args.role}-{uuid.uuid4().hex[:8]}"
+        engine = make_engine(args.kind, args.role, engine_id, options)
+    except ValueError as error:
+        print(f"actors.engine.host: {error}", file=sys.stderr)
+        return 2
+    secret = os.environ.get("SLUICE_WIRE_SECRET", "").encode() or None
+    me = Identity("engine", engine_id, secret)
+    _run(serve(engine, me, args.listen, parent_pid))
+    return 0
+
+
+def _run(coroutine: Any) -> None:
+    try:
+        import uvloop
+    except ImportError:  # not on every platform
+        asyncio.run(coroutine)
+        return
+    uvloop.run(coroutine)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,349 @@
+"""The socket front of an engine: whose request is whose, and that everything ends with the connection it came over.
+
+Ingresses send work; every step's pieces leave as one Tokens message per ingress. Request ids are unique per ingress
+only: the engine gets an id as it is while no other connection uses it, and a prefixed one otherwise. Other engines may
+connect too (KV transfers of the sim engine) and are handed to the engine, which needs `attach`, `peer_message` and
+`peer_closed` for it.
+
+When an ingress connection is lost, all its work is cancelled and its leased KV released. Whether a decode engine has
+begun to read such KV is the engine's business: it lets a read end before it frees the blocks.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol, TypeVar, runtime_checkable
+
+import msgspec
+
+from actors.engine.protocol import Engine, EngineMetrics
+from actors.wire.channel import Channel, Identity, WireError, listen
+from actors.wire.messages import (
+    Admitted,
+    Cancel,
+    Decode,
+    EngineInfo,
+    Failed,
+    Message,
+    Out,
+    Prefill,
+    PrefillDone,
+    ReleaseKV,
+    Status,
+    Tokens,
+)
+
+log = logging.getLogger(__name__)
+
+M = TypeVar("M", PrefillDone, Admitted, Failed)
+
+MAX_IN_FLIGHT = 4096  # ASSUMPTION: far above any engine's slots; a router that works never gets near
+
+
+@runtime_checkable
+class PeerEngine(Protocol):
+    """What an engine needs that is reached by other engines over the same listener."""
+
+    def attach(self, me: Identity, addresses: tuple[str, ...]) -> None: ...
+    def peer_message(self, channel: Channel, message: Message) -> None: ...
+    def peer_closed(self, channel: Channel) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """One request of one connection. `work` is what the engine computes now; `leased_until_s` is when its KV ends."""
+
+    client: "_Client"
+    rid: str  # the ingress' name for it
+    key: str  # the engine's name for it
+    work: Literal["prefill", "decode"] | None = None
+    choices_left: int = 1
+    leased_until_s: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Client:
+    """A connected ingress, and its requests by its own names."""
+
+    channel: Channel
+    number: int
+    requests: dict[str, _Request] = field(default_factory=dict)
+
+
+class EngineServer:
+    """Runs `engine` behind `listen_addresses`. `start`, then `info` names the addresses; `drain` and `stop` end it.
+
+    `node` and `replica` are passed on in `info`. At most `max_in_flight` requests are computed or queued at once.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        me: Identity,
+        listen_addresses: list[str],
+        node: str = "",
+        replica: str = "",
+        max_in_flight: int = MAX_IN_FLIGHT,
+    ) -> None:
+        self.engine = engine
+        self._peers = engine if isinstance(engine, PeerEngine) else None
+        self.addresses: tuple[str, ...] = ()
+        self._me = me
+        self._listen_addresses = listen_addresses
+        self._node, self._replica = node, replica
+        self._max_in_flight = max_in_flight
+        self._servers: list[asyncio.Server] = []
+        self._clients: dict[Channel, _Client] = {}
+        self._others: set[Channel] = set()
+        self._client_number = 0
+        self._requests: dict[str, _Request] = {}  # by key
+        self._working = 0
+        self._leased: dict[str, _Request] = {}  # by key, the oldest lease first
+        self._draining = False
+        self._stopped = False
+
+    # ------------------------------------------------------------------------------------------------ life
+
+    async def start(self) -> None:
+        """Starts the engine, then listens. Raises what the engine raises, or OSError when an address is taken."""
+        await self.engine.start(self)
+        for address in self._listen_addresses:
+            server, bound = await listen(address, self._new_channel)
+            self._servers.append(server)
+            self.addresses += (bound,)
+        if self._peers is not None:
+            self._peers.attach(self._me, self.addresses)
+
+    def info(self) -> EngineInfo:
+        """The engine's facts, with where it is reached."""
+        return msgspec.structs.replace(
+            self.engine.info(),
+            addresses=self.addresses,
+            node=self._node,
+            replica=self._replica,
+            state="draining" if self._draining else "ready",
+        )
+
+    def status(self) -> Status:
+        """The engine's counts of this moment."""
+        status = self.engine.status()
+        return msgspec.structs.replace(status, state="draining") if self._draining else status
+
+    def metrics(self) -> EngineMetrics:
+        """The engine's totals."""
+        return self.engine.metrics()
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that the engine computes or has queued; leases not counted."""
+        return self._working
+
+    async def check_health(self) -> None:
+        """Raises when the engine is dead."""
+        await self.engine.check_health()
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Refuses new work, waits for the rest and for leases; True if all ended within `timeout_s`."""
+        self._draining = True
+        return await self.engine.drain(timeout_s)
+
+    async def stop(self) -> None:
+        """Closes all connections and ends the engine. Idempotent."""
+        if self._stopped:
+            return
+        self._stopped = self._draining = True
+        for server in self._servers:
+            server.close()
+        channels = [*self._clients, *self._others]
+        for channel in channels:
+            channel.close("engine stops")
+        if channels:
+            await asyncio.wait([channel.closed for channel in channels], timeout=1.0)
+        await self.engine.stop()
+        self._remove_sockets()
+
+    def _remove_sockets(self) -> None:
+        for address in self.addresses:
+            if address.startswith("unix:"):
+                Path(address.removeprefix("unix:")).unlink(missing_ok=True)
+
+    # ------------------------------------------------------------------------------------------------ connections
+
+    def _new_channel(self) -> Channel:
+        return Channel(self._me, self._received, self._opened, self._closed)
+
+    def _opened(self, channel: Channel) -> None:
+        assert channel.peer is not None
+        if self._stopped:
+            channel.abort("engine stops")
+        elif channel.peer.kind == "ingress":
+            self._client_number += 1
+            self._clients[channel] = _Client(channel, self._client_number)
+        elif channel.peer.kind == "engine" and self._peers is not None:
+            self._others.add(channel)
+        else:
+            channel.abort(f"a {channel.peer.kind} has nothing to ask of this engine")
+
+    def _closed(self, channel: Channel, reason: str) -> None:
+        if channel in self._others:
+            self._others.remove(channel)
+            assert self._peers is not None
+            self._peers.peer_closed(channel)
+            return
+        client = self._clients.pop(channel, None)
+        if client is None:
+            log.info("connection refused or lost before its handshake: %s", reason)
+            return
+        if client.requests:
+            log.info("%s is gone (%s): ending %d requests", channel.peer_name, reason, len(client.requests))
+        for request in list(client.requests.values()):
+            self._forget(request)
+            self.engine.cancel(request.key)
+
+    def _received(self, channel: Channel, message: Message) -> None:
+        client = self._clients.get(channel)
+        if client is None:
+            if channel in self._others and self._peers is not None:
+                self._peers.peer_message(channel, message)
+            return  # else: aborted already, what was still in the buffer does not count
+        if isinstance(message, Prefill):
+            self._work(client, message, "prefill")
+        elif isinstance(message, Decode):
+            self._work(client, message, "decode")
+        elif isinstance(message, Cancel):
+            request = client.requests.get(message.rid)
+            if request is not None:
+                self._forget(request)
+                self.engine.cancel(request.key)
+        elif isinstance(message, ReleaseKV):
+            self._release(client, message.rid)
+        else:
+            raise WireError(f"an ingress does not send {type(message).__name__}")
+
+    # ------------------------------------------------------------------------------------------------ requests
+
+    def _work(self, client: _Client, message: Prefill | Decode, stage: Literal["prefill", "decode"]) -> None:
+        rid = message.rid
+        request = client.requests.get(rid)
+        refusal: Failed | None = None
+        if self._draining:
+            refusal = Failed(rid, stage, "draining", "the engine takes no new work", True)
+        elif request is not None and request.work is not None:
+            refusal = Failed(rid, stage, "bad_request", f"request {rid} is at work here already", False)
+        elif self._working >= self._max_in_flight:
+            refusal = Failed(
+                rid, stage, "overloaded", f"the engine has {self._working} requests in flight", True
+            )
+        if refusal is not None:
+            client.channel.send(refusal)
+            return
+        if request is None:
+            key = rid
+            while key in self._requests:
+                key = f"{client.number}:{key}"
+            request = _Request(client, rid, key)
+            client.requests[rid] = request
+            self._requests[key] = request
+        request.work = stage
+        self._working += 1
+        if request.key != rid:
+            message = msgspec.structs.replace(message, rid=request.key)
+        if isinstance(message, Prefill):
+            self._drop_old_leases()
+            self.engine.prefill(message)
+        else:
+            n = message.params.get("n", 1)
+            request.choices_left = n if isinstance(n, int) else 1
+            self.engine.decode(message)
+
+    def _release(self, client: _Client, rid: str) -> None:
+        request = client.requests.get(rid)
+        if request is None or request.leased_until_s is None:
+            return
+        self.engine.release(request.key)
+        self._unlease(request)
+
+    def _unlease(self, request: _Request) -> None:
+        request.leased_until_s = None
+        self._leased.pop(request.key, None)
+        if request.work is None:
+            self._forget(request)
+
+    def _work_ended(self, request: _Request) -> None:
+        if request.work is not None:
+            request.work = None
+            self._working -= 1
+        if request.leased_until_s is None:
+            self._forget(request)
+
+    def _forget(self, request: _Request) -> None:
+        if request.work is not None:
+            request.work = None
+            self._working -= 1
+        request.leased_until_s = None
+        self._leased.pop(request.key, None)
+        request.client.requests.pop(request.rid, None)
+        self._requests.pop(request.key, None)
+
+    def _drop_old_leases(self) -> None:
+        """Leases are ended by the engines without a word here: remember them no longer than they can last."""
+        now_s = asyncio.get_running_loop().time()
+        while self._leased:
+            request = next(iter(self._leased.values()))
+            if request.leased_until_s is not None and request.leased_until_s > now_s:
+                return
+            self._unlease(request)
+
+    # ------------------------------------------------------------------------------------------------ Sink
+
+    def prefill_done(self, msg: PrefillDone) -> None:
+        """The KV is leased from now on."""
+        request = self._requests.get(msg.rid)
+        if request is None:
+            return
+        self._leased.pop(request.key, None)
+        self._leased[request.key] = request
+        request.leased_until_s = asyncio.get_running_loop().time() + msg.lease_s
+        self._work_ended(request)
+        request.client.channel.send(self._named(msg, request))
+
+    def admitted(self, msg: Admitted) -> None:
+        """Passed on."""
+        request = self._requests.get(msg.rid)
+        if request is not None:
+            request.client.channel.send(self._named(msg, request))
+
+    def failed(self, msg: Failed) -> None:
+        """The work ended; a lease of the same request goes on."""
+        request = self._requests.get(msg.rid)
+        if request is not None:
+            self._work_ended(request)
+            request.client.channel.send(self._named(msg, request))
+
+    def tokens(self, items: list[Out]) -> None:
+        """One message a connection."""
+        requests = self._requests
+        batches: dict[Channel, list[Out]] = {}
+        for item in items:
+            request = requests.get(item.rid)
+            if request is None:
+                continue
+            if item.finish is not None:
+                request.choices_left -= 1
+                if request.choices_left == 0:
+                    self._work_ended(request)
+            if request.key is not request.rid:
+                item = msgspec.structs.replace(item, rid=request.rid)
+            channel = request.client.channel
+            batch = batches.get(channel)
+            if batch is None:
+                batches[channel] = [item]
+            else:
+                batch.append(item)
+        for channel, batch in batches.items():
+            channel.send(Tokens(batch))
+
+    @staticmethod
+    def _named(msg: M, request: _Request) -> M:
+        return msg if request.key == request.rid else msgspec.structs.replace(msg, rid=request.rid)
