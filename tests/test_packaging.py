@@ -84,9 +84,16 @@ def test_no_file_names_a_host_or_a_local_build(file: str) -> None:
     assert re.findall(r"https?://|file:/|==\S*\+\w+|--index|--find-links", text) == []
 
 
-@pytest.mark.parametrize("group", ["console_scripts", "vllm.general_plugins", "sluice.commands"])
+@pytest.mark.parametrize("group", ["console_scripts", "vllm.general_plugins"])
 def test_entry_points_load(group: str) -> None:
     table = PROJECT["scripts"] if group == "console_scripts" else PROJECT["entry-points"][group]
     for name, value in table.items():
-        point = importlib.metadata.EntryPoint(name=name, value=value, group=group)
-        assert callable(point.load())
+        assert callable(importlib.metadata.EntryPoint(name=name, value=value, group=group).load())
+
+
+@pytest.mark.parametrize("name", sorted(PROJECT["entry-points"]["sluice.commands"]))
+def test_subcommands_load_and_have_what_the_command_line_calls(name: str) -> None:
+    value = PROJECT["entry-points"]["sluice.commands"][name]
+    command = importlib.metadata.EntryPoint(name=name, value=value, group="sluice.commands").load()
+    assert callable(command.configure)
+    assert callable(command.run)
