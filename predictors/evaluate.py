@@ -1,0 +1,329 @@
+"""Judging predictors on held-out requests, as a router would use them.
+
+A request is asked about at its age points 0, k, 2k, ... and every window; a predictor that learns from outcomes is shown, before each
+answer, only those that had ended when the request arrived. Metrics: `metrics.py`; per window, by age, and over all.
+
+Whether the features say anything about lengths at all is a question of its own (`signal_test`), asked without a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from predictors import metrics
+from predictors.features import CLOCK_FEATURES, SCALAR_FEATURES, TIME_FEATURES, stack
+from predictors.protocol import (
+    ANY_WINDOW,
+    QUANTILE_LEVELS,
+    BoolArray,
+    FeatureArray,
+    Features,
+    FloatArray,
+    IntArray,
+    Outcome,
+    Prediction,
+    Predictor,
+    TotalLength,
+    WindowRange,
+    check_batch,
+)
+from predictors.samples import Walk, walk
+
+AGE_EDGES = (0, 1, 65, 257, 1_025)  # age 0, 1-64, 65-256, 257-1,024, above
+_CHUNK = 32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldOut:
+    """What is judged: all outcomes and features in order of arrival, of which those from `first` on are asked about."""
+
+    outcomes: Sequence[Outcome]
+    features: Sequence[Features]
+    first: int
+    rows: Walk  # request indices count from `first`
+    windows: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls,
+        outcomes: Sequence[Outcome],
+        features: Sequence[Features],
+        first: int,
+        windows: tuple[int, ...],
+        stride_tokens: int = 16,
+        max_rows: int = 40_000,
+        seed: int = 0,
+    ) -> HeldOut:
+        """The age points of the requests from `first` on, at most `max_rows` of them."""
+        if not 0 <= first < len(outcomes) or len(outcomes) != len(features):
+            raise ValueError(f"{len(outcomes)} outcomes, {len(features)} features, held out from {first}")
+        return cls(outcomes, features, first, walk(outcomes[first:], stride_tokens, max_rows, seed), windows)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answers:
+    """A predictor's answers: p and mu (rows, windows); the total at age 0 (requests) and at the rows."""
+
+    p: FloatArray
+    mu: FloatArray
+    valid: BoolArray
+    first_total: TotalLength
+    row_total: TotalLength
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """One set of rows: stage 1, stage 2, and the reliability curve. None where the rows cannot define a number."""
+
+    rows: int
+    positives: float
+    roc_auc: float | None
+    brier: float | None
+    ece: float | None
+    conditional_mae_tokens: float | None
+    reliability: tuple[metrics.Reliability, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TotalScores:
+    """The total length: pinball loss, mean absolute error of the mean, share of lengths below each quantile."""
+
+    rows: int
+    pinball_tokens: float | None
+    mean_mae_tokens: float | None
+    coverage: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """All metrics of one predictor on one held-out set."""
+
+    name: str
+    overall: Scores
+    by_window: dict[int, Scores]
+    by_age: dict[str, Scores]
+    total_at_arrival: TotalScores
+    total_at_rows: TotalScores
+
+    def as_json(self) -> dict[str, Any]:
+        """The evaluation as JSON-able data."""
+        return asdict(self)
+
+
+def answers(predictor: Predictor, held: HeldOut) -> Answers:
+    """Replays the held-out requests, outcomes in between (those before `first` included: give a fresh predictor)."""
+    n, many = len(held.rows), len(held.windows)
+    p, mu, valid = np.zeros((n, many)), np.zeros((n, many)), np.zeros((n, many), dtype=bool)
+    levels = len(QUANTILE_LEVELS)
+    requests = len(held.outcomes) - held.first
+    first = TotalLength(np.zeros(requests), np.zeros((requests, levels)))
+    at_rows = TotalLength(np.zeros(n), np.zeros((n, levels)))
+    finishing = sorted(range(len(held.outcomes)), key=lambda i: held.outcomes[i].finish_s)
+    done = 0
+    for start in range(0, requests, _CHUNK):
+        now_s = held.outcomes[held.first + start].arrival.arrival_s
+        while done < len(finishing) and held.outcomes[finishing[done]].finish_s < now_s:
+            predictor.observe(held.outcomes[finishing[done]])
+            done += 1
+        end = min(start + _CHUNK, requests)
+        batch = held.features[held.first + start : held.first + end]
+        _put(first, slice(start, end), predictor.predict(batch, np.zeros(end - start, np.int64), 1, True))
+        rows = slice(*np.searchsorted(held.rows.request, (start, end)))
+        asked = [held.features[held.first + i] for i in held.rows.request[rows]]
+        for column, window in enumerate(held.windows):
+            made = predictor.predict(asked, held.rows.ages[rows], window, with_total=column == 0)
+            p[rows, column], mu[rows, column] = made.p_finish, made.mean_remaining_tokens
+            valid[rows, column] = made.valid
+            if column == 0:
+                _put(at_rows, rows, made)
+    return Answers(p, mu, valid, first, at_rows)
+
+
+def _put(total: TotalLength, rows: slice, made: Prediction) -> None:
+    assert made.total is not None
+    total.mean_tokens[rows] = made.total.mean_tokens
+    total.quantiles_tokens[rows] = made.total.quantiles_tokens
+
+
+def evaluate(name: str, predictor: Predictor, held: HeldOut) -> Evaluation:
+    """All metrics of `predictor`, which learns from the outcomes as they come."""
+    return score(name, answers(predictor, held), held)
+
+
+def score(name: str, given: Answers, held: HeldOut) -> Evaluation:
+    """All metrics of the answers given."""
+    remaining, windows = held.rows.remaining, np.array(held.windows)
+    label = remaining[:, None] <= windows[None, :]
+    every = np.broadcast_to(remaining[:, None], label.shape)
+    edges = (*AGE_EDGES, 1 << 60)
+    by_age = {}
+    for low, high in zip(edges, edges[1:], strict=False):
+        rows = (held.rows.ages >= low) & (held.rows.ages < high)
+        if rows.any():
+            by_age[_age_name(low, high)] = _scores(given.p[rows], given.mu[rows], every[rows], label[rows])
+    lengths = np.array([o.output_tokens for o in held.outcomes[held.first :]], dtype=np.int64)
+    known = np.array([not o.censored for o in held.outcomes[held.first :]])
+    return Evaluation(
+        name=name,
+        overall=_scores(given.p, given.mu, every, label),
+        by_window={
+            w: _scores(given.p[:, i], given.mu[:, i], remaining, label[:, i])
+            for i, w in enumerate(held.windows)
+        },
+        by_age=by_age,
+        total_at_arrival=_total_scores(given.first_total, lengths, known),
+        total_at_rows=_total_scores(
+            given.row_total, held.rows.ages + remaining, np.ones(remaining.size, dtype=bool)
+        ),
+    )
+
+
+def _age_name(low: int, high: int) -> str:
+    return "0" if high == 1 else f"{low}-{high - 1}" if high < 1 << 60 else f"{low}+"
+
+
+def _scores(p: FloatArray, mu: FloatArray, remaining: IntArray, label: BoolArray) -> Scores:
+    p, mu, remaining, label = p.ravel(), mu.ravel(), remaining.ravel(), label.ravel()
+    return Scores(
+        rows=int(p.size),
+        positives=float(label.mean()) if p.size else 0.0,
+        roc_auc=metrics.roc_auc(p, label),
+        brier=metrics.brier(p, label),
+        ece=metrics.expected_calibration_error(p, label),
+        conditional_mae_tokens=metrics.conditional_mae(mu, remaining, label),
+        reliability=metrics.reliability(p, label),
+    )
+
+
+def _total_scores(total: TotalLength, actual: IntArray, known: BoolArray) -> TotalScores:
+    quantiles, actual = total.quantiles_tokens[known], actual[known]
+    if not actual.size:
+        return TotalScores(0, None, None, ())
+    return TotalScores(
+        rows=int(actual.size),
+        pinball_tokens=metrics.pinball(quantiles, actual, total.levels),
+        mean_mae_tokens=float(np.abs(total.mean_tokens[known] - actual).mean()),
+        coverage=tuple(float(c) for c in (actual[:, None] <= quantiles).mean(axis=0)),
+    )
+
+
+class Constant:
+    """The reference that knows nothing but averages: per window the training share and mean, whatever the age."""
+
+    name = "constant"
+    windows: WindowRange = ANY_WINDOW
+
+    def __init__(self, outcomes: Sequence[Outcome], stride_tokens: int = 16, max_rows: int = 200_000) -> None:
+        self._rows = walk(outcomes, stride_tokens, max_rows, seed=0)
+        lengths = np.array([o.output_tokens for o in outcomes if not o.censored], dtype=np.float64)
+        if not lengths.size or not len(self._rows):
+            raise ValueError("a constant needs at least one finished request")
+        self._mean, self._quantiles = float(lengths.mean()), np.quantile(lengths, QUANTILE_LEVELS)
+        self._known: dict[int, tuple[float, float]] = {}
+
+    def observe(self, outcome: Outcome) -> None:
+        """Nothing: it is constant."""
+
+    def predict(
+        self, features: Sequence[Features], ages: IntArray, window_tokens: int, with_total: bool = False
+    ) -> Prediction:
+        """See `Predictor.predict`."""
+        self.windows.require(window_tokens, self.name)
+        n = check_batch(features, ages).size
+        if window_tokens not in self._known:
+            ends = self._rows.finishes(window_tokens)
+            mu = float(self._rows.remaining[ends].mean()) if ends.any() else float(window_tokens)
+            self._known[window_tokens] = (float(ends.mean()), mu)
+        p, mu = self._known[window_tokens]
+        total = TotalLength(np.full(n, self._mean), np.tile(self._quantiles, (n, 1))) if with_total else None
+        return Prediction(np.full(n, p), np.full(n, mu), np.ones(n, dtype=bool), total)
+
+
+@dataclass(frozen=True, slots=True)
+class SignalTest:
+    """Do the features say anything about the length? `statistic` is the largest |rank correlation| of any feature with the
+    output length, `feature` its name, `p_value` the share of circular shifts of the lengths with at least that much."""
+
+    statistic: float
+    feature: str
+    p_value: float
+    shifts: int
+
+    @property
+    def found(self) -> bool:
+        """Signal, at 1 %."""
+        return self.p_value <= 0.01
+
+
+def signal_test(
+    outcomes: Sequence[Outcome], features: Sequence[Features], shifts: int = 999, seed: int = 0
+) -> SignalTest:
+    """A permutation test over all features at once, so that many features make no false find.
+
+    The lengths are shifted in a circle against the features: that breaks what ties a request to its length and keeps
+    how both drift, which free shuffling would mistake for signal. Absent values count as the feature's median.
+    """
+    kept = [i for i, o in enumerate(outcomes) if not o.censored]
+    if len(kept) < 100:
+        raise ValueError(f"{len(kept)} finished requests are too few for a permutation test (100 needed)")
+    target = _standard_ranks(np.array([outcomes[i].output_tokens for i in kept], dtype=np.float64))
+    names, columns = _ranked_columns(stack([features[i] for i in kept]))
+    if not names or target is None:
+        return SignalTest(0.0, "none", 1.0, 0)
+    observed = np.abs(columns @ target) / target.size
+    rng = np.random.default_rng(seed)
+    beaten = 0
+    for shift in rng.integers(1, target.size, shifts):
+        beaten += float(np.abs(columns @ np.roll(target, shift)).max() / target.size) >= float(observed.max())
+    best = int(np.argmax(observed))
+    return SignalTest(float(observed[best]), names[best], (1 + beaten) / (1 + shifts), shifts)
+
+
+def _ranked_columns(values: FeatureArray) -> tuple[list[str], FloatArray]:
+    names, columns = [], []
+    for column, name in enumerate(SCALAR_FEATURES):
+        there = np.isfinite(values[:, column])
+        if name in TIME_FEATURES | CLOCK_FEATURES or not there.any():
+            continue
+        filled = np.where(there, values[:, column], np.median(values[there, column])).astype(np.float64)
+        ranks = _standard_ranks(filled)
+        if ranks is not None:
+            names.append(name)
+            columns.append(ranks)
+    return names, np.array(columns)
+
+
+def _standard_ranks(values: FloatArray) -> FloatArray | None:
+    """Ranks (ties shared) with mean 0 and variance 1; None if all are equal."""
+    _, where, counts = np.unique(values, return_inverse=True, return_counts=True)
+    if counts.size < 2:
+        return None
+    ranks = (np.cumsum(counts) - (counts - 1) / 2.0)[where]
+    return np.asarray((ranks - ranks.mean()) / ranks.std())
+
+
+def permuted_brier(
+    rows_of: Callable[[FeatureArray, IntArray, IntArray], Prediction],
+    held: HeldOut,
+    rounds: int = 39,
+    max_rows: int = 5_000,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """(Brier of the model, mean Brier with each request's features swapped for another's): what the features are worth to a
+    fitted model. `rows_of(values, ages, windows)` predicts rows."""
+    rng = np.random.default_rng(seed)
+    values = stack(held.features[held.first :])
+    picked = rng.permutation(len(held.rows))[:max_rows]
+    request, ages = held.rows.request[picked], held.rows.ages[picked]
+    window = np.full(picked.size, max(held.windows), dtype=np.int64)
+    label = held.rows.remaining[picked] <= window
+
+    def loss(order: IntArray) -> float:
+        return float(np.mean((rows_of(values[order[request]], ages, window).p_finish - label) ** 2))
+
+    own = loss(np.arange(values.shape[0]))
+    return own, float(np.mean([loss(rng.permutation(values.shape[0])) for _ in range(rounds)]))

@@ -1,0 +1,183 @@
+"""Per-prompt memorisation (BalanceRoute C.2.1, "ExactMatch"): survival inside ever narrower groups of like requests.
+
+A ladder of levels, broad to narrow, starts from plain survival. At each level whose key the request has and the memory knows,
+with n of the key's lengths beyond age a, of which k within H (their sum of remainders R):
+
+    p'  = (k + m p) / (n + m)          mu' = (R + m p mu) / (k + m p)
+
+with p, mu the broader level's answer and m = `shrink` its weight in requests. So a key with many lengths speaks for itself, a new one
+says what its group says, and a miss changes nothing: the paper's fall-back, without its jump.
+
+Quantiles of the total are averaged level by level with the same weights. Censored lengths are left to the survival curve
+underneath. Memory: at most `keys` keys per level, the least recently seen forgotten, and `lengths` lengths per key.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+
+from predictors.caps import apply_caps, cap_total, row_windows
+from predictors.protocol import (
+    ANY_WINDOW,
+    Arrival,
+    Features,
+    IntArray,
+    Outcome,
+    Prediction,
+    TotalLength,
+    WindowRange,
+    check_batch,
+)
+from predictors.survival import EmpiricalSurvival
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One rung: which key, how many lengths a key keeps, and the broader level's weight m."""
+
+    name: str
+    key: Callable[[Arrival], str | int | None]
+    lengths: int
+    shrink: float
+
+
+PROMPT = Level("prompt", lambda a: a.prompt_key, lengths=64, shrink=1.0)
+TEMPLATE = Level("template", lambda a: a.template_key, lengths=128, shrink=2.0)
+PROMPT_LENGTH = Level("prompt_length", lambda a: a.prompt_tokens, lengths=64, shrink=2.0)
+CLIENT = Level("client", lambda a: a.client, lengths=4_096, shrink=8.0)
+MODEL_CLASS = Level("model_class", lambda a: _pair(a.model, a.traffic_class), lengths=4_096, shrink=8.0)
+
+EXACT_MATCH = (TEMPLATE, PROMPT)
+
+
+def _pair(model: str | None, traffic_class: str | None) -> str | None:
+    return None if model is None and traffic_class is None else f"{model}\x00{traffic_class}"
+
+
+class _Memory:
+    """One key's lengths, sorted, with prefix sums."""
+
+    __slots__ = ("_capacity", "_order", "_sums", "lengths")
+
+    def __init__(self, capacity: int) -> None:
+        self._order: deque[int] = deque()
+        self._capacity = capacity
+        self._sums: list[int] | None = None
+        self.lengths: list[int] = []
+
+    def add(self, tokens: int) -> None:
+        if len(self._order) == self._capacity:
+            del self.lengths[bisect_left(self.lengths, self._order.popleft())]
+        self._order.append(tokens)
+        insort(self.lengths, tokens)
+        self._sums = None
+
+    @property
+    def sums(self) -> list[int]:
+        if self._sums is None:
+            self._sums = [0, *accumulate(self.lengths)]
+        return self._sums
+
+
+class Memorised:
+    """The memorisation realisation."""
+
+    windows: WindowRange = ANY_WINDOW
+
+    def __init__(
+        self,
+        levels: Sequence[Level] = EXACT_MATCH,
+        survival: EmpiricalSurvival | None = None,
+        keys: int = 50_000,
+        name: str = "memorised",
+    ) -> None:
+        """`levels` broad to narrow; `survival` answers where no key is known, and learns along."""
+        if keys < 1 or not levels:
+            raise ValueError(
+                f"memorisation needs at least one level and one key, not {len(levels)} and {keys}"
+            )
+        self.name = name
+        self._levels = tuple(levels)
+        self._survival = survival or EmpiricalSurvival()
+        self._keys = keys
+        self._tables: tuple[OrderedDict[str | int, _Memory], ...] = tuple(OrderedDict() for _ in levels)
+
+    def observe(self, outcome: Outcome) -> None:
+        """Takes a length in at every level that has a key for it."""
+        self._survival.observe(outcome)
+        if outcome.censored:
+            return
+        for level, table in zip(self._levels, self._tables, strict=True):
+            key = level.key(outcome.arrival)
+            if key is None:
+                continue
+            memory = table.get(key)
+            if memory is None:
+                memory = table[key] = _Memory(level.lengths)
+                if len(table) > self._keys:
+                    table.popitem(last=False)
+            table.move_to_end(key)
+            memory.add(outcome.output_tokens)
+
+    def keys_held(self) -> int:
+        """Keys in memory over all levels, for a gauge."""
+        return sum(len(t) for t in self._tables)
+
+    def predict(
+        self, features: Sequence[Features], ages: IntArray, window_tokens: int, with_total: bool = False
+    ) -> Prediction:
+        """See `Predictor.predict`."""
+        self.windows.require(window_tokens, self.name)
+        ages = check_batch(features, ages)
+        windows, capped = row_windows(features, ages, window_tokens)
+        curve = self._survival.curve
+        p, mu, valid = curve.window(ages, windows)
+        total = curve.total(ages) if with_total else None
+        rows = list(zip(ages.tolist(), windows.tolist(), strict=True))
+        for level, table in zip(self._levels, self._tables, strict=True):
+            if not table:
+                continue
+            for i, f in enumerate(features):
+                key = level.key(f.arrival)
+                memory = None if key is None else table.get(key)
+                if memory is None:
+                    continue
+                age, window = rows[i]
+                low = bisect_right(memory.lengths, age)
+                alive = len(memory.lengths) - low
+                if alive == 0:
+                    continue
+                inside = bisect_right(memory.lengths, age + window) - low
+                remainders = memory.sums[low + inside] - memory.sums[low] - inside * age
+                prior = level.shrink * p[i]
+                if inside + prior > 0:
+                    mu[i] = (remainders + prior * mu[i]) / (inside + prior)
+                p[i] = (inside + prior) / (alive + level.shrink)
+                valid[i] = True
+                if total is not None:
+                    _blend_total(total, i, memory, low, level.shrink)
+        capped_total = None if total is None else cap_total(total, features)
+        return apply_caps(Prediction(p, mu, valid, capped_total), windows, capped)
+
+
+def _blend_total(total: TotalLength, row: int, memory: _Memory, low: int, shrink: float) -> None:
+    """Moves one row of `total` towards the lengths of `memory` from index `low` on."""
+    alive = len(memory.lengths) - low
+    share = alive / (alive + shrink)
+    mean = (memory.sums[-1] - memory.sums[low]) / alive
+    total.mean_tokens[row] += share * (mean - total.mean_tokens[row])
+    for column, level in enumerate(total.levels):
+        own = memory.lengths[low + min(alive - 1, int(level * alive))]
+        total.quantiles_tokens[row, column] += share * (own - total.quantiles_tokens[row, column])
+
+
+def rows_known(predictor: Memorised, features: Sequence[Features]) -> int:
+    """How many rows have a key in memory at the narrowest level: the hit count for reports and metrics."""
+    level, table = predictor._levels[-1], predictor._tables[-1]
+    return int(np.sum([level.key(f.arrival) in table for f in features]))
