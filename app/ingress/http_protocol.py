@@ -135,7 +135,7 @@ class FastHttpProtocol(asyncio.Protocol):
     def __init__(self, config: Any, server_state: Any, app_state: Any, _loop: Any = None) -> None:
         self._server = server_state
         self._loop = _loop or asyncio.get_running_loop()
-        self._transport: asyncio.Transport | None = None
+        self.transport: asyncio.Transport | None = None
         self._parser = httptools.HttpRequestParser(self)
         self._waiting: deque[tuple[Request, HttpReply]] = deque()
         self._current: HttpReply | None = None
@@ -158,7 +158,7 @@ class FastHttpProtocol(asyncio.Protocol):
     # ---------------------------------------------------------------------------------------- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport  # type: ignore[assignment]
+        self.transport = transport  # type: ignore[assignment]
         self._server.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -238,8 +238,8 @@ class FastHttpProtocol(asyncio.Protocol):
             self._run(request, reply)
         else:
             self._waiting.append((request, reply))
-            if len(self._waiting) >= MAX_PIPELINED and self._transport is not None:
-                self._transport.pause_reading()
+            if len(self._waiting) >= MAX_PIPELINED and self.transport is not None:
+                self.transport.pause_reading()
 
     def _count_header(self, size: int) -> None:
         self._header_bytes += size
@@ -249,12 +249,12 @@ class FastHttpProtocol(asyncio.Protocol):
     # --------------------------------------------------------------------------------------- what replies use
 
     def write(self, data: bytes) -> None:
-        if not self._closed and self._transport is not None:
-            self._transport.write(data)
+        if not self._closed and self.transport is not None:
+            self.transport.write(data)
 
     def behind(self) -> bool:
         """Whether the client has left more unread than it may."""
-        transport = self._transport
+        transport = self.transport
         return (
             self._paused
             and transport is not None
@@ -265,8 +265,8 @@ class FastHttpProtocol(asyncio.Protocol):
         """Drop the connection now; the current reply's owner hears `reason`."""
         current, self._current = self._current, None
         self._waiting.clear()
-        if self._transport is not None:
-            self._transport.abort()
+        if self.transport is not None:
+            self.transport.abort()
         if current is not None:
             current.lost(reason)
 
@@ -275,12 +275,12 @@ class FastHttpProtocol(asyncio.Protocol):
         self._current = None
         self._server.total_requests += 1
         self.since_s = time.monotonic()
-        if self._closed or self._transport is None:
+        if self._closed or self.transport is None:
             return
         if not keep_alive or (self._closing and not self._waiting):
             self._closing = True
             self._waiting.clear()
-            self._transport.close()
+            self.transport.close()
         elif self._waiting:
             self._loop.call_soon(self._next)
 
@@ -290,8 +290,8 @@ class FastHttpProtocol(asyncio.Protocol):
     def _next(self) -> None:
         if self._current is None and self._waiting and not self._closed:
             request, reply = self._waiting.popleft()
-            if self._transport is not None and len(self._waiting) < MAX_PIPELINED:
-                self._transport.resume_reading()
+            if self.transport is not None and len(self._waiting) < MAX_PIPELINED:
+                self.transport.resume_reading()
             self._run(request, reply)
 
     def _run(self, request: Request, reply: HttpReply) -> None:
@@ -325,17 +325,17 @@ class FastHttpProtocol(asyncio.Protocol):
 
     def sweep(self, now_s: float, idle_s: float, request_s: float) -> None:
         """Close a connection that idles, sends its request too slowly, or lingers after a refusal."""
-        if self._transport is None or self._current is not None or self._waiting:
+        if self.transport is None or self._current is not None or self._waiting:
             return
         limit_s = LINGER_S if self._closing else request_s if self._in_request else idle_s
         if now_s - self.since_s > limit_s:
-            self._transport.close()
+            self.transport.close()
 
     def shutdown(self) -> None:
         """The server stops: idle connections close now, the others after their answer."""
         self._closing = True
-        if self._current is None and not self._waiting and self._transport is not None:
-            self._transport.close()
+        if self._current is None and not self._waiting and self.transport is not None:
+            self.transport.close()
 
 
 def too_large(limit: int) -> ApiError:

@@ -1,8 +1,8 @@
 """The ingress replica's own listener on the public port, inside a loop that already runs.
 
-uvicorn's `Server` accepts, holds the TLS context and stops gracefully. The protocol is ours (`http_protocol`)
-where httptools is there, else uvicorn's own with the ASGI app: slower, the same API. `/version` says which is
-on.
+uvicorn's `Server` binds, holds the TLS context and the Date header; its main loop and signal handlers are
+left out, because the process belongs to Ray (or a test). The protocol is ours (`http_protocol`) where
+httptools is there, else uvicorn's own with the ASGI app: slower, the same API. `/version` says which is on.
 """
 
 import asyncio
@@ -57,9 +57,8 @@ class Listener:
     def __init__(self, app: IngressApp, config: ListenerConfig) -> None:
         self._app = app
         self._config = config
-        self._server: _Server | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._sweeper: asyncio.Task[None] | None = None
+        self._server: uvicorn.Server | None = None
+        self._ticker: asyncio.Task[None] | None = None
         self.port = config.port
 
     async def start(self) -> None:
@@ -83,52 +82,43 @@ class Listener:
             proxy_headers=False,
             backlog=config.backlog,
             timeout_keep_alive=int(config.keep_alive_s),
-            timeout_graceful_shutdown=1,
         )
-        self._server = _Server(settings)
-        self._task = asyncio.create_task(self._server.serve([sock]))
-        while not self._server.started:
-            if self._task.done():
-                self._task.result()
-                raise RuntimeError("the listener ended before it was ready")
-            await asyncio.sleep(0.005)
-        if fast:
-            self._sweeper = asyncio.create_task(self._sweep())
+        settings.load()
+        server = uvicorn.Server(settings)
+        server.lifespan = settings.lifespan_class(settings)
+        await server.on_tick(0)
+        await server.startup([sock])
+        self._server = server
+        self._ticker = asyncio.create_task(self._tick(server, fast))
 
     async def stop(self, drain_s: float = 0.0) -> None:
         """Takes no new connections, gives running answers `drain_s`, then cuts. Idempotent."""
-        if self._server is None or self._task is None:
+        server, self._server = self._server, None
+        if server is None or self._ticker is None:
             return
-        for server in self._server.servers:
-            server.close()
+        for one in server.servers:
+            one.close()
         if drain_s > 0:
             await self._app.drain(drain_s)
-        for connection in list(self._server.server_state.connections):
+        self._ticker.cancel()
+        for connection in list(server.server_state.connections):
             connection.shutdown()
-        await asyncio.sleep(0)
-        for connection in list(self._server.server_state.connections):
-            transport = getattr(connection, "transport", None)
-            if transport is not None:
-                transport.abort()
-        self._server.should_exit = True
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-        await self._task
-        self._server = self._task = None
+        await asyncio.sleep(0)  # what was closed above is gone after this
+        for connection in list(server.server_state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
+        for one in server.servers:
+            await one.wait_closed()
 
-    async def _sweep(self) -> None:
-        while self._server is not None:
+    async def _tick(self, server: uvicorn.Server, fast: bool) -> None:
+        """Once a second: the Date header, and connections that have idled too long."""
+        while True:
             await asyncio.sleep(1.0)
-            now_s = time.monotonic()
-            for connection in list(self._server.server_state.connections):
-                connection.sweep(now_s, self._config.keep_alive_s, self._config.request_read_s)  # type: ignore[union-attr]
-
-
-class _Server(uvicorn.Server):
-    """uvicorn's server without its signal handlers: the process belongs to Ray or to a test."""
-
-    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        await self._serve(sockets)
+            await server.on_tick(0)
+            if fast:
+                now_s = time.monotonic()
+                for connection in list(server.server_state.connections):
+                    connection.sweep(now_s, self._config.keep_alive_s, self._config.request_read_s)  # type: ignore[union-attr]
 
 
 def protocol_class(app: IngressApp) -> type[Any]:

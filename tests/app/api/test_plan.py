@@ -1,0 +1,146 @@
+"""What a good request becomes: parameters for the engine, defaults, extensions."""
+
+from typing import Any
+
+import orjson
+import pytest
+
+from app.api.plan import Plan, messages_for_template, plan_chat, plan_completion
+
+
+def chat(headers: Any = None, **more: Any) -> Plan:
+    return plan_chat(orjson.dumps({"messages": [{"role": "user", "content": "hi"}]} | more), headers or {})
+
+
+def completion(**more: Any) -> Plan:
+    return plan_completion(orjson.dumps({"prompt": "hi"} | more), {}, 16)
+
+
+def test_only_what_was_given_goes_to_the_engine() -> None:
+    assert chat().params == {}
+    given = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": 7, "presence_penalty": 1.0,
+             "frequency_penalty": -1.0, "repetition_penalty": 1.1, "ignore_eos": True, "min_tokens": 2,
+             "stop_token_ids": [5], "skip_special_tokens": False}  # fmt: skip
+    assert chat(**given).params == given
+
+
+def test_forms_that_engines_do_not_know_are_made_the_one_they_know() -> None:
+    assert chat(stop="x").params["stop"] == ["x"]
+    assert chat(stop=["x", "y"]).params["stop"] == ["x", "y"]
+    assert chat(n=3).params["n"] == 3
+    assert "n" not in chat(n=1).params
+    assert chat(logit_bias={"007": 5}).params["logit_bias"] == {"7": 5.0}
+    assert "response_format" not in chat(response_format={"type": "text"}).params
+    assert chat(logprobs=True).params["logprobs"] == 0
+    assert chat(logprobs=True, top_logprobs=3).params["logprobs"] == 3
+    assert "logprobs" not in chat(logprobs=False).params
+    assert completion(logprobs=0).params["logprobs"] == 0
+
+
+def test_null_means_not_given_and_the_unknown_is_ignored() -> None:
+    plan = chat(
+        temperature=None, stop=None, n=None, stream=None, tools=None, user="me", metadata={"a": 1}, xyz=5
+    )
+    assert (plan.params, plan.n, plan.stream) == ({}, 1, False)
+
+
+def test_the_harmless_value_of_an_unsupported_field_passes() -> None:
+    chat(functions=[], modalities=["text"], audio=None, use_beam_search=False, best_of=1)
+    completion(suffix="", best_of=1, use_beam_search=False)
+    assert completion(best_of=2, n=2).n == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, 54),  # a chat may fill what the context has left: 64 - 10
+        ({"max_tokens": 5}, 5),
+        ({"max_completion_tokens": 6}, 6),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, 6),
+        ({"max_tokens": 54}, 54),
+    ],
+)
+def test_the_token_budget_of_a_chat(fields: dict[str, int], expected: int) -> None:
+    plan = chat(**fields)
+    plan.prompts = ["x"]
+    assert plan.fit([[1] * 10], 64, 100) == [expected]
+
+
+def test_a_completion_without_max_tokens_gets_openais_default() -> None:
+    assert completion().fit([[1]], 64, 100) == [16]
+
+
+def test_prompts_in_all_four_forms() -> None:
+    assert completion(prompt="a").prompts == ["a"]
+    assert completion(prompt=["a", "b"]).prompts == ["a", "b"]
+    assert completion(prompt=[1, 2]).prompts == [[1, 2]]
+    assert completion(prompt=[[1], [2, 3]]).prompts == [[1], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("interactive", (-1, "interactive")), ("standard", (0, "standard")), ("batch", (1, "batch")),
+        (-5, (-5, "interactive")), (0, (0, "standard")), (7, (7, "batch")), (None, (0, "standard")),
+    ],
+)  # fmt: skip
+def test_priority_is_a_class_or_a_number(value: int | str | None, expected: tuple[int, str]) -> None:
+    plan = chat(priority=value)
+    assert (plan.priority, plan.request_class) == expected
+    if value is not None:
+        by_header = chat({b"x-sluice-priority": str(value).encode()})
+        assert (by_header.priority, by_header.request_class) == expected
+
+
+def test_the_body_wins_over_the_headers() -> None:
+    headers = {
+        b"x-sluice-priority": b"batch",
+        b"x-sluice-slo-ttft-ms": b"900",
+        b"x-sluice-slo-tpot-ms": b"90",
+        b"x-sluice-session": b"header",
+    }
+    plan = chat(headers, priority="interactive", slo={"ttft_ms": 500}, session="body")
+    assert (plan.request_class, plan.ttft_slo_s, plan.tpot_slo_s, plan.session) == (
+        "interactive",
+        0.5,
+        0.09,
+        "body",
+    )
+    plan = chat(headers)
+    assert (plan.request_class, plan.ttft_slo_s, plan.tpot_slo_s, plan.session) == (
+        "batch",
+        0.9,
+        0.09,
+        "header",
+    )
+
+
+def test_only_echoed_logprobs_need_the_prompt_where_the_answer_is() -> None:
+    assert completion(echo=True, logprobs=2).local
+    assert completion(echo=True, logprobs=2).params["prompt_logprobs"] == 2
+    assert not completion(echo=True).local
+    assert not completion(logprobs=2).local
+
+
+def test_tools_send_the_request_along_for_the_engines_parser() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert chat().engine_chat is None
+    assert chat(tools=tools).engine_chat is not None
+    assert chat(tools=tools, tool_choice="none").engine_chat is None
+
+
+def test_messages_for_the_template() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    plan = chat(
+        messages=[
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "content": "5", "tool_call_id": "1"},
+        ]
+    )
+    assert plan.request is not None
+    user, assistant, tool = messages_for_template(plan.request)
+    assert user["content"] == "a\nb"
+    assert assistant["content"] == ""
+    assert assistant["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+    assert tool == {"role": "tool", "content": "5", "tool_call_id": "1"}

@@ -1,0 +1,266 @@
+"""A whole ingress on loopback for the tests: real router, real sockets, real HTTP; engines that the test
+scripts.
+
+`ScriptedEngine` speaks the engine's wire protocol and does nothing by itself unless told (`auto`): a test
+decides when a prefill ends, when KV is admitted and which tokens come, and sees every message that the
+ingress sent it.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from actors.router.server import RouterServer
+from actors.wire import messages as wire
+from actors.wire.channel import Channel, Identity, connect, listen
+from app.ingress.asgi import IngressApp
+from app.ingress.config import IngressConfig
+from app.ingress.hub import Hub
+from app.ingress.listener import Listener, ListenerConfig
+from app.ingress.metrics import IngressMetrics
+from app.ingress.tokenizer import WordCodec
+from policies.dispatch import DispatchConfig, Dispatcher
+from policies.routing.join_shortest_queue import JoinShortestQueue
+
+MODEL = "tiny"
+VOCAB = 1000
+
+
+async def until(condition: Callable[[], object], what: str = "the condition") -> None:
+    """Waits for `condition`; fails after 10 s."""
+    try:
+        async with asyncio.timeout(10):
+            while not condition():
+                await asyncio.sleep(0.002)
+    except TimeoutError:
+        raise AssertionError(f"{what} did not come about") from None
+
+
+@dataclass
+class ScriptedEngine:
+    """One engine under the test's control. `auto`: it answers by itself, one word per token, `step_s` apart."""
+
+    name: str
+    role: str
+    directory: Path
+    auto: bool = True
+    step_s: float = 0.0
+    slots: int = 64
+    lease_s: float = 30.0
+    max_model_len: int = 1024
+    features: tuple[str, ...] = ()
+    received: list[wire.Message] = field(default_factory=list)
+    channels: list[Channel] = field(default_factory=list)
+    live: dict[str, str] = field(default_factory=dict)  # rid -> "prefill" | "lease" | "decode"
+    server: asyncio.Server | None = None
+    link: Channel | None = None
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    peers: "list[ScriptedEngine]" = field(default_factory=list)
+
+    def info(self) -> wire.EngineInfo:
+        return wire.EngineInfo(
+            id=self.name,
+            role=self.role,  # type: ignore[arg-type]
+            kind="sim",
+            model=MODEL,
+            group="g",
+            addresses=(self.address,),
+            slots=self.slots,
+            kv_blocks=4096,
+            block_size_tokens=16,
+            max_model_len=self.max_model_len,
+            node="n",
+            pid=1,
+            lease_s=self.lease_s,
+            features=self.features,
+        )
+
+    @property
+    def address(self) -> str:
+        return f"unix:{self.directory}/{self.name}.sock"
+
+    async def start(self, router: RouterServer) -> None:
+        self.server, _ = await listen(self.address, self._channel)
+        await self.announce(router)
+
+    async def announce(self, router: RouterServer) -> None:
+        self.link = await connect(
+            router.addresses, lambda: Channel(Identity("engine", self.name), lambda c, m: None)
+        )
+        self.link.send(wire.Announce(self.info()))
+        self.report()
+
+    def report(self) -> None:
+        assert self.link is not None
+        self.link.send(wire.Status(self.name, len(self.live), 0, 0, 0, 0.0, totals={"prefill_tokens": 7.0}))
+
+    def _channel(self) -> Channel:
+        return Channel(Identity("engine", self.name), self.on_message, self.channels.append, self._closed)
+
+    def _closed(self, channel: Channel, reason: str) -> None:
+        if channel in self.channels:
+            self.channels.remove(channel)
+            self.live.clear()
+
+    def kill(self) -> None:
+        """What the ingress sees of a dead process: every connection ends, nobody listens."""
+        for task in self.tasks:
+            task.cancel()
+        if self.server is not None:
+            self.server.close()
+        for channel in [*self.channels, *([self.link] if self.link else [])]:
+            channel.abort("killed")
+
+    async def stop(self) -> None:
+        self.kill()
+        await asyncio.sleep(0)
+
+    def send(self, message: wire.Message) -> None:
+        self.channels[-1].send(message)
+
+    def on_message(self, channel: Channel, message: wire.Message) -> None:
+        self.received.append(message)
+        match message:
+            case wire.Prefill():
+                self.live[message.rid] = "prefill"
+                if self.auto:
+                    self.finish_prefill(message.rid)
+            case wire.Decode():
+                self.live[message.rid] = "decode"
+                if self.auto:
+                    task = asyncio.get_running_loop().create_task(self._generate(message))
+                    self.tasks.add(task)
+                    task.add_done_callback(self.tasks.discard)
+            case wire.Cancel() | wire.ReleaseKV():
+                if self.live.pop(message.rid, None) == "decode":
+                    self._free_copy(message.rid)
+
+    def finish_prefill(self, rid: str) -> None:
+        self.live[rid] = "lease"
+        self.send(wire.PrefillDone(rid, b"h", 3, 0, self.lease_s, 0.001, 0.002, 4096))
+
+    def _free_copy(self, rid: str) -> None:
+        """A decode engine gives the prefill engine's copy back, by itself."""
+        for peer in self.peers:
+            if peer.live.get(rid) == "lease":
+                del peer.live[rid]
+
+    def admit(self, rid: str) -> None:
+        self._free_copy(rid)
+        self.send(wire.Admitted(rid, 4096, 0.003, 30))
+
+    def token(self, rid: str, text: str = "a ", finish: str | None = None, **more: Any) -> None:
+        self.send(wire.Tokens([wire.Out(rid, text, 1, finish=finish, **more)]))
+        if finish is not None:
+            self.live.pop(rid, None)
+
+    async def _generate(self, message: wire.Decode) -> None:
+        self.admit(message.rid)
+        n, count = message.params.get("n", 1), message.params["max_tokens"]
+        for step in range(count):
+            if self.step_s:
+                await asyncio.sleep(self.step_s)
+            if message.rid not in self.live:
+                return
+            finish = "length" if step == count - 1 else None
+            items = [wire.Out(message.rid, f"w{step} ", 1, index=i, finish=finish) for i in range(n)]
+            self.send(wire.Tokens(items))
+        self.live.pop(message.rid, None)
+
+    def of(self, kind: type) -> list[Any]:
+        """The messages of a kind that have arrived."""
+        return [message for message in self.received if isinstance(message, kind)]
+
+
+def _nothing_at(engine: ScriptedEngine) -> bool:
+    return not engine.live
+
+
+@dataclass
+class Rig:
+    """What a test works with. `client` talks to the fast listener."""
+
+    router: RouterServer
+    hub: Hub
+    app: IngressApp
+    listener: Listener
+    client: httpx.AsyncClient
+    engines: dict[str, ScriptedEngine]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.listener.port}"
+
+    def chat(self, **more: Any) -> dict[str, Any]:
+        return {"messages": [{"role": "user", "content": "hello there"}], "max_tokens": 4} | more
+
+    async def idle(self) -> None:
+        """Waits until nothing is held anywhere: ingress, router and engines."""
+        await until(lambda: not self.hub.jobs and not self.app.in_flight, "an idle ingress")
+        await until(lambda: self.router.status().in_flight == 0, "an idle router")
+        for engine in self.engines.values():
+            await until(partial(_nothing_at, engine), f"an idle engine {engine.name}")
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.app.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+def make_router(directory: Path, **dispatch: Any) -> RouterServer:
+    policy = JoinShortestQueue()
+    dispatcher = Dispatcher(DispatchConfig(**dispatch), policy, policy)
+    return RouterServer(Identity("router", "r"), dispatcher, engine_grace_s=0.2)
+
+
+@asynccontextmanager
+async def rig(
+    directory: Path,
+    engines: list[ScriptedEngine],
+    config: IngressConfig | None = None,
+    listener: ListenerConfig | None = None,
+    **dispatch: Any,
+) -> AsyncIterator[Rig]:
+    """Everything up and ready; all of it stopped at the end."""
+    for engine in engines:
+        engine.peers = [other for other in engines if other is not engine]
+    router = make_router(directory, **dispatch)
+    await router.start([f"unix:{directory}/router.sock"])
+    config = config or IngressConfig(served_names=(MODEL,), sweep_interval_s=0.02)
+    metrics = IngressMetrics(MODEL)
+
+    async def find() -> tuple[str, ...]:
+        return router.addresses
+
+    hub = Hub(config, Identity("ingress", config.replica_id), find, metrics)
+    app = IngressApp(config, hub, WordCodec(VOCAB), metrics, {"version": "0.0"})
+    http = Listener(app, listener or ListenerConfig(port=0))
+    await http.start()
+    await hub.start()
+    client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{http.port}", timeout=20)
+    made = Rig(router, hub, app, http, client, {engine.name: engine for engine in engines})
+    try:
+        for engine in engines:
+            await engine.start(router)
+        if engines:
+            await until(lambda: len(hub.engines()) == len(engines) and hub.ready() is None, "a ready ingress")
+        yield made
+    finally:
+        await client.aclose()
+        await http.stop()
+        await hub.stop()
+        for engine in engines:
+            await engine.stop()
+        await router.stop()
+
+
+def pair(directory: Path, **more: Any) -> list[ScriptedEngine]:
+    """One prefill and one decode engine."""
+    return [
+        ScriptedEngine("p", "prefill", directory, **more),
+        ScriptedEngine("d", "decode", directory, **more),
+    ]

@@ -1,0 +1,269 @@
+"""Requests on their way over real sockets: disconnects at every stage, lost engines and routers, slow
+clients.
+
+Afterwards nothing is held anywhere: `Rig.idle` looks at the ingress, the router and the engines.
+"""
+
+import asyncio
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from actors.wire import messages as wire
+from app.ingress.config import IngressConfig
+from tests.app.ingress.rig import MODEL, Rig, ScriptedEngine, make_router, pair, rig, until
+
+
+def post(made: Rig, **more: Any) -> asyncio.Task[httpx.Response]:
+    return asyncio.create_task(made.client.post("/v1/chat/completions", json=made.chat(**more)))
+
+
+def manual(directory: Path) -> list[ScriptedEngine]:
+    return pair(directory, auto=False)
+
+
+async def advance(made: Rig, stage: str) -> str:
+    """Brings the one request under way to `stage`; returns its rid."""
+    p, d = made.engines["p"], made.engines["d"]
+    await until(lambda: made.hub.jobs)
+    await until(lambda: p.of(wire.Prefill))
+    rid = str(p.of(wire.Prefill)[-1].rid)
+    if stage == "prefill":
+        return rid
+    if stage == "pool":
+        d.kill()  # nowhere to decode
+        await until(lambda: not made.router._engines["d"].channel.open)
+    p.finish_prefill(rid)
+    if stage == "pool":
+        await until(lambda: made.hub.jobs[rid].state.value == "pooled")
+        return rid
+    await until(lambda: d.of(wire.Decode))
+    if stage == "transfer":
+        return rid
+    d.admit(rid)
+    d.token(rid, "first ")
+    await until(lambda: made.hub.jobs[rid].output_tokens == 1)
+    return rid
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("stage", ["prefill", "pool", "transfer", "decode"])
+async def test_a_client_that_leaves_takes_everything_with_it(
+    tmp_path: Path, stage: str, stream: bool
+) -> None:
+    async with rig(tmp_path, manual(tmp_path)) as made:
+        task = post(made, stream=stream)
+        rid = await advance(made, stage)
+        task.cancel()
+        await made.idle()
+        held: dict[str, tuple[str, type]] = {"prefill": ("p", wire.Cancel), "pool": ("p", wire.ReleaseKV)}
+        name, kind = held.get(stage, ("d", wire.Cancel))
+        assert [m.rid for m in made.engines[name].of(kind)] == [rid]
+        assert (
+            len([m for e in made.engines.values() for m in [*e.of(wire.Cancel), *e.of(wire.ReleaseKV)]]) == 1
+        )
+        assert made.metric("sluice_requests_total", code="499", **{"class": "standard", "model": MODEL}) == 1
+
+
+def one_at_a_time(directory: Path) -> list[ScriptedEngine]:
+    """The prefill engine computes one request at a time: the second waits at the router."""
+    engines = manual(directory)
+    engines[0].slots = 1
+    return engines
+
+
+async def test_a_client_that_leaves_the_queue_was_never_at_an_engine(tmp_path: Path) -> None:
+    async with rig(tmp_path, one_at_a_time(tmp_path)) as made:
+        first = post(made)
+        rid = await advance(made, "prefill")
+        second = post(made)
+        await until(lambda: made.router.dispatcher.queue_size == 1)
+        second.cancel()
+        await until(lambda: made.router.status().in_flight == 1, "the second to leave the router")
+        assert made.router.dispatcher.queue_size == 0
+        first.cancel()
+        await made.idle()
+        assert [(type(m), getattr(m, "rid", None)) for m in made.engines["p"].received] == [
+            (wire.Prefill, rid),
+            (wire.Cancel, rid),
+        ]
+
+
+async def test_a_mass_disconnect_leaves_nothing(tmp_path: Path) -> None:
+    engines = pair(tmp_path, step_s=0.01)
+    async with rig(tmp_path, engines) as made:
+        tasks = [post(made, stream=index % 2 == 0, max_tokens=100) for index in range(60)]
+        await until(lambda: sum(job.output_tokens for job in made.hub.jobs.values()) > 30)
+        for task in tasks:
+            task.cancel()
+        await made.idle()
+
+
+async def test_an_engine_lost_before_the_first_token_is_not_seen_by_the_client(tmp_path: Path) -> None:
+    async with rig(tmp_path, manual(tmp_path)) as made:
+        task = post(made)
+        await advance(made, "transfer")
+        other = ScriptedEngine("d2", "decode", tmp_path, peers=[made.engines["p"]])
+        await other.start(made.router)
+        await until(lambda: len(made.hub.engines()) == 3)
+        made.engines["p"].auto = True
+        made.engines["d"].kill()
+        made.engines["d"].live.clear()
+        answer = await task
+        assert answer.status_code == 200
+        assert len(other.of(wire.Decode)) == 1
+        assert len(made.engines["p"].of(wire.ReleaseKV)) == 1
+        assert made.metric("sluice_retries_total", stage="decode", reason="engine_dead") == 1
+        await made.idle()
+        await other.stop()
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+async def test_an_engine_lost_after_the_first_token_ends_in_an_error(tmp_path: Path, stream: bool) -> None:
+    async with rig(tmp_path, manual(tmp_path)) as made:
+        task = post(made, stream=stream)
+        await advance(made, "decode")
+        made.engines["d"].kill()
+        made.engines["d"].live.clear()
+        answer = await task
+        if stream:
+            assert answer.status_code == 200
+            last = json.loads(answer.text.strip().split("\n")[-1].removeprefix("data: "))
+            assert last["error"]["code"] == "engine_dead"
+            assert "[DONE]" not in answer.text
+            assert '"content":"first "' in answer.text
+        else:
+            assert answer.status_code == 502
+            assert answer.json()["error"]["code"] == "engine_dead"
+        await made.idle()
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [("bad_request", 400), ("internal", 502), ("deadline", 504), ("draining", 503)]
+)
+async def test_an_engines_refusal_becomes_a_status(tmp_path: Path, code: str, status: int) -> None:
+    async with rig(tmp_path, manual(tmp_path)) as made:
+        task = post(made, stream=True)
+        rid = await advance(made, "transfer")
+        made.engines["d"].live.pop(rid)
+        made.engines["d"].send(wire.Failed(rid, "decode", code, "no such thing", False, "response_format"))
+        answer = await task
+        assert answer.status_code == status
+        assert answer.json()["error"]["param"] == ("response_format" if status == 400 else None)
+        await made.idle()
+
+
+async def test_without_a_router_it_serves_on_and_says_so(tmp_path: Path) -> None:
+    async with rig(tmp_path, pair(tmp_path)) as made:
+        for engine in made.engines.values():
+            engine.auto = False
+        task = post(made)
+        rid = await advance(made, "prefill")
+        await made.router.stop()
+        await until(lambda: not made.hub.router_connected())
+        made.engines["p"].finish_prefill(rid)  # the pool decision is ours now
+        await until(lambda: made.engines["d"].of(wire.Decode))
+        made.engines["d"].admit(rid)
+        made.engines["d"].token(rid, finish="stop")
+        assert (await task).status_code == 200
+        for engine in made.engines.values():
+            engine.auto = True
+        answer = await made.client.post("/v1/chat/completions", json=made.chat())
+        assert answer.status_code == 200
+        assert made.metric("sluice_fallback_decisions_total", stage="prefill") == 1
+        assert made.metric("sluice_fallback_decisions_total", stage="decode") == 2
+        status = (await made.client.get("/sluice/status")).json()
+        assert status["router"]["connected"] is False
+        assert status["router"]["fallback"] is True
+        assert status["ready"] is True
+
+
+async def test_a_router_that_comes_back_adopts_what_runs_and_ends_with_nothing(tmp_path: Path) -> None:
+    async with rig(tmp_path, manual(tmp_path)) as made:
+        task = post(made)
+        rid = await advance(made, "decode")
+        await made.router.stop()
+        await until(lambda: not made.hub.router_connected())
+        made.router = make_router(tmp_path)
+        await made.router.start([f"unix:{tmp_path}/router.sock"])
+        for engine in made.engines.values():
+            await engine.announce(made.router)
+        await until(made.hub.router_connected)
+        await until(lambda: made.router.status().in_flight == 1)
+        made.engines["d"].token(rid, finish="stop")
+        assert (await task).status_code == 200
+        await made.idle()
+
+
+async def test_a_pooled_request_is_answered_before_its_lease_ends(tmp_path: Path) -> None:
+    engines = pair(tmp_path, auto=False, lease_s=0.5)
+    async with rig(tmp_path, engines, lease_margin_s=0.001, max_prefills=1) as made:
+        task = post(made)
+        rid = await advance(made, "pool")
+        answer = await task
+        assert answer.status_code == 503
+        assert "retry-after" in answer.headers
+        assert [m.rid for m in made.engines["p"].of(wire.ReleaseKV)] == [rid]
+        await made.idle()
+
+
+async def test_the_total_time_of_a_request_is_bounded(tmp_path: Path) -> None:
+    config = IngressConfig(served_names=(MODEL,), request_timeout_s=0.2, sweep_interval_s=0.02)
+    async with rig(tmp_path, manual(tmp_path), config) as made:
+        answer = await post(made)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline")
+        await made.idle()
+
+
+async def test_a_client_that_does_not_read_is_cut(tmp_path: Path) -> None:
+    config = IngressConfig(served_names=(MODEL,), slow_client_bytes=10_000, sweep_interval_s=0.02)
+    async with rig(tmp_path, manual(tmp_path), config) as made:
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(sock, ("127.0.0.1", made.listener.port))
+        body = json.dumps(made.chat(stream=True, max_tokens=1000)).encode()
+        head = (
+            f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+        )
+        await loop.sock_sendall(sock, head + body)
+        rid = await advance(made, "decode")
+        for _ in range(400):
+            made.engines["d"].token(rid, "x" * 50_000)
+            await asyncio.sleep(0)
+            if rid not in made.hub.jobs:
+                break
+        await made.idle()
+        assert made.metric("sluice_slow_clients_total") == 1
+        assert [m.rid for m in made.engines["d"].of(wire.Cancel)] == [rid]
+        sock.close()
+
+
+async def test_a_full_router_queue_is_429_with_its_reason(tmp_path: Path) -> None:
+    async with rig(tmp_path, one_at_a_time(tmp_path), max_queue=1) as made:
+        tasks = {post(made) for _ in range(3)}  # one computes, one waits
+        done, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        answer = done.pop().result()
+        assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
+        assert int(answer.headers["retry-after"]) >= 1
+        for task in waiting:
+            task.cancel()
+        await made.idle()
+
+
+async def test_draining_refuses_new_requests_and_lets_old_ones_end(tmp_path: Path) -> None:
+    async with rig(tmp_path, manual(tmp_path)) as made:
+        task = post(made)
+        rid = await advance(made, "decode")
+        drained = asyncio.create_task(made.app.drain(10))
+        await until(lambda: made.app.draining)
+        assert (await made.client.post("/v1/chat/completions", json=made.chat())).status_code == 503
+        assert (await made.client.get("/health/ready")).status_code == 503
+        made.engines["d"].token(rid, finish="stop")
+        assert (await task).status_code == 200
+        assert await drained
