@@ -98,8 +98,8 @@ class Channel(asyncio.Protocol):
 
     def _flush(self) -> None:
         self._flush_scheduled = False
-        if not self.open or self._closed or not self._outbox:
-            return  # kept until the handshake is done
+        if not self.open or self._close_reason is not None or not self._outbox:
+            return  # kept until the handshake is done; dropped when we are closing
         batch, self._outbox = self._outbox, []
         self._write(batch)
 
@@ -127,10 +127,15 @@ class Channel(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]  # asyncio hands stream protocols a Transport
+        if self._close_reason is not None:  # closed by its owner before it was connected
+            transport.abort()  # type: ignore[attr-defined]
+            return
         self._timer = self._loop.call_later(HANDSHAKE_TIMEOUT_S, self._handshake_timeout)
         self._write([Hello(PROTOCOL_VERSION, self.me.kind, self.me.id, self._nonce)])
 
     def data_received(self, data: bytes) -> None:
+        if self._is_closing():
+            return
         buffer = self._buffer
         buffer += data
         start = 0
@@ -145,7 +150,7 @@ class Channel(asyncio.Protocol):
                     messages = _decoder.decode(view[start + 4 : start + 4 + size])
                 start += 4 + size
                 self._deliver(messages)
-                if self._closed or self._close_reason is not None:
+                if self._is_closing():
                     return
         except (WireError, msgspec.DecodeError, msgspec.ValidationError) as error:
             self.abort(f"protocol error from {self.peer_name}: {error}")
@@ -153,13 +158,18 @@ class Channel(asyncio.Protocol):
         if start:
             del buffer[:start]
 
+    def _is_closing(self) -> bool:
+        return self._close_reason is not None
+
     def connection_lost(self, exc: Exception | None) -> None:
         if self._closed:
             return
         self._closed, self.open = True, False
         if self._timer is not None:
             self._timer.cancel()
-        reason = self._close_reason or (f"connection lost: {exc}" if exc else "closed by peer")
+        reason = self._close_reason = self._close_reason or (
+            f"connection lost: {exc}" if exc else "closed by peer"
+        )
         self.closed.set_result(reason)
         if not self.opened.done():
             self.opened.set_exception(WireError(reason))
@@ -175,31 +185,43 @@ class Channel(asyncio.Protocol):
 
     def _deliver(self, messages: list[Message]) -> None:
         for message in messages:
-            if self.open:
+            if self._is_closing():
+                return  # an earlier message of the frame made its handler close
+            if isinstance(message, (Hello, Prove)):
+                self._handshake(message)
+            elif self.open:
                 try:
                     self._on_message(self, message)
                 except Exception:
                     log.exception("handler failed on %s from %s", type(message).__name__, self.peer_name)
                     raise WireError(f"handler failed on {type(message).__name__}") from None
             else:
-                self._handshake(message)
+                raise WireError(f"{type(message).__name__} before the handshake")
 
-    def _handshake(self, message: Message) -> None:
+    def _handshake(self, message: Hello | Prove) -> None:
+        if self.open:
+            hint = " (it has a shared secret, we have none)" if isinstance(message, Prove) else ""
+            raise WireError(f"{type(message).__name__} after the handshake{hint}")
         if isinstance(message, Hello):
+            if self.peer is not None:
+                raise WireError("a second Hello")
             if message.version != PROTOCOL_VERSION:
                 raise WireError(
                     f"speaks protocol {message.version}, we speak {PROTOCOL_VERSION}: upgrade the older side"
                 )
             self.peer = message
             if self.me.secret is not None:
-                self._write([Prove(_mac(self.me.secret, message.nonce, self.me))])
+                if (message.kind, message.id) == (self.me.kind, self.me.id):
+                    raise WireError("claims to be ourselves")  # else it could send our own proof back to us
+                self._write([Prove(_mac(self.me.secret, message.nonce, self._nonce, self.me, message.id))])
         elif isinstance(message, Prove) and self.peer is not None and self.me.secret is not None:
             peer = Identity(self.peer.kind, self.peer.id)
-            if not hmac.compare_digest(message.mac, _mac(self.me.secret, self._nonce, peer)):
+            expected = _mac(self.me.secret, self._nonce, self.peer.nonce, peer, self.me.id)
+            if not hmac.compare_digest(message.mac, expected):
                 raise WireError("wrong shared secret (SLUICE_WIRE_SECRET must be the same on all nodes)")
             self._peer_proved = True
         else:
-            raise WireError(f"{type(message).__name__} before the handshake")
+            raise WireError("Prove out of order")
         if self.peer is not None and self._peer_proved:
             self._established()
 
@@ -207,7 +229,8 @@ class Channel(asyncio.Protocol):
         self.open = True
         if self._timer is not None:
             self._timer.cancel()
-        self.opened.set_result(None)
+        if not self.opened.done():  # whoever waited may have been cancelled
+            self.opened.set_result(None)
         if self._on_open is not None:
             self._on_open(self)
         self._flush()
@@ -217,8 +240,10 @@ class Channel(asyncio.Protocol):
             self.abort(f"no handshake within {HANDSHAKE_TIMEOUT_S:.0f} s")
 
 
-def _mac(secret: bytes, nonce: bytes, who: Identity) -> bytes:
-    return hmac.new(secret, nonce + f"{who.kind}:{who.id}".encode(), "sha256").digest()
+def _mac(secret: bytes, peer_nonce: bytes, own_nonce: bytes, who: Identity, peer_id: str) -> bytes:
+    """The proof of `who` towards `peer_id`: bound to both nonces and both names, so that it serves nowhere else."""
+    parts = (peer_nonce, own_nonce, who.kind.encode(), who.id.encode(), peer_id.encode())
+    return hmac.new(secret, b"".join(_HEADER.pack(len(part)) + part for part in parts), "sha256").digest()
 
 
 # ------------------------------------------------------------------------------------------------ listen and connect
@@ -268,6 +293,10 @@ async def connect(addresses: tuple[str, ...], factory: Callable[[], Channel]) ->
         except OSError as error:
             errors.append(f"{address}: {error}")
             continue
-        await channel.opened
+        try:
+            await channel.opened
+        except asyncio.CancelledError:
+            channel.abort("the attempt to connect was given up")
+            raise
         return channel
     raise ConnectionError("no address answers: " + "; ".join(errors))

@@ -43,8 +43,8 @@ class Hello(_Wire, frozen=True):
 
 
 class Prove(_Wire, frozen=True):
-    """Answer to the peer's `Hello.nonce`: HMAC-SHA256(secret, nonce + own id). Sent only where a secret is
-    configured.
+    """Answer to the peer's Hello: HMAC-SHA256(secret, both nonces, own kind and id, peer's id). Sent only where a
+    secret is configured.
     """
 
     mac: bytes
