@@ -9,8 +9,8 @@ from typing import Any
 from benchmarks.live.measure import Case, TreeState
 from benchmarks.live.profile import Profile
 
-# Given by the issue that asked for this benchmark, not measured here: requests/s of vllm-router's P/D mode (Rust) on the
-# same ticking work, 16 streamed tokens, a machine of this kind; by (client, concurrency).
+# Given by the issue that asked for this benchmark, not measured here: requests/s of vllm-router's P/D mode (Rust) on
+# the same ticking work, 16 streamed tokens, a machine of this kind; by (client, concurrency).
 REFERENCE = {("python", 32): 854.0, ("wrk", 128): 1163.0}
 REFERENCE_TTFT_MS = 1.8
 AIM_TTFT_MS = 3.0

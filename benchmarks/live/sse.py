@@ -45,7 +45,7 @@ class StreamReader:
         if b'"usage"' in data:
             self._read_usage(data)
         if b'"error"' in data:
-            self.error = self.error or data.decode(errors="replace")[:300]
+            self._read_error(data)
         if _DONE in data:
             self.done = True
 
@@ -68,6 +68,11 @@ class StreamReader:
     def _read_usage(self, data: bytes) -> None:
         for event in events_of(data):
             self.usage = event.get("usage") or self.usage
+
+    def _read_error(self, data: bytes) -> None:
+        for event in events_of(data):
+            if event.get("error") and self.error is None:
+                self.error = json.dumps(event["error"])[:300]
 
 
 def events_of(data: bytes) -> list[dict[str, Any]]:

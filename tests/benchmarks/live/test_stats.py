@@ -1,0 +1,45 @@
+"""Percentiles and summaries, by hand."""
+
+import pytest
+
+from benchmarks.live.stats import Summary, differences, per, percentile, summarise
+
+
+@pytest.mark.parametrize(
+    ("values", "q", "expected"),
+    [
+        ([5.0], 0.95, 5.0),
+        ([1.0, 2.0], 0.5, 1.5),
+        ([4.0, 1.0, 3.0, 2.0], 0.5, 2.5),
+        ([1.0, 2.0, 3.0, 4.0, 5.0], 0.95, 4.8),  # place 0.95 * 4 = 3.8: 4 + 0.8 * (5 - 4)
+        ([1.0, 9.0], 0.0, 1.0),
+        ([1.0, 9.0], 1.0, 9.0),
+    ],
+)
+def test_percentile(values: list[float], q: float, expected: float) -> None:
+    assert percentile(values, q) == pytest.approx(expected)
+
+
+def test_percentile_refuses_nonsense() -> None:
+    with pytest.raises(ValueError, match="nothing was measured"):
+        percentile([], 0.5)
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        percentile([1.0], 50)
+
+
+def test_summary_scales() -> None:
+    # 1, 2, 3, 10 ms: mean 4, p50 2.5, p95 at place 2.85: 3 + 0.85 * 7 = 8.95
+    summary = summarise([0.001, 0.002, 0.003, 0.010], 1e3)
+    assert summary is not None
+    assert summary == Summary(
+        n=4, mean=pytest.approx(4.0), p50=pytest.approx(2.5), p95=pytest.approx(8.95), worst=10.0
+    )
+    assert summarise([]) is None
+
+
+def test_differences_and_shares() -> None:
+    spent = differences({"a": 3.0, "new": 1.0}, {"a": 1.0, "gone": 5.0})
+    assert spent == {"a": 2.0, "new": 1.0}
+    assert per(spent, 4, 1e3) == {"a": 500.0, "new": 250.0}
+    with pytest.raises(ValueError, match="nothing was served"):
+        per(spent, 0)
