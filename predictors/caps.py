@@ -1,7 +1,7 @@
 """max_tokens as certain knowledge: a request never outlives it.
 
-A request with cap = max_tokens - age tokens left and cap <= H finishes within H for sure. Let p, mu be the uncapped
-answers for the window `cap`; the capped request stops at min(remaining, cap), so exactly
+A request with cap = max_tokens - age tokens left and cap <= H finishes within H for sure. Let p, mu be the
+uncapped answers for the window `cap`; the capped request stops at min(remaining, cap), so exactly
 
     p' = 1,    mu' = p * mu + (1 - p) * cap
 

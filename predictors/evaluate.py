@@ -1,26 +1,27 @@
 """Judging predictors on held-out requests, as a router would use them.
 
-A request is asked about at its age points 0, k, 2k, ... and every window; a predictor that learns from outcomes is shown, before each
-answer, only those that had ended when the request arrived. Metrics: `metrics.py`; per window, by age, and over all.
+A request is asked about at its age points 0, k, 2k, ... and every window; a predictor that learns from
+outcomes is shown, before each answer, only those that had ended when the request arrived. Metrics:
+`metrics.py`; per window, by age, and over all.
 
-Whether the features say anything about lengths at all is a question of its own (`signal_test`), asked without a model.
+Whether the features say anything about lengths at all is a question of its own (`signal_test`), asked without
+a model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from predictors import metrics
-from predictors.features import CLOCK_FEATURES, SCALAR_FEATURES, TIME_FEATURES, stack
 from predictors.protocol import (
     ANY_WINDOW,
     QUANTILE_LEVELS,
     BoolArray,
-    FeatureArray,
     Features,
     FloatArray,
     IntArray,
@@ -39,7 +40,9 @@ _CHUNK = 32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldOut:
-    """What is judged: all outcomes and features in order of arrival, of which those from `first` on are asked about."""
+    """What is judged: all outcomes and features in order of arrival, of which those from `first` on are asked
+    about.
+    """
 
     outcomes: Sequence[Outcome]
     features: Sequence[Features]
@@ -77,7 +80,9 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """One set of rows: stage 1, stage 2, and the reliability curve. None where the rows cannot define a number."""
+    """One set of rows: stage 1, stage 2, and the reliability curve. None where the rows cannot define a
+    number.
+    """
 
     rows: int
     positives: float
@@ -115,7 +120,9 @@ class Evaluation:
 
 
 def answers(predictor: Predictor, held: HeldOut) -> Answers:
-    """Replays the held-out requests, outcomes in between (those before `first` included: give a fresh predictor)."""
+    """Replays the held-out requests, outcomes in between (those before `first` included: give a fresh
+    predictor).
+    """
     n, many = len(held.rows), len(held.windows)
     p, mu, valid = np.zeros((n, many)), np.zeros((n, many)), np.zeros((n, many), dtype=bool)
     levels = len(QUANTILE_LEVELS)
@@ -161,7 +168,7 @@ def score(name: str, given: Answers, held: HeldOut) -> Evaluation:
     every = np.broadcast_to(remaining[:, None], label.shape)
     edges = (*AGE_EDGES, 1 << 60)
     by_age = {}
-    for low, high in zip(edges, edges[1:], strict=False):
+    for low, high in pairwise(edges):
         rows = (held.rows.ages >= low) & (held.rows.ages < high)
         if rows.any():
             by_age[_age_name(low, high)] = _scores(given.p[rows], given.mu[rows], every[rows], label[rows])
@@ -212,7 +219,9 @@ def _total_scores(total: TotalLength, actual: IntArray, known: BoolArray) -> Tot
 
 
 class Constant:
-    """The reference that knows nothing but averages: per window the training share and mean, whatever the age."""
+    """The reference that knows nothing but averages: per window the training share and mean, whatever the
+    age.
+    """
 
     name = "constant"
     windows: WindowRange = ANY_WINDOW
@@ -241,89 +250,3 @@ class Constant:
         p, mu = self._known[window_tokens]
         total = TotalLength(np.full(n, self._mean), np.tile(self._quantiles, (n, 1))) if with_total else None
         return Prediction(np.full(n, p), np.full(n, mu), np.ones(n, dtype=bool), total)
-
-
-@dataclass(frozen=True, slots=True)
-class SignalTest:
-    """Do the features say anything about the length? `statistic` is the largest |rank correlation| of any feature with the
-    output length, `feature` its name, `p_value` the share of circular shifts of the lengths with at least that much."""
-
-    statistic: float
-    feature: str
-    p_value: float
-    shifts: int
-
-    @property
-    def found(self) -> bool:
-        """Signal, at 1 %."""
-        return self.p_value <= 0.01
-
-
-def signal_test(
-    outcomes: Sequence[Outcome], features: Sequence[Features], shifts: int = 999, seed: int = 0
-) -> SignalTest:
-    """A permutation test over all features at once, so that many features make no false find.
-
-    The lengths are shifted in a circle against the features: that breaks what ties a request to its length and keeps
-    how both drift, which free shuffling would mistake for signal. Absent values count as the feature's median.
-    """
-    kept = [i for i, o in enumerate(outcomes) if not o.censored]
-    if len(kept) < 100:
-        raise ValueError(f"{len(kept)} finished requests are too few for a permutation test (100 needed)")
-    target = _standard_ranks(np.array([outcomes[i].output_tokens for i in kept], dtype=np.float64))
-    names, columns = _ranked_columns(stack([features[i] for i in kept]))
-    if not names or target is None:
-        return SignalTest(0.0, "none", 1.0, 0)
-    observed = np.abs(columns @ target) / target.size
-    rng = np.random.default_rng(seed)
-    beaten = 0
-    for shift in rng.integers(1, target.size, shifts):
-        beaten += float(np.abs(columns @ np.roll(target, shift)).max() / target.size) >= float(observed.max())
-    best = int(np.argmax(observed))
-    return SignalTest(float(observed[best]), names[best], (1 + beaten) / (1 + shifts), shifts)
-
-
-def _ranked_columns(values: FeatureArray) -> tuple[list[str], FloatArray]:
-    names, columns = [], []
-    for column, name in enumerate(SCALAR_FEATURES):
-        there = np.isfinite(values[:, column])
-        if name in TIME_FEATURES | CLOCK_FEATURES or not there.any():
-            continue
-        filled = np.where(there, values[:, column], np.median(values[there, column])).astype(np.float64)
-        ranks = _standard_ranks(filled)
-        if ranks is not None:
-            names.append(name)
-            columns.append(ranks)
-    return names, np.array(columns)
-
-
-def _standard_ranks(values: FloatArray) -> FloatArray | None:
-    """Ranks (ties shared) with mean 0 and variance 1; None if all are equal."""
-    _, where, counts = np.unique(values, return_inverse=True, return_counts=True)
-    if counts.size < 2:
-        return None
-    ranks = (np.cumsum(counts) - (counts - 1) / 2.0)[where]
-    return np.asarray((ranks - ranks.mean()) / ranks.std())
-
-
-def permuted_brier(
-    rows_of: Callable[[FeatureArray, IntArray, IntArray], Prediction],
-    held: HeldOut,
-    rounds: int = 39,
-    max_rows: int = 5_000,
-    seed: int = 0,
-) -> tuple[float, float]:
-    """(Brier of the model, mean Brier with each request's features swapped for another's): what the features are worth to a
-    fitted model. `rows_of(values, ages, windows)` predicts rows."""
-    rng = np.random.default_rng(seed)
-    values = stack(held.features[held.first :])
-    picked = rng.permutation(len(held.rows))[:max_rows]
-    request, ages = held.rows.request[picked], held.rows.ages[picked]
-    window = np.full(picked.size, max(held.windows), dtype=np.int64)
-    label = held.rows.remaining[picked] <= window
-
-    def loss(order: IntArray) -> float:
-        return float(np.mean((rows_of(values[order[request]], ages, window).p_finish - label) ** 2))
-
-    own = loss(np.arange(values.shape[0]))
-    return own, float(np.mean([loss(rng.permutation(values.shape[0])) for _ in range(rounds)]))

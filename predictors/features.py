@@ -1,12 +1,13 @@
 """Features of a request, causal by construction.
 
-`FeatureTracker.arrive` reads only what arrived or finished before; `FeatureTracker.finish` is the one way in for a length,
-and its caller gives it in order of time. So no feature can hold a request's own output or anything later. A feature that
-the source lacks is NaN, never a guess.
+`FeatureTracker.arrive` reads only what arrived or finished before; `FeatureTracker.finish` is the one way in
+for a length, and its caller gives it in order of time. So no feature can hold a request's own output or
+anything later. A feature that the source lacks is NaN, never a guess.
 
-Lengths are summarised per *scope* (all traffic, class, model, client, session, prompt, template, prompt-length bucket, exact
-prompt length): count, exponentially weighted mean, and quantiles of a rolling window; for some, the window's distribution
-(`sketch.py`). Scopes are kept in bounded least-recently-used tables.
+Lengths are summarised per *scope* (all traffic, class, model, client, session, prompt, template,
+prompt-length bucket, exact prompt length): count, exponentially weighted mean, and quantiles of a rolling
+window; for some, the window's distribution (`sketch.py`). Scopes are kept in bounded least-recently-used
+tables.
 """
 
 from __future__ import annotations
@@ -87,7 +88,9 @@ TIME_FEATURES = frozenset({"time_of_day_sin", "time_of_day_cos"})
 
 
 class _Lengths:
-    """Statistics of one scope's lengths: O(window) memory, O(log window) search and one small memmove per length."""
+    """Statistics of one scope's lengths: O(window) memory, O(log window) search and one small memmove per
+    length.
+    """
 
     __slots__ = ("_order", "_sorted", "_window", "count", "ewma", "last")
 
@@ -106,7 +109,8 @@ class _Lengths:
         self._order.append(tokens)
         insort(self._sorted, tokens)
         self.count += 1
-        # The plain mean until 1/count falls to the weight of the exponential one: no bias to the first length.
+        # The plain mean until 1/count falls to the weight of the exponential one: no bias to the first
+        # length.
         weight = max(1.0 / self.count, 2.0 / (self._window + 1))
         self.ewma += weight * (tokens - self.ewma)
         self.last = tokens
@@ -247,7 +251,9 @@ class FeatureTracker:
         )
 
     def _rate(self, now_s: float, span_s: float) -> float:
-        """Arrivals per second in the last `span_s` (a lower bound once more than the ring's 4,096 fell into it)."""
+        """Arrivals per second in the last `span_s` (a lower bound once more than the ring's 4,096 fell into
+        it).
+        """
         if not self._arrivals:
             return math.nan
         return (len(self._arrivals) - bisect_right(self._arrivals, now_s - span_s)) / span_s

@@ -1,21 +1,27 @@
 """Fitting the LightGBM realisation (`lgbm.py`).
 
-The training span is cut into contiguous blocks of time. Each block is held out once; the number of trees of each booster is
-the one with the least held-out loss, *zero included*; a gain that not every block confirms counts as none. The held-out
-log odds of all blocks choose the calibration the same way (leave one block out again). The boosters are then fitted on everything.
+The training span is cut into contiguous blocks of time. Each block is held out once; the number of trees of
+each booster is the one with the least held-out loss, *zero included*; a gain that not every block confirms
+counts as none. The held-out log odds of all blocks choose the calibration the same way (leave one block out
+again). The boosters are then fitted on everything.
 
-Why blocks: requests near in time resemble each other, so a random split would promise too much; and a single last block
-is one mood of the traffic, which both the number of trees and the calibration then follow (it did: worse on two of four traces).
+Why blocks: requests near in time resemble each other, so a random split would promise too much; and a single
+last block is one mood of the traffic, which both the number of trees and the calibration then follow (it did:
+worse on two of four traces).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from predictors.boost import Boosted, Booster, BoostSpec, Task, boost, confirmed
+from predictors.calibration import choose_calibration, log_loss
+from predictors.design import Design, Rung, group_window
 from predictors.features import (
     CLOCK_FEATURES,
     FEATURE_NAMES,
@@ -24,17 +30,7 @@ from predictors.features import (
     TIME_FEATURES,
     stack,
 )
-from predictors.lgbm import (
-    Booster,
-    Calibration,
-    Design,
-    LgbmModel,
-    LgbmPredictor,
-    Rung,
-    group_window,
-    platt_inputs,
-    sigmoid,
-)
+from predictors.lgbm import LgbmModel, LgbmPredictor
 from predictors.protocol import (
     QUANTILE_LEVELS,
     BoolArray,
@@ -50,6 +46,7 @@ from predictors.samples import Walk, draw_windows, walk, walk_tails
 from predictors.sketch import blend
 from predictors.survival import SurvivalCurve, weak_prior
 
+DEFAULT_WINDOWS = WindowRange(1, 96)  # what policies sweep
 _SECONDS_PER_DAY = 86_400.0
 # Three quantiles alone miss the mean of a heavy tail; survival's own mean does not.
 _SURVIVALS_MEAN = (0.0,) * len(QUANTILE_LEVELS) + (1.0,)
@@ -59,7 +56,7 @@ _SURVIVALS_MEAN = (0.0,) * len(QUANTILE_LEVELS) + (1.0,)
 class LgbmConfig:
     """Parameters of a fit. Sizes keep 20,000 requests well below a minute on two cores."""
 
-    windows: WindowRange = WindowRange(1, 96)
+    windows: WindowRange = DEFAULT_WINDOWS
     stride_tokens: int = 16
     max_rows: int = 200_000
     blocks: int = 4
@@ -83,16 +80,6 @@ class LgbmConfig:
     seed: int = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Task:
-    """One booster's training rows: inputs, target, the survival score it starts from, and each row's block."""
-
-    inputs: FeatureArray
-    target: FloatArray
-    start: FloatArray
-    block: IntArray
-
-
 def fit_lgbm(
     outcomes: Sequence[Outcome],
     features: Sequence[Features],
@@ -101,8 +88,8 @@ def fit_lgbm(
 ) -> LgbmPredictor:
     """Fits on `outcomes` in order of arrival, `features` theirs (`features.replay`).
 
-    Raises NotEnoughData when there are fewer than `min_requests` uncensored requests, or when at every age and
-    window all of them finish, or none.
+    Raises NotEnoughData when there are fewer than `min_requests` uncensored requests, or when at every age
+    and window all of them finish, or none.
     """
     values = stack(features)
     lengths = np.array([o.output_tokens for o in outcomes], dtype=np.float64)
@@ -127,22 +114,26 @@ def fit_lgbm(
     progress(f"{len(outcomes)} requests, {len(rows)} age points, {len(names)} features")
     ladder = fit.choose_ladder(rows, windows, label)
     progress(f"ladder: {', '.join(f'{r.scope} (shrink {r.shrink:g})' for r in ladder) or 'survival alone'}")
-    classifier, oof = fit.classifier(rows, windows, label)
-    progress(f"classifier: {_size(classifier)} trees")
-    calibration = choose_calibration(oof, windows, label, blocks[rows.request], config.calibration_min_gain)
+    classifier = fit.classifier(rows, windows, label)
+    progress(f"classifier: {_size(classifier.booster)} trees")
+    calibration = choose_calibration(
+        classifier.held_out, windows, label, blocks[rows.request], config.calibration_min_gain
+    )
     progress(f"calibration: {calibration.kind}")
-    regressor = fit.regressor(regression_rows(outcomes, config))
+    regressor = fit.regressor(regression_rows(outcomes, config)).booster
     progress(f"regressor: {_size(regressor)} trees")
     quantiles, weights = fit.quantiles(rows)
     progress(f"quantiles: {[_size(q) for q in quantiles]} trees")
     return LgbmPredictor(
-        LgbmModel(fit.design, config.windows, classifier, regressor, quantiles, weights, calibration)
+        LgbmModel(fit.design, config.windows, classifier.booster, regressor, quantiles, weights, calibration)
     )
 
 
 def training_rows(outcomes: Sequence[Outcome], config: LgbmConfig) -> Walk:
-    """The age points to train on: where outputs are short the stride is halved (down to a quarter), and where there are still
-    few points each one is asked about several windows (up to eight), as that costs nothing and steadies the fit."""
+    """The age points to train on: where outputs are short the stride is halved (down to a quarter), and where
+    there are still few points each one is asked about several windows (up to eight), as that costs nothing
+    and steadies the fit.
+    """
     stride = config.stride_tokens
     rows = walk(outcomes, stride, config.max_rows, config.seed)
     while len(rows) < config.max_rows // 4 and stride > max(1, config.stride_tokens // 4):
@@ -180,60 +171,8 @@ def usable_sketches(values: FeatureArray) -> tuple[str, ...]:
     return tuple(s for s in SKETCH_SCOPES if (values[:, FEATURE_NAMES.index(f"{s}_weight")] > 0).sum() >= 100)
 
 
-def confirmed_trees(losses: FloatArray, sizes: IntArray, min_gain: float) -> int:
-    """The number of trees with the least mean loss, from the blocks' losses after 0, 1, ... trees (blocks, trees + 1) and
-    their rows (blocks,). 0 unless that gains `min_gain` (relative) on the whole and something in every single block: a
-    gain in some moods of the traffic only is luck, or will be drift."""
-    if losses.size == 0:
-        return 0
-    mean = sizes @ losses / sizes.sum()
-    best = int(np.argmin(mean))
-    everywhere = bool((losses[:, best] < losses[:, 0]).all())
-    return best if everywhere and mean[best] <= mean[0] * (1.0 - min_gain) else 0
-
-
-def choose_calibration(
-    z: FloatArray, windows: IntArray, label: BoolArray, block: IntArray, min_gain: float
-) -> Calibration:
-    """Identity, unless Platt or isotonic has a log loss lower by `min_gain` on blocks that it was not fitted on."""
-    makers: dict[str, Callable[..., Calibration]] = {"platt": _platt, "isotonic": _isotonic}
-    best, best_loss = Calibration("identity"), _log_loss(sigmoid(z), label)
-    least = best_loss * (1.0 - min_gain)
-    for make in makers.values():
-        p = np.empty_like(z)
-        for b in np.unique(block):
-            out = block == b
-            if label[~out].all() or not label[~out].any():
-                break
-            p[out] = make(z[~out], windows[~out], label[~out]).apply(z[out], windows[out])
-        else:
-            loss = _log_loss(p, label)
-            if loss < min(least, best_loss):
-                best, best_loss = make(z, windows, label), loss
-    return best
-
-
-def _platt(z: FloatArray, windows: IntArray, label: BoolArray) -> Calibration:
-    from sklearn.linear_model import LogisticRegression
-
-    fitted = LogisticRegression(C=1.0, fit_intercept=False, max_iter=200).fit(platt_inputs(z, windows), label)
-    return Calibration("platt", tuple(float(w) for w in fitted.coef_[0]))
-
-
-def _isotonic(z: FloatArray, windows: IntArray, label: BoolArray) -> Calibration:
-    from sklearn.isotonic import IsotonicRegression
-
-    fitted = IsotonicRegression(y_min=1e-4, y_max=1.0 - 1e-4, out_of_bounds="clip").fit(sigmoid(z), label)
-    return Calibration("isotonic", tuple(fitted.X_thresholds_.tolist()), tuple(fitted.y_thresholds_.tolist()))
-
-
-def _log_loss(p: FloatArray, label: BoolArray) -> float:
-    q = np.clip(p, 1e-6, 1.0 - 1e-6)
-    return float(-np.mean(np.where(label, np.log(q), np.log(1.0 - q))))
-
-
 def _size(booster: Booster | None) -> int:
-    return 0 if booster is None else int(booster.num_trees())  # type: ignore[attr-defined]
+    return 0 if booster is None else booster.num_trees()
 
 
 class _Fit:
@@ -272,8 +211,9 @@ class _Fit:
         )
 
     def choose_ladder(self, rows: Walk, windows: IntArray, label: BoolArray) -> tuple[Rung, ...]:
-        """Greedily, broad to narrow: a group enters, with the best of three weights, if the log loss falls by `min_gain` and in
-        every block. Sketches are causal, so only the curve below has to be held out."""
+        """Greedily, broad to narrow: a group enters, with the best of three weights, if the log loss falls by
+        `min_gain` and in every block. Sketches are causal, so only the curve below has to be held out.
+        """
         block = self._blocks[rows.request]
         p, mu = np.empty(len(rows)), np.empty(len(rows))
         for b, design in enumerate(self._designs):
@@ -285,11 +225,11 @@ class _Fit:
             tried = [(blend(p, mu, group, shrink), shrink) for shrink in self._config.shrinks]
             losses = np.array(
                 [
-                    [_log_loss(q[block == b], label[block == b]) for q in (p, *(t[0][0] for t in tried))]
+                    [log_loss(q[block == b], label[block == b]) for q in (p, *(t[0][0] for t in tried))]
                     for b in np.unique(block)
                 ]
             )
-            best = confirmed_trees(losses, np.bincount(block)[np.unique(block)], self._config.min_gain)
+            best = confirmed(losses, np.bincount(block)[np.unique(block)], self._config.min_gain)
             if best:
                 (p, mu), shrink = tried[best - 1]
                 ladder.append(Rung(scope, shrink))
@@ -297,172 +237,90 @@ class _Fit:
         self.design = replace(self.design, ladder=tuple(ladder))
         return tuple(ladder)
 
-    def classifier(
-        self, rows: Walk, windows: IntArray, label: BoolArray
-    ) -> tuple[Booster | None, FloatArray]:
-        """The booster of stage 1, and the held-out log odds of all rows."""
+    def spec(self, objective: str, **changes: Any) -> BoostSpec:
+        """The classifier's settings with `changes`."""
+        c = self._config
+        base = BoostSpec(
+            objective,
+            c.max_trees,
+            c.learning_rate,
+            c.leaves,
+            c.min_rows_per_leaf,
+            c.min_gain,
+            c.threads,
+            c.seed,
+        )
+        return replace(base, **changes)
 
-        def task(design: Design) -> _Task:
+    def _boost(self, spec: BoostSpec, make: Callable[[Design], Task]) -> Boosted:
+        return boost(spec, [partial(make, d) for d in self._designs], partial(make, self.design))
+
+    def classifier(self, rows: Walk, windows: IntArray, label: BoolArray) -> Boosted:
+        """Stage 1: scores are log odds."""
+
+        def task(design: Design) -> Task:
             start = design.at_window(self._values[rows.request], rows.ages, windows)
-            return _Task(start.inputs, label.astype(np.float64), start.z, self._blocks[rows.request])
+            return Task(start.inputs, label.astype(np.float64), start.z, self._blocks[rows.request])
 
-        params = {"objective": "binary", "metric": "binary_logloss"}
-        return self._boost(
-            task, params, self._config.max_trees, self._config.learning_rate, self._config.min_gain
-        )
+        return self._boost(self.spec("binary"), task)
 
-    def regressor(self, rows: Walk) -> Booster | None:
-        """The booster of stage 2, on the rows that finish. H = 1 has one answer only and is left out."""
-        windows = draw_windows(
-            len(rows), self._config.windows.low, self._config.windows.high, self._config.seed + 3
-        )
+    def regressor(self, rows: Walk) -> Boosted:
+        """Stage 2, on the rows that finish: scores are shares of the window. H = 1 has one answer only and is
+        left out.
+        """
+        c = self._config
+        windows = draw_windows(len(rows), c.windows.low, c.windows.high, c.seed + 3)
         keep = rows.finishes(windows) & (windows > 1)
         request, ages, w = rows.request[keep], rows.ages[keep], windows[keep]
 
-        def task(design: Design) -> _Task:
+        def task(design: Design) -> Task:
             start = design.at_window(self._values[request], ages, w)
             target = (rows.remaining[keep] - start.mu) / w
-            return _Task(start.inputs, target, np.zeros(ages.size), self._blocks[request])
+            return Task(start.inputs, target, np.zeros(ages.size), self._blocks[request])
 
-        params: dict[str, Any] = {"objective": "l2", "metric": "l2", "boost_from_average": False}
-        params.update(
-            num_leaves=self._config.regressor_leaves, min_data_in_leaf=self._config.regressor_min_rows
+        spec = self.spec(
+            "l2",
+            max_trees=c.regressor_max_trees,
+            learning_rate=c.regressor_learning_rate,
+            leaves=c.regressor_leaves,
+            min_rows_per_leaf=c.regressor_min_rows,
+            min_gain=c.regressor_min_gain,
         )
-        return self._boost(
-            task,
-            params,
-            self._config.regressor_max_trees,
-            self._config.regressor_learning_rate,
-            self._config.regressor_min_gain,
-        )[0]
+        return self._boost(spec, task)
 
     def quantiles(self, rows: Walk) -> tuple[tuple[Booster | None, ...], tuple[float, ...]]:
-        """A booster per level, and the weights that make a mean of the quantiles. Half of the rows are of age 0, where the
-        router asks for the total."""
-        picked = np.random.default_rng(self._config.seed + 2).permutation(len(rows))[: self._lengths.size]
+        """A booster per level, and the weights that make a mean of the quantiles. Half of the rows are of age
+        0, where the router asks for the total.
+        """
+        c = self._config
+        picked = np.random.default_rng(c.seed + 2).permutation(len(rows))[: self._lengths.size]
         first = np.flatnonzero(~self._censored & (self._lengths > 0))
         request = np.concatenate((rows.request[picked], first))
         ages = np.concatenate((rows.ages[picked], np.zeros_like(first)))
         left = np.concatenate((rows.remaining[picked], self._lengths[first].astype(np.int64)))
-        log_left, values, block = np.log(left), self._values[request], self._blocks[request]
-        boosters, held_out = [], np.empty((left.size, len(QUANTILE_LEVELS)))
-        for column, level in enumerate(QUANTILE_LEVELS):
+        values, block = self._values[request], self._blocks[request]
 
-            def task(design: Design, column: int = column) -> _Task:
-                base = design.curve.total(ages).quantiles_tokens[:, column] - ages
-                return _Task(design.at_age(values, ages), log_left, np.log(np.maximum(base, 1.0)), block)
+        def task(column: int, design: Design) -> Task:
+            base = design.curve.total(ages).quantiles_tokens[:, column] - ages
+            return Task(design.at_age(values, ages), np.log(left), np.log(np.maximum(base, 1.0)), block)
 
-            params = {
-                "objective": "quantile",
-                "metric": "quantile",
-                "alpha": level,
-                "boost_from_average": False,
-            }
-            booster, log_quantile = self._boost(
-                task,
-                params,
-                self._config.quantile_max_trees,
-                self._config.quantile_learning_rate,
-                self._config.min_gain,
+        made = [
+            self._boost(
+                self.spec(
+                    "quantile",
+                    alpha=level,
+                    max_trees=c.quantile_max_trees,
+                    learning_rate=c.quantile_learning_rate,
+                ),
+                partial(task, column),
             )
-            boosters.append(booster)
-            held_out[:, column] = np.exp(np.clip(log_quantile, 0.0, 20.0))
+            for column, level in enumerate(QUANTILE_LEVELS)
+        ]
+        boosters = tuple(m.booster for m in made)
         if not any(boosters):
-            return tuple(boosters), _SURVIVALS_MEAN
+            return boosters, _SURVIVALS_MEAN
         from sklearn.linear_model import LinearRegression
 
+        held_out = np.exp(np.clip(np.column_stack([m.held_out for m in made]), 0.0, 20.0))
         mean = LinearRegression(positive=True, fit_intercept=False).fit(np.sort(held_out, axis=1), left)
-        return tuple(boosters), (*(float(w) for w in mean.coef_), 0.0)
-
-    def _boost(
-        self,
-        make: Callable[[Design], _Task],
-        params: dict[str, Any],
-        max_trees: int,
-        rate: float,
-        min_gain: float,
-    ) -> tuple[Booster | None, FloatArray]:
-        """The booster with the number of trees that held-out blocks confirm, and the held-out scores (start + trees)."""
-        folds: list[tuple[BoolArray, _Task, Booster | None]] = []
-        losses: list[FloatArray] = []
-        sizes: list[int] = []
-        for b, design in enumerate(self._designs):
-            task = make(design)
-            out = task.block == b
-            if not out.any() or out.all():
-                continue
-            booster, curve = self._train(task, ~out, out, params, max_trees, rate)
-            folds.append((out, task, booster))
-            losses.append(curve)
-            sizes.append(int(out.sum()))
-        trees = confirmed_trees(np.array(losses), np.array(sizes), min_gain)
-        whole = make(self.design)
-        scores = whole.start.copy()
-        for out, task, held in folds:
-            scores[out] = task.start[out]
-            if trees and held is not None:
-                scores[out] += held.predict(
-                    task.inputs[out], raw_score=True, num_iteration=trees, num_threads=1
-                )
-        if trees == 0:
-            return None, scores
-        everything = np.ones(whole.target.size, dtype=bool)
-        booster, _ = self._train(whole, everything, None, params, trees, rate)
-        return booster, scores
-
-    def _train(
-        self,
-        task: _Task,
-        use: BoolArray,
-        check: BoolArray | None,
-        params: dict[str, Any],
-        trees: int,
-        rate: float,
-    ) -> tuple[Booster, FloatArray]:
-        """A booster, and its loss on `check` after 0, 1, ... trees."""
-        import lightgbm
-
-        c = self._config
-        full = {
-            "num_leaves": c.leaves,
-            "learning_rate": rate,
-            "min_data_in_leaf": min(c.min_rows_per_leaf, max(20, int(use.sum()) // 50)),
-            "feature_fraction": 0.6,
-            "bagging_fraction": 0.7,
-            "bagging_freq": 1,
-            "lambda_l2": 10.0,
-            "max_bin": 127,
-            "num_threads": c.threads,
-            "seed": c.seed,
-            "deterministic": True,
-            "force_row_wise": True,
-            "verbosity": -1,
-            **params,
-        }
-        data = lightgbm.Dataset(task.inputs[use], task.target[use], init_score=task.start[use])
-        if check is None:
-            made: Booster = lightgbm.train(full, data, trees)
-            return made, np.zeros(trees + 1)
-        held = lightgbm.Dataset(
-            task.inputs[check], task.target[check], init_score=task.start[check], reference=data
-        )
-        record: dict[str, Any] = {}
-        made = lightgbm.train(
-            full, data, trees, valid_sets=[held], callbacks=[lightgbm.record_evaluation(record)]
-        )
-        after = next(iter(next(iter(record.values())).values()))
-        before = _start_loss(params, task.target[check], task.start[check])
-        # Boosting may end early for want of a useful split: the loss then stays what it was.
-        curve = [before, *after]
-        return made, np.array(curve + [curve[-1]] * (trees + 1 - len(curve)))
-
-
-def _start_loss(params: dict[str, Any], target: FloatArray, start: FloatArray) -> float:
-    """The loss of zero trees, in the metric that LightGBM records."""
-    if params["objective"] == "binary":
-        return _log_loss(sigmoid(start), target > 0.5)
-    error = target - start
-    if params["objective"] == "l2":
-        return float(np.mean(error**2))
-    alpha = params["alpha"]
-    return float(np.mean(np.maximum(alpha * error, (alpha - 1.0) * error)))
+        return boosters, (*(float(w) for w in mean.coef_), 0.0)

@@ -1,15 +1,18 @@
-"""Per-prompt memorisation (BalanceRoute C.2.1, "ExactMatch"): survival inside ever narrower groups of like requests.
+"""Per-prompt memorisation (BalanceRoute C.2.1, "ExactMatch"): survival inside ever narrower groups of like
+requests.
 
-A ladder of levels, broad to narrow, starts from plain survival. At each level whose key the request has and the memory knows,
-with n of the key's lengths beyond age a, of which k within H (their sum of remainders R):
+A ladder of levels, broad to narrow, starts from plain survival. At each level whose key the request has and
+the memory knows, with n of the key's lengths beyond age a, of which k within H (their sum of remainders R):
 
     p'  = (k + m p) / (n + m)          mu' = (R + m p mu) / (k + m p)
 
-with p, mu the broader level's answer and m = `shrink` its weight in requests. So a key with many lengths speaks for itself, a new one
-says what its group says, and a miss changes nothing: the paper's fall-back, without its jump.
+with p, mu the broader level's answer and m = `shrink` its weight in requests. So a key with many lengths
+speaks for itself, a new one says what its group says, and a miss changes nothing: the paper's fall-back,
+without its jump.
 
-Quantiles of the total are averaged level by level with the same weights. Censored lengths are left to the survival curve
-underneath. Memory: at most `keys` keys per level, the least recently seen forgotten, and `lengths` lengths per key.
+Quantiles of the total are averaged level by level with the same weights. Censored lengths are left to the
+survival curve underneath. Memory: at most `keys` keys per level, the least recently seen forgotten, and
+`lengths` lengths per key.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Metrics of both stages and of the total length. Pure numpy; all return None where the data cannot define them."""
+"""Metrics of both stages and of the total length. Pure numpy; all return None where the data cannot define
+them.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ def roc_auc(p: FloatArray, positive: BoolArray) -> float | None:
     n_neg = positive.size - n_pos
     if n_pos == 0 or n_neg == 0:
         return None
-    values, where, counts = np.unique(p, return_inverse=True, return_counts=True)
+    _, where, counts = np.unique(p, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     mean_rank = last - (counts - 1) / 2.0
     return float((mean_rank[where][positive].sum() - n_pos * (n_pos + 1) / 2.0) / (n_pos * n_neg))

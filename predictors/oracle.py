@@ -1,4 +1,6 @@
-"""The oracle: reads the length that will be from a table. For simulations only, as the upper bound of any predictor."""
+"""The oracle: reads the length that will be from a table. For simulations only, as the upper bound of any
+predictor.
+"""
 
 from __future__ import annotations
 

@@ -5,8 +5,9 @@ At age a (tokens generated so far), for a request that still runs, and for a win
     p  = P(total - a <= H | total > a)              -> Prediction.p_finish
     mu = E[total - a | a < total <= a + H]          -> Prediction.mean_remaining_tokens
 
-H belongs to the call: one fitted predictor serves a range of windows and refuses every other one. The composite of both
-and what a request carries between two calls are in `forecast.py`; nothing here decides or keeps time.
+H belongs to the call: one fitted predictor serves a range of windows and refuses every other one. The
+composite of both and what a request carries between two calls are in `forecast.py`; nothing here decides or
+keeps time.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class NotEnoughData(PredictorError):
 
 
 class FinishReason(StrEnum):
-    """Why a request left its worker. CANCELLED and ERROR leave the length *censored*: it was at least that long."""
+    """Why a request left its worker. CANCELLED and ERROR leave the length *censored*: it was at least that
+    long.
+    """
 
     STOP = "stop"
     LENGTH = "length"
@@ -74,10 +77,12 @@ class TextSignals:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """What is known about a request when it arrives. None means that the source lacks it; nothing is ever made up.
+    """What is known about a request when it arrives. None means that the source lacks it; nothing is ever
+    made up.
 
-    `arrival_s` is seconds on any one clock; `wall_clock_s` is Unix time (UTC) where the source has it. `prompt_key`
-    and `template_key` name the whole normalised prompt and its head (`text.py`), `client` the tenant.
+    `arrival_s` is seconds on any one clock; `wall_clock_s` is Unix time (UTC) where the source has it.
+    `prompt_key` and `template_key` name the whole normalised prompt and its head (`text.py`), `client` the
+    tenant.
     """
 
     request_id: str
@@ -98,7 +103,9 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Features:
-    """The features of one request, taken once at its arrival: `values` is float32 (len(FEATURE_NAMES),), NaN = absent."""
+    """The features of one request, taken once at its arrival: `values` is float32 (len(FEATURE_NAMES),), NaN
+    = absent.
+    """
 
     arrival: Arrival
     values: FeatureArray
@@ -144,7 +151,9 @@ ANY_WINDOW = WindowRange(1, 1 << 40)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TotalLength:
-    """Expected total output length (n,) and its quantiles (n, len(levels)), tokens, given that the request still runs."""
+    """Expected total output length (n,) and its quantiles (n, len(levels)), tokens, given that the request
+    still runs.
+    """
 
     mean_tokens: FloatArray
     quantiles_tokens: FloatArray
@@ -155,8 +164,8 @@ class TotalLength:
 class Prediction:
     """A batch of answers, arrays of shape (n,).
 
-    Where `valid` is False the predictor abstains (p_finish is 0 and mean_remaining_tokens is H there): the state
-    machine takes that as *stays*. `total` is there if it was asked for.
+    Where `valid` is False the predictor abstains (p_finish is 0 and mean_remaining_tokens is H there): the
+    state machine takes that as *stays*. `total` is there if it was asked for.
     """
 
     p_finish: FloatArray
@@ -167,7 +176,9 @@ class Prediction:
 
 @runtime_checkable
 class Predictor(Protocol):
-    """What policies and shells know of a predictor. Calls are batched; `observe` may adapt it, `predict` never does."""
+    """What policies and shells know of a predictor. Calls are batched; `observe` may adapt it, `predict`
+    never does.
+    """
 
     @property
     def name(self) -> str:
@@ -189,7 +200,8 @@ class Predictor(Protocol):
         """Predicts for request i at age ages[i] (tokens generated so far, >= 0, still running).
 
         `with_total` also asks for the total length: the admission path needs it, the refresh path does not.
-        Raises WindowNotCovered for a window outside `windows`, ValueError for arrays that do not fit together.
+        Raises WindowNotCovered for a window outside `windows`, ValueError for arrays that do not fit
+        together.
         """
         ...
 

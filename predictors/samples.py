@@ -1,8 +1,8 @@
 """Training and evaluation samples: walking finished requests at age points (BalanceRoute C.2.2).
 
-A request of T tokens gives one row per age a = 0, k, 2k, ... < T. The rows are what a router would ask at its refreshes, so
-their distribution is the one that a predictor is used on: long requests weigh more. Censored requests give no rows, as
-their label is unknown (the survival curve does use them).
+A request of T tokens gives one row per age a = 0, k, 2k, ... < T. The rows are what a router would ask at its
+refreshes, so their distribution is the one that a predictor is used on: long requests weigh more. Censored
+requests give no rows, as their label is unknown (the survival curve does use them).
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ def walk_tails(
 
 
 def draw_windows(n: int, low: int, high: int, seed: int) -> IntArray:
-    """n windows, log-uniform on low..high: a classifier that takes H as an input sees short and long ones alike."""
+    """n windows, log-uniform on low..high: a classifier that takes H as an input sees short and long ones
+    alike.
+    """
     u = np.random.default_rng(seed).random(n)
     drawn: FloatArray = low * np.exp(u * np.log((high + 1) / low))
     return np.clip(np.floor(drawn), low, high).astype(np.int64)

@@ -1,12 +1,14 @@
-"""ServeGen (Alibaba, github.com/alibaba/ServeGen): requests sampled from the published per-client distributions.
+"""ServeGen (Alibaba, github.com/alibaba/ServeGen): requests sampled from the published per-client
+distributions.
 
-Per client there is `chunk-N-trace.csv` (rows start_s, rate per s, cv, Gamma | Weibull, shape, scale: the gaps between requests
-in the 600 s that follow) and `chunk-N-dataset.json` (per 21,600 s: the marginal distributions of input and output tokens).
-Input and output are drawn independently given client and window, because that is all there is: no predictor can gain from
-a prompt's length here beyond what it says about the client.
+Per client there is `chunk-N-trace.csv` (rows start_s, rate per s, cv, Gamma | Weibull, shape, scale: the gaps
+between requests in the 600 s that follow) and `chunk-N-dataset.json` (per 21,600 s: the marginal
+distributions of input and output tokens). Input and output are drawn independently given client and window,
+because that is all there is: no predictor can gain from a prompt's length here beyond what it says about the
+client.
 
-The whole population makes some 16 requests/s; `sample` stretches every client's gaps alike so that the mix over the day stays and
-about `requests` come out.
+The whole population makes some 16 requests/s; `sample` stretches every client's gaps alike so that the mix
+over the day stays and about `requests` come out.
 """
 
 from __future__ import annotations
@@ -63,7 +65,9 @@ class Client:
 
 
 def load_clients(path: Path) -> list[Client]:
-    """All clients of a directory or a .tar(.xz) that holds chunk-N-trace.csv and chunk-N-dataset.json. Raises TraceError."""
+    """All clients of a directory or a .tar(.xz) that holds chunk-N-trace.csv and chunk-N-dataset.json. Raises
+    TraceError.
+    """
     texts = _texts(path)
     names = sorted(n.removesuffix("-trace.csv") for n in texts if n.endswith("-trace.csv"))
     if not names:
@@ -110,8 +114,9 @@ def sample(clients: list[Client], requests: int, seed: int) -> list[Outcome]:
 def _arrivals(
     client: Client, stretch: float, rng: np.random.Generator
 ) -> list[tuple[float, tuple[Marginal, Marginal]]]:
-    """Arrival times with the lengths to draw from. Operational time runs `1/stretch` as fast; a gap that outlasts its
-    window goes on in the next with what is left of it, in units of its own mean."""
+    """Arrival times with the lengths to draw from. Operational time runs `1/stretch` as fast; a gap that
+    outlasts its window goes on in the next with what is left of it, in units of its own mean.
+    """
     found: list[tuple[float, tuple[Marginal, Marginal]]] = []
     left = rng.random()  # share of a mean gap until the first request: a random phase
     for window in client.rates:
@@ -184,7 +189,9 @@ def _lengths(name: str, text: str) -> dict[float, tuple[Marginal, Marginal]]:
 
 
 def _marginal(literal: str) -> Marginal | None:
-    """The published form is a Python dict in a JSON string; an empty one means that the window had no request."""
+    """The published form is a Python dict in a JSON string; an empty one means that the window had no
+    request.
+    """
     table = ast.literal_eval(literal)
     if not table:
         return None

@@ -1,8 +1,8 @@
 """A group's recent lengths as 17 quantiles, and survival read off them.
 
-A request carries the sketches of its groups (client, template, ...) from its arrival on, so that a batch of predictions needs no
-table look-ups: F is linear between neighbouring knots, and jumps where knots coincide (a length limit that many
-requests hit). With few lengths the knots are those lengths.
+A request carries the sketches of its groups (client, template, ...) from its arrival on, so that a batch of
+predictions needs no table look-ups: F is linear between neighbouring knots, and jumps where knots coincide (a
+length limit that many requests hit). With few lengths the knots are those lengths.
 """
 
 from __future__ import annotations
@@ -40,12 +40,14 @@ def share_and_moment(sketch: FloatArray, at: FloatArray) -> tuple[FloatArray, Fl
 def window(
     sketch: FloatArray, counts: FloatArray, ages: IntArray, windows: IntArray
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """How many of the group's lengths lie beyond the age, how many of them within the window, and the sum of what
-    those had left: (alive, inside, remainders), each (n,). A group that is absent (NaN) has 0 of each."""
+    """How many of the group's lengths lie beyond the age, how many of them within the window, and the sum of
+    what those had left: (alive, inside, remainders), each (n,). A group that is absent (NaN) has 0 of
+    each.
+    """
     alive, inside, remainders = (np.zeros(ages.size) for _ in range(3))
     there = np.flatnonzero(np.isfinite(sketch[:, 0]) & (counts > 0))
     if there.size:
-        q, n = sketch[there].astype(np.float64), counts[there]
+        q, n = sketch[there], counts[there]
         start, end = ages[there].astype(np.float64), (ages + windows)[there].astype(np.float64)
         f_start, m_start = share_and_moment(q, start)
         f_end, m_end = share_and_moment(q, end)
@@ -61,7 +63,9 @@ def blend(
     group: tuple[FloatArray, FloatArray, FloatArray],
     shrink: float,
 ) -> tuple[FloatArray, FloatArray]:
-    """(p', mu') after the group is heard, with the broader answer's weight `shrink`: the formula of `memorise.py`."""
+    """(p', mu') after the group is heard, with the broader answer's weight `shrink`: the formula of
+    `memorise.py`.
+    """
     alive, inside, remainders = group
     mass = inside + shrink * p
     new_mu = np.divide(remainders + shrink * p * mu, mass, out=mu.copy(), where=mass > 1e-9)

@@ -1,13 +1,15 @@
-"""Empirical survival (BalanceRoute C.2.1): both stages read off the distribution F of finished lengths, O(log n).
+"""Empirical survival (BalanceRoute C.2.1): both stages read off the distribution F of finished lengths, O(log
+n).
 
     p(a, H)  = (F(a + H) - F(a)) / (1 - F(a))
     mu(a, H) = sum over a < t <= a + H of (t - a) dF(t)  /  (F(a + H) - F(a))
 
-F is the Kaplan-Meier estimate, so a cancelled request counts as "at least that long" and biases nothing; without such
-requests it is the plain empirical distribution. Prefix sums of dF and t dF make each answer two binary searches.
+F is the Kaplan-Meier estimate, so a cancelled request counts as "at least that long" and biases nothing;
+without such requests it is the plain empirical distribution. Prefix sums of dF and t dF make each answer two
+binary searches.
 
-Cold start: `weak_prior` adds pseudo-observations of a small total weight, which real ones soon outweigh. Beyond the longest
-length that carries mass there is nothing to read: the row is invalid.
+Cold start: `weak_prior` adds pseudo-observations of a small total weight, which real ones soon outweigh.
+Beyond the longest length that carries mass there is nothing to read: the row is invalid.
 
 Not claimed: that lengths are independent of anything but age. That is what the other realisations are for.
 """
@@ -42,9 +44,11 @@ _MIN_SURVIVORS = 1e-12
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SurvivalCurve:
-    """A distribution of total lengths. `times` ascending (m,); `mass`, `moment` (m + 1,) are the prefix sums of dF and
-    t dF, each starting at 0; `alive` (m + 1,) is the survivors' share *after* the first i times; `weight` is the number
-    of (pseudo-)observations behind it, and `at_risk` (m + 1,) how many of them outlived the first i times."""
+    """A distribution of total lengths. `times` ascending (m,); `mass`, `moment` (m + 1,) are the prefix sums
+    of dF and t dF, each starting at 0; `alive` (m + 1,) is the survivors' share *after* the first i times;
+    `weight` is the number of (pseudo-)observations behind it, and `at_risk` (m + 1,) how many of them
+    outlived the first i times.
+    """
 
     times: FloatArray
     mass: FloatArray
@@ -57,7 +61,9 @@ class SurvivalCurve:
     def fit(
         cls, lengths: FloatArray, weights: FloatArray | None = None, censored: BoolArray | None = None
     ) -> SurvivalCurve:
-        """The Kaplan-Meier curve of `lengths` (n,) tokens. An empty input gives a curve that abstains everywhere."""
+        """The Kaplan-Meier curve of `lengths` (n,) tokens. An empty input gives a curve that abstains
+        everywhere.
+        """
         values = np.asarray(lengths, dtype=np.float64)
         if values.size and not (np.isfinite(values).all() and values.min() >= 0):
             raise ValueError("lengths must be finite and >= 0")
@@ -119,7 +125,8 @@ def weak_prior(
 ) -> tuple[FloatArray, FloatArray]:
     """Pseudo-observations (lengths, weights), `points` quantiles of a lognormal with `weight` in total.
 
-    ASSUMPTION: median and spread are between those of the published chat and code traces (Azure 2023, ServeGen).
+    ASSUMPTION: median and spread are between those of the published chat and code traces (Azure 2023,
+    ServeGen).
     """
     normal = NormalDist()
     z = np.array([normal.inv_cdf((i + 0.5) / points) for i in range(points)])
@@ -128,7 +135,9 @@ def weak_prior(
 
 
 class EmpiricalSurvival:
-    """The survival realisation. Keeps the last `capacity` lengths and rebuilds its curve after every 2 % of new ones."""
+    """The survival realisation. Keeps the last `capacity` lengths and rebuilds its curve after every 2 % of
+    new ones.
+    """
 
     name = "survival"
     windows: WindowRange = ANY_WINDOW
@@ -171,7 +180,9 @@ class EmpiricalSurvival:
         )
 
     def observe(self, outcome: Outcome) -> None:
-        """Takes the length in; the curve follows once 2 % (at least one, at most 1,000) have come since it was built."""
+        """Takes the length in; the curve follows once 2 % (at least one, at most 1,000) have come since it
+        was built.
+        """
         if self._frozen:
             return
         self._lengths.append((outcome.output_tokens, outcome.censored))

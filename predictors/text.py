@@ -1,7 +1,7 @@
 """What the prompt's text gives away cheaply, and keys that name a prompt without keeping it.
 
-Keys are BLAKE2b digests: equal prompts meet, the text cannot be read back. A deployment that shares its outcome logs
-passes a secret `salt`, so that nobody can test guesses of a prompt against them.
+Keys are BLAKE2b digests: equal prompts meet, the text cannot be read back. A deployment that shares its
+outcome logs passes a secret `salt`, so that nobody can test guesses of a prompt against them.
 """
 
 from __future__ import annotations
@@ -36,13 +36,17 @@ def prompt_key(prompt: str, salt: bytes = b"") -> str:
 
 
 def template_key(prompt: str, salt: bytes = b"") -> str:
-    """Names the first TEMPLATE_CHARS of the normalised prompt, digits masked: requests filled into one template meet."""
+    """Names the first TEMPLATE_CHARS of the normalised prompt, digits masked: requests filled into one
+    template meet.
+    """
     head = normalise(prompt[: 4 * TEMPLATE_CHARS])[:TEMPLATE_CHARS]
     return digest(re.sub(r"\d+", "0", head), salt)
 
 
 def signals(prompt: str, last_turn: str | None = None) -> TextSignals:
-    """The signals of a prompt; `last_turn` is the newest message of a conversation (default: the whole prompt)."""
+    """The signals of a prompt; `last_turn` is the newest message of a conversation (default: the whole
+    prompt).
+    """
     turn = prompt if last_turn is None else last_turn
     scanned = turn[-_SCAN_CHARS:]
     words = _WORDS.findall(scanned)

@@ -6,11 +6,11 @@
 | azure2023 | github.com/Azure/AzurePublicDataset | CSV: TIMESTAMP, ContextTokens, GeneratedTokens |
 | servegen | github.com/alibaba/ServeGen | per client: rate windows and length marginals (`servegen.py`) |
 
-The traces say when a request came, not when it ended. A finish time is needed to decide whose length is known when: it is
-set to arrival + FIRST_TOKEN_S + output * TOKEN_S. Nothing else uses it.
+The traces say when a request came, not when it ended. A finish time is needed to decide whose length is known
+when: it is set to arrival + FIRST_TOKEN_S + output * TOKEN_S. Nothing else uses it.
 
-ServeGen's prompts have no identity; Mooncake's `hash_ids` name the prompt's 512-token blocks, so its prompt, its head and its
-conversation can be told; Azure has lengths alone. What a source lacks stays None.
+ServeGen's prompts have no identity; Mooncake's `hash_ids` name the prompt's 512-token blocks, so its prompt,
+its head and its conversation can be told; Azure has lengths alone. What a source lacks stays None.
 """
 
 from __future__ import annotations
@@ -99,8 +99,9 @@ def _mooncake(path: Path, lines: io.TextIOBase) -> Iterator[Outcome]:
 
 
 def _conversation(blocks: Sequence[int]) -> str | None:
-    """Turns of one conversation repeat its head; the first block alone is a system prompt that all share. A head is
-    whole blocks only, so a prompt of less than three has none that a later turn would repeat."""
+    """Turns of one conversation repeat its head; the first block alone is a system prompt that all share. A
+    head is whole blocks only, so a prompt of less than three has none that a later turn would repeat.
+    """
     return None if len(blocks) <= _TEMPLATE_BLOCKS else digest(str(blocks[:_TEMPLATE_BLOCKS]))
 
 

@@ -1,0 +1,108 @@
+"""The forecasts of all running requests, refreshed in batches: the state machine of `forecast.py` at scale.
+
+The owner (the live router's reducer, the simulator) reports admissions, ages and departures, and calls
+`refresh` when it is about to decide: one predictor call for all that are due. Nothing is done per token but
+to note an age.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from predictors.forecast import (
+    STAYS,
+    Forecast,
+    ForecastConfig,
+    ForecastState,
+    forecast_at,
+    refresh,
+    refresh_due,
+)
+from predictors.protocol import Features, Predictor
+
+
+@dataclass(slots=True)
+class _Entry:
+    features: Features
+    age: int
+    state: ForecastState | None
+    window: int | None  # of the last refresh
+
+
+class ForecastBook:
+    """Request id -> forecast. Order is that of admission, so a run is reproducible."""
+
+    def __init__(self, config: ForecastConfig) -> None:
+        self._config = config
+        self._entries: dict[str, _Entry] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def admit(self, features: Features, age: int = 0) -> None:
+        """A request starts (or, migrated, goes on) at `age`. Raises ValueError if it is there already."""
+        request_id = features.arrival.request_id
+        if request_id in self._entries:
+            raise ValueError(f"request {request_id!r} is in the book already; remove it first")
+        self._entries[request_id] = _Entry(features, age, None, None)
+
+    def progress(self, request_id: str, age: int) -> None:
+        """It has generated `age` tokens in all. Raises KeyError for an unknown id, ValueError if the age goes
+        back.
+        """
+        entry = self._entries[request_id]
+        if age < entry.age:
+            raise ValueError(f"request {request_id!r} went back from age {entry.age} to {age}")
+        entry.age = age
+
+    def remove(self, request_id: str) -> None:
+        """It has left, by whatever way. Raises KeyError for an unknown id."""
+        del self._entries[request_id]
+
+    def due(self, window_tokens: int) -> list[str]:
+        """Who must be asked again, by the state machine or because the last answer was for another window."""
+        return [
+            request_id
+            for request_id, e in self._entries.items()
+            if e.window != window_tokens or refresh_due(self._config, e.state, e.age)
+        ]
+
+    def refresh(self, predictor: Predictor, window_tokens: int) -> int:
+        """Asks `predictor` about all that are due, in one call; returns how many. For H = 0 there is nothing
+        to ask.
+        """
+        if window_tokens == 0:
+            return 0
+        ids = self.due(window_tokens)
+        if not ids:
+            return 0
+        entries = [self._entries[i] for i in ids]
+        ages = np.array([e.age for e in entries], dtype=np.int64)
+        made = predictor.predict([e.features for e in entries], ages, window_tokens)
+        rows = zip(
+            entries,
+            made.p_finish.tolist(),
+            made.mean_remaining_tokens.tolist(),
+            made.valid.tolist(),
+            strict=True,
+        )
+        for entry, p, mu, valid in rows:
+            entry.state = refresh(self._config, entry.age, p, mu, valid, window_tokens)
+            entry.window = window_tokens
+        return len(ids)
+
+    def forecast(self, request_id: str) -> Forecast:
+        """The forecast at the present age; *stays* before the first refresh. Raises KeyError for an unknown
+        id.
+        """
+        entry = self._entries[request_id]
+        return STAYS if entry.state is None else forecast_at(self._config, entry.state, entry.age)

@@ -1,0 +1,158 @@
+"""Training one booster so that held-out blocks of time decide how many trees it may have, zero included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from predictors.calibration import log_loss, sigmoid
+from predictors.protocol import BoolArray, FeatureArray, FloatArray, IntArray
+
+
+class Booster(Protocol):
+    """What is used of `lightgbm.Booster`."""
+
+    def predict(self, data: npt.NDArray[Any], **kwargs: Any) -> Any: ...
+
+    def model_to_string(self) -> str: ...
+
+    def num_trees(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BoostSpec:
+    """How to boost. `min_gain` is the relative fall of the held-out loss that trees must bring; `alpha` the
+    quantile's level.
+    """
+
+    objective: str  # binary, l2 or quantile
+    max_trees: int
+    learning_rate: float
+    leaves: int
+    min_rows_per_leaf: int
+    min_gain: float
+    threads: int
+    seed: int
+    alpha: float = 0.5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Task:
+    """Training rows: inputs (n, width), target, the score that the trees start from, and each row's block
+    (n,).
+    """
+
+    inputs: FeatureArray
+    target: FloatArray
+    start: FloatArray
+    block: IntArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Boosted:
+    """The booster (None: no tree is confirmed) and each row's score by the boosters that had not seen its
+    block.
+    """
+
+    booster: Booster | None
+    held_out: FloatArray
+
+
+def confirmed(losses: FloatArray, sizes: IntArray, min_gain: float) -> int:
+    """Which column of `losses` (blocks, choices) to take; column 0 is the choice that does nothing.
+
+    The least mean loss, blocks weighted by their rows `sizes`; but 0 unless that gains `min_gain` (relative)
+    on the whole and something in every single block: a gain in some moods of the traffic only is luck, or
+    will be drift.
+    """
+    if losses.size == 0:
+        return 0
+    mean = sizes @ losses / sizes.sum()
+    best = int(np.argmin(mean))
+    everywhere = bool((losses[:, best] < losses[:, 0]).all())
+    return best if everywhere and mean[best] <= mean[0] * (1.0 - min_gain) else 0
+
+
+def boost(spec: BoostSpec, folds: Sequence[Callable[[], Task]], whole: Callable[[], Task]) -> Boosted:
+    """Boosts on `whole`. Fold b makes the same rows with a start that has not seen block b; it is trained
+    without that block and judged on it.
+    """
+    held: list[tuple[BoolArray, Task, Booster]] = []
+    losses: list[FloatArray] = []
+    for b, make in enumerate(folds):
+        task = make()
+        out = task.block == b
+        if not out.any() or out.all():
+            continue
+        booster, curve = _train(spec, task, ~out, out, spec.max_trees)
+        held.append((out, task, booster))
+        losses.append(curve)
+    trees = confirmed(np.array(losses), np.array([int(out.sum()) for out, _, _ in held]), spec.min_gain)
+    everything = whole()
+    scores = everything.start.copy()
+    for out, task, booster in held:
+        scores[out] = task.start[out]
+        if trees:
+            scores[out] += booster.predict(
+                task.inputs[out], raw_score=True, num_iteration=trees, num_threads=1
+            )
+    if trees == 0:
+        return Boosted(None, scores)
+    final, _ = _train(spec, everything, np.ones(scores.size, dtype=bool), None, trees)
+    return Boosted(final, scores)
+
+
+def _train(
+    spec: BoostSpec, task: Task, use: BoolArray, check: BoolArray | None, trees: int
+) -> tuple[Booster, FloatArray]:
+    """A booster on the rows `use`, and its loss on the rows `check` after 0, 1, ... trees."""
+    import lightgbm
+
+    params: dict[str, Any] = {
+        "objective": spec.objective,
+        "metric": "binary_logloss" if spec.objective == "binary" else spec.objective,
+        "alpha": spec.alpha,
+        "boost_from_average": False,
+        "num_leaves": spec.leaves,
+        "learning_rate": spec.learning_rate,
+        "min_data_in_leaf": min(spec.min_rows_per_leaf, max(20, int(use.sum()) // 50)),
+        "feature_fraction": 0.6,
+        "bagging_fraction": 0.7,
+        "bagging_freq": 1,
+        "lambda_l2": 10.0,
+        "max_bin": 127,
+        "num_threads": spec.threads,
+        "seed": spec.seed,
+        "deterministic": True,
+        "force_row_wise": True,
+        "verbosity": -1,
+    }
+    data = lightgbm.Dataset(task.inputs[use], task.target[use], init_score=task.start[use])
+    if check is None:
+        made: Booster = lightgbm.train(params, data, trees)
+        return made, np.zeros(trees + 1)
+    held = lightgbm.Dataset(
+        task.inputs[check], task.target[check], init_score=task.start[check], reference=data
+    )
+    record: dict[str, Any] = {}
+    made = lightgbm.train(
+        params, data, trees, valid_sets=[held], callbacks=[lightgbm.record_evaluation(record)]
+    )
+    after = next(iter(next(iter(record.values())).values()))
+    # Boosting may end early for want of a useful split: the loss then stays what it was.
+    curve = [_start_loss(spec, task.target[check], task.start[check]), *after]
+    return made, np.array(curve + [curve[-1]] * (trees + 1 - len(curve)))
+
+
+def _start_loss(spec: BoostSpec, target: FloatArray, start: FloatArray) -> float:
+    """The loss of zero trees, in the metric that LightGBM records."""
+    if spec.objective == "binary":
+        return log_loss(sigmoid(start), target > 0.5)
+    error = target - start
+    if spec.objective == "l2":
+        return float(np.mean(error**2))
+    return float(np.mean(np.maximum(spec.alpha * error, (spec.alpha - 1.0) * error)))

@@ -1,0 +1,115 @@
+"""What the learned realisation's trees see, and the ladder of groups that they start from (`lgbm.py` has the
+formulas).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from predictors.calibration import logit
+from predictors.features import FEATURE_NAMES, LENGTH_FEATURES, SKETCH_SCOPES
+from predictors.protocol import BoolArray, FeatureArray, FloatArray, IntArray, PredictorError
+from predictors.sketch import KNOTS, blend
+from predictors.sketch import window as sketch_window
+from predictors.survival import SurvivalCurve
+
+# Weight of survival in the groups' own input columns, requests; the trees weigh them further.
+_COLUMN_SHRINK = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """One step of the ladder: the group whose sketch is heard, and the weight of the broader answer in
+    requests.
+    """
+
+    scope: str
+    shrink: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WindowInputs:
+    """What stage 1 and 2 start from: the trees' inputs (n, width), and the ladder's log odds, mu and validity
+    (n,).
+    """
+
+    inputs: FeatureArray
+    z: FloatArray
+    mu: FloatArray
+    valid: BoolArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Design:
+    """How features become the trees' inputs: scalar columns (some less the age), sketches, and the ladder
+    below the trees.
+    """
+
+    columns: IntArray
+    less_age: FloatArray  # 1.0 or 0.0 per column
+    sketches: tuple[str, ...]
+    ladder: tuple[Rung, ...]
+    curve: SurvivalCurve
+
+    @classmethod
+    def of(
+        cls, names: Sequence[str], sketches: Sequence[str], ladder: Sequence[Rung], curve: SurvivalCurve
+    ) -> Design:
+        """The design of the named features. Raises PredictorError for a name that is not one."""
+        unknown = [n for n in names if n not in FEATURE_NAMES]
+        unknown += [s for s in (*sketches, *(r.scope for r in ladder)) if s not in SKETCH_SCOPES]
+        if unknown:
+            raise PredictorError(f"unknown features {unknown}: the model is of another version; fit it again")
+        return cls(
+            columns=np.array([FEATURE_NAMES.index(n) for n in names], dtype=np.int64),
+            less_age=np.array([1.0 if n in LENGTH_FEATURES else 0.0 for n in names]),
+            sketches=tuple(sketches),
+            ladder=tuple(ladder),
+            curve=curve,
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The scalar features used, in order."""
+        return tuple(FEATURE_NAMES[i] for i in self.columns)
+
+    def at_age(self, values: FeatureArray, ages: IntArray) -> FeatureArray:
+        """Inputs without a window, float32 (n, columns + 1)."""
+        made = np.empty((ages.size, self.columns.size + 1), dtype=np.float32)
+        made[:, :-1] = values[:, self.columns]
+        made[:, :-1] -= ages[:, None] * self.less_age
+        made[:, -1] = ages
+        return made
+
+    def at_window(self, values: FeatureArray, ages: IntArray, windows: IntArray) -> WindowInputs:
+        """Inputs for rows of their own windows (n,)."""
+        p, mu, valid = self.curve.window(ages, windows)
+        groups = {s: group_window(s, values, ages, windows) for s in self.sketches}
+        extra = [ages, windows, logit(p)]
+        for group in groups.values():
+            group_p, group_mu = blend(p, mu, group, _COLUMN_SHRINK)
+            extra += [logit(group_p), group_mu / windows]
+        for rung in self.ladder:
+            p, mu = blend(p, mu, groups[rung.scope], rung.shrink)
+            valid = valid | (groups[rung.scope][0] > 0)
+        z = logit(p)
+        extra += [z, mu / windows]
+        made = np.empty((ages.size, self.columns.size + len(extra)), dtype=np.float32)
+        made[:, : self.columns.size] = values[:, self.columns]
+        made[:, : self.columns.size] -= ages[:, None] * self.less_age
+        for offset, column in enumerate(extra):
+            made[:, self.columns.size + offset] = column
+        return WindowInputs(made, z, mu, valid)
+
+
+def group_window(
+    scope: str, values: FeatureArray, ages: IntArray, windows: IntArray
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """`sketch.window` of the scope's columns of `values` (n, len(FEATURE_NAMES))."""
+    first = FEATURE_NAMES.index(f"{scope}_weight")
+    counts = values[:, first].astype(np.float64)
+    knots = values[:, first + 1 : first + 1 + KNOTS].astype(np.float64)
+    return sketch_window(knots, counts, ages, windows)
