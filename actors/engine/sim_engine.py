@@ -297,7 +297,8 @@ class SimEngine:
         """The pieces of all sequences that gained a token. The engine's hottest loop: plain words are made inline."""
         for seq in result.finished:
             cast(Choice, seq.owner).ends()
-        last, words, shift = self._model.steps - 1, text.WORDS, text.TOKEN_SHIFT
+        last, words = self._model.steps - 1, text.WORDS
+        stride, mix, mask = text.TOKEN_STRIDE, text.TOKEN_MIX, text.MASK32
         items: list[Out] = []
         append = items.append
         ended: list[Sequence] = []
@@ -310,9 +311,8 @@ class SimEngine:
                 if out.finish is not None:
                     ended.append(seq)
             else:
-                append(
-                    Out(choice.rid, words[choice.start + i * choice.stride >> shift & 63], 1, choice.index)
-                )
+                x = (choice.start + i * stride) & mask
+                append(Out(choice.rid, words[(x ^ x >> 15) * mix >> 26 & 63], 1, choice.index))
             if i == 0 and choice.params.n > len(choice.request.seqs):
                 for _ in range(1, choice.params.n):  # now that the prompt's blocks are here to be shared
                     self._add_choice(choice.request)

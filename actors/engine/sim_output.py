@@ -12,7 +12,7 @@ class Choice:
     """One choice of a request. `special` False: its next piece is a plain word, and the engine makes it inline."""
 
     __slots__ = (
-        "base", "end", "index", "last", "matcher", "params", "prompt", "request", "rid", "special", "start", "stride",
+        "base", "end", "index", "last", "matcher", "params", "prompt", "request", "rid", "special", "start",
     )  # fmt: skip
 
     def __init__(self, request: object, rid: str, index: int, base: int, params: SimParams, end: str) -> None:
@@ -21,7 +21,7 @@ class Choice:
         self.rid = rid
         self.index = index
         self.base = base
-        self.start, self.stride = text.token_line(base)
+        self.start = text.token_start(base)
         self.params = params
         self.end = end
         self.last = False

@@ -34,22 +34,25 @@ def text_base(hash_of_prompt: int, seed: int, choice: int) -> int:
     return xxhash.xxh3_64_intdigest(data) >> 34
 
 
-_MASK32 = 2**32 - 1
-TOKEN_SHIFT = 26  # of 32 bits the upper six choose the word
+MASK32 = 2**32 - 1
+TOKEN_STRIDE = 0x9E3779B1  # golden ratio * 2^32: consecutive tokens spread evenly
 
 
-def token_line(base: int) -> tuple[int, int]:
-    """(start, stride): token i is WORDS[(start + i * stride >> TOKEN_SHIFT) & 63], for loops that do it inline.
+TOKEN_MIX = 0x2C1B3C6D
 
-    Multiplicative hashing; the stride is the choice's own, so that two texts do not run in parallel.
+
+def token_start(base: int) -> int:
+    """So that token i is WORDS[((x ^ x >> 15) * TOKEN_MIX >> 26) & 63], x = (start + i * TOKEN_STRIDE) & MASK32.
+
+    For loops that do it inline; a xorshift-multiply hash of a counter, cheap enough for every token.
     """
-    return base * 0x85EBCA6B & _MASK32, base * 0x9E3779B1 >> 13 & _MASK32 | 1
+    return base * 0x85EBCA6B & MASK32
 
 
 def token_id(base: int, i: int) -> int:
     """Id of token `i` (from 0), an index into WORDS."""
-    start, stride = token_line(base)
-    return (start + i * stride >> TOKEN_SHIFT) & 63
+    x = (token_start(base) + i * TOKEN_STRIDE) & MASK32
+    return ((x ^ x >> 15) * TOKEN_MIX >> 26) & 63
 
 
 def output_tokens(

@@ -1,0 +1,279 @@
+"""The step model, by hand: who runs in which step, when blocks are taken, who is preempted."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.engine_model.blocks import BlockError, BlockPool, block_hashes
+from policies.engine_model.scheduler import EngineModel, Sequence, Stage, StepResult
+from policies.engine_model.timing import TimingProfile
+
+T = TimingProfile(
+    source="test",
+    prefill_base_s=1.0,
+    prefill_per_token_s=0.1,
+    decode_base_s=2.0,
+    decode_per_seq_s=0.5,
+    decode_per_kv_token_s=0.01,
+    kv_bytes_per_token=1,
+    transfer_bandwidth_bytes_per_s=1.0,
+    transfer_latency_s=0.0,
+)
+
+
+def model(
+    blocks: int = 100, size: int = 4, slots: int = 8, budget: int = 100, chunked: bool = True
+) -> EngineModel:
+    return EngineModel(T, BlockPool(blocks, size), slots, budget, chunked)
+
+
+def step(m: EngineModel) -> tuple[float | None, StepResult]:
+    seconds = m.begin_step()
+    return seconds, m.end_step() if seconds is not None else StepResult()
+
+
+def test_one_colocated_request_step_by_step() -> None:
+    m = model()
+    seq = Sequence(prompt_tokens=6, output_tokens=3)
+    m.add(seq)
+    seconds, result = step(m)  # prefill of 6 tokens: 1 + 0.6; its end is the first token
+    assert seconds == pytest.approx(1.6)
+    assert (result.decoded, result.finished) == ([seq], [])
+    assert (m.generated(seq), m.kv_tokens, m.pool.used) == (1, 7, 2)
+    seconds, result = step(m)  # decode: 2 + 0.5 + 7 * 0.01
+    assert seconds == pytest.approx(2.57)
+    assert result.decoded == [seq]
+    assert (m.generated(seq), m.kv_tokens) == (2, 8)
+    seconds, result = step(m)  # 2 + 0.5 + 8 * 0.01
+    assert seconds == pytest.approx(2.58)
+    assert result.finished == [seq]
+    assert seq.stage is Stage.DONE
+    assert (m.kv_tokens, m.pool.used, m.n_active) == (0, 0, 0)
+    assert step(m)[0] is None
+
+
+def test_blocks_grow_one_step_before_they_are_written() -> None:
+    m = model(size=4)
+    seq = Sequence(prompt_tokens=4, output_tokens=9)
+    m.add(seq)
+    used = []
+    for _ in range(9):
+        step(m)
+        used.append(m.pool.used)
+    # After token g the next step writes KV position 4 + g: a 2nd block from g = 1, a 3rd from g = 5; done at g = 9.
+    assert used == [2, 2, 2, 2, 3, 3, 3, 3, 0]
+
+
+def test_prefill_budget_and_chunks() -> None:
+    m = model(budget=10)
+    a, b = Sequence(7, 0, prefill_only=True), Sequence(8, 0, prefill_only=True)
+    m.add(a)
+    m.add(b)
+    seconds, result = step(m)  # 7 of a and 3 of b
+    assert seconds == pytest.approx(1 + 1.0)
+    assert result.prefilled == [a]
+    assert result.decoded == []
+    seconds, result = step(m)  # the other 5 of b
+    assert seconds == pytest.approx(1 + 0.5)
+    assert result.prefilled == [b]
+    assert m.prefill_tokens_total == 15
+    assert m.pool.used == 4  # both hold their KV until the lease ends
+    assert a.stage is Stage.LEFT_KV
+
+
+def test_without_chunks_a_long_prompt_runs_alone() -> None:
+    m = model(budget=10, chunked=False)
+    short, long = Sequence(4, 0, prefill_only=True), Sequence(25, 0, prefill_only=True)
+    m.add(short)
+    m.add(long)
+    assert step(m)[1].prefilled == [short]
+    seconds, result = step(m)
+    assert seconds == pytest.approx(1 + 2.5)
+    assert result.prefilled == [long]
+
+
+def test_colocated_prefill_delays_decode() -> None:
+    m = model()
+    a = Sequence(4, 10)
+    m.add(a)
+    step(m)
+    m.add(Sequence(10, 10))
+    seconds, _ = step(m)  # prefill 1 + 1.0, decode of a 2 + 0.5 + 5 * 0.01
+    assert seconds == pytest.approx(4.55)
+
+
+def test_slots_limit_and_priority_order() -> None:
+    m = model(slots=1)
+    first, low, high = Sequence(4, 2), Sequence(4, 1, priority=5), Sequence(4, 1, priority=-1)
+    m.add(first)
+    step(m)
+    m.add(low)
+    m.add(high)
+    assert m.n_waiting == 2
+    step(m)  # first finishes
+    assert step(m)[1].finished == [high]
+    assert step(m)[1].finished == [low]
+
+
+def test_nothing_overtakes_a_sequence_that_does_not_fit() -> None:
+    m = model(blocks=4, size=4)
+    big, small = Sequence(12, 1), Sequence(4, 1)
+    running = Sequence(8, 4)
+    for seq in (running, big, small):
+        m.add(seq)
+    step(m)
+    assert running.stage is Stage.RUNNING
+    assert big.stage is small.stage is Stage.WAITING
+
+
+def test_prefix_hit_saves_prefill_but_never_the_last_token() -> None:
+    m = model(size=4)
+    tokens = list(range(8))
+    hashes = block_hashes(tokens, 4)
+    a = Sequence(8, 1, hashes)
+    m.add(a)
+    assert step(m)[0] == pytest.approx(1.8)
+    b = Sequence(8, 1, hashes)
+    m.add(b)
+    assert step(m)[0] == pytest.approx(1.4)  # block 0 is a hit; block 1 holds the last token and is computed
+    assert b.cached_tokens == 4
+
+
+def test_remote_sequence_loads_then_decodes() -> None:
+    m = model(size=4)
+    hashes = block_hashes(list(range(8)), 4)
+    seq = Sequence(8, 2, hashes, remote=True)
+    m.add(seq)
+    assert m.begin_step() is None  # nothing to compute while the KV is on its way
+    assert m.take_admitted() == [seq]
+    assert m.take_admitted() == []
+    assert seq.stage is Stage.LOADING
+    assert (m.pool.used, m.n_active) == (2, 1)
+    m.loaded(seq)
+    seconds, result = step(m)  # 2 + 0.5 + 8 * 0.01, no prefill
+    assert seconds == pytest.approx(2.58)
+    assert result.decoded == [seq]
+    assert m.prefill_tokens_total == 0
+    assert step(m)[1].finished == [seq]
+    assert m.pool.hits(hashes) == 2  # what was loaded is cached here now
+
+
+def test_loaded_during_a_step_joins_the_next_one() -> None:
+    m = model()
+    a = Sequence(4, 5)
+    b = Sequence(4, 5, remote=True)
+    m.add(a)
+    m.add(b)
+    m.begin_step()
+    m.take_admitted()
+    m.loaded(b)
+    assert m.end_step().decoded == [a]
+    assert step(m)[1].decoded == [a, b]
+    assert (m.generated(a), m.generated(b)) == (2, 1)
+
+
+def test_preemption_recomputes_and_loses_nothing() -> None:
+    # 5 blocks of 4. Both take one block at once; each grows at 1, 5, 9 generated: at 5 the 5th and a 6th are needed.
+    m = model(blocks=5, size=4)
+    a, b = Sequence(4, 12), Sequence(4, 12)
+    m.add(a)
+    m.add(b)
+    for _ in range(4):
+        step(m)
+    assert m.pool.used == 4
+    _, result = step(m)
+    assert result.preempted == [b]  # the later one
+    assert b.stage is Stage.WAITING
+    assert b.generated == 5
+    assert m.preemptions_total == 1
+    tokens = {a: 5, b: 5}
+    finished = []
+    for _ in range(30):
+        seconds, result = step(m)
+        if seconds is None:
+            break
+        for seq in result.decoded:
+            tokens[seq] += 1
+        finished += result.finished
+    assert finished == [a, b]
+    assert tokens == {a: 12, b: 12}
+    assert (m.pool.used, m.kv_tokens, m.n_active, m.n_waiting) == (0, 0, 0, 0)
+
+
+def test_too_large_for_the_pool_is_refused() -> None:
+    m = model(blocks=2, size=4)
+    with pytest.raises(BlockError, match="2"):
+        m.add(Sequence(8, 2))
+    m.add(Sequence(8, 1))  # the last token's own KV is never written
+
+
+def test_removed_in_every_stage() -> None:
+    m = model(slots=3)
+    waiting, chunk, loading, joining, running = (Sequence(4, 9) for _ in range(5))
+    loading.remote = joining.remote = True
+    m.add(running)
+    step(m)
+    m.add(joining)
+    m.begin_step()
+    m.take_admitted()
+    m.end_step()
+    m.loaded(joining)
+    m.add(loading)
+    m.begin_step()
+    m.take_admitted()
+    m.add(waiting)
+    for seq in (waiting, loading, joining, running, running):
+        m.remove(seq)
+        assert seq.stage is Stage.DONE
+    assert m.end_step().decoded == []
+    m.add(chunk)
+    m.begin_step()
+    m.remove(chunk)
+    assert m.end_step().decoded == []
+    assert (m.pool.used, m.kv_tokens, m.n_active, m.n_waiting) == (0, 0, 0, 0)
+    assert m.begin_step() is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(8, 40), st.integers(1, 6))
+def test_every_sequence_gets_all_its_tokens_whatever_happens(seed: int, blocks: int, slots: int) -> None:
+    """Random arrivals, loads, cancels and preemptions: counts are exact and all is given back at the end."""
+    rng = random.Random(seed)
+    m = model(blocks=blocks, size=4, slots=slots, budget=rng.choice([5, 50]), chunked=rng.random() < 0.5)
+    got: dict[Sequence, int] = {}
+    loading: list[Sequence] = []
+    finished: set[Sequence] = set()
+    cancelled: set[Sequence] = set()
+    for turn in range(3000):
+        if turn < 40 and rng.random() < 0.6:
+            prompt = rng.randint(1, 14)
+            hashes = block_hashes([rng.randint(0, 1)] * prompt, 4)
+            seq = Sequence(prompt, rng.randint(1, 14), hashes, rng.randint(0, 2), remote=rng.random() < 0.4)
+            got[seq] = 0
+            m.add(seq)
+        seconds = m.begin_step()
+        loading += [seq for seq in m.take_admitted() if seq.stage is Stage.LOADING]
+        while loading and (seconds is None or rng.random() < 0.5):
+            m.loaded(loading.pop(rng.randrange(len(loading))))
+            if seconds is None:
+                break
+        alive = [seq for seq in got if seq not in finished | cancelled and seq.stage is not Stage.LOADING]
+        if alive and rng.random() < 0.05:
+            victim = rng.choice(alive)
+            m.remove(victim)
+            cancelled.add(victim)
+        if seconds is None:
+            if turn >= 40 and not loading and not m.n_active and not m.n_waiting:
+                break
+            continue
+        result = m.end_step()
+        for seq in result.decoded:
+            got[seq] += 1
+        finished |= set(result.finished)
+        assert m.n_active <= slots
+        assert m.kv_tokens == sum(seq.prompt_tokens + m.generated(seq) for seq in m.running)
+    assert finished | cancelled == set(got)
+    assert all(got[seq] == seq.output_tokens for seq in finished - cancelled)
+    assert (m.pool.used, m.pool.free, m.kv_tokens) == (0, blocks, 0)
