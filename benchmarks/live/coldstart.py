@@ -1,0 +1,152 @@
+"""From `python -m app.serve` to the first answer: its phases as it prints them, and what the whole tree then holds.
+
+    python -m benchmarks.live.coldstart                                  deploy/cpu.yaml
+    python -m benchmarks.live.coldstart --config deploy/sim.yaml --runs 3
+
+The model must have been converted before (`make serve` does it once). Memory is that of all processes, Ray's included,
+after one answer. Writes coldstart.json and coldstart.md; the exit status is 1 when the server did not start or stop.
+"""
+
+import argparse
+import json
+import re
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.live import measure
+from benchmarks.live.machine import facts
+from benchmarks.live.report import memory_table, table
+from benchmarks.live.servers import ROOT, Command, Server, ServerError, free_ports, python, running
+
+AIM_S, AIM_GIB = 120.0, 12.0
+_LINE = re.compile(r"^\[\s*([0-9.]+) s\] (.+)$")
+_READY = re.compile(r"^ready: (\S+) on ")
+
+
+@dataclass(slots=True)
+class Start:
+    """One cold start. `phases`: (seconds since the start of app.serve, what it said)."""
+
+    ready_s: float
+    first_answer_s: float
+    phases: list[tuple[float, str]]
+    tree: measure.TreeState
+
+
+@dataclass(slots=True)
+class Result:
+    """All starts of one configuration."""
+
+    config: dict[str, Any]
+    machine: dict[str, Any]
+    starts: list[Start] = field(default_factory=list)
+
+
+def phases(log: str) -> list[tuple[float, str]]:
+    """The lines `[  12.3 s] text` of app.serve's output."""
+    return [(float(match[1]), match[2]) for line in log.splitlines() if (match := _LINE.match(line))]
+
+
+def model_name(said: Sequence[tuple[float, str]]) -> str:
+    """The served model, from the line that says `ready`. Raises ServerError without one."""
+    for _, text in said:
+        if match := _READY.match(text):
+            return match[1]
+    raise ServerError("app.serve printed no line `ready: MODEL on URL`")
+
+
+def one(config: str) -> Start:
+    """Start, ask once, look, stop. Raises ServerError."""
+    port, http_port = free_ports(2)
+    argv = python("-m", "app.serve", "--config", config, "--port", str(port), "--http-port", str(http_port))
+    command = Command(config, argv, port, "/health/ready", (http_port,), timeout_s=600.0)
+    with running(command, lambda text: print(text, flush=True)) as server:
+        said = _wait_printed(server)
+        begin_s = time.monotonic()
+        measure.probe(server, model_name(said), 1)
+        first_s = time.monotonic() - begin_s
+        measure.probe(server, model_name(said), 16)
+        return Start(server.started_s, first_s, said, measure.tree_state(server, 3.0))
+
+
+def markdown(result: Result) -> str:
+    """The report: phases of each start side by side, memory of the last."""
+    machine, starts = result.machine, result.starts
+    title = f"# Cold start of {result.config['config']}\n\n{machine['cpu']}, {machine['cores']} cores, "
+    parts = [title + f"commit {machine['commit']}, load before {machine['load_1min_before']}.\n"]
+    times = ", ".join(f"{start.ready_s:.1f} s" for start in starts)
+    parts.append(f"Ready after {times} (aim <= {AIM_S:.0f} s with real engines); one token takes then ")
+    parts.append(", ".join(f"{start.first_answer_s * 1e3:.0f} ms" for start in starts) + ".\n")
+    for start in starts:
+        parts.append(table(["phase", "at s"], [[text, f"{at_s:.1f}"] for at_s, text in start.phases]) + "\n")
+    last = starts[-1].tree
+    gib = last.total["pss_bytes"] / 2**30
+    parts.append(f"Memory of the whole tree: {gib:.2f} GiB PSS (aim for 1P1D <= {AIM_GIB:.0f})\n")
+    parts.append(memory_table(last))
+    return "\n".join(parts) + "\n"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status: 0, 1 when the server misbehaved, 130 after Ctrl-C."""
+    args = _arguments(argv)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
+    result, status = Result({"config": args.config, "runs": args.runs}, facts()), 0
+    try:
+        for _ in range(args.runs):
+            result.starts.append(one(args.config))
+    except (ServerError, measure.MeasureError) as error:
+        print(error, file=sys.stderr)
+        status = 1
+    except KeyboardInterrupt:
+        status = 130
+    if result.starts:
+        print("\n" + markdown(result))
+        _write(result, Path(args.out))
+    return status
+
+
+def _write(result: Result, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"coldstart-{Path(result.config['config']).stem}"
+    (folder / f"{name}.json").write_text(json.dumps(asdict(result), indent=1) + "\n")
+    (folder / f"{name}.md").write_text(markdown(result))
+
+
+def _wait_printed(server: Server) -> list[tuple[float, str]]:
+    """The phases once `ready` is among them: app.serve looks a little later than we do."""
+    for _ in range(100):
+        said = phases(server.log.read_text(errors="replace"))
+        if any(_READY.match(text) for _, text in said):
+            return said
+        time.sleep(0.1)
+    raise ServerError(f"app.serve answers but does not say that it is ready:\n{server.tail()}")
+
+
+def _leave(number: int, _frame: Any) -> None:
+    raise SystemExit(128 + number)
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.live.coldstart",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--config", default="deploy/cpu.yaml", help="a Serve config file (default: %(default)s)"
+    )
+    parser.add_argument("--runs", type=int, default=1, help="how often (default: %(default)s)")
+    parser.add_argument(
+        "--out", default=str(ROOT / "benchmarks" / "results" / "overhead"), help="folder of the results"
+    )
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
