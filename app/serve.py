@@ -21,6 +21,7 @@ import yaml
 from app.config import ConfigError, parse
 
 READY_TIMEOUT_S = 600.0
+RAY_START_ATTEMPTS = 3
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -93,7 +94,7 @@ def _run(schema: dict[str, Any], args: argparse.Namespace) -> int:
     say("starting Ray" if not args.address else f"joining Ray at {args.address}")
     own_dir = None if args.address else tempfile.TemporaryDirectory(prefix="sluice-ray-")
     try:
-        _start_ray(args.address, own_dir.name if own_dir else None)
+        _start_ray(args.address, own_dir.name if own_dir else None, say)
         return _deploy_and_wait(schema, say, stop, bool(own_dir))
     finally:
         _shutdown(say, bool(own_dir))
@@ -101,23 +102,31 @@ def _run(schema: dict[str, Any], args: argparse.Namespace) -> int:
             own_dir.cleanup()
 
 
-def _start_ray(address: str | None, temp_dir: str | None) -> None:
+def _start_ray(address: str | None, temp_dir: str | None, say: "_Progress") -> None:
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # keeps a single-node Ray on 127.0.0.1
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 
     if address:
         ray.init(address=address, log_to_driver=False, namespace="serve")
-    else:
-        ray.init(
-            address="local",
-            include_dashboard=False,
-            log_to_driver=False,
-            namespace="serve",
-            _temp_dir=temp_dir,
-            _node_ip_address="127.0.0.1",
-            object_store_memory=256 * 2**20,
-        )
+        return
+    for attempt in range(RAY_START_ATTEMPTS):
+        try:
+            ray.init(
+                address="local",
+                include_dashboard=False,
+                log_to_driver=False,
+                namespace="serve",
+                _temp_dir=temp_dir,
+                _node_ip_address="127.0.0.1",
+                object_store_memory=256 * 2**20,
+            )
+            return
+        except Exception as error:  # Ray gives its raylet 30 s, too little where the machine is overloaded
+            ray.shutdown()
+            if attempt == RAY_START_ATTEMPTS - 1 or "timed out during startup" not in str(error):
+                raise
+            say("Ray did not start within 30 s; trying again")
 
 
 def _deploy_and_wait(schema: dict[str, Any], say: "_Progress", stop: threading.Event, own: bool) -> int:

@@ -1,0 +1,104 @@
+"""Sim engines through the whole application: each process is killed under load, serving goes on, nothing leaks."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.chaos.crowd import Crowd
+from tests.live.serving import App, config_file, serving
+
+pytestmark = [pytest.mark.live, pytest.mark.chaos, pytest.mark.timeout(400)]
+
+
+def sim(args: dict[str, Any]) -> None:
+    options = {"slots": 64, "timing": {"decode_base_s": 0.01}, "lease_s": 8.0}
+    args["engines"] = [
+        {"name": "prefill", "role": "prefill", "kind": "sim", "replicas": 2, "options": options},
+        {"name": "decode-a", "role": "decode", "kind": "sim", "options": options},
+        {"name": "decode-b", "role": "decode", "kind": "sim", "options": options},
+    ]
+    args["router"] = {"dispatch": {"lease_margin_s": 2.0}}
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
+    with serving(config_file(tmp_path_factory.mktemp("kill"), "sim.yaml", sim)) as running:
+        running.wait(lambda s: len(s["engines"]) == 4, 60, "all four engines")
+        yield running
+
+
+class Load:
+    """`clients` threads that ask for short answers one after another and keep what came back."""
+
+    def __init__(self, app: App, clients: int = 8) -> None:
+        self.statuses: list[int] = []
+        self.broken: list[str] = []
+        self._app, self._stop = app, threading.Event()
+        self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(clients)]
+
+    def __enter__(self) -> "Load":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(60)
+
+    def _run(self) -> None:
+        body = {"prompt": "one two three", "max_tokens": 20, "stream": False}
+        with httpx.Client(timeout=30) as http:
+            for _ in range(2000):
+                if self._stop.is_set():
+                    return
+                try:
+                    answer = http.post(f"{self._app.url}/v1/completions", json=body)
+                except httpx.HTTPError as error:
+                    self.broken.append(repr(error))
+                    continue
+                self.statuses.append(answer.status_code)
+
+
+def grow(load: Load, by: int, app: App) -> None:
+    """Waits until `by` more requests were answered with 200."""
+    goal = load.statuses.count(200) + by
+    app.wait(lambda _: load.statuses.count(200) >= goal, 30, f"{by} more answers")
+
+
+@pytest.mark.parametrize("victim", ["DecodeAEngine", "Router"])
+def test_serving_goes_on_when_a_replica_is_killed(app: App, victim: str) -> None:
+    pid = app.replica_pid(victim)
+    with Load(app) as load:
+        grow(load, 40, app)
+        os.kill(pid, signal.SIGKILL)
+        grow(load, 200, app)
+        app.wait(lambda s: len(s["engines"]) == 4 and s["router"]["connected"], 90, "the replacement")
+        grow(load, 40, app)
+    assert not load.broken, load.broken[:3]
+    # requests that were decoding on the killed engine end with an error (migration comes later); nothing else does
+    assert load.statuses.count(200) >= len(load.statuses) - 8
+    app.wait_idle(20)
+
+
+def test_a_killed_ingress_frees_everything_that_it_owned(app: App) -> None:
+    crowd = Crowd(app)
+    crowd.send(100, 10, 2000, "ingress")
+    app.wait(lambda s: s["replica"]["jobs"]["decoding"] >= 90, 30, "decoding")
+    os.kill(app.replica_pid("Ingress"), signal.SIGKILL)
+    app.wait(lambda s: s["ready"], 90, "a new ingress")
+    app.wait_idle(20)
+    crowd.leave()
+
+
+def test_a_thousand_clients_that_leave_at_once_leave_nothing_behind(app: App) -> None:
+    crowd = Crowd(app)
+    crowd.send(1000, 10, 2000, "mass")
+    app.wait(lambda s: s["requests"]["in_flight"] >= 900, 30, "in flight")
+    crowd.leave()
+    app.wait_idle(20)
