@@ -6,11 +6,14 @@ answers), at last `warm_up`. Start-up blocks for a minute, so it runs in a threa
 the engine, because the kernel's parent-death signal (plugin) belongs to the thread that started the children.
 """
 
+import contextlib
 import dataclasses
 import logging
 import os
 import socket
+import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from actors.engine import plugin
@@ -69,13 +72,16 @@ def launch(config: VllmEngineConfig, ledger: Ledger, clock: PhaseClock) -> Any:
     for name in UNSET:
         os.environ.pop(name, None)
     os.environ.update(environment(config, device, port))
-    plugin.claim_children()
+    with without("sklearn"):  # transformers imports it where it finds it, for one function that nobody here calls
+        import vllm.v1.engine.async_llm  # noqa: F401
 
     from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
     clock.end("imports")
+    one_worker = config.tensor_parallel_size * config.data_parallel_size == 1
+    plugin.claim_children(config.cores if device == "cpu" and one_worker else None)
     args = engine_args(config, device)
     check_engine_args(args, frozenset(f.name for f in dataclasses.fields(AsyncEngineArgs)))
     args["kv_transfer_config"] = KVTransferConfig(**args["kv_transfer_config"])
@@ -87,6 +93,19 @@ def launch(config: VllmEngineConfig, ledger: Ledger, clock: PhaseClock) -> Any:
     assert manager is not None
     manager.stat_loggers = manager.stat_loggers[:1]
     return llm
+
+
+@contextlib.contextmanager
+def without(package: str) -> Iterator[None]:
+    """Makes `package` look as if it were not installed, unless it is loaded already."""
+    hide = package not in sys.modules
+    if hide:
+        sys.modules[package] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if hide:
+            del sys.modules[package]
 
 
 def core_phases(clock: PhaseClock, hellos: list[Hello]) -> None:
