@@ -24,6 +24,10 @@ class Reason(StrEnum):
     LEAST_COST = "least_cost"
     TIE_DRAWN = "tie_drawn"
     LEASE_RESCUE = "lease_rescue"
+    FILL = "fill"  # BalanceRoute's stage 1
+    BEST_SUBSET = "best_subset"  # stage 2
+    LEAST_HARM = "least_harm"  # stage 2: every subset overflows, the single one that costs least
+    OVERDUE = "overdue"  # waited too long: placed first, whatever its size
 
 
 class PolicyError(Exception):

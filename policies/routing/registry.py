@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from policies.routing.balance_route_0 import BalanceRoute0
+from policies.routing.balance_route_h import BalanceRouteH
 from policies.routing.base import DecodePolicy, PrefillPolicy
 from policies.routing.join_shortest_queue import JoinShortestQueue
 from policies.routing.load_aware import LoadAware
@@ -27,6 +29,8 @@ DECODE: dict[str, type[DecodePolicy]] = {
     "join_shortest_queue": JoinShortestQueue,
     "load_aware": LoadAware,
     "netkv": NetKV,
+    "balance_route_0": BalanceRoute0,
+    "balance_route_h": BalanceRouteH,
 }
 
 

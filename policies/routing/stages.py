@@ -1,0 +1,265 @@
+"""BalanceRoute's two stages (3.2, 4.2, algorithms 2 and 3), shared by BR-0 and BR-H.
+
+    stage 1, while the free slots are >= abundance * G: the worker with most free slots (then margin) takes the one
+             request of the pool that maximises F
+    stage 2, below: workers popped by (free slots, min_h m_g(h)) descending; each takes, of the first W pool entries by
+             s_r descending, the subset that maximises F; if that is <= 0, the single one of the window that is best
+             anyway; it is pushed back while it has slots
+
+    free slots -> Worker.free_slots; |S| counts sequences; pool, W -> one priority class at a time, the most urgent
+    first (a class that can still be placed is never passed by a lower one)
+
+Before both, entries that have waited longer than `max_wait_s` go to the fitting worker of largest margin, oldest first:
+choosing by size alone would starve some sizes under lasting load (the paper leaves that to the pool's TTL). Every
+admission is booked on loads, slots and KV room at once, so that a batch fits as a whole; equal keys are ordered by one
+seeded draw per worker and round. What fits nowhere stays. Workers are tried only for entries that the dispatcher calls
+feasible for them.
+"""
+
+import heapq
+import random
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from policies.routing.base import Assignment, Decision, Ranked, Reason
+from policies.routing.loads import Loads
+from policies.routing.subset import best_subset
+from policies.state.views import PoolEntry, RequestId, Role, Snapshot, Worker
+
+Feasible = Sequence[tuple[PoolEntry, Sequence[Worker]]]
+
+
+@dataclass(frozen=True, slots=True)
+class StageLimits:
+    """`window` W; `abundance` free slots per worker from which stage 1 runs; waits in s; KV reserve per sequence."""
+
+    window: int
+    abundance: float
+    max_wait_s: float
+    reserve_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A pool entry of this round: s_r, its sequences, and the rows (bitmask) that it may go to."""
+
+    entry: PoolEntry
+    tokens: int
+    sequences: int
+    rows: int
+
+
+def group_workers(snapshot: Snapshot, group: str) -> list[Worker]:
+    """The decode workers of a group, by id: all that step, whether they may take more or not."""
+    workers = [w for w in snapshot.workers.values() if w.role is Role.DECODE and w.group == group]
+    return sorted(workers, key=lambda worker: worker.id)
+
+
+def split_by_group(feasible: Feasible) -> dict[str, list[tuple[PoolEntry, Sequence[Worker]]]]:
+    """The placeable entries by group, their order kept."""
+    groups: dict[str, list[tuple[PoolEntry, Sequence[Worker]]]] = {}
+    for entry, workers in feasible:
+        if workers:
+            groups.setdefault(entry.group, []).append((entry, workers))
+    return groups
+
+
+class Round:
+    """One tick's working state for one group: slots, KV room, loads, and what is left of the pool."""
+
+    def __init__(
+        self, feasible: Feasible, snapshot: Snapshot, loads: Loads, limits: StageLimits, rng: random.Random
+    ) -> None:
+        self.snapshot, self.loads, self.limits = snapshot, loads, limits
+        self.workers = loads.workers
+        self.free = [worker.free_slots for worker in self.workers]
+        self.room = [w.free_kv_tokens if w.slots_used else w.kv_capacity_tokens for w in self.workers]
+        self.touched = [False] * len(self.workers)
+        self.assigned: list[Assignment] = []
+        self._draw = [rng.random() for _ in self.workers]
+        self._items = self._make_items(feasible)
+        self._open = 0  # rows that some entry may go to
+        for item in self._items:
+            self._open |= item.rows
+        self._others: dict[int, tuple[Ranked, ...]] = {}
+        self._shown = tuple(self._show(row) for row in self._sorted_rows())
+        self.left: list[Item] = []
+        self._keys: list[int] = []
+
+    def run(self) -> tuple[Assignment, ...]:
+        """Overdue entries, then the stages for each priority class."""
+        overdue = self._place_overdue()
+        rest = [item for item in self._items if item.entry.request.rid not in overdue]
+        for priority in sorted({item.entry.request.priority for item in rest}):
+            same = [item for item in rest if item.entry.request.priority == priority]
+            self.left = sorted(same, key=lambda item: -item.tokens)  # stable: equal sizes by age
+            self._keys = [-item.tokens for item in self.left]
+            self._stages()
+        return tuple(self.assigned)
+
+    # ---------------------------------------------------------------------------------------------------- stages
+
+    def _stages(self) -> None:
+        heap = self._heap()
+        enough = self.limits.abundance * len(self.workers)
+        while heap and self.left:
+            row = heapq.heappop(heap)[-1]
+            abundant = sum(self.free) >= enough
+            moved = self._fill(row) if abundant else self._refine(row)
+            if moved is None:
+                continue  # nothing of this class fits the worker any more
+            if moved:
+                heap = self._heap()
+            elif self.free[row]:
+                heapq.heappush(heap, self._key(row))
+
+    def _fill(self, row: int) -> bool | None:
+        """Stage 1: the single best of the whole pool."""
+        index = self._best_single(row)
+        if index is None:
+            return None
+        item = self.left[index]
+        score = self.loads.scores(row, [item.tokens])[0]
+        return self._admit(row, [index], Reason.FILL, score)
+
+    def _refine(self, row: int) -> bool | None:
+        """Stage 2: the best subset of the window, or the least bad single one."""
+        window = self._window(row)
+        if not window:
+            return None
+        items = [self.left[i] for i in window]
+        fits = [i for i, item in enumerate(items) if self._room_for(row, item)]
+        chosen = best_subset(
+            [items[i].tokens for i in fits],
+            [self._slots(row, items[i]) for i in fits],
+            self.free[row],
+            self.room[row],
+            self.limits.reserve_tokens,
+            self.loads.peak(row),
+            lambda sums: self.loads.scores(row, sums),
+        )
+        if chosen is not None and chosen.score > 0:
+            indices = [window[fits[i]] for i in chosen.indices]
+            return self._admit(row, indices, Reason.BEST_SUBSET, chosen.score)
+        scores = [self.loads.scores(row, [item.tokens])[0] for item in items]
+        best = max(range(len(items)), key=lambda i: (scores[i], -i))
+        return self._admit(row, [window[best]], Reason.LEAST_HARM, scores[best])
+
+    def _place_overdue(self) -> set[RequestId]:
+        """Entries above `max_wait_s`, in the order in which they should be served."""
+        limit_s = self.snapshot.now_s - self.limits.max_wait_s
+        placed: set[RequestId] = set()
+        late = [item for item in self._items if item.entry.entered_s < limit_s]
+        for item in late:
+            rows = [row for row in range(len(self.workers)) if self._fits(row, item)]
+            if not rows:
+                continue
+            row = max(rows, key=lambda r: (self.loads.min_margin(r), -self._draw[r]))
+            self.left = [item]
+            self._keys = [-item.tokens]
+            self._admit(row, [0], Reason.OVERDUE, self.loads.scores(row, [item.tokens])[0])
+            placed.add(item.entry.request.rid)
+        return placed
+
+    # ------------------------------------------------------------------------------------------------- selection
+
+    def _best_single(self, row: int) -> int | None:
+        """The index in `left` of the fitting entry of best score: the nearest to the peak from below or from above."""
+        start = bisect_left(self._keys, -self.loads.peak(row))  # first entry not above the peak
+        below = next((i for i in range(start, len(self.left)) if self._fits(row, self.left[i])), None)
+        above = next((i for i in range(start - 1, -1, -1) if self._fits(row, self.left[i])), None)
+        if below is None or above is None:
+            return above if below is None else below
+        scores = self.loads.scores(row, [self.left[below].tokens, self.left[above].tokens])
+        return below if scores[0] >= scores[1] else above
+
+    def _window(self, row: int) -> list[int]:
+        """The first W entries by s_r descending that fit the worker on their own."""
+        found: list[int] = []
+        for i, item in enumerate(self.left):
+            if self._fits(row, item):
+                found.append(i)
+                if len(found) == self.limits.window:
+                    break
+        return found
+
+    def _fits(self, row: int, item: Item) -> bool:
+        if not item.rows >> row & 1 or self._slots(row, item) > self.free[row]:
+            return False
+        return not self.touched[row] or self._room_for(row, item)
+
+    def _room_for(self, row: int, item: Item) -> bool:
+        need = item.tokens + self.limits.reserve_tokens * self._slots(row, item)
+        return need <= self.room[row]
+
+    def _slots(self, row: int, item: Item) -> int:
+        """The slots that it takes there: all of them if it has more sequences than the worker has slots."""
+        return min(item.sequences, self.workers[row].slots)
+
+    # --------------------------------------------------------------------------------------------------- booking
+
+    def _admit(self, row: int, indices: Sequence[int], reason: Reason, score: float) -> bool:
+        """Books the entries `left[indices]` on the worker; True if the envelope moved."""
+        items = [self.left[i] for i in indices]
+        tokens, sequences = sum(i.tokens for i in items), sum(self._slots(row, i) for i in items)
+        terms = {
+            "score": float(score),
+            "w_tokens": float(tokens),
+            "margin_tokens": float(self.loads.min_margin(row)),
+            "workers": float(self.loads.group_size(row)),
+            "free_slots": float(self.free[row]),
+            "set_size": float(len(items)),
+        }
+        chosen = Ranked(self.workers[row].id, -float(score), terms)
+        decision = Decision(chosen.worker, (chosen, *self._ranking_without(row)), reason)
+        self.assigned += [Assignment(item.entry.request.rid, decision) for item in items]
+        self.free[row] -= sequences
+        self.room[row] -= tokens + self.limits.reserve_tokens * sequences
+        self.touched[row] = True
+        for i in sorted(indices, reverse=True):
+            del self.left[i], self._keys[i]
+        return self.loads.add(row, tokens, sequences)
+
+    def _heap(self) -> list[tuple[int, float, float, int]]:
+        rows = [row for row in range(len(self.workers)) if self._open >> row & 1 and self.free[row] > 0]
+        heap = [self._key(row) for row in rows]
+        heapq.heapify(heap)
+        return heap
+
+    def _key(self, row: int) -> tuple[int, float, float, int]:
+        return -self.free[row], -self.loads.min_margin(row), self._draw[row], row
+
+    def _make_items(self, feasible: Feasible) -> list[Item]:
+        """Entries with their rows. Lists of workers that are one object are looked at once."""
+        row_of = {worker.id: row for row, worker in enumerate(self.workers)}
+        known: dict[int, int] = {}
+        items: list[Item] = []
+        for entry, workers in feasible:
+            mask = known.get(id(workers))
+            if mask is None:
+                mask = 0
+                for worker in workers:
+                    mask |= 1 << row_of[worker.id]
+                known[id(workers)] = mask
+            items.append(Item(entry, max(1, entry.request.prompt_tokens), entry.request.slots, mask))
+        return items
+
+    # -------------------------------------------------------------------------------------------------- explain
+
+    def _sorted_rows(self) -> list[int]:
+        return sorted((row for row in range(len(self.workers)) if self._open >> row & 1), key=self._key)
+
+    def _show(self, row: int) -> tuple[int, Ranked]:
+        terms = {
+            "free_slots": float(self.free[row]),
+            "margin_tokens": float(self.loads.min_margin(row)),
+            "load_tokens": float(self.workers[row].kv_tokens),
+        }
+        return row, Ranked(self.workers[row].id, -float(self.free[row]), terms)
+
+    def _ranking_without(self, row: int) -> tuple[Ranked, ...]:
+        """The workers that entries could go to as the round began, in the order of stage 2, without `row`."""
+        if row not in self._others:
+            self._others[row] = tuple(ranked for other, ranked in self._shown if other != row)
+        return self._others[row]

@@ -1,0 +1,86 @@
+"""The subset of a window that maximises a concave score of its sum: BalanceRoute's stage 2 (D.4), by bitsets, exact.
+
+The score depends on S only through w = sum of s_r and is concave in w: F(S, g) = w - G max(0, w - m) is, and so is
+F_H, a line minus convex terms. Let `peak` be a maximiser over all real w. Then among the reachable sums the best one is
+the largest not above the peak or the smallest above it: two probes per cardinality are exact for BR-0 and for BR-H
+alike (the paper probes twice for BR-0 only, and enumerates 2^W subsets for BR-H).
+
+    reach_c = bitmask of the sums that c sequences can have; item (s, k): reach_(c+k) |= reach_c << s, c descending
+
+Sums above peak + max s are never needed: taking any item out of such a set leaves a sum above the peak, nearer to it.
+Cost: W * slots shift-ORs of (peak + max s) bits. A set must also fit the worker: w <= room - reserve * sequences.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Indices into the window (ascending), their sum w in tokens, and the score."""
+
+    indices: tuple[int, ...]
+    tokens: int
+    score: float
+
+
+def best_subset(
+    tokens: Sequence[int],
+    sequences: Sequence[int],
+    slots: int,
+    room_tokens: int,
+    reserve_tokens: int,
+    peak_tokens: float,
+    score: Callable[[list[int]], list[float]],
+) -> Chosen | None:
+    """The non-empty subset of best score, None if no item fits. Equal scores: fewer sequences, then the smaller sum.
+
+    `tokens[i]` > 0 and `sequences[i]` > 0 are item i's s_r and slots. `score` maps sums to scores.
+    """
+    peak = int(min(peak_tokens, sum(tokens)))
+    peak = max(0, peak)
+    reached = _reach(tokens, sequences, slots, peak + max(tokens, default=0))
+    below = (1 << (peak + 1)) - 1
+    probes: list[tuple[int, int]] = []  # (sequences, sum)
+    for count in range(1, slots + 1):
+        limit = room_tokens - reserve_tokens * count
+        if limit <= 0:
+            break
+        bits = reached[-1][count] & ((1 << (limit + 1)) - 1)
+        low, high = bits & below, bits >> (peak + 1)
+        if low:
+            probes.append((count, low.bit_length() - 1))
+        if high:
+            probes.append((count, peak + (high & -high).bit_length()))
+    if not probes:
+        return None
+    scores = score([w for _, w in probes])
+    best = max(range(len(probes)), key=lambda i: (scores[i], -i))
+    count, w = probes[best]
+    return Chosen(_trace(reached, tokens, sequences, count, w), w, scores[best])
+
+
+def _reach(tokens: Sequence[int], sequences: Sequence[int], slots: int, highest: int) -> list[list[int]]:
+    """Per number of items seen: per number of sequences: the bitmask of reachable sums up to `highest`."""
+    mask = (1 << (highest + 1)) - 1
+    reach = [1] + [0] * slots
+    snapshots = [reach]
+    for size, k in zip(tokens, sequences, strict=True):
+        before, reach = reach, list(reach)
+        for count in range(slots - k, -1, -1):
+            if before[count]:
+                reach[count + k] |= (before[count] << size) & mask
+        snapshots.append(reach)
+    return snapshots
+
+
+def _trace(
+    reached: list[list[int]], tokens: Sequence[int], sequences: Sequence[int], count: int, w: int
+) -> tuple[int, ...]:
+    chosen: list[int] = []
+    for i in range(len(tokens) - 1, -1, -1):
+        if reached[i][count] >> w & 1:
+            continue  # reachable without item i
+        chosen.append(i)
+        count, w = count - sequences[i], w - tokens[i]
+    return tuple(reversed(chosen))
