@@ -50,6 +50,7 @@ class Choice:
     logprobs: bool
     keep: bool
     echo: str = ""
+    echo_first: str = ""
     started: bool = False
     finish: str | None = None
     stop_reason: str | int | None = None
@@ -68,7 +69,8 @@ class Choice:
             if self.echo:
                 text = self.echo + text
             if out.prompt_logprobs and self.logprobs:
-                entries = [*out.prompt_logprobs, *(entries or ())]
+                first = (self.echo_first, 0, None, ())  # nothing predicts it: engines send None
+                entries = [first if e is None else e for e in out.prompt_logprobs] + list(entries or ())
         if out.finish is not None:
             self.finish, self.stop_reason = out.finish, out.stop_reason
         if self.keep:

@@ -217,7 +217,9 @@ class IngressApp:
             tokens = self._encode(plan)
             budgets = plan.fit(tokens, context, self.codec.vocab_size)
             exchange = self._open(plan, reply, request_id, started_s)
-            exchange.begin(tokens, budgets, self._echoes(plan), started_s + self.config.request_timeout_s)
+            exchange.begin(
+                tokens, budgets, self._echoes(plan, tokens), started_s + self.config.request_timeout_s
+            )
         else:
             exchange = self._open(plan, reply, request_id, started_s)
             task = self._loop.create_task(self._start_large(exchange, context, started_s))
@@ -232,7 +234,9 @@ class IngressApp:
             if exchange.closed:
                 return
             budgets = plan.fit(tokens, context, self.codec.vocab_size)
-            exchange.begin(tokens, budgets, self._echoes(plan), started_s + self.config.request_timeout_s)
+            exchange.begin(
+                tokens, budgets, self._echoes(plan, tokens), started_s + self.config.request_timeout_s
+            )
         except ApiError as error:
             exchange.fail(error)
         except Exception:
@@ -248,10 +252,14 @@ class IngressApp:
         encode, special = self.codec.encode, plan.add_special_tokens
         return [encode(prompt, special) if isinstance(prompt, str) else prompt for prompt in plan.prompts]
 
-    def _echoes(self, plan: Plan) -> list[str]:
+    def _echoes(self, plan: Plan, tokens: list[list[int]]) -> list[tuple[str, str]]:
         if not plan.echo:
             return []
-        return [prompt if isinstance(prompt, str) else self.codec.decode(prompt) for prompt in plan.prompts]
+        decode = self.codec.decode
+        return [
+            (prompt if isinstance(prompt, str) else decode(prompt), decode(ids[:1]))
+            for prompt, ids in zip(plan.prompts, tokens, strict=True)
+        ]
 
     # ---------------------------------------------------------------------------------------- small endpoints
 

@@ -4,6 +4,7 @@ It lives in callbacks: jobs put output in, the app's flush takes the bytes of on
 write. It ends in `_close`, exactly once, whichever of finish, failure and disconnect comes first.
 """
 
+import logging
 import time
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ from app.ingress.reply import GONE_SLOW, Headers, Reply
 
 if TYPE_CHECKING:
     from app.ingress.asgi import IngressApp
+
+log = logging.getLogger(__name__)
 
 JSON = (b"content-type", b"application/json")
 SSE = (b"content-type", b"text/event-stream; charset=utf-8")
@@ -56,16 +59,19 @@ class Exchange:
         reply.on_gone = self._gone
 
     def begin(
-        self, tokens: list[list[int]], budgets: list[int], echoes: list[str], deadline_s: float
+        self, tokens: list[list[int]], budgets: list[int], echoes: list[tuple[str, str]], deadline_s: float
     ) -> None:
-        """Starts one job per prompt. `tokens` and `budgets` (max_tokens) as `Plan.fit` approved them."""
+        """Starts one job per prompt. `tokens` and `budgets` (max_tokens) as `Plan.fit` approved them.
+
+        `echoes`: each prompt's text and that of its first token, where the prompts are echoed.
+        """
         plan = self.plan
         self._tokens = tokens
         keep = not plan.stream
         logprobs = plan.logprobs is not None
         for index in range(len(tokens) * plan.n):
-            echo = echoes[index // plan.n] if plan.echo else ""
-            self._choices.append(Choice(index, plan.chat, logprobs, keep, echo))
+            echo = echoes[index // plan.n] if plan.echo else ("", "")
+            self._choices.append(Choice(index, plan.chat, logprobs, keep, *echo))
         if plan.stream:
             self._writer = StreamWriter(self.envelope)
         for index, ids in enumerate(tokens):
@@ -97,31 +103,48 @@ class Exchange:
             return
         if self._first_s is None:
             self._first_s = job.times.first_s
-        choice = self._choices[job.work.first_choice + out.index]
-        writer = self._writer
-        if writer is None:
-            choice.absorb(out)
-            return
-        usage = self._usage() if self.plan.continuous_usage else None
-        data = writer.piece(choice, out, usage)
-        if data:
-            if not self._pending:
-                self._app.flush_soon(self)
-            self._pending.append(data)
+        try:
+            self._absorb(job, out)
+        except Exception as error:
+            self._broken(error)
 
     def job_finished(self, job: Job) -> None:
         self._open_jobs -= 1
         if self._open_jobs or self.closed:
             return
+        try:
+            self._complete()
+        except Exception as error:
+            self._broken(error)
+
+    def _absorb(self, job: Job, out: Out) -> None:
+        choice = self._choices[job.work.first_choice + out.index]
+        writer = self._writer
+        if writer is None:
+            choice.absorb(out)
+            return
+        data = writer.piece(choice, out, self._usage() if self.plan.continuous_usage else None)
+        if data:
+            if not self._pending:
+                self._app.flush_soon(self)
+            self._pending.append(data)
+
+    def _complete(self) -> None:
         if self._writer is None:
             body = whole(self.envelope, self._choices, self._usage())
             self._close(200)
             self.reply.respond(200, [JSON, *self._headers()], body)
             return
-        self._finish = self._writer.usage(self._usage()) + DONE if self.plan.include_usage else DONE
+        finish = self._writer.usage(self._usage()) + DONE if self.plan.include_usage else DONE
         if not self._pending:
             self._app.flush_soon(self)
+        self._finish = finish
         self._close(200)
+
+    def _broken(self, error: Exception) -> None:
+        """An engine's output that we cannot put into words fails this request, not the engine's connection."""
+        log.error("request %s: cannot build its answer", self.request_id, exc_info=error)
+        self.fail(ApiError(500, "Internal error; see the server's log."))
 
     def job_failed(self, job: Job, error: ApiError) -> None:
         self.fail(error)

@@ -197,7 +197,7 @@ class _FleetCollector(Collector):
 
 
 def _router(status: FleetStatus) -> Iterable[Metric]:
-    gauges = {
+    gauges: dict[str, float] = {
         "queued": status.queued,
         "pool": status.pool,
         "in_flight": status.in_flight,

@@ -267,3 +267,62 @@ async def test_draining_refuses_new_requests_and_lets_old_ones_end(tmp_path: Pat
         made.engines["d"].token(rid, finish="stop")
         assert (await task).status_code == 200
         assert await drained
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+async def test_output_that_makes_no_sense_fails_its_request_alone(tmp_path: Path, stream: bool) -> None:
+    async with rig(tmp_path, manual(tmp_path)) as made:
+        good = post(made, stream=stream)
+        good_rid = await advance(made, "decode")
+        bad = post(made, stream=stream, logprobs=True)
+        await until(lambda: len(made.engines["p"].of(wire.Prefill)) == 2)
+        rid = made.engines["p"].of(wire.Prefill)[-1].rid
+        made.engines["p"].finish_prefill(rid)
+        await until(lambda: len(made.engines["d"].of(wire.Decode)) == 2)
+        made.engines["d"].admit(rid)
+        made.engines["d"].token(rid, "x", logprobs=[5], finish="stop")
+        answer = await bad
+        assert answer.status_code == 500
+        assert answer.json()["error"]["type"] == "server_error"
+        made.engines["d"].token(good_rid, "last", finish="stop")
+        answer = await good
+        assert answer.status_code == 200
+        assert "last" in answer.text
+        await made.idle()
+
+
+async def test_tool_deltas_of_an_engine_reach_the_client_in_both_forms(tmp_path: Path) -> None:
+    engines = pair(tmp_path, auto=False, features=("tools",))
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    pieces = [
+        b'{"tool_calls":[{"index":0,"id":"c1","type":"function","function":{"name":"f","arguments":""}}]}',
+        b'{"tool_calls":[{"index":0,"function":{"arguments":"{\\"a\\": "}}]}',
+        b'{"tool_calls":[{"index":0,"function":{"arguments":"1}"}}]}',
+    ]
+    async with rig(tmp_path, engines) as made:
+        for stream in (True, False):
+            made.engines["p"].received.clear()
+            made.engines["d"].received.clear()
+            task = post(made, stream=stream, tools=tools)
+            await until(lambda: made.engines["p"].of(wire.Prefill))
+            rid = made.engines["p"].of(wire.Prefill)[0].rid
+            made.engines["p"].finish_prefill(rid)
+            await until(lambda: made.engines["d"].of(wire.Decode))
+            assert json.loads(made.engines["d"].of(wire.Decode)[0].chat)["tools"] == tools
+            made.engines["d"].admit(rid)
+            for index, delta in enumerate(pieces):
+                made.engines["d"].token(rid, "", "tool_calls" if index == 2 else None, delta=delta)
+            text = (await task).text
+            if stream:
+                lines = [json.loads(line[6:]) for line in text.split("\n") if line.startswith("data: {")]
+                deltas = [line["choices"][0]["delta"] for line in lines]
+                assert deltas[1:] == [json.loads(piece) for piece in pieces]
+                assert lines[-1]["choices"][0]["finish_reason"] == "tool_calls"
+            else:
+                choice = json.loads(text)["choices"][0]
+                assert choice["finish_reason"] == "tool_calls"
+                assert choice["message"]["content"] is None
+                assert choice["message"]["tool_calls"] == [
+                    {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+                ]
+        await made.idle()
