@@ -1,0 +1,160 @@
+"""Engines behind real sockets in one event loop, and an ingress that records what it gets. For tests."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from actors.engine.protocol import Engine
+from actors.engine.server import EngineServer
+from actors.wire.channel import Channel, Identity, connect
+from actors.wire.messages import Cancel, Decode, Failed, Message, Out, Prefill, PrefillDone, ReleaseKV, Tokens
+
+WAIT_S = 30.0  # the machine may be busy; no test depends on how long anything takes
+T = TypeVar("T")
+
+
+async def until(condition: Callable[[], Any], what: str) -> None:
+    """Waits until `condition()` is true. Raises AssertionError after WAIT_S."""
+    end_s = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < end_s, f"timed out: {what}"
+        await asyncio.sleep(0.002)
+
+
+class Client:
+    """One ingress connection to one engine."""
+
+    def __init__(self) -> None:
+        self.inbox: list[Message] = []
+        self.channel: Channel
+
+    async def connect(
+        self, addresses: tuple[str, ...], name: str = "ingress", secret: bytes | None = None
+    ) -> None:
+        me = Identity("ingress", name, secret)
+        self.channel = await connect(addresses, lambda: Channel(me, lambda _, m: self.inbox.append(m)))
+
+    def prefill(
+        self, rid: str, tokens: list[int], deadline_s: float = 60.0, priority: int = 0, **params: Any
+    ) -> None:
+        self.channel.send(Prefill(rid, tokens, params, deadline_s, priority))
+
+    def decode(
+        self,
+        rid: str,
+        tokens: list[int],
+        handle: bytes | None = None,
+        deadline_s: float = 60.0,
+        priority: int = 0,
+        **params: Any,
+    ) -> None:
+        self.channel.send(Decode(rid, tokens, {"max_tokens": 8} | params, handle, deadline_s, priority))
+
+    def cancel(self, rid: str) -> None:
+        self.channel.send(Cancel(rid))
+
+    def release(self, rid: str) -> None:
+        self.channel.send(ReleaseKV(rid))
+
+    def of(self, rid: str) -> list[Any]:
+        """All messages about `rid`, in order; Tokens are taken apart."""
+        found: list[Any] = []
+        for message in self.inbox:
+            if isinstance(message, Tokens):
+                found += [item for item in message.items if item.rid == rid]
+            elif getattr(message, "rid", None) == rid:
+                found.append(message)
+        return found
+
+    async def wait(self, rid: str, kind: type[T]) -> T:
+        """The first message of `kind` about `rid`; fails at once if the request failed instead."""
+
+        def ready() -> bool:
+            messages = self.of(rid)
+            failed = [m for m in messages if isinstance(m, Failed)]
+            assert kind is Failed or not failed, failed
+            return any(isinstance(m, kind) for m in messages)
+
+        await until(ready, f"{kind.__name__} of {rid}")
+        return next(m for m in self.of(rid) if isinstance(m, kind))
+
+    def outs(self, rid: str, index: int = 0) -> list[Out]:
+        return [m for m in self.of(rid) if isinstance(m, Out) and m.index == index]
+
+    async def text(self, rid: str, index: int = 0) -> str:
+        """The whole text of a choice, once it has finished."""
+        await until(
+            lambda: (
+                (self.outs(rid, index) and self.outs(rid, index)[-1].finish)
+                or any(isinstance(m, Failed) for m in self.of(rid))
+            ),
+            f"end of {rid}",
+        )
+        assert not [m for m in self.of(rid) if isinstance(m, Failed)]
+        return "".join(out.text for out in self.outs(rid, index))
+
+
+class Node:
+    """An engine, its server, and a client of it."""
+
+    def __init__(self, engine: Engine, server: EngineServer, client: Client) -> None:
+        self.engine, self.server, self.client = engine, server, client
+        self.free_at_start = engine.metrics().kv_blocks_free
+
+    @property
+    def used(self) -> int:
+        return self.engine.metrics().kv_blocks_used
+
+    async def prefilled(self, rid: str, tokens: list[int], **params: Any) -> PrefillDone:
+        self.client.prefill(rid, tokens, **params)
+        return await self.client.wait(rid, PrefillDone)
+
+    def at_rest(self) -> bool:
+        """Every counter is where it was at the start."""
+        status, metrics = self.engine.status(), self.engine.metrics()
+        return (
+            status.running == status.waiting == status.leases == status.kv_blocks_used == 0
+            and metrics.kv_blocks_free == self.free_at_start
+            and not status.tokens_in_flight
+            and self.server.in_flight == 0
+        )
+
+    async def rests(self) -> None:
+        await until(self.at_rest, f"{self.engine.info().id} at rest, is {self.engine.status()}")
+
+
+class Rig:
+    """Starts engines, and stops all of them at the end."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.nodes: list[Node] = []
+
+    async def __aenter__(self) -> "Rig":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for node in self.nodes:
+            node.client.channel.close()
+            await node.server.stop()
+
+    async def node(self, engine: Engine, name: str, **server_options: Any) -> Node:
+        address = f"unix:{self._directory}/{name}.sock"
+        server = EngineServer(engine, Identity("engine", name), [address], node="n0", **server_options)
+        await server.start()
+        client = Client()
+        await client.connect(server.addresses)
+        node = Node(engine, server, client)
+        self.nodes.append(node)
+        return node
+
+    async def client(self, node: Node, name: str) -> Client:
+        """A further ingress."""
+        client = Client()
+        await client.connect(node.server.addresses, name)
+        return client
