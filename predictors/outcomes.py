@@ -1,6 +1,6 @@
 """The outcome log: what finished, append-only, rotated and bounded; what refits read.
 
-    <folder>/outcomes-00000001.jsonl, ...   one JSON object a line: the arrival's facts, output tokens, finish time, reason
+    <folder>/outcomes-00000001.jsonl, ...   one JSON object a line: arrival, output tokens, finish time, reason
 
 Lines hold counts, parameters and keyed digests; the prompt's text only if `keep_text` says so. A line is
 written in one piece, so a crash leaves at most one torn line at a file's end: reading reports damage line by

@@ -157,8 +157,8 @@ def _metadata(path: Path, header: Mapping[str, Any]) -> Metadata:
 def _require_compatible(path: Path, metadata: Metadata) -> None:
     if (metadata.features_version, metadata.features_digest) != (FEATURES_VERSION, features_digest()):
         raise ModelRefused(
-            f"{path}: fitted on features version {metadata.features_version} ({metadata.features_digest}), this code makes "
-            f"version {FEATURES_VERSION} ({features_digest()}); fit it again with this code"
+            f"{path}: fitted on features version {metadata.features_version} ({metadata.features_digest}), "
+            f"this code makes version {FEATURES_VERSION} ({features_digest()}); fit it again with this code"
         )
     ours, theirs = library_versions()["lightgbm"], metadata.versions.get("lightgbm", "none")
     if ours.split(".")[0] != theirs.split(".")[0]:

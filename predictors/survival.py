@@ -104,6 +104,14 @@ class SurvivalCurve:
         mu = np.divide(moment, inside, out=(ages + windows).astype(np.float64), where=has) - ages
         return np.clip(p, 0.0, 1.0), np.clip(mu, 1.0, windows), valid
 
+    def typical_lengths(self, count: int = 500) -> list[int]:
+        """`count` quantiles of the distribution, evenly spaced: a stand-in for the lengths themselves."""
+        if not self.times.size or self.mass[-1] <= 0.0:
+            return []
+        goals = (np.arange(count) + 0.5) / count * self.mass[-1]
+        at = np.searchsorted(self.mass[1:], goals, side="left").clip(max=self.times.size - 1)
+        return [int(t) for t in self.times[at]]
+
     def total(self, ages: IntArray, levels: tuple[float, ...] = QUANTILE_LEVELS) -> TotalLength:
         """Mean and quantiles of the total length given total > age. Where nothing is known: age + 1."""
         low = np.searchsorted(self.times, ages, side="right")

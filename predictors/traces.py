@@ -1,10 +1,9 @@
 """Loaders of the published traces that predictors are fitted and judged on. The project ships none of them.
 
-| kind | published by | columns |
-|---|---|---|
-| mooncake | Mooncake (FAST'25), github.com/kvcache-ai/Mooncake | JSON lines: timestamp ms, input_length, output_length, hash_ids |
-| azure2023 | github.com/Azure/AzurePublicDataset | CSV: TIMESTAMP, ContextTokens, GeneratedTokens |
-| servegen | github.com/alibaba/ServeGen | per client: rate windows and length marginals (`servegen.py`) |
+- mooncake: Mooncake (FAST'25), github.com/kvcache-ai/Mooncake; JSON lines of timestamp ms, input_length,
+  output_length, hash_ids
+- azure2023: github.com/Azure/AzurePublicDataset; CSV of TIMESTAMP, ContextTokens, GeneratedTokens
+- servegen: github.com/alibaba/ServeGen; per client rate windows and length marginals (`servegen.py`)
 
 The traces say when a request came, not when it ended. A finish time is needed to decide whose length is known
 when: it is set to arrival + FIRST_TOKEN_S + output * TOKEN_S. Nothing else uses it.

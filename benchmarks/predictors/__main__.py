@@ -1,0 +1,177 @@
+"""`python -m benchmarks.predictors --traces DIR --out benchmarks/results/predictors`.
+
+On the last 20 % by time of each trace that is in DIR (default: $SLUICE_TRACES): every realisation, every metric; then what a
+call, a fit and the memory cost. Writes results.json, README.md and a PNG per trace. A few minutes on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.predictors import cost
+from predictors.lgbm_fit import LgbmConfig
+from predictors.permutation import permuted_brier
+from predictors.report import by_age, by_window, plot, signal_line, table
+from predictors.store import library_versions
+from predictors.traces import TraceError
+from predictors.train import Judged, load_source, train_and_judge
+
+TRACES = {
+    "mooncake-conversation": "mooncake_conversation_trace.jsonl",
+    "azure2023-conversation": "azure2023_AzureLLMInferenceTrace_conv.csv",
+    "azure2023-code": "azure2023_AzureLLMInferenceTrace_code.csv",
+    "servegen-reasoning": "servegen_deepseek-r1.tar",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the benchmark; 0 also when there are no traces, with a line that says so."""
+    args = _arguments().parse_args(argv)
+    if args.traces is None:
+        print("bench-predictors: skipped: give --traces DIR or set SLUICE_TRACES (see predictors/traces.py)")
+        return 0
+    found = {name: path for name, file in TRACES.items() if (path := _find(args.traces, file)) is not None}
+    if not found:
+        print(f"bench-predictors: skipped: none of {sorted(TRACES.values())} (or .xz) in {args.traces}")
+        return 0
+    args.out.mkdir(parents=True, exist_ok=True)
+    config = LgbmConfig(threads=args.threads, seed=args.seed)
+    results: dict[str, Any] = {}
+    for name, path in found.items():
+        print(f"== {name}", flush=True)
+        try:
+            results[name] = _judge(name, path, config, args)
+        except TraceError as error:
+            print(f"bench-predictors: {error}", file=sys.stderr)
+            return 2
+    print("== cost", flush=True)
+    costs = cost.measure(config, args.seed, lambda line: print(f"  {line}", flush=True))
+    whole = {
+        "command": "python -m benchmarks.predictors",
+        "commit": _commit(),
+        "machine": cost.machine(),
+        "versions": library_versions(),
+        "seed": args.seed,
+        "config": asdict(config),
+        "traces": {n: {k: v for k, v in r.items() if k != "text"} for n, r in results.items()},
+        "cost": costs,
+    }
+    (args.out / "results.json").write_text(json.dumps(whole, indent=1) + "\n", "utf-8")
+    (args.out / "README.md").write_text(_markdown(whole, results), "utf-8")
+    print(f"written to {args.out}")
+    return 0
+
+
+def _arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.predictors", description=__doc__)
+    traces = os.environ.get("SLUICE_TRACES")
+    parser.add_argument("--traces", type=Path, default=None if traces is None else Path(traces))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/predictors"))
+    parser.add_argument("--requests", type=int, default=20_000, help="requests to sample from ServeGen")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    return parser
+
+
+def _find(folder: Path, file: str) -> Path | None:
+    return next((p for p in (folder / file, folder / f"{file}.xz") if p.exists()), None)
+
+
+def _judge(name: str, path: Path, config: LgbmConfig, args: argparse.Namespace) -> dict[str, Any]:
+    start_s = time.perf_counter()
+    outcomes = load_source(path, args.requests, args.seed)
+    judged = train_and_judge(outcomes, config, progress=lambda line: print(f"  {line}", flush=True))
+    plot(args.out / f"{name}.png", name, judged.evaluations)
+    own, permuted = permuted_brier(judged.predictor.predict_rows, judged.held, seed=args.seed)
+    print(f"  {time.perf_counter() - start_s:.0f} s", flush=True)
+    survival, learned = judged.evaluations["survival"].overall, judged.evaluations["lightgbm"].overall
+    model = judged.predictor.model
+    return {
+        "file": path.name,
+        "requests": judged.requests,
+        "held_out_requests": judged.requests - judged.first_held_out,
+        "held_out_age_points": len(judged.held.rows),
+        "windows": judged.held.windows,
+        "signal": None if judged.signal is None else {**asdict(judged.signal), "found": judged.signal.found},
+        "brier_h_max": {"own_features": own, "permuted_features": permuted},
+        "model": {
+            "ladder": [asdict(rung) for rung in model.design.ladder],
+            "classifier_trees": 0 if model.classifier is None else model.classifier.num_trees(),
+            "regressor_trees": 0 if model.regressor is None else model.regressor.num_trees(),
+            "quantile_trees": [0 if q is None else q.num_trees() for q in model.quantiles],
+            "calibration": model.calibration.kind,
+        },
+        "lightgbm_against_survival": {
+            "brier": _relative(learned.brier, survival.brier),
+            "conditional_mae": _relative(learned.conditional_mae_tokens, survival.conditional_mae_tokens),
+        },
+        "evaluations": {n: e.as_json() for n, e in judged.evaluations.items()},
+        "text": _section(name, judged),
+    }
+
+
+def _relative(new: float | None, old: float | None) -> float | None:
+    return None if new is None or not old else new / old - 1.0
+
+
+def _section(name: str, judged: Judged) -> str:
+    return "\n\n".join(
+        (
+            f"## {name}",
+            f"{judged.requests} requests, the last {judged.requests - judged.first_held_out} held out.",
+            signal_line(judged.signal),
+            table(judged.evaluations),
+            by_window(judged.evaluations),
+            by_age(judged.evaluations),
+            f"![reliability and errors]({name}.png)",
+        )
+    )
+
+
+def _commit() -> str:
+    made = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True, text=True, check=False
+    )
+    return made.stdout.strip() or "unknown"
+
+
+def _markdown(whole: dict[str, Any], results: dict[str, Any]) -> str:
+    lines = [
+        "# Predictors on published traces",
+        "",
+        f"`{whole['command']}`, commit {whole['commit']}, seed {whole['seed']}; {whole['machine']}. Last 20 % of each trace by "
+        "time; every request is asked about at ages 0, 16, 32, ... and windows H = 1, 8, 24, 48, 96. *constant* and *survival* "
+        "are fitted on the first 80 %; *learning* and *memorised* take each outcome in as it comes. Full numbers: results.json.",
+        "",
+        "| trace | signal in the features (permutation test) | LightGBM against survival: Brier | conditional MAE | ECE | "
+        "Brier at H = 96, own features | with another request's features |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, r in results.items():
+        signal, against = r["signal"], r["lightgbm_against_survival"]
+        found = (
+            "too few"
+            if signal is None
+            else f"{'yes' if signal['found'] else 'no'}, p = {signal['p_value']:.3f}"
+        )
+        ece = r["evaluations"]["lightgbm"]["overall"]["ece"]
+        own, other = r["brier_h_max"]["own_features"], r["brier_h_max"]["permuted_features"]
+        lines.append(
+            f"| {name} | {found} | {against['brier']:+.1%} | {against['conditional_mae']:+.1%} | {ece:.4f} | {own:.4f} "
+            f"| {other:.4f} |"
+        )
+    lines += ["", "## Cost", "", *cost.lines(whole["cost"]), ""]
+    return "\n".join([*lines, *("\n" + r["text"] + "\n" for r in results.values())])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,169 @@
+"""What predictors cost: a call on a batch, a fit of 20,000 requests, memory.
+
+The workload is synthetic (seeded; lengths follow the client and the template), so that it needs no trace and fills every feature
+that text and metadata can: the dearest case.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import time
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from predictors.features import replay
+from predictors.lgbm_fit import LgbmConfig, fit_lgbm
+from predictors.memorise import CLIENT, PROMPT, TEMPLATE, Memorised
+from predictors.protocol import Arrival, Features, Outcome, Predictor, Sampling, TextSignals
+from predictors.survival import EmpiricalSurvival
+from predictors.traces import finish_time_s
+
+BATCH = 1_024
+REQUESTS = 20_000
+WINDOW = 48
+
+
+def workload(requests: int, seed: int) -> list[Outcome]:
+    """Chat-like requests of 200 clients and 2,000 templates, some 300 tokens each."""
+    rng = np.random.default_rng(seed)
+    client_scale, template_scale = rng.lognormal(5.3, 0.7, 200), rng.lognormal(0.0, 0.5, 2_000)
+    made = []
+    for i in range(requests):
+        client, template = int(rng.zipf(1.3)) % 200, int(rng.zipf(1.2)) % 2_000
+        output = max(1, int(client_scale[client] * template_scale[template] * rng.lognormal(0.0, 0.4)))
+        at_s, prompt = i / 8.0, int(rng.lognormal(6.0, 1.0)) + 1
+        arrival = Arrival(
+            f"r{i}",
+            at_s,
+            prompt,
+            max_tokens=4_096,
+            sampling=Sampling(0.7, 0.95, 50, 1, 1, False),
+            traffic_class="interactive" if i % 3 else "batch",
+            model="m",
+            client=f"c{client}",
+            session=f"s{i // 4}",
+            turn=i % 4,
+            prompt_key=f"p{client}-{template}-{i % 5}",
+            template_key=f"t{template}",
+            wall_clock_s=1.7e9 + at_s,
+            text=TextSignals(4 * prompt, prompt, i % 3, 0, i % 2, None),
+        )
+        made.append(Outcome(arrival, min(output, 4_096), finish_time_s(at_s, output)))
+    return made
+
+
+def measure(config: LgbmConfig, seed: int, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Milliseconds per batch, seconds per fit, bytes."""
+    outcomes = workload(REQUESTS + BATCH, seed)
+    progress("features")
+    start_s = time.perf_counter()
+    features = replay(outcomes)
+    per_request_us = (time.perf_counter() - start_s) / len(outcomes) * 1e6
+    progress(f"fit on {REQUESTS} requests")
+    start_s, start_cpu_s = time.perf_counter(), time.process_time()
+    model = fit_lgbm(outcomes[:REQUESTS], features[:REQUESTS], config, lambda line: progress(f"  {line}"))
+    fit_s, fit_cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
+    survival = EmpiricalSurvival.fit(outcomes[:REQUESTS])
+    memorised = Memorised((CLIENT, TEMPLATE, PROMPT))
+    for outcome in outcomes[:REQUESTS]:
+        memorised.observe(outcome)
+    batch = features[REQUESTS:]
+    ages = np.array([o.output_tokens // 2 for o in outcomes[REQUESTS:]], dtype=np.int64)
+    progress(f"batches of {BATCH}")
+    calls = {
+        "survival": _call(survival, batch, ages, False),
+        "memorised": _call(memorised, batch, ages, False),
+        "lightgbm": _call(model, batch, ages, False),
+        "lightgbm, total length too": _call(model, batch, ages, True),
+        "lightgbm, total length too, batch of 32": _call(model, batch[:32], ages[:32], True),
+    }
+    progress("memory")
+    return {
+        "batch": BATCH,
+        "window_tokens": WINDOW,
+        "call_ms": calls,
+        "features_us_per_request": per_request_us,
+        "fit_requests": REQUESTS,
+        "fit_s": fit_s,
+        "fit_cpu_s": fit_cpu_s,
+        "fit_threads": config.threads,
+        "trees": {
+            "classifier": 0 if model.model.classifier is None else model.model.classifier.num_trees(),
+            "regressor": 0 if model.model.regressor is None else model.model.regressor.num_trees(),
+        },
+        "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "state_mib": _state_mib(outcomes),
+    }
+
+
+def _call(predictor: Predictor, batch: list[Features], ages: Any, with_total: bool) -> dict[str, float]:
+    took = []
+    for _ in range(200):
+        start_s = time.perf_counter()
+        predictor.predict(batch, ages, WINDOW, with_total)
+        took.append((time.perf_counter() - start_s) * 1e3)
+    return {
+        "p50": float(np.median(took)),
+        "p99": float(np.quantile(took, 0.99)),
+        "least": min(took),
+    }
+
+
+def _state_mib(outcomes: list[Outcome]) -> dict[str, float]:
+    """Memory of the two things that grow with traffic, after 20,000 requests (their tables are bounded by count)."""
+    from predictors.features import FeatureTracker
+
+    sizes = {}
+    for name in ("feature tracker", "memorised"):
+        tracemalloc.start()
+        held: Any
+        if name == "memorised":
+            held = Memorised((CLIENT, TEMPLATE, PROMPT))
+            for outcome in outcomes:
+                held.observe(outcome)
+        else:
+            held = FeatureTracker()
+            for outcome in outcomes:
+                held.arrive(outcome.arrival)
+                held.finish(outcome)
+        sizes[name] = tracemalloc.get_traced_memory()[0] / 2**20
+        tracemalloc.stop()
+        del held
+    return sizes
+
+
+def machine() -> str:
+    """Processor count and kind, Python's version."""
+    model = platform.processor() or platform.machine()
+    with open("/proc/cpuinfo", encoding="utf-8") as lines:
+        model = next(
+            (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), model
+        )
+    return f"{os.cpu_count()} cores ({model}), Python {platform.python_version()}"
+
+
+def lines(cost: dict[str, Any]) -> list[str]:
+    """The cost as Markdown."""
+    made = [
+        f"A call on a batch of {cost['batch']} (one thread), milliseconds; synthetic workload with every feature present, "
+        f"{cost['trees']['classifier']} + {cost['trees']['regressor']} trees:",
+        "",
+        "| realisation | p50 | p99 | least |",
+        "|---|---|---|---|",
+    ]
+    made += [
+        f"| {n} | {t['p50']:.2f} | {t['p99']:.2f} | {t['least']:.2f} |" for n, t in cost["call_ms"].items()
+    ]
+    state = ", ".join(f"{n} {size:.0f} MiB" for n, size in cost["state_mib"].items())
+    return [
+        *made,
+        "",
+        f"Features at arrival: {cost['features_us_per_request']:.0f} µs a request. A fit of {cost['fit_requests']} requests: "
+        f"{cost['fit_s']:.0f} s wall, {cost['fit_cpu_s']:.0f} s CPU on {cost['fit_threads']} threads. State after "
+        f"{cost['fit_requests']} requests: {state}. Peak of the benchmark's process: {cost['peak_rss_mib']:.0f} MiB.",
+    ]

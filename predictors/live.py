@@ -1,0 +1,168 @@
+"""The predictor that a router holds: survival from the first request on, a fitted model once there is one.
+
+Pure bookkeeping, no clock, no files but the model that it is told to load. The shell around it logs outcomes,
+starts refits (`promote.py`) elsewhere, and calls `adopt` when one was promoted. A file that must not be used
+changes nothing.
+
+Of the answers given, one in `sample_every` is remembered until its request ends, and then judged for the
+drift watch.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from predictors.drift import DriftReport, DriftWatch
+from predictors.features import FeatureTracker
+from predictors.lgbm import LgbmPredictor
+from predictors.memorise import Memorised
+from predictors.protocol import (
+    ANY_WINDOW,
+    Arrival,
+    Features,
+    IntArray,
+    Outcome,
+    Prediction,
+    Predictor,
+    WindowRange,
+)
+from predictors.store import SUFFIX, Metadata, ModelRefused, load, read_pointer
+
+_SAMPLED_REQUESTS = 10_000
+_SAMPLES_PER_REQUEST = 4
+
+
+@dataclass(frozen=True, slots=True)
+class LiveStats:
+    """Everything worth a metric."""
+
+    model_version: str | None
+    outcomes: int
+    censored: int
+    predictions: int
+    abstained: int
+    refused_models: int
+    last_refusal: str | None
+    keys_held: int
+    samples_pending: int
+
+
+class LivePredictor:
+    """Routes each call to the model if it covers the window, else to memorised survival; keeps both fed."""
+
+    name = "live"
+    windows: WindowRange = ANY_WINDOW
+
+    def __init__(
+        self, cold: Memorised | None = None, tracker: FeatureTracker | None = None, sample_every: int = 8
+    ) -> None:
+        """`cold` answers before there is a model, and for windows that the model does not cover."""
+        if sample_every < 1:
+            raise ValueError(f"sample_every {sample_every} must be at least 1")
+        self._cold = cold or Memorised()
+        self._tracker = tracker or FeatureTracker()
+        self._sample_every = sample_every
+        self._model: Predictor | None = None
+        self._metadata: Metadata | None = None
+        self._previous: tuple[Predictor | None, Metadata | None] = (None, None)
+        self._watch: DriftWatch | None = None
+        self._pending: OrderedDict[str, list[tuple[int, int, float]]] = OrderedDict()
+        self._outcomes = self._censored = self._predictions = self._abstained = self._refused = 0
+        self._last_refusal: str | None = None
+
+    def arrive(self, arrival: Arrival) -> Features:
+        """The request's features; call once, when it arrives."""
+        return self._tracker.arrive(arrival)
+
+    def observe(self, outcome: Outcome) -> None:
+        """A request ended: survival, features and the drift watch learn of it."""
+        self._outcomes += 1
+        self._censored += outcome.censored
+        self._cold.observe(outcome)
+        self._tracker.finish(outcome)
+        samples = self._pending.pop(outcome.arrival.request_id, [])
+        if self._watch is not None and not outcome.censored:
+            self._watch.length(outcome.output_tokens)
+            for age, window, p in samples:
+                self._watch.resolved(p, outcome.output_tokens <= age + window)
+
+    def predict(
+        self, features: Sequence[Features], ages: IntArray, window_tokens: int, with_total: bool = False
+    ) -> Prediction:
+        """See `Predictor.predict`."""
+        model: Predictor = self._cold
+        if self._model is not None and self._model.windows.low <= window_tokens <= self._model.windows.high:
+            model = self._model
+        made = model.predict(features, ages, window_tokens, with_total)
+        first = -self._predictions % self._sample_every
+        self._predictions += len(features)
+        self._abstained += int(made.valid.size - made.valid.sum())
+        if model is self._model:
+            for row in range(first, len(features), self._sample_every):
+                if made.valid[row]:
+                    sample = (int(ages[row]), window_tokens, float(made.p_finish[row]))
+                    self._remember(features[row].arrival.request_id, sample)
+        return made
+
+    def adopt(self, model: LgbmPredictor, metadata: Metadata) -> None:
+        """Serves by `model` from now on; the one before is kept for `revert`. Drift is measured against the
+        lengths that the model was fitted on.
+        """
+        watch = DriftWatch(model.model.design.curve.typical_lengths())
+        self._previous = (self._model, self._metadata)
+        self._model, self._metadata, self._watch = model, metadata, watch
+        self._pending.clear()
+
+    def adopt_promoted(self, folder: Path) -> bool:
+        """Loads the folder's promoted model if it is another than the one in use; True if it was adopted. A
+        file that is refused leaves everything as it was, and shows in `stats`.
+        """
+        try:
+            version = read_pointer(folder).current
+            if version is None or (self._metadata is not None and version == self._metadata.version):
+                return False
+            model, metadata = load(folder / f"{version}{SUFFIX}")
+        except ModelRefused as error:
+            self._refused += 1
+            self._last_refusal = str(error)
+            return False
+        self.adopt(model, metadata)
+        return True
+
+    def revert(self) -> bool:
+        """Goes back to the model before (or to survival); False if nothing was adopted yet."""
+        if self._model is None:
+            return False
+        self._model, self._metadata = self._previous
+        self._previous = (None, None)
+        self._watch = None
+        self._pending.clear()
+        return True
+
+    def drift(self) -> DriftReport | None:
+        """The drift watch's report; None while no model is in use."""
+        return None if self._watch is None else self._watch.report()
+
+    def stats(self) -> LiveStats:
+        """Counters for metrics."""
+        return LiveStats(
+            model_version=None if self._metadata is None else self._metadata.version,
+            outcomes=self._outcomes,
+            censored=self._censored,
+            predictions=self._predictions,
+            abstained=self._abstained,
+            refused_models=self._refused,
+            last_refusal=self._last_refusal,
+            keys_held=self._cold.keys_held() + self._tracker.keys_held(),
+            samples_pending=sum(len(s) for s in self._pending.values()),
+        )
+
+    def _remember(self, request_id: str, sample: tuple[int, int, float]) -> None:
+        kept = self._pending.setdefault(request_id, [])
+        if len(kept) < _SAMPLES_PER_REQUEST:
+            kept.append(sample)
+        if len(self._pending) > _SAMPLED_REQUESTS:
+            self._pending.popitem(last=False)

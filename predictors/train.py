@@ -1,0 +1,160 @@
+"""From outcomes to a judged model: the split by time, all realisations on the held-out part, metadata."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from predictors.evaluate import Constant, Evaluation, HeldOut, evaluate
+from predictors.features import replay
+from predictors.lgbm import LgbmModel, LgbmPredictor, to_payload
+from predictors.lgbm_fit import LgbmConfig, fit_lgbm
+from predictors.memorise import CLIENT, EXACT_MATCH, PROMPT_LENGTH, Memorised
+from predictors.oracle import Oracle
+from predictors.outcomes import read_log
+from predictors.permutation import SignalTest, signal_test
+from predictors.protocol import Features, NotEnoughData, Outcome, Predictor, WindowRange
+from predictors.servegen import load_clients, sample
+from predictors.store import Metadata, library_versions
+from predictors.survival import EmpiricalSurvival
+from predictors.traces import load_trace
+
+Progress = Callable[[str], None]
+_SWEEP = (1, 8, 24, 48, 96)
+
+
+def quiet(_: str) -> None:
+    """The progress function that says nothing."""
+
+
+def load_source(path: Path, requests: int, seed: int) -> list[Outcome]:
+    """Outcomes in order of arrival from a trace file, a ServeGen folder or archive (sampled: about
+    `requests`), or an outcome log's folder. Raises TraceError or FileNotFoundError.
+    """
+    if path.is_dir() and any(path.glob("outcomes-*.jsonl")):
+        return sorted(read_log(path).outcomes, key=lambda o: o.arrival.arrival_s)
+    if path.is_dir() or ".tar" in path.suffixes:
+        return sample(load_clients(path), requests, seed)
+    return load_trace(path)
+
+
+def default_windows(windows: WindowRange) -> tuple[int, ...]:
+    """The windows that a report shows: the sweep's, as far as the range covers them, and the range's ends."""
+    inside = {w for w in _SWEEP if windows.low <= w <= windows.high}
+    return tuple(sorted(inside | {windows.low, windows.high}))
+
+
+def fit_split(
+    outcomes: Sequence[Outcome],
+    features: Sequence[Features],
+    first_held_out: int,
+    config: LgbmConfig,
+    progress: Progress = quiet,
+) -> LgbmPredictor:
+    """A LightGBM model of the requests before `first_held_out`, less those that had not ended when it
+    arrived: their lengths were not known then.
+    """
+    now_s = outcomes[first_held_out].arrival.arrival_s if first_held_out < len(outcomes) else float("inf")
+    known = [i for i in range(first_held_out) if outcomes[i].finish_s < now_s]
+    if not known:
+        raise NotEnoughData("no request had ended before the held-out part begins")
+    return fit_lgbm([outcomes[i] for i in known], [features[i] for i in known], config, progress)
+
+
+def references(outcomes: Sequence[Outcome], first: int) -> dict[str, Predictor]:
+    """What LightGBM is compared with. *survival* and *constant* are fitted on the training part and frozen;
+    the others start empty and learn from each outcome as it comes, training part included.
+    """
+    train = outcomes[:first]
+    made: dict[str, Predictor] = {
+        "constant": Constant(train),
+        "survival": EmpiricalSurvival.fit(train),
+        "survival, learning": EmpiricalSurvival(capacity=5_000),
+        "memorised, prompt": Memorised(EXACT_MATCH),
+        "memorised, prompt length": Memorised((PROMPT_LENGTH,)),
+        "memorised, client": Memorised((CLIENT,)),
+        "oracle": Oracle({o.arrival.request_id: o.output_tokens for o in outcomes}),
+    }
+    if all(o.arrival.client is None for o in train):
+        del made["memorised, client"]
+    if all(o.arrival.prompt_key is None for o in train):
+        del made["memorised, prompt"]
+    return made
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Judged:
+    """A fitted model and how everything did on the held-out part, by name; `signal` is tested there too."""
+
+    predictor: LgbmPredictor
+    evaluations: dict[str, Evaluation]
+    signal: SignalTest | None
+    held: HeldOut
+    requests: int
+    first_held_out: int
+
+
+def train_and_judge(
+    outcomes: Sequence[Outcome], config: LgbmConfig, held_out_share: float = 0.2, progress: Progress = quiet
+) -> Judged:
+    """Fits on the first part by time and judges every realisation on the rest. Raises NotEnoughData."""
+    if not 0.0 < held_out_share < 1.0:
+        raise ValueError(f"held_out_share {held_out_share} must lie between 0 and 1")
+    first = int(len(outcomes) * (1.0 - held_out_share))
+    if first < 1 or first >= len(outcomes):
+        raise NotEnoughData(f"{len(outcomes)} requests cannot be split into a training and a held-out part")
+    progress(f"features of {len(outcomes)} requests")
+    features = replay(outcomes)
+    predictor = fit_split(outcomes, features, first, config, progress)
+    held = HeldOut.of(
+        outcomes, features, first, default_windows(config.windows), config.stride_tokens, seed=config.seed
+    )
+    found: dict[str, Evaluation] = {}
+    for name, other in references(outcomes, first).items():
+        progress(f"judging {name}")
+        found[name] = evaluate(name, other, held)
+    progress("judging lightgbm")
+    found["lightgbm"] = evaluate("lightgbm", predictor, held)
+    signal = None
+    if sum(not o.censored for o in outcomes[first:]) >= 100:
+        signal = signal_test(outcomes[first:], features[first:], seed=config.seed)
+    return Judged(predictor, found, signal, held, len(outcomes), first)
+
+
+def metadata_of(
+    model: LgbmModel,
+    trained_on: Sequence[Outcome],
+    source: str,
+    config: LgbmConfig,
+    evaluations: Sequence[Evaluation],
+) -> Metadata:
+    """The metadata; the version is a digest of the model itself, so the same fit has the same name."""
+    digest = hashlib.sha256(json.dumps(to_payload(model)).encode()).hexdigest()[:12]
+    return Metadata(
+        version=f"lgbm-{len(trained_on)}-{digest}",
+        source=source,
+        requests=len(trained_on),
+        first_arrival_s=trained_on[0].arrival.arrival_s,
+        last_arrival_s=trained_on[-1].arrival.arrival_s,
+        windows=(model.windows.low, model.windows.high),
+        features=(*model.design.names, *(f"{s}_sketch" for s in model.design.sketches)),
+        config=asdict(config),
+        metrics={e.name: summary(e) for e in evaluations},
+        versions=library_versions(),
+    )
+
+
+def summary(evaluation: Evaluation) -> Mapping[str, float | None]:
+    """The numbers of one line of a report."""
+    o, t = evaluation.overall, evaluation.total_at_arrival
+    return {
+        "roc_auc": o.roc_auc,
+        "brier": o.brier,
+        "ece": o.ece,
+        "conditional_mae_tokens": o.conditional_mae_tokens,
+        "pinball_at_arrival_tokens": t.pinball_tokens,
+        "total_mae_at_arrival_tokens": t.mean_mae_tokens,
+    }
