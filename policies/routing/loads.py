@@ -123,9 +123,20 @@ class HorizonLoads:
 
     def scores(self, row: int, sums: Sequence[int]) -> list[float]:
         w = np.asarray(sums, dtype=np.float64)
-        over = np.maximum(0.0, w[:, None] - self.margins(row))
-        scores: list[float] = (self._gain * w - self._beta_of(row) * (over @ self._discount)).tolist()
+        scores: list[float] = (self._gain * w - self._beta_of(row) * self.overflow(row, w)).tolist()
         return scores
+
+    def overflow(self, row: int, sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """sum_h gamma^h max(0, w - m_g(h)) of each sum, in token-steps."""
+        over = np.maximum(0.0, sums[:, None] - self.margins(row))
+        result: npt.NDArray[np.float64] = over @ self._discount
+        return result
+
+    def overflow_everywhere(self, w: float) -> npt.NDArray[np.float64]:
+        """The same of one w on every worker, shape (G,)."""
+        margins = self._envelope[self._barrier] - self._load
+        result: npt.NDArray[np.float64] = np.maximum(0.0, w - margins) @ self._discount
+        return result
 
     def add(self, row: int, tokens: int, sequences: int) -> bool:
         load, barrier = self._load[row], self._barrier[row]

@@ -93,7 +93,9 @@ class NetKV:
         self, entry: PoolEntry, worker: Worker, hit_tokens: int, path: Path | None, flows: Mapping[int, int]
     ) -> Ranked:
         transfer_s = transfer_seconds(entry, hit_tokens, path, flows)
-        queue_s, step_s = queue_and_step_seconds(worker, self.step_base_s, self.step_per_seq_s)
+        queue_s, step_s = queue_and_step_seconds(
+            sequences_on(worker), worker.slots, self.step_base_s, self.step_per_seq_s
+        )
         terms = {"transfer_s": transfer_s, "queue_s": queue_s, "first_step_s": step_s}
         if path is not None:
             terms |= {
@@ -110,11 +112,10 @@ def sequences_on(worker: Worker) -> int:
     return max(worker.slots_used, reported)
 
 
-def queue_and_step_seconds(worker: Worker, base_s: float, per_seq_s: float) -> tuple[float, float]:
-    """(T_queue, T_decode) of one more sequence."""
-    total = sequences_on(worker)
-    running = min(total, worker.slots)
-    queue_s = max(0, total - worker.slots) * (base_s + per_seq_s * running)
+def queue_and_step_seconds(total: int, slots: int, base_s: float, per_seq_s: float) -> tuple[float, float]:
+    """(T_queue, T_decode) of one more sequence where `total` run or wait already."""
+    running = min(total, slots)
+    queue_s = max(0, total - slots) * (base_s + per_seq_s * running)
     return queue_s, base_s + per_seq_s * (running + 1)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from policies.routing.balance_route_0 import BalanceRoute0
 from policies.routing.balance_route_h import BalanceRouteH
 from policies.routing.base import DecodePolicy, PrefillPolicy
+from policies.routing.composition import Composition
 from policies.routing.join_shortest_queue import JoinShortestQueue
 from policies.routing.load_aware import LoadAware
 from policies.routing.netkv import NetKV
@@ -31,6 +32,7 @@ DECODE: dict[str, type[DecodePolicy]] = {
     "netkv": NetKV,
     "balance_route_0": BalanceRoute0,
     "balance_route_h": BalanceRouteH,
+    "composition": Composition,
 }
 
 

@@ -21,6 +21,7 @@ import random
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from policies.routing.base import Assignment, Decision, Ranked, Reason
 from policies.routing.loads import Loads
@@ -40,8 +41,7 @@ class StageLimits:
     reserve_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """A pool entry of this round: s_r, its sequences, and the rows (bitmask) that it may go to."""
 
     entry: PoolEntry
@@ -79,9 +79,7 @@ class Round:
         self.assigned: list[Assignment] = []
         self._draw = [rng.random() for _ in self.workers]
         self._items = self._make_items(feasible)
-        self._open = 0  # rows that some entry may go to
-        for item in self._items:
-            self._open |= item.rows
+        self._open = self._open_rows()
         self._others: dict[int, tuple[Ranked, ...]] = {}
         self._shown = tuple(self._show(row) for row in self._sorted_rows())
         self.left: list[Item] = []
@@ -142,7 +140,7 @@ class Round:
         if chosen is not None and chosen.score > 0:
             indices = [window[fits[i]] for i in chosen.indices]
             return self._admit(row, indices, Reason.BEST_SUBSET, chosen.score)
-        scores = [self.loads.scores(row, [item.tokens])[0] for item in items]
+        scores = self.loads.scores(row, [item.tokens for item in items])
         best = max(range(len(items)), key=lambda i: (scores[i], -i))
         return self._admit(row, [window[best]], Reason.LEAST_HARM, scores[best])
 
@@ -152,7 +150,7 @@ class Round:
         placed: set[RequestId] = set()
         late = [item for item in self._items if item.entry.entered_s < limit_s]
         for item in late:
-            rows = [row for row in range(len(self.workers)) if self._fits(row, item)]
+            rows = [row for row in self._open if self._fits(row, item)]
             if not rows:
                 continue
             row = max(rows, key=lambda r: (self.loads.min_margin(r), -self._draw[r]))
@@ -187,7 +185,7 @@ class Round:
     def _fits(self, row: int, item: Item) -> bool:
         if not item.rows >> row & 1 or self._slots(row, item) > self.free[row]:
             return False
-        return not self.touched[row] or self._room_for(row, item)
+        return not self.touched[row] or self._room_for(row, item)  # untouched: the dispatcher's word counts
 
     def _room_for(self, row: int, item: Item) -> bool:
         need = item.tokens + self.limits.reserve_tokens * self._slots(row, item)
@@ -195,7 +193,7 @@ class Round:
 
     def _slots(self, row: int, item: Item) -> int:
         """The slots that it takes there: all of them if it has more sequences than the worker has slots."""
-        return min(item.sequences, self.workers[row].slots)
+        return 1 if item.sequences == 1 else min(item.sequences, self.workers[row].slots)
 
     # --------------------------------------------------------------------------------------------------- booking
 
@@ -210,7 +208,7 @@ class Round:
             "workers": float(self.loads.group_size(row)),
             "free_slots": float(self.free[row]),
             "set_size": float(len(items)),
-        }
+        } | self._extra_terms(row, items)
         chosen = Ranked(self.workers[row].id, -float(score), terms)
         decision = Decision(chosen.worker, (chosen, *self._ranking_without(row)), reason)
         self.assigned += [Assignment(item.entry.request.rid, decision) for item in items]
@@ -221,9 +219,12 @@ class Round:
             del self.left[i], self._keys[i]
         return self.loads.add(row, tokens, sequences)
 
+    def _extra_terms(self, row: int, items: Sequence[Item]) -> dict[str, float]:
+        """Terms of a subclass' own objective, before the admission is booked."""
+        return {}
+
     def _heap(self) -> list[tuple[int, float, float, int]]:
-        rows = [row for row in range(len(self.workers)) if self._open >> row & 1 and self.free[row] > 0]
-        heap = [self._key(row) for row in rows]
+        heap = [self._key(row) for row in self._open if self.free[row] > 0]
         heapq.heapify(heap)
         return heap
 
@@ -245,10 +246,17 @@ class Round:
             items.append(Item(entry, max(1, entry.request.prompt_tokens), entry.request.slots, mask))
         return items
 
+    def _open_rows(self) -> list[int]:
+        """Rows that some entry may go to."""
+        masks = 0
+        for item in self._items:
+            masks |= item.rows
+        return [row for row in range(len(self.workers)) if masks >> row & 1]
+
     # -------------------------------------------------------------------------------------------------- explain
 
     def _sorted_rows(self) -> list[int]:
-        return sorted((row for row in range(len(self.workers)) if self._open >> row & 1), key=self._key)
+        return sorted(self._open, key=self._key)
 
     def _show(self, row: int) -> tuple[int, Ranked]:
         terms = {

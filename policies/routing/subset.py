@@ -37,16 +37,20 @@ def best_subset(
 
     `tokens[i]` > 0 and `sequences[i]` > 0 are item i's s_r and slots. `score` maps sums to scores.
     """
-    peak = int(min(peak_tokens, sum(tokens)))
-    peak = max(0, peak)
-    reached = _reach(tokens, sequences, slots, peak + max(tokens, default=0))
+    if not tokens:
+        return None
+    peak = max(0, int(min(peak_tokens, sum(tokens))))
+    highest = peak + max(tokens)
+    reached = _reach(tokens, sequences, slots, highest)
     below = (1 << (peak + 1)) - 1
     probes: list[tuple[int, int]] = []  # (sequences, sum)
     for count in range(1, slots + 1):
         limit = room_tokens - reserve_tokens * count
         if limit <= 0:
             break
-        bits = reached[-1][count] & ((1 << (limit + 1)) - 1)
+        bits = reached[-1][count]
+        if limit < highest:
+            bits &= (1 << (limit + 1)) - 1
         low, high = bits & below, bits >> (peak + 1)
         if low:
             probes.append((count, low.bit_length() - 1))

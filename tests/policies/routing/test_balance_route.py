@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from policies.routing.balance_route_0 import BalanceRoute0
 from policies.routing.balance_route_h import BalanceRouteH
 from policies.routing.base import Reason
+from policies.routing.composition import Composition
 from policies.routing.loads import FlatLoads, HorizonLoads, projected_loads
 from policies.routing.params import BadParameter
 from policies.routing.subset import best_subset
@@ -328,10 +329,19 @@ def case(cluster, pool, mask: int) -> tuple[Snapshot, list[tuple[PoolEntry, list
 
 
 @settings(max_examples=200, deadline=None)
-@given(CLUSTERS, POOLS, st.integers(0, 2**70), st.sampled_from([0.0, 1.0, 9.0]), st.integers(1, 5))
-def test_a_round_fits_as_a_whole_and_leaves_nothing_that_fits(cluster, pool, mask, abundance, window) -> None:  # type: ignore[no-untyped-def]
+@given(
+    st.sampled_from([BalanceRouteH, Composition]),
+    CLUSTERS,
+    POOLS,
+    st.integers(0, 2**70),
+    st.sampled_from([0.0, 1.0, 9.0]),
+    st.integers(1, 5),
+)
+def test_a_round_fits_as_a_whole_and_leaves_nothing_that_fits(
+    kind, cluster, pool, mask, abundance, window
+) -> None:  # type: ignore[no-untyped-def]
     view, feasible = case(cluster, pool, mask)
-    policy = BalanceRouteH(horizon=3, abundance=abundance, window=window, reserve_tokens=RESERVE)
+    policy = kind(horizon=3, abundance=abundance, window=window, reserve_tokens=RESERVE)
     made = policy.assign(feasible, view, random.Random(1))
     requests = {e.request.rid: e.request for e, _ in feasible}
     assert len({a.rid for a in made}) == len(made)

@@ -1,0 +1,98 @@
+"""The composition of BR-H, NetKV and classes in one unit, request-seconds (DESIGN 3.6; no paper has it).
+
+    value(S, g) = sum over r in S of (credit_r - weight_r * cost(r, g)) - N * s * sum_h gamma^h max(0, w - m_g(h))
+
+    cost(r, g)  transfer + queue + first step                   -> netkv's terms, own transfers of this round counted
+    weight_r    cost_weight * TTFT objective / slack, 1..max    -> Request.ttft_slo_s, .arrived_s; `max_weight`
+    credit_r    weight * (wait until the next chance to be admitted + the dearest feasible cost): so that without a
+                balance term every feasible set is worth more than none        -> `wait_s`
+    N           running requests that wait for that worker's step: its barrier's, else its own batch's
+                                                                -> Worker.slots_used, .barrier
+    s           seconds by which a step grows per KV token      -> `seconds_per_kv_token`
+    m_g(h), w   as in BR-H                                      -> loads.HorizonLoads
+
+Stages as in BR-H (`stages`), with two differences: while slots are abundant the largest request picks its best worker
+(a cost belongs to a pair, so the emptiest worker is not the best for all); when they are scarce all 2^W subsets of the
+window are valued at once (value depends on more than w, so two probes are not exact). Both equal brute force.
+`credit` "tokens" pays `credit_s_per_token` * s_r instead: with cost_weight 0 the value is F_H up to a factor, with
+alpha : beta = credit_s_per_token / sum_h gamma^h : N s.
+Not claimed: that this is the best first design (experiments decide); joint choice over several workers.
+"""
+
+import random
+from dataclasses import dataclass
+
+from policies.routing import params
+from policies.routing.balance_route_0 import check_limits
+from policies.routing.base import Assignment
+from policies.routing.loads import HorizonLoads
+from policies.routing.request_seconds import Prices, RequestSecondsRound
+from policies.routing.stages import Feasible, StageLimits, group_workers, split_by_group
+from policies.state.views import Snapshot
+
+CREDITS = ("wait", "tokens")
+MAX_WINDOW = 12  # 2^W subsets are valued per popped worker
+
+
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """Parameters: see the module's docstring, `balance_route_h` and `netkv`. Times in s."""
+
+    horizon: int = 48  # ASSUMPTION: this one and all below that `netkv` and `balance_route_h` mark so
+    gamma: float = 0.9
+    seconds_per_kv_token: float = 1e-7  # ASSUMPTION: 100 kB of KV per token read at 1 TB/s
+    step_base_s: float = 0.02
+    step_per_seq_s: float = 0.0005
+    max_inflight: int = 16
+    strict_priorities: bool = False
+    wait_s: float = 0.5  # ASSUMPTION
+    max_weight: float = 8.0  # ASSUMPTION
+    cost_weight: float = 1.0
+    credit: str = "wait"
+    credit_s_per_token: float = 1e-6
+    window: int = 8
+    abundance: float = 2.0
+    max_wait_s: float = 10.0
+    reserve_tokens: int = 16
+    name: str = "composition"
+
+    def __post_init__(self) -> None:
+        params.integer(self.name, "horizon", self.horizon, 0, 4096)
+        params.number(self.name, "gamma", self.gamma, above=0.0, high=1.0)
+        params.number(self.name, "seconds_per_kv_token", self.seconds_per_kv_token, low=0.0)
+        params.number(self.name, "step_base_s", self.step_base_s, above=0.0)
+        params.number(self.name, "step_per_seq_s", self.step_per_seq_s, low=0.0)
+        params.integer(self.name, "max_inflight", self.max_inflight, 0, 1_000_000)
+        params.flag(self.name, "strict_priorities", self.strict_priorities)
+        params.number(self.name, "wait_s", self.wait_s, above=0.0)
+        params.number(self.name, "max_weight", self.max_weight, low=1.0)
+        params.number(self.name, "cost_weight", self.cost_weight, low=0.0)
+        params.one_of(self.name, "credit", self.credit, CREDITS)
+        params.number(self.name, "credit_s_per_token", self.credit_s_per_token, above=0.0)
+        check_limits(self.name, self.window, self.abundance, self.max_wait_s, self.reserve_tokens)
+        params.integer(self.name, "window", self.window, 1, MAX_WINDOW)
+
+    def assign(self, feasible: Feasible, snapshot: Snapshot, rng: random.Random) -> tuple[Assignment, ...]:
+        assigned: tuple[Assignment, ...] = ()
+        for group, entries in sorted(split_by_group(feasible).items()):
+            assigned += self.round(group, entries, snapshot, rng).run()
+        return assigned
+
+    def round(
+        self, group: str, entries: Feasible, snapshot: Snapshot, rng: random.Random
+    ) -> RequestSecondsRound:
+        """The working state for one group's entries."""
+        loads = HorizonLoads(group_workers(snapshot, group), self.horizon, self.gamma, 1.0, None)
+        limits = StageLimits(self.window, self.abundance, self.max_wait_s, self.reserve_tokens)
+        prices = Prices(
+            self.seconds_per_kv_token,
+            self.step_base_s,
+            self.step_per_seq_s,
+            self.max_inflight,
+            self.strict_priorities,
+            self.wait_s,
+            self.max_weight,
+            self.cost_weight,
+            self.credit_s_per_token if self.credit == "tokens" else None,
+        )
+        return RequestSecondsRound(entries, snapshot, loads, limits, prices, rng)

@@ -1,0 +1,189 @@
+"""One round of the composition: values in request-seconds on top of BalanceRoute's stages. Formulas: `composition`."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from policies.routing.base import Reason
+from policies.routing.loads import HorizonLoads
+from policies.routing.netkv import (
+    own_flows,
+    paths_from,
+    queue_and_step_seconds,
+    sequences_on,
+    transfer_seconds,
+)
+from policies.routing.oracle import Path
+from policies.routing.stages import Feasible, Item, Round, StageLimits
+from policies.state.views import Request, RequestId, Snapshot, WorkerId
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What things cost; see `composition` for each symbol. Seconds unless named otherwise."""
+
+    seconds_per_kv_token: float
+    step_base_s: float
+    step_per_seq_s: float
+    max_inflight: int
+    strict_priorities: bool
+    wait_s: float
+    max_weight: float
+    cost_weight: float
+    credit_s_per_token: float | None
+
+
+def slack_weight(request: Request, now_s: float, most: float) -> float:
+    """weight_r: 1 with the whole TTFT objective ahead or without one, growing as 1/slack, at most `most`."""
+    slo_s = request.ttft_slo_s
+    if slo_s is None or slo_s <= 0:
+        return 1.0
+    slack_s = request.arrived_s + slo_s - now_s
+    return most if slack_s * most <= slo_s else max(1.0, slo_s / slack_s)
+
+
+class RequestSecondsRound(Round):
+    """Stage 1 gives the largest request to the worker of most value; stage 2 the worker the subset of most value."""
+
+    def __init__(
+        self,
+        feasible: Feasible,
+        snapshot: Snapshot,
+        loads: HorizonLoads,
+        limits: StageLimits,
+        prices: Prices,
+        rng: random.Random,
+    ) -> None:
+        super().__init__(feasible, snapshot, loads, limits, rng)
+        self._horizon, self._prices = loads, prices
+        self._admitted = [0] * len(self.workers)
+        self._paths: dict[WorkerId, dict[WorkerId, Path]] = {}
+        self._sent: dict[tuple[WorkerId, int], int] = {}
+        self._credits: dict[RequestId, float] = {}
+        running: dict[str, int] = {}
+        for worker in self.workers:
+            running[worker.barrier] = running.get(worker.barrier, 0) + worker.slots_used
+        # N: who waits for the worker's step: its whole barrier, or its own batch; at least the request itself
+        self._waiting = [max(1, running[w.barrier] if w.barrier else w.slots_used) for w in self.workers]
+        bits = np.arange(1, 1 << limits.window)[:, None] >> np.arange(limits.window) & 1
+        self._subsets: FloatArray = bits.astype(np.float64)
+
+    # ---------------------------------------------------------------------------------------------------- stages
+
+    def _fill(self, row: int) -> bool | None:
+        """Stage 1, request first: `row` only says that there is room. True: slots changed elsewhere."""
+        for index, item in enumerate(self.left):
+            rows = [r for r in self._open if self._fits(r, item)]
+            if rows:
+                over = self._horizon.overflow_everywhere(item.tokens)
+                values = [self._worth(item, r) - self._slowdown(r) * float(over[r]) for r in rows]
+                best = max(range(len(rows)), key=lambda i: (values[i], -self._draw[rows[i]]))
+                self._admit(rows[best], [index], Reason.FILL, values[best])
+                return True
+        return None
+
+    def _refine(self, row: int) -> bool | None:
+        """Stage 2: all subsets of the window at once."""
+        window = self._window(row)
+        if not window:
+            return None
+        items = [self.left[i] for i in window]
+        values, ok = self.subset_values(row, items)
+        best = int(np.where(ok, values, -np.inf).argmax())
+        if ok[best] and values[best] > 0:
+            indices = [index for bit, index in enumerate(window) if best + 1 >> bit & 1]
+            return self._admit(row, indices, Reason.BEST_SUBSET, float(values[best]))
+        singles = [(float(values[(1 << bit) - 1]), -bit) for bit in range(len(window))]
+        value, bit = max(singles)
+        return self._admit(row, [window[-bit]], Reason.LEAST_HARM, value)
+
+    def subset_values(self, row: int, items: Sequence[Item]) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
+        """value(S, g) of every non-empty subset (index + 1 is its bitmask), and whether it fits the worker."""
+        n = len(items)
+        subsets = self._subsets[: (1 << n) - 1, :n]
+        slots = [self._slots(row, item) for item in items]
+        facts = np.array(
+            [(item.tokens, k, self._worth(item, row)) for item, k in zip(items, slots, strict=True)],
+            dtype=np.float64,
+        )
+        sums, counts, worth = (subsets @ facts).T
+        ok = (counts <= self.free[row]) & (sums + self.limits.reserve_tokens * counts <= self.room[row])
+        return worth - self._slowdown(row) * self._horizon.overflow(row, sums), ok
+
+    def _admit(self, row: int, indices: Sequence[int], reason: Reason, score: float) -> bool:
+        items = [self.left[index] for index in indices]
+        moved = super()._admit(row, indices, reason, score)
+        for item in items:
+            self._admitted[row] += self._slots(row, item)
+            path = self._paths_of(item).get(self.workers[row].id)
+            if path is not None:
+                key = (item.entry.prefill_worker, path.tier)
+                self._sent[key] = self._sent.get(key, 0) + 1
+        return moved
+
+    def _extra_terms(self, row: int, items: Sequence[Item]) -> dict[str, float]:
+        w = np.array([sum(item.tokens for item in items)], dtype=np.float64)
+        return {
+            "credit_less_cost_s": sum(self._worth(item, row) for item in items),
+            "cost_s": sum(self.cost_s(item, row) for item in items),
+            "slowdown_s": self._slowdown(row) * float(self._horizon.overflow(row, w)[0]),
+        }
+
+    # ---------------------------------------------------------------------------------------------------- values
+
+    def _slowdown(self, row: int) -> float:
+        """N * s: request-seconds that each step loses per KV token above the envelope."""
+        return self._waiting[row] * self._prices.seconds_per_kv_token
+
+    def _worth(self, item: Item, row: int) -> float:
+        """credit_r - weight_r * cost(r, g)."""
+        prices, weight = self._prices, self._weight(item)
+        if prices.credit_s_per_token is not None:
+            credit = prices.credit_s_per_token * item.tokens
+        else:
+            credit = self._credit(item)
+        return credit - weight * self.cost_s(item, row) if weight else credit
+
+    def _weight(self, item: Item) -> float:
+        prices = self._prices
+        return prices.cost_weight * slack_weight(item.entry.request, self.snapshot.now_s, prices.max_weight)
+
+    def _credit(self, item: Item) -> float:
+        """credit_r: the wait until the next chance plus the dearest cost there is, so that admitting is worth it."""
+        rid = item.entry.request.rid
+        if rid not in self._credits:
+            dearest = max(self.cost_s(item, row) for row in self._open if item.rows >> row & 1)
+            weight = slack_weight(item.entry.request, self.snapshot.now_s, self._prices.max_weight)
+            self._credits[rid] = weight * self._prices.wait_s + self._weight(item) * dearest
+        return self._credits[rid]
+
+    def cost_s(self, item: Item, row: int) -> float:
+        """Transfer + queue + first step of one request on one worker, with what this round sent already."""
+        prices, worker = self._prices, self.workers[row]
+        sender = item.entry.prefill_worker
+        path = self._paths_of(item).get(worker.id)
+        lowest = item.entry.request.priority if prices.strict_priorities else None
+        flows: dict[int, int] = {}
+        if path is not None:
+            flows = own_flows(sender, self._paths_of(item), self.snapshot, prices.max_inflight, lowest)
+            sent = self._sent.get((sender, path.tier), 0)
+            if sent and self.snapshot.oracle is not None and self.snapshot.oracle.own_flows_excluded:
+                flows[path.tier] = min(prices.max_inflight, flows.get(path.tier, 0) + sent)
+        hit_tokens = self.snapshot.hits.tokens(item.entry.request).get(worker.id, 0)
+        transfer_s = transfer_seconds(item.entry, hit_tokens, path, flows)
+        on_it = sequences_on(worker) + self._admitted[row]
+        queue_s, step_s = queue_and_step_seconds(
+            on_it, worker.slots, prices.step_base_s, prices.step_per_seq_s
+        )
+        return transfer_s + queue_s + step_s
+
+    def _paths_of(self, item: Item) -> dict[WorkerId, Path]:
+        sender = item.entry.prefill_worker
+        if sender not in self._paths:
+            self._paths[sender] = paths_from(sender, self.workers, self.snapshot, live=True)
+        return self._paths[sender]

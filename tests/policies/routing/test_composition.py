@@ -1,0 +1,187 @@
+"""The composition: F_H up to a factor, brute force over subsets with per-pair costs, and what each term does."""
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.routing.base import Reason
+from policies.routing.composition import Composition
+from policies.routing.loads import HorizonLoads
+from policies.routing.oracle import Oracle
+from policies.routing.params import BadParameter
+from policies.routing.request_seconds import RequestSecondsRound, slack_weight
+from policies.state.views import Departure, PoolEntry, Request, Role, Snapshot, Transfers, Worker
+from tests.policies.routing.views import entry, snapshot, worker
+
+MB = 1_000_000
+ORACLE = Oracle(
+    {1: 100.0 * MB, 3: 25.0 * MB},
+    {1: 0.001, 3: 0.002},
+    {("p", "near"): 1, ("p", "far"): 3, ("p", "w0"): 1, ("p", "w1"): 3, ("p", "w2"): 3},
+)
+SENDER = worker("p", Role.PREFILL)
+
+
+def start(policy: Composition, view: Snapshot, workers: list[Worker]) -> RequestSecondsRound:
+    return policy.round("g", [(e, workers) for e in view.pool], view, random.Random(0))
+
+
+def fleet(drops: list[int]) -> list[Worker]:
+    departures = tuple(Departure(h, 1, drop) for h, drop in enumerate(drops, start=1))
+    return [
+        worker("w0", kv_tokens=sum(drops) + 50, slots_used=len(drops), departures=departures),
+        worker("w1", kv_tokens=20, slots_used=1),
+        worker("w2", kv_tokens=10, slots_used=2),
+    ]
+
+
+SIZES = st.lists(st.integers(1, 120), min_size=1, max_size=6)
+DROPS = st.lists(st.integers(0, 100), min_size=1, max_size=5)
+
+
+@settings(max_examples=100, deadline=None)
+@given(SIZES, DROPS, st.sampled_from([0.5, 0.9, 1.0]), st.sampled_from([1e-6, 3e-4]))
+def test_with_cost_0_and_credit_by_tokens_the_value_is_f_h_up_to_a_factor(
+    sizes, drops, gamma, credit
+) -> None:  # type: ignore[no-untyped-def]
+    # k F_H = k alpha Gamma w - k beta P(w) with k beta = N s and k alpha Gamma = credit per token; N = 1 on w1
+    policy = Composition(len(drops), gamma, 1e-5, credit="tokens", credit_s_per_token=credit, cost_weight=0.0)
+    workers = fleet(drops)
+    view = snapshot([SENDER, *workers], [entry(f"r{i}", s) for i, s in enumerate(sizes)], ORACLE)
+    made = start(policy, view, workers)
+    values, _ = made.subset_values(1, made._items)
+    k = 1e-5  # with beta = 1
+    alpha = credit / (k * sum(gamma**h for h in range(len(drops) + 1)))
+    f_h = HorizonLoads(workers, len(drops), gamma, alpha, 1.0)
+    sums = [sum(s for i, s in enumerate(sizes) if mask >> i & 1) for mask in range(1, 1 << len(sizes))]
+    assert values.tolist() == pytest.approx([k * f for f in f_h.scores(1, sums)], abs=1e-9)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 120), st.integers(0, 40), st.integers(1, 2), st.sampled_from([None, 0.5, 4.0])
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    DROPS,
+    st.integers(1, 7),
+    st.integers(50, 500),
+)
+def test_stage_2_equals_brute_force_with_per_pair_costs(requests, drops, free, room) -> None:  # type: ignore[no-untyped-def]
+    policy = Composition(len(drops), 0.9, 2e-3, abundance=99.0, reserve_tokens=2)
+    workers = fleet(drops)
+    workers[1] = worker("w1", kv_tokens=20, slots_used=8 - free, kv_capacity_tokens=room + 20)
+    pool = [
+        entry(f"r{i}", size, kv_bytes=mb * MB, slots=k, ttft_slo_s=slo)
+        for i, (size, mb, k, slo) in enumerate(requests)
+    ]
+    view = snapshot([SENDER, *workers], pool, ORACLE, {"r0": {"w1": requests[0][0] // 2}})
+    made = start(policy, view, workers)
+    best = None
+    margins = made._horizon.margins(1)
+    for n in range(1, len(pool) + 1):
+        for subset in itertools.combinations(made._items, n):
+            w, k = sum(i.tokens for i in subset), sum(i.entry.request.slots for i in subset)
+            if k > free or w + 2 * k > room:
+                continue
+            waiting = max(1, 8 - free)
+            slow = waiting * 2e-3 * sum(0.9**h * max(0.0, w - m) for h, m in enumerate(margins))
+            value = -slow
+            for i in subset:
+                weight = slack_weight(i.entry.request, 1.0, 8.0)
+                dearest = max(made.cost_s(i, row) for row in range(3))
+                value += weight * (0.5 + dearest) - weight * made.cost_s(i, 1)
+            best = value if best is None else max(best, value)
+    values, ok = made.subset_values(1, made._items)
+    if best is None:
+        assert not ok.any()
+    else:
+        assert values[ok].max() == pytest.approx(best, rel=1e-9, abs=1e-9)
+
+
+def place(
+    policy: Composition, workers: list[Worker], pool: list[PoolEntry], sender: Worker = SENDER, **kw: Any
+) -> dict[str, tuple[str, Reason]]:
+    view = snapshot([sender, *workers], pool, ORACLE, **kw)
+    made = policy.assign([(e, workers) for e in pool], view, random.Random(0))
+    return {a.rid: (a.decision.worker, a.decision.reason) for a in made}
+
+
+def test_equal_loads_go_to_the_near_worker_until_balance_is_worth_more() -> None:
+    # 10 MB: near 0.101 s, far 0.402 s. 1000 tokens onto near (margin 0): N s (1 + .9) * 1000 = 8 * 1.9e3 s
+    pool = [entry("r", 1000, kv_bytes=10 * MB)]
+    for s, chosen in (
+        (1e-6, "near"),
+        (1e-4, "far"),
+    ):  # 0.0152 s against 0.301 s of transfer; 1.52 s against it
+        workers = [
+            worker("near", kv_tokens=5000, slots_used=7, slots=16),
+            worker("far", kv_tokens=1000, slots_used=7, slots=16),
+        ]
+        policy = Composition(1, 0.9, s, abundance=0.0, step_per_seq_s=0.0)
+        assert place(policy, workers, pool)["r"] == (chosen, Reason.FILL)
+
+
+def test_transfers_of_the_same_round_and_before_it_share_the_near_path() -> None:
+    # 10 MB near: alone 0.101 s, 4 sharing 0.401 s, 5 sharing 0.501 s; far alone 0.402 s: the fifth goes far
+    workers = [worker("near", slots=64), worker("far", slots=64)]
+    policy = Composition(seconds_per_kv_token=0.0, step_per_seq_s=0.0, abundance=0.0)
+    pool = [entry(f"r{i}", 10, kv_bytes=10 * MB) for i in range(5)]
+    placed = [w for w, _ in place(policy, workers, pool).values()]
+    assert placed == ["near"] * 4 + ["far"]
+    busy = worker("p", Role.PREFILL, transfers=(Transfers("near", 0, 4),))
+    assert place(policy, workers, pool[:1], busy)["r0"][0] == "far"
+
+
+def test_without_a_balance_term_every_feasible_set_is_worth_more_than_none() -> None:
+    workers = [worker("near", kv_tokens=9000, slots_used=5), worker("far", kv_tokens=10, slots_used=6)]
+    pool = [entry(f"r{i}", 100 * (i + 1), kv_bytes=50 * MB) for i in range(4)]
+    placed = place(Composition(seconds_per_kv_token=0.0, abundance=99.0), workers, pool)
+    assert {reason for _, reason in placed.values()} == {Reason.BEST_SUBSET}
+    assert len(placed) == 4
+
+
+def test_scarce_slots_go_to_who_has_least_slack() -> None:
+    # one slot, far: both cost 0.402 s there and 0.101 s near. now = 5: "late" has 1 of 6 s left, weight 6
+    workers = [worker("near", slots_used=8), worker("far", slots_used=7)]
+    pool = [entry("calm", 100, 10 * MB, ttft_slo_s=60.0), entry("late", 100, 10 * MB, ttft_slo_s=6.0)]
+    placed = place(Composition(abundance=99.0), workers, pool, now_s=5.0)
+    assert set(placed) == {"late"}
+
+
+@pytest.mark.parametrize(
+    ("slo_s", "now_s", "weight"),
+    [(None, 9.0, 1.0), (4.0, 0.0, 1.0), (4.0, 2.0, 2.0), (4.0, 3.5, 8.0), (4.0, 3.9, 8.0), (4.0, 99.0, 8.0)],
+)
+def test_the_weight_grows_as_the_slack_shrinks(slo_s: float | None, now_s: float, weight: float) -> None:
+    assert slack_weight(Request("r", 0.0, 1, 1, ttft_slo_s=slo_s), now_s, 8.0) == pytest.approx(weight)
+
+
+def test_the_terms_add_up_to_the_score() -> None:
+    workers = [worker("near", kv_tokens=100, slots_used=8), worker("far", slots_used=6)]
+    view = snapshot([SENDER, *workers], [entry("a", 90, MB), entry("b", 80, MB)], ORACLE)
+    feasible = [(e, workers[1:]) for e in view.pool]
+    made = Composition(abundance=99.0).assign(feasible, view, random.Random(0))
+    terms = made[0].decision.ranking[0].terms
+    assert terms["score"] == pytest.approx(terms["credit_less_cost_s"] - terms["slowdown_s"])
+    assert terms["slowdown_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"window": 13}, r"window is 13: it must be a whole number 1\.\.12"),
+        ({"credit": "gift"}, "credit is 'gift': choose one of wait, tokens"),
+        ({"max_weight": 0.5}, "max_weight is 0.5: it must be a number >= 1.0"),
+    ],
+)
+def test_parameters_out_of_range_are_refused(params: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadParameter, match=f"policy composition: {message}"):
+        Composition(**params)
