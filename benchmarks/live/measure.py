@@ -104,6 +104,24 @@ def probe(server: Server, model: str, tokens: int, path: str = CHAT) -> dict[str
     return result.usage
 
 
+def first_answer(
+    server: Server, model: str, tokens: int, within_s: float = 15.0
+) -> tuple[dict[str, Any], str | None]:
+    """Usage of the first request that succeeds, and what went wrong with those before it (None: nothing).
+
+    A server that says it is ready must answer; one that does not is measured all the same, and the report says so.
+    """
+    end_s, problem = time.monotonic() + within_s, None
+    while True:
+        try:
+            return probe(server, model, tokens), problem
+        except MeasureError as error:
+            if time.monotonic() > end_s:
+                raise
+            problem = problem or f"said it was ready, and then: {error}"
+            time.sleep(0.5)
+
+
 def warm_up(server: Server, model: str, plan: Plan, seed: int) -> None:
     """A little of the same load, so that imports, caches and connections of the first requests are not measured."""
     count = min(4 * plan.concurrency, 64, plan.requests)

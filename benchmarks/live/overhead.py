@@ -73,6 +73,13 @@ class Bench:
         )
         return case
 
+    def first_answer(self, server: Server, model: str) -> dict[str, Any]:
+        """Usage of a first request; what failed before it is noted."""
+        usage, problem = measure.first_answer(server, model, TOKENS)
+        if problem is not None:
+            self.note(problem)
+        return usage
+
     def rest(self, server: Server) -> None:
         """Memory and idle CPU of a server that has just become ready and has answered one request."""
         self.results.trees.append(measure.tree_state(server, 1.0 if self.args.quick else 3.0))
@@ -99,7 +106,7 @@ class Bench:
         args, timing = self.args, targets.SimTiming()
         command = targets.sim(self.folder, timing, args.prefill, args.decode)
         with running(command, self.say) as server:
-            usage = measure.probe(server, "sim", TOKENS)
+            usage = self.first_answer(server, "sim")
             ttft_s = timing.ttft_s(int(usage["prompt_tokens"]))
             self.rest(server)
             self.streams(server, "sim", lambda case: measure.add_modelled(case, ttft_s, timing.step_s()))
@@ -137,7 +144,7 @@ class Bench:
         for command in commands:
             self.say(f"{command.name}: starting")
             with running(command, self.say) as server:
-                measure.probe(server, targets.MODEL, TOKENS)
+                self.first_answer(server, targets.MODEL)
                 self.rest(server)
                 for concurrency in self.args.concurrency or VLLM_REQUESTS:
                     plan = self.plan(concurrency, VLLM_REQUESTS.get(concurrency, 96), VLLM_MAX_S)

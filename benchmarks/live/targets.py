@@ -28,7 +28,7 @@ _BF16_FLAGS = {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
 
 @dataclass(frozen=True, slots=True)
 class SimTiming:
-    """Timing of the sim engines, seconds and bytes; written into their configuration field by field."""
+    """Timing of the sim engines, seconds and bytes; written into their configuration, which starts from `tick_1ms`."""
 
     prefill_base_s: float = 1e-3
     prefill_per_token_s: float = 0.0
@@ -84,7 +84,10 @@ def bare() -> Command:
 
 def sim(folder: Path, timing: SimTiming, prefill: int, decode: int) -> Command:
     """Sluice on `prefill` + `decode` sim engines."""
-    options = {"profile": "tick_1ms", "timing": asdict(timing), "slots": 256}
+    changed = {
+        name: value for name, value in asdict(timing).items() if name != "kv_bytes_per_token"
+    }  # the profile's
+    options = {"profile": "tick_1ms", "timing": changed, "slots": 256}
     engines = [
         {"name": "prefill", "role": "prefill", "kind": "sim", "replicas": prefill, "options": options},
         {"name": "decode", "role": "decode", "kind": "sim", "replicas": decode, "options": options},
