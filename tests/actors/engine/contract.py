@@ -30,7 +30,7 @@ class EngineContract:
         hold_transfers_s: float = 0.0,
         slow: bool = False,
     ) -> Engine:
-        """A new engine. `slow`: a prefill and a step take long enough to be interrupted (some 20 ms)."""
+        """A new engine. `slow`: a prefill and a step take long enough to be interrupted (0.4 s and 20 ms)."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -134,8 +134,8 @@ class EngineContract:
         await p.prefilled("r2", PROMPT)  # it still works
 
     async def test_a_read_protects_the_lease_from_its_end(self, rig: Rig) -> None:
-        p = await rig.node(self.make("prefill", "p", lease_s=0.2), "p")
-        d = await rig.node(self.make("decode", "d", hold_transfers_s=0.6), "d")
+        p = await rig.node(self.make("prefill", "p", lease_s=1.0), "p")
+        d = await rig.node(self.make("decode", "d", hold_transfers_s=1.5), "d")
         done = await p.prefilled("r", PROMPT)
         d.client.decode("r", PROMPT, done.handle)
         await d.client.text("r")
@@ -143,7 +143,7 @@ class EngineContract:
         assert p.engine.metrics().leases_expired == 0
 
     async def test_a_read_protects_the_lease_from_release(self, rig: Rig) -> None:
-        p, d = await self.pair(rig, hold_transfers_s=0.4)
+        p, d = await self.pair(rig, hold_transfers_s=1.0)
         done = await p.prefilled("r", PROMPT)
         d.client.decode("r", PROMPT, done.handle)
         await until(lambda: d.engine.status().running == 1, "transfer")
@@ -187,7 +187,7 @@ class EngineContract:
         p = await rig.node(self.make("prefill", "p"), "p")
         d = await rig.node(self.make("decode", "d", slots=1, slow=True), "d")
         done = await p.prefilled("r", PROMPT)
-        d.client.decode("first", PROMPT, max_tokens=100)
+        d.client.decode("first", PROMPT, max_tokens=2000)
         await d.client.wait("first", Out)
         d.client.decode("r", PROMPT, done.handle)
         await until(lambda: d.engine.status().waiting == 1, "queue")
@@ -199,7 +199,7 @@ class EngineContract:
         assert p.engine.metrics().leases_expired == 0
 
     async def test_cancel_in_transfer_lets_the_read_end_first(self, rig: Rig) -> None:
-        p, d = await self.pair(rig, hold_transfers_s=0.5)
+        p, d = await self.pair(rig, hold_transfers_s=1.0)
         done = await p.prefilled("r", PROMPT)
         d.client.decode("r", PROMPT, done.handle)
         await until(lambda: d.engine.status().running == 1, "transfer")
@@ -256,7 +256,7 @@ class EngineContract:
         await c.rests()
 
     async def test_a_decode_that_is_late_in_transfer_frees_both_sides(self, rig: Rig) -> None:
-        p, d = await self.pair(rig, hold_transfers_s=0.5)
+        p, d = await self.pair(rig, hold_transfers_s=1.0)
         done = await p.prefilled("r", PROMPT)
         d.client.decode("r", PROMPT, done.handle, deadline_s=0.2)
         assert (await d.client.wait("r", Failed)).code == "deadline"

@@ -5,7 +5,7 @@ from actors.engine.sim_config import SimEngineConfig
 from actors.engine.sim_engine import SimEngine
 from tests.actors.engine.contract import EngineContract
 
-SLOW = {"prefill_base_s": 0.02, "decode_base_s": 0.02}
+SLOW = {"prefill_base_s": 0.4, "decode_base_s": 0.02}
 
 
 class TestSimContract(EngineContract):

@@ -1,0 +1,217 @@
+"""The socket front: ownership by connection, batching, refusals. With the sim engine behind it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.engine.sim_config import SimEngineConfig
+from actors.engine.sim_engine import SimEngine
+from actors.wire.channel import Channel, Identity, connect
+from actors.wire.messages import Closed, Failed, Out, PrefillDone, Pulled, Tokens
+from tests.actors.engine.rig import Client, Node, Rig, until
+
+PROMPT = list(range(10, 60))
+SLOW = {"prefill_base_s": 0.02, "decode_base_s": 0.02}
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    async with Rig(tmp_path) as rig:
+        yield rig
+
+
+async def node(rig: Rig, name: str = "c", role: Any = "colocated", **options: Any) -> Node:
+    server = {k: options.pop(k) for k in ("max_in_flight", "replica") if k in options}
+    return await rig.node(SimEngine(SimEngineConfig(name, role, **options)), name, **server)
+
+
+async def test_two_ingresses_may_use_the_same_ids(rig: Rig) -> None:
+    c = await node(rig, timing=SLOW)
+    other = await rig.client(c, "other")
+    c.client.decode("r", PROMPT, max_tokens=12)
+    await c.client.wait("r", Out)
+    other.decode("r", [1, 2, 3], max_tokens=500)
+    await other.wait("r", Out)
+    other.cancel("r")  # its own, not the first one's
+    text = await c.client.text("r")
+    assert len(c.client.outs("r")) == 12
+    assert text != "".join(out.text for out in other.outs("r"))
+    await c.rests()
+
+
+async def test_one_cannot_cancel_or_release_what_is_anothers(rig: Rig) -> None:
+    p = await node(rig, "p", "prefill")
+    other = await rig.client(p, "other")
+    await p.prefilled("r", PROMPT)
+    other.cancel("r")
+    other.release("r")
+    other.prefill("mine", PROMPT)
+    await other.wait("mine", PrefillDone)  # so the two messages before it were handled
+    assert p.engine.status().leases == 2
+    p.client.release("r")
+    other.release("mine")
+    await p.rests()
+
+
+async def test_lost_connection_ends_everything_that_came_over_it(rig: Rig) -> None:
+    """1,000 requests in all stages; a second ingress goes on undisturbed."""
+    c = await node(rig, slots=64, timing=SLOW, kv_blocks=65_536)
+    doomed = await rig.client(c, "doomed")
+    c.client.decode("mine", PROMPT, max_tokens=30)
+    for i in range(500):
+        doomed.prefill(f"p{i}", [i, *PROMPT])
+        doomed.decode(f"d{i}", [i, *PROMPT], max_tokens=4 if i % 2 else 2000)
+    await until(lambda: c.engine.status().leases > 50, "leases")
+    await until(lambda: any(isinstance(m, Tokens) for m in doomed.inbox), "tokens")
+    assert c.engine.status().waiting > 0
+    doomed.channel.abort("killed")
+    await c.client.text("mine")
+    await c.rests()
+    assert c.engine.metrics().leases_expired == 0
+
+
+async def test_lost_connection_during_a_pull_frees_after_it(rig: Rig) -> None:
+    p = await node(rig, "p", "prefill")
+    d = await node(rig, "d", "decode", hold_transfers_s=1.0)
+    gone_p, gone_d = await rig.client(p, "gone"), await rig.client(d, "gone")
+    for i in range(20):
+        gone_p.prefill(f"r{i}", [i, *PROMPT])
+        done = await gone_p.wait(f"r{i}", PrefillDone)
+        gone_d.decode(f"r{i}", [i, *PROMPT], done.handle)
+    await until(lambda: d.engine.status().running == 20, "transfers")
+    await asyncio.sleep(0.1)
+    gone_p.channel.abort("killed")
+    gone_d.channel.abort("killed")
+    await asyncio.sleep(0.1)
+    assert p.used > 0
+    await p.rests()
+    await d.rests()
+    assert d.engine.metrics().transfer_failures == 0
+
+
+async def test_a_step_is_one_message_per_connection(rig: Rig) -> None:
+    c = await node(rig)
+    other = await rig.client(c, "other")
+    for client, n in ((c.client, 3), (other, 2)):
+        for i in range(n):
+            client.decode(f"r{i}", [i, *PROMPT], max_tokens=20)
+    for client, n in ((c.client, 3), (other, 2)):
+        for i in range(n):
+            await client.text(f"r{i}")
+        sizes = [len(m.items) for m in client.inbox if isinstance(m, Tokens)]
+        assert sum(sizes) == 20 * n
+        assert max(sizes) == n
+
+
+async def test_busy_id_is_refused_and_goes_on(rig: Rig) -> None:
+    c = await node(rig, timing=SLOW)
+    c.client.decode("r", PROMPT, max_tokens=10)
+    c.client.decode("r", PROMPT, max_tokens=10)
+    c.client.prefill("r", PROMPT)
+    await until(lambda: sum(isinstance(m, Failed) for m in c.client.of("r")) == 2, "refusals")
+    assert {m.code for m in c.client.of("r") if isinstance(m, Failed)} == {"bad_request"}
+    await until(lambda: c.client.outs("r") and c.client.outs("r")[-1].finish, "the first one ends")
+    await c.rests()
+
+
+async def test_a_prefill_may_be_repeated(rig: Rig) -> None:
+    """The older KV of the same request is given back, whether the ingress released it or not."""
+    p = await node(rig, "p", "prefill")
+    first = await p.prefilled("r", PROMPT)
+    p.client.inbox.clear()
+    second = await p.prefilled("r", PROMPT)
+    assert second.handle != first.handle
+    assert p.engine.status().leases == 1
+    p.client.release("r")
+    await p.rests()
+
+
+async def test_too_many_requests_in_flight(rig: Rig) -> None:
+    c = await node(rig, max_in_flight=3, timing=SLOW)
+    for i in range(5):
+        c.client.decode(f"r{i}", [i, *PROMPT])
+    for rid in ("r3", "r4"):
+        failed = await c.client.wait(rid, Failed)
+        assert (failed.code, failed.retryable) == ("overloaded", True)
+    for rid in ("r0", "r1", "r2"):
+        await c.client.text(rid)
+    await c.rests()
+    c.client.decode("again", PROMPT)
+    await c.client.text("again")
+
+
+async def test_leases_do_not_count_as_in_flight(rig: Rig) -> None:
+    p = await node(rig, "p", "prefill", max_in_flight=1)
+    for i in range(3):
+        await p.prefilled(f"r{i}", [i, *PROMPT])
+    assert p.server.in_flight == 0
+    for i in range(3):
+        p.client.release(f"r{i}")
+    await p.rests()
+
+
+async def test_ended_leases_are_forgotten(rig: Rig) -> None:
+    """Pulled or expired leases end without a message to the server; it must not remember them for ever."""
+    p = await node(rig, "p", "prefill", lease_s=0.05)
+    for i in range(20):
+        await p.prefilled(f"r{i}", [i, *PROMPT])
+    await p.rests()
+    await asyncio.sleep(0.06)
+    await p.prefilled("last", PROMPT)
+    assert len(p.server._requests) == 1
+    await p.rests()
+
+
+async def test_info_and_status(rig: Rig) -> None:
+    c = await node(rig, replica="rep1")
+    info = c.server.info()
+    assert (info.node, info.replica, info.state, info.addresses) == (
+        "n0",
+        "rep1",
+        "ready",
+        c.server.addresses,
+    )
+    status = c.server.status()
+    assert (status.engine_id, status.running, status.leases, status.kv_usage) == ("c", 0, 0, 0.0)
+
+
+async def test_a_router_is_no_client_and_wrong_messages_close(rig: Rig) -> None:
+    c = await node(rig)
+    router = await connect(
+        c.server.addresses, lambda: Channel(Identity("router", "x"), lambda channel, message: None)
+    )
+    async with asyncio.timeout(10):
+        await router.closed
+    wrong = await rig.client(c, "wrong")
+    wrong.channel.send(Closed("r", "finished"))
+    async with asyncio.timeout(10):
+        await wrong.channel.closed
+    engine = await connect(
+        c.server.addresses, lambda: Channel(Identity("engine", "x"), lambda channel, message: None)
+    )
+    engine.send(Pulled("unknown"))  # no error
+    engine.send(Closed("r", "finished"))
+    async with asyncio.timeout(10):
+        await engine.closed
+    c.client.decode("r", PROMPT)
+    await c.client.text("r")
+
+
+async def test_tcp_with_a_secret(rig: Rig) -> None:
+    from actors.engine.server import EngineServer
+
+    secret = b"shared"
+    engine = SimEngine(SimEngineConfig("t"))
+    server = EngineServer(engine, Identity("engine", "t", secret), ["tcp:127.0.0.1:0"])
+    await server.start()
+    try:
+        client = Client()
+        await client.connect(server.addresses, secret=secret)
+        client.decode("r", PROMPT)
+        assert await client.text("r")
+        client.channel.close()
+    finally:
+        await server.stop()
