@@ -4,19 +4,15 @@ Two steps, because tokenising lies between them and may take long for a huge pro
 `plan_completion` check everything that needs no tokens; `Plan.fit` checks the tokens against the context.
 """
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
-
-from app.api.errors import ApiError, bad_request
+from app.api.errors import bad_request
+from app.api.extensions import priority_of, session_of, slo_of
 from app.api.fields import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED, refuse_unsupported
-from app.api.schema import MAX_CHOICES, ChatRequest, CompletionRequest, parse
+from app.api.schema import ChatRequest, CompletionRequest, parse
 
 MAX_PROMPTS = 1024
-CLASSES = ("interactive", "standard", "batch")
-_PRIORITY_OF_CLASS = {"interactive": -1, "standard": 0, "batch": 1}
 
 _SAMPLING = (
     "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop_token_ids", "ignore_eos",
@@ -197,8 +193,8 @@ def _common(request: ChatRequest | CompletionRequest, headers: dict[bytes, bytes
         params["response_format"] = request.response_format
     if request.n is not None and request.n > 1:
         params["n"] = request.n
-    priority, request_class = _priority(request.priority, headers)
-    ttft_slo_s, tpot_slo_s = _slo(request, headers)
+    priority, request_class = priority_of(request.priority, headers)
+    ttft_slo_s, tpot_slo_s = slo_of(request.slo, headers)
     return Plan(
         chat=chat,
         model=request.model,
@@ -215,68 +211,9 @@ def _common(request: ChatRequest | CompletionRequest, headers: dict[bytes, bytes
         request_class=request_class,
         ttft_slo_s=ttft_slo_s,
         tpot_slo_s=tpot_slo_s,
-        session=_text(headers.get(b"x-sluice-session"), "x-sluice-session")
-        if request.session is None
-        else request.session,
+        session=session_of(request.session, headers),
         add_special_tokens=True,
     )
-
-
-def _priority(value: int | str | None, headers: dict[bytes, bytes]) -> tuple[int, str]:
-    if value is None:
-        raw = headers.get(b"x-sluice-priority")
-        if raw is None:
-            return 0, "standard"
-        text = _text(raw, "x-sluice-priority").strip()
-        try:
-            value = text if text in _PRIORITY_OF_CLASS else int(text)
-        except ValueError:
-            value = 10**9
-        if isinstance(value, int) and abs(value) > 1000:
-            raise bad_request(
-                "'x-sluice-priority' must be interactive, standard, batch or an integer of at most 1000.",
-                "x-sluice-priority",
-            )
-    if isinstance(value, str):
-        return _PRIORITY_OF_CLASS[value], value
-    return value, CLASSES[1 + (value > 0) - (value < 0)]
-
-
-def _slo(
-    request: ChatRequest | CompletionRequest, headers: dict[bytes, bytes]
-) -> tuple[float | None, float | None]:
-    ttft_ms = request.slo.ttft_ms if request.slo else None
-    tpot_ms = request.slo.tpot_ms if request.slo else None
-    if ttft_ms is None:
-        ttft_ms = _milliseconds(headers, b"x-sluice-slo-ttft-ms")
-    if tpot_ms is None:
-        tpot_ms = _milliseconds(headers, b"x-sluice-slo-tpot-ms")
-    return (None if ttft_ms is None else ttft_ms / 1e3), (None if tpot_ms is None else tpot_ms / 1e3)
-
-
-def _milliseconds(headers: dict[bytes, bytes], name: bytes) -> float | None:
-    raw = headers.get(name)
-    if raw is None:
-        return None
-    try:
-        value = float(raw)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value > 0):
-        raise bad_request(f"'{name.decode()}' must be a positive number of milliseconds.", name.decode())
-    return value
-
-
-def _text(raw: bytes | None, name: str) -> str:
-    if raw is None:
-        return ""
-    try:
-        text = raw.decode()
-    except UnicodeDecodeError:
-        raise bad_request(f"'{name}' is not valid UTF-8.", name) from None
-    if len(text) > 512:
-        raise bad_request(f"'{name}' is longer than 512 characters.", name)
-    return text
 
 
 def _bias_key(key: str) -> str:
@@ -315,74 +252,3 @@ def _check_ids(ids: list[int], vocab_size: int, param: str) -> None:
 
 def _is_int(value: object) -> bool:
     return type(value) is int
-
-
-def messages_for_template(request: ChatRequest) -> list[dict[str, Any]]:
-    """The conversation as chat templates expect it: text parts joined, tool arguments as objects. Raises
-    `ApiError` 400.
-    """
-    messages = []
-    for index, message in enumerate(request.messages):
-        where = f"messages[{index}]"
-        out: dict[str, Any] = dict(message)
-        content = out.get("content")
-        if isinstance(content, list):
-            out["content"] = _join_parts(content, where)
-        elif content is None:
-            if not out.get("tool_calls"):
-                raise bad_request(
-                    f"'{where}.content' is missing.", f"{where}.content", "missing_required_parameter"
-                )
-            out["content"] = ""
-        if out.get("tool_calls"):
-            out["tool_calls"] = [_tool_call(call, where) for call in out["tool_calls"]]
-        messages.append(out)
-    return messages
-
-
-def _join_parts(parts: list[dict[str, Any]], where: str) -> str:
-    texts = []
-    for index, part in enumerate(parts):
-        name = f"{where}.content[{index}]"
-        kind = part.get("type", "text")
-        if kind not in ("text", "input_text", "refusal"):
-            raise bad_request(
-                f"'{name}': parts of type {str(kind)!r} are not supported; send text.",
-                name,
-                "unsupported_parameter",
-            )
-        text = part.get("refusal" if kind == "refusal" else "text")
-        if not isinstance(text, str):
-            raise bad_request(f"'{name}.text' must be a string.", name, "invalid_value")
-        texts.append(text)
-    return "\n".join(texts)
-
-
-def _tool_call(call: dict[str, Any], where: str) -> dict[str, Any]:
-    function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise bad_request(
-            f"'{where}.tool_calls' need a function with a name.", f"{where}.tool_calls", "invalid_value"
-        )
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = orjson.loads(arguments) if arguments.strip() else {}
-        except orjson.JSONDecodeError:
-            raise bad_request(
-                f"'{where}.tool_calls': the arguments are not valid JSON.",
-                f"{where}.tool_calls",
-                "invalid_value",
-            ) from None
-    return call | {"function": function | {"arguments": arguments if arguments is not None else {}}}
-
-
-__all__ = [
-    "MAX_CHOICES",
-    "ApiError",
-    "Plan",
-    "messages_for_template",
-    "plan_chat",
-    "plan_completion",
-    "prompts_of",
-]

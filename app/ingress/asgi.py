@@ -16,16 +16,17 @@ from typing import Any
 
 import orjson
 
-from app.api.errors import ApiError, bad_request
-from app.api.plan import Plan, messages_for_template, plan_chat, plan_completion
+from app.api.errors import ApiError
+from app.api.plan import Plan, plan_chat, plan_completion
 from app.ingress.config import IngressConfig
 from app.ingress.exchange import JSON, Exchange
 from app.ingress.http_protocol import too_large
 from app.ingress.hub import Hub
+from app.ingress.intake import Intake
 from app.ingress.metrics import IngressMetrics
 from app.ingress.reply import AsgiReply, Reply, Request
 from app.ingress.status import fleet_view, status_of
-from app.ingress.tokenizer import TemplateError, TextCodec
+from app.ingress.tokenizer import TextCodec
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class IngressApp:
     ) -> None:
         self.config = config
         self.hub = hub
-        self.codec = codec
+        self._intake = Intake(config, codec)
         self.metrics = metrics
         self.versions = versions
         self.transport = "plain"
@@ -153,17 +154,15 @@ class IngressApp:
     def _chat(self, request: Request, reply: Reply, request_id: str) -> None:
         started_s = self._admit()
         plan = plan_chat(request.body, request.headers)
-        self._check_model(plan)
+        self._intake.check(plan)
         assert plan.request is not None
-        messages = messages_for_template(plan.request)
-        text = self._render(plan, messages)
-        plan.prompts = [text]
+        plan.prompts = [self._intake.render(plan.request)]
         self._start(plan, reply, request_id, started_s)
 
     def _completion(self, request: Request, reply: Reply, request_id: str) -> None:
         started_s = self._admit()
         plan = plan_completion(request.body, request.headers, self.config.default_completion_tokens)
-        self._check_model(plan)
+        self._intake.check(plan)
         self._start(plan, reply, request_id, started_s)
 
     def _admit(self) -> float:
@@ -176,49 +175,19 @@ class IngressApp:
             raise ApiError(429, message, code="too_many_requests", retry_after_s=1.0)
         return self.hub.now_s()
 
-    def _check_model(self, plan: Plan) -> None:
-        if plan.model and plan.model not in self.config.served_names:
-            names = ", ".join(self.config.served_names)
-            raise ApiError(404, f"The model '{plan.model}' is not served here; there is {names}.", param="model",
-                           code="model_not_found")  # fmt: skip
-        slo = self.config.class_slo.get(plan.request_class)
-        if slo is not None:
-            plan.ttft_slo_s = slo.ttft_s if plan.ttft_slo_s is None else plan.ttft_slo_s
-            plan.tpot_slo_s = slo.tpot_s if plan.tpot_slo_s is None else plan.tpot_slo_s
-
-    def _render(self, plan: Plan, messages: list[dict[str, Any]]) -> str:
-        request = plan.request
-        assert request is not None
-        kwargs = dict(request.chat_template_kwargs or {})
-        if request.reasoning_effort is not None:
-            kwargs.setdefault("reasoning_effort", request.reasoning_effort)
-        tools = request.tools if request.tool_choice != "none" else None
-        generate = request.add_generation_prompt is not False and not request.continue_final_message
-        try:
-            return self.codec.render_chat(
-                messages, tools or None, generate, bool(request.continue_final_message), kwargs
-            )
-        except TemplateError as error:
-            raise bad_request(
-                f"The model's chat template refuses the conversation: {error}.", "messages"
-            ) from None
-
     def _start(self, plan: Plan, reply: Reply, request_id: str, started_s: float) -> None:
         context = self.hub.context_tokens()
         if context is None:
             reason = self.hub.ready() or "no engine is known"
             raise ApiError(503, f"Not ready: {reason}; try again later.", code="not_ready", retry_after_s=2.0)
-        if plan.engine_chat is not None and not any("tools" in info.features for info in self.hub.engines()):
-            raise bad_request(
-                "'tools': no engine here parses tool calls; leave them out.", "tools", "unsupported_parameter"
-            )
+        self._intake.check_tools(plan, self.hub.engines())
         size = sum(len(prompt) for prompt in plan.prompts)
         if size <= self.config.offload_prompt_chars:
-            tokens = self._encode(plan)
-            budgets = plan.fit(tokens, context, self.codec.vocab_size)
+            tokens = self._intake.encode(plan)
+            budgets = plan.fit(tokens, context, self._intake.codec.vocab_size)
             exchange = self._open(plan, reply, request_id, started_s)
             exchange.begin(
-                tokens, budgets, self._echoes(plan, tokens), started_s + self.config.request_timeout_s
+                tokens, budgets, self._intake.echoes(plan, tokens), started_s + self.config.request_timeout_s
             )
         else:
             exchange = self._open(plan, reply, request_id, started_s)
@@ -230,12 +199,12 @@ class IngressApp:
         """A long prompt is tokenised in a thread, so that the streams of others go on."""
         plan = exchange.plan
         try:
-            tokens = await self._loop.run_in_executor(None, self._encode, plan)
+            tokens = await self._loop.run_in_executor(None, self._intake.encode, plan)
             if exchange.closed:
                 return
-            budgets = plan.fit(tokens, context, self.codec.vocab_size)
+            budgets = plan.fit(tokens, context, self._intake.codec.vocab_size)
             exchange.begin(
-                tokens, budgets, self._echoes(plan, tokens), started_s + self.config.request_timeout_s
+                tokens, budgets, self._intake.echoes(plan, tokens), started_s + self.config.request_timeout_s
             )
         except ApiError as error:
             exchange.fail(error)
@@ -247,19 +216,6 @@ class IngressApp:
         exchange = Exchange(self, plan, reply, request_id, started_s)
         self._live.add(exchange)
         return exchange
-
-    def _encode(self, plan: Plan) -> list[list[int]]:
-        encode, special = self.codec.encode, plan.add_special_tokens
-        return [encode(prompt, special) if isinstance(prompt, str) else prompt for prompt in plan.prompts]
-
-    def _echoes(self, plan: Plan, tokens: list[list[int]]) -> list[tuple[str, str]]:
-        if not plan.echo:
-            return []
-        decode = self.codec.decode
-        return [
-            (prompt if isinstance(prompt, str) else decode(prompt), decode(ids[:1]))
-            for prompt, ids in zip(plan.prompts, tokens, strict=True)
-        ]
 
     # ---------------------------------------------------------------------------------------- small endpoints
 

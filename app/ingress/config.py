@@ -4,10 +4,7 @@ once.
 
 from dataclasses import dataclass, field
 
-PRIORITY_OF_CLASS = {"interactive": -1, "standard": 0, "batch": 1}
-"""Class name -> priority on the wire; lower is served earlier, as in vLLM. A number maps to a class by its
-sign.
-"""
+from app.api.extensions import PRIORITY_OF_CLASS
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from http import HTTPStatus
 from typing import Any
 
 import httptools
 
 from app.api.errors import ApiError
-from app.ingress.reply import GONE_DISCONNECTED, GONE_SLOW, Headers, Reply, Request
+from app.ingress.http_reply import HttpReply, build_head
+from app.ingress.reply import GONE_DISCONNECTED, Headers, Reply, Request
 
 log = logging.getLogger(__name__)
 
@@ -30,97 +30,9 @@ MAX_HEADER_BYTES = 64 * 2**10
 MAX_PIPELINED = 32
 LINGER_S = 5.0
 
-_STATUS_LINE = {s.value: b"HTTP/1.1 %d %s\r\n" % (s.value, s.phrase.encode()) for s in HTTPStatus}
 _JSON: Headers = [(b"content-type", b"application/json")]
 
 Dispatch = Callable[[Request, Reply], None]
-
-
-class HttpReply:
-    """The reply to one request on a fast connection."""
-
-    __slots__ = (
-        "_chunked",
-        "_connection",
-        "_head",
-        "_head_only",
-        "_keep_alive",
-        "done",
-        "gone",
-        "on_gone",
-        "started",
-    )
-
-    def __init__(
-        self, connection: "FastHttpProtocol", keep_alive: bool, chunked: bool, head_only: bool
-    ) -> None:
-        self.on_gone: Callable[[str], None] | None = None
-        self.gone = False
-        self.started = False
-        self.done = False
-        self._connection = connection
-        self._keep_alive = keep_alive
-        self._chunked = chunked
-        self._head_only = head_only
-        self._head = b""
-
-    def respond(self, status: int, headers: Headers, body: bytes) -> None:
-        if self.gone or self.done:
-            return
-        self.started = True
-        head = self._build_head(status, [*headers, (b"content-length", b"%d" % len(body))])
-        self._connection.write(head if self._head_only else head + body)
-        self._finish()
-
-    def start(self, headers: Headers) -> None:
-        """The head leaves with the first piece: one write."""
-        if self.gone or self.done:
-            return
-        self.started = True
-        extra = [(b"transfer-encoding", b"chunked")] if self._chunked else []
-        self._keep_alive = self._keep_alive and self._chunked
-        self._head = self._build_head(200, headers + extra)
-
-    def write(self, data: bytes) -> None:
-        if self.gone or self.done or not data:
-            return
-        self._connection.write(self._framed(data))
-        if self._connection.behind():
-            self._connection.cut(GONE_SLOW)
-
-    def end(self, data: bytes = b"") -> None:
-        if self.gone or self.done:
-            return
-        body = self._framed(data) if data or self._head else b""
-        self._connection.write(body + b"0\r\n\r\n" if self._chunked and not self._head_only else body)
-        self._finish()
-
-    def lost(self, reason: str) -> None:
-        """The client is gone: tell the owner once."""
-        if self.gone or self.done:
-            return
-        self.gone = True
-        if self.on_gone is not None:
-            self.on_gone(reason)
-
-    def _framed(self, data: bytes) -> bytes:
-        head, self._head = self._head, b""
-        if self._head_only or not data:
-            return head
-        if self._chunked:
-            return b"%s%x\r\n%s\r\n" % (head, len(data), data)
-        return head + data
-
-    def _build_head(self, status: int, headers: Headers) -> bytes:
-        parts = [_STATUS_LINE[status], self._connection.date_line()]
-        parts += [b"%s: %s\r\n" % pair for pair in headers]
-        parts.append(b"\r\n" if self._keep_alive else b"connection: close\r\n\r\n")
-        return b"".join(parts)
-
-    def _finish(self) -> None:
-        self.done = True
-        self.on_gone = None
-        self._connection.finished(self._keep_alive)
 
 
 class FastHttpProtocol(asyncio.Protocol):
@@ -313,10 +225,8 @@ class FastHttpProtocol(asyncio.Protocol):
         if self._current is not None or self._waiting:
             return  # earlier answers first; `finished` closes after them
         body = error.body()
-        reply = HttpReply(self, keep_alive=False, chunked=False, head_only=False)
-        head = reply._build_head(
-            error.status, [*_JSON, *error.headers(), (b"content-length", b"%d" % len(body))]
-        )
+        headers = [*_JSON, *error.headers(), (b"content-length", b"%d" % len(body))]
+        head = build_head(error.status, self.date_line(), headers, keep_alive=False)
         self.write(head + body)
         self.since_s = time.monotonic()
         log.info("refused a request: %s", error.message)

@@ -31,7 +31,8 @@ from actors.wire.messages import (
     Tokens,
 )
 from app.ingress.config import IngressConfig
-from app.ingress.job import EngineFailed, EngineLost, Job, RouterLost, State
+from app.ingress.job import Job
+from app.ingress.job_parts import EngineFailed, EngineLost, RouterLost, State
 from app.ingress.links import EngineLink, EngineLinks
 from app.ingress.metrics import IngressMetrics
 

@@ -13,10 +13,9 @@ first token it ends in an error. A job has no task and no timer: it is driven by
 at its deadlines.
 """
 
-import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from actors.wire.messages import (
     Admitted,
@@ -24,7 +23,6 @@ from actors.wire.messages import (
     Cancel,
     Closed,
     Decode,
-    Failed,
     Message,
     Out,
     Prefill,
@@ -37,114 +35,7 @@ from actors.wire.messages import (
     Submit,
 )
 from app.api.errors import ApiError
-
-
-class State(enum.Enum):
-    """What the job waits for. Held: nothing / work at prefill / lease at prefill / both / work at decode /
-    nothing.
-    """
-
-    SUBMITTED = "submitted"
-    PREFILLING = "prefilling"
-    POOLED = "pooled"
-    ADMITTING = "admitting"
-    DECODING = "decoding"
-    DONE = "done"
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLost:
-    """The connection to `engine_id` is gone, and with it all that this job had there."""
-
-    engine_id: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class EngineFailed:
-    """`Failed` of an engine, with the engine that said it."""
-
-    engine_id: str
-    failed: Failed
-
-
-@dataclass(frozen=True, slots=True)
-class RouterLost:
-    """The router is gone: whatever it had not decided is decided here."""
-
-
-@dataclass(slots=True)
-class Times:
-    """Monotonic seconds of the stages of the last attempt, and what the engines measured themselves
-    (durations).
-    """
-
-    submitted_s: float
-    routed_s: float | None = None
-    pooled_s: float | None = None
-    decode_routed_s: float | None = None
-    first_s: float | None = None
-    last_s: float | None = None
-    engine_queue_s: float = 0.0
-    prefill_s: float | None = None
-    transfer_s: float | None = None
-    transfer_bytes: int = 0
-    descriptors: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What a job is to do; the same for all its attempts. `local`: prefill and decode must be on one engine."""
-
-    tokens: list[int]
-    params: dict[str, Any]
-    max_tokens: int
-    choices: int
-    priority: int
-    request_class: str
-    ttft_slo_s: float | None
-    tpot_slo_s: float | None
-    session: str
-    local: bool
-    chat: bytes | None
-    deadline_s: float  # absolute, monotonic
-    first_choice: int = 0  # index of its first choice in the answer
-
-
-class Owner(Protocol):
-    """Who gets the job's results: the exchange with the client."""
-
-    def job_output(self, job: "Job", out: Out) -> None: ...
-    def job_finished(self, job: "Job") -> None: ...
-    def job_failed(self, job: "Job", error: ApiError) -> None: ...
-
-
-class Ports(Protocol):
-    """What a job can do to the world; `hub.Hub` live, a recorder in the unit tests."""
-
-    max_retries: int
-    lease_margin_s: float
-
-    def now_s(self) -> float: ...
-    def new_rid(self) -> str: ...
-    def register(self, job: "Job") -> None: ...
-    def forget(self, job: "Job", outcome: str) -> None: ...
-    def router_epoch(self) -> int | None:
-        """Number of the current router connection; None without one."""
-
-    def to_router(self, message: Message) -> None: ...
-    def to_engine(self, engine_id: str, job: "Job", message: Message) -> bool:
-        """Sends and ties the job to the engine. False if the engine is not connected."""
-
-    def leave_engine(self, engine_id: str, job: "Job") -> None: ...
-    def choose_prefill(self, job: "Job") -> RoutePrefill | None:
-        """The local policy, where there is no router; None without an engine."""
-
-    def choose_decode(self, job: "Job") -> RouteDecode | None: ...
-    def admitted(self, job: "Job") -> None: ...
-    def retried(self, job: "Job", stage: str, code: str) -> None: ...
-    def transfer_failed(self, job: "Job") -> None: ...
-    def refused(self, job: "Job", event: object) -> None: ...
+from app.ingress.job_parts import EngineFailed, EngineLost, Owner, Ports, RouterLost, State, Times, Work
 
 
 @dataclass(slots=True, eq=False)

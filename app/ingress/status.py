@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from actors.wire.messages import EngineInfo, FleetStatus, Status
-from app.ingress.job import State
+from app.ingress.job_parts import State
 
 if TYPE_CHECKING:
     from app.ingress.asgi import IngressApp

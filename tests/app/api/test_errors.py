@@ -8,8 +8,9 @@ from typing import Any
 import orjson
 import pytest
 
+from app.api.conversation import messages_for_template
 from app.api.errors import ApiError
-from app.api.plan import Plan, messages_for_template, plan_chat, plan_completion
+from app.api.plan import Plan, plan_chat, plan_completion
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 COMPLETION: dict[str, Any] = {"prompt": "hi there"}

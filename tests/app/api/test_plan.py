@@ -5,7 +5,8 @@ from typing import Any
 import orjson
 import pytest
 
-from app.api.plan import Plan, messages_for_template, plan_chat, plan_completion
+from app.api.conversation import messages_for_template
+from app.api.plan import Plan, plan_chat, plan_completion
 
 
 def chat(headers: Any = None, **more: Any) -> Plan:

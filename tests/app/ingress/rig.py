@@ -239,11 +239,12 @@ async def rig(
     hub = Hub(config, Identity("ingress", config.replica_id), find, metrics)
     app = IngressApp(config, hub, WordCodec(VOCAB), metrics, {"version": "0.0"})
     http = Listener(app, listener or ListenerConfig(port=0))
-    await http.start()
-    await hub.start()
-    client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{http.port}", timeout=20)
+    client = httpx.AsyncClient(timeout=20)
     made = Rig(router, hub, app, http, client, {engine.name: engine for engine in engines})
     try:
+        await http.start()
+        client.base_url = httpx.URL(made.url)
+        await hub.start()
         for engine in engines:
             await engine.start(router)
         if engines:

@@ -27,7 +27,8 @@ from actors.wire.messages import (
     Submit,
 )
 from app.api.errors import ApiError
-from app.ingress.job import TABLE, EngineFailed, EngineLost, Job, RouterLost, State, Work
+from app.ingress.job import TABLE, Job
+from app.ingress.job_parts import EngineFailed, EngineLost, RouterLost, State, Work
 
 
 @dataclass

@@ -1,0 +1,68 @@
+"""A conversation as chat templates expect it: content as text, the arguments of tool calls as objects."""
+
+from typing import Any
+
+import orjson
+
+from app.api.errors import bad_request
+from app.api.schema import ChatRequest
+
+
+def messages_for_template(request: ChatRequest) -> list[dict[str, Any]]:
+    """The conversation as chat templates expect it: text parts joined, tool arguments as objects. Raises
+    `ApiError` 400.
+    """
+    messages = []
+    for index, message in enumerate(request.messages):
+        where = f"messages[{index}]"
+        out: dict[str, Any] = dict(message)
+        content = out.get("content")
+        if isinstance(content, list):
+            out["content"] = _join_parts(content, where)
+        elif content is None:
+            if not out.get("tool_calls"):
+                raise bad_request(
+                    f"'{where}.content' is missing.", f"{where}.content", "missing_required_parameter"
+                )
+            out["content"] = ""
+        if out.get("tool_calls"):
+            out["tool_calls"] = [_tool_call(call, where) for call in out["tool_calls"]]
+        messages.append(out)
+    return messages
+
+
+def _join_parts(parts: list[dict[str, Any]], where: str) -> str:
+    texts = []
+    for index, part in enumerate(parts):
+        name = f"{where}.content[{index}]"
+        kind = part.get("type", "text")
+        if kind not in ("text", "input_text", "refusal"):
+            raise bad_request(
+                f"'{name}': parts of type {str(kind)!r} are not supported; send text.",
+                name,
+                "unsupported_parameter",
+            )
+        text = part.get("refusal" if kind == "refusal" else "text")
+        if not isinstance(text, str):
+            raise bad_request(f"'{name}.text' must be a string.", name, "invalid_value")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _tool_call(call: dict[str, Any], where: str) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise bad_request(
+            f"'{where}.tool_calls' need a function with a name.", f"{where}.tool_calls", "invalid_value"
+        )
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = orjson.loads(arguments) if arguments.strip() else {}
+        except orjson.JSONDecodeError:
+            raise bad_request(
+                f"'{where}.tool_calls': the arguments are not valid JSON.",
+                f"{where}.tool_calls",
+                "invalid_value",
+            ) from None
+    return call | {"function": function | {"arguments": arguments if arguments is not None else {}}}

@@ -1,0 +1,86 @@
+"""Sluice's additions to a request: priority, SLO and session, from the body or, failing that, from headers.
+
+body                                header
+priority (class name or integer)    x-sluice-priority
+slo.ttft_ms, slo.tpot_ms            x-sluice-slo-ttft-ms, x-sluice-slo-tpot-ms
+session                             x-sluice-session
+"""
+
+import math
+
+from app.api.errors import bad_request
+from app.api.schema import Slo
+
+CLASSES = ("interactive", "standard", "batch")
+PRIORITY_OF_CLASS = {"interactive": -1, "standard": 0, "batch": 1}
+"""Class name -> priority on the wire; lower is served earlier, as in vLLM. A number maps to a class by its sign."""
+
+MAX_PRIORITY = 1000
+MAX_SESSION_CHARS = 512
+
+
+def priority_of(value: int | str | None, headers: dict[bytes, bytes]) -> tuple[int, str]:
+    """(priority, class name). Raises `ApiError` 400 for a header that is neither a class nor a small integer."""
+    if value is None:
+        raw = headers.get(b"x-sluice-priority")
+        value = 0 if raw is None else _priority_in(_text(raw, "x-sluice-priority").strip())
+    if isinstance(value, str):
+        return PRIORITY_OF_CLASS[value], value
+    return value, CLASSES[1 + (value > 0) - (value < 0)]
+
+
+def slo_of(slo: Slo | None, headers: dict[bytes, bytes]) -> tuple[float | None, float | None]:
+    """(TTFT, TPOT) targets in seconds, None where there is none. Raises `ApiError` 400 for a bad header."""
+    ttft_ms = slo.ttft_ms if slo else None
+    tpot_ms = slo.tpot_ms if slo else None
+    if ttft_ms is None:
+        ttft_ms = _milliseconds(headers, b"x-sluice-slo-ttft-ms")
+    if tpot_ms is None:
+        tpot_ms = _milliseconds(headers, b"x-sluice-slo-tpot-ms")
+    return (None if ttft_ms is None else ttft_ms / 1e3), (None if tpot_ms is None else tpot_ms / 1e3)
+
+
+def session_of(session: str | None, headers: dict[bytes, bytes]) -> str:
+    """The session's name, "" where there is none. Raises `ApiError` 400 for a header that is too long or no text."""
+    if session is not None:
+        return session
+    raw = headers.get(b"x-sluice-session")
+    return "" if raw is None else _text(raw, "x-sluice-session")
+
+
+def _priority_in(text: str) -> int | str:
+    if text in PRIORITY_OF_CLASS:
+        return text
+    try:
+        value = int(text)
+    except ValueError:
+        value = None
+    if value is None or abs(value) > MAX_PRIORITY:
+        raise bad_request(
+            f"'x-sluice-priority' must be {', '.join(CLASSES)} or an integer of at most {MAX_PRIORITY}.",
+            "x-sluice-priority",
+        )
+    return value
+
+
+def _milliseconds(headers: dict[bytes, bytes], name: bytes) -> float | None:
+    raw = headers.get(name)
+    if raw is None:
+        return None
+    try:
+        value = float(raw)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise bad_request(f"'{name.decode()}' must be a positive number of milliseconds.", name.decode())
+    return value
+
+
+def _text(raw: bytes, name: str) -> str:
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        raise bad_request(f"'{name}' is not valid UTF-8.", name) from None
+    if len(text) > MAX_SESSION_CHARS:
+        raise bad_request(f"'{name}' is longer than {MAX_SESSION_CHARS} characters.", name)
+    return text
