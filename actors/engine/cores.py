@@ -6,6 +6,7 @@ ones at 130 ms (DESIGN section 8). The division is made once, when the graph is 
 
 import os
 from collections.abc import Sequence
+from itertools import pairwise
 
 
 def divide_cores(cores: Sequence[int], engines: int) -> tuple[tuple[int, ...], ...]:
@@ -24,7 +25,7 @@ def divide_cores(cores: Sequence[int], engines: int) -> tuple[tuple[int, ...], .
         return tuple((ordered[i % len(ordered)],) for i in range(engines))
     size, larger = divmod(len(ordered), engines)
     starts = [i * size + min(i, larger) for i in range(engines + 1)]
-    return tuple(tuple(ordered[a:b]) for a, b in zip(starts, starts[1:], strict=False))
+    return tuple(tuple(ordered[a:b]) for a, b in pairwise(starts))
 
 
 def split_ranks(cores: Sequence[int], ranks: int) -> str:

@@ -1,17 +1,19 @@
 """vLLM's plugin hook: runs in every process of an engine, ties its life to its owner's, and forks CPU workers.
 
-vLLM loads `register` (entry point group `vllm.general_plugins`) in each process of an engine: the owner, which runs
-`AsyncLLM`, the engine core and every worker.
+vLLM loads `register` (entry point group `vllm.general_plugins`) in each process of an engine: the owner, which
+runs `AsyncLLM`, the engine core and every worker.
 
-**Life.** vLLM's core does not watch its parent, so a `kill -9` of the owner would leave the core and the workers behind
-with their cores, memory and NIXL lease heartbeats (DESIGN section 7). Here each child asks the kernel to kill it when its
-parent dies. Core and workers form a chain (owner -> core -> worker), so the whole tree falls. The owner names itself in
-`SLUICE_ENGINE_PARENT` before it starts the engine. Between its start and this call (imports, some 15 s) a child is
-unprotected; therefore it also looks whether the owner is still alive and leaves if it is not.
+**Life.** vLLM's core does not watch its parent, so a `kill -9` of the owner would leave the core and the workers
+behind with their cores, memory and NIXL lease heartbeats (DESIGN section 7). Here each child asks the kernel to
+kill it when its parent dies. Core and workers form a chain (owner -> core -> worker), so the whole tree falls.
+The owner names itself in `SLUICE_ENGINE_PARENT` before it starts the engine. Between its start and this call
+(imports, some 15 s) a child is unprotected; therefore it also looks whether the owner is still alive and leaves
+if it is not.
 
-**Fork.** vLLM spawns CPU workers so that OpenMP reads its thread binding from a fresh environment; each then imports for
-15 CPU seconds what its core has just imported. With one worker per core process the binding can stand in the core's own
-environment, and the worker is forked. The core must not be bound itself: it gives the binding back, the worker takes it.
+**Fork.** vLLM spawns CPU workers so that OpenMP reads its thread binding from a fresh environment; each then
+imports for 15 CPU seconds what its core has just imported. With one worker per core process the binding can stand
+in the core's own environment, and the worker is forked. The core must not be bound itself: it gives the binding
+back, the worker takes it.
 """
 
 import ctypes
@@ -26,7 +28,7 @@ FREE_ENV = "SLUICE_OWNER_CORES"  # the cores that the owner may run on
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _ORPHANED = 70  # exit status; EX_SOFTWARE of sysexits.h
 
-# Unix times: when this process had loaded its plugins, so nearly all of its imports, and when it was forked (0.0: never).
+# Unix times: when this process had loaded its plugins, so nearly all of its imports; when it was forked (0.0: never).
 imported_at_s = 0.0
 forked_at_s = 0.0
 
@@ -65,7 +67,9 @@ def die_with_parent(owner: int) -> None:
     """The kernel kills this process when the thread that started it ends; ends it now if process `owner` is gone."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed; engine processes may outlive their owner")
+        raise OSError(
+            ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed; engine processes may outlive their owner"
+        )
     if not _alive(owner):
         os._exit(_ORPHANED)
 

@@ -149,7 +149,7 @@ def read_cpu_flags() -> frozenset[str]:
 
 
 def kv_transfer_args(config: VllmEngineConfig, device: Device) -> dict[str, Any]:
-    """Fields of vLLM's KVTransferConfig. A failed load ends the request: the router decides what to do, not the engine."""
+    """Fields of vLLM's KVTransferConfig. A failed load ends the request: what then is the router's decision."""
     return {
         "kv_connector": CONNECTOR,
         "kv_connector_module_path": CONNECTOR_MODULE,

@@ -1,8 +1,9 @@
 """The real engine: vLLM's AsyncLLM in this process, its core and workers in child processes.
 
-Requests go to vLLM's core as token ids and come back as outputs of whole engine steps. vLLM would wake one task per
-request and step; here its output processor writes into `Stream`s that collect a step's output, so one engine step is one
-`sink.tokens` call. Adds, aborts and releases leave through one queue, hence in the order in which they were asked for.
+Requests go to vLLM's core as token ids and come back as outputs of whole engine steps. vLLM would wake one task
+per request and step; here its output processor writes into `Stream`s that collect a step's output, so one engine
+step is one `sink.tokens` call. Adds, aborts and releases leave through one queue, hence in the order in which
+they were asked for.
 
 Every engine can prefill for others and decode from others, whatever its role: the role is a matter of routing.
 """
@@ -135,11 +136,15 @@ class VllmEngine:
         return True
 
     async def stop(self) -> None:
-        llm, self._llm = self._llm, None
+        llm = self._llm
+        self._draining = True
         if self._pump is not None:
             self._pump.cancel()
         for work in list(self._works.values()):
-            self._end(work)
+            self._fail(work, "engine_dead", f"engine {self._config.id} was stopped", True)
+        self._leases.clear()
+        self._lease_rid.clear()
+        self._llm = None
         if llm is not None:
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._starter, lambda: llm.shutdown(timeout=_SHUTDOWN_S))
@@ -163,7 +168,7 @@ class VllmEngine:
         if not self._accepts("decode", msg.rid):
             return
         try:
-            work = self._decode_work(msg)
+            work = self._work.Work("decode", msg, choices=self._params.sequences(msg.params))
             requests = [self._request(msg, params) for params in self._choice_params(work)]
         except self._params.BadParameter as e:
             self._sink.failed(Failed(msg.rid, "decode", "bad_request", str(e), False, e.param))
@@ -179,26 +184,23 @@ class VllmEngine:
             else:
                 self._submit(work, index, request)
 
-    def _decode_work(self, msg: Decode) -> Any:
-        """The work of a decode with its handle and parsers. Raises BadParameter, ValueError for a bad handle."""
-        choices = self._params.sequences(msg.params)
-        work = self._work.Work("decode", msg, choices=choices)
-        if msg.handle is not None:
-            work.remote = self._work.decode_handle(msg.handle)
-        if msg.chat is not None:
-            work.parsers = [self._tools.stream(msg.chat, msg.tokens) for _ in range(choices)]
-        return work
-
     def _choice_params(self, work: Any) -> list[Any]:
-        base = self._params.sampling_params(work.msg.params, self._defaults)
+        """SamplingParams of each choice; the first pulls the KV. Raises BadParameter, ValueError for a bad handle."""
+        msg = work.msg
+        base = self._params.sampling_params(msg.params, self._defaults)
+        if msg.chat is not None:
+            session = self._tools.session(msg.chat, msg.tokens)
+            session.adjust(base)
+            work.parsers = [session.choice() for _ in range(work.choices)]
         children = [self._params.child_params(base, index) for index in range(work.choices)]
-        if work.remote is not None:
+        if msg.handle is not None:
+            remote = self._work.decode_handle(msg.handle)
             if base.prompt_logprobs is not None:
                 # vLLM computes such a prompt itself; the copy that the prefill holds is given back unread.
-                self._give_up(work.remote)
-                work.remote = None
+                self._give_up(remote)
             else:
-                children[0].extra_args = {"kv_transfer_params": work.remote}
+                work.remote = remote
+                children[0].extra_args = {"kv_transfer_params": remote}
         return children
 
     def _request(self, msg: Prefill | Decode, params: Any) -> Any:
@@ -209,7 +211,7 @@ class VllmEngine:
             request = self._llm.input_processor.process_inputs(
                 msg.rid, tokens_input(msg.tokens), params, supported_tasks=self._tasks, priority=msg.priority
             )
-        except ValueError as e:
+        except self._params.REFUSALS as e:
             raise self._params.bad_parameter(e) from e
         self._llm.input_processor.assign_request_id(request)
         return request
@@ -264,7 +266,7 @@ class VllmEngine:
         self._post(lambda: core.add_request_async(request), work)
 
     def _abort(self, work: Any) -> None:
-        """End a work without a word to the client; the core frees its blocks, and a pull's lender is told by the core."""
+        """End a work without a word to the client; the core frees its blocks and tells the lender of a pull."""
         ids = work.open_ids()
         self._end(work)
         self._batch = [piece for piece in self._batch if piece.rid != work.rid]
@@ -373,10 +375,9 @@ class VllmEngine:
         if not work.admitted:
             self._admit(work, output.num_cached_tokens or 0)
         work.generated_tokens += len(output.outputs[0].token_ids)
-        delta = work.parsers[stream.index].delta(output) if work.parsers else None
         if not self._batch:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._batch.append(self._work.out(work, stream, output, delta))
+        self._batch.append(self._work.out(work, stream, output))
         siblings, work.siblings = work.siblings, []
         for index, request in siblings:
             self._submit(work, index, request)

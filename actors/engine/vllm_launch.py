@@ -1,9 +1,10 @@
 """Starts vLLM's AsyncLLM for a VllmEngineConfig, and says where the time goes.
 
-Phases (seconds, in order): `imports` (vLLM in the owner), `config`, then from the worker's own clock `core_spawn` (until
-the worker process exists), `worker_imports`, `weights` (model, KV cache, NIXL), and `core_ready` (the rest until the core
-answers), at last `warm_up`. Start-up blocks for a minute, so it runs in a thread of its own; that thread lives as long as
-the engine, because the kernel's parent-death signal (plugin) belongs to the thread that started the children.
+Phases (seconds, in order): `imports` (vLLM in the owner), `config`, then from the worker's own clock `core_spawn`
+(until the worker process exists), `worker_imports`, `weights` (model, KV cache, NIXL), and `core_ready` (the rest
+until the core answers), at last `warm_up`. Start-up blocks for a minute, so it runs in a thread of its own; that
+thread lives as long as the engine, because the kernel's parent-death signal (plugin) belongs to the thread that
+started the children.
 """
 
 import contextlib
@@ -72,7 +73,9 @@ def launch(config: VllmEngineConfig, ledger: Ledger, clock: PhaseClock) -> Any:
     for name in UNSET:
         os.environ.pop(name, None)
     os.environ.update(environment(config, device, port))
-    with without("sklearn"):  # transformers imports it where it finds it, for one function that nobody here calls
+    with without(
+        "sklearn"
+    ):  # transformers imports it where it finds it, for one function that nobody here calls
         import vllm.v1.engine.async_llm  # noqa: F401
 
     from vllm.config import KVTransferConfig

@@ -1,7 +1,7 @@
 """OpenAI sampling fields of the wire -> vLLM's SamplingParams.
 
-Values are validated by vLLM itself, so what is refused is what vLLM's own server refuses; names that neither knows are
-refused too. Defaults that the model's generation_config.json gives hold where the request says nothing.
+Values are validated by vLLM itself, so what is refused is what vLLM's own server refuses; names that neither
+knows are refused too. Defaults that the model's generation_config.json gives hold where the request says nothing.
 """
 
 import json
@@ -9,19 +9,22 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from vllm.exceptions import VLLMValidationError
+from vllm.exceptions import VLLMClientError
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 FIELDS = frozenset(
     {
-        "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens", "n",
-        "logprobs", "prompt_logprobs", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
+        "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos",
+        "min_tokens", "n", "logprobs", "prompt_logprobs", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
         "response_format", "skip_special_tokens", "include_stop_str_in_output", "allowed_token_ids", "bad_words",
     }
 )  # fmt: skip
 
 # What a generation_config.json may set; its other entries are no sampling fields.
 _MODEL_DEFAULTS = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p")
+
+# What vLLM raises where a request cannot be served as it is.
+REFUSALS = (VLLMClientError, ValueError)
 
 _FIRST_WORD = re.compile(r"[a-z_]+")
 
@@ -48,7 +51,7 @@ def sampling_params(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> Sa
         return SamplingParams.from_optional(
             **values, structured_outputs=structured, output_kind=RequestOutputKind.DELTA
         )
-    except (VLLMValidationError, ValueError, TypeError) as e:
+    except (*REFUSALS, TypeError) as e:
         raise bad_parameter(e) from e
 
 

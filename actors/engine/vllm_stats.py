@@ -26,7 +26,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A worker's first report: NIXL's compatibility hash, bytes of one KV block in this worker, Unix times of its start."""
+    """A worker's first report: NIXL's compatibility hash, bytes of its part of a KV block, Unix times of its start."""
 
     compatibility_hash: str
     kv_block_bytes: int

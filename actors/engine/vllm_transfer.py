@@ -1,14 +1,16 @@
-"""The worker's view of NIXL while it pulls KV: who a transfer belongs to, what it moved, and whether it was still valid.
+"""The worker's view of NIXL while it pulls KV: who a transfer belongs to, what it moved, and whether it was still
+valid.
 
-`TransferAgent` stands between vLLM's NIXL worker and the NIXL agent. vLLM computes which descriptors to read; the agent
-sees every read just before it is posted. That is where transfers are attributed to requests and where the "done"
-message to the prefill engine is taken off the read, so that it is sent only after the read was found valid. A flow
-scheduler splits and holds reads at the same place.
+`TransferAgent` stands between vLLM's NIXL worker and the NIXL agent. vLLM computes which descriptors to read; the
+agent sees every read just before it is posted. That is where transfers are attributed to requests and where the
+"done" message to the prefill engine is taken off the read, so that it is sent only after the read was found
+valid. A flow scheduler splits and holds reads at the same place.
 
-`LeaseTable` is what makes a read valid: an array in the prefill worker's memory, registered with NIXL, with one number
-(a generation) per lease. The worker wipes a lease's generation before its blocks may be reused. A decode worker reads it
-after it has read the blocks: if the generation is the expected one, the blocks had not been given back when the read
-ended. This costs eight bytes per transfer and no word from the other engine, which may be busy for seconds.
+`LeaseTable` is what makes a read valid: an array in the prefill worker's memory, registered with NIXL, with one
+number (a generation) per lease. The worker wipes a lease's generation before its blocks may be reused. A decode
+worker reads it after it has read the blocks: if the generation is the expected one, the blocks had not been given
+back when the read ended. This costs eight bytes per transfer and no word from the other engine, which may be busy
+for seconds.
 """
 
 import time
@@ -23,7 +25,7 @@ _WORD_BYTES = 8
 
 # A generation is read by spinning: it arrives in microseconds, and waiting for the next engine step would cost the
 # request a whole step. Past this the read counts as failed.
-_PROBE_TIMEOUT_S = 2.0
+PROBE_TIMEOUT_S = 2.0
 _SPIN_S = 0.002
 
 
@@ -124,8 +126,9 @@ class LeaseTable:
 class LeaseProbe:
     """Reads generations from prefill workers' tables."""
 
-    def __init__(self, agent: Any, backends: list[str]) -> None:
+    def __init__(self, agent: Any, backends: list[str], timeout_s: float = PROBE_TIMEOUT_S) -> None:
         self._agent = agent
+        self._timeout_s = timeout_s
         self._word = np.zeros(1, dtype=np.uint64)
         self._address = int(self._word.ctypes.data)
         region = [(self._address, _WORD_BYTES, 0, "")]
@@ -133,7 +136,7 @@ class LeaseProbe:
         self._local = agent.get_xfer_descs([(self._address, _WORD_BYTES, 0)], "DRAM")
 
     def holds(self, source: Source, table_address: int, slot: int, generation: int) -> bool:
-        """Whether `generation` still stands in `slot` of the table. Raises what NIXL raises, TimeoutError if too late."""
+        """Whether `generation` still stands in `slot` of the table. Raises what NIXL raises, and TimeoutError."""
         remote = self._agent.get_xfer_descs([(table_address + slot * _WORD_BYTES, _WORD_BYTES, 0)], "DRAM")
         self._word[0] = 0
         handle = self._agent.initialize_xfer("READ", self._local, remote, source.agent)
@@ -142,9 +145,9 @@ class LeaseProbe:
             started_s = time.perf_counter()
             while state == "PROC":
                 waited_s = time.perf_counter() - started_s
-                if waited_s > _PROBE_TIMEOUT_S:
+                if waited_s > self._timeout_s:
                     raise TimeoutError(
-                        f"the lease table of {source.agent} could not be read in {_PROBE_TIMEOUT_S} s"
+                        f"the lease table of {source.agent} was not read in {self._timeout_s} s"
                     )
                 if waited_s > _SPIN_S:
                     time.sleep(0.0002)

@@ -99,19 +99,23 @@ def decode_handle(handle: bytes) -> dict[str, Any]:
     return params
 
 
-def out(work: Work, stream: Stream, output: Any, delta: bytes | None) -> Out:
-    """One piece of one choice. Token ids and logprobs are as asked for; text is empty where `delta` has it parsed."""
+def out(work: Work, stream: Stream, output: Any) -> Out:
+    """One piece of one choice. Logprobs are as asked for; where the output is parsed it is in `delta`, and no text."""
     completion = output.outputs[0]
     params = work.msg.params
     top = params.get("logprobs")
     prompt_top = params.get("prompt_logprobs")
     ids = list(completion.token_ids)
+    text, finish, delta = completion.text, completion.finish_reason, None
+    if work.parsers:
+        delta, finish = work.parsers[stream.index].delta(text, ids, finish)
+        text = ""
     return Out(
         rid=work.rid,
-        text=completion.text if delta is None else "",
+        text=text,
         n_tokens=len(ids),
         index=stream.index,
-        finish=completion.finish_reason,
+        finish=finish,
         stop_reason=completion.stop_reason,
         token_ids=ids,
         logprobs=token_logprobs(ids, completion.logprobs, top)

@@ -33,6 +33,7 @@ class Engine:
                 stderr=stderr,
                 env={**os.environ, "PYTHONPATH": str(HOST.parents[2])},
             )
+        self.largest_batch = 0  # pieces that came in one message
         self._changed = threading.Condition()
         self._seen: dict[str, list[Any]] = defaultdict(list)
         self._answers: dict[str, list[Any]] = defaultdict(list)
@@ -46,6 +47,7 @@ class Engine:
             message = ANSWERS.decode(stdout.read(struct.unpack(">I", head)[0]))
             with self._changed:
                 if isinstance(message, Tokens):
+                    self.largest_batch = max(self.largest_batch, len(message.items))
                     for item in message.items:
                         self._seen[item.rid].append(item)
                 elif isinstance(message, dict):
@@ -72,7 +74,7 @@ class Engine:
         return self._answer(what, 20.0)
 
     def status(self) -> Status:
-        return msgspec.convert(self.ask("status"), Status)
+        return Status(**self.ask("status"))
 
     def seen(self, rid: str) -> list[Any]:
         with self._changed:

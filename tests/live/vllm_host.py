@@ -1,10 +1,11 @@
 """One vLLM engine in a process of its own, driven over stdin and stdout: `python vllm_host.py CONFIG_JSON`.
 
-Frames (4 bytes length, msgpack) in: wire messages, or a string: "status", "metrics", "info", "stop". Out: wire messages, or
-{name, value} for a question. vLLM's own output goes to stderr.
+Frames (4 bytes length, msgpack) in: wire messages, or a string: "status", "metrics", "info", "stop". Out: wire
+messages, or {name, value} for a question. vLLM's own output goes to stderr.
 """
 
 import asyncio
+import dataclasses
 import json
 import os
 import struct
@@ -37,6 +38,12 @@ class Pipe:
         self.write(Tokens(items))
 
 
+def fields(record: Any) -> dict[str, Any]:
+    """Field names and values of a struct or dataclass."""
+    kind = msgspec.structs.asdict if isinstance(record, msgspec.Struct) else dataclasses.asdict
+    return dict(kind(record))
+
+
 async def serve(engine: VllmEngine, pipe: Pipe, reader: asyncio.StreamReader) -> None:
     while True:
         try:
@@ -56,11 +63,11 @@ async def serve(engine: VllmEngine, pipe: Pipe, reader: asyncio.StreamReader) ->
             case "stop":
                 return
             case "status":
-                pipe.write({"name": "status", "value": engine.status()})
+                pipe.write({"name": "status", "value": fields(engine.status())})
             case "metrics":
-                pipe.write({"name": "metrics", "value": msgspec.to_builtins(engine.metrics())})
+                pipe.write({"name": "metrics", "value": fields(engine.metrics())})
             case "info":
-                pipe.write({"name": "info", "value": engine.info()})
+                pipe.write({"name": "info", "value": fields(engine.info())})
             case _:
                 raise ValueError(f"unexpected {message!r}")
 

@@ -1,0 +1,465 @@
+"""One prefill and one decode engine of vLLM, each in its own process, on their own core: the engine contract, for real.
+
+Both are started once. The decode engine holds every read for a moment, so that requests can be met in their transfer.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+from tokenizers import Tokenizer
+
+from actors.engine.cores import divide_cores, usable_cores
+from actors.wire.messages import Admitted, Cancel, Decode, Failed, Out, Prefill, PrefillDone, ReleaseKV
+from app.models import resolve
+from tests.live.vllm_client import Engine
+
+pytestmark = [pytest.mark.live, pytest.mark.vllm, pytest.mark.timeout(600)]
+
+START_S = 500.0
+LEASE_S = 8
+BLOCK = 128
+GREEDY = {"temperature": 0.0}
+
+PROMPTS = [
+    "The capital of France is",
+    "Write one sentence about the sea.",
+    "def fibonacci(n):",
+    "List the planets of the solar system in their order from the sun: Mercury,",
+    "Once upon a time there was a king who had three sons, and the youngest of them " * 20,
+]
+
+
+class Pair:
+    """Prefill engine `p` and decode engine `d`."""
+
+    def __init__(self, directory: Path) -> None:
+        model = resolve("smollm2-135m-instruct")
+        self.tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+        cores = divide_cores(usable_cores(), 2)
+        common: dict[str, Any] = {
+            "model": str(model), "served_name": "small", "device": "cpu", "kv_space_gib": 0.25, "slots": 4,
+            "max_model_len": 1536, "lease_s": LEASE_S,
+        }  # fmt: skip
+        self.p = Engine({**common, "id": "p", "role": "prefill", "cores": cores[0]}, directory / "p.log")
+        decode = {"role": "decode", "tool_parser": "hermes", "connector_args": {"hold_reads_s": 0.3}}
+        self.d = Engine({**common, **decode, "id": "d", "cores": cores[1]}, directory / "d.log")
+
+    def tokens(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text).ids)
+
+    def both(self, rid: str, tokens: list[int], params: dict[str, Any], **more: Any) -> list[Out]:
+        """Prefill on one engine, decode on the other."""
+        done = self.p.prefill(rid, tokens)
+        return self.d.decode(rid, tokens, params, done.handle, **more)
+
+    def idle(self) -> None:
+        self.p.until_idle(0)
+        self.d.until_idle(0)
+
+
+@pytest.fixture(scope="session")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """The last act is a test, too: a killed owner takes its tree along, and a stopped one leaves nothing."""
+    pair = Pair(tmp_path_factory.mktemp("vllm"))
+    try:
+        pair.p.wait_ready(START_S)
+        pair.d.wait_ready(START_S)
+        yield pair
+        children = [*pair.p.children(), *pair.d.children()]
+        assert len(children) >= 4
+        pair.p.process.kill()
+        pair.d.stop()
+        _, alive = psutil.wait_procs(children, timeout=15)
+        assert alive == []
+    finally:
+        pair.p.stop()
+        pair.d.stop()
+
+
+@pytest.fixture
+def pair(engines: Pair) -> Iterator[Pair]:
+    """Both engines, empty before and after each test."""
+    engines.idle()
+    yield engines
+    engines.idle()
+
+
+_fresh_from = iter(range(2000, 40000, 7))
+
+
+def fresh(count: int) -> list[int]:
+    """`count` tokens that no other test has used, so that nothing of them is cached."""
+    first = next(_fresh_from)
+    return [(first * 31 + i * 17) % 48000 + 100 for i in range(count)]
+
+
+def text(pieces: list[Out], index: int = 0) -> str:
+    return "".join(piece.text for piece in pieces if piece.index == index)
+
+
+# --------------------------------------------------------------------------------------------------- the way through
+
+
+@pytest.mark.parametrize("number", range(len(PROMPTS)))
+def test_disaggregated_text_equals_colocated(pair: Pair, number: int) -> None:
+    tokens = pair.tokens(PROMPTS[number])
+    alone = pair.p.decode(f"alone-{number}", tokens, {**GREEDY, "max_tokens": 16}, None)
+    split = pair.both(f"split-{number}", tokens, {**GREEDY, "max_tokens": 16})
+    assert text(split) == text(alone)
+    assert len(text(split)) > 0
+    assert sum(piece.n_tokens for piece in split) == sum(piece.n_tokens for piece in alone)
+
+
+def test_kv_moves_over_nixl_and_is_accounted_to_its_request(pair: Pair) -> None:
+    before, tokens = pair.d.ask("metrics"), fresh(2 * BLOCK + 40)
+    done = pair.p.prefill("moved", tokens)
+    pair.d.decode("moved", tokens, {**GREEDY, "max_tokens": 2}, done.handle)
+    admitted, after = pair.d.admitted("moved"), pair.d.ask("metrics")
+    assert done.kv_bytes == admitted.transfer_bytes == 3 * BLOCK * 2 * 30 * 3 * 64 * bytes_per_value(pair)
+    assert admitted.transfer_s > 0
+    assert admitted.descriptors == 30  # contiguous blocks: one per layer
+    assert after["transfer_bytes"] - before["transfer_bytes"] == admitted.transfer_bytes
+    assert after["transfers"] - before["transfers"] == 1
+    assert after["prefill_tokens"] - before["prefill_tokens"] <= 1
+    kinds = [type(message) for message in pair.d.seen("moved")]
+    assert kinds.count(Admitted) == 1
+    assert kinds[0] is Admitted
+
+
+def bytes_per_value(pair: Pair) -> int:
+    from actors.engine.vllm_config import VllmEngineConfig, resolve_dtype
+
+    return 2 if resolve_dtype(VllmEngineConfig(id="x", model="x", role="decode"), "cpu") == "bfloat16" else 4
+
+
+def test_a_prompt_that_the_decode_engine_has_cached_is_not_moved_again(pair: Pair) -> None:
+    tokens = fresh(2 * BLOCK + 10)
+    first = pair.both("first", tokens, {**GREEDY, "max_tokens": 4})
+    second = pair.both("second", tokens, {**GREEDY, "max_tokens": 4})
+    assert text(first) == text(second)
+    assert pair.d.admitted("second").transfer_bytes < pair.d.admitted("first").transfer_bytes
+    assert pair.d.admitted("second").cached_tokens == 2 * BLOCK
+
+
+def test_several_choices_share_one_pull(pair: Pair) -> None:
+    before = pair.d.ask("metrics")["transfers"]
+    tokens = fresh(BLOCK + 30)
+    pieces = pair.both("choices", tokens, {**GREEDY, "max_tokens": 5, "n": 3, "ignore_eos": True})
+    assert {text(pieces, index) for index in range(3)} == {text(pieces, 0)}
+    assert sorted(piece.index for piece in pieces if piece.finish) == [0, 1, 2]
+    assert pair.d.ask("metrics")["transfers"] == before + 1
+
+
+def test_seeds_of_choices_follow_one_another(pair: Pair) -> None:
+    tokens = pair.tokens("My favourite animal is the")
+    params = {"temperature": 1.0, "max_tokens": 8, "ignore_eos": True}
+    pieces = pair.d.decode("seeded", tokens, {**params, "seed": 41, "n": 2}, None)
+    assert text(pieces, 0) != text(pieces, 1)
+    assert text(pair.d.decode("seed-41", tokens, {**params, "seed": 41}, None)) == text(pieces, 0)
+
+
+def test_requests_of_one_step_come_together(pair: Pair) -> None:
+    pair.d.largest_batch = 0
+    for rid in ("left", "right"):
+        pair.d.send(Decode(rid, fresh(20), {**GREEDY, "max_tokens": 12, "ignore_eos": True}, None, 60.0))
+    pair.d.finish("left")
+    pair.d.finish("right")
+    assert pair.d.largest_batch == 2
+
+
+# --------------------------------------------------------------------------------------------------------- leases
+
+
+def test_release_frees_a_lease_at_once_and_is_idempotent(pair: Pair) -> None:
+    before = pair.p.ask("metrics")["leases_expired"]
+    pair.p.prefill("unwanted", fresh(3 * BLOCK))
+    status = pair.p.status()
+    assert (status.leases, status.kv_blocks_used) == (1, 3)
+    for _ in range(2):
+        pair.p.send(ReleaseKV("unwanted"))
+    pair.p.until_idle(0, timeout_s=LEASE_S / 2)
+    pair.p.send(ReleaseKV("unwanted"))
+    pair.p.send(ReleaseKV("never seen"))
+    pair.p.until_idle(0)
+    assert pair.p.ask("metrics")["leases_expired"] == before
+
+
+def test_release_of_an_unfinished_prefill_ends_it(pair: Pair) -> None:
+    pair.p.send(Prefill("early", fresh(1200), {}, 60.0))
+    pair.p.send(ReleaseKV("early"))
+    pair.p.until_idle(0, timeout_s=LEASE_S / 2)
+    assert not [m for m in pair.p.seen("early") if isinstance(m, PrefillDone)]
+
+
+def test_a_lease_that_nobody_wants_ends_by_itself(pair: Pair) -> None:
+    before = pair.p.ask("metrics")["leases_expired"]
+    tokens = fresh(BLOCK + 5)
+    done = pair.p.prefill("forgotten", tokens)
+    assert pair.p.status().leases == 1
+    pair.p.until_idle(0, timeout_s=3 * LEASE_S)
+    assert pair.p.ask("metrics")["leases_expired"] == before + 1
+    assert_not_garbage(pair, "forgotten", tokens, done.handle)
+
+
+def test_kv_that_was_given_back_is_never_decoded(pair: Pair) -> None:
+    tokens = fresh(BLOCK + 5)
+    done = pair.p.prefill("given-back", tokens)
+    pair.p.send(ReleaseKV("given-back"))
+    pair.p.until_idle(0)
+    pair.p.prefill("other", fresh(2 * BLOCK))  # its blocks are overwritten
+    assert_not_garbage(pair, "given-back", tokens, done.handle)
+    pair.p.send(ReleaseKV("other"))
+
+
+def test_a_handle_serves_one_decode_only(pair: Pair) -> None:
+    tokens = fresh(BLOCK + 5)
+    done = pair.p.prefill("once", tokens)
+    pair.d.decode("once", tokens, {**GREEDY, "max_tokens": 2}, done.handle)
+    pair.p.until_idle(0)
+    # One block of the prompt is cached by now; the rest would have to be read again, and is refused.
+    assert_not_garbage(pair, "once more", tokens, done.handle)
+
+
+def assert_not_garbage(pair: Pair, rid: str, tokens: list[int], handle: bytes) -> None:
+    failures = pair.d.ask("metrics")["transfer_failures"]
+    pair.d.send(Decode(rid, tokens, {**GREEDY, "max_tokens": 4}, handle, 60.0))
+    failed = pair.d.wait_for(rid, (Failed, Out))
+    assert isinstance(failed, Failed), failed
+    assert (failed.stage, failed.code, failed.retryable) == ("decode", "kv_load", True)
+    assert pair.d.ask("metrics")["transfer_failures"] == failures + 1
+
+
+# --------------------------------------------------------------------------------------------------------- cancel
+
+
+def test_cancel_while_computing_the_prefill(pair: Pair) -> None:
+    pair.p.send(Prefill("computing", fresh(1200), {}, 60.0))
+    pair.p.until_status(lambda s: s.running + s.kv_blocks_used > 0)
+    pair.p.send(Cancel("computing"))
+    pair.p.until_idle(0, timeout_s=LEASE_S / 2)
+    assert pair.p.seen("computing") == []
+
+
+def test_cancel_of_a_leased_prefill_frees_it(pair: Pair) -> None:
+    pair.p.prefill("leased", fresh(BLOCK))
+    pair.p.send(Cancel("leased"))
+    pair.p.until_idle(0, timeout_s=LEASE_S / 2)
+
+
+@pytest.mark.parametrize("also_at_the_lender", [False, True])
+def test_cancel_in_transfer_frees_both_engines(pair: Pair, also_at_the_lender: bool) -> None:
+    rid, tokens = f"moving-{also_at_the_lender}", fresh(2 * BLOCK + 3)
+    done = pair.p.prefill(rid, tokens)
+    pair.d.send(Decode(rid, tokens, {"max_tokens": 50}, done.handle, 60.0))
+    pair.d.until_status(lambda s: s.kv_blocks_used == 3)
+    pair.d.send(Cancel(rid))
+    if also_at_the_lender:
+        pair.p.send(Cancel(rid))
+    pair.d.until_idle(0, timeout_s=LEASE_S / 2)
+    pair.p.until_idle(0, timeout_s=LEASE_S / 2)
+    assert pair.d.seen(rid) == []
+
+
+def test_cancel_while_the_read_runs(pair: Pair) -> None:
+    """At some of these moments the read has been posted and not been seen to end."""
+    for number, delay_s in enumerate((0.0, 0.28, 0.3, 0.31, 0.33)):
+        rid, tokens = f"at-{number}", fresh(3 * BLOCK)
+        done = pair.p.prefill(rid, tokens)
+        pair.d.send(Decode(rid, tokens, {"max_tokens": 50, "ignore_eos": True}, done.handle, 60.0))
+        time.sleep(delay_s)
+        pair.d.send(Cancel(rid))
+        pair.p.send(Cancel(rid))
+    pair.d.until_idle(0, timeout_s=LEASE_S)
+    pair.p.until_idle(0, timeout_s=2 * LEASE_S)
+
+
+def test_cancel_while_waiting_for_a_slot_frees_the_lender(pair: Pair) -> None:
+    for number in range(4):
+        pair.d.send(Decode(f"full-{number}", fresh(10), {"max_tokens": 1000, "ignore_eos": True}, None, 60.0))
+    pair.d.until_status(lambda s: s.running == 4)
+    tokens = fresh(BLOCK + 9)
+    done = pair.p.prefill("behind", tokens)
+    pair.d.send(Decode("behind", tokens, {"max_tokens": 5}, done.handle, 60.0))
+    pair.d.until_status(lambda s: s.waiting == 1)
+    pair.d.send(Cancel("behind"))
+    pair.p.until_idle(0, timeout_s=LEASE_S / 2)
+    for number in range(4):
+        pair.d.send(Cancel(f"full-{number}"))
+    pair.d.until_idle(0)
+    assert pair.d.seen("behind") == []
+
+
+def test_cancel_while_decoding_ends_the_stream(pair: Pair) -> None:
+    tokens = fresh(BLOCK + 1)
+    done = pair.p.prefill("streaming", tokens)
+    pair.d.send(
+        Decode("streaming", tokens, {"max_tokens": 1000, "ignore_eos": True, "n": 2}, done.handle, 60.0)
+    )
+    pair.d.wait_for("streaming", Out)
+    pair.d.send(Cancel("streaming"))
+    pair.d.until_idle(0)
+    seen = len(pair.d.seen("streaming"))
+    pair.d.decode("after", fresh(5), {"max_tokens": 3, "ignore_eos": True}, None)
+    assert len(pair.d.seen("streaming")) == seen
+    assert not [m for m in pair.d.seen("streaming") if isinstance(m, Out) and m.finish]
+
+
+def test_deadlines_end_the_work_and_are_reported(pair: Pair) -> None:
+    pair.p.send(Prefill("late-p", fresh(1200), {}, 0.2))
+    pair.d.send(Decode("late-d", fresh(5), {"max_tokens": 1000, "ignore_eos": True}, None, 0.5))
+    for engine, rid, stage in ((pair.p, "late-p", "prefill"), (pair.d, "late-d", "decode")):
+        failed = engine.wait_for(rid, Failed)
+        assert (failed.stage, failed.code) == (stage, "deadline")
+
+
+# ------------------------------------------------------------------------------------------------- requests' fields
+
+
+@pytest.mark.parametrize(
+    ("params", "param"),
+    [
+        ({"top_p": 0.0}, "top_p"),
+        ({"temperature": 3.0}, "temperature"),
+        ({"min_p": 2.0}, "min_p"),
+        ({"n": 0}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"logit_bias": {"zzz": 1}}, "logit_bias"),
+        ({"best_guess": 1}, "best_guess"),
+        ({"response_format": {"type": "yaml"}}, "response_format"),
+    ],
+)
+def test_wrong_fields_are_refused_by_name(pair: Pair, params: dict[str, Any], param: str) -> None:
+    rid = f"wrong-{param}"
+    pair.d.send(Decode(rid, fresh(5), params, None, 60.0))
+    failed = pair.d.wait_for(rid, Failed)
+    assert (failed.code, failed.param, failed.retryable) == ("bad_request", param, False)
+
+
+@pytest.mark.parametrize(
+    ("rid", "tokens"),
+    [("too-long", [5] * 1600), ("empty", []), ("outside", [10_000_000])],
+    ids=lambda v: str(v)[:9],
+)
+def test_prompts_that_cannot_be_served_are_refused(pair: Pair, rid: str, tokens: list[int]) -> None:
+    pair.p.send(Prefill(rid, tokens, {}, 60.0))
+    failed = pair.p.wait_for(rid, Failed)
+    assert (failed.stage, failed.code) == ("prefill", "bad_request")
+
+
+def test_a_handle_of_another_kind_is_refused(pair: Pair) -> None:
+    for number, handle in enumerate(
+        (b"\xc1", msgspec.msgpack.encode({"some": "thing"}), msgspec.msgpack.encode(7))
+    ):
+        pair.d.send(Decode(f"odd-{number}", fresh(5), {}, handle, 60.0))
+        failed = pair.d.wait_for(f"odd-{number}", Failed)
+        assert (failed.code, failed.retryable) == ("unknown_handle", True)
+
+
+def test_logprobs_come_with_their_tokens(pair: Pair) -> None:
+    pieces = pair.both("logprobs", pair.tokens("The sky is"), {**GREEDY, "max_tokens": 4, "logprobs": 2})
+    for piece in pieces:
+        assert len(piece.logprobs or []) == piece.n_tokens == len(piece.token_ids or [])
+        for (_, token_id, logprob, top), emitted in zip(
+            piece.logprobs or [], piece.token_ids or [], strict=True
+        ):
+            assert token_id == emitted == top[0][1]  # greedy: the likeliest
+            assert logprob == top[0][2] <= 0.0
+            assert len(top) == 2
+            assert top[0][2] >= top[1][2]
+
+
+def test_prompt_logprobs_are_computed_here_and_the_prefill_is_given_back(pair: Pair) -> None:
+    tokens = fresh(BLOCK + 7)
+    done = pair.p.prefill("echo", tokens)
+    pieces = pair.d.decode("echo", tokens, {**GREEDY, "max_tokens": 2, "prompt_logprobs": 1}, done.handle)
+    of_prompt = [piece.prompt_logprobs for piece in pieces if piece.prompt_logprobs is not None]
+    assert len(of_prompt) == 1
+    assert of_prompt[0][0] is None
+    assert [entry[1] for entry in of_prompt[0][1:]] == tokens[1:]
+    pair.p.until_idle(0, timeout_s=LEASE_S / 2)
+
+
+def test_a_schema_is_obeyed(pair: Pair) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"colour": {"enum": ["red", "green"]}},
+        "required": ["colour"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    pieces = pair.both(
+        "schema", pair.tokens("A colour as JSON:"), {**GREEDY, "max_tokens": 40, "response_format": form}
+    )
+    assert json.loads(text(pieces))["colour"] in ("red", "green")
+    assert pieces[-1].finish == "stop"
+
+
+def test_stop_strings_are_cut_off(pair: Pair) -> None:
+    tokens = pair.tokens("Count: one, two, three, four, five, six, seven,")
+    free = text(pair.d.decode("free", tokens, {**GREEDY, "max_tokens": 24}, None))
+    stop = free[3:6]
+    pieces = pair.d.decode("stopped", tokens, {**GREEDY, "max_tokens": 24, "stop": [stop]}, None)
+    assert text(pieces) == free[: free.index(stop)]
+    assert (pieces[-1].finish, pieces[-1].stop_reason) == ("stop", stop)
+
+
+def test_tool_calls_come_as_openai_deltas(pair: Pair) -> None:
+    tool = {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"enum": ["Paris", "Rome"]}},
+                "required": ["city"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    chat = {
+        "model": "small",
+        "messages": [{"role": "user", "content": "Weather?"}],
+        "tools": [tool],
+        "tool_choice": "required",
+    }
+    pieces = pair.both(
+        "tools",
+        pair.tokens("Weather in Paris?"),
+        {**GREEDY, "max_tokens": 80},
+        chat=json.dumps(chat).encode(),
+    )
+    calls = [call for piece in pieces for call in json.loads(piece.delta or b"{}").get("tool_calls", [])]
+    assert calls[0]["function"]["name"] == "weather"
+    arguments = "".join(call["function"].get("arguments") or "" for call in calls)
+    assert json.loads(arguments)["city"] in ("Paris", "Rome")
+    assert pieces[-1].finish == "tool_calls"
+    assert text(pieces) == ""
+
+
+def test_tools_without_a_parser_are_refused(pair: Pair) -> None:
+    chat = json.dumps(
+        {"model": "small", "messages": [{"role": "user", "content": "Hi"}], "tools": []}
+    ).encode()
+    pair.p.send(Decode("unparsed", fresh(5), {}, None, 60.0, chat=chat))
+    failed = pair.p.wait_for("unparsed", Failed)
+    assert (failed.code, failed.param) == ("bad_request", "tools")
+
+
+def test_engines_say_what_they_are(pair: Pair) -> None:
+    prefill, decode = pair.p.ask("info"), pair.d.ask("info")
+    assert prefill["group"] == decode["group"]
+    assert (prefill["role"], decode["role"]) == ("prefill", "decode")
+    assert prefill["model"] == "small"
+    assert prefill["block_size_tokens"] == BLOCK
+    assert prefill["slots"] == 4
+    assert prefill["lease_s"] == LEASE_S
+    assert "tools" in decode["features"]
+    assert "tools" not in prefill["features"]
+    metrics = pair.p.ask("metrics")
+    assert metrics["kv_blocks_total"] == prefill["kv_blocks"] == metrics["kv_blocks_free"]
