@@ -1,0 +1,94 @@
+"""The graph of every shipped config: what cannot run here is checked by Serve's own schema and by building it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ray.serve._private.build_app import build_app
+from ray.serve.schema import ServeDeploySchema
+
+from actors.engine.vllm_config import VllmEngineConfig, engine_args
+from app.config import ConfigError, from_options, parse
+from app.graph import build
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+
+
+def schemas() -> dict[str, dict[str, Any]]:
+    found = {}
+    for path in sorted(DEPLOY.glob("*.yaml")):
+        for document in yaml.safe_load_all(path.read_text()):
+            if document.get("kind") == "RayService":
+                document = yaml.safe_load(document["spec"]["serveConfigV2"])
+            if "applications" in document:
+                found[path.name] = document
+    return found
+
+
+SCHEMAS = schemas()
+
+
+@pytest.fixture(params=list(SCHEMAS))
+def schema(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return SCHEMAS[request.param]
+
+
+def test_serve_accepts_the_file_and_finds_the_builder(schema: dict[str, Any]) -> None:
+    deploy = ServeDeploySchema.model_validate(schema)
+    assert [a.import_path for a in deploy.applications] == ["app.graph:build"]
+
+
+def test_the_graph_has_a_router_an_ingress_and_every_engine_group(schema: dict[str, Any]) -> None:
+    args = schema["applications"][0]["args"]
+    config = parse(args)
+    built = build_app(build(args), name="sluice")
+    deployments = {d.name: d for d in built.deployments}
+    assert set(deployments) == {"Router", "Ingress"} | {
+        f"{g.name.title().replace('-', '')}Engine" for g in config.engines
+    }
+    assert built.ingress_deployment_name == "Ingress"
+    for group in config.engines:
+        deployment = deployments[f"{group.name.title().replace('-', '')}Engine"]
+        options = deployment.ray_actor_options
+        assert deployment.num_replicas == group.replicas
+        assert options.get("num_gpus", 0) == group.num_gpus
+        assert group.resources.items() <= options.get("resources", {}).items()
+
+
+def test_vllm_options_become_arguments_that_this_vllm_knows(schema: dict[str, Any]) -> None:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    known = set(AsyncEngineArgs.__dataclass_fields__)
+    config = parse(schema["applications"][0]["args"])
+    for group in (g for g in config.engines if g.kind == "vllm"):
+        options = {**group.options, "id": "x", "model": "some/model", "role": group.role}
+        engine = from_options(VllmEngineConfig, options, "options")
+        device = "cuda" if group.num_gpus else "cpu"
+        args = engine_args(engine, device)
+        assert set(args) <= known
+        assert args["kv_transfer_config"]["kv_buffer_device"] == device
+        assert args["tensor_parallel_size"] == max(1, group.num_gpus)
+
+
+def test_kuberay_names_the_listener_and_leaves_serve_its_port() -> None:
+    documents = list(yaml.safe_load_all((DEPLOY / "kuberay.yaml").read_text()))
+    ray_service = next(d for d in documents if d["kind"] == "RayService")
+    service = next(d for d in documents if d["kind"] == "Service")
+    serve = yaml.safe_load(ray_service["spec"]["serveConfigV2"])
+    cluster = ray_service["spec"]["rayClusterConfig"]
+    head = cluster["headGroupSpec"]["template"]["spec"]["containers"][0]
+    ports = {p["name"]: p["containerPort"] for p in head["ports"]}
+    assert ports["serve"] == serve["http_options"]["port"]
+    assert ports["sluice"] == serve["applications"][0]["args"]["ingress"]["port"]
+    assert service["spec"]["ports"][0]["targetPort"] == "sluice"
+    wanted = {r for g in parse(serve["applications"][0]["args"]).engines for r in g.resources}
+    offered = " ".join(g["rayStartParams"]["resources"] for g in cluster["workerGroupSpecs"])
+    assert all(f'"{r}\\"' in offered or f"{r}" in offered for r in wanted)
+    containers = [head, *(g["template"]["spec"]["containers"][0] for g in cluster["workerGroupSpecs"])]
+    assert all(c["env"][0]["name"] == "SLUICE_WIRE_SECRET" for c in containers)
+
+
+def test_a_wrong_config_is_refused_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match=r"engines\.0\.role"):
+        build({"engines": [{"name": "x", "role": "both"}]})
