@@ -20,6 +20,7 @@ before it.
 
 import heapq
 import random
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -50,6 +51,7 @@ class DispatchConfig:
     lease_margin_s: float = 8.0  # ASSUMPTION: the slowest pull we want to survive, of vLLM's 30 s lease
     starvation_s: float = 2.0  # ASSUMPTION
     reserve_tokens: int = 16
+    overcommit_slots: int = 0  # sequences that a decode worker may get above its slots (BalanceRoute D.6)
     max_prefills: int = 2
     seed: int = 0
 
@@ -62,6 +64,7 @@ class DispatchConfig:
             (self.lease_margin_s >= 0, "lease_margin_s must be >= 0"),
             (self.starvation_s >= 0, "starvation_s must be >= 0"),
             (self.reserve_tokens >= 0, "reserve_tokens must be >= 0"),
+            (self.overcommit_slots >= 0, "overcommit_slots must be >= 0"),
             (self.max_prefills >= 1, "max_prefills must be >= 1"),
         ]
         for ok, message in checks:
@@ -247,10 +250,7 @@ class Dispatcher:
     # ---------------------------------------------------------------------------------------------------- decode
 
     def _decode_fits(self, request: Request, worker: Worker) -> bool:
-        slots = min(request.slots, worker.slots)
-        need = request.prompt_tokens + self.config.reserve_tokens * slots
-        room = worker.free_kv_tokens if worker.slots_used else worker.kv_capacity_tokens
-        return worker.free_slots >= slots and (room >= need or worker.slots_used == 0)
+        return _has_room(request, worker, self.config.reserve_tokens, 0)
 
     def _dispatch_decode(self, now_s: float) -> list[Action]:
         actions: list[Action] = []
@@ -262,9 +262,9 @@ class Dispatcher:
             assignments = self.decode.assign(feasible, snapshot, self._rng)
             if not assignments:
                 break
-            allowed = {entry.request.rid: {w.id for w in workers} for entry, workers in feasible}
+            allowed = {entry.request.rid: workers for entry, workers in feasible}
             for assignment in assignments:
-                if assignment.decision.worker not in allowed.get(assignment.rid, ()):
+                if all(w.id != assignment.decision.worker for w in allowed.get(assignment.rid, ())):
                     raise PolicyError(
                         f"policy {self.decode.name} sent {assignment.rid} to {assignment.decision.worker}: not feasible"
                     )
@@ -274,14 +274,18 @@ class Dispatcher:
     def _decode_feasible(self, snapshot: Snapshot) -> list[tuple[PoolEntry, Sequence[Worker]]]:
         ready = [w for w in snapshot.workers.values() if w.health is Health.READY and w.role is Role.DECODE]
         ready.sort(key=lambda w: w.id)
-        free = [w for w in ready if w.free_slots > 0]
+        free = [w for w in ready if w.slots + self.config.overcommit_slots > w.slots_used]
         if not free:
             return []
         entries = sorted(snapshot.pool, key=lambda e: (e.request.priority, e.entered_s, e.request.rid))
         result: list[tuple[PoolEntry, Sequence[Worker]]] = []
+        rooms: dict[str, _Room] = {}
         for entry in entries:
-            fits = [w for w in free if w.group == entry.group and self._decode_fits(entry.request, w)]
-            kept = [w for w in fits if w.id not in entry.request.avoid] or fits
+            if entry.group not in rooms:
+                rooms[entry.group] = _Room([w for w in free if w.group == entry.group], self.config)
+            fits = rooms[entry.group].for_request(entry.request)
+            avoid = entry.request.avoid
+            kept = ([w for w in fits if w.id not in avoid] or fits) if avoid else fits
             result.append((entry, kept))
             if not kept and snapshot.now_s - entry.entered_s > self.config.starvation_s:
                 break
@@ -327,6 +331,37 @@ class Dispatcher:
                 if again is not None:
                     return again
         return self._reject(request.rid, 503, "pool_timeout", now_s)
+
+
+def _has_room(request: Request, worker: Worker, reserve_tokens: int, overcommit_slots: int) -> bool:
+    """Slots and KV for a request that decodes there; a worker without any sequence takes one of any size."""
+    slots = min(request.slots, worker.slots)
+    if worker.slots + overcommit_slots - worker.slots_used < slots:
+        return False
+    need = request.prompt_tokens + reserve_tokens * slots
+    return worker.slots_used == 0 or worker.free_kv_tokens >= need
+
+
+class _Room:
+    """Which workers of one group have room for a pool entry, each list made once: entries that fit the same workers
+    share one object, so that a pool of P and G workers cost P log G and not P * G.
+    """
+
+    def __init__(self, workers: list[Worker], config: DispatchConfig) -> None:
+        self._workers, self._config = workers, config
+        self._fewest_slots = min((w.slots for w in workers), default=0)
+        self._rooms = sorted(w.free_kv_tokens for w in workers if w.slots_used)
+        self._lists: dict[tuple[int, int], list[Worker]] = {}
+
+    def for_request(self, request: Request) -> list[Worker]:
+        reserve, extra = self._config.reserve_tokens, self._config.overcommit_slots
+        if request.slots > self._fewest_slots:  # its need differs from worker to worker
+            return [w for w in self._workers if _has_room(request, w, reserve, extra)]
+        need = request.prompt_tokens + reserve * request.slots
+        key = (bisect_left(self._rooms, need), request.slots)  # equal for all needs between two rooms
+        if key not in self._lists:
+            self._lists[key] = [w for w in self._workers if _has_room(request, w, reserve, extra)]
+        return self._lists[key]
 
 
 __all__ = ["Action", "DispatchConfig", "Dispatcher", "LiveStage", "Reject", "RouteDecode", "RoutePrefill"]
