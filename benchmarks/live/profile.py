@@ -1,4 +1,9 @@
-"""Where the CPU goes: py-spy samples the server's processes under load; the leaves of the stacks are counted here."""
+"""Where the CPU goes: py-spy samples the server's processes under load; its stacks are counted here.
+
+Only threads that hold the GIL are sampled: in a container py-spy cannot tell a thread that waits in the kernel from one
+that computes. What C code does without the GIL (libuv's reads, Ray's threads) is therefore missing; --native shows frames
+of C code that holds it.
+"""
 
 import re
 import shutil
@@ -32,12 +37,17 @@ class Spot:
 
 @dataclass(slots=True)
 class Profile:
-    """One process. `samples` are those on CPU."""
+    """One process. `busy`: share of the samples in which it held the GIL, so roughly its share of one core.
+
+    `functions` and `lines` are ordered by self time, `callers` (functions) by total time.
+    """
 
     role: str
     pid: int
     samples: int
+    busy: float
     functions: list[Spot]
+    callers: list[Spot]
     lines: list[Spot]
 
 
@@ -47,6 +57,7 @@ class Recording:
 
     role: str
     pid: int
+    seconds: int
     process: subprocess.Popen[str]
     output: Path
 
@@ -78,9 +89,9 @@ def start(server: Server, seconds: int, folder: Path, *, native: bool) -> list[R
             "--rate",
             str(RATE_HZ),
         ]
-        command += ["--format", "raw", "--output", str(output)] + (["--native"] if native else [])
+        command += ["--gil", "--format", "raw", "--output", str(output)] + (["--native"] if native else [])
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        recordings.append(Recording(usage.role, usage.pid, process, output))
+        recordings.append(Recording(usage.role, usage.pid, seconds, process, output))
     return recordings
 
 
@@ -106,11 +117,15 @@ def _read(recording: Recording, timeout_s: float, top: int) -> Profile:
             f"(root, or kernel.yama.ptrace_scope=0): {said[-300:]}"
         )
     samples = parse(recording.output.read_text())
+    functions = hot_spots(samples, by_line=False)
+    everything = sum(count for _, count in samples)
     return Profile(
         role=recording.role,
         pid=recording.pid,
-        samples=sum(count for _, count in samples),
-        functions=hot_spots(samples, by_line=False)[:top],
+        samples=everything,
+        busy=everything / (recording.seconds * RATE_HZ),
+        functions=functions[:top],
+        callers=sorted(functions, key=lambda spot: -spot.total_share)[: 2 * top],
         lines=hot_spots(samples, by_line=True)[:top],
     )
 
@@ -135,7 +150,8 @@ def hot_spots(samples: Iterable[tuple[Sequence[str], int]], *, by_line: bool) ->
         for name in set(names):
             total[name] += count
     everything = sum(own.values())
-    return [Spot(name, count / everything, total[name] / everything) for name, count in own.most_common()]
+    order = sorted(total, key=lambda name: (-own[name], -total[name], name))
+    return [Spot(name, own[name] / everything, total[name] / everything) for name in order]
 
 
 def place(frame: str, *, by_line: bool) -> str:

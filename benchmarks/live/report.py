@@ -124,10 +124,19 @@ def memory_table(tree: TreeState) -> str:
 
 
 def profile_table(profile: Profile) -> str:
-    """Functions by self time."""
-    rows = [[f"`{s.where}`", f"{s.self_share:.1%}", f"{s.total_share:.1%}"] for s in profile.functions]
-    lines = [[f"`{s.where}`", f"{s.self_share:.1%}", f"{s.total_share:.1%}"] for s in profile.lines]
-    return table(["function", "self", "total"], rows) + "\n\n" + table(["line", "self", "total"], lines)
+    """Functions by self time, functions by total time, lines by self time."""
+    columns = {
+        "function, by self": profile.functions,
+        "function, by total": profile.callers,
+        "line": profile.lines,
+    }
+    return "\n\n".join(
+        table(
+            [head, "self", "total"],
+            [[f"`{s.where}`", f"{s.self_share:.1%}", f"{s.total_share:.1%}"] for s in spots],
+        )
+        for head, spots in columns.items()
+    )
 
 
 def verdicts(results: Results) -> list[str]:
@@ -150,6 +159,13 @@ def verdicts(results: Results) -> list[str]:
             said.append(
                 f"{where}: long streams cost {case.server_cpu_ms_per_token:.3f} ms CPU a token in all processes "
                 f"(aim <= {AIM_CPU_MS_PER_TOKEN})"
+            )
+        if "sim" in case.target and short and case.concurrency > 1:
+            role, busiest = max(case.cpu_ms_per_request.items(), key=lambda item: item[1])
+            whole = case.server_cpu_ms_per_request + case.client_cpu_ms_per_request
+            said.append(
+                f"{where}: CPU for at most {1e3 / busiest:,.0f} requests/s in the busiest process ({role}), "
+                f"{results.machine['cores'] * 1e3 / whole:,.0f} on all cores with the client"
             )
         floor = results.find("bare listener", case.client, case.concurrency, case.tokens, case.path)
         if floor is not None and floor is not case:

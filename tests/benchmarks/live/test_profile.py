@@ -19,6 +19,7 @@ def test_functions_by_self_time() -> None:
     assert hot_spots(parse(RAW), by_line=False) == [
         Spot("feed (lib/f.py)", 0.8, 0.8),
         Spot("main (app/x.py)", 0.2, 1.0),  # its recursion counts once
+        Spot("run (uvloop/loop.pyx)", 0.0, 0.8),
     ]
 
 
@@ -28,6 +29,10 @@ def test_lines_by_self_time() -> None:
         ("feed (lib/f.py:5)", 0.6),
         ("feed (lib/f.py:7)", 0.2),
         ("main (app/x.py:9)", 0.2),
+        ("main (app/x.py:1)", 0.0),
+        ("run (uvloop/loop.pyx:10)", 0.0),
+        ("main (app/x.py:2)", 0.0),
+        ("run (uvloop/loop.pyx:12)", 0.0),
     ]
 
 

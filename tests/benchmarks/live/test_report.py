@@ -48,7 +48,15 @@ def results(*cases: Case) -> Results:
         "Sluice, sim engines", 12.0, {"gcs": {"processes": 1, "rss_bytes": 3 << 30, "pss_bytes": 2 << 30}},
         {"processes": 1, "rss_bytes": 3 << 30, "pss_bytes": 2 << 30}, {"gcs": 0.02},
     )  # fmt: skip
-    profile = Profile("ingress", 7, 100, [Spot("f (x.py)", 0.5, 0.75)], [Spot("f (x.py:3)", 0.4, 0.4)])
+    profile = Profile(
+        "ingress",
+        7,
+        100,
+        0.25,
+        [Spot("f (x.py)", 0.5, 0.75)],
+        [Spot("g (x.py)", 0.1, 0.9)],
+        [Spot("f (x.py:3)", 0.4, 0.4)],
+    )
     return Results({"seed": 0}, MACHINE, list(cases), [tree], [profile], ["a note"])
 
 
@@ -58,6 +66,8 @@ def test_verdicts_compare_with_the_aims() -> None:
     long = case(concurrency=8, tokens=2000)
     said = "\n".join(verdicts(results(floor, case(), alone, long)))
     assert "1,708 requests/s = 2.00 x vllm-router's 854" in said
+    # ingress 0.5 ms: 2,000 requests/s; 0.751 + 0.2 ms on two cores: 2,103
+    assert "at most 2,000 requests/s in the busiest process (ingress), 2,103 on all cores" in said
     assert "0.50 x the bare listener's" in said
     assert "added TTFT p50 2.50 ms" in said
     assert "long streams cost 0.040 ms CPU a token" in said
@@ -82,7 +92,19 @@ def test_cpu_table_joins_the_small_roles() -> None:
 
 def test_markdown_holds_every_part() -> None:
     text = markdown(results(case(failures={"status 500": 2})))
-    for part in ("| 1000 | 2 |", "1,708.0", "a note", "`f (x.py)`", "50.0%", "gcs", "3,072", "commit abc"):
+    for part in (
+        "| 1000 | 2 |",
+        "1,708.0",
+        "a note",
+        "`f (x.py)`",
+        "50.0%",
+        "`g (x.py)`",
+        "90.0%",
+        "25% of the time",
+        "gcs",
+        "3,072",
+        "commit abc",
+    ):
         assert part in text
 
 
