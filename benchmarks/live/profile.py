@@ -1,8 +1,8 @@
 """Where the CPU goes: py-spy samples the server's processes under load; its stacks are counted here.
 
 Only threads that hold the GIL are sampled: in a container py-spy cannot tell a thread that waits in the kernel from one
-that computes. What C code does without the GIL (libuv's reads, Ray's threads) is therefore missing; --native shows frames
-of C code that holds it.
+that computes. What C code does without the GIL (libuv's reads, Ray's threads) is therefore missing; --native shows the
+frames of C code that holds it.
 """
 
 import re

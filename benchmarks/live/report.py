@@ -62,10 +62,8 @@ def markdown(results: Results) -> str:
             memory_table(tree),
         ]
     for profile in results.profiles:
-        parts += [
-            f"\n## CPU profile: {profile.role} ({profile.samples} samples on CPU)\n",
-            profile_table(profile),
-        ]
+        parts += [f"\n## CPU profile: {profile.role} (holds the GIL {profile.busy:.0%} of the time)\n"]
+        parts += [profile_table(profile)]
     if results.notes:
         parts += ["\n## Notes\n", *(f"- {note}" for note in results.notes)]
     return "\n".join(parts) + "\n"

@@ -85,7 +85,7 @@ def test_snapshot_finds_children_and_their_cpu() -> None:
     code = "import sys\nwhile sum(range(10000)) and not __import__('select').select([sys.stdin], [], [], 0)[0]: pass"
     child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
     try:
-        seen = []
+        seen: list[Usage] = []
         while not seen or seen[-1].cpu_s < 0.05:  # it computes until its input closes
             seen = [usage for usage in snapshot(os.getpid()) if usage.pid == child.pid]
         assert seen[0].rss_bytes > 1 << 20

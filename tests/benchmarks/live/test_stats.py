@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.live.stats import Summary, differences, per, percentile, summarise
+from benchmarks.live.stats import differences, per, percentile, summarise
 
 
 @pytest.mark.parametrize(
@@ -31,9 +31,8 @@ def test_summary_scales() -> None:
     # 1, 2, 3, 10 ms: mean 4, p50 2.5, p95 at place 2.85: 3 + 0.85 * 7 = 8.95
     summary = summarise([0.001, 0.002, 0.003, 0.010], 1e3)
     assert summary is not None
-    assert summary == Summary(
-        n=4, mean=pytest.approx(4.0), p50=pytest.approx(2.5), p95=pytest.approx(8.95), worst=10.0
-    )
+    assert (summary.n, summary.worst) == (4, 10.0)
+    assert [summary.mean, summary.p50, summary.p95] == pytest.approx([4.0, 2.5, 8.95])
     assert summarise([]) is None
 
 
