@@ -134,6 +134,7 @@ class Exchange:
         if self._writer is None:
             body = whole(self.envelope, self._choices, self._usage())
             self._close(200)
+            self._release()
             self.reply.respond(200, [JSON, *self._headers()], body)
             return
         finish = self._writer.usage(self._usage()) + DONE if self.plan.include_usage else DONE
@@ -141,6 +142,18 @@ class Exchange:
             self._app.flush_soon(self)
         self._finish = finish
         self._close(200)
+        self._release()
+
+    def _cancel_jobs(self) -> None:
+        for job in self._jobs:
+            job.cancel()
+        self._release()
+
+    def _release(self) -> None:
+        """Jobs and exchange refer to each other: taken apart at the end, or their prompts would wait for the
+        collector.
+        """
+        self._jobs = []
 
     def _broken(self, error: Exception) -> None:
         """An engine's output that we cannot put into words fails this request, not the engine's connection."""
@@ -171,8 +184,7 @@ class Exchange:
         if self.closed:
             return
         self._close(error.status)
-        for job in self._jobs:
-            job.cancel()
+        self._cancel_jobs()
         if self.reply.started or self._pending:
             self._finish = error.event()
             self._app.flush_soon(self)
@@ -185,8 +197,7 @@ class Exchange:
         if reason == GONE_SLOW:
             self._app.metrics.slow_clients.inc()
         self._close(CLIENT_CLOSED)
-        for job in self._jobs:
-            job.cancel()
+        self._cancel_jobs()
 
     def _close(self, code: int) -> None:
         self.closed = True

@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import logging
 import secrets
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -62,6 +63,7 @@ class Hub:
         )
         self._epochs = itertools.count(1)
         self._epoch: int | None = None
+        self._context_tokens: int | None = None
         self._rid_prefix = secrets.token_hex(4)
         self._rids = itertools.count(1)
         self._admitted: list[str] = []
@@ -70,7 +72,7 @@ class Hub:
         self._sweeper: asyncio.Task[None] | None = None
         self._stopping = False
         self._loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
-        self.now_s = self._loop.time
+        self.now_s = time.monotonic  # uvloop's own clock has a resolution of 1 ms
 
     async def start(self) -> None:
         """Connects in the background; `ready()` says when requests can be served."""
@@ -108,7 +110,7 @@ class Hub:
 
     def context_tokens(self) -> int | None:
         """The least context of all engines: what every one of them can serve. None before the first engine."""
-        return min((info.max_model_len for info in self.engines()), default=None)
+        return self._context_tokens
 
     def router_connected(self) -> bool:
         return self._epoch is not None
@@ -250,6 +252,8 @@ class Hub:
             case Fleet():
                 self.fleet = message
                 self._engines.update(message.engines, self.now_s())
+                if message.engines:  # a router just restarted may know none yet
+                    self._context_tokens = min(info.max_model_len for info in message.engines)
             case _:
                 raise ValueError(f"an ingress does not take {type(message).__name__} from a router")
 

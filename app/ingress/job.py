@@ -37,6 +37,9 @@ from actors.wire.messages import (
 from app.api.errors import ApiError
 from app.ingress.job_parts import EngineFailed, EngineLost, Owner, Ports, RouterLost, State, Times, Work
 
+NO_ENGINE = "no_engine"
+"""The router's reason when it knows no engine that is ready."""
+
 
 @dataclass(slots=True, eq=False)
 class Job:
@@ -98,8 +101,8 @@ class Job:
                 self.owner.job_finished(self)
 
     def cancel(self) -> None:
-        """The client has gone, or the answer failed elsewhere. Idempotent."""
-        if self.state is not State.DONE:
+        """The client has gone, or the answer failed elsewhere. Idempotent; nothing before `start`."""
+        if self.rid and self.state is not State.DONE:
             self._end("cancelled")
 
     def router_up(self, epoch: int) -> None:
@@ -199,6 +202,11 @@ class Job:
 
     def _rejected(self, event: Reject) -> None:
         self.epoch = None  # the router has given everything back already
+        if event.reason == NO_ENGINE and self.state is State.SUBMITTED:
+            route = self.ports.choose_prefill(self)  # a router just restarted knows fewer engines than we do
+            if route is not None:
+                self._route_prefill(route)
+                return
         reason = event.reason.replace("_", " ")
         message = f"The server is overloaded ({reason}); try again in {event.retry_after_s:.0f} s."
         self._fail(

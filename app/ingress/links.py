@@ -21,6 +21,11 @@ log = logging.getLogger(__name__)
 CONNECT_GRACE_S = 2.0
 """The router may route to an engine before our connection to it stands: so long its work is kept for it."""
 
+MISSING_GRACE_S = 5.0
+"""A router that was restarted knows no engine until they announce themselves: one that we are connected to
+stays so long.
+"""
+
 
 class EngineLink:
     """One engine: its facts, its connection, and the jobs that hold anything there."""
@@ -36,6 +41,7 @@ class EngineLink:
         self.info = info
         self.jobs: dict[str, Job] = {}
         self.retired = False
+        self.missing_since_s: float | None = None  # not in the router's list any more
         self._on_message, self._on_lost = on_message, on_lost
         self._early: list[Message] = []
         self._waiting_since_s: float | None = now_s  # None once up or given up
@@ -102,15 +108,17 @@ class EngineLinks:
         wanted = {info.id: info for info in engines}
         for engine_id, link in list(self._links.items()):
             info = wanted.get(engine_id)
-            if info is None or (info.addresses, info.pid) != (link.info.addresses, link.info.pid):
-                del self._links[engine_id]
+            if info is None:
+                if link.missing_since_s is None:
+                    link.missing_since_s = now_s
+            elif (info.addresses, info.pid) != (link.info.addresses, link.info.pid):
                 self._retire(link)
         for info in engines:
             known = self._links.get(info.id)
             if known is None:
                 self._links[info.id] = EngineLink(self._me, info, self._on_message, self._on_lost, now_s)
             else:
-                known.info = info
+                known.info, known.missing_since_s = info, None
 
     def get(self, engine_id: str) -> EngineLink | None:
         """The engine's link, if it is in the fleet."""
@@ -131,8 +139,11 @@ class EngineLinks:
         return [self._links[engine_id] for engine_id in sorted(self._links)]
 
     def sweep(self, now_s: float) -> None:
-        for link in (*self._links.values(), *list(self._retired)):
+        for link in (*self._links.values(), *self._retired):
             link.sweep(now_s)
+            since_s = link.missing_since_s
+            if since_s is not None and (not link.connected or now_s - since_s > MISSING_GRACE_S):
+                self._retire(link)
             if link.retired and (not link.jobs or not link.connected):
                 self._stop(link)
 
@@ -143,6 +154,8 @@ class EngineLinks:
         await asyncio.gather(*(link.stop() for link in links), *self._stopping)
 
     def _retire(self, link: EngineLink) -> None:
+        self._links.pop(link.info.id, None)
+        link.missing_since_s = None
         link.retired = True
         self._retired.add(link)
 

@@ -6,6 +6,7 @@ httptools is there, else uvicorn's own with the ASGI app: slower, the same API. 
 """
 
 import asyncio
+import gc
 import logging
 import socket
 import time
@@ -88,6 +89,8 @@ class Listener:
         server.lifespan = settings.lifespan_class(settings)
         await server.on_tick(0)
         await server.startup([sock])
+        gc.collect()
+        gc.freeze()  # what is loaded by now stays: full collections need not walk it (tens of ms under Ray)
         self._server = server
         self._ticker = asyncio.create_task(self._tick(server, fast))
 

@@ -419,6 +419,17 @@ def test_a_new_router_adopts_what_is_under_way(
     assert [c.rid for c in world.told(Closed)] == [job.rid]
 
 
+def test_a_router_without_engines_is_overruled_by_what_we_are_connected_to() -> None:
+    world = Recorder(local_prefill=RoutePrefill("", "p", "prefill"))
+    job = at(State.SUBMITTED, world)
+    job.on(Reject(job.rid, 503, "no_engine", 1.0))
+    assert now(job) is State.PREFILLING
+    world.local_prefill = None
+    other = at(State.SUBMITTED, world)
+    other.on(Reject(other.rid, 503, "no_engine", 1.0))
+    assert now(other) is State.DONE
+
+
 def test_no_engine_and_no_router_is_503_with_retry_after() -> None:
     world = Recorder(epoch=None)
     job = Job(work(), world, world)
@@ -457,6 +468,12 @@ def test_the_total_deadline_ends_every_state(state: State) -> None:
     assert error.status == 504
     assert world.told(Closed)[0].outcome == "expired"
     assert not world.ties
+
+
+def test_a_job_that_never_started_has_nothing_to_give_back() -> None:
+    world = Recorder()
+    Job(work(), world, world).cancel()
+    assert (world.to_router_log, world.to_engine_log, world.ends) == ([], [], [])
 
 
 def test_it_is_finished_when_its_last_choice_is() -> None:

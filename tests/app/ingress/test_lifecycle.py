@@ -199,6 +199,24 @@ async def test_a_router_that_comes_back_adopts_what_runs_and_ends_with_nothing(t
         await made.idle()
 
 
+async def test_a_restarted_router_that_knows_no_engine_yet_stops_nothing(tmp_path: Path) -> None:
+    async with rig(tmp_path, pair(tmp_path)) as made:
+        await made.router.stop()
+        await until(lambda: not made.hub.router_connected())
+        made.router = make_router(tmp_path)
+        await made.router.start([f"unix:{tmp_path}/router.sock"])
+        await until(made.hub.router_connected)
+        assert (await made.client.get("/health/ready")).status_code == 200
+        assert (await post(made)).status_code == 200
+        assert made.metric("sluice_fallback_decisions_total", stage="prefill") == 1
+        for engine in made.engines.values():
+            await engine.announce(made.router)
+        await until(lambda: len(made.router.status().statuses) == 2)
+        assert (await post(made)).status_code == 200
+        assert made.metric("sluice_fallback_decisions_total", stage="prefill") == 1
+        await made.idle()
+
+
 async def test_a_pooled_request_is_answered_before_its_lease_ends(tmp_path: Path) -> None:
     engines = pair(tmp_path, auto=False, lease_s=0.5)
     async with rig(tmp_path, engines, lease_margin_s=0.001, max_prefills=1) as made:
@@ -254,6 +272,19 @@ async def test_a_full_router_queue_is_429_with_its_reason(tmp_path: Path) -> Non
         for task in waiting:
             task.cancel()
         await made.idle()
+
+
+async def test_the_first_of_many_prompts_that_fails_ends_them_all(tmp_path: Path) -> None:
+    async with rig(tmp_path, manual(tmp_path)) as made:
+        await made.router.stop()
+        for engine in made.engines.values():
+            engine.kill()
+        await until(lambda: not made.hub.router_connected() and made.hub.ready() is not None)
+        body = {"prompt": ["a", "b", "c"], "max_tokens": 2}
+        answer = await made.client.post("/v1/completions", json=body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_engine")
+        assert not made.hub.jobs
+        assert not made.app.in_flight
 
 
 async def test_draining_refuses_new_requests_and_lets_old_ones_end(tmp_path: Path) -> None:
