@@ -1,6 +1,13 @@
 """Settings that every test shares."""
 
 import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.live.serving import App
 
 # Ray keeps to loopback and sends no usage statistics; both are read when ray is imported, so they are set first.
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
@@ -8,3 +15,13 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 # Tests need no network: a model that is not on this machine is an error, not a download.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="session")
+def vllm_app(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[App]":
+    """A whole Sluice on real vLLM engines, started once for all tests that need one; see tests.live.vllm_app."""
+    from tests.live.serving import config_file, serving
+    from tests.live.vllm_app import chaos_config
+
+    with serving(config_file(tmp_path_factory.mktemp("vllm-app"), "cpu.yaml", chaos_config)) as running:
+        yield running

@@ -1,0 +1,94 @@
+"""The main promise, through Ray Serve and HTTP: a real model, prefilled on one engine and decoded on another."""
+
+import math
+from typing import Any
+
+import httpx
+import pytest
+from openai import OpenAI
+
+from tests.live.serving import App
+
+pytestmark = [pytest.mark.live, pytest.mark.vllm, pytest.mark.timeout(900)]
+
+# About how many tokens each prompt has; the model's context here is 2,304.
+LENGTHS = (10, 15, 20, 25, 30, 40, 50, 60, 80, 100, 127, 128, 129, 200, 256, 300, 500, 900, 1400, 2000)
+NEW_TOKENS = 24
+# Nats between the two best candidates where the texts part, in either run: bfloat16 sums differ by batch shape.
+NEAR_TIE = 0.15
+
+STORY = (
+    "The old lighthouse keeper climbed the stairs every evening to light the lamp, and every evening he wrote one line "
+    "in his book about the ships he had seen, the wind, and the colour of the sea. "
+)
+
+
+def complete(app: App, prompt: str, **fields: Any) -> dict[str, Any]:
+    body = {"prompt": prompt, "max_tokens": NEW_TOKENS, "temperature": 0, "logprobs": 2} | fields
+    answer = httpx.post(f"{app.url}/v1/completions", json=body, timeout=180)
+    assert answer.status_code == 200, answer.text
+    choice: dict[str, Any] = answer.json()["choices"][0]
+    return choice
+
+
+def prompt_of(tokens: int) -> str:
+    """A text of about `tokens` tokens (the story has 44 a sentence) with a beginning of its own."""
+    words = (f"Chapter {tokens}. " + STORY * 60).split(" ")
+    return " ".join(words[: max(6, round(tokens * 0.82))])
+
+
+def test_a_chat_is_streamed_in_sensible_english_and_its_kv_moved_over_nixl(vllm_app: App) -> None:
+    bytes_before = vllm_app.metric("sluice_kv_transfer_bytes_total")
+    client = OpenAI(base_url=f"{vllm_app.url}/v1", api_key="none", max_retries=0)
+    stream = client.chat.completions.create(
+        model="smollm2-135m-instruct",
+        messages=[{"role": "user", "content": "What is the capital of France?"}],
+        temperature=0,
+        max_tokens=20,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert "The capital of France is Paris" in text
+    usage = chunks[-1].usage
+    assert usage is not None
+    moved = vllm_app.metric("sluice_kv_transfer_bytes_total") - bytes_before
+    # 30 layers x 2 (K, V) x 3 KV heads x 64 x 2 bytes = 23,040 bytes a token; whole blocks move
+    assert moved >= usage.prompt_tokens * 23_040
+    assert vllm_app.metric("sluice_kv_transfer_failures_total") == 0
+    vllm_app.wait_idle()
+
+
+def test_disaggregated_answers_equal_colocated_ones(vllm_app: App) -> None:
+    """`echo` with logprobs needs the prompt's own logprobs, so the decode engine computes such a request all alone."""
+    equal, parted = 0, []
+    for length in LENGTHS:
+        prompt = prompt_of(length)
+        moved = vllm_app.metric("sluice_kv_transfers_total")
+        split = complete(vllm_app, prompt)
+        assert vllm_app.metric("sluice_kv_transfers_total") == moved + 1
+        alone = complete(vllm_app, prompt, echo=True)
+        assert vllm_app.metric("sluice_kv_transfers_total") == moved + 1
+        alone_text = alone["text"].removeprefix(prompt)
+        if split["text"] == alone_text:
+            equal += 1
+        else:
+            parted.append((length, _gap_where_they_part(split, alone), split["text"], alone_text))
+    for length, gap, left, right in parted:
+        print(f"{length} tokens: parted at a gap of {gap:.3f} nats:\n  {left!r}\n  {right!r}")
+    assert equal >= 0.9 * len(LENGTHS), f"only {equal} of {len(LENGTHS)} texts are equal"
+    assert all(gap <= NEAR_TIE for _, gap, _, _ in parted), parted
+
+
+def _gap_where_they_part(split: dict[str, Any], alone: dict[str, Any]) -> float:
+    """Least distance in nats, over the two runs, between the best two tokens at the first position that differs."""
+    mine, theirs = split["logprobs"], alone["logprobs"]
+    offset = len(theirs["tokens"]) - NEW_TOKENS
+    tokens = theirs["tokens"][offset:]
+    first = next((i for i, (a, b) in enumerate(zip(mine["tokens"], tokens, strict=False)) if a != b), 0)
+    gaps = []
+    for top in (mine["top_logprobs"][first], theirs["top_logprobs"][offset + first]):
+        best = sorted((v for v in top.values() if math.isfinite(v)), reverse=True)
+        gaps.append(best[0] - best[1])
+    return min(gaps)

@@ -1,0 +1,18 @@
+"""The one real application that the live and chaos tests share: 1 prefill + 1 decode vLLM engine behind Ray Serve.
+
+It is deploy/cpu.yaml with short leases, and reads held for half a second so that requests can be met in their transfer.
+"""
+
+from typing import Any
+
+LEASE_S = 12
+SLOTS = 16
+MAX_MODEL_LEN = 2304
+
+
+def chaos_config(args: dict[str, Any]) -> None:
+    """Changes the application's args in place."""
+    for group in args["engines"]:
+        group["options"] |= {"slots": SLOTS, "lease_s": LEASE_S, "max_model_len": MAX_MODEL_LEN}
+        group["options"]["connector_args"] = {"hold_reads_s": 0.5}
+    args["router"] = {"dispatch": {"lease_margin_s": 4.0}}
