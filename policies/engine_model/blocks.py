@@ -191,9 +191,7 @@ class BlockPool:
         self._check(allocation)
         allocation.freed = True
         self._private -= allocation.private
-        for block in reversed(
-            allocation.shared
-        ):  # the chain's end is evicted first: a prefix is useful without it
+        for block in reversed(allocation.shared):  # its end is evicted first: a prefix is useful without it
             refs = self._refs[block] - 1
             if refs:
                 self._refs[block] = refs

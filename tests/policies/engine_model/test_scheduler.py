@@ -277,3 +277,25 @@ def test_every_sequence_gets_all_its_tokens_whatever_happens(seed: int, blocks: 
     assert finished | cancelled == set(got)
     assert all(got[seq] == seq.output_tokens for seq in finished - cancelled)
     assert (m.pool.used, m.pool.free, m.kv_tokens) == (0, blocks, 0)
+
+
+def test_readmitted_in_time_for_its_old_step_grows_once() -> None:
+    """A preempted sequence that is back at once is due at the very step at which it was due before."""
+    m = model(blocks=6, size=4)
+    other = m.pool.allocate((), 2)
+    assert other is not None
+    b, c = Sequence(3, 12, priority=1), Sequence(1, 12)
+    m.add(b)
+    m.add(c)
+    step(m)
+    a = Sequence(4, 12)
+    m.add(a)
+    assert step(m)[1].preempted == [b]  # b grew to 2 blocks, a then found none
+    m.remove(c)
+    m.pool.release(other)
+    results = [step(m)[1] for _ in range(4)]
+    assert not any(result.preempted for result in results)
+    assert (m.generated(a), m.generated(b)) == (5, 6)
+    assert a.allocation is not None
+    assert b.allocation is not None
+    assert (a.allocation.blocks, b.allocation.blocks) == (3, 3)
