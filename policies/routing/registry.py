@@ -7,11 +7,16 @@ from typing import Any
 from policies.routing.balance_route_0 import BalanceRoute0
 from policies.routing.balance_route_h import BalanceRouteH
 from policies.routing.base import DecodePolicy, PrefillPolicy
+from policies.routing.cache_aware import CacheAware
+from policies.routing.cache_load_aware import CacheLoadAware
 from policies.routing.composition import Composition
 from policies.routing.join_shortest_queue import JoinShortestQueue
 from policies.routing.load_aware import LoadAware
+from policies.routing.locality import Locality
 from policies.routing.netkv import NetKV
+from policies.routing.pd_heatmap import Combined, PdHeatmap
 from policies.routing.power_of_two import PowerOfTwo
+from policies.routing.predicted_ttft import PredictedTTFT
 from policies.routing.random_choice import RandomChoice
 from policies.routing.round_robin import RoundRobin
 
@@ -21,6 +26,12 @@ PREFILL: dict[str, type[PrefillPolicy]] = {
     "power_of_two": PowerOfTwo,
     "join_shortest_queue": JoinShortestQueue,
     "load_aware": LoadAware,
+    "cache_aware": CacheAware,
+    "cache_load_aware": CacheLoadAware,
+    "predicted_ttft": PredictedTTFT,
+    "locality": Locality,
+    "pd_heatmap": PdHeatmap,
+    "combined": Combined,
 }
 
 DECODE: dict[str, type[DecodePolicy]] = {
@@ -29,6 +40,8 @@ DECODE: dict[str, type[DecodePolicy]] = {
     "power_of_two": PowerOfTwo,
     "join_shortest_queue": JoinShortestQueue,
     "load_aware": LoadAware,
+    "cache_aware": CacheAware,
+    "cache_load_aware": CacheLoadAware,
     "netkv": NetKV,
     "balance_route_0": BalanceRoute0,
     "balance_route_h": BalanceRouteH,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from policies.routing.oracle import Oracle
+from policies.state.prefix_index import Change, Stored
 from policies.state.views import Health, Request, RequestId, Role, WorkerId
 
 Outcome = Literal["finished", "cancelled", "failed", "rejected", "expired"]
@@ -132,6 +133,28 @@ class OracleRefreshed:
 
 
 @dataclass(frozen=True, slots=True)
+class KvBatch:
+    """One batch of an engine's own KV events, in the order in which it published them (`prefix_index`)."""
+
+    now_s: float
+    worker: WorkerId
+    epoch: str
+    seq: int
+    changes: tuple[Change, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KvSnapshot:
+    """All that a worker holds after batch `seq`, as chains: the answer to a gap that cannot be replayed."""
+
+    now_s: float
+    worker: WorkerId
+    epoch: str
+    seq: int
+    chains: tuple[Stored, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Adopted:
     """A request that an ingress has under way and that this router does not know (it was restarted)."""
 
@@ -174,6 +197,8 @@ Event = (
     | Progressed
     | ForecastMade
     | OracleRefreshed
+    | KvBatch
+    | KvSnapshot
     | Adopted
     | Closed
     | Tick

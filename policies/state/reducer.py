@@ -25,7 +25,10 @@ from typing import Any
 from policies.routing.oracle import Oracle
 from policies.state import events as ev
 from policies.state.indicators import mean_indicators
+from policies.state.prefix_hits import IndexHits
+from policies.state.prefix_index import PrefixIndex
 from policies.state.views import (
+    NO_HITS,
     Departure,
     Health,
     Indicators,
@@ -109,6 +112,8 @@ class ClusterState:
     _pool_view: tuple[PoolEntry, ...] | None = None
     _last_chosen: dict[str, WorkerId] = field(default_factory=dict)
     _oracle: Oracle | None = None
+    _prefix: dict[str, PrefixIndex] = field(default_factory=dict)  # by engine group
+    _hit_memo: dict[RequestId, tuple[int, dict[WorkerId, int]]] = field(default_factory=dict)
 
     # --------------------------------------------------------------------------------------------------- queries
 
@@ -126,7 +131,12 @@ class ClusterState:
             self._dirty.clear()
         if self._pool_view is None:
             self._pool_view = tuple(self._pool.values())
-        return Snapshot(now_s, self._views, self._pool_view, dict(self._last_chosen), self._oracle)
+        hits = IndexHits(self._prefix, self._hit_memo) if self._prefix else NO_HITS
+        return Snapshot(now_s, self._views, self._pool_view, dict(self._last_chosen), self._oracle, hits)
+
+    def prefix_index(self, group: str) -> PrefixIndex | None:
+        """The group's prefix index (sizes, and the feeds that want a replay); None before its first KV event."""
+        return self._prefix.get(group)
 
     def request(self, rid: RequestId) -> Request | None:
         live = self._live.get(rid)
@@ -171,6 +181,7 @@ class ClusterState:
         known = self._live.get(request.rid)
         if known is not None:
             self._move(known, LiveStage.QUEUED)
+            self._hit_memo.pop(request.rid, None)  # its prompt may have grown
         self._live[request.rid] = _Live(request, prefills=known.prefills if known else 0)
 
     def _prefill_routed(self, event: ev.PrefillRouted) -> None:
@@ -235,9 +246,24 @@ class ClusterState:
     def _oracle_refreshed(self, event: ev.OracleRefreshed) -> None:
         self._oracle = event.oracle
 
+    def _kv_batch(self, event: ev.KvBatch) -> None:
+        index = self._index_of(event.worker)
+        index.apply(event.worker, event.epoch, event.seq, event.changes)
+
+    def _kv_snapshot(self, event: ev.KvSnapshot) -> None:
+        index = self._index_of(event.worker)
+        index.restore(event.worker, event.epoch, event.seq, event.chains)
+
+    def _index_of(self, worker: WorkerId) -> PrefixIndex:
+        group = self._need_worker(worker).up.group
+        if group not in self._prefix:
+            self._prefix[group] = PrefixIndex()
+        return self._prefix[group]
+
     def _closed(self, event: ev.Closed) -> None:
         self._move(self._need(event.rid), LiveStage.QUEUED)
         del self._live[event.rid]
+        self._hit_memo.pop(event.rid, None)
 
     def _adopted(self, event: ev.Adopted) -> None:
         rid = event.request.rid
@@ -262,12 +288,16 @@ class ClusterState:
         if load is None:
             self._loads[event.worker] = _Load(event, event.health)
         else:
+            if load.up.group != event.group and load.up.group in self._prefix:
+                self._prefix[load.up.group].drop(event.worker)
             load.up, load.health = event, event.health
         self._dirty.add(event.worker)
 
     def _engine_down(self, event: ev.EngineDown) -> None:
         worker = event.worker
-        self._need_worker(worker)
+        group = self._need_worker(worker).up.group
+        if group in self._prefix:
+            self._prefix[group].drop(worker)
         del self._loads[worker]
         self._dirty.add(worker)
         for live in self._live.values():
@@ -379,6 +409,8 @@ _HANDLERS: dict[type, Callable[[ClusterState, Any], None]] = {
     ev.Progressed: ClusterState._progressed,
     ev.ForecastMade: ClusterState._forecast_made,
     ev.OracleRefreshed: ClusterState._oracle_refreshed,
+    ev.KvBatch: ClusterState._kv_batch,
+    ev.KvSnapshot: ClusterState._kv_snapshot,
     ev.Closed: ClusterState._closed,
     ev.EngineUp: ClusterState._engine_up,
     ev.EngineDown: ClusterState._engine_down,

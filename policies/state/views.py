@@ -33,7 +33,9 @@ class Request:
     """What is known of a request when it arrives. `slots` = sequences that it will decode (OpenAI's n).
 
     `priority`: lower is served earlier. `local`: its prefill must not be moved (echoed prompt logprobs, say).
-    `deadline_s` is an absolute time on the snapshot's clock.
+    `deadline_s` is an absolute time on the snapshot's clock. `block_hashes` are the chained hashes of the prompt's full
+    KV blocks of `block_tokens` tokens, as the engines' KV events name them; empty: not known. `predicted_tokens` is the
+    length predictor's expected output of one sequence.
     """
 
     rid: RequestId
@@ -49,6 +51,9 @@ class Request:
     deadline_s: float = float("inf")
     local: bool = False
     avoid: tuple[WorkerId, ...] = ()
+    block_hashes: tuple[int, ...] = ()
+    block_tokens: int = 0
+    predicted_tokens: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,91 @@
+"""The PD heatmap (DeepFlow 5.3): how much better a disaggregated worker serves a request than a colocated one.
+
+    cell[i][j] = JCT_colocated / JCT_disaggregated - 1 at prefill length P_i and ratio R_j = decode / prefill length,
+                 summed over the request rates that were measured                     (5.3.2: element-wise addition)
+
+A request is looked up in the cell nearest in both logarithms: lengths and ratios span decades. The file that the
+profiler writes is this dataclass as plain data; `app` reads it, policies get the value.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from policies.routing.params import BadParameter
+
+
+@dataclass(frozen=True, slots=True)
+class Heatmap:
+    """Ascending positive axes, tokens and ratios; `cells[i][j]`, finite. `rates`: how many rates were summed.
+
+    Raises BadParameter naming what is wrong.
+    """
+
+    prefill_tokens: tuple[float, ...]
+    ratios: tuple[float, ...]
+    cells: tuple[tuple[float, ...], ...]
+    rates: int = 1
+
+    def __post_init__(self) -> None:
+        for name, axis in (("prefill_tokens", self.prefill_tokens), ("ratios", self.ratios)):
+            if not axis or list(axis) != sorted(set(axis)) or not (axis[0] > 0 and math.isfinite(axis[-1])):
+                raise BadParameter(f"heatmap: {name} is {list(axis)}: it must be ascending numbers above 0")
+        rows, columns = len(self.prefill_tokens), len(self.ratios)
+        if len(self.cells) != rows or any(len(row) != columns for row in self.cells):
+            raise BadParameter(
+                f"heatmap: cells must be {rows} rows (prefill_tokens) of {columns} numbers (ratios)"
+            )
+        for i, row in enumerate(self.cells):
+            for j, cell in enumerate(row):
+                if not math.isfinite(cell):
+                    raise BadParameter(f"heatmap: cells[{i}][{j}] is {cell}: measure it again")
+        if self.rates < 1:
+            raise BadParameter(f"heatmap: rates is {self.rates}: it must be >= 1")
+
+    def mean_cell(self, prefill_tokens: float, decode_tokens: float) -> float:
+        """The cell of a request, divided by the number of rates: a JCT ratio less 1 again."""
+        prefill_tokens = max(1.0, prefill_tokens)
+        row = _nearest(self.prefill_tokens, prefill_tokens)
+        column = _nearest(self.ratios, max(1e-9, decode_tokens / prefill_tokens))
+        return self.cells[row][column] / self.rates
+
+
+def combine(maps: Sequence[Heatmap]) -> Heatmap:
+    """Element-wise sum of maps of the same axes. Raises BadParameter if they differ or there is none."""
+    if not maps or any(
+        (m.prefill_tokens, m.ratios) != (maps[0].prefill_tokens, maps[0].ratios) for m in maps
+    ):
+        raise BadParameter("heatmap: give at least one map, all with the same prefill_tokens and ratios")
+    cells = tuple(
+        tuple(sum(column) for column in zip(*rows, strict=True))
+        for rows in zip(*(m.cells for m in maps), strict=True)
+    )
+    return Heatmap(maps[0].prefill_tokens, maps[0].ratios, cells, sum(m.rates for m in maps))
+
+
+def heatmap_from(data: Mapping[str, Any] | Heatmap) -> Heatmap:
+    """A heatmap from plain data (a parsed file). Raises BadParameter for a missing or unknown key."""
+    if isinstance(data, Heatmap):
+        return data
+    known = {"prefill_tokens", "ratios", "cells", "rates"}
+    wrong = sorted(set(data) - known) or sorted({"prefill_tokens", "ratios", "cells"} - set(data))
+    if wrong:
+        raise BadParameter(f"heatmap: {wrong[0]!r} is missing or unknown; keys: {', '.join(sorted(known))}")
+    return Heatmap(
+        tuple(data["prefill_tokens"]),
+        tuple(data["ratios"]),
+        tuple(tuple(row) for row in data["cells"]),
+        data.get("rates", 1),
+    )
+
+
+def _nearest(axis: Sequence[float], value: float) -> int:
+    """The index of the axis value nearest by ratio."""
+    i = bisect_left(axis, value)
+    if i == 0:
+        return 0
+    if i == len(axis):
+        return i - 1
+    return i if axis[i] / value < value / axis[i - 1] else i - 1

@@ -1,0 +1,166 @@
+"""The prefix index: hits equal a naive replay of the feeds; gaps, replay, snapshots, fencing, bounds."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.state.prefix_index import MAX_HELD_BACK, Change, Cleared, PrefixIndex, Removed, Stored, Wanted
+
+# Three prompts that share a head: 1 2 3 4 5, 1 2 30 40, 7 8
+PARENT = {1: None, 2: 1, 3: 2, 4: 3, 5: 4, 30: 2, 40: 30, 7: None, 8: 7}
+CHAINS = [(1, 2, 3, 4, 5), (1, 2, 30, 40), (7, 8)]
+
+
+def head(held: set[int], chain: tuple[int, ...]) -> int:
+    return next((i for i, block in enumerate(chain) if block not in held), len(chain))
+
+
+def fed(*batches: tuple[Change, ...], worker: str = "w") -> PrefixIndex:
+    index = PrefixIndex()
+    for seq, changes in enumerate(batches):
+        index.apply(worker, "e", seq, changes)
+    return index
+
+
+def test_hits_are_the_longest_head_that_a_worker_holds() -> None:
+    index = fed((Stored((1, 2, 3)),), worker="a")
+    index.apply("b", "e", 0, (Stored((1, 2)), Stored((30,), parent=2)))
+    index.apply("c", "e", 0, (Stored((7, 8)),))
+    assert index.lookup((1, 2, 3, 4, 5)) == {"a": 3, "b": 2}
+    assert index.lookup((1, 2, 30, 40)) == {"a": 2, "b": 3}
+    assert index.lookup((9,)) == {}
+    assert index.lookup(()) == {}
+
+
+def test_an_evicted_head_ends_the_hit_though_the_tail_is_still_held() -> None:
+    index = fed((Stored((1, 2, 3, 4, 5)),), (Removed((2,)),))
+    assert index.lookup((1, 2, 3, 4, 5)) == {"w": 1}
+    index.apply("w", "e", 2, (Stored((2,), parent=1),))
+    assert index.lookup((1, 2, 3, 4, 5)) == {"w": 5}
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["store", "store", "store", "remove", "clear", "drop", "restart"]),
+        st.sampled_from("abcd"),
+        st.integers(0, 2),
+        st.integers(0, 4),
+        st.integers(1, 5),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(STEPS)
+def test_lookups_equal_a_naive_replay_whatever_is_evicted_or_dropped(steps) -> None:  # type: ignore[no-untyped-def]
+    index, held, seqs, epochs = PrefixIndex(), {}, {}, dict.fromkeys("abcd", 0)  # type: ignore[var-annotated]
+    for what, w, which, first, count in steps:
+        blocks = CHAINS[which][first : first + count]
+        if what == "drop":
+            index.drop(w)
+            held.pop(w, None)
+            seqs[w], epochs[w] = 0, epochs[w] + 1
+            continue
+        if what == "restart":
+            held.pop(w, None)
+            seqs[w], epochs[w] = 0, epochs[w] + 1
+        change: Change = Cleared()
+        if what in ("store", "restart"):
+            change = Stored(blocks, PARENT[blocks[0]] if blocks else None)
+            held.setdefault(w, set()).update(blocks)
+        elif what == "remove":
+            change = Removed(blocks)
+            held.get(w, set()).difference_update(blocks)
+        else:
+            held.get(w, set()).clear()
+        index.apply(w, str(epochs[w]), seqs.get(w, 0), (change,))
+        seqs[w] = seqs.get(w, 0) + 1
+        for chain in CHAINS:
+            expected = {name: head(blocks_, chain) for name, blocks_ in held.items() if head(blocks_, chain)}
+            assert index.lookup(chain) == expected
+    for w in "abcd":
+        index.drop(w)
+    for _ in range(30):  # sweeps what is fenced out
+        index.apply("z", "0", 0, ())
+    assert index.blocks == 0
+
+
+def test_a_batch_that_comes_twice_changes_nothing() -> None:
+    index = fed((Stored((1, 2)),), (Removed((2,)),))
+    index.apply("w", "e", 0, (Stored((1, 2)),))
+    assert index.lookup((1, 2)) == {"w": 1}
+
+
+def test_a_gap_holds_later_batches_back_until_the_missing_ones_are_replayed() -> None:
+    index = fed((Stored((1,)),))
+    index.apply("w", "e", 3, (Stored((4,), parent=3),))
+    index.apply("w", "e", 2, (Stored((3,), parent=2),))
+    assert index.lookup((1, 2, 3, 4)) == {"w": 1}
+    assert index.wanted == {"w": Wanted("e", 1, 1)}
+    index.apply("w", "e", 1, (Stored((2,), parent=1),))
+    assert (index.lookup((1, 2, 3, 4)), index.wanted) == ({"w": 4}, {})
+
+
+def test_a_feed_that_starts_in_the_middle_wants_its_beginning() -> None:
+    index = PrefixIndex()
+    index.apply("w", "e", 5, (Stored((1,)),))
+    assert (index.lookup((1,)), index.wanted) == ({}, {"w": Wanted("e", 0, 4)})
+
+
+def test_a_gap_too_long_drops_the_worker_and_wants_a_snapshot_that_heals_it() -> None:
+    index = fed((Stored((1, 2)),))
+    for seq in range(2, 3 + MAX_HELD_BACK):
+        index.apply("w", "e", seq, (Removed((2,)),) if seq % 2 else (Stored((2,), parent=1),))
+    assert index.lookup((1,)) == {}
+    assert index.wanted == {"w": Wanted("e", None, None)}
+    last = 2 + MAX_HELD_BACK
+    index.restore("w", "e", last - 1, [Stored((1, 2, 3))])
+    assert index.wanted == {}
+    assert index.lookup((1, 2, 3)) == {"w": 3}  # batch `last`, held back, stored 2 again
+    index.apply("w", "e", last + 1, (Removed((3,)),))
+    assert index.lookup((1, 2, 3)) == {"w": 2}
+
+
+def test_a_new_epoch_starts_empty_and_late_batches_of_the_old_one_do_not_count() -> None:
+    index = fed((Stored((1, 2)),))
+    index.apply("w", "next", 0, (Stored((7,)),))
+    assert (index.lookup((1, 2)), index.lookup((7,))) == ({}, {"w": 1})
+
+
+def test_a_dropped_worker_is_out_at_once_and_its_bit_is_reused_only_when_swept() -> None:
+    index = fed((Stored(tuple(range(1, 2001))),))
+    index.drop("w")
+    assert index.lookup((1, 2)) == {}
+    index.apply("v", "e", 0, (Stored((1,)),))
+    assert index.lookup((1, 2)) == {"v": 1}
+    for seq in range(1, 20):
+        index.apply("v", "e", seq, ())
+    assert index.blocks == 1
+    index.apply("u", "e", 0, (Stored((2,), parent=1),))
+    assert index.lookup((1, 2)) == {"v": 1}
+
+
+def test_new_blocks_are_refused_at_the_bound_and_known_ones_still_spread() -> None:
+    index = PrefixIndex(max_blocks=3)
+    index.apply("a", "e", 0, (Stored((1, 2, 3, 4, 5)),))
+    index.apply("b", "e", 0, (Stored((1, 2)),))
+    assert (index.blocks, index.refused) == (3, 2)
+    assert index.lookup((1, 2, 3, 4, 5)) == {"a": 3, "b": 2}
+
+
+def test_memory_is_reported_in_bytes_and_grows_with_the_blocks() -> None:
+    few, many = fed((Stored(tuple(range(1, 100))),)), fed((Stored(tuple(range(1, 10_000))),))
+    assert 100 * 100 < few.memory_bytes() < many.memory_bytes() < 10_000 * 1000
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_long_chain_over_many_workers(seed: int) -> None:
+    rng, index = random.Random(seed), PrefixIndex()
+    chain = tuple(rng.getrandbits(63) for _ in range(700))
+    held = {f"w{i}": rng.choice([0, 1, 350, 699, 700, rng.randrange(700)]) for i in range(60)}
+    for w, n in held.items():
+        index.apply(w, "e", 0, (Stored(chain[:n]),))
+    assert index.lookup(chain) == {w: n for w, n in held.items() if n}
