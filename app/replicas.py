@@ -49,7 +49,7 @@ def node_host(config: AppConfig) -> str | None:
 class RouterReplica:
     """Holds the dispatcher on its sockets. One replica; when it dies the ingresses decide alone until it is back."""
 
-    async def __init__(self, config: AppConfig) -> None:
+    async def __init__(self, config: AppConfig) -> None:  # type: ignore[misc]  # Serve awaits it
         from actors.router.server import RouterServer
         from policies.dispatch import Dispatcher
         from policies.routing.registry import decode_policy, prefill_policy
@@ -81,12 +81,11 @@ class RouterReplica:
 class EngineReplica:
     """Runs one engine, its socket front and its reports to the router; drains before it goes."""
 
-    async def __init__(
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, config: AppConfig, group: EngineGroupConfig, first_index: int, router: Any
     ) -> None:
-        from actors.engine.server import EngineServer
-
         from actors.engine.report import Reporter
+        from actors.engine.server import EngineServer
 
         context = serve.get_replica_context()
         engine_id = f"{group.name}-{uuid.uuid4().hex[:8]}"

@@ -1,4 +1,4 @@
-"""What both clients share and what needs no I/O: settings, calls, deadlines, and the reading of answers and failures."""
+"""What both clients share and needs no I/O: settings, calls, deadlines, and the reading of answers and failures."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ ResultT = TypeVar("ResultT", bound=BaseModel)
 class Timeouts:
     """Limits in seconds; None means no limit.
 
-    `connect_s`: to open a connection. `read_s`: between two pieces of an answer; for an answer that is not streamed, until
-    it begins, which is when it is complete. `total_s`: one call with its retries, and a stream to its end.
+    `connect_s`: to open a connection. `read_s`: between two pieces of an answer; for an answer that is not streamed,
+    until it begins, which is when it is complete. `total_s`: one call with its retries, and a stream to its end.
     """
 
     connect_s: float | None = 5.0
@@ -79,7 +79,9 @@ class Settings:
         given = base_url or os.environ.get("SLUICE_BASE_URL") or DEFAULT_BASE_URL
         key = api_key or os.environ.get("SLUICE_API_KEY") or None
         if key is not None and not (key.isascii() and key.isprintable() and key == key.strip()):
-            raise ConfigurationError("the API key has characters that no HTTP header can carry; check SLUICE_API_KEY")
+            raise ConfigurationError(
+                "the API key has characters that no HTTP header can carry; check SLUICE_API_KEY"
+            )
         return cls(_base_url(given), key, model, timeouts or Timeouts(), retry or RetryPolicy())
 
     def headers(self) -> dict[str, str]:
@@ -97,7 +99,9 @@ def _base_url(given: str) -> str:
     except httpx.InvalidURL as error:
         raise ConfigurationError(f"the base URL {given!r} is not a URL: {error}") from error
     if url.scheme not in ("http", "https") or not url.host:
-        raise ConfigurationError(f"the base URL {given!r} must look like {DEFAULT_BASE_URL} (http:// or https://)")
+        raise ConfigurationError(
+            f"the base URL {given!r} must look like {DEFAULT_BASE_URL} (http:// or https://)"
+        )
     return given.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
@@ -119,7 +123,9 @@ class Deadline:
 
     def error(self) -> RequestTimeoutError:
         """The error to raise when it is."""
-        return RequestTimeoutError(f"the call did not end within its total of {self.total_s:g} s", phase="total")
+        return RequestTimeoutError(
+            f"the call did not end within its total of {self.total_s:g} s", phase="total"
+        )
 
     def httpx_timeout(self, timeouts: Timeouts) -> httpx.Timeout:
         """The limits of one attempt. Raises RequestTimeoutError if the time is over before it starts."""
@@ -169,9 +175,7 @@ class Call:
         return settings.timeouts.total_s if self.timeout_s is None else self.timeout_s
 
 
-def chat_call(
-    messages: Any, options: ChatOptions, settings: Settings, *, stream: bool
-) -> Call:
+def chat_call(messages: Any, options: ChatOptions, settings: Settings, *, stream: bool) -> Call:
     """POST /v1/chat/completions; `messages` is `str | Sequence[MessageLike]`."""
     typed: str | list[MessageLike] = messages if isinstance(messages, str) else list(messages)
     body = chat_body(typed, options, model=settings.model, stream=stream)
@@ -252,7 +256,9 @@ def check_status(answer: Answer) -> Answer:
         return answer
     if 300 <= answer.status_code < 400:
         target = answer.headers.get("location", "elsewhere")
-        raise InvalidResponseError(f"{answer.call.path}: the server redirects to {target}; set the base URL to it")
+        raise InvalidResponseError(
+            f"{answer.call.path}: the server redirects to {target}; set the base URL to it"
+        )
     raise error_from_response(answer.status_code, answer.headers, answer.body)
 
 
@@ -266,11 +272,17 @@ def parse(answer: Answer, model: type[ResultT], *, with_request_id: bool = False
         reason = f"{where}: {first['msg']}" if where else first["msg"]
         message = f"{answer.call.path}: unexpected answer ({reason}): {answer.text()[:200]!r}"
         raise InvalidResponseError(message) from error
-    return result.model_copy(update={"request_id": answer.headers.get("x-request-id")}) if with_request_id else result
+    return (
+        result.model_copy(update={"request_id": answer.headers.get("x-request-id")})
+        if with_request_id
+        else result
+    )
 
 
 def check_event_stream(call: Call, headers: httpx.Headers) -> None:
     """Raises InvalidResponseError unless the response is an event stream."""
     content_type = headers.get("content-type", "")
     if content_type.partition(";")[0].strip().lower() != "text/event-stream":
-        raise InvalidResponseError(f"{call.path}: expected an event stream, got content type {content_type!r}")
+        raise InvalidResponseError(
+            f"{call.path}: expected an event stream, got content type {content_type!r}"
+        )

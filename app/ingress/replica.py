@@ -45,7 +45,9 @@ def _asgi() -> _Current:
 class IngressReplica:
     """One ingress. Raises ConfigError or OSError (port taken) with what to do, which Serve shows in `serve status`."""
 
-    async def __init__(self, config: AppConfig, router: Any, *engines: Any) -> None:
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, config: AppConfig, router: Any, *engines: Any
+    ) -> None:
         me = Identity("ingress", f"ingress-{uuid.uuid4().hex[:8]}", config.wire.secret())
         options = {"served_names": (config.model.served_name,), **config.ingress.options, "replica_id": me.id}
         ingress = from_options(IngressConfig, options, "ingress.options")

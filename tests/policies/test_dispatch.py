@@ -272,7 +272,7 @@ STEPS = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(STEPS, st.sampled_from(sorted(PREFILL)), st.sampled_from(sorted(DECODE)))
-def test_any_history_keeps_slots_and_ends_at_zero(  # noqa: C901  # one history, all events
+def test_any_history_keeps_slots_and_ends_at_zero(
     steps,  # type: ignore[no-untyped-def]
     prefill: str,
     decode: str,
