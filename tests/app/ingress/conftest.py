@@ -1,11 +1,11 @@
 """The ingress runs on uvloop where Ray runs it, so its tests do too."""
 
-import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
 
-import pytest
 import uvloop
 
 
-@pytest.fixture(scope="session")
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    return uvloop.EventLoopPolicy()
+def pytest_asyncio_loop_factories(config: Any, item: Any) -> Mapping[str, Callable[[], uvloop.Loop]]:
+    """What pytest-asyncio makes the event loops of this directory with."""
+    return {"uvloop": uvloop.new_event_loop}

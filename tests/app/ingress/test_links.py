@@ -1,0 +1,112 @@
+"""Connections to engines: one that cannot be reached, one that leaves the fleet, one that comes back elsewhere."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.wire import messages as wire
+from app.ingress import links
+from app.ingress.config import ClassSlo, IngressConfig
+from tests.app.ingress.rig import MODEL, ScriptedEngine, pair, rig, until
+
+
+async def test_an_engine_that_nobody_can_reach_costs_a_retry_not_the_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "CONNECT_GRACE_S", 0.2)
+    _, d = pair(tmp_path)
+    ghost = ScriptedEngine("ghost", "prefill", tmp_path)
+    async with rig(tmp_path, [d]) as made:
+        await ghost.announce(made.router)  # the router believes it; nobody listens there
+        await until(lambda: len(made.hub.engines()) == 2)
+        task = asyncio.create_task(made.client.post("/v1/chat/completions", json=made.chat()))
+        await until(lambda: made.hub.jobs)
+        real = ScriptedEngine("real", "prefill", tmp_path)
+        d.peers.append(real)
+        await real.start(made.router)
+        answer = await task
+        assert answer.status_code == 200
+        assert made.metric("sluice_retries_total", stage="prefill", reason="engine_dead") == 1
+        await made.idle()
+        await real.stop()
+        await ghost.stop()
+
+
+async def test_an_engine_that_left_the_list_finishes_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "MISSING_GRACE_S", 0.05)
+    async with rig(tmp_path, pair(tmp_path, auto=False)) as made:
+        p, d = made.engines["p"], made.engines["d"]
+        task = asyncio.create_task(made.client.post("/v1/chat/completions", json=made.chat()))
+        await until(lambda: p.of(wire.Prefill))
+        rid = p.of(wire.Prefill)[0].rid
+        p.finish_prefill(rid)
+        await until(lambda: d.of(wire.Decode))
+        d.admit(rid)
+        assert d.link is not None
+        d.link.abort("only the router lost it")
+        await until(lambda: [info.id for info in made.hub.engines()] == ["p"])
+        assert d.channels[0].open  # our connection stays while its request runs
+        d.token(rid, finish="stop")
+        assert (await task).status_code == 200
+        await until(lambda: not d.channels)
+        await made.idle()
+
+
+async def test_an_engine_that_comes_back_elsewhere_is_found_there(tmp_path: Path) -> None:
+    async with rig(tmp_path, pair(tmp_path)) as made:
+        made.engines["d"].kill()
+        (tmp_path / "new").mkdir()
+        again = ScriptedEngine("d", "decode", tmp_path / "new", peers=[made.engines["p"]])
+        made.engines["d"] = again
+        await again.start(made.router)
+        await until(lambda: again.channels)
+        answer = await made.client.post("/v1/chat/completions", json=made.chat())
+        assert answer.status_code == 200
+        assert len(again.of(wire.Decode)) == 1
+        await made.idle()
+        await again.stop()
+
+
+async def test_the_router_hears_class_slo_priority_and_session(tmp_path: Path) -> None:
+    slo = {"interactive": ClassSlo(ttft_s=0.5, tpot_s=0.05)}
+    config = IngressConfig(served_names=(MODEL,), class_slo=slo, sweep_interval_s=0.02)
+    async with rig(tmp_path, pair(tmp_path), config) as made:
+        heard: list[Any] = []
+        submit = made.router._submit
+
+        def listen(channel: Any, message: wire.Submit) -> None:
+            heard.append(message)
+            submit(channel, message)
+
+        made.router._submit = listen  # type: ignore[method-assign]
+        body = made.chat(n=2, session="s", slo={"ttft_ms": 100})
+        await made.client.post(
+            "/v1/chat/completions", json=body, headers={"x-sluice-priority": "interactive"}
+        )
+        (message,) = heard
+        assert (message.priority, message.request_class) == (-1, "interactive")
+        assert (message.ttft_slo_s, message.tpot_slo_s) == (0.1, 0.05)  # the class fills in what is missing
+        assert (message.session, message.slots, message.max_tokens) == ("s", 2, 4)
+        await made.idle()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"served_names": ()},
+        {"served_names": ("",)},
+        {"max_in_flight": 0},
+        {"request_timeout_s": 0},
+        {"max_retries": -1},
+        {"max_body_bytes": 10},
+        {"class_slo": {"vip": ClassSlo()}},
+    ],
+    ids=str,
+)
+def test_a_wrong_configuration_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="ingress: "):
+        IngressConfig(**({"served_names": (MODEL,)} | options))
