@@ -12,17 +12,16 @@ import asyncio
 import gc
 import logging
 import os
-import socket
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from actors.engine.protocol import EngineMetrics, Sink
-from actors.engine.vllm_config import VllmEngineConfig, resolve_device
+from actors.engine.vllm_config import VllmEngineConfig
 from actors.engine.vllm_kv_keys import RELEASE
-from actors.engine.vllm_launch import PhaseClock, core_phases, launch, warm_up
+from actors.engine.vllm_launch import PhaseClock, core_phases, describe, launch, warm_up
+from actors.engine.vllm_leases import Leases
+from actors.engine.vllm_outbox import Outbox
 from actors.engine.vllm_stats import Ledger, Transfer
 from actors.wire.messages import Admitted, Decode, EngineInfo, Failed, Out, Prefill, Status
 
@@ -41,16 +40,13 @@ class VllmEngine:
         self._sink: Sink
         self._info: EngineInfo
         self._tools: Any = None
-        self._ledger = Ledger(self._on_transfer, self._on_lease_ended)
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="vllm-start")
         self._works: dict[tuple[str, str], Any] = {}
         self._streams: dict[str, Any] = {}  # vLLM's request id -> stream of an unfinished choice
-        self._leases: dict[str, dict[str, int]] = {}  # rid -> {vLLM's request id of the prefill: core}
-        self._lease_rid: dict[str, str] = {}
+        self._leases = Leases()
+        self._ledger = Ledger(self._on_transfer, self._leases.ended)
         self._batch: list[Out] = []
-        self._outbox: deque[tuple[Callable[[], Awaitable[Any]], Any]] = deque()
-        self._outbox_filled = asyncio.Event()
-        self._pump: asyncio.Task[None] | None = None
+        self._outbox = Outbox(self._on_unsent)
         self._draining = False
         self._releases = 0
         self._blocks = 0
@@ -78,46 +74,21 @@ class VllmEngine:
         self._tasks = await self._llm.get_supported_tasks()
         self._defaults = self._llm.model_config.get_diff_sampling_param()
         self._tools = ToolParsing.build(self._config, self._llm)
-        self._pump = asyncio.create_task(self._send_outbox(), name="vllm outbox")
+        self._outbox.start()
         answers_at_s = time.time()
         await warm_up(self._llm)
         core_phases(self._clock, self._ledger.hellos)
         self._clock.end("core_ready", answers_at_s)
         self._clock.end("warm_up")
         self._clock.phases["ready"] = round(time.time() - self._clock.started_at_s, 3)
-        self._describe()
+        self._info = describe(self._config, self._llm, self._ledger.hellos)
+        self._blocks = self._info.kv_blocks // self._config.data_parallel_size
+        self._block_bytes = (
+            sum(h.kv_block_bytes for h in self._ledger.hellos) // self._config.data_parallel_size
+        )
         gc.collect()
         gc.freeze()  # vLLM's modules never become garbage; scanning them would stall tokens
         log.info("vLLM engine %s is ready: %s", self._config.id, self.phases)
-
-    def _describe(self) -> None:
-        config = self._llm.vllm_config
-        hellos = self._ledger.hellos
-        if not hellos:
-            raise RuntimeError(
-                "the vLLM workers did not report; is actors.engine.kv_connector the one that was loaded?"
-            )
-        self._blocks = config.cache_config.num_gpu_blocks - 1  # less vLLM's null block
-        self._block_bytes = sum(h.kv_block_bytes for h in hellos) // self._config.data_parallel_size
-        features = ["logprobs", "json_object", "json_schema", "structural_tag", "prompt_logprobs", "n"]
-        if self._config.tool_parser:
-            features.append("tools")
-        self._info = EngineInfo(
-            id=self._config.id,
-            role=self._config.role,
-            kind="vllm",
-            model=self._config.name,
-            group=f"{hellos[0].compatibility_hash[:16]}-{config.cache_config.block_size}",
-            addresses=(),
-            slots=config.scheduler_config.max_num_seqs * self._config.data_parallel_size,
-            kv_blocks=self._blocks * self._config.data_parallel_size,
-            block_size_tokens=config.cache_config.block_size,
-            max_model_len=config.model_config.max_model_len,
-            node=socket.gethostname(),
-            pid=os.getpid(),
-            lease_s=float(self._config.lease_s),
-            features=tuple(features),
-        )
 
     def info(self) -> EngineInfo:
         return self._info
@@ -129,7 +100,7 @@ class VllmEngine:
         self._draining = True
         loop = asyncio.get_running_loop()
         until_s = loop.time() + timeout_s
-        while self._works or self._lease_rid:
+        while self._works or len(self._leases):
             if loop.time() >= until_s:
                 return False
             await asyncio.sleep(0.02)
@@ -138,12 +109,10 @@ class VllmEngine:
     async def stop(self) -> None:
         llm = self._llm
         self._draining = True
-        if self._pump is not None:
-            self._pump.cancel()
+        self._outbox.stop()
         for work in list(self._works.values()):
             self._fail(work, "engine_dead", f"engine {self._config.id} was stopped", True)
         self._leases.clear()
-        self._lease_rid.clear()
         self._llm = None
         if llm is not None:
             loop = asyncio.get_running_loop()
@@ -263,7 +232,7 @@ class VllmEngine:
         self._streams[request.request_id] = stream
         self._llm.output_processor.add_request(request, None, None, index, stream)
         core = self._llm.engine_core
-        self._post(lambda: core.add_request_async(request), work)
+        self._outbox.post(lambda: core.add_request_async(request), work)
 
     def _abort(self, work: Any) -> None:
         """End a work without a word to the client; the core frees its blocks and tells the lender of a pull."""
@@ -272,11 +241,11 @@ class VllmEngine:
         self._batch = [piece for piece in self._batch if piece.rid != work.rid]
         self._llm.output_processor.abort_requests(ids, internal=True)
         core = self._llm.engine_core
-        self._post(lambda: core.abort_requests_async(ids), None)
+        self._outbox.post(lambda: core.abort_requests_async(ids))
         if work.stage == "prefill":
             # The core may have finished it just now, in which case it ignores the abort and holds a lease.
             for request_id in ids:
-                self._post_release([request_id], None)
+                self._post_release(request_id, None)
 
     def _fail(self, work: Any, code: str, message: str, retryable: bool, param: str | None = None) -> None:
         ids = work.open_ids()
@@ -285,7 +254,7 @@ class VllmEngine:
         if ids and code != "engine_dead":
             self._llm.output_processor.abort_requests(ids, internal=True)
             core = self._llm.engine_core
-            self._post(lambda: core.abort_requests_async(ids), None)
+            self._outbox.post(lambda: core.abort_requests_async(ids))
         self._sink.failed(Failed(work.rid, work.stage, code, message, retryable, param))
 
     def _on_deadline(self, work: Any) -> None:
@@ -299,31 +268,23 @@ class VllmEngine:
     # ------------------------------------------------------------------------------------------------ leases
 
     def _release_leases(self, rid: str) -> None:
-        for request_id, core in self._leases.get(rid, {}).items():
-            self._post_release([request_id], core)
+        for request_id, core in self._leases.of(rid):
+            self._post_release(request_id, core)
 
-    def _post_release(self, request_ids: list[str], core: int | None) -> None:
+    def _post_release(self, request_id: str, core: int | None) -> None:
         self._releases += 1
-        name, params = f"release-{self._releases}", {RELEASE: request_ids}
+        name, params = f"release-{self._releases}", {RELEASE: [request_id]}
         rank = core if self._config.data_parallel_size > 1 else None
         llm = self._llm
-        self._post(
-            lambda: llm.notify_kv_transfer_request_rejected(name, params, data_parallel_rank=rank), None
+        self._outbox.post(
+            lambda: llm.notify_kv_transfer_request_rejected(name, params, data_parallel_rank=rank)
         )
 
     def _give_up(self, remote: dict[str, Any]) -> None:
         """Tell the lender of `remote` that nobody here will read it."""
         self._releases += 1
         name, llm = f"unread-{self._releases}", self._llm
-        self._post(lambda: llm.notify_kv_transfer_request_rejected(name, remote), None)
-
-    def _on_lease_ended(self, request_id: str) -> None:
-        rid = self._lease_rid.pop(request_id, None)
-        if rid is not None:
-            leases = self._leases[rid]
-            del leases[request_id]
-            if not leases:
-                del self._leases[rid]
+        self._outbox.post(lambda: llm.notify_kv_transfer_request_rejected(name, remote))
 
     # ----------------------------------------------------------------------------------------------- outputs
 
@@ -365,8 +326,7 @@ class VllmEngine:
         self._end(work)
         port = int(output.kv_transfer_params["remote_port"])
         core = port - int(os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"])
-        self._leases.setdefault(work.rid, {})[stream.request_id] = core
-        self._lease_rid[stream.request_id] = work.rid
+        self._leases.granted(work.rid, stream.request_id, core)
         self._sink.prefill_done(
             self._work.prefill_done(work, output, float(self._config.lease_s), self._block_bytes)
         )
@@ -375,9 +335,17 @@ class VllmEngine:
         if not work.admitted:
             self._admit(work, output.num_cached_tokens or 0)
         work.generated_tokens += len(output.outputs[0].token_ids)
+        try:
+            piece = self._work.out(work, stream, output)
+        except (
+            Exception
+        ) as e:  # a model's output that vLLM's parser cannot take must not stop the other requests
+            log.exception("the output of %s could not be parsed", work.rid)
+            self._fail(work, "internal", f"the output could not be parsed: {e!r}", False)
+            return
         if not self._batch:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._batch.append(self._work.out(work, stream, output))
+        self._batch.append(piece)
         siblings, work.siblings = work.siblings, []
         for index, request in siblings:
             self._submit(work, index, request)
@@ -416,25 +384,9 @@ class VllmEngine:
         ):
             self._admit(work, (work.remote or {}).get("remote_prefill_cached_tokens") or 0)
 
-    # ------------------------------------------------------------------------------------------------ outbox
-
-    def _post(self, send: Callable[[], Awaitable[Any]], work: Any) -> None:
-        self._outbox.append((send, work))
-        self._outbox_filled.set()
-
-    async def _send_outbox(self) -> None:
-        """Pass on adds, aborts and releases in their order. A core that cannot take one is dead."""
-        while True:
-            await self._outbox_filled.wait()
-            self._outbox_filled.clear()
-            while self._outbox:
-                send, work = self._outbox.popleft()
-                try:
-                    await send()
-                except Exception as e:
-                    log.warning("the vLLM core of %s took no message: %r", self._config.id, e)
-                    if work is not None and not work.ended:
-                        self._fail(work, "engine_dead", f"the vLLM engine took no request: {e}", True)
+    def _on_unsent(self, work: Any, error: Exception) -> None:
+        if work is not None and not work.ended:
+            self._fail(work, "engine_dead", f"the vLLM engine took no request: {error}", True)
 
     # ------------------------------------------------------------------------------------------------ counts
 
@@ -447,7 +399,7 @@ class VllmEngine:
             running=sum(core.running for core in cores),
             waiting=sum(core.waiting for core in cores),
             kv_blocks_used=used,
-            leases=len(self._lease_rid),
+            leases=len(self._leases),
             kv_usage=used / max(1, self._info.kv_blocks),
             state="draining" if self._draining else "ready",
             tokens_in_flight=sum(
@@ -456,22 +408,4 @@ class VllmEngine:
         )
 
     def metrics(self) -> EngineMetrics:
-        totals, total_blocks = self._ledger.totals, self._info.kv_blocks
-        used = self._ledger.used_blocks(self._blocks)
-        return EngineMetrics(
-            prefill_tokens=totals.prefill_tokens,
-            decode_tokens=totals.decode_tokens,
-            transfers=totals.transfers,
-            transfer_bytes=totals.transfer_bytes,
-            transfer_s=totals.transfer_s,
-            transfer_descriptors=totals.transfer_descriptors,
-            transfer_failures=totals.transfer_failures,
-            leases_expired=totals.leases_expired,
-            kv_blocks_total=total_blocks,
-            kv_blocks_used=used,
-            kv_blocks_free=total_blocks - used,
-            preemptions=totals.preemptions,
-        )
-
-
-__all__ = ["VllmEngine", "VllmEngineConfig", "resolve_device"]
+        return self._ledger.metrics(self._info.kv_blocks, self._ledger.used_blocks(self._blocks))

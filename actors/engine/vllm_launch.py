@@ -27,6 +27,7 @@ from actors.engine.vllm_config import (
     resolve_device,
 )
 from actors.engine.vllm_stats import Hello, Ledger, stat_logger
+from actors.wire.messages import EngineInfo
 
 log = logging.getLogger(__name__)
 
@@ -129,3 +130,33 @@ async def warm_up(llm: Any) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
     async for _ in llm.generate(prompt, params, "warm-up"):
         pass
+
+
+def describe(config: VllmEngineConfig, llm: Any, hellos: list[Hello]) -> EngineInfo:
+    """What the running engine announces. Raises RuntimeError if its workers run another connector than ours."""
+    if not hellos:
+        raise RuntimeError(
+            "the vLLM workers did not report; is actors.engine.kv_connector the one that was loaded?"
+        )
+    running = llm.vllm_config
+    cores = config.data_parallel_size
+    features = ["logprobs", "prompt_logprobs", "json_object", "json_schema", "structural_tag", "n"]
+    if config.tool_parser:
+        features.append("tools")
+    return EngineInfo(
+        id=config.id,
+        role=config.role,
+        kind="vllm",
+        model=config.name,
+        # NIXL checks the block size at the first handshake only, too late for a router.
+        group=f"{hellos[0].compatibility_hash[:16]}-{running.cache_config.block_size}",
+        addresses=(),
+        slots=running.scheduler_config.max_num_seqs * cores,
+        kv_blocks=running.cache_config.num_gpu_blocks - cores,  # each core has a null block
+        block_size_tokens=running.cache_config.block_size,
+        max_model_len=running.model_config.max_model_len,
+        node=socket.gethostname(),
+        pid=os.getpid(),
+        lease_s=float(config.lease_s),
+        features=tuple(features),
+    )

@@ -12,13 +12,12 @@ from typing import Any
 from vllm.exceptions import VLLMClientError
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
-FIELDS = frozenset(
-    {
-        "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos",
-        "min_tokens", "n", "logprobs", "prompt_logprobs", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
-        "response_format", "skip_special_tokens", "include_stop_str_in_output", "allowed_token_ids", "bad_words",
-    }
-)  # fmt: skip
+FIELDS = frozenset({
+    "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos",
+    "min_tokens", "n", "logprobs", "prompt_logprobs", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "logit_bias", "response_format", "skip_special_tokens", "include_stop_str_in_output",
+    "allowed_token_ids", "bad_words",
+})  # fmt: skip
 
 # What a generation_config.json may set; its other entries are no sampling fields.
 _MODEL_DEFAULTS = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p")

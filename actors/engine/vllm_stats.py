@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from actors.engine.protocol import EngineMetrics
 from actors.engine.vllm_kv_keys import ENDED, HELLO, TRANSFERS
 
 
@@ -107,6 +108,24 @@ class Ledger:
     def used_blocks(self, blocks_per_core: int) -> int:
         """KV blocks in use, all cores together; `blocks_per_core` without the null block."""
         return sum(round(core.kv_usage * blocks_per_core) for core in self.cores.values())
+
+    def metrics(self, blocks: int, used: int) -> EngineMetrics:
+        """The totals, with `blocks` KV blocks of which `used` are in use."""
+        totals = self.totals
+        return EngineMetrics(
+            prefill_tokens=totals.prefill_tokens,
+            decode_tokens=totals.decode_tokens,
+            transfers=totals.transfers,
+            transfer_bytes=totals.transfer_bytes,
+            transfer_s=totals.transfer_s,
+            transfer_descriptors=totals.transfer_descriptors,
+            transfer_failures=totals.transfer_failures,
+            leases_expired=totals.leases_expired,
+            kv_blocks_total=blocks,
+            kv_blocks_used=used,
+            kv_blocks_free=blocks - used,
+            preemptions=totals.preemptions,
+        )
 
 
 def stat_logger(ledger: Ledger) -> Any:
