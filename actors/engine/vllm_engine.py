@@ -14,7 +14,7 @@ import logging
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
 from actors.engine.protocol import EngineMetrics, Sink
 from actors.engine.vllm_config import VllmEngineConfig
@@ -26,6 +26,8 @@ from actors.engine.vllm_stats import Ledger, Transfer
 from actors.wire.messages import Admitted, Decode, EngineInfo, Failed, Out, Prefill, Status
 
 log = logging.getLogger(__name__)
+
+Stage = Literal["prefill", "decode"]
 
 _SHUTDOWN_S = 10.0
 
@@ -130,6 +132,9 @@ class VllmEngine:
         except self._params.BadParameter as e:
             self._sink.failed(Failed(msg.rid, "prefill", "bad_request", str(e), False, e.param))
             return
+        except Exception as e:
+            self._unexpected(msg.rid, "prefill", e)
+            return
         self._begin(work)
         self._submit(work, 0, request)
 
@@ -142,8 +147,11 @@ class VllmEngine:
         except self._params.BadParameter as e:
             self._sink.failed(Failed(msg.rid, "decode", "bad_request", str(e), False, e.param))
             return
-        except ValueError as e:
+        except self._work.BadHandle as e:
             self._sink.failed(Failed(msg.rid, "decode", "unknown_handle", str(e), True))
+            return
+        except Exception as e:
+            self._unexpected(msg.rid, "decode", e)
             return
         self._begin(work)
         pulling = work.remote is not None
@@ -154,7 +162,7 @@ class VllmEngine:
                 self._submit(work, index, request)
 
     def _choice_params(self, work: Any) -> list[Any]:
-        """SamplingParams of each choice; the first pulls the KV. Raises BadParameter, ValueError for a bad handle."""
+        """SamplingParams of each choice; the first pulls the KV. Raises BadParameter, BadHandle."""
         msg = work.msg
         base = self._params.sampling_params(msg.params, self._defaults)
         if msg.chat is not None:
@@ -185,6 +193,12 @@ class VllmEngine:
         self._llm.input_processor.assign_request_id(request)
         return request
 
+    def _unexpected(self, rid: str, stage: Stage, error: Exception) -> None:
+        """vLLM failed over one request in a way that it does not name; the others go on."""
+        log.error("vLLM could not take the %s of %s", stage, rid, exc_info=error)
+        message = f"vLLM could not take the request: {error!r}; see the engine's log"
+        self._sink.failed(Failed(rid, stage, "internal", message, False))
+
     def cancel(self, rid: str) -> None:
         for stage in ("prefill", "decode"):
             work = self._works.get((stage, rid))
@@ -200,7 +214,7 @@ class VllmEngine:
 
     # ------------------------------------------------------------------------------------------ life of a work
 
-    def _accepts(self, stage: Any, rid: str) -> bool:
+    def _accepts(self, stage: Stage, rid: str) -> bool:
         if self._draining or self._llm is None:
             self._sink.failed(
                 Failed(rid, stage, "draining", f"engine {self._config.id} is shutting down", True)
@@ -391,13 +405,15 @@ class VllmEngine:
     # ------------------------------------------------------------------------------------------------ counts
 
     def status(self) -> Status:
-        cores = self._ledger.cores.values()
+        running, waiting = self._ledger.requests()
+        # The core reports after its steps, and a step may take seconds: what it has not seen yet waits.
+        waiting = max(waiting, len(self._streams) - running)
         used = self._ledger.used_blocks(self._blocks)
         decodes = [work for work in self._works.values() if work.stage == "decode"]
         return Status(
             engine_id=self._config.id,
-            running=sum(core.running for core in cores),
-            waiting=sum(core.waiting for core in cores),
+            running=running,
+            waiting=waiting,
             kv_blocks_used=used,
             leases=len(self._leases),
             kv_usage=used / max(1, self._info.kv_blocks),

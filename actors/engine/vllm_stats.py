@@ -105,6 +105,11 @@ class Ledger:
         for request_id in data.get(ENDED, ()):
             self.on_lease_ended(request_id)
 
+    def requests(self) -> tuple[int, int]:
+        """Running and waiting requests as all cores last counted them."""
+        cores = self.cores.values()
+        return sum(core.running for core in cores), sum(core.waiting for core in cores)
+
     def used_blocks(self, blocks_per_core: int) -> int:
         """KV blocks in use, all cores together; `blocks_per_core` without the null block."""
         return sum(round(core.kv_usage * blocks_per_core) for core in self.cores.values())

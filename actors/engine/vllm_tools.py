@@ -16,7 +16,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import (
 from vllm.parser import ParserManager
 
 from actors.engine.vllm_config import VllmEngineConfig
-from actors.engine.vllm_params import REFUSALS, BadParameter
+from actors.engine.vllm_params import REFUSALS, BadParameter, bad_parameter
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,8 @@ class ToolParsing:
             first = e.errors()[0]
             param = str(first["loc"][0]) if first["loc"] else None
             raise BadParameter(first["msg"], param) from e
+        except REFUSALS as e:
+            raise bad_parameter(e) from e
         if self.parser is None:
             raise BadParameter(
                 "this engine parses no tool calls; set tool_parser in the engine's options to the one of its model",

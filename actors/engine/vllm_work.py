@@ -84,18 +84,22 @@ def prefill_done(work: Work, output: Any, lease_s: float, kv_bytes_per_block: in
     )
 
 
+class BadHandle(ValueError):
+    """A KV handle that no vLLM engine has made."""
+
+
 def decode_handle(handle: bytes) -> dict[str, Any]:
-    """kv_transfer_params of a handle. Raises ValueError if it is none of ours."""
+    """kv_transfer_params of a handle. Raises BadHandle if it is none of ours."""
     try:
         params = msgspec.msgpack.decode(handle)
     except msgspec.DecodeError as e:
-        raise ValueError(f"not a KV handle of a vLLM engine: {e}") from e
+        raise BadHandle(f"not a KV handle of a vLLM engine: {e}") from e
     if (
         not isinstance(params, dict)
         or not params.get("remote_engine_id")
         or not params.get("remote_block_ids")
     ):
-        raise ValueError("not a KV handle of a vLLM engine: it names no engine or no blocks")
+        raise BadHandle("not a KV handle of a vLLM engine: it names no engine or no blocks")
     return params
 
 

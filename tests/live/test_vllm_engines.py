@@ -22,7 +22,7 @@ from tests.live.vllm_client import Engine
 pytestmark = [pytest.mark.live, pytest.mark.vllm, pytest.mark.timeout(600)]
 
 START_S = 500.0
-LEASE_S = 8
+LEASE_S = 12
 BLOCK = 128
 GREEDY = {"temperature": 0.0}
 
@@ -39,6 +39,7 @@ class Pair:
     """Prefill engine `p` and decode engine `d`."""
 
     def __init__(self, directory: Path) -> None:
+        self.expiring = 0  # leases that this test lets expire
         model = resolve("smollm2-135m-instruct")
         self.tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         cores = divide_cores(usable_cores(), 2)
@@ -84,10 +85,13 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 @pytest.fixture
 def pair(engines: Pair) -> Iterator[Pair]:
-    """Both engines, empty before and after each test."""
+    """Both engines, empty before and after each test, and no lease had to expire unless the test says so."""
     engines.idle()
+    engines.expiring = 0
+    before = engines.p.ask("metrics")["leases_expired"]
     yield engines
     engines.idle()
+    assert engines.p.ask("metrics")["leases_expired"] == before + engines.expiring
 
 
 _fresh_from = iter(range(2000, 40000, 7))
@@ -109,11 +113,14 @@ def text(pieces: list[Out], index: int = 0) -> str:
 @pytest.mark.parametrize("number", range(len(PROMPTS)))
 def test_disaggregated_text_equals_colocated(pair: Pair, number: int) -> None:
     tokens = pair.tokens(PROMPTS[number])
-    alone = pair.p.decode(f"alone-{number}", tokens, {**GREEDY, "max_tokens": 16}, None)
-    split = pair.both(f"split-{number}", tokens, {**GREEDY, "max_tokens": 16})
+    params = {**GREEDY, "max_tokens": 16, "ignore_eos": True}
+    alone = pair.p.decode(f"alone-{number}", tokens, params, None)
+    split = pair.both(f"split-{number}", tokens, params)
     assert text(split) == text(alone)
-    assert len(text(split)) > 0
-    assert sum(piece.n_tokens for piece in split) == sum(piece.n_tokens for piece in alone)
+    assert [token for piece in split for token in piece.token_ids or []] == [
+        token for piece in alone for token in piece.token_ids or []
+    ]
+    assert sum(piece.n_tokens for piece in split) == 16
 
 
 def test_kv_moves_over_nixl_and_is_accounted_to_its_request(pair: Pair) -> None:
@@ -123,7 +130,9 @@ def test_kv_moves_over_nixl_and_is_accounted_to_its_request(pair: Pair) -> None:
     admitted, after = pair.d.admitted("moved"), pair.d.ask("metrics")
     assert done.kv_bytes == admitted.transfer_bytes == 3 * BLOCK * 2 * 30 * 3 * 64 * bytes_per_value(pair)
     assert admitted.transfer_s > 0
-    assert admitted.descriptors == 30  # contiguous blocks: one per layer
+    assert (
+        30 <= admitted.descriptors <= 3 * 30
+    )  # one per layer where the blocks adjoin, else one per layer and block
     assert after["transfer_bytes"] - before["transfer_bytes"] == admitted.transfer_bytes
     assert after["transfers"] - before["transfers"] == 1
     assert after["prefill_tokens"] - before["prefill_tokens"] <= 1
@@ -177,33 +186,29 @@ def test_requests_of_one_step_come_together(pair: Pair) -> None:
 
 
 def test_release_frees_a_lease_at_once_and_is_idempotent(pair: Pair) -> None:
-    before = pair.p.ask("metrics")["leases_expired"]
     pair.p.prefill("unwanted", fresh(3 * BLOCK))
-    status = pair.p.status()
-    assert (status.leases, status.kv_blocks_used) == (1, 3)
+    pair.p.until_status(lambda s: (s.leases, s.kv_blocks_used) == (1, 3))
     for _ in range(2):
         pair.p.send(ReleaseKV("unwanted"))
-    pair.p.until_idle(0, timeout_s=LEASE_S / 2)
+    pair.p.until_idle(0)
     pair.p.send(ReleaseKV("unwanted"))
     pair.p.send(ReleaseKV("never seen"))
     pair.p.until_idle(0)
-    assert pair.p.ask("metrics")["leases_expired"] == before
 
 
 def test_release_of_an_unfinished_prefill_ends_it(pair: Pair) -> None:
     pair.p.send(Prefill("early", fresh(1200), {}, 60.0))
     pair.p.send(ReleaseKV("early"))
-    pair.p.until_idle(0, timeout_s=LEASE_S / 2)
+    pair.p.until_idle(0, timeout_s=60)
     assert not [m for m in pair.p.seen("early") if isinstance(m, PrefillDone)]
 
 
 def test_a_lease_that_nobody_wants_ends_by_itself(pair: Pair) -> None:
-    before = pair.p.ask("metrics")["leases_expired"]
+    pair.expiring = 1
     tokens = fresh(BLOCK + 5)
     done = pair.p.prefill("forgotten", tokens)
     assert pair.p.status().leases == 1
     pair.p.until_idle(0, timeout_s=3 * LEASE_S)
-    assert pair.p.ask("metrics")["leases_expired"] == before + 1
     assert_not_garbage(pair, "forgotten", tokens, done.handle)
 
 
@@ -240,16 +245,17 @@ def assert_not_garbage(pair: Pair, rid: str, tokens: list[int], handle: bytes) -
 
 def test_cancel_while_computing_the_prefill(pair: Pair) -> None:
     pair.p.send(Prefill("computing", fresh(1200), {}, 60.0))
-    pair.p.until_status(lambda s: s.running + s.kv_blocks_used > 0)
+    assert pair.p.status().waiting == 1  # the core is busy with it and has not reported yet
+    time.sleep(0.3)
     pair.p.send(Cancel("computing"))
-    pair.p.until_idle(0, timeout_s=LEASE_S / 2)
+    pair.p.until_idle(0, timeout_s=60)
     assert pair.p.seen("computing") == []
 
 
 def test_cancel_of_a_leased_prefill_frees_it(pair: Pair) -> None:
     pair.p.prefill("leased", fresh(BLOCK))
     pair.p.send(Cancel("leased"))
-    pair.p.until_idle(0, timeout_s=LEASE_S / 2)
+    pair.p.until_idle(0)
 
 
 @pytest.mark.parametrize("also_at_the_lender", [False, True])
@@ -261,8 +267,8 @@ def test_cancel_in_transfer_frees_both_engines(pair: Pair, also_at_the_lender: b
     pair.d.send(Cancel(rid))
     if also_at_the_lender:
         pair.p.send(Cancel(rid))
-    pair.d.until_idle(0, timeout_s=LEASE_S / 2)
-    pair.p.until_idle(0, timeout_s=LEASE_S / 2)
+    pair.d.until_idle(0)
+    pair.p.until_idle(0)
     assert pair.d.seen(rid) == []
 
 
@@ -275,8 +281,7 @@ def test_cancel_while_the_read_runs(pair: Pair) -> None:
         time.sleep(delay_s)
         pair.d.send(Cancel(rid))
         pair.p.send(Cancel(rid))
-    pair.d.until_idle(0, timeout_s=LEASE_S)
-    pair.p.until_idle(0, timeout_s=2 * LEASE_S)
+    pair.idle()
 
 
 def test_cancel_while_waiting_for_a_slot_frees_the_lender(pair: Pair) -> None:
@@ -288,7 +293,7 @@ def test_cancel_while_waiting_for_a_slot_frees_the_lender(pair: Pair) -> None:
     pair.d.send(Decode("behind", tokens, {"max_tokens": 5}, done.handle, 60.0))
     pair.d.until_status(lambda s: s.waiting == 1)
     pair.d.send(Cancel("behind"))
-    pair.p.until_idle(0, timeout_s=LEASE_S / 2)
+    pair.p.until_idle(0)
     for number in range(4):
         pair.d.send(Cancel(f"full-{number}"))
     pair.d.until_idle(0)
@@ -382,7 +387,7 @@ def test_prompt_logprobs_are_computed_here_and_the_prefill_is_given_back(pair: P
     assert len(of_prompt) == 1
     assert of_prompt[0][0] is None
     assert [entry[1] for entry in of_prompt[0][1:]] == tokens[1:]
-    pair.p.until_idle(0, timeout_s=LEASE_S / 2)
+    pair.p.until_idle(0)
 
 
 def test_a_schema_is_obeyed(pair: Pair) -> None:

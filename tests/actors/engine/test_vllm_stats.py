@@ -29,7 +29,7 @@ def test_counts_of_all_cores_are_added() -> None:
     book.scheduler(0, scheduler(3, 1, 2, 0.1))
     book.scheduler(1, scheduler(1, 0, 0, 1 - 70 / 90))
     book.scheduler(0, scheduler(2, 0, 1, 5 / 90))
-    assert [(c.running, c.waiting) for c in book.cores.values()] == [(2, 1), (1, 0)]
+    assert book.requests() == (3, 1)
     assert book.used_blocks(90) == 5 + 20
 
 
