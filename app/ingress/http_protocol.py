@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import unquote
 
 import httptools
 
@@ -104,6 +105,8 @@ class FastHttpProtocol(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._paused = False
+        if self._waiting and self._current is None:
+            self._loop.call_soon(self._next)
 
     # ------------------------------------------------------------------------------------------------ httptools
 
@@ -141,12 +144,14 @@ class FastHttpProtocol(asyncio.Protocol):
             path = httptools.parse_url(self._url).path.decode("ascii")
         except (httptools.HttpParserInvalidURLError, UnicodeDecodeError, AttributeError):
             raise ApiError(400, "The request's URL is not valid.") from None
+        if "%" in path:
+            path = unquote(path)
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         keep_alive = version != "1.0" and self._parser.should_keep_alive()
         request = Request(method, path, self._headers, body)
         self._body = []
         reply = HttpReply(self, keep_alive, version != "1.0", method == "HEAD")
-        if self._current is None and not self._waiting:
+        if self._current is None and not self._waiting and not self._paused:
             self._run(request, reply)
         else:
             self._waiting.append((request, reply))
@@ -193,14 +198,14 @@ class FastHttpProtocol(asyncio.Protocol):
             self._closing = True
             self._waiting.clear()
             self.transport.close()
-        elif self._waiting:
+        elif self._waiting and not self._paused:  # a client that does not read gets no further answers
             self._loop.call_soon(self._next)
 
     def date_line(self) -> bytes:
         return b"".join(b"%s: %s\r\n" % pair for pair in self._server.default_headers)
 
     def _next(self) -> None:
-        if self._current is None and self._waiting and not self._closed:
+        if self._current is None and self._waiting and not self._closed and not self._paused:
             request, reply = self._waiting.popleft()
             if self.transport is not None and len(self._waiting) < MAX_PIPELINED:
                 self.transport.resume_reading()
@@ -234,12 +239,13 @@ class FastHttpProtocol(asyncio.Protocol):
     # ------------------------------------------------------------------ what the listener and uvicorn's Server use
 
     def sweep(self, now_s: float, idle_s: float, request_s: float) -> None:
-        """Close a connection that idles, sends its request too slowly, or lingers after a refusal."""
-        if self.transport is None or self._current is not None or self._waiting:
+        """Close a connection that idles, sends or reads too slowly, or lingers after a refusal."""
+        if self.transport is None or self._current is not None or (self._waiting and not self._paused):
             return
-        limit_s = LINGER_S if self._closing else request_s if self._in_request else idle_s
+        slow = self._in_request or self._paused
+        limit_s = LINGER_S if self._closing else request_s if slow else idle_s
         if now_s - self.since_s > limit_s:
-            self.transport.close()
+            self.transport.abort() if self._paused else self.transport.close()
 
     def shutdown(self) -> None:
         """The server stops: idle connections close now, the others after their answer."""

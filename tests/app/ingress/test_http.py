@@ -210,6 +210,27 @@ async def test_many_pipelined_requests_pass_the_bound_of_what_is_held(fast: Rig)
     assert got.count(b"HTTP/1.1 200 OK") == 101
 
 
+async def test_a_client_that_asks_and_never_reads_is_not_answered_for_ever(tmp_path: Path) -> None:
+    listener = ListenerConfig(port=0, request_read_s=0.2)
+    async with rig(tmp_path, pair(tmp_path), listener=listener) as made:
+        _, writer = await asyncio.open_connection("127.0.0.1", made.listener.port, limit=1024)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        request = raw("GET", "/metrics") * 50
+        with pytest.raises(ConnectionError):
+            async with asyncio.timeout(15):
+                while True:
+                    writer.write(request)
+                    await writer.drain()
+                    await asyncio.sleep(0.001)
+        writer.transport.abort()
+        assert (await made.client.get("/health")).status_code == 200
+
+
+async def test_a_models_name_may_be_quoted(served: Rig) -> None:
+    answer = await served.client.get("/v1/models/al%69as")
+    assert answer.json()["id"] == "alias"
+
+
 async def test_a_connection_is_used_again(fast: Rig) -> None:
     async with httpx.AsyncClient(base_url=fast.url, limits=httpx.Limits(max_connections=1)) as client:
         for stream in (True, False, True):
