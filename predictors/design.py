@@ -49,7 +49,7 @@ class Design:
     """
 
     columns: IntArray
-    less_age: FloatArray  # 1.0 or 0.0 per column
+    less_age: FeatureArray  # 1.0 or 0.0 per column
     sketches: tuple[str, ...]
     ladder: tuple[Rung, ...]
     curve: SurvivalCurve
@@ -65,7 +65,7 @@ class Design:
             raise PredictorError(f"unknown features {unknown}: the model is of another version; fit it again")
         return cls(
             columns=np.array([FEATURE_NAMES.index(n) for n in names], dtype=np.int64),
-            less_age=np.array([1.0 if n in LENGTH_FEATURES else 0.0 for n in names]),
+            less_age=np.array([1.0 if n in LENGTH_FEATURES else 0.0 for n in names], dtype=np.float32),
             sketches=tuple(sketches),
             ladder=tuple(ladder),
             curve=curve,
@@ -79,10 +79,13 @@ class Design:
     def at_age(self, values: FeatureArray, ages: IntArray) -> FeatureArray:
         """Inputs without a window, float32 (n, columns + 1)."""
         made = np.empty((ages.size, self.columns.size + 1), dtype=np.float32)
-        made[:, :-1] = values[:, self.columns]
-        made[:, :-1] -= ages[:, None] * self.less_age
+        self._scalars(values, ages, made[:, :-1])
         made[:, -1] = ages
         return made
+
+    def _scalars(self, values: FeatureArray, ages: IntArray, into: FeatureArray) -> None:
+        into[:] = np.take(values, self.columns, axis=1)
+        into -= np.multiply.outer(ages.astype(np.float32), self.less_age)
 
     def at_window(self, values: FeatureArray, ages: IntArray, windows: IntArray) -> WindowInputs:
         """Inputs for rows of their own windows (n,)."""
@@ -98,10 +101,8 @@ class Design:
         z = logit(p)
         extra += [z, mu / windows]
         made = np.empty((ages.size, self.columns.size + len(extra)), dtype=np.float32)
-        made[:, : self.columns.size] = values[:, self.columns]
-        made[:, : self.columns.size] -= ages[:, None] * self.less_age
-        for offset, column in enumerate(extra):
-            made[:, self.columns.size + offset] = column
+        self._scalars(values, ages, made[:, : self.columns.size])
+        made[:, self.columns.size :] = np.array(extra).T
         return WindowInputs(made, z, mu, valid)
 
 
@@ -111,5 +112,4 @@ def group_window(
     """`sketch.window` of the scope's columns of `values` (n, len(FEATURE_NAMES))."""
     first = FEATURE_NAMES.index(f"{scope}_weight")
     counts = values[:, first].astype(np.float64)
-    knots = values[:, first + 1 : first + 1 + KNOTS].astype(np.float64)
-    return sketch_window(knots, counts, ages, windows)
+    return sketch_window(values[:, first + 1 : first + 1 + KNOTS], counts, ages, windows)

@@ -316,4 +316,4 @@ def stack(features: Sequence[Features]) -> FeatureArray:
     """The values of a batch, float32 (n, len(FEATURE_NAMES))."""
     if not features:
         return np.empty((0, len(FEATURE_NAMES)), dtype=np.float32)
-    return np.stack([f.values for f in features])
+    return np.concatenate([f.values for f in features]).reshape(len(features), -1)

@@ -164,7 +164,7 @@ def from_payload(payload: Mapping[str, Any]) -> LgbmModel:
     def booster(text: str | None) -> Booster | None:
         if text is None:
             return None
-        made: Booster = lightgbm.Booster(model_str=text, params={"num_threads": 1})
+        made: Booster = lightgbm.Booster(model_str=text)
         return made
 
     c = payload["curve"]

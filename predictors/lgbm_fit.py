@@ -60,14 +60,14 @@ class LgbmConfig:
     stride_tokens: int = 16
     max_rows: int = 200_000
     blocks: int = 4
-    max_trees: int = 60
+    max_trees: int = 40
     leaves: int = 31
-    learning_rate: float = 0.1
-    regressor_max_trees: int = 40
+    learning_rate: float = 0.15
+    regressor_max_trees: int = 20
     regressor_leaves: int = 8
     regressor_min_rows: int = 2_000
-    regressor_learning_rate: float = 0.05
-    quantile_max_trees: int = 30
+    regressor_learning_rate: float = 0.1
+    quantile_max_trees: int = 24
     quantile_learning_rate: float = 0.2
     min_rows_per_leaf: int = 300
     shrinks: tuple[float, ...] = (2.0, 8.0, 32.0)
@@ -130,28 +130,32 @@ def fit_lgbm(
 
 
 def training_rows(outcomes: Sequence[Outcome], config: LgbmConfig) -> Walk:
-    """The age points to train on: where outputs are short the stride is halved (down to a quarter), and where
-    there are still few points each one is asked about several windows (up to eight), as that costs nothing
-    and steadies the fit.
+    """The age points to train on, at most 64 a request on average: those of one request say much the same.
+    Where outputs are short the stride is halved (down to a quarter), and where there are still few points
+    each one is asked about several windows (up to eight), as that costs nothing and steadies the fit.
     """
+    most = min(config.max_rows, 64 * len(outcomes))
     stride = config.stride_tokens
-    rows = walk(outcomes, stride, config.max_rows, config.seed)
-    while len(rows) < config.max_rows // 4 and stride > max(1, config.stride_tokens // 4):
+    rows = walk(outcomes, stride, most, config.seed)
+    while len(rows) < most // 4 and stride > max(1, config.stride_tokens // 4):
         stride //= 2
-        rows = walk(outcomes, stride, config.max_rows, config.seed)
-    copies = min(8, config.max_rows // max(1, len(rows)))
-    if copies < 2:
-        return rows
-    return Walk(
-        np.repeat(rows.request, copies), np.repeat(rows.ages, copies), np.repeat(rows.remaining, copies)
-    )
+        rows = walk(outcomes, stride, most, config.seed)
+    return _repeat(rows, min(8, most // max(1, len(rows))))
 
 
 def regression_rows(outcomes: Sequence[Outcome], config: LgbmConfig) -> Walk:
     """The age points near the end, each asked about four windows."""
     stride = max(1, config.stride_tokens // 4)
-    rows = walk_tails(outcomes, stride, config.windows.high, config.max_rows // 4, config.seed)
-    return Walk(np.repeat(rows.request, 4), np.repeat(rows.ages, 4), np.repeat(rows.remaining, 4))
+    most = min(config.max_rows, 64 * len(outcomes))
+    return _repeat(walk_tails(outcomes, stride, config.windows.high, most // 4, config.seed), 4)
+
+
+def _repeat(rows: Walk, copies: int) -> Walk:
+    if copies < 2:
+        return rows
+    return Walk(
+        np.repeat(rows.request, copies), np.repeat(rows.ages, copies), np.repeat(rows.remaining, copies)
+    )
 
 
 def usable_features(values: FeatureArray, outcomes: Sequence[Outcome]) -> tuple[str, ...]:

@@ -118,16 +118,18 @@ def read_log(folder: Path, newest: int | None = None) -> LogContents:
     damage: list[Damage] = []
     for path in reversed(log_files(folder)):
         here: list[Outcome] = []
+        bad: list[Damage] = []
         for number, read in _lines(path):
             if isinstance(read, Outcome):
                 here.append(read)
             else:
-                damage.append(Damage(path, number, read))
+                bad.append(Damage(path, number, read))
         outcomes[:0] = here
+        damage[:0] = bad
         if newest is not None and len(outcomes) >= newest:
             outcomes = outcomes[len(outcomes) - newest :]
             break
-    return LogContents(tuple(outcomes), tuple(reversed(damage)))
+    return LogContents(tuple(outcomes), tuple(damage))
 
 
 def _lines(path: Path) -> Iterator[tuple[int, Outcome | str]]:

@@ -1,9 +1,9 @@
 """Refit, and whether the new model may take over.
 
-`refit` is one plain call with picklable arguments: the shell runs it in a process of its own, where it lowers its
-priority, so that it never slows serving. It fits on the older part of the outcome log and judges the new model and
-the one in use on the newest part. The new one has seen none of that; the one in use may have, which can only favour
-it. The pointer moves only if the new one wins.
+`refit` is one plain call with picklable arguments: the shell runs it in a process of its own, where it lowers
+its priority, so that it never slows serving. It fits on the older part of the outcome log and judges the new
+model and the one in use on the newest part. The new one has seen none of that; the one in use may have, which
+can only favour it. The pointer moves only if the new one wins.
 """
 
 from __future__ import annotations

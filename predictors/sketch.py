@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from predictors.protocol import FloatArray, IntArray
+from predictors.protocol import FeatureArray, FloatArray, IntArray
 
 KNOTS = 17
 _STEP = 1.0 / (KNOTS - 1)
@@ -23,38 +23,53 @@ def knots(ascending: Sequence[int]) -> list[float]:
     return [float(ascending[int(k * _STEP * top + 0.5)]) for k in range(KNOTS)]
 
 
-def share_and_moment(sketch: FloatArray, at: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """F(at) and the integral of t dF(t) up to `at`, each (n,), for sketches (n, KNOTS) without NaN."""
-    below = np.sum(sketch <= at[:, None], axis=1)
-    left = np.clip(below - 1, 0, KNOTS - 2)
+def share_and_moment(
+    sketch: FeatureArray, prefix: FloatArray, at: IntArray
+) -> tuple[FloatArray, FloatArray]:
+    """F(at) and the integral of t dF(t) up to `at`, each (n,), for sketches (n, KNOTS) without NaN and their
+    prefix sums (n, KNOTS).
+    """
     rows = np.arange(at.size)
-    a, b = sketch[rows, left], sketch[rows, left + 1]
-    part = np.clip(np.divide(at - a, b - a, out=np.ones_like(at), where=b > a), 0.0, 1.0)
-    part = np.where(below == 0, 0.0, np.where(below == KNOTS, 1.0, part))
-    segments = _STEP * (sketch[:, :-1] + sketch[:, 1:]) / 2.0
-    moments = np.concatenate((np.zeros((at.size, 1)), np.cumsum(segments, axis=1)), axis=1)
-    inner = part * _STEP * (a + (a + part * (b - a))) / 2.0
-    return (left + part) * _STEP * (below > 0), np.where(below > 0, moments[rows, left] + inner, 0.0)
+    below = np.count_nonzero(sketch <= at[:, None], axis=1)
+    left = np.clip(below - 1, 0, KNOTS - 2)
+    a = sketch[rows, left].astype(np.float64)
+    b = sketch[rows, left + 1].astype(np.float64)
+    part = np.clip((at - a) / np.maximum(b - a, 1e-9), 0.0, 1.0)
+    part[below == KNOTS] = 1.0  # also where the last knots coincide
+    # The trapezoids below `left`: each knot but the two ends counts twice.
+    done = prefix[rows, left] - (sketch[:, 0] + a) / 2.0
+    inside = below > 0
+    moment = _STEP * (done + part * (a + part * (b - a) / 2.0))
+    return np.where(inside, (left + part) * _STEP, 0.0), np.where(inside, moment, 0.0)
 
 
 def window(
-    sketch: FloatArray, counts: FloatArray, ages: IntArray, windows: IntArray
+    sketch: FeatureArray, counts: FloatArray, ages: IntArray, windows: IntArray
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """How many of the group's lengths lie beyond the age, how many of them within the window, and the sum of
     what those had left: (alive, inside, remainders), each (n,). A group that is absent (NaN) has 0 of
     each.
     """
-    alive, inside, remainders = (np.zeros(ages.size) for _ in range(3))
-    there = np.flatnonzero(np.isfinite(sketch[:, 0]) & (counts > 0))
-    if there.size:
-        q, n = sketch[there], counts[there]
-        start, end = ages[there].astype(np.float64), (ages + windows)[there].astype(np.float64)
-        f_start, m_start = share_and_moment(q, start)
-        f_end, m_end = share_and_moment(q, end)
-        alive[there] = n * (1.0 - f_start)
-        inside[there] = n * (f_end - f_start)
-        remainders[there] = np.maximum(n * (m_end - m_start) - inside[there] * start, 0.0)
-    return alive, inside, remainders
+    n = ages.size
+    there = np.flatnonzero(counts > 0)
+    everywhere = there.size == n
+    if not everywhere:
+        sketch, counts, ages, windows = sketch[there], counts[there], ages[there], windows[there]
+    prefix = np.cumsum(sketch, axis=1, dtype=np.float64)
+    f_start, m_start = share_and_moment(sketch, prefix, ages)
+    f_end, m_end = share_and_moment(sketch, prefix, ages + windows)
+    alive = counts * (1.0 - f_start)
+    inside = counts * (f_end - f_start)
+    remainders = np.maximum(counts * (m_end - m_start) - inside * ages, 0.0)
+    if everywhere:
+        return alive, inside, remainders
+    return _spread(alive, there, n), _spread(inside, there, n), _spread(remainders, there, n)
+
+
+def _spread(values: FloatArray, rows: IntArray, n: int) -> FloatArray:
+    made = np.zeros(n)
+    made[rows] = values
+    return made
 
 
 def blend(
@@ -67,6 +82,7 @@ def blend(
     `memorise.py`.
     """
     alive, inside, remainders = group
-    mass = inside + shrink * p
-    new_mu = np.divide(remainders + shrink * p * mu, mass, out=mu.copy(), where=mass > 1e-9)
+    prior = shrink * p
+    mass = inside + prior
+    new_mu = np.where(mass > 1e-9, (remainders + prior * mu) / np.maximum(mass, 1e-9), mu)
     return mass / (alive + shrink), new_mu

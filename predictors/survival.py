@@ -70,8 +70,8 @@ class SurvivalCurve:
         w = np.ones_like(values) if weights is None else np.asarray(weights, dtype=np.float64)
         ended = np.ones_like(values, dtype=bool) if censored is None else ~np.asarray(censored, dtype=bool)
         times, where = np.unique(values, return_inverse=True)
-        deaths = np.bincount(where, weights=w * ended, minlength=times.size)
-        leaving = np.bincount(where, weights=w, minlength=times.size)
+        deaths = np.bincount(where, weights=w * ended, minlength=times.size).astype(np.float64)
+        leaving = np.bincount(where, weights=w, minlength=times.size).astype(np.float64)
         total = float(w.sum())
         # Summed from the far end, the last survivor counts exactly and not as the rest of a long subtraction.
         at_risk = np.concatenate((np.cumsum(leaving[::-1])[::-1], [0.0])) if times.size else np.zeros(1)
@@ -96,7 +96,7 @@ class SurvivalCurve:
         low = np.searchsorted(self.times, ages, side="right")
         high = np.searchsorted(self.times, ages + windows, side="right")
         alive = self.alive[low]
-        valid = alive > _MIN_SURVIVORS
+        valid = (alive > _MIN_SURVIVORS) & (self.at_risk[low] > 0.0)
         inside = self.mass[high] - self.mass[low]
         p = np.divide(inside, alive, out=np.zeros_like(inside), where=valid)
         has = valid & (inside > _MIN_SURVIVORS)
