@@ -6,9 +6,10 @@ for ties. It returns a `Decision` and changes nothing. Costs are finite; smaller
 generator, never by the order of a set or a hash.
 """
 
+import heapq
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
@@ -103,6 +104,32 @@ def least_cost(policy: str, ranked: Sequence[Ranked], rng: random.Random) -> Dec
     if len(best) == 1:
         return Decision(best[0].worker, ranking, Reason.LEAST_COST)
     return Decision(best[rng.randrange(len(best))].worker, ranking, Reason.TIE_DRAWN)
+
+
+RANKED = 16  # candidates that a ranking of many names
+
+
+def best_of(
+    policy: str,
+    workers: Sequence[Worker],
+    costs: Sequence[float],
+    terms: Callable[[int], Mapping[str, float]],
+    rng: random.Random,
+) -> Decision:
+    """`least_cost` for many candidates: the ranking holds the best RANKED only, and `terms(i)` is asked for those only,
+    so that neither a decision's time nor its log grows with the cluster. Raises PolicyError on a cost not finite.
+    """
+    if not math.isfinite(sum(costs)):
+        i = next(i for i, cost in enumerate(costs) if not math.isfinite(cost))
+        raise PolicyError(f"policy {policy}: cost of {workers[i].id} is {costs[i]}")
+    lowest = min(costs)
+    tied = sorted(workers[i].id for i, cost in enumerate(costs) if cost == lowest)
+    chosen = tied[0] if len(tied) == 1 else tied[rng.randrange(len(tied))]
+    order = heapq.nsmallest(RANKED, range(len(costs)), key=costs.__getitem__)
+    best = [Ranked(workers[i].id, costs[i], terms(i)) for i in order]
+    best.sort(key=lambda r: (r.cost, r.worker != chosen, r.worker))
+    reason = Reason.ONLY_CANDIDATE if len(costs) == 1 else Reason.LEAST_COST
+    return Decision(chosen, tuple(best), Reason.TIE_DRAWN if len(tied) > 1 else reason)
 
 
 def first_feasible(

@@ -1,7 +1,7 @@
 """NetKV: the decode worker of least transfer + queue + first step (NetKV III-V, algorithm 1), with its ablation ladder.
 
     b_eff  = b_r * (1 - lambda_r(d)/l_r)                   b_r -> PoolEntry.kv_bytes, lambda -> Snapshot.hits
-    B_eff  = B[tau] * (1 - c[tau]) / (1 + n[tau][p])       B, c, L -> Oracle.path; n -> Worker.transfers of the sender p
+    B_eff  = B[tau] * (1 - c[tau]) / (1 + n[tau][p])       B, c, L -> Oracle; n -> Worker.transfers of p (`network`)
     T_xfer = b_eff / B_eff + L[tau]
     T_queue = max(0, q_d - (beta_max - beta_d)) * t_iter(beta_d)
     T_decode = t_iter(beta_d + 1),  t_iter(beta) = a + b * beta          a, b -> step_base_s, step_per_seq_s
@@ -23,8 +23,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from policies.routing import params
-from policies.routing.base import Assignment, Decision, Ranked, first_feasible, least_cost
-from policies.routing.oracle import Path
+from policies.routing.base import Assignment, Decision, Ranked, best_of, first_feasible, least_cost
+from policies.routing.network import Network, effective_bytes
 from policies.state.views import PoolEntry, Request, Snapshot, Worker, WorkerId
 
 VARIANTS = ("cla", "topo_only", "static", "full")
@@ -69,15 +69,12 @@ class NetKV:
         """The best of `workers` for one entry."""
         hits = snapshot.hits.tokens(entry.request)
         if self.variant == "cla":
-            ranked = [self._cla(entry.request, worker, hits) for worker in workers]
-        else:
-            paths = paths_from(entry.prefill_worker, workers, snapshot, self.variant == "full")
-            flows = self._flows(entry, paths, snapshot) if self.variant != "topo_only" else {}
-            ranked = [
-                self._cost(entry, worker, hits.get(worker.id, 0), paths.get(worker.id), flows)
-                for worker in workers
-            ]
-        return least_cost(self.name, ranked, rng)
+            return least_cost(self.name, [self._cla(entry.request, worker, hits) for worker in workers], rng)
+        network = self._network(entry, workers, snapshot)
+        costs = [self._cost(entry, worker, hits, network) for worker in workers]
+        return best_of(
+            self.name, workers, costs, lambda i: self._explain(entry, workers[i], hits, network), rng
+        )
 
     def _cla(self, request: Request, worker: Worker, hits: Mapping[WorkerId, int]) -> Ranked:
         hit_ratio = hits.get(worker.id, 0) / max(1, request.prompt_tokens)
@@ -85,31 +82,43 @@ class NetKV:
         cost = self.load_weight * load - self.cache_weight * hit_ratio
         return Ranked(worker.id, cost, {"load": load, "hit_ratio": hit_ratio})
 
-    def _flows(self, entry: PoolEntry, paths: Mapping[WorkerId, Path], snapshot: Snapshot) -> dict[int, int]:
+    def _network(self, entry: PoolEntry, workers: Sequence[Worker], snapshot: Snapshot) -> Network:
+        most = None if self.variant == "topo_only" else self.max_inflight
         lowest = entry.request.priority if self.strict_priorities else None
-        return own_flows(entry.prefill_worker, paths, snapshot, self.max_inflight, lowest)
+        return Network(snapshot, entry.prefill_worker, workers, self.variant == "full", most, lowest)
 
     def _cost(
-        self, entry: PoolEntry, worker: Worker, hit_tokens: int, path: Path | None, flows: Mapping[int, int]
-    ) -> Ranked:
-        transfer_s = transfer_seconds(entry, hit_tokens, path, flows)
+        self, entry: PoolEntry, worker: Worker, hits: Mapping[WorkerId, int], network: Network
+    ) -> float:
+        n_bytes = effective_bytes(entry, hits[worker.id]) if worker.id in hits else entry.kv_bytes
+        total, slots = sequences_on(worker), worker.slots
+        if total < slots:  # a slot is free: no queue
+            wait_s = self.step_base_s + self.step_per_seq_s * (total + 1)
+        else:
+            wait_s = sum(queue_and_step_seconds(total, slots, self.step_base_s, self.step_per_seq_s))
+        return network.seconds(worker, n_bytes) + wait_s
+
+    def _explain(
+        self, entry: PoolEntry, worker: Worker, hits: Mapping[WorkerId, int], network: Network
+    ) -> dict[str, float]:
+        n_bytes = effective_bytes(entry, hits.get(worker.id, 0))
         queue_s, step_s = queue_and_step_seconds(
             sequences_on(worker), worker.slots, self.step_base_s, self.step_per_seq_s
         )
-        terms = {"transfer_s": transfer_s, "queue_s": queue_s, "first_step_s": step_s}
-        if path is not None:
-            terms |= {
-                "tier": float(path.tier),
-                "residual_bytes_per_s": path.residual_bytes_per_s,
-                "own_flows": float(flows.get(path.tier, 0)),
-            }
-        return Ranked(worker.id, transfer_s + queue_s + step_s, terms)
+        terms = {
+            "transfer_s": network.seconds(worker, n_bytes),
+            "queue_s": queue_s,
+            "first_step_s": step_s,
+        }
+        return terms | network.terms(worker)
 
 
 def sequences_on(worker: Worker) -> int:
     """q_d + beta_d: sequences that run or wait there, others' included when the engine reports more than we charged."""
-    reported = (worker.engine_running or 0) + (worker.engine_waiting or 0)
-    return max(worker.slots_used, reported)
+    running = worker.engine_running
+    if running is None:
+        return worker.slots_used
+    return max(worker.slots_used, running + (worker.engine_waiting or 0))
 
 
 def queue_and_step_seconds(total: int, slots: int, base_s: float, per_seq_s: float) -> tuple[float, float]:
@@ -117,57 +126,3 @@ def queue_and_step_seconds(total: int, slots: int, base_s: float, per_seq_s: flo
     running = min(total, slots)
     queue_s = max(0, total - slots) * (base_s + per_seq_s * running)
     return queue_s, base_s + per_seq_s * (running + 1)
-
-
-def transfer_seconds(entry: PoolEntry, hit_tokens: int, path: Path | None, flows: Mapping[int, int]) -> float:
-    """T_xfer; 0 without a path (no network term)."""
-    if path is None:
-        return 0.0
-    share = 1.0 - min(1.0, hit_tokens / max(1, entry.request.prompt_tokens))
-    sharing = 1 + flows.get(path.tier, 0)
-    return entry.kv_bytes * share * sharing / path.residual_bytes_per_s + path.latency_s
-
-
-def paths_from(
-    sender: WorkerId, workers: Sequence[Worker], snapshot: Snapshot, live: bool
-) -> dict[WorkerId, Path]:
-    """The path to each worker, or none at all if one of them has no path: costs must stay comparable."""
-    oracle = snapshot.oracle
-    if oracle is None:
-        return {}
-    node = snapshot.workers[sender].node if sender in snapshot.workers else ""
-    paths: dict[WorkerId, Path] = {}
-    for worker in workers:
-        path = oracle.path(sender, node, worker.id, worker.node, snapshot.now_s, live)
-        if path is None:
-            return {}
-        paths[worker.id] = path
-    return paths
-
-
-def own_flows(
-    sender: WorkerId,
-    paths: Mapping[WorkerId, Path],
-    snapshot: Snapshot,
-    most: int,
-    lowest_priority: int | None,
-) -> dict[int, int]:
-    """n[tau][p]: the sender's transfers in flight by tier, at most `most`; with `lowest_priority` only those of that
-    class or a higher one. Empty where the oracle cannot tell own flows from others (NetKV III-D).
-    """
-    oracle, source = snapshot.oracle, snapshot.workers.get(sender)
-    if oracle is None or source is None or not source.transfers or not oracle.own_flows_excluded:
-        return {}
-    flows: dict[int, int] = {}
-    for to, priority, count in source.transfers:
-        if lowest_priority is not None and priority > lowest_priority:
-            continue
-        path = paths.get(to)
-        receiver = snapshot.workers.get(to)
-        if path is not None:
-            tier: int | None = path.tier
-        else:
-            tier = oracle.tier(sender, source.node, to, receiver.node) if receiver is not None else None
-        if tier is not None:
-            flows[tier] = min(most, flows.get(tier, 0) + count)
-    return flows

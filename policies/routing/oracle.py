@@ -77,6 +77,9 @@ class Oracle:
     pairs: Mapping[tuple[str, str], PairEstimate] = field(default_factory=dict)
     stale_after_s: float = 60.0  # NetKV's experiment 4: invariant up to a refresh every 60 s
     own_flows_excluded: bool = True
+    _tiers: dict[tuple[str, str], dict[tuple[str, str], int | None]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         _check_tiers("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s, low=0.0, open_low=True)
@@ -104,7 +107,14 @@ class Oracle:
             raise OracleError(f"oracle: stale_after_s is {self.stale_after_s}: must be > 0")
 
     def tier(self, worker: str, node: str, to_worker: str, to_node: str) -> int | None:
-        """The tier of a pair; None if nothing places it and no tier has a bandwidth."""
+        """The tier of a pair (remembered); None if nothing places it and no tier has a bandwidth."""
+        known = self._tiers.setdefault((worker, node), {})
+        to = (to_worker, to_node)
+        if to not in known:
+            known[to] = self._find_tier(worker, node, to_worker, to_node)
+        return known[to]
+
+    def _find_tier(self, worker: str, node: str, to_worker: str, to_node: str) -> int | None:
         for pair in ((worker, to_worker), (node, to_node)):
             if pair in self.tier_map:
                 return self.tier_map[pair]
@@ -123,13 +133,15 @@ class Oracle:
     ) -> Path | None:
         """The path of a pair by the best data that are fresh at `now_s`; `live=False` uses the static tiers only."""
         tier = self.tier(worker, node, to_worker, to_node)
-        if live:
+        if live and self.pairs:
             estimate = self.pairs.get((worker, to_worker)) or self.pairs.get((node, to_node))
             if estimate is not None and now_s - estimate.at_s <= self.stale_after_s:
                 at = 3 if tier is None else tier
                 return Path(at, estimate.bytes_per_s, self.latency_s.get(at, 0.0), PathSource.PAIR)
-        if tier is None:
-            return None
+        return None if tier is None else self.tier_path(tier, now_s, live)
+
+    def tier_path(self, tier: int, now_s: float, live: bool = True) -> Path:
+        """The path of any pair on a tier that has a bandwidth, pair estimates left out."""
         bandwidth, latency_s = self.bandwidth_bytes_per_s[tier], self.latency_s.get(tier, 0.0)
         fresh = self.congestion_at_s is not None and now_s - self.congestion_at_s <= self.stale_after_s
         if live and fresh and tier in self.congestion:

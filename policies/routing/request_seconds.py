@@ -9,14 +9,8 @@ import numpy.typing as npt
 
 from policies.routing.base import Reason
 from policies.routing.loads import HorizonLoads
-from policies.routing.netkv import (
-    own_flows,
-    paths_from,
-    queue_and_step_seconds,
-    sequences_on,
-    transfer_seconds,
-)
-from policies.routing.oracle import Path
+from policies.routing.netkv import queue_and_step_seconds, sequences_on
+from policies.routing.network import Network, effective_bytes
 from policies.routing.stages import Feasible, Item, Round, StageLimits
 from policies.state.views import Request, RequestId, Snapshot, WorkerId
 
@@ -62,8 +56,7 @@ class RequestSecondsRound(Round):
         super().__init__(feasible, snapshot, loads, limits, rng)
         self._horizon, self._prices = loads, prices
         self._admitted = [0] * len(self.workers)
-        self._paths: dict[WorkerId, dict[WorkerId, Path]] = {}
-        self._sent: dict[tuple[WorkerId, int], int] = {}
+        self._networks: dict[tuple[WorkerId, int | None], Network] = {}
         self._credits: dict[RequestId, float] = {}
         running: dict[str, int] = {}
         for worker in self.workers:
@@ -120,10 +113,12 @@ class RequestSecondsRound(Round):
         moved = super()._admit(row, indices, reason, score)
         for item in items:
             self._admitted[row] += self._slots(row, item)
-            path = self._paths_of(item).get(self.workers[row].id)
-            if path is not None:
-                key = (item.entry.prefill_worker, path.tier)
-                self._sent[key] = self._sent.get(key, 0) + 1
+            self._network(item)
+            for (sender, lowest), network in self._networks.items():
+                if sender == item.entry.prefill_worker and (
+                    lowest is None or item.entry.request.priority <= lowest
+                ):
+                    network.add_flows(self.workers[row], 1)
         return moved
 
     def _extra_terms(self, row: int, items: Sequence[Item]) -> dict[str, float]:
@@ -165,25 +160,21 @@ class RequestSecondsRound(Round):
     def cost_s(self, item: Item, row: int) -> float:
         """Transfer + queue + first step of one request on one worker, with what this round sent already."""
         prices, worker = self._prices, self.workers[row]
-        sender = item.entry.prefill_worker
-        path = self._paths_of(item).get(worker.id)
-        lowest = item.entry.request.priority if prices.strict_priorities else None
-        flows: dict[int, int] = {}
-        if path is not None:
-            flows = own_flows(sender, self._paths_of(item), self.snapshot, prices.max_inflight, lowest)
-            sent = self._sent.get((sender, path.tier), 0)
-            if sent and self.snapshot.oracle is not None and self.snapshot.oracle.own_flows_excluded:
-                flows[path.tier] = min(prices.max_inflight, flows.get(path.tier, 0) + sent)
         hit_tokens = self.snapshot.hits.tokens(item.entry.request).get(worker.id, 0)
-        transfer_s = transfer_seconds(item.entry, hit_tokens, path, flows)
+        transfer_s = self._network(item).seconds(worker, effective_bytes(item.entry, hit_tokens))
         on_it = sequences_on(worker) + self._admitted[row]
         queue_s, step_s = queue_and_step_seconds(
             on_it, worker.slots, prices.step_base_s, prices.step_per_seq_s
         )
         return transfer_s + queue_s + step_s
 
-    def _paths_of(self, item: Item) -> dict[WorkerId, Path]:
-        sender = item.entry.prefill_worker
-        if sender not in self._paths:
-            self._paths[sender] = paths_from(sender, self.workers, self.snapshot, live=True)
-        return self._paths[sender]
+    def _network(self, item: Item) -> Network:
+        """The sender's network as of now; with strict priorities one per class."""
+        sender, prices = item.entry.prefill_worker, self._prices
+        lowest = item.entry.request.priority if prices.strict_priorities else None
+        key = (sender, lowest)
+        if key not in self._networks:
+            self._networks[key] = Network(
+                self.snapshot, sender, self.workers, True, prices.max_inflight, lowest
+            )
+        return self._networks[key]

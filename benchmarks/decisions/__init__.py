@@ -1,0 +1,1 @@
+"""What a decision costs: `python -m benchmarks.decisions`."""

@@ -1,0 +1,96 @@
+"""Snapshots of the sizes that the decisions are measured on, from a seed.
+
+A tick's cluster is near saturation, as BalanceRoute's: beta_max = 96, all slots taken but on 1/8 of the workers (at
+least 8, where there are so many), which have 8 to 12 free; KV loads, prompts and forecasts are drawn at random. So a
+tick admits some 80 requests at G = 64: more than one that follows a single event, which admits one or two.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from policies.routing.oracle import Oracle, Place
+from policies.state.views import (
+    Departure,
+    Health,
+    KnownHits,
+    PoolEntry,
+    Request,
+    Role,
+    Snapshot,
+    Transfers,
+    Worker,
+)
+
+BETA_MAX = 96
+GIB = float(1 << 30)
+KV_BYTES_PER_TOKEN = 80_000  # Llama-3-70B, one of four shards (NetKV III-B)
+BANDWIDTH = {0: 450 * GIB, 1: 12.5 * GIB, 2: 6.25 * GIB, 3: 3.125 * GIB}  # NetKV VI-A, bytes/s
+LATENCY_S = {0: 1e-6, 1: 3e-6, 2: 8e-6, 3: 15e-6}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A snapshot and what the dispatcher calls feasible in it (one shared list, as the dispatcher makes it)."""
+
+    snapshot: Snapshot
+    feasible: list[tuple[PoolEntry, Sequence[Worker]]]
+
+
+def tick_case(workers: int, pool: int, rng: random.Random, busy: bool = True) -> Case:
+    """One tick: `workers` decode workers and `pool` waiting prefills of 8 senders."""
+    nodes = {f"n{i}": Place(rack=f"r{i // 4}", pod=f"p{i // 16}") for i in range(workers + 8)}
+    oracle = Oracle(
+        BANDWIDTH, LATENCY_S, places=nodes, congestion=dict.fromkeys(range(4), 0.2), congestion_at_s=0.0
+    )
+    decode = [_decode_worker(i, rng, free=not busy or i < max(8, workers // 8)) for i in range(workers)]
+    senders = [_sender(i, workers, rng) for i in range(8)]
+    entries = tuple(_entry(i, rng) for i in range(pool))
+    hits = {
+        e.request.rid: {decode[i % workers].id: e.request.prompt_tokens // 2} for i, e in enumerate(entries)
+    }
+    by_id = {worker.id: worker for worker in [*decode, *senders]}
+    snapshot = Snapshot(1.0, by_id, entries, {}, oracle, KnownHits(hits))
+    with_room = [worker for worker in decode if worker.free_slots]
+    return Case(snapshot, [(entry, with_room) for entry in entries])
+
+
+def _decode_worker(i: int, rng: random.Random, free: bool) -> Worker:
+    used = BETA_MAX - rng.randint(8, 12) if free else BETA_MAX
+    departures = tuple(
+        Departure(step, 1, rng.randint(200, 6000)) for step in sorted(rng.sample(range(1, 97), 6))
+    )
+    kv_tokens = sum(rng.randint(100, 4000) for _ in range(used))
+    return Worker(
+        f"d{i:03d}",
+        Role.DECODE,
+        "g",
+        f"n{i}",
+        Health.READY,
+        BETA_MAX,
+        1_000_000,
+        slots_used=used,
+        kv_tokens=kv_tokens,
+        departures=departures,
+    )
+
+
+def _sender(i: int, workers: int, rng: random.Random) -> Worker:
+    transfers = tuple(Transfers(f"d{d:03d}", 0, 1) for d in sorted(rng.sample(range(workers), 4)))
+    return Worker(
+        f"p{i}",
+        Role.PREFILL,
+        "g",
+        f"n{workers + i}",
+        Health.READY,
+        32,
+        1_000_000,
+        sending=4,
+        transfers=transfers,
+    )
+
+
+def _entry(i: int, rng: random.Random) -> PoolEntry:
+    tokens = rng.randint(50, 8000)
+    request = Request(f"r{i:04d}", 0.5, tokens, 1024, ttft_slo_s=rng.choice([None, 2.0, 10.0]))
+    return PoolEntry(request, f"p{i % 8}", "g", 0.5, 30.5, tokens * KV_BYTES_PER_TOKEN, 0)

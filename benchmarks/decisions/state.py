@@ -1,0 +1,116 @@
+"""Events, snapshots and the prefix index at the size of issue 5: 256 engines, 10,000 live requests, 100,000 tokens."""
+
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from benchmarks.decisions.measure import Timing, timed
+from policies.state import events as ev
+from policies.state.prefix_index import PrefixIndex, Removed, Stored
+from policies.state.reducer import ClusterState
+from policies.state.views import Request, Role
+
+ENGINES = 256
+LIVE = 10_000
+BLOCKS = 100_000 // 16
+OTHER_BLOCKS = 1_000_000
+
+
+def full_cluster(rng: random.Random) -> ClusterState:
+    """A quarter of the engines prefill; all live requests decode, one in twenty with a forecast."""
+    state = ClusterState()
+    for i in range(ENGINES):
+        role = Role.PREFILL if i % 4 == 0 else Role.DECODE
+        state.apply(ev.EngineUp(0.0, f"w{i:03d}", role, "g", f"n{i}", 96, 1_000_000))
+    prefill = [f"w{i:03d}" for i in range(ENGINES) if i % 4 == 0]
+    decode = [f"w{i:03d}" for i in range(ENGINES) if i % 4]
+    for i in range(LIVE):
+        rid = f"r{i}"
+        state.apply(ev.Arrived(0.0, Request(rid, 0.0, rng.randint(50, 8000), 1024)))
+        state.apply(ev.PrefillRouted(0.0, rid, rng.choice(prefill), colocated=False))
+        state.apply(ev.PrefillDone(0.0, rid, 30.0, 1, 0))
+        state.apply(ev.DecodeRouted(0.0, rid, rng.choice(decode)))
+        state.apply(ev.Admitted(0.0, rid))
+        if i % 20 == 0:
+            state.apply(ev.ForecastMade(0.0, rid, 0, float(rng.randint(1, 48))))
+    state.snapshot(0.0)
+    return state
+
+
+def events_and_snapshots(calls: int, seed: int) -> list[Timing]:
+    """One event; one event and the snapshot after it; a step's worth of progress and one snapshot."""
+    rng = random.Random(seed)
+    state = full_cluster(rng)
+    tokens = dict.fromkeys((f"r{i}" for i in range(LIVE)), 0)
+
+    def progress() -> ev.Progressed:
+        rid = f"r{rng.randrange(LIVE)}"
+        tokens[rid] += 1
+        return ev.Progressed(1.0, rid, tokens[rid])
+
+    def status(i: int) -> ev.EngineStatus:
+        return ev.EngineStatus(1.0 + i / 1000, f"w{i % ENGINES:03d}", 40, 2, 100_000)
+
+    def both(event: ev.Event) -> None:
+        state.apply(event)
+        state.snapshot(1.0)
+
+    def step(events: list[ev.Progressed]) -> None:
+        for event in events:
+            state.apply(event)
+        state.snapshot(1.0)
+
+    def steps() -> Iterator[Callable[[], object]]:
+        for _ in range(max(5, calls // 100)):
+            yield partial(step, [progress() for _ in range(1000)])
+
+    return [
+        timed("event: progress", (partial(state.apply, progress()) for _ in range(calls))),
+        timed("event: engine status", (partial(state.apply, status(i)) for i in range(calls))),
+        timed("event + snapshot", (partial(both, progress()) for _ in range(calls))),
+        timed("1,000 progress events + 1 snapshot, per event", steps(), 1000),
+        timed("snapshot without a change", (partial(state.snapshot, 1.0) for _ in range(calls))),
+    ]
+
+
+def prefix_index(calls: int, seed: int, quick: bool) -> list[Timing]:
+    """A 100,000-token prompt (6,250 blocks) against 256 workers that hold heads of it, among a million other blocks."""
+    rng = random.Random(seed)
+    index = PrefixIndex()
+    others = OTHER_BLOCKS // (20 if quick else 1)
+    chain = tuple(rng.getrandbits(63) for _ in range(BLOCKS))
+    seqs = dict.fromkeys((f"w{i}" for i in range(ENGINES)), 0)
+    for worker in seqs:
+        held = rng.choice([0, 100, BLOCKS // 2, BLOCKS, rng.randrange(BLOCKS)])
+        filler = tuple(rng.getrandbits(63) for _ in range(others // ENGINES))
+        index.apply(worker, "e", 0, (Stored(chain[:held]), Stored(filler)))
+        seqs[worker] = 1
+
+    def batch() -> tuple[str, str, int, tuple[Stored, Removed]]:
+        worker = f"w{rng.randrange(ENGINES)}"
+        seqs[worker] += 1
+        blocks = tuple(rng.getrandbits(63) for _ in range(8))
+        return worker, "e", seqs[worker] - 1, (Stored(blocks), Removed(blocks))
+
+    def orphaned() -> Iterator[Callable[[], object]]:
+        worker = "w1"
+        index.restore(worker, "f", 0, [Stored(chain)])
+        index.apply(worker, "f", 1, (Removed((chain[3000],)),))
+        for _ in range(calls):
+            yield partial(index.lookup, chain)
+
+    size = f"{index.blocks:,} blocks, {index.memory_bytes() / 1e6:.0f} MB"
+    return [
+        timed(
+            "prefix index: lookup of 100,000 tokens",
+            (partial(index.lookup, chain) for _ in range(calls)),
+            1,
+            size,
+        ),
+        timed(
+            "prefix index: stored or removed block",
+            (partial(index.apply, *batch()) for _ in range(calls)),
+            16,
+        ),
+        timed("prefix index: lookup, one worker with a hole", orphaned()),
+    ]

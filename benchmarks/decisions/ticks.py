@@ -1,0 +1,92 @@
+"""Decisions of the policies: NetKV per request, BR-0, BR-H and the composition per tick."""
+
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from benchmarks.decisions.cases import Case, tick_case
+from benchmarks.decisions.measure import Timing, timed
+from policies.dispatch import DispatchConfig, Dispatcher
+from policies.routing.balance_route_0 import BalanceRoute0
+from policies.routing.balance_route_h import BalanceRouteH
+from policies.routing.base import DecodePolicy
+from policies.routing.composition import Composition
+from policies.routing.join_shortest_queue import JoinShortestQueue
+from policies.routing.netkv import NetKV
+
+NETKV_CANDIDATES = (16, 64, 256)
+WORKERS = (8, 16, 64, 144)
+POOLS = (16, 64, 256, 1024)
+
+
+def netkv(calls: int, seed: int) -> list[Timing]:
+    """One request over so many candidates, oracle with labels, congestion, own transfers and hits."""
+    policy = NetKV()
+    rows = []
+    for candidates in NETKV_CANDIDATES:
+        rng = random.Random(seed)
+        case = tick_case(candidates, 64, rng, busy=False)
+        work = [
+            partial(policy.assign, case.feasible[i % 64 : i % 64 + 1], case.snapshot, rng)
+            for i in range(calls)
+        ]
+        rows.append(timed(f"netkv, {candidates} candidates", work))
+    return rows
+
+
+def ticks(policy: DecodePolicy, calls: int, seed: int, quick: bool) -> list[Timing]:
+    """A tick over every size of cluster and pool."""
+    sizes = [(64, 256)] if quick else [(g, p) for g in WORKERS for p in POOLS]
+    rows = []
+    for workers, pool in sizes:
+        rng = random.Random(seed)
+        admitted: list[int] = []
+        work = _tick_calls(policy, workers, pool, calls, rng, admitted)
+        row = timed(f"{policy.name}, G = {workers}, pool {pool}", work)
+        note = f"{sum(admitted) / len(admitted):.0f} admitted a tick"
+        rows.append(Timing(row.name, row.n, row.p50_us, row.p99_us, row.cpu_p50_us, note))
+    return rows
+
+
+def _tick_calls(
+    policy: DecodePolicy, workers: int, pool: int, calls: int, rng: random.Random, admitted: list[int]
+) -> Iterator[Callable[[], object]]:
+    for _ in range(calls):
+        case = tick_case(workers, pool, rng)
+        yield partial(_count, policy, case, rng, admitted)
+
+
+def _count(policy: DecodePolicy, case: Case, rng: random.Random, admitted: list[int]) -> None:
+    admitted.append(len(policy.assign(case.feasible, case.snapshot, rng)))
+
+
+def single_admissions(policy: DecodePolicy, calls: int, seed: int) -> list[Timing]:
+    """The tick that follows one finished request: a single slot is free, the pool is full (G = 64, pool 256)."""
+    rng = random.Random(seed)
+
+    def cases() -> Iterator[Callable[[], object]]:
+        for i in range(calls):
+            case = tick_case(64, 256, rng)
+            lucky = [case.feasible[0][1][i % 8]]
+            one = [(entry, lucky) for entry, _ in case.feasible]
+            yield partial(policy.assign, one, case.snapshot, rng)
+
+    return [timed(f"{policy.name}, G = 64, pool 256, one worker open", cases())]
+
+
+def feasibility(calls: int, seed: int) -> list[Timing]:
+    """What the dispatcher adds to a tick: which entries fit which workers (G = 64, pool 256)."""
+    rng = random.Random(seed)
+    dispatcher = Dispatcher(DispatchConfig(), JoinShortestQueue(), JoinShortestQueue())
+
+    def cases() -> Iterator[Callable[[], object]]:
+        for _ in range(calls):
+            case = tick_case(64, 256, rng)
+            yield partial(dispatcher._decode_feasible, case.snapshot)
+
+    return [timed("dispatcher: feasible lists, G = 64, pool 256", cases())]
+
+
+def all_policies() -> list[DecodePolicy]:
+    """The batch policies with their defaults."""
+    return [BalanceRoute0(), BalanceRouteH(), Composition()]

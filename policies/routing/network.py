@@ -1,0 +1,115 @@
+"""NetKV's network term for one sender at one moment: seconds to move a request's KV to any worker.
+
+    T_xfer = b_eff * (1 + n[tau][p]) / (B[tau] (1 - c[tau])) + L[tau]
+
+Everything but b_eff belongs to a tier, so it is worked out once per tier and sender, not once per candidate; a pair
+with a fresh estimate of its own is the exception. Without a path for one of the candidates there is no term for any:
+costs must stay comparable.
+"""
+
+from collections.abc import Sequence
+
+from policies.routing.oracle import Path
+from policies.state.views import PoolEntry, Snapshot, Worker, WorkerId
+
+
+class Network:
+    """Paths from `sender` to `workers`. `live`: congestion and pair estimates count, not only static tiers.
+
+    Own transfers in flight count up to `most` a tier (None: not at all), with `lowest_priority` only those of that
+    class or a higher one; where the oracle cannot tell own flows from others they never count (NetKV III-D).
+    """
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        sender: WorkerId,
+        workers: Sequence[Worker],
+        live: bool,
+        most: int | None,
+        lowest_priority: int | None = None,
+    ) -> None:
+        source, self._oracle = snapshot.workers.get(sender), snapshot.oracle
+        self._sender, self._node = sender, source.node if source is not None else ""
+        self._now_s, self._live, self._most = snapshot.now_s, live, most
+        self._own: dict[WorkerId, Path] = {}
+        self._by_tier: dict[int, Path] = {}
+        self._flows: dict[int, int] = {}
+        self._terms: dict[int, tuple[float, float]] = {}  # tier -> seconds per byte, latency in seconds
+        self.known = self._oracle is not None and self._find_paths(workers)
+        if self.known and source is not None and self._counts_flows():
+            for to, priority, flows in source.transfers:
+                receiver = snapshot.workers.get(to)
+                if receiver is not None and (lowest_priority is None or priority <= lowest_priority):
+                    self.add_flows(receiver, flows)
+
+    def tier(self, worker: Worker) -> int | None:
+        """The tier of the pair; None when nothing is known."""
+        if self._oracle is None:
+            return None
+        if worker.id in self._own:
+            return self._own[worker.id].tier
+        return self._oracle.tier(self._sender, self._node, worker.id, worker.node)
+
+    def seconds(self, worker: Worker, n_bytes: float) -> float:
+        """T_xfer; 0 when the network is not known."""
+        if not self.known:
+            return 0.0
+        if worker.id in self._own:
+            path = self._own[worker.id]
+            return n_bytes * (1 + self.flows(path.tier)) / path.residual_bytes_per_s + path.latency_s
+        tier = self.tier(worker)
+        assert tier is not None
+        per_byte_s, latency_s = self._terms[tier] if tier in self._terms else self._make_terms(tier)
+        return n_bytes * per_byte_s + latency_s
+
+    def flows(self, tier: int) -> int:
+        """n[tau][p]."""
+        return self._flows.get(tier, 0)
+
+    def add_flows(self, worker: Worker, flows: int) -> None:
+        """More own transfers on the way to a worker."""
+        tier = self.tier(worker)
+        if tier is not None and self._most is not None and self._counts_flows():
+            self._flows[tier] = min(self._most, self._flows.get(tier, 0) + flows)
+            self._terms.pop(tier, None)
+
+    def terms(self, worker: Worker) -> dict[str, float]:
+        """Tier, residual bandwidth and own flows, for `explain`; empty when the network is not known."""
+        tier = self.tier(worker)
+        if not self.known or tier is None:
+            return {}
+        path = self._own.get(worker.id) or self._tier_path(tier)
+        return {
+            "tier": float(tier),
+            "residual_bytes_per_s": path.residual_bytes_per_s,
+            "own_flows": float(self.flows(tier)),
+        }
+
+    def _counts_flows(self) -> bool:
+        return self._most is not None and self._oracle is not None and self._oracle.own_flows_excluded
+
+    def _find_paths(self, workers: Sequence[Worker]) -> bool:
+        assert self._oracle is not None
+        if self._live and self._oracle.pairs:
+            for worker in workers:
+                path = self._oracle.path(self._sender, self._node, worker.id, worker.node, self._now_s)
+                if path is not None and path.source == "pair":
+                    self._own[worker.id] = path
+        return bool(self._oracle.bandwidth_bytes_per_s) or all(w.id in self._own for w in workers)
+
+    def _tier_path(self, tier: int) -> Path:
+        assert self._oracle is not None
+        if tier not in self._by_tier:
+            self._by_tier[tier] = self._oracle.tier_path(tier, self._now_s, self._live)
+        return self._by_tier[tier]
+
+    def _make_terms(self, tier: int) -> tuple[float, float]:
+        path = self._tier_path(tier)
+        self._terms[tier] = ((1 + self.flows(tier)) / path.residual_bytes_per_s, path.latency_s)
+        return self._terms[tier]
+
+
+def effective_bytes(entry: PoolEntry, hit_tokens: int) -> float:
+    """b_eff: what must move when `hit_tokens` of the prompt are there already."""
+    return entry.kv_bytes * (1.0 - min(1.0, hit_tokens / max(1, entry.request.prompt_tokens)))
