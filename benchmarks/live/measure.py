@@ -47,7 +47,10 @@ class Plan:
 
 @dataclass(slots=True)
 class Case:
-    """One row. `cpu_ms_per_request` and `_per_token` by role; `ttft`, `tpot`, `e2e`: stats.Summary as dict."""
+    """One row. `cpu_ms_per_request` and `_per_token` by role; `ttft`, `tpot`, `e2e`: stats.Summary as dict.
+
+    `other_cores`: how many cores everything else on the machine kept busy meanwhile (0 on a quiet machine).
+    """
 
     target: str
     client: str
@@ -65,6 +68,7 @@ class Case:
     cpu_ms_per_token: dict[str, float]
     client_cpu_ms_per_request: float
     failures: dict[str, int]
+    other_cores: float
     events_per_request: float | None = None
     added: dict[str, float] = field(default_factory=dict)
 
@@ -135,10 +139,11 @@ def with_python(server: Server, model: str, plan: Plan, seed: int) -> Case:
     """Measure with the Python client."""
     sent = bodies(model, prompts(seed), plan.tokens, plan.path)
     warm_up(server, model, plan, seed)
-    before = proctree.snapshot(server.pid)
+    before, machine = proctree.snapshot(server.pid), proctree.machine_busy_s()
     result = client.drive(
         client.Load(server.command.port, plan.path, sent, plan.concurrency, plan.requests, plan.max_s)
     )
+    machine = proctree.machine_busy_s() - machine
     cpu = proctree.cpu_by_role(before, proctree.snapshot(server.pid))
     if not result.served:
         raise MeasureError(f"{server.command.name}: no request was served: {dict(result.failures)}")
@@ -161,6 +166,7 @@ def with_python(server: Server, model: str, plan: Plan, seed: int) -> Case:
         cpu_ms_per_token=stats.per(cpu, tokens, 1e3),
         client_cpu_ms_per_request=result.client_cpu_s * 1e3 / result.served,
         failures=dict(result.failures),
+        other_cores=max(0.0, machine - sum(cpu.values()) - result.client_cpu_s) / result.wall_s,
         events_per_request=result.events / result.served,
     )
 
@@ -169,10 +175,11 @@ def with_wrk(server: Server, model: str, plan: Plan, seed: int, executable: str)
     """Measure with wrk, for `max_s` whole seconds."""
     sent = bodies(model, prompts(seed), plan.tokens, plan.path)
     warm_up(server, model, plan, seed)
-    before = proctree.snapshot(server.pid)
+    before, machine = proctree.snapshot(server.pid), proctree.machine_busy_s()
     result = wrk.run(
         executable, server.command.port, plan.path, sent, plan.concurrency, max(1, int(plan.max_s))
     )
+    machine = proctree.machine_busy_s() - machine
     cpu = proctree.cpu_by_role(before, proctree.snapshot(server.pid))
     if result.served <= 0:
         raise MeasureError(f"{server.command.name}: wrk got no good answer: {result.failures}")
@@ -194,6 +201,7 @@ def with_wrk(server: Server, model: str, plan: Plan, seed: int, executable: str)
         cpu_ms_per_token=stats.per(cpu, tokens, 1e3),
         client_cpu_ms_per_request=result.cpu_s * 1e3 / result.served,
         failures=dict(result.failures),
+        other_cores=max(0.0, machine - sum(cpu.values()) - result.cpu_s) / result.wall_s,
     )
 
 

@@ -112,6 +112,14 @@ def cpu_by_role(before: Sequence[Usage], after: Sequence[Usage]) -> dict[str, fl
     return dict(sorted(spent.items(), key=lambda item: -item[1]))
 
 
+def machine_busy_s() -> float:
+    """CPU seconds that all cores of the machine have spent on anything, or lost to its host, since it started."""
+    times = psutil.cpu_times()
+    return float(
+        sum(times) - times.idle - times.iowait - times.guest - times.guest_nice
+    )  # guest is part of user
+
+
 @dataclass(frozen=True, slots=True)
 class Memory:
     """Memory of all processes of one role."""

@@ -16,6 +16,13 @@ REFERENCE_TTFT_MS = 1.8
 AIM_TTFT_MS = 3.0
 AIM_CPU_MS_PER_TOKEN = 0.05
 
+LEGEND = """
+Times in ms. c: open connections, each with one request at a time. Added: beyond the modelled idle engine (sim: prefill,
+transfer and one step, so that from c = 8 on it includes waiting for a step that already runs), or beyond vLLM's own
+server at the same c. Others' cores: what everything else on the machine used meanwhile; rows with more than 0.1 there
+were disturbed.
+"""
+
 
 @dataclass(slots=True)
 class Results:
@@ -52,7 +59,7 @@ def markdown(results: Results) -> str:
         f"Python {machine['python']}, commit {machine['commit']}; load of the machine before: "
         f"{machine['load_1min_before']}. The load client ran on the same cores.\n"
     )
-    parts = [head, "## Latency and throughput\n", latency_table(results.cases)]
+    parts = [head, "## Latency and throughput\n", latency_table(results.cases), LEGEND]
     parts += ["\n## Against the aims\n", *(f"- {line}" for line in verdicts(results))]
     parts += ["\n## CPU, ms a request\n", cpu_table(results.cases, lambda case: case.cpu_ms_per_request, 3)]
     parts += ["\n## CPU, µs a token\n", cpu_table(results.cases, lambda case: case.cpu_ms_per_token, 1, 1e3)]
@@ -84,7 +91,7 @@ def latency_table(cases: Sequence[Case]) -> str:
         "p95",
         "added p50",
     ]
-    head += ["p95", "ms/token p50", "added", "e2e p50", "events/req", "client CPU ms/req"]
+    head += ["p95", "ms/token p50", "added", "e2e p50", "events/req", "client CPU ms/req", "others' cores"]
     rows = []
     for case in cases:
         ttft, tpot, e2e, added = case.ttft_ms or {}, case.tpot_ms or {}, case.e2e_ms or {}, case.added
@@ -95,6 +102,7 @@ def latency_table(cases: Sequence[Case]) -> str:
             _number(ttft.get("p50")), _number(ttft.get("p95")), _number(added.get("ttft_p50")),
             _number(added.get("ttft_p95")), _number(tpot.get("p50"), 3), _number(added.get("tpot_p50"), 3),
             _number(e2e.get("p50")), _number(case.events_per_request, 1), _number(case.client_cpu_ms_per_request, 3),
+            _number(case.other_cores),
         ])  # fmt: skip
     return table(head, rows)
 

@@ -39,6 +39,7 @@ def case(**changes: Any) -> Case:
         "cpu_ms_per_token": {"ingress": 0.03, "decode": 0.01},
         "client_cpu_ms_per_request": 0.2,
         "failures": {},
+        "other_cores": 0.25,
     }
     return Case(**(values | changes))
 
