@@ -138,7 +138,6 @@ def to_payload(model: LgbmModel) -> dict[str, Any]:
 
     return {
         "features": list(model.design.names),
-        "sketches": list(model.design.sketches),
         "ladder": [[r.scope, r.shrink] for r in model.design.ladder],
         "curve": {
             "times": c.times.tolist(),
@@ -173,7 +172,7 @@ def from_payload(payload: Mapping[str, Any]) -> LgbmModel:
     return LgbmModel(
         design=Design.of(
             payload["features"],
-            payload["sketches"],
+            [scope for scope, _ in payload["ladder"]],
             [Rung(scope, float(shrink)) for scope, shrink in payload["ladder"]],
             SurvivalCurve(weight=float(c["weight"]), **arrays),
         ),

@@ -58,7 +58,7 @@ class LgbmConfig:
 
     windows: WindowRange = DEFAULT_WINDOWS
     stride_tokens: int = 16
-    max_rows: int = 200_000
+    max_rows: int = 150_000
     blocks: int = 4
     max_trees: int = 40
     leaves: int = 31
@@ -237,9 +237,11 @@ class _Fit:
             if best:
                 (p, mu), shrink = tried[best - 1]
                 ladder.append(Rung(scope, shrink))
-        self._designs = [replace(d, ladder=tuple(ladder)) for d in self._designs]
-        self.design = replace(self.design, ladder=tuple(ladder))
-        return tuple(ladder)
+        # A sketch that is not confirmed is not worth its cost in every call either.
+        heard, rungs = tuple(r.scope for r in ladder), tuple(ladder)
+        self._designs = [replace(d, sketches=heard, ladder=rungs) for d in self._designs]
+        self.design = replace(self.design, sketches=heard, ladder=rungs)
+        return rungs
 
     def spec(self, objective: str, **changes: Any) -> BoostSpec:
         """The classifier's settings with `changes`."""

@@ -23,8 +23,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-import numpy as np
-
 from predictors.caps import apply_caps, cap_total, row_windows
 from predictors.protocol import (
     ANY_WINDOW,
@@ -178,9 +176,3 @@ def _blend_total(total: TotalLength, row: int, memory: _Memory, low: int, shrink
     for column, level in enumerate(total.levels):
         own = memory.lengths[low + min(alive - 1, int(level * alive))]
         total.quantiles_tokens[row, column] += share * (own - total.quantiles_tokens[row, column])
-
-
-def rows_known(predictor: Memorised, features: Sequence[Features]) -> int:
-    """How many rows have a key in memory at the narrowest level: the hit count for reports and metrics."""
-    level, table = predictor._levels[-1], predictor._tables[-1]
-    return int(np.sum([level.key(f.arrival) in table for f in features]))

@@ -19,7 +19,7 @@ from predictors.lgbm_fit import LgbmConfig
 from predictors.memorise import Memorised
 from predictors.outcomes import read_log
 from predictors.protocol import NotEnoughData, Outcome, Predictor
-from predictors.store import ModelRefused, load_current, promote, prune, save
+from predictors.store import SUFFIX, ModelRefused, load_current, promote, prune, save
 from predictors.train import default_windows, fit_split, metadata_of
 
 
@@ -119,7 +119,7 @@ def _refit(job: RefitJob, outcomes: Sequence[Outcome], damaged: int) -> RefitRes
     metadata = metadata_of(
         model.model, outcomes[:first], f"outcome log, {len(outcomes)} requests", job.config, [current, new]
     )
-    if not (job.model_folder / f"{metadata.version}.sluicemodel").exists():
+    if not (job.model_folder / f"{metadata.version}{SUFFIX}").exists():
         save(job.model_folder, model.model, metadata)
     if decision.promote:
         promote(job.model_folder, metadata.version)

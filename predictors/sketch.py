@@ -23,9 +23,7 @@ def knots(ascending: Sequence[int]) -> list[float]:
     return [float(ascending[int(k * _STEP * top + 0.5)]) for k in range(KNOTS)]
 
 
-def share_and_moment(
-    sketch: FeatureArray, prefix: FloatArray, at: IntArray
-) -> tuple[FloatArray, FloatArray]:
+def share_and_moment(sketch: FeatureArray, prefix: FloatArray, at: IntArray) -> tuple[FloatArray, FloatArray]:
     """F(at) and the integral of t dF(t) up to `at`, each (n,), for sketches (n, KNOTS) without NaN and their
     prefix sums (n, KNOTS).
     """
