@@ -106,7 +106,7 @@ def least_cost(policy: str, ranked: Sequence[Ranked], rng: random.Random) -> Dec
     return Decision(best[rng.randrange(len(best))].worker, ranking, Reason.TIE_DRAWN)
 
 
-RANKED = 16  # candidates that a ranking of many names
+RANKED = 8  # candidates that a ranking of many names
 
 
 def best_of(

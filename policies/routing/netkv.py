@@ -71,7 +71,7 @@ class NetKV:
         if self.variant == "cla":
             return least_cost(self.name, [self._cla(entry.request, worker, hits) for worker in workers], rng)
         network = self._network(entry, workers, snapshot)
-        costs = [self._cost(entry, worker, hits, network) for worker in workers]
+        costs = self._costs(entry, workers, hits, network)
         return best_of(
             self.name, workers, costs, lambda i: self._explain(entry, workers[i], hits, network), rng
         )
@@ -87,16 +87,21 @@ class NetKV:
         lowest = entry.request.priority if self.strict_priorities else None
         return Network(snapshot, entry.prefill_worker, workers, self.variant == "full", most, lowest)
 
-    def _cost(
-        self, entry: PoolEntry, worker: Worker, hits: Mapping[WorkerId, int], network: Network
-    ) -> float:
-        n_bytes = effective_bytes(entry, hits[worker.id]) if worker.id in hits else entry.kv_bytes
-        total, slots = sequences_on(worker), worker.slots
-        if total < slots:  # a slot is free: no queue
-            wait_s = self.step_base_s + self.step_per_seq_s * (total + 1)
-        else:
-            wait_s = sum(queue_and_step_seconds(total, slots, self.step_base_s, self.step_per_seq_s))
-        return network.seconds(worker, n_bytes) + wait_s
+    def _costs(
+        self, entry: PoolEntry, workers: Sequence[Worker], hits: Mapping[WorkerId, int], network: Network
+    ) -> list[float]:
+        """The sum of the three terms per worker; one loop, because it runs for every candidate."""
+        costs = network.seconds_each(workers, entry.kv_bytes)
+        first_s, per_seq_s = self.step_base_s + self.step_per_seq_s, self.step_per_seq_s
+        for i, worker in enumerate(workers):
+            if worker.id in hits:
+                costs[i] = network.seconds(worker, effective_bytes(entry, hits[worker.id]))
+            total = worker.slots_used if worker.engine_running is None else sequences_on(worker)
+            if total < worker.slots:  # a slot is free: no queue
+                costs[i] += first_s + per_seq_s * total
+            else:
+                costs[i] += sum(queue_and_step_seconds(total, worker.slots, self.step_base_s, per_seq_s))
+        return costs
 
     def _explain(
         self, entry: PoolEntry, worker: Worker, hits: Mapping[WorkerId, int], network: Network

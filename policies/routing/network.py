@@ -63,6 +63,20 @@ class Network:
         per_byte_s, latency_s = self._terms[tier] if tier in self._terms else self._make_terms(tier)
         return n_bytes * per_byte_s + latency_s
 
+    def seconds_each(self, workers: Sequence[Worker], n_bytes: float) -> list[float]:
+        """T_xfer of the same bytes to each worker."""
+        if not self.known or self._oracle is None:
+            return [0.0] * len(workers)
+        if self._own:
+            return [self.seconds(worker, n_bytes) for worker in workers]
+        tiers = self._oracle.tiers(self._sender, self._node, [(w.id, w.node) for w in workers])
+        seconds: dict[int | None, float] = {}
+        for tier in set(tiers):
+            assert tier is not None
+            per_byte_s, latency_s = self._terms[tier] if tier in self._terms else self._make_terms(tier)
+            seconds[tier] = n_bytes * per_byte_s + latency_s
+        return [seconds[tier] for tier in tiers]
+
     def flows(self, tier: int) -> int:
         """n[tau][p]."""
         return self._flows.get(tier, 0)

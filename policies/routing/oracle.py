@@ -15,7 +15,7 @@ the number of own transfers as 0 and relies on c alone (NetKV III-D).
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -113,6 +113,14 @@ class Oracle:
         if to not in known:
             known[to] = self._find_tier(worker, node, to_worker, to_node)
         return known[to]
+
+    def tiers(self, worker: str, node: str, to: Sequence[tuple[str, str]]) -> list[int | None]:
+        """`tier` for many (worker, node) at once."""
+        known = self._tiers.setdefault((worker, node), {})
+        for pair in to:
+            if pair not in known:
+                known[pair] = self._find_tier(worker, node, *pair)
+        return [known[pair] for pair in to]
 
     def _find_tier(self, worker: str, node: str, to_worker: str, to_node: str) -> int | None:
         for pair in ((worker, to_worker), (node, to_node)):

@@ -75,6 +75,7 @@ class Round:
         self.workers = loads.workers
         self.free = [worker.free_slots for worker in self.workers]
         self.room = [w.free_kv_tokens if w.slots_used else w.kv_capacity_tokens for w in self.workers]
+        self._total_free = sum(self.free)
         self.touched = [False] * len(self.workers)
         self.assigned: list[Assignment] = []
         self._draw = [rng.random() for _ in self.workers]
@@ -99,16 +100,17 @@ class Round:
     # ---------------------------------------------------------------------------------------------------- stages
 
     def _stages(self) -> None:
-        heap = self._heap()
+        full: set[int] = set()  # rows that nothing of this class fits any more
+        heap = self._heap(full)
         enough = self.limits.abundance * len(self.workers)
         while heap and self.left:
             row = heapq.heappop(heap)[-1]
-            abundant = sum(self.free) >= enough
+            abundant = self._total_free >= enough
             moved = self._fill(row) if abundant else self._refine(row)
             if moved is None:
-                continue  # nothing of this class fits the worker any more
-            if moved:
-                heap = self._heap()
+                full.add(row)
+            elif moved:
+                heap = self._heap(full)
             elif self.free[row]:
                 heapq.heappush(heap, self._key(row))
 
@@ -127,7 +129,9 @@ class Round:
         if not window:
             return None
         items = [self.left[i] for i in window]
-        fits = [i for i, item in enumerate(items) if self._room_for(row, item)]
+        fits = list(range(len(items)))
+        if not self.touched[row]:  # an empty worker takes one of any size, but no set that has no room
+            fits = [i for i in fits if self._room_for(row, items[i])]
         chosen = best_subset(
             [items[i].tokens for i in fits],
             [self._slots(row, items[i]) for i in fits],
@@ -150,6 +154,8 @@ class Round:
         placed: set[RequestId] = set()
         late = [item for item in self._items if item.entry.entered_s < limit_s]
         for item in late:
+            if not any(self.free[row] for row in self._open):
+                break
             rows = [row for row in self._open if self._fits(row, item)]
             if not rows:
                 continue
@@ -213,6 +219,7 @@ class Round:
         decision = Decision(chosen.worker, (chosen, *self._ranking_without(row)), reason)
         self.assigned += [Assignment(item.entry.request.rid, decision) for item in items]
         self.free[row] -= sequences
+        self._total_free -= sequences
         self.room[row] -= tokens + self.limits.reserve_tokens * sequences
         self.touched[row] = True
         for i in sorted(indices, reverse=True):
@@ -223,8 +230,8 @@ class Round:
         """Terms of a subclass' own objective, before the admission is booked."""
         return {}
 
-    def _heap(self) -> list[tuple[int, float, float, int]]:
-        heap = [self._key(row) for row in self._open if self.free[row] > 0]
+    def _heap(self, full: set[int]) -> list[tuple[int, float, float, int]]:
+        heap = [self._key(row) for row in self._open if self.free[row] > 0 and row not in full]
         heapq.heapify(heap)
         return heap
 

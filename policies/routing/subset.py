@@ -40,6 +40,10 @@ def best_subset(
     if not tokens:
         return None
     peak = max(0, int(min(peak_tokens, sum(tokens))))
+    easy = _without_search(tokens, sequences, slots, room_tokens, reserve_tokens, peak)
+    if easy is not None:
+        w = sum(tokens[i] for i in easy)
+        return Chosen(easy, w, score([w])[0])
     highest = peak + max(tokens)
     reached = _reach(tokens, sequences, slots, highest)
     below = (1 << (peak + 1)) - 1
@@ -62,6 +66,30 @@ def best_subset(
     best = max(range(len(probes)), key=lambda i: (scores[i], -i))
     count, w = probes[best]
     return Chosen(_trace(reached, tokens, sequences, count, w), w, scores[best])
+
+
+def _without_search(
+    tokens: Sequence[int],
+    sequences: Sequence[int],
+    slots: int,
+    room_tokens: int,
+    reserve_tokens: int,
+    peak: int,
+) -> tuple[int, ...] | None:
+    """The best subset where it is plain: the smallest item if each alone is above the peak (the score falls from there
+    on), or the largest ones that the slots hold if even they stay below it. Items of one sequence only, all with room.
+    """
+    if max(sequences) > 1 or slots < 1:
+        return None
+    order = sorted(range(len(tokens)), key=tokens.__getitem__)
+    if tokens[order[0]] > peak:
+        smallest = order[0]
+        return (smallest,) if tokens[smallest] + reserve_tokens <= room_tokens else None
+    largest = order[-slots:]
+    w = sum(tokens[i] for i in largest)
+    if w <= peak and w + reserve_tokens * len(largest) <= room_tokens:
+        return tuple(sorted(largest))
+    return None
 
 
 def _reach(tokens: Sequence[int], sequences: Sequence[int], slots: int, highest: int) -> list[list[int]]:
