@@ -5,8 +5,9 @@
     python -m benchmarks.live.overhead --only sim --quick --profile
 
 Starts the servers of benchmarks.live.targets one after the other, loads each over HTTP with two clients (a lean Python
-one, and wrk where it is installed), and writes JSON, Markdown and a picture. What is compared is measured in one run;
-nothing is asserted about times. The exit status is 1 when requests failed or a server did not start or stop.
+one, and wrk where it is installed), and writes JSON, Markdown and a picture: overhead.*, or overhead-sim.* with --only
+sim. What is compared is measured in one run; nothing is asserted about times. The exit status is 1 when requests failed
+or a server did not start or stop.
 """
 
 import argparse
@@ -166,7 +167,8 @@ class Bench:
         print("\n" + markdown(self.results) + "\n")
         for line in verdicts(self.results):
             self.say(line)
-        files = write(self.results, Path(self.args.out))
+        name = f"overhead-{self.args.only}" if self.args.only else "overhead"
+        files = write(self.results, Path(self.args.out), name)
         self.say("written: " + ", ".join(map(str, files)))
 
 

@@ -174,7 +174,7 @@ def verdicts(results: Results) -> list[str]:
                 f"{results.machine['cores'] * 1e3 / whole:,.0f} on all cores with the client"
             )
         floor = results.find("bare listener", case.client, case.concurrency, case.tokens, case.path)
-        if floor is not None and floor is not case:
+        if floor is not None and floor is not case and case.concurrency >= 32:
             said.append(
                 f"{where}: {case.requests_per_s / floor.requests_per_s:.2f} x the bare listener's requests/s"
             )
@@ -185,10 +185,10 @@ def verdicts(results: Results) -> list[str]:
     return said
 
 
-def write(results: Results, folder: Path) -> list[Path]:
-    """overhead.json, overhead.md and overhead.png in `folder`; returns their paths."""
+def write(results: Results, folder: Path, name: str = "overhead") -> list[Path]:
+    """NAME.json, NAME.md and NAME.png in `folder`; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    files = [folder / "overhead.json", folder / "overhead.md", folder / "overhead.png"]
+    files = [folder / f"{name}.json", folder / f"{name}.md", folder / f"{name}.png"]
     files[0].write_text(json.dumps(asdict(results), indent=1) + "\n")
     files[1].write_text(markdown(results))
     draw(results, files[2])
@@ -202,39 +202,55 @@ def draw(results: Results, file: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(1, 3, figsize=(18, 6), layout="constrained")
+    figure, axes = plt.subplots(1, 3, figsize=(20, 7), layout="constrained")
     cases = [case for case in results.cases if case.tokens <= 100]
-    names = [f"{_short(case)} {case.client} c={case.concurrency}" for case in cases]
-    rates = axes[0].barh(names, [case.requests_per_s for case in cases])
-    axes[0].bar_label(rates, fmt="%.0f")
+    rates = axes[0].barh([_row(case) for case in cases], [case.requests_per_s for case in cases])
+    axes[0].bar_label(rates, fmt="%.0f", padding=2)
     axes[0].set(xlabel="requests/s", title="16 streamed tokens a request", xscale="log")
-    _stack(axes[1], names, [case.cpu_ms_per_request for case in cases])
-    axes[1].set(xlabel="CPU ms a request (log beyond 10)", title="CPU by process", xscale="symlog")
-    trees = results.trees
-    memory = [{role: m["pss_bytes"] / 2**20 for role, m in tree.memory.items()} for tree in trees]
-    _stack(axes[2], [tree.target for tree in trees], memory)
+    axes[0].margins(x=0.15)
+    several = [
+        case for case in cases if case.concurrency > 1
+    ]  # at 1 the tree's idle CPU outweighs the requests'
+    cpu = {_row(case): case.cpu_ms_per_request for case in several}
+    memory = {
+        tree.target: {role: own["pss_bytes"] / 2**20 for role, own in tree.memory.items()}
+        for tree in results.trees
+    }
+    colours = _colours([*cpu.values(), *memory.values()], [mpl.colormaps["tab20"](i) for i in range(20)])
+    _stack(axes[1], cpu, colours)
+    axes[1].set(xlabel="CPU, ms a request", title="CPU by process")
+    _stack(axes[2], memory, colours)
     axes[2].set(xlabel="PSS, MiB", title="memory at rest by process")
     for axis in axes:
         axis.invert_yaxis()
-    figure.savefig(file, dpi=80)
+    handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in colours.values()]
+    figure.legend(handles, list(colours), loc="outside lower center", ncols=9)
+    figure.savefig(file, dpi=70)
     plt.close(figure)
 
 
-def _stack(axis: Any, names: Sequence[str], rows: Sequence[Mapping[str, float]]) -> None:
-    roles: dict[str, float] = {}
+def _colours(rows: Sequence[Mapping[str, float]], palette: Sequence[Any]) -> dict[str, Any]:
+    """A colour for each role that makes up a fiftieth of some row, one for all others."""
+    shown: dict[str, None] = {}
     for row in rows:
-        for role, value in row.items():
-            roles[role] = max(roles.get(role, 0.0), value / (sum(row.values()) or 1.0))
-    shown = [role for role, share in roles.items() if share >= 0.03]
+        whole = sum(row.values()) or 1.0
+        shown |= {role: None for role, value in row.items() if value >= 0.02 * whole}
+    return {role: palette[i % len(palette)] for i, role in enumerate(shown)} | {"other": "lightgrey"}
+
+
+def _stack(axis: Any, rows: Mapping[str, Mapping[str, float]], colours: Mapping[str, Any]) -> None:
     left = [0.0] * len(rows)
-    for role in [*shown, "other"]:
-        widths = [
-            row.get(role, 0.0) if role in shown else sum(v for r, v in row.items() if r not in shown)
-            for row in rows
-        ]
-        axis.barh(names, widths, left=left, label=role)
+    for role, colour in colours.items():
+        if role == "other":
+            widths = [sum(v for r, v in row.items() if r not in colours) for row in rows.values()]
+        else:
+            widths = [row.get(role, 0.0) for row in rows.values()]
+        axis.barh(list(rows), widths, left=left, color=colour)
         left = [a + b for a, b in zip(left, widths, strict=True)]
-    axis.legend(fontsize=7)
+
+
+def _row(case: Case) -> str:
+    return f"{_short(case)} {case.client} c={case.concurrency}"
 
 
 def _short(case: Case) -> str:
