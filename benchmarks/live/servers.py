@@ -23,6 +23,7 @@ import psutil
 ROOT = Path(__file__).resolve().parents[2]
 REAPER = ROOT / "scripts" / "reap.py"
 STOP_S = 60.0  # for a server to end by itself after SIGINT; then the reaper is told
+HURRY_S = 5.0  # the same for one that never became ready: many do not listen to signals yet
 REAP_S = 20.0  # for the reaper (10 s of grace of its own); then everything is killed
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -99,20 +100,21 @@ def running(command: Command, say: Callable[[str], None]) -> Iterator[Server]:
     if taken:
         raise ServerError(f"{command.name}: port {taken[0]} is in use; end what listens there")
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
-        server = _start(command, Path(folder) / "log")
+        server, patience_s = _start(command, Path(folder) / "log"), HURRY_S
         try:
             _wait_ready(server)
+            patience_s = STOP_S
             say(f"{command.name}: ready after {server.started_s:.1f} s")
             yield server
         finally:
-            left = stop(server)
+            left = stop(server, patience_s)
     if left:
         raise ServerError(f"{command.name}: after it was stopped there was still {'; '.join(left)}")
     say(f"{command.name}: stopped, its ports are free")
 
 
-def stop(server: Server) -> list[str]:
-    """End the tree: SIGINT to the server, then its reaper, then SIGKILL. Returns what was left after all that."""
+def stop(server: Server, patience_s: float) -> list[str]:
+    """End the tree: SIGINT to the server, after `patience_s` its reaper, then SIGKILL. Returns what was left even then."""
     try:
         tree = psutil.Process(server.pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -123,7 +125,7 @@ def stop(server: Server) -> list[str]:
             min(own, key=lambda child: child.create_time()).send_signal(
                 signal.SIGINT
             )  # the rest are orphans of its
-    if not _ended(server.process, STOP_S):
+    if not _ended(server.process, patience_s):
         server.process.send_signal(signal.SIGTERM)
         _ended(server.process, REAP_S)
     for member in [*tree, *_children(server.pid)]:
