@@ -6,9 +6,9 @@ runs `AsyncLLM`, the engine core and every worker.
 **Life.** vLLM's core does not watch its parent, so a `kill -9` of the owner would leave the core and the workers
 behind with their cores, memory and NIXL lease heartbeats (DESIGN section 7). Here each child asks the kernel to
 kill it when its parent dies. Core and workers form a chain (owner -> core -> worker), so the whole tree falls.
-The owner names itself in `SLUICE_ENGINE_PARENT` before it starts the engine. Between its start and this call
-(imports, some 15 s) a child is unprotected; therefore it also looks whether the owner is still alive and leaves
-if it is not.
+The owner names itself in `SLUICE_ENGINE_PARENT` before it starts the engine. A child may be orphaned before it
+asks; therefore it also looks whether the owner is still alive and leaves if it is not. A spawned child asks
+before its imports (some 15 s), in `in_spawned_child`.
 
 **Fork.** vLLM spawns CPU workers so that OpenMP reads its thread binding from a fresh environment; each then
 imports for 15 CPU seconds what its core has just imported. With one worker per core process the binding can stand
@@ -19,11 +19,16 @@ back, the worker takes it.
 import ctypes
 import os
 import signal
+import sys
 import time
 
 PARENT_ENV = "SLUICE_ENGINE_PARENT"
 FORK_ENV = "SLUICE_FORK_WORKER"  # the worker's cores: "0,1"
 FREE_ENV = "SLUICE_OWNER_CORES"  # the cores that the owner may run on
+
+# transformers imports these where it finds them, for functions that no engine calls; with what they import in turn
+# (scipy, pandas) they are a quarter of vLLM's import time.
+UNNEEDED = ("sklearn",)
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _ORPHANED = 70  # exit status; EX_SOFTWARE of sysexits.h
@@ -49,10 +54,28 @@ def claim_children(fork_worker_on: tuple[int, ...] | None) -> None:
     os.environ["GOMP_CPU_AFFINITY"] = " ".join(map(str, fork_worker_on))
 
 
+def spawned_child_code() -> str:
+    """Python that a spawned child runs first: `in_spawned_child`, found where this process found it."""
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    return f"import sys; sys.path.insert(0, {root!r}); from actors.engine import plugin; plugin.in_spawned_child(); "
+
+
+def in_spawned_child() -> None:
+    """Before a child's imports: die with the parent already now, and do not import what nobody needs."""
+    owner = os.environ.get(PARENT_ENV, "")
+    if owner.isdigit():
+        die_with_parent(int(owner))
+    for package in UNNEEDED:
+        sys.modules.setdefault(package, None)  # type: ignore[arg-type]
+
+
 def register() -> None:
     """Bind this process's life to its parent's, if it is a child of an engine's owner; else do nothing."""
     global imported_at_s
     imported_at_s = time.time()
+    for package in UNNEEDED:
+        if package in sys.modules and sys.modules[package] is None:
+            del sys.modules[package]
     owner = os.environ.get(PARENT_ENV, "")
     if not owner.isdigit() or int(owner) == os.getpid():
         return

@@ -1,5 +1,6 @@
 """The half of the KV connector in a worker: lends blocks under checked leases and reads others' (see kv_connector)."""
 
+import os
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -7,11 +8,20 @@ from typing import TYPE_CHECKING, Any
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import ReqMeta
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
 from vllm.logger import init_logger
+from vllm.platforms import current_platform
 
 from actors.engine import plugin
 from actors.engine.vllm_kv_keys import TRANSFERS
 from actors.engine.vllm_kv_messages import SluiceMetadata, SluicePayload, SluiceStats
-from actors.engine.vllm_transfer import LeaseProbe, LeaseTable, Source, TransferAgent, TransferFacts
+from actors.engine.vllm_transfer import (
+    CPU_DELAY_US,
+    LeaseProbe,
+    LeaseTable,
+    Source,
+    TransferAgent,
+    TransferFacts,
+    napping_progress,
+)
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -31,7 +41,16 @@ class SluiceWorker(NixlPullConnectorWorker):
     """The half in a worker: lends blocks under checked leases, and reads others' blocks."""
 
     def __init__(self, vllm_config: "VllmConfig", engine_id: str, kv_cache_config: "KVCacheConfig") -> None:
-        super().__init__(vllm_config, engine_id, kv_cache_config)
+        transfer_config = vllm_config.kv_transfer_config
+        assert transfer_config is not None
+        on_cpu = current_platform.device_type == "cpu"
+        delay_us = transfer_config.get_from_extra_config("progress_delay_us", CPU_DELAY_US if on_cpu else 0)
+        affinity = os.sched_getaffinity(0)
+        with napping_progress(int(delay_us)):
+            super().__init__(vllm_config, engine_id, kv_cache_config)
+        # vLLM moves this thread to the machine's last core "for KV transfer", on CPUs the thread that computes: the
+        # workers of all engines would share that one core and leave theirs idle.
+        os.sched_setaffinity(0, affinity)
         config = self.kv_transfer_config
         self.nixl_wrapper = self._agent = TransferAgent(self.nixl_wrapper)  # type: ignore[has-type]
         self.xfer_stats = SluiceStats()

@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from multiprocessing import spawn
 from typing import Any
 
 from actors.engine import plugin
@@ -74,9 +75,7 @@ def launch(config: VllmEngineConfig, ledger: Ledger, clock: PhaseClock) -> Any:
     for name in UNSET:
         os.environ.pop(name, None)
     os.environ.update(environment(config, device, port))
-    with without(
-        "sklearn"
-    ):  # transformers imports it where it finds it, for one function that nobody here calls
+    with without(plugin.UNNEEDED):
         import vllm.v1.engine.async_llm  # noqa: F401
 
     from vllm.config import KVTransferConfig
@@ -91,7 +90,10 @@ def launch(config: VllmEngineConfig, ledger: Ledger, clock: PhaseClock) -> Any:
     args["kv_transfer_config"] = KVTransferConfig(**args["kv_transfer_config"])
     vllm_config = AsyncEngineArgs(**args).create_engine_config()
     clock.end("config")
-    llm = AsyncLLM.from_vllm_config(vllm_config, stat_loggers=[stat_logger(ledger)], disable_log_stats=True)
+    with spawning_through_plugin():
+        llm = AsyncLLM.from_vllm_config(
+            vllm_config, stat_loggers=[stat_logger(ledger)], disable_log_stats=True
+        )
     # vLLM always adds a Prometheus logger, which costs more per step than all of ours; Sluice has its own metrics.
     manager = llm.logger_manager
     assert manager is not None
@@ -100,16 +102,35 @@ def launch(config: VllmEngineConfig, ledger: Ledger, clock: PhaseClock) -> Any:
 
 
 @contextlib.contextmanager
-def without(package: str) -> Iterator[None]:
-    """Makes `package` look as if it were not installed, unless it is loaded already."""
-    hide = package not in sys.modules
-    if hide:
+def without(packages: tuple[str, ...]) -> Iterator[None]:
+    """Makes `packages` look as if they were not installed, those excepted that are loaded already."""
+    hidden = [package for package in packages if package not in sys.modules]
+    for package in hidden:
         sys.modules[package] = None  # type: ignore[assignment]
     try:
         yield
     finally:
-        if hide:
-            del sys.modules[package]
+        for package in hidden:
+            sys.modules.pop(package, None)
+
+
+@contextlib.contextmanager
+def spawning_through_plugin() -> Iterator[None]:
+    """Processes that `multiprocessing` spawns meanwhile run `plugin.in_spawned_child` before anything else."""
+    command_line = spawn.get_command_line
+
+    def extended(**kwargs: Any) -> list[str]:
+        command: list[str] = command_line(**kwargs)
+        if "-c" in command:  # not so in frozen executables
+            at = command.index("-c") + 1
+            command[at] = plugin.spawned_child_code() + command[at]
+        return command
+
+    spawn.get_command_line = extended
+    try:
+        yield
+    finally:
+        spawn.get_command_line = command_line
 
 
 def core_phases(clock: PhaseClock, hellos: list[Hello]) -> None:

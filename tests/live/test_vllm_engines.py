@@ -419,6 +419,7 @@ def test_tool_calls_come_as_openai_deltas(pair: Pair) -> None:
         "type": "function",
         "function": {
             "name": "weather",
+            "strict": True,
             "parameters": {
                 "type": "object",
                 "properties": {"city": {"enum": ["Paris", "Rome"]}},

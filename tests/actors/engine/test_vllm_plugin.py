@@ -107,3 +107,43 @@ def test_a_process_knows_when_it_was_born() -> None:
     from actors.engine import plugin
 
     assert abs(plugin.born_at_s() - psutil.Process().create_time()) < 2.0
+
+
+SPAWNED = """
+import multiprocessing, os, sys
+def report(pipe):
+    import ctypes
+    signal = ctypes.c_int()
+    ctypes.CDLL(None).prctl(2, ctypes.byref(signal), 0, 0, 0)  # PR_GET_PDEATHSIG
+    try:
+        import sklearn
+    except ImportError:
+        hidden = True
+    else:
+        hidden = False
+    from actors.engine import plugin
+    plugin.register()
+    pipe.send((signal.value, hidden, "sklearn" in sys.modules))
+if __name__ == "__main__":
+    from actors.engine import plugin, vllm_launch
+    plugin.claim_children(None)
+    context = multiprocessing.get_context("spawn")
+    mine, other = context.Pipe()
+    with vllm_launch.spawning_through_plugin():
+        child = context.Process(target=report, args=(other,))
+        child.start()
+    print(mine.recv())
+    child.join()
+"""
+
+
+def test_a_spawned_child_is_bound_before_its_imports_and_spared_some(tmp_path: Path) -> None:
+    script = tmp_path / "owner.py"
+    script.write_text(SPAWNED)
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.stdout == f"({int(signal.SIGKILL)}, True, False)\n", done.stderr

@@ -1,5 +1,6 @@
 """Leases and attribution over two real NIXL agents in this process."""
 
+import sys
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -7,9 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("vllm", reason="vLLM is not installed; `make setup` installs it")
 nixl = pytest.importorskip("nixl._api", reason="NIXL is not installed; `make setup` installs it")
 
-from actors.engine.vllm_transfer import LeaseProbe, LeaseTable, Source, TransferAgent  # noqa: E402
+from actors.engine.vllm_transfer import (  # noqa: E402
+    CPU_DELAY_US,
+    LeaseProbe,
+    LeaseTable,
+    Source,
+    TransferAgent,
+    napping_progress,
+)
 
 
 class Pair:
@@ -17,8 +26,9 @@ class Pair:
 
     def __init__(self) -> None:
         configuration = nixl.nixl_agent_config(num_threads=1, capture_telemetry=True)
-        self.lender = nixl.nixl_agent("lender", configuration)
-        self.borrower = TransferAgent(nixl.nixl_agent("borrower", configuration))
+        with napping_progress(CPU_DELAY_US):
+            self.lender = nixl.nixl_agent("lender", configuration)
+            self.borrower = TransferAgent(nixl.nixl_agent("borrower", configuration))
         self.table = LeaseTable(self.lender, ["UCX"])
         self.probe = LeaseProbe(self.borrower, ["UCX"])
         self.data, self.copy = np.arange(1024, dtype=np.uint64), np.zeros(1024, dtype=np.uint64)
@@ -121,3 +131,19 @@ def test_a_lender_that_never_answers_is_an_error() -> None:
     with pytest.raises(TimeoutError, match="lease table of gone"):
         probe.holds(Source("gone", (0, 0)), 0, 0, 1)
     assert released == ["handle"]
+
+
+def test_agents_get_the_delay_and_nixl_is_left_as_it_was() -> None:
+    module = sys.modules[nixl.nixl_agent.__module__]
+    bindings = module.nixlBind
+    made: list[Any] = []
+    stand_in = SimpleNamespace(nixlAgent=lambda name, config: made.append((name, config.pthrDelay)), other=5)
+    module.nixlBind = stand_in
+    try:
+        with napping_progress(250):
+            module.nixlBind.nixlAgent("a", SimpleNamespace(pthrDelay=0))
+            assert module.nixlBind.other == 5
+        assert module.nixlBind is stand_in
+    finally:
+        module.nixlBind = bindings
+    assert made == [("a", 250)]
