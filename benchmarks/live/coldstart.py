@@ -79,9 +79,11 @@ def markdown(result: Result) -> str:
     machine, starts = result.machine, result.starts
     title = f"# Cold start of {result.config['config']}\n\n{machine['cpu']}, {machine['cores']} cores, "
     parts = [title + f"commit {machine['commit']}, load before {machine['load_1min_before']}.\n"]
-    times = ", ".join(f"{start.ready_s:.1f} s" for start in starts)
-    parts.append(f"Ready after {times} (aim <= {AIM_S:.0f} s with real engines); one token takes then ")
-    parts.append(", ".join(f"{start.first_answer_s * 1e3:.0f} ms" for start in starts) + ".\n")
+    ready = ", ".join(f"{start.ready_s:.1f} s" for start in starts)
+    first = ", ".join(f"{start.first_answer_s * 1e3:.0f} ms" for start in starts)
+    parts.append(
+        f"Ready after {ready} (aim <= {AIM_S:.0f} s with real engines); the first token then took {first}.\n"
+    )
     for start in starts:
         parts.append(table(["phase", "at s"], [[text, f"{at_s:.1f}"] for at_s, text in start.phases]) + "\n")
     last = starts[-1].tree

@@ -114,7 +114,7 @@ def running(command: Command, say: Callable[[str], None]) -> Iterator[Server]:
 
 
 def stop(server: Server, patience_s: float) -> list[str]:
-    """End the tree: SIGINT to the server, after `patience_s` its reaper, then SIGKILL. Returns what was left even then."""
+    """End the tree: SIGINT to the server, after `patience_s` its reaper, then SIGKILL. Returns what is left even so."""
     try:
         tree = psutil.Process(server.pid).children(recursive=True)
     except psutil.NoSuchProcess:

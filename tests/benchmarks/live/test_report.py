@@ -153,3 +153,13 @@ def test_quick_is_smaller(tmp_path: Path) -> None:
     assert plan("--quick") == (600, 5.0)
     assert plan("--requests", "100") == (100, 20.0)
     assert plan("--quick", "--requests", "100") == (64, 5.0)
+
+
+def test_cold_start_report() -> None:
+    tree = results().trees[0]
+    start = coldstart.Start(33.25, 0.041, [(0.0, "starting Ray"), (33.0, "ready: m on http://x")], tree)
+    text = coldstart.markdown(coldstart.Result({"config": "deploy/sim.yaml"}, MACHINE, [start]))
+    assert "Ready after 33.2 s" in text
+    assert "the first token then took 41 ms" in text
+    assert "| starting Ray | 0.0 |" in text
+    assert "2.00 GiB PSS" in text
