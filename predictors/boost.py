@@ -22,6 +22,8 @@ class Booster(Protocol):
 
     def num_trees(self) -> int: ...
 
+    def feature_importance(self, importance_type: str) -> Any: ...
+
 
 @dataclass(frozen=True, slots=True)
 class BoostSpec:
@@ -104,6 +106,12 @@ def boost(spec: BoostSpec, folds: Sequence[Callable[[], Task]], whole: Callable[
         return Boosted(None, scores)
     final, _ = _train(spec, everything, np.ones(scores.size, dtype=bool), None, trees)
     return Boosted(final, scores)
+
+
+def gains(spec: BoostSpec, task: Task, trees: int) -> FloatArray:
+    """How much each input column lowers the loss in a booster of so many trees, (width,)."""
+    booster, _ = _train(spec, task, np.ones(task.target.size, dtype=bool), None, trees)
+    return np.asarray(booster.feature_importance("gain"), dtype=np.float64)
 
 
 def _train(

@@ -71,6 +71,10 @@ class Design:
             curve=curve,
         )
 
+    def narrowed(self, names: Sequence[str]) -> Design:
+        """The same with these scalar features only."""
+        return Design.of(names, self.sketches, self.ladder, self.curve)
+
     @property
     def names(self) -> tuple[str, ...]:
         """The scalar features used, in order."""

@@ -23,6 +23,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+import numpy as np
+
 from predictors.caps import apply_caps, cap_total, row_windows
 from predictors.protocol import (
     ANY_WINDOW,
@@ -140,7 +142,8 @@ class Memorised:
         curve = self._survival.curve
         p, mu, valid = curve.window(ages, windows)
         total = curve.total(ages) if with_total else None
-        rows = list(zip(ages.tolist(), windows.tolist(), strict=True))
+        # Plain lists: one row at a time, numpy's scalars would cost more than the searches.
+        age_of, window_of, p_of, mu_of = ages.tolist(), windows.tolist(), p.tolist(), mu.tolist()
         for level, table in zip(self._levels, self._tables, strict=True):
             if not table:
                 continue
@@ -149,22 +152,22 @@ class Memorised:
                 memory = None if key is None else table.get(key)
                 if memory is None:
                     continue
-                age, window = rows[i]
-                low = bisect_right(memory.lengths, age)
-                alive = len(memory.lengths) - low
+                age, lengths, sums = age_of[i], memory.lengths, memory.sums
+                low = bisect_right(lengths, age)
+                alive = len(lengths) - low
                 if alive == 0:
                     continue
-                inside = bisect_right(memory.lengths, age + window) - low
-                remainders = memory.sums[low + inside] - memory.sums[low] - inside * age
-                prior = level.shrink * p[i]
-                if inside + prior > 0:
-                    mu[i] = (remainders + prior * mu[i]) / (inside + prior)
-                p[i] = (inside + prior) / (alive + level.shrink)
+                inside = bisect_right(lengths, age + window_of[i], low) - low
+                prior = level.shrink * p_of[i]
+                mass = inside + prior
+                if mass > 0:
+                    mu_of[i] = (sums[low + inside] - sums[low] - inside * age + prior * mu_of[i]) / mass
+                p_of[i] = mass / (alive + level.shrink)
                 valid[i] = True
                 if total is not None:
                     _blend_total(total, i, memory, low, level.shrink)
         capped_total = None if total is None else cap_total(total, features)
-        return apply_caps(Prediction(p, mu, valid, capped_total), windows, capped)
+        return apply_caps(Prediction(np.array(p_of), np.array(mu_of), valid, capped_total), windows, capped)
 
 
 def _blend_total(total: TotalLength, row: int, memory: _Memory, low: int, shrink: float) -> None:
