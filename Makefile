@@ -7,6 +7,7 @@ ARGS ?=
 PY = $(VENV)/bin/python
 PYTEST = $(PY) -m pytest $(ARGS)
 PACKAGES = sluice predictors policies actors app benchmarks
+PAIR = tests/live/test_vllm_engines.py
 SLOW = live or vllm or chaos or browser
 export VENV PORT CONFIG ARGS PYTHON
 
@@ -28,13 +29,14 @@ serve: setup ## serve CONFIG on 127.0.0.1:PORT in the foreground
 
 test: setup ## all tests: first the fast ones, then those that start Ray and engines
 	$(PYTEST) -m "not ($(SLOW))"
-	$(PYTEST) -m "$(SLOW)"
+	@$(MAKE) --no-print-directory test-live
 
 test-fast: setup ## the tests that start no Ray and no engine
 	$(PYTEST) -m "not ($(SLOW))"
 
-test-live: setup ## the tests that start Ray and engines
-	$(PYTEST) -m "$(SLOW)"
+test-live: setup ## the tests that start Ray and engines (twice two vLLM engines, one pair after the other)
+	$(PYTEST) -m "$(SLOW)" $(PAIR)
+	$(PYTEST) -m "$(SLOW)" $(PAIR:%=--ignore=%)
 
 lint: lint-format lint-rules lint-types lint-arrows ## format, lint, types and import arrows (make -k lint: all findings)
 
