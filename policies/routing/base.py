@@ -27,7 +27,9 @@ class Reason(StrEnum):
     LEASE_RESCUE = "lease_rescue"
     FILL = "fill"  # BalanceRoute's stage 1
     BEST_SUBSET = "best_subset"  # stage 2
-    LEAST_HARM = "least_harm"  # stage 2: every subset overflows, the single one that costs least
+    LEAST_HARM = (
+        "least_harm"  # stage 2: every subset costs more than it gains, the single one that costs least
+    )
     OVERDUE = "overdue"  # waited too long: placed first, whatever its size
 
 

@@ -13,7 +13,8 @@
 
 Stages as in BR-H (`stages`), with two differences: while slots are abundant the largest request picks its best worker
 (a cost belongs to a pair, so the emptiest worker is not the best for all); when they are scarce all 2^W subsets of the
-window are valued at once (value depends on more than w, so two probes are not exact). Both equal brute force.
+window (the W - 1 largest, and the pool's best single one by F_H) are valued at once: value depends on more than w, so
+two probes are not exact. Both equal brute force.
 `credit` "tokens" pays `credit_s_per_token` * s_r instead: with cost_weight 0 the value is F_H up to a factor, with
 alpha : beta = credit_s_per_token / sum_h gamma^h : N s.
 Not claimed: that this is the best first design (experiments decide); joint choice over several workers.

@@ -116,6 +116,9 @@ class HorizonLoads:
     def peak(self, row: int) -> float:
         """The first margin, ascending, at which the penalty's slope reaches the gain's (F_H is concave in w)."""
         margins, beta = self.margins(row), self._beta_of(row)
+        least = int(margins.argmin())
+        if beta * self._discount[least] >= self._gain:  # the first kink alone turns the slope: no sort
+            return float(margins[least])
         order = margins.argsort(kind="stable")
         slopes = beta * self._discount[order].cumsum()
         k = int(slopes.searchsorted(self._gain))

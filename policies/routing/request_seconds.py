@@ -70,14 +70,17 @@ class RequestSecondsRound(Round):
 
     def _fill(self, row: int) -> bool | None:
         """Stage 1, request first: `row` only says that there is room. True: slots changed elsewhere."""
-        for index, item in enumerate(self.left):
+        while self.left:
+            item = self.left[0]
             rows = [r for r in self._open if self._fits(r, item)]
-            if rows:
-                over = self._horizon.overflow_everywhere(item.tokens)
-                values = [self._worth(item, r) - self._slowdown(r) * float(over[r]) for r in rows]
-                best = max(range(len(rows)), key=lambda i: (values[i], -self._draw[rows[i]]))
-                self._admit(rows[best], [index], Reason.FILL, values[best])
-                return True
+            if not rows:  # room only shrinks within a round: it stays in the pool
+                del self.left[0], self._keys[0]
+                continue
+            over = self._horizon.overflow_everywhere(item.tokens)
+            values = [self._worth(item, r) - self._slowdown(r) * float(over[r]) for r in rows]
+            best = max(range(len(rows)), key=lambda i: (values[i], -self._draw[rows[i]]))
+            self._admit(rows[best], [0], Reason.FILL, values[best])
+            return True
         return None
 
     def _refine(self, row: int) -> bool | None:
@@ -85,6 +88,9 @@ class RequestSecondsRound(Round):
         window = self._window(row)
         if not window:
             return None
+        single = self._best_single(row)  # by F_H alone: the pool's best fit belongs to the window
+        if single is not None and single not in window:
+            window[-1] = single
         items = [self.left[i] for i in window]
         values, ok = self.subset_values(row, items)
         best = int(np.where(ok, values, -np.inf).argmax())

@@ -233,12 +233,12 @@ def test_stage_2_takes_the_subset_that_fills_the_margin() -> None:
 
 
 def test_when_everything_overflows_the_single_best_is_admitted_anyway() -> None:
-    # equal loads: margin 0, F = w - 2 w < 0 for all; the smallest of the window costs least
+    # equal loads: margin 0, F = w - 2 w < 0 for all; the smallest costs least, in the window or not
     workers = [worker("w0", kv_tokens=100, slots_used=8), worker("w1", kv_tokens=100, slots_used=7)]
     made = assign(
         BalanceRoute0(abundance=4.0, window=2), workers, [entry("a", 90), entry("b", 60), entry("c", 5)]
     )
-    assert made == {"b": ("w1", Reason.LEAST_HARM)}
+    assert made == {"c": ("w1", Reason.LEAST_HARM)}
 
 
 def test_a_departure_in_the_window_makes_room_that_br0_cannot_see() -> None:
