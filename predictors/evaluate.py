@@ -80,7 +80,7 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """One set of rows: stage 1, stage 2, and the reliability curve. None where the rows cannot define a
+    """One set of rows: stage 1, stage 2, the reliability curve, and the calibration error due to chance. None where the rows cannot define a
     number.
     """
 
@@ -91,6 +91,7 @@ class Scores:
     ece: float | None
     conditional_mae_tokens: float | None
     reliability: tuple[metrics.Reliability, ...]
+    ece_by_chance: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +204,7 @@ def _scores(p: FloatArray, mu: FloatArray, remaining: IntArray, label: BoolArray
         ece=metrics.expected_calibration_error(p, label),
         conditional_mae_tokens=metrics.conditional_mae(mu, remaining, label),
         reliability=metrics.reliability(p, label),
+        ece_by_chance=metrics.ece_by_chance(p),
     )
 
 

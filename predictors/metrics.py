@@ -55,6 +55,16 @@ def expected_calibration_error(p: FloatArray, positive: BoolArray, bins: int = 1
     return sum(r.rows * abs(r.predicted - r.observed) for r in reliability(p, positive, bins)) / p.size
 
 
+def ece_by_chance(p: FloatArray, bins: int = 15, draws: int = 10, seed: int = 0) -> float | None:
+    """The calibration error that a perfectly calibrated predictor with these p would show on so many rows:
+    the mean over `draws` sets of labels drawn from p. A lower bound: rows of one request are taken as
+    independent.
+    """
+    rng = np.random.default_rng(seed)
+    found = [expected_calibration_error(p, rng.random(p.size) < p, bins) for _ in range(draws)]
+    return None if None in found else float(np.mean([e for e in found if e is not None]))
+
+
 def conditional_mae(mu: FloatArray, remaining: IntArray, positive: BoolArray) -> float | None:
     """Mean absolute error of stage 2 on the rows that did finish within the window, tokens."""
     return float(np.mean(np.abs(mu - remaining)[positive])) if positive.any() else None

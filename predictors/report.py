@@ -14,19 +14,19 @@ _DASH = "–"
 def table(evaluations: Mapping[str, Evaluation]) -> str:
     """All realisations, over all age points and windows, and the total length."""
     lines = [
-        "| realisation | ROC-AUC | Brier | ECE | largest ECE of a window | conditional MAE, tokens | "
+        "| realisation | ROC-AUC | Brier | ECE | largest ECE of a window (by chance) | conditional MAE, tokens | "
         "pinball at arrival | pinball at age | MAE of the mean total | below q10 / q50 / q90 |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, e in evaluations.items():
         o, t = e.overall, e.total_at_arrival
-        worst = max((s.ece for s in e.by_window.values() if s.ece is not None), default=None)
+        worst = max(e.by_window.values(), key=lambda s: s.ece or 0.0)
         cells = [
             name,
             _number(o.roc_auc, 3),
             _number(o.brier, 5),
             _number(o.ece, 4),
-            _number(worst, 4),
+            f"{_number(worst.ece, 4)} ({_number(worst.ece_by_chance, 4)})",
             _number(o.conditional_mae_tokens, 3),
             _number(t.pinball_tokens, 1),
             _number(e.total_at_rows.pinball_tokens, 1),

@@ -139,10 +139,16 @@ def _section(name: str, judged: Judged) -> str:
 
 
 def _commit() -> str:
-    made = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True, text=True, check=False
+    """The last commit of the code that is measured, and whether it was changed since."""
+    paths = ["--", "predictors", "benchmarks/predictors"]
+
+    def git(*arguments: str) -> str:
+        made = subprocess.run(["git", *arguments, *paths], capture_output=True, text=True, check=False)
+        return made.stdout.strip()
+
+    return (git("log", "-1", "--format=%h") or "unknown") + (
+        " and changes" if git("status", "--porcelain") else ""
     )
-    return made.stdout.strip() or "unknown"
 
 
 def _markdown(whole: dict[str, Any], results: dict[str, Any]) -> str:
@@ -153,10 +159,11 @@ def _markdown(whole: dict[str, Any], results: dict[str, Any]) -> str:
         "Last 20 % of each trace by time; every request is asked about at ages 0, 16, 32, ... and windows H = 1, 8,",
         "24, 48, 96. *constant* and *survival* are fitted on the first 80 %; *learning* and *memorised* take each",
         "outcome in as it comes, as LightGBM's features do. ServeGen draws output independently of input given the",
-        "client: *memorised, client* (survival given the client) is the fair reference there. All numbers: results.json.",
+        "client: *memorised, client* (survival given the client) is the fair reference there. Full numbers are in",
+        "results.json.",
         "",
         "| trace | signal in the features (permutation test) | LightGBM against survival: Brier | conditional MAE "
-        "| ECE, all (largest of a window) | Brier at H = 96, own features | with another request's features |",
+        "| ECE, all (largest of a window; due to chance there) | Brier at H = 96, own features | with another request's features |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, r in results.items():
@@ -167,11 +174,11 @@ def _markdown(whole: dict[str, Any], results: dict[str, Any]) -> str:
             else f"{'yes' if signal['found'] else 'no'}, p = {signal['p_value']:.3f}"
         )
         learned = r["evaluations"]["lightgbm"]
-        ece, worst = learned["overall"]["ece"], max(s["ece"] for s in learned["by_window"].values())
+        ece, worst = learned["overall"]["ece"], max(learned["by_window"].values(), key=lambda s: s["ece"])
         own, other = r["brier_h_max"]["own_features"], r["brier_h_max"]["permuted_features"]
         lines.append(
             f"| {name} | {found} | {against['brier']:+.1%} | {against['conditional_mae']:+.1%} "
-            f"| {ece:.4f} ({worst:.4f}) | {own:.4f} | {other:.4f} |"
+            f"| {ece:.4f} ({worst['ece']:.4f}, {worst['ece_by_chance']:.4f}) | {own:.4f} | {other:.4f} |"
         )
     lines += ["", "## Cost", "", *cost.lines(whole["cost"]), ""]
     return "\n".join([*lines, *("\n" + r["text"] + "\n" for r in results.values())])

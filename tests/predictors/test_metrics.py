@@ -32,6 +32,16 @@ def test_by_hand():
     assert metrics.conditional_mae(np.array([1.0, 5.0]), np.array([3, 9]), np.array([True, False])) == 2.0
 
 
+def test_the_share_of_chance_in_the_calibration_error():
+    """Calibrated labels show about what chance gives; it falls as 1 / sqrt(rows)."""
+    rng = np.random.default_rng(1)
+    p = rng.random(4_000)
+    floor = metrics.ece_by_chance(p)
+    assert metrics.expected_calibration_error(p, rng.random(4_000) < p) == pytest.approx(floor, rel=0.5)
+    assert metrics.ece_by_chance(p[:250]) == pytest.approx(4 * floor, rel=0.4)
+    assert metrics.ece_by_chance(p[:0]) is None
+
+
 def test_what_is_undefined_is_none():
     none = np.zeros(0)
     assert metrics.roc_auc(P, np.ones(5, dtype=bool)) is None
