@@ -69,16 +69,23 @@ def heatmap_from(data: Mapping[str, Any] | Heatmap) -> Heatmap:
     """A heatmap from plain data (a parsed file). Raises BadParameter for a missing or unknown key."""
     if isinstance(data, Heatmap):
         return data
+    if not isinstance(data, Mapping):
+        raise BadParameter(f"heatmap: {data!r} is no table with prefill_tokens, ratios and cells")
     known = {"prefill_tokens", "ratios", "cells", "rates"}
     wrong = sorted(set(data) - known) or sorted({"prefill_tokens", "ratios", "cells"} - set(data))
     if wrong:
         raise BadParameter(f"heatmap: {wrong[0]!r} is missing or unknown; keys: {', '.join(sorted(known))}")
-    return Heatmap(
-        tuple(data["prefill_tokens"]),
-        tuple(data["ratios"]),
-        tuple(tuple(row) for row in data["cells"]),
-        data.get("rates", 1),
-    )
+    try:
+        return Heatmap(
+            tuple(float(value) for value in data["prefill_tokens"]),
+            tuple(float(value) for value in data["ratios"]),
+            tuple(tuple(float(cell) for cell in row) for row in data["cells"]),
+            int(data.get("rates", 1)),
+        )
+    except TypeError as error:
+        raise BadParameter(
+            f"heatmap: prefill_tokens, ratios, cells and rates must be numbers: {error}"
+        ) from None
 
 
 def _nearest(axis: Sequence[float], value: float) -> int:

@@ -1,8 +1,8 @@
 """Policies in a closed loop through the dispatcher, step by step: what BalanceRoute promises, in the small.
 
 16 decode workers of 16 slots that never run empty, heavy-tailed prompts and outputs, a pool of 48. Every step each
-request gains a token; what finishes frees its slot at once. Imbalance: mean over steps of max - min KV load, as the paper
-has it. Not a simulation of time: a step is a step, transfers take none.
+request gains a token; what finishes frees its slot at once. Imbalance: mean over steps of max - min KV load, as in
+the paper. Not a simulation of time: a step is a step, transfers take none.
 """
 
 import random

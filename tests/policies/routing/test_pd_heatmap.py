@@ -57,6 +57,10 @@ def test_maps_of_several_rates_are_added_and_the_mean_is_a_ratio_again() -> None
 def test_bad_maps_are_refused_with_the_key(change: dict[str, Any], message: str) -> None:
     with pytest.raises(BadParameter, match=message):
         heatmap_from(MAP | change)
+    with pytest.raises(BadParameter, match="is no table with"):
+        PdHeatmap(heatmap=5)  # type: ignore[arg-type]
+    with pytest.raises(BadParameter, match="must be numbers"):
+        heatmap_from({"prefill_tokens": 5, "ratios": [1], "cells": [[0]]})
     with pytest.raises(BadParameter, match="heatmap: 'cells' is missing"):
         heatmap_from({"prefill_tokens": [1], "ratios": [1]})
 
