@@ -80,8 +80,8 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """One set of rows: stage 1, stage 2, the reliability curve, and the calibration error due to chance. None where the rows cannot define a
-    number.
+    """One set of rows: stage 1, stage 2, the reliability curve, and the calibration error due to chance. None where
+    the rows cannot define a number.
     """
 
     rows: int

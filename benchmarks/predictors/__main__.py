@@ -163,7 +163,8 @@ def _markdown(whole: dict[str, Any], results: dict[str, Any]) -> str:
         "results.json.",
         "",
         "| trace | signal in the features (permutation test) | LightGBM against survival: Brier | conditional MAE "
-        "| ECE, all (largest of a window; due to chance there) | Brier at H = 96, own features | with another request's features |",
+        "| ECE, all (largest of a window; due to chance there) | Brier at H = 96, own features "
+        "| with another request's features |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, r in results.items():
