@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import http.client
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -26,6 +27,7 @@ STOP_S = 60.0  # for a server to end by itself after SIGINT; then the reaper is 
 HURRY_S = 5.0  # the same for one that never became ready: many do not listen to signals yet
 REAP_S = 20.0  # for the reaper (10 s of grace of its own); then everything is killed
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_CAUSE = re.compile(r"\b\w*(Error|Exception): ")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -65,7 +67,10 @@ class Server:
         return self.process.pid
 
     def tail(self, lines: int = 30) -> str:
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        """The end of its log, and before it the first lines that name an error: causes often stand far above."""
+        log = self.log.read_text(errors="replace").splitlines()
+        causes = [line for line in log[:-lines] if _CAUSE.search(line)][:5]
+        return "\n".join([*causes, *log[-lines:]])
 
 
 def free_ports(count: int) -> list[int]:

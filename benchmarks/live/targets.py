@@ -115,7 +115,10 @@ def bare_engine(options: EngineOptions, model_dir: str) -> Command:
     argv += ["--kv-cache-memory-bytes", str(options.kv_space_gib << 30), "--disable-uvicorn-access-log"]
     env = {
         "VLLM_CPU_OMP_THREADS_BIND": cores,
-        "VLLM_CPU_KVCACHE_SPACE": "",
+        "VLLM_CPU_KVCACHE_SPACE": str(
+            options.kv_space_gib
+        ),  # one that is inherited would override the argument
+        "TORCH_COMPILE_DISABLE": "1",  # as Sluice's eager CPU engines have it
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "TOKENIZERS_PARALLELISM": "false",

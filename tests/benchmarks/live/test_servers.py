@@ -92,3 +92,12 @@ def test_free_ports_differ() -> None:
     ports = free_ports(5)
     assert len(set(ports)) == 5
     assert all(is_free(port) for port in ports)
+
+
+def test_the_cause_is_shown_though_it_stands_far_above() -> None:
+    (port,) = free_ports(1)
+    code = "print('ValueError: no such dtype'); print(*range(100), sep='\\n'); raise SystemExit(3)"
+    command = Command("chatty", [sys.executable, "-c", code], port)
+    cause = r"(?s)ended with 3:\nValueError: no such dtype\n70\n.*99$"
+    with pytest.raises(ServerError, match=cause), running(command, silent):
+        pass
