@@ -76,16 +76,15 @@ def heatmap_from(data: Mapping[str, Any] | Heatmap) -> Heatmap:
     if wrong:
         raise BadParameter(f"heatmap: {wrong[0]!r} is missing or unknown; keys: {', '.join(sorted(known))}")
     try:
-        return Heatmap(
-            tuple(float(value) for value in data["prefill_tokens"]),
-            tuple(float(value) for value in data["ratios"]),
-            tuple(tuple(float(cell) for cell in row) for row in data["cells"]),
-            int(data.get("rates", 1)),
-        )
-    except TypeError as error:
+        prefill_tokens = tuple(float(value) for value in data["prefill_tokens"])
+        ratios = tuple(float(value) for value in data["ratios"])
+        cells = tuple(tuple(float(cell) for cell in row) for row in data["cells"])
+        rates = int(data.get("rates", 1))
+    except (TypeError, ValueError) as error:
         raise BadParameter(
             f"heatmap: prefill_tokens, ratios, cells and rates must be numbers: {error}"
         ) from None
+    return Heatmap(prefill_tokens, ratios, cells, rates)
 
 
 def _nearest(axis: Sequence[float], value: float) -> int:

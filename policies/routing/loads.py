@@ -101,6 +101,7 @@ class HorizonLoads:
         self._size = [len(members) for members in rows]
         self._envelope = np.stack([self._load[members].max(axis=0) for members in rows])
         self._min_margin = (self._envelope[self._barrier] - self._load).min(axis=1).tolist()
+        self._seen: tuple[int, npt.NDArray[np.float64]] | None = None  # the row asked last, and its margins
 
     def group_size(self, row: int) -> int:
         return self._size[self._barrier[row]]
@@ -110,8 +111,9 @@ class HorizonLoads:
 
     def margins(self, row: int) -> npt.NDArray[np.float64]:
         """m_g(h), tokens, shape (H + 1,)."""
-        margins: npt.NDArray[np.float64] = self._envelope[self._barrier[row]] - self._load[row]
-        return margins
+        if self._seen is None or self._seen[0] != row:
+            self._seen = (row, self._envelope[self._barrier[row]] - self._load[row])
+        return self._seen[1]
 
     def peak(self, row: int) -> float:
         """The first margin, ascending, at which the penalty's slope reaches the gain's (F_H is concave in w)."""
@@ -125,6 +127,8 @@ class HorizonLoads:
         return float(margins[order[k]]) if k < len(order) else float("inf")
 
     def scores(self, row: int, sums: Sequence[int]) -> list[float]:
+        if max(sums) <= self._min_margin[row]:
+            return [self._gain * total for total in sums]
         w = np.asarray(sums, dtype=np.float64)
         scores: list[float] = (self._gain * w - self._beta_of(row) * self.overflow(row, w)).tolist()
         return scores
@@ -142,6 +146,7 @@ class HorizonLoads:
         return result
 
     def add(self, row: int, tokens: int, sequences: int) -> bool:
+        self._seen = None
         load, barrier = self._load[row], self._barrier[row]
         load += tokens + sequences * self._steps
         envelope = self._envelope[barrier]

@@ -88,9 +88,11 @@ class RequestSecondsRound(Round):
         window = self._window(row)
         if not window:
             return None
-        single = self._best_single(row)  # by F_H alone: the pool's best fit belongs to the window
-        if single is not None and single not in window:
-            window[-1] = single
+        single = self._best_single(
+            row, self.loads.peak(row)
+        )  # by F_H alone: the pool's best fit belongs to the window
+        if single is not None and single[0] not in window:
+            window[-1] = single[0]
         items = [self.left[i] for i in window]
         values, ok = self.subset_values(row, items)
         best = int(np.where(ok, values, -np.inf).argmax())

@@ -120,39 +120,34 @@ class Round:
 
     def _fill(self, row: int) -> bool | None:
         """Stage 1: the single best of the whole pool."""
-        index = self._best_single(row)
-        if index is None:
-            return None
-        item = self.left[index]
-        score = self.loads.scores(row, [item.tokens])[0]
-        return self._admit(row, [index], Reason.FILL, score)
+        best = self._best_single(row, self.loads.peak(row))
+        return None if best is None else self._admit(row, [best[0]], Reason.FILL, best[1])
 
     def _refine(self, row: int) -> bool | None:
         """Stage 2: the best subset of the window, or the best single one of the pool."""
-        window = self._window(row)
-        if not window:
+        peak = self.loads.peak(row)
+        best = self._best_single(row, peak)
+        if best is None:
             return None
-        items = [self.left[i] for i in window]
-        fits = list(range(len(items)))
-        if not self.touched[row]:  # an empty worker takes one of any size, but no set that has no room
-            fits = [i for i in fits if self._room_for(row, items[i])]
-        chosen = best_subset(
-            [items[i].tokens for i in fits],
-            [self._slots(row, items[i]) for i in fits],
-            self.free[row],
-            self.room[row],
-            self.limits.reserve_tokens,
-            self.loads.peak(row),
-            lambda sums: self.loads.scores(row, sums),
-        )
-        single = self._best_single(row)
-        assert single is not None, "the window has one that fits"
-        score = self.loads.scores(row, [self.left[single].tokens])[0]
-        if chosen is not None and chosen.score > max(0.0, score):
-            indices = [window[fits[i]] for i in chosen.indices]
-            return self._admit(row, indices, Reason.BEST_SUBSET, chosen.score)
+        index, score = best
+        if self.free[row] > 1:
+            window = self._window(row)
+            if not self.touched[row]:  # an empty worker takes one of any size, but no set that has no room
+                window = [i for i in window if self._room_for(row, self.left[i])]
+            chosen = best_subset(
+                [self.left[i].tokens for i in window],
+                [self._slots(row, self.left[i]) for i in window],
+                self.free[row],
+                self.room[row],
+                self.limits.reserve_tokens,
+                peak,
+                lambda sums: self.loads.scores(row, sums),
+            )
+            if chosen is not None and chosen.score > max(0.0, score):
+                indices = [window[i] for i in chosen.indices]
+                return self._admit(row, indices, Reason.BEST_SUBSET, chosen.score)
         reason = Reason.BEST_SUBSET if score > 0 else Reason.LEAST_HARM
-        return self._admit(row, [single], reason, score)
+        return self._admit(row, [index], reason, score)
 
     def _place_overdue(self) -> set[RequestId]:
         """Entries above `max_wait_s`, in the order in which they should be served."""
@@ -174,15 +169,17 @@ class Round:
 
     # ------------------------------------------------------------------------------------------------- selection
 
-    def _best_single(self, row: int) -> int | None:
-        """The index in `left` of the fitting entry of best score: the nearest to the peak from below or from above."""
-        start = bisect_left(self._keys, -self.loads.peak(row))  # first entry not above the peak
+    def _best_single(self, row: int, peak: float) -> tuple[int, float] | None:
+        """Index in `left` and score of the fitting entry of best score: the nearest to the peak from below or above."""
+        start = bisect_left(self._keys, -peak)  # first entry not above the peak
         below = next((i for i in range(start, len(self.left)) if self._fits(row, self.left[i])), None)
         above = next((i for i in range(start - 1, -1, -1) if self._fits(row, self.left[i])), None)
-        if below is None or above is None:
-            return above if below is None else below
-        scores = self.loads.scores(row, [self.left[below].tokens, self.left[above].tokens])
-        return below if scores[0] >= scores[1] else above
+        indices = [i for i in (below, above) if i is not None]
+        if not indices:
+            return None
+        scores = self.loads.scores(row, [self.left[i].tokens for i in indices])
+        best = 0 if len(indices) == 1 or scores[0] >= scores[1] else 1
+        return indices[best], scores[best]
 
     def _window(self, row: int) -> list[int]:
         """The first W entries by s_r descending that fit the worker on their own."""

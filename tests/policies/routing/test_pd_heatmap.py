@@ -61,6 +61,8 @@ def test_bad_maps_are_refused_with_the_key(change: dict[str, Any], message: str)
         PdHeatmap(heatmap=5)  # type: ignore[arg-type]
     with pytest.raises(BadParameter, match="must be numbers"):
         heatmap_from({"prefill_tokens": 5, "ratios": [1], "cells": [[0]]})
+    with pytest.raises(BadParameter, match="must be numbers"):
+        heatmap_from(MAP | {"cells": [["much", 1.0], [1.0, 1.0]]})
     with pytest.raises(BadParameter, match="heatmap: 'cells' is missing"):
         heatmap_from({"prefill_tokens": [1], "ratios": [1]})
 

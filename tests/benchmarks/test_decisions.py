@@ -1,0 +1,51 @@
+"""The decision benchmark runs, and its cases are what they claim to be."""
+
+import json
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.decisions.__main__ import main
+from benchmarks.decisions.cases import BETA_MAX, tick_case
+from benchmarks.decisions.measure import timed
+
+
+@pytest.mark.parametrize("workers", [8, 64, 144])
+def test_a_tick_has_at_least_8_free_slots_on_at_least_8_workers_and_only_those_are_feasible(
+    workers: int,
+) -> None:
+    case = tick_case(workers, 16, random.Random(0))
+    open_workers = [w for w in case.snapshot.workers.values() if w.id.startswith("d") and w.free_slots]
+    assert len(open_workers) >= 8
+    assert all(w.free_slots >= 8 and w.slots == BETA_MAX for w in open_workers)
+    assert {w.id for w in case.feasible[0][1]} == {w.id for w in open_workers}
+
+
+def test_every_call_is_made_once_and_divided_by_what_it_does() -> None:
+    made: list[int] = []
+    row = timed("x", ((lambda i=i: made.append(i)) for i in range(7)), per_call=10)  # type: ignore[misc]
+    assert made == list(range(7))
+    assert row.n == 7
+    assert 0 <= row.p50_us <= row.p99_us
+
+
+def test_it_prints_every_row_and_writes_them_as_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "decisions.json"
+    monkeypatch.setattr(sys, "argv", ["benchmarks.decisions", "--quick", "--calls", "2", "--out", str(out)])
+    main()
+    rows = json.loads(out.read_text())["rows"]
+    printed = capsys.readouterr().out
+    assert all(row["name"] in printed for row in rows)
+    for name in (
+        "netkv, 256",
+        "balance_route_0, G = 64, pool 256",
+        "balance_route_h",
+        "composition",
+        "event",
+        "prefix",
+    ):
+        assert any(row["name"].startswith(name) for row in rows)
