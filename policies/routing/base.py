@@ -127,9 +127,11 @@ def best_of(
     lowest = min(costs)
     tied = sorted(workers[i].id for i, cost in enumerate(costs) if cost == lowest)
     chosen = tied[0] if len(tied) == 1 else tied[rng.randrange(len(tied))]
-    order = heapq.nsmallest(RANKED, range(len(costs)), key=costs.__getitem__)
-    best = [Ranked(workers[i].id, costs[i], terms(i)) for i in order]
-    best.sort(key=lambda r: (r.cost, r.worker != chosen, r.worker))
+    highest = heapq.nsmallest(RANKED, costs)[-1]
+    order = [
+        (cost, workers[i].id != chosen, workers[i].id, i) for i, cost in enumerate(costs) if cost <= highest
+    ]
+    best = [Ranked(workers[i].id, costs[i], terms(i)) for _, _, _, i in sorted(order)[:RANKED]]
     reason = Reason.ONLY_CANDIDATE if len(costs) == 1 else Reason.LEAST_COST
     return Decision(chosen, tuple(best), Reason.TIE_DRAWN if len(tied) > 1 else reason)
 

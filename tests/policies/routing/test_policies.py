@@ -1,6 +1,7 @@
 """Every registered policy keeps the contract of `policies.routing.base`; the baselines do what their names say."""
 
 import copy
+import math
 import random
 from collections.abc import Sequence
 
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.routing.base import PolicyError, Ranked, Reason, least_cost
+from policies.routing.base import RANKED, PolicyError, Ranked, Reason, best_of, least_cost
 from policies.routing.join_shortest_queue import JoinShortestQueue
 from policies.routing.registry import DECODE, PREFILL, UnknownPolicy, decode_policy, prefill_policy
 from policies.routing.round_robin import RoundRobin
@@ -55,17 +56,40 @@ def test_prefill_policies_choose_a_candidate_change_nothing_and_ignore_order(
 
 
 @settings(max_examples=100, deadline=None)
-@given(WORKERS, st.integers(0, 99), st.sampled_from(sorted(DECODE)))
-def test_decode_policies_assign_only_what_is_feasible(workers, seed, name) -> None:  # type: ignore[no-untyped-def]
+@given(WORKERS, st.integers(0, 99), st.sampled_from(sorted(DECODE)), st.randoms(use_true_random=False))
+def test_decode_policies_assign_only_what_is_feasible_change_nothing_and_ignore_order(
+    workers, seed, name, shuffler
+) -> None:  # type: ignore[no-untyped-def]
     view = snapshot(workers, [ENTRY])
+    before = copy.deepcopy(view)
     workers = [w for w in workers if w.free_slots]  # a full one is never feasible
     if not workers:
         return
     feasible = workers[: 1 + seed % len(workers)]
     assigned = decode_policy(name).assign([(ENTRY, feasible)], view, random.Random(seed))
     assert [a.rid for a in assigned] == ["r"]
-    assert assigned[0].decision.worker in {w.id for w in feasible}
+    decision = assigned[0].decision
+    assert decision.worker in {w.id for w in feasible}
+    assert decision.ranking[0].worker == decision.worker or decision.reason is Reason.TIE_DRAWN
+    assert all(math.isfinite(n) for r in decision.ranking for n in (r.cost, *r.terms.values()))
+    assert view == before
+    again = shuffler.sample(feasible, len(feasible))
+    assert decode_policy(name).assign([(ENTRY, again)], view, random.Random(seed)) == assigned
     assert decode_policy(name).assign([(ENTRY, [])], view, random.Random(seed)) == ()
+
+
+def test_a_long_ranking_keeps_the_best_few_and_the_drawn_one_first() -> None:
+    workers = [worker(f"w{i:02d}") for i in range(40)]
+    for costs in ([1.0] * 40, [float(i // 20) for i in range(40)], [float(i) for i in range(40)]):
+        decision = best_of("x", workers, costs, lambda i: {"i": float(i)}, random.Random(3))
+        assert len(decision.ranking) == RANKED
+        assert decision.ranking[0].worker == decision.worker
+        assert costs[workers.index(next(w for w in workers if w.id == decision.worker))] == min(costs)
+        turned, back = workers[::-1], costs[::-1]
+        other = best_of("x", turned, back, lambda i: {"i": 39.0 - i}, random.Random(3))
+        assert other == decision
+    with pytest.raises(PolicyError, match="policy x: cost of w01 is nan"):
+        best_of("x", workers[:2], [1.0, float("nan")], lambda i: {}, random.Random(0))
 
 
 @pytest.mark.parametrize(
