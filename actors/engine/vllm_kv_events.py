@@ -1,0 +1,179 @@
+"""vLLM's KV-cache events, translated into Sluice's: the same `Stored` / `Removed` / `Cleared` that the sim engine
+emits.
+
+vLLM publishes batches over ZeroMQ, numbered, with a replay socket for missed ones and no snapshot. Its hashes differ
+from process to process, so each stored block is hashed again from its tokens by `block_hashes`' chain: equal prefixes
+then have equal hashes on every engine, real or sim. The feed numbers its own events without gaps and mirrors what is
+cached, so that a reader that lost some can ask for `snapshot`.
+
+When vLLM's publisher no longer has a missed batch (its buffer holds 10,000), the mirror is dropped with a `Cleared`:
+the reader then knows less, never wrong.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import msgspec
+
+from policies.engine_model.blocks import BlockHash, Cleared, KVEvent, Removed, Stored, block_hashes
+
+log = logging.getLogger(__name__)
+
+_END = (-1).to_bytes(8, "big", signed=True)
+REPLAY_TIMEOUT_S = 2.0
+MAX_UNREAD_EVENTS = (
+    100_000  # nobody drains: the mirror stays right, the list starts again from a Cleared and a snapshot
+)
+
+
+class _Blocks(Protocol):
+    """What is read of vLLM's BlockStored."""
+
+    block_hashes: list[Any]
+    parent_block_hash: Any
+    token_ids: list[int]
+    block_size: int
+
+
+class Translator:
+    """Batches of vLLM in, Sluice events out; pure. `events` since the last `drain`, `snapshot` of what is cached."""
+
+    def __init__(self) -> None:
+        self._ours: dict[Any, BlockHash] = {}  # vLLM's hash -> ours
+        self._events: list[KVEvent] = []
+        self._next_seq = 0
+
+    def stored(self, event: _Blocks) -> None:
+        """New blocks in chain order. Blocks whose parent is not known are left out, with all that hang on them."""
+        parent = None if event.parent_block_hash is None else self._ours.get(event.parent_block_hash)
+        if event.parent_block_hash is not None and parent is None:
+            return
+        run: list[BlockHash] = []
+        chain = block_hashes(event.token_ids, event.block_size, parent or 0)
+        for theirs, ours in zip(event.block_hashes, chain, strict=True):
+            if theirs in self._ours:  # cached twice: announced already
+                self._emit_run(run, parent)
+                run, parent = [], ours
+            else:
+                self._ours[theirs] = ours
+                run.append(ours)
+        self._emit_run(run, parent)
+
+    def removed(self, theirs: Iterable[Any]) -> None:
+        """Evicted blocks; unknown ones are passed over."""
+        gone = tuple(ours for ours in (self._ours.pop(h, None) for h in theirs) if ours is not None)
+        if gone:
+            self._emit(Removed(self._next_seq, gone))
+
+    def cleared(self) -> None:
+        """The whole cache was dropped, or is no longer known."""
+        self._ours.clear()
+        self._emit(Cleared(self._next_seq))
+
+    def drain(self) -> list[KVEvent]:
+        """Events since the last call, numbered without gaps unless more than MAX_UNREAD_EVENTS went unread."""
+        events, self._events = self._events, []
+        return events
+
+    def snapshot(self) -> tuple[int, frozenset[BlockHash]]:
+        """(number of the next event, hashes of all cached blocks)."""
+        return self._next_seq, frozenset(self._ours.values())
+
+    def _emit_run(self, run: list[BlockHash], parent: BlockHash | None) -> None:
+        if run:
+            self._emit(Stored(self._next_seq, tuple(run), parent))
+
+    def _emit(self, event: KVEvent) -> None:
+        self._next_seq += 1
+        self._events.append(event)
+        if len(self._events) > MAX_UNREAD_EVENTS:
+            del self._events[: MAX_UNREAD_EVENTS // 2]  # the gap tells the reader to take a snapshot
+
+
+class KvEventFeed:
+    """Subscribes to one engine's publisher. `endpoint` and `replay_endpoint` are ZeroMQ addresses (tcp://host:port)."""
+
+    def __init__(self, endpoint: str, replay_endpoint: str) -> None:
+        self.translator = Translator()
+        self._endpoint, self._replay_endpoint = endpoint, replay_endpoint
+        self._next = 0  # number of vLLM's next batch
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Reads in the background until `stop`."""
+        self._task = asyncio.create_task(self._read(), name="vLLM KV events")
+
+    async def stop(self) -> None:
+        """Closes the sockets. Idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            self._task = None
+
+    async def _read(self) -> None:
+        import zmq
+        import zmq.asyncio
+        from vllm.distributed.kv_events import KVEventBatch
+
+        decode = msgspec.msgpack.Decoder(KVEventBatch).decode
+        with zmq.asyncio.Context() as context, context.socket(zmq.SUB) as sub:
+            sub.setsockopt(zmq.LINGER, 0)
+            sub.connect(self._endpoint)
+            sub.subscribe(b"")
+            while True:
+                _, number, payload = await sub.recv_multipart()
+                await self._take(context, int.from_bytes(number, "big"), payload, decode)
+
+    async def _take(self, context: Any, number: int, payload: bytes, decode: Any) -> None:
+        if number < self._next:
+            return  # came by replay already
+        if number > self._next:
+            await self._replay(context, number, decode)
+        self._apply(decode(payload))
+        self._next = number + 1
+
+    async def _replay(self, context: Any, until: int, decode: Any) -> None:
+        """Fetches the missed batches before `until`; drops the mirror where the publisher has them no more."""
+        import zmq
+
+        with context.socket(zmq.DEALER) as request:  # REQ would take one answer only
+            request.setsockopt(zmq.LINGER, 0)
+            request.connect(self._replay_endpoint)
+            await request.send_multipart((b"", self._next.to_bytes(8, "big")))
+            missed = await self._answers(request, until)
+        if [number for number, _ in missed] != list(range(self._next, until)):
+            log.warning(
+                "KV events %d to %d are lost: the prefix cache is announced anew", self._next, until - 1
+            )
+            self.translator.cleared()
+            return
+        for _, payload in missed:
+            self._apply(decode(payload))
+
+    async def _answers(self, request: Any, until: int) -> list[tuple[int, bytes]]:
+        """Replayed (number, payload) below `until`. The publisher sends each as a message of its own, then an end
+        mark.
+        """
+        found: list[tuple[int, bytes]] = []
+        try:
+            async with asyncio.timeout(REPLAY_TIMEOUT_S):
+                while True:
+                    _, _, number, payload = await request.recv_multipart()
+                    if number == _END:
+                        return found
+                    if int.from_bytes(number, "big") < until:
+                        found.append((int.from_bytes(number, "big"), payload))
+        except TimeoutError:
+            return found
+
+    def _apply(self, batch: Any) -> None:
+        for event in batch.events:
+            match type(event).__name__:
+                case "BlockStored":
+                    self.translator.stored(event)
+                case "BlockRemoved":
+                    self.translator.removed(event.block_hashes)
+                case "AllBlocksCleared":
+                    self.translator.cleared()
