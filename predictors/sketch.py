@@ -28,7 +28,8 @@ def share_and_moment(sketch: FeatureArray, prefix: FloatArray, at: IntArray) -> 
     prefix sums (n, KNOTS).
     """
     rows = np.arange(at.size)
-    below = np.count_nonzero(sketch <= at[:, None], axis=1)
+    # Compared in the sketch's own type: widening it would cost more than all the rest.
+    below = np.count_nonzero(sketch <= at.astype(sketch.dtype)[:, None], axis=1)
     left = np.clip(below - 1, 0, KNOTS - 2)
     a = sketch[rows, left].astype(np.float64)
     b = sketch[rows, left + 1].astype(np.float64)
