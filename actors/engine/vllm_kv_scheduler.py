@@ -7,6 +7,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import Nix
 
 from actors.engine.vllm_kv_keys import ENDED, HELLO, LEASE, RELEASE
 from actors.engine.vllm_kv_messages import SluiceMetadata, SluiceStats
+from actors.engine.vllm_pace import Pace
 from actors.engine.vllm_transfer import TABLE_SLOTS
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class SluiceScheduler(NixlPullConnectorScheduler):
         self._leased: set[str] = set()
         self._releases: list[str] = []
         self._tables: list[tuple[int, int, int]] = []  # pipeline rank, tensor rank, address
+        self._pace = Pace()
         self.stats = SluiceStats()
 
     def set_xfer_handshake_metadata(self, metadata: dict[tuple[int, int], Any]) -> None:
@@ -66,12 +68,18 @@ class SluiceScheduler(NixlPullConnectorScheduler):
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         super().update_connector_output(connector_output)
+        if connector_output.finished_sending or connector_output.finished_recving:
+            self._pace.event()
         for request_id in connector_output.finished_sending or ():
             self._leased.discard(request_id)
             self._close(request_id)
             self.stats.data[ENDED].append(request_id)
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> SluiceMetadata:
+        if scheduler_output.total_num_scheduled_tokens > 0 or self._reqs_need_recv or self._releases:
+            self._pace.event()
+        else:
+            time.sleep(self._pace.pause_s(time.monotonic()))
         ours = SluiceMetadata()
         for request_id, (request, *_) in self._reqs_need_recv.items():
             lease = (request.kv_transfer_params or {}).get(LEASE)

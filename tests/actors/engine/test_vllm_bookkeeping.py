@@ -1,10 +1,13 @@
-"""The engine's two small books: leases, and what is on its way to the core."""
+"""The engine's small books: leases, what is on its way to the core, and the pace of waiting."""
 
 import asyncio
 from typing import Any
 
+import pytest
+
 from actors.engine.vllm_leases import Leases
 from actors.engine.vllm_outbox import Outbox
+from actors.engine.vllm_pace import Pace
 
 
 def test_leases_of_a_request_are_found_until_they_end() -> None:
@@ -22,6 +25,17 @@ def test_leases_of_a_request_are_found_until_they_end() -> None:
     assert leases.of("r") == []
     leases.clear()
     assert (len(leases), leases.of("s")) == (0, [])
+
+
+def test_pauses_grow_while_nothing_happens_and_start_anew_after_an_event() -> None:
+    pace = Pace()
+    # 5 % of the quiet time: 0, 0.02 * 0.05 = 0.001, 0.1 * 0.05 = 0.005, and no longer than that.
+    assert [pace.pause_s(now_s) for now_s in (10.0, 10.02, 10.1, 60.0)] == pytest.approx(
+        [0.0, 0.001, 0.005, 0.005]
+    )
+    pace.event()
+    assert pace.pause_s(61.0) == 0.0
+    assert pace.pause_s(61.04) == pytest.approx(0.002)
 
 
 async def test_messages_leave_in_order_and_a_refused_one_is_told_of() -> None:
