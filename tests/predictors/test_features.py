@@ -47,7 +47,7 @@ def test_the_future_does_not_matter():
     assert not np.array_equal(before[151:], after[151:], equal_nan=True)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(st.integers(0, 39), st.integers(1, 10_000))
 def test_a_request_does_not_see_its_own_output(index, tokens):
     outcomes = two_kinds(40, seed=5)

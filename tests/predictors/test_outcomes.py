@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from predictors.outcomes import OutcomeLog, from_json, log_files, read_log, to_json
@@ -36,6 +36,7 @@ def outcome(i):
     return Outcome(Arrival(f"r{i}", float(i), 10), i, i + 1.0)
 
 
+@settings(deadline=None, derandomize=True)
 @given(
     st.integers(0, 10**6),
     st.floats(0, 1e10),
