@@ -82,7 +82,7 @@ class Bench:
         return usage
 
     def rest(self, server: Server) -> None:
-        """Memory and idle CPU of a server that has just become ready and has answered one request."""
+        """Memory and idle CPU of a server after its load: whatever starts late or grows is there by now."""
         self.results.trees.append(measure.tree_state(server, 1.0 if self.args.quick else 3.0))
 
     def streams(self, server: Server, model: str, after: Callable[[Case], None]) -> None:
@@ -109,7 +109,6 @@ class Bench:
         with running(command, self.say) as server:
             usage = self.first_answer(server, "sim")
             ttft_s = timing.ttft_s(int(usage["prompt_tokens"]))
-            self.rest(server)
             self.streams(server, "sim", lambda case: measure.add_modelled(case, ttft_s, timing.step_s()))
             plan = replace(self.plan(32, 4000, SIM_MAX_S), path=COMPLETIONS)
             case = self.add(measure.with_python(server, "sim", plan, args.seed))
@@ -119,6 +118,7 @@ class Bench:
             measure.add_modelled(
                 self.add(measure.with_python(server, "sim", long, args.seed)), ttft_s, timing.step_s()
             )
+            self.rest(server)
             if args.profile:
                 self.profile(server)
 
@@ -146,11 +146,11 @@ class Bench:
             self.say(f"{command.name}: starting")
             with running(command, self.say) as server:
                 self.first_answer(server, targets.MODEL)
-                self.rest(server)
                 for concurrency in self.args.concurrency or VLLM_REQUESTS:
                     plan = self.plan(concurrency, VLLM_REQUESTS.get(concurrency, 96), VLLM_MAX_S)
                     case = self.add(measure.with_python(server, targets.MODEL, plan, self.args.seed))
                     measure.add_difference(case, base.setdefault(concurrency, case))
+                self.rest(server)
 
     def run(self) -> None:
         """All that was asked for."""
