@@ -89,17 +89,22 @@ def _run(schema: dict[str, Any], args: argparse.Namespace) -> int:
     started_s = time.monotonic()
     say = _Progress(started_s)
     stop = threading.Event()
-    for name in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(name, lambda *_: stop.set())
+    _end_on_signals(stop)
     say("starting Ray" if not args.address else f"joining Ray at {args.address}")
     own_dir = None if args.address else tempfile.TemporaryDirectory(prefix="sluice-ray-")
     try:
         _start_ray(args.address, own_dir.name if own_dir else None, say)
+        _end_on_signals(stop)  # Ray has put its own handlers in their place
         return _deploy_and_wait(schema, say, stop, bool(own_dir))
     finally:
         _shutdown(say, bool(own_dir))
         if own_dir is not None:
             own_dir.cleanup()
+
+
+def _end_on_signals(stop: threading.Event) -> None:
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, lambda *_: stop.set())
 
 
 def _start_ray(address: str | None, temp_dir: str | None, say: "_Progress") -> None:

@@ -12,13 +12,12 @@ begun to read such KV is the engine's business: it lets a read end before it fre
 import asyncio
 import logging
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
 from actors.engine.protocol import Engine, EngineMetrics
-from actors.wire.channel import Channel, Identity, WireError, listen
+from actors.wire.channel import Channel, Identity, WireError, listen, remove_sockets
 from actors.wire.messages import (
     Admitted,
     Cancel,
@@ -161,12 +160,7 @@ class EngineServer:
         if channels:
             await asyncio.wait([channel.closed for channel in channels], timeout=1.0)
         await self.engine.stop()
-        self._remove_sockets()
-
-    def _remove_sockets(self) -> None:
-        for address in self.addresses:
-            if address.startswith("unix:"):
-                Path(address.removeprefix("unix:")).unlink(missing_ok=True)
+        remove_sockets(self.addresses)
 
     # ------------------------------------------------------------------------------------------------ connections
 

@@ -72,7 +72,9 @@ class SimEngineConfig:
             return base
         changed = ", ".join(f"{name}={value}" for name, value in sorted(self.timing.items()))
         source = f"{base.source}; set by configuration: {changed}"
-        return dataclasses.replace(base, source=source, **dict(self.timing))  # type: ignore[arg-type]
+        # A file's numbers arrive as float; a field that counts (bytes, tokens) stays whole.
+        given = {n: int(v) if isinstance(getattr(base, n), int) else v for n, v in self.timing.items()}
+        return dataclasses.replace(base, source=source, **given)  # type: ignore[arg-type]
 
     def compatibility_group(self) -> str:
         """KV moves only between engines of one group: same model, block size and bytes per token."""

@@ -149,7 +149,7 @@ class SimEngine:
             preemptions=self._model.preemptions_total,
         )
 
-    def drain_kv_events(self) -> list[KVEvent]:
+    def kv_events(self) -> list[KVEvent]:
         """KV events since the last call (option `kv_events`)."""
         events = list(self._events)
         self._events.clear()

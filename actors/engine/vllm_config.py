@@ -74,6 +74,7 @@ class VllmEngineConfig:
     chat_template: str | None = None
     trust_remote_code: bool = False
     warm_up: bool = True
+    kv_events: bool = False
     connector_args: Mapping[str, Any] = field(default_factory=dict)
     engine_args: Mapping[str, Any] = field(default_factory=dict)
 
@@ -99,6 +100,10 @@ class VllmEngineConfig:
         share = self.gpu_memory_utilization
         _require(share is None or 0 < share <= 1, f"gpu_memory_utilization must be in (0, 1], got {share}")
         _require(self.cores is None or len(self.cores) > 0, "cores must be None or name at least one core")
+        _require(
+            not self.kv_events or self.data_parallel_size == 1,
+            "kv_events work with data_parallel_size 1 only",
+        )
         for name in self.engine_args:
             _require(
                 name not in _OWNED,

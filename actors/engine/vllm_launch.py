@@ -13,6 +13,7 @@ import logging
 import os
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from multiprocessing import spawn
@@ -88,6 +89,8 @@ def launch(config: VllmEngineConfig, ledger: Ledger, clock: PhaseClock) -> Any:
     args = engine_args(config, device)
     check_engine_args(args, frozenset(f.name for f in dataclasses.fields(AsyncEngineArgs)))
     args["kv_transfer_config"] = KVTransferConfig(**args["kv_transfer_config"])
+    if config.kv_events:
+        args["kv_events_config"] = kv_events_config(config)
     vllm_config = AsyncEngineArgs(**args).create_engine_config()
     clock.end("config")
     with spawning_through_plugin():
@@ -99,6 +102,19 @@ def launch(config: VllmEngineConfig, ledger: Ledger, clock: PhaseClock) -> Any:
     assert manager is not None
     manager.stat_loggers = manager.stat_loggers[:1]
     return llm
+
+
+def kv_events_config(config: VllmEngineConfig) -> Any:
+    """vLLM's publisher on sockets of this node, in a directory that only this user can enter."""
+    from vllm.config.kv_events import KVEventsConfig
+
+    directory = tempfile.mkdtemp(prefix="sluice-kv-")
+    return KVEventsConfig(
+        enable_kv_cache_events=True,
+        publisher="zmq",
+        endpoint=f"ipc://{directory}/events",
+        replay_endpoint=f"ipc://{directory}/replay",
+    )
 
 
 @contextlib.contextmanager

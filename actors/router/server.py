@@ -14,7 +14,7 @@ import msgspec
 
 from actors.router.decisions import DECISION_BOUNDS_S, DecisionLog
 from actors.wire import messages as wire
-from actors.wire.channel import Channel, Identity, listen
+from actors.wire.channel import Channel, Identity, listen, remove_sockets
 from policies.dispatch import Action, Dispatcher, Reject, RouteDecode, RoutePrefill
 from policies.routing.base import PolicyError
 from policies.state import events as ev
@@ -80,6 +80,7 @@ class RouterServer:
         channels = [e.channel for e in self._engines.values()] + list(self._ingresses)
         for channel in channels:
             channel.close("router stops")
+        remove_sockets(self.addresses)
         self._tasks, self._servers = [], []
 
     # --------------------------------------------------------------------------------------------- connections

@@ -15,8 +15,9 @@ import logging
 import os
 import secrets
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -268,10 +269,19 @@ async def listen(address: str, factory: Callable[[], Channel]) -> tuple[asyncio.
     raise ValueError(f"address {address!r}: expected unix:/path or tcp:host:port")
 
 
+def remove_sockets(addresses: Iterable[str]) -> None:
+    """Removes the files of the unix sockets among `addresses`; for a listener that has closed."""
+    for address in addresses:
+        if address.startswith("unix:"):
+            Path(address.removeprefix("unix:")).unlink(missing_ok=True)
+
+
 def _clear_for_socket(path: str) -> None:
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     if os.path.exists(path):
-        os.unlink(path)  # left by a process that was killed: socket paths carry a fresh id, nobody else listens there
+        os.unlink(
+            path
+        )  # left by a process that was killed: socket paths carry a fresh id, nobody else listens there
 
 
 async def connect(addresses: tuple[str, ...], factory: Callable[[], Channel]) -> Channel:

@@ -37,6 +37,7 @@ class IngressConfig:
     sweep_interval_s: float = 0.1
     offload_prompt_chars: int = 16_384  # longer text is tokenised in a thread
     default_completion_tokens: int = 16  # OpenAI's default for /v1/completions
+    expects_prefill: bool = False  # the deployment has prefill engines: not ready before the first of them is
     class_slo: dict[str, ClassSlo] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -56,6 +56,7 @@ class Hub:
         self.lease_margin_s = config.lease_margin_s
         self.jobs: dict[str, Job] = {}
         self.fleet: Fleet | None = None
+        self._was_whole = False
         self.fleet_status: FleetStatus | None = None
         self._engines = EngineLinks(me, self._from_engine, self._engine_lost)
         self._router = Link(
@@ -94,15 +95,29 @@ class Hub:
     # ----------------------------------------------------------------------------------------- what others ask
 
     def ready(self) -> str | None:
-        """None if a request can be served now, else why not."""
+        """None if a request can be served now, else why not.
+
+        At first that takes a colocated engine, or a prefill and a decode engine of one group. Afterwards a decode
+        engine is enough: it computes prompts itself while the prefill tier is away.
+        """
         if self.fleet is None:
             return "the router has not answered yet"
         infos = [link.info for link in self._engines.all() if link.connected and link.info.state == "ready"]
         if not infos:
             return "no engine is ready"
-        if any(info.role in ("colocated", "decode") for info in infos):
-            return None
-        return "no engine that can decode is ready"
+        groups = {
+            role: {i.group for i in infos if i.role == role} for role in ("prefill", "decode", "colocated")
+        }
+        if groups["colocated"] or groups["prefill"] & groups["decode"]:
+            self._was_whole = True
+        if not groups["colocated"] and not groups["decode"]:
+            return "no engine that can decode is ready"
+        prefill_expected = (
+            any(info.role == "prefill" for info in self.fleet.engines) or self.config.expects_prefill
+        )
+        if prefill_expected and not self._was_whole:
+            return "no prefill engine is ready"
+        return None
 
     def engines(self) -> list[EngineInfo]:
         """The engines of the fleet, by id."""

@@ -49,7 +49,12 @@ class IngressReplica:
         self, config: AppConfig, router: Any, *engines: Any
     ) -> None:
         me = Identity("ingress", f"ingress-{uuid.uuid4().hex[:8]}", config.wire.secret())
-        options = {"served_names": (config.model.served_name,), **config.ingress.options, "replica_id": me.id}
+        options = {
+            "served_names": (config.model.served_name,),
+            "expects_prefill": any(g.role == "prefill" and g.replicas for g in config.engines),
+            **config.ingress.options,
+            "replica_id": me.id,
+        }
         ingress = from_options(IngressConfig, options, "ingress.options")
         metrics = IngressMetrics(config.model.served_name)
         self._hub = Hub(ingress, me, finder(router), metrics)

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from actors.engine.cores import divide_cores, usable_cores
 from actors.wire.messages import Admitted, Cancel, Decode, Failed, Out, Prefill, PrefillDone, ReleaseKV
 from app.models import resolve
+from policies.engine_model.blocks import block_hashes
 from tests.live.vllm_client import Engine
 
 pytestmark = [pytest.mark.live, pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -48,7 +49,9 @@ class Pair:
             "max_model_len": 1536, "lease_s": LEASE_S,
         }  # fmt: skip
         self.p = Engine({**common, "id": "p", "role": "prefill", "cores": cores[0]}, directory / "p.log")
-        decode = {"role": "decode", "tool_parser": "hermes", "connector_args": {"hold_reads_s": 0.3}}
+        decode = {
+            "role": "decode", "tool_parser": "hermes", "connector_args": {"hold_reads_s": 0.3}, "kv_events": True,
+        }  # fmt: skip
         self.d = Engine({**common, **decode, "id": "d", "cores": cores[1]}, directory / "d.log")
 
     def tokens(self, text: str) -> list[int]:
@@ -457,6 +460,20 @@ def test_tools_without_a_parser_are_refused(pair: Pair) -> None:
     pair.p.send(Decode("unparsed", fresh(5), {}, None, 60.0, chat=chat))
     failed = pair.p.wait_for("unparsed", Failed)
     assert (failed.code, failed.param) == ("bad_request", "tools")
+
+
+def test_kv_events_have_the_hashes_of_the_tokens(pair: Pair) -> None:
+    """The same chain of hashes that the sim engine and the prefix index use, whatever vLLM calls its blocks."""
+    tokens = fresh(3 * BLOCK + 5)
+    pair.d.ask("kv_events")
+    pair.both("events", tokens, {**GREEDY, "max_tokens": 2})
+    wanted = block_hashes(tokens, BLOCK)
+    seen: list[int] = []
+    until_s = time.monotonic() + 20
+    while not set(wanted) <= set(seen) and time.monotonic() < until_s:
+        seen += [h for kind, event in pair.d.ask("kv_events") if kind == "Stored" for h in event["hashes"]]
+        time.sleep(0.1)
+    assert [h for h in seen if h in wanted] == list(wanted)
 
 
 def test_engines_say_what_they_are(pair: Pair) -> None:

@@ -64,6 +64,13 @@ async def serve(engine: VllmEngine, pipe: Pipe, reader: asyncio.StreamReader) ->
                 return
             case "status":
                 pipe.write({"name": "status", "value": fields(engine.status())})
+            case "kv_events":
+                pipe.write(
+                    {
+                        "name": "kv_events",
+                        "value": [[type(e).__name__, fields(e)] for e in engine.kv_events()],
+                    }
+                )
             case "metrics":
                 pipe.write({"name": "metrics", "value": fields(engine.metrics())})
             case "info":
