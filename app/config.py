@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
+from actors.router.forecasts import PredictorConfig
 from policies.dispatch import DispatchConfig
 from policies.routing.registry import decode_policy, prefill_policy
 
@@ -62,12 +63,16 @@ class PolicyChoice(_Strict):
 
 
 class RouterConfig(_Strict):
-    """The decision maker. `dispatch` are the fields of `policies.dispatch.DispatchConfig`."""
+    """The decision maker. `dispatch`: the fields of `DispatchConfig`, `predictor`: those of `PredictorConfig`."""
 
     prefill: PolicyChoice = PolicyChoice(name="join_shortest_queue")
     decode: PolicyChoice = PolicyChoice(name="join_shortest_queue")
     dispatch: dict[str, Any] = Field(default_factory=dict)
     engine_grace_s: Annotated[float, Field(ge=0)] = 2.0
+    predictor: dict[str, Any] = Field(default_factory=dict)
+
+    def predictor_config(self) -> PredictorConfig:
+        return from_options(PredictorConfig, self.predictor, "router.predictor")
 
     def dispatch_config(self) -> DispatchConfig:
         return from_options(DispatchConfig, self.dispatch, "router.dispatch")
@@ -131,6 +136,7 @@ class AppConfig(_Strict):
         prefill_policy(self.router.prefill.name, self.router.prefill.params)
         decode_policy(self.router.decode.name, self.router.decode.params)
         self.router.dispatch_config()
+        self.router.predictor_config()
         if (self.ingress.tls_cert is None) != (self.ingress.tls_key is None):
             raise ValueError("ingress: tls_cert and tls_key belong together")
         if self.wire.interface not in (None, "auto"):

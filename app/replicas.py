@@ -50,6 +50,7 @@ class RouterReplica:
     """Holds the dispatcher on its sockets. One replica; when it dies the ingresses decide alone until it is back."""
 
     async def __init__(self, config: AppConfig) -> None:  # type: ignore[misc]  # Serve awaits it
+        from actors.router.forecasts import Forecasts
         from actors.router.server import RouterServer
         from policies.dispatch import Dispatcher
         from policies.routing.registry import decode_policy, prefill_policy
@@ -60,8 +61,10 @@ class RouterReplica:
             prefill_policy(router.prefill.name, router.prefill.params),
             decode_policy(router.decode.name, router.decode.params),
         )
+        predictor = router.predictor_config()
+        forecasts = Forecasts(predictor, refit_in_ray) if predictor.enabled else None
         me = Identity("router", f"router-{uuid.uuid4().hex[:8]}", config.wire.secret())
-        self._server = RouterServer(me, dispatcher, router.engine_grace_s)
+        self._server = RouterServer(me, dispatcher, router.engine_grace_s, forecasts)
         await self._server.start(listen_addresses(config, "router"))
         log.info("router listens on %s", ", ".join(self._server.addresses))
 
@@ -76,6 +79,13 @@ class RouterReplica:
     async def __del__(self) -> None:
         if hasattr(self, "_server"):
             await self._server.stop()
+
+
+async def refit_in_ray(job: Any) -> Any:
+    """Runs a predictor's refit as a Ray task: in a worker process of its own, which lowers its priority."""
+    from predictors.promote import refit
+
+    return await ray.remote(num_cpus=0, max_calls=1)(refit).remote(job)
 
 
 class EngineReplica:

@@ -100,6 +100,10 @@ class ForecastBook:
             entry.window = window_tokens
         return len(ids)
 
+    def age(self, request_id: str) -> int:
+        """Tokens generated so far, as last told. Raises KeyError for an unknown id."""
+        return self._entries[request_id].age
+
     def forecast(self, request_id: str) -> Forecast:
         """The forecast at the present age; *stays* before the first refresh. Raises KeyError for an unknown
         id.

@@ -6,6 +6,7 @@ after `engine_grace_s` (its own process may only have lost the link).
 """
 
 import asyncio
+import dataclasses
 import logging
 import time
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from actors.router.decisions import DECISION_BOUNDS_S, DecisionLog
+from actors.router.forecasts import Forecasts
 from actors.wire import messages as wire
 from actors.wire.channel import Channel, Identity, listen, remove_sockets
 from policies.dispatch import Action, Dispatcher, Reject, RouteDecode, RoutePrefill
@@ -25,6 +27,7 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.2
 STATUS_S = 1.0
+FORECAST_S = 0.05
 
 
 @dataclass(slots=True)
@@ -48,7 +51,13 @@ class _Ingress:
 class RouterServer:
     """`start` listens on the addresses; `addresses` are what others connect to. `now` is injectable for tests."""
 
-    def __init__(self, me: Identity, dispatcher: Dispatcher, engine_grace_s: float = 2.0) -> None:
+    def __init__(
+        self,
+        me: Identity,
+        dispatcher: Dispatcher,
+        engine_grace_s: float = 2.0,
+        forecasts: Forecasts | None = None,
+    ) -> None:
         self.me = me
         self.dispatcher = dispatcher
         self.decisions = DecisionLog()
@@ -59,6 +68,7 @@ class RouterServer:
         self._owner: dict[str, _Ingress] = {}
         self._servers: list[asyncio.Server] = []
         self._tasks: list[asyncio.Task[None]] = []
+        self._forecasts = forecasts
         self._stale = 0
         self._policy_errors = 0
 
@@ -70,6 +80,8 @@ class RouterServer:
             self.addresses += (bound,)
         self._tasks = [asyncio.create_task(self._every(TICK_S, self._tick))]
         self._tasks += [asyncio.create_task(self._every(STATUS_S, self._broadcast_status))]
+        if self._forecasts is not None:
+            self._tasks += [asyncio.create_task(self._every(FORECAST_S, self._refresh_forecasts))]
 
     async def stop(self) -> None:
         """Closes every connection; ingresses fall back to their local policy. Idempotent."""
@@ -81,6 +93,8 @@ class RouterServer:
         for channel in channels:
             channel.close("router stops")
         remove_sockets(self.addresses)
+        if self._forecasts is not None:
+            self._forecasts.stop()
         self._tasks, self._servers = [], []
 
     # --------------------------------------------------------------------------------------------- connections
@@ -145,7 +159,12 @@ class RouterServer:
 
     def _submit(self, channel: Channel, message: wire.Submit) -> None:
         self._own(channel, message.rid)
-        self._feed(ev.Arrived(time.time(), _request(message, time.time())))
+        now_s = time.time()
+        request = _request(message, now_s)
+        if self._forecasts is not None:
+            predicted = self._forecasts.arrived(message, now_s)
+            request = dataclasses.replace(request, predicted_tokens=predicted)
+        self._feed(ev.Arrived(now_s, request))
 
     def _own(self, channel: Channel, rid: str) -> None:
         ingress = self._ingresses[channel]
@@ -156,6 +175,8 @@ class RouterServer:
         now_s = time.time()
         for rid, what, value in message.items:
             if what == "tokens":
+                if self._forecasts is not None:
+                    self._forecasts.progressed(rid, value)
                 self._feed(ev.Progressed(now_s, rid, value))
             elif what == "admitted":
                 self._feed(ev.Admitted(now_s, rid))
@@ -165,6 +186,8 @@ class RouterServer:
         if owner is None:
             return  # rejected by us, or from before a restart
         owner.requests.discard(rid)
+        if self._forecasts is not None:
+            self._forecasts.closed(rid, outcome, output_tokens, time.time())
         self._feed(ev.Closed(time.time(), rid, outcome, output_tokens))  # type: ignore[arg-type]
 
     def _adopt(self, channel: Channel, message: wire.Adopt) -> None:
@@ -257,6 +280,8 @@ class RouterServer:
             case Reject():
                 del self._owner[action.rid]
                 owner.requests.discard(action.rid)
+                if self._forecasts is not None:
+                    self._forecasts.closed(action.rid, "rejected", 0, time.time())
                 owner.channel.send(
                     wire.Reject(action.rid, action.status, action.reason, action.retry_after_s)
                 )
@@ -267,6 +292,12 @@ class RouterServer:
             await asyncio.sleep(period_s)
             what()
 
+    def _refresh_forecasts(self) -> None:
+        assert self._forecasts is not None
+        for event in self._forecasts.refresh(time.time()):
+            self._feed(event)
+        self._forecasts.maintain(time.time())
+
     def _tick(self) -> None:
         self._feed(ev.Tick(time.time()))
 
@@ -274,7 +305,9 @@ class RouterServer:
 
     def _fleet(self) -> wire.Fleet:
         infos = sorted((engine.info for engine in self._engines.values()), key=lambda info: info.id)
-        return wire.Fleet(infos, self.dispatcher.prefill.name, self.dispatcher.decode.name)
+        return wire.Fleet(
+            infos, self.dispatcher.prefill.name, self.dispatcher.decode.name, self._forecasts is not None
+        )
 
     def _broadcast_fleet(self) -> None:
         fleet = self._fleet()
@@ -286,6 +319,8 @@ class RouterServer:
         totals = {f"decisions_{name}": float(count) for name, count in self.decisions.totals.items()}
         totals["stale_events"] = float(self._stale)
         totals["policy_errors"] = float(self._policy_errors)
+        if self._forecasts is not None:
+            totals |= self._forecasts.totals()
         return wire.FleetStatus(
             statuses=[engine.status for engine in self._engines.values() if engine.status is not None],
             queued=self.dispatcher.queue_size,
@@ -296,6 +331,7 @@ class RouterServer:
             decision_bounds_s=DECISION_BOUNDS_S,
             decision_buckets=self.decisions.cumulative(),
             decision_sum_s=self.decisions.sum_s,
+            gauges=self._forecasts.gauges() if self._forecasts is not None else {},
         )
 
     def _broadcast_status(self) -> None:

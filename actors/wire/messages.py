@@ -219,7 +219,8 @@ class Failed(_Wire, frozen=True):
 class Submit(_Wire, frozen=True):
     """A request asks for a prefill engine. `slots` = sequences it will decode (n); `local`: must not be split.
 
-    `waited_s` is how long it has lived already; `deadline_s` what is left of its total time.
+    `deadline_s` is what is left of its total time. `hints` (actors.router.forecasts.Hints) come where the router's
+    `Fleet.wants_hints`.
     """
 
     rid: str
@@ -234,6 +235,7 @@ class Submit(_Wire, frozen=True):
     deadline_s: float = 600.0
     local: bool = False
     avoid: tuple[str, ...] = ()
+    hints: bytes = b""
 
 
 class Prefilled(_Wire, frozen=True):
@@ -317,6 +319,7 @@ class Fleet(_Wire, frozen=True):
     engines: list[EngineInfo]
     prefill_policy: str
     decode_policy: str
+    wants_hints: bool = False
 
 
 class FleetStatus(_Wire, frozen=True):
@@ -335,6 +338,7 @@ class FleetStatus(_Wire, frozen=True):
     decision_bounds_s: tuple[float, ...] = ()
     decision_buckets: tuple[int, ...] = ()
     decision_sum_s: float = 0.0
+    gauges: dict[str, float] = {}
 
 
 # ---------------------------------------------------------------------- engine <-> engine (sim engine's transfer)

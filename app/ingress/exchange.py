@@ -90,6 +90,9 @@ class Exchange:
                 chat=plan.engine_chat,
                 deadline_s=deadline_s,
                 first_choice=index * plan.n,
+                text=prompt
+                if index < len(plan.prompts) and isinstance(prompt := plan.prompts[index], str)
+                else None,
             )
             self._jobs.append(Job(work, self, self._app.hub))
         self._open_jobs = len(self._jobs)

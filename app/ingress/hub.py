@@ -32,8 +32,9 @@ from actors.wire.messages import (
     Tokens,
 )
 from app.ingress.config import IngressConfig
+from app.ingress.hints import hints_of
 from app.ingress.job import Job
-from app.ingress.job_parts import EngineFailed, EngineLost, RouterLost, State
+from app.ingress.job_parts import EngineFailed, EngineLost, RouterLost, State, Work
 from app.ingress.links import EngineLink, EngineLinks
 from app.ingress.metrics import IngressMetrics
 
@@ -57,6 +58,7 @@ class Hub:
         self.jobs: dict[str, Job] = {}
         self.fleet: Fleet | None = None
         self._was_whole = False
+        self._salt = (me.secret or b"sluice")[:64]
         self.fleet_status: FleetStatus | None = None
         self._engines = EngineLinks(me, self._from_engine, self._engine_lost)
         self._router = Link(
@@ -142,6 +144,12 @@ class Hub:
         del self.jobs[job.rid]
         self._progressed.discard(job)
         self.metrics.job_closed(job, outcome)
+
+    def hints_of(self, work: Work) -> bytes:
+        """What the router's predictors want to know of a request; nothing where there are none."""
+        if self.fleet is None or not self.fleet.wants_hints:
+            return b""
+        return hints_of(work, self.config.served_names[0], self._salt)
 
     def router_epoch(self) -> int | None:
         return self._epoch

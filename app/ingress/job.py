@@ -326,6 +326,7 @@ class Job:
             deadline_s=max(work.deadline_s - self.times.submitted_s, 0.001),
             local=work.local,
             avoid=self.avoid,
+            hints=self.ports.hints_of(work),
         )
 
 

@@ -83,6 +83,9 @@ class Work:
     chat: bytes | None
     deadline_s: float  # absolute, monotonic
     first_choice: int = 0  # index of its first choice in the answer
+    text: str | None = (
+        None  # the prompt as text, where the client sent text; only looked at for the router's hints
+    )
 
 
 class Owner(Protocol):
@@ -105,6 +108,9 @@ class Ports(Protocol):
     def forget(self, job: "Job", outcome: str) -> None: ...
     def router_epoch(self) -> int | None:
         """Number of the current router connection; None without one."""
+
+    def hints_of(self, work: Work) -> bytes:
+        """`Submit.hints`; empty where the router wants none."""
 
     def to_router(self, message: Message) -> None: ...
     def to_engine(self, engine_id: str, job: "Job", message: Message) -> bool:

@@ -202,6 +202,7 @@ def _router(status: FleetStatus) -> Iterable[Metric]:
         "pool": status.pool,
         "in_flight": status.in_flight,
         "leases": status.leases,
+        **status.gauges,
     }
     for name, value in gauges.items():
         yield GaugeMetricFamily(

@@ -66,6 +66,9 @@ class Recorder:
     def forget(self, job: Job, outcome: str) -> None:
         del self.live[job.rid]
 
+    def hints_of(self, work: Work) -> bytes:
+        return b""
+
     def router_epoch(self) -> int | None:
         return self.epoch
 

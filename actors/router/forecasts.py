@@ -1,0 +1,248 @@
+"""Predictors at work in the router: forecasts for the policies, outcomes for the next model (DESIGN section 4, Live).
+
+Off by default. When on: features are taken at arrival, forecasts of all running requests are refreshed in one batched
+call when k tokens have passed and given to the reducer as `ForecastMade` events; every end is observed and logged (no
+prompt text, only keyed digests, unless asked); from time to time a refit runs elsewhere, and its model is adopted if it
+was promoted. Nothing here decides or waits: a refit is a coroutine that the shell supplies (a Ray task in the product).
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from actors.wire.messages import Submit
+from policies.state.events import ForecastMade
+from predictors.book import ForecastBook
+from predictors.forecast import FinishesIn, ForecastConfig
+from predictors.live import LivePredictor
+from predictors.outcomes import OutcomeLog
+from predictors.promote import RefitJob, RefitResult
+from predictors.protocol import Arrival, Features, FinishReason, Outcome, Sampling, TextSignals
+
+log = logging.getLogger(__name__)
+
+RunRefit = Callable[[RefitJob], Awaitable[RefitResult]]
+
+
+class Hints(msgspec.Struct, array_like=True, frozen=True):
+    """What an ingress knows of a request beyond its size: sampling, digests of the prompt, signals of its text."""
+
+    model: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop_strings: int | None = None
+    structured_output: bool | None = None
+    prompt_key: str | None = None
+    template_key: str | None = None
+    text: tuple[int, int, int, int, int, int | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PredictorConfig:
+    """`folder` keeps the outcome log and the models; None: nothing is logged and nothing is ever fitted.
+
+    `window_tokens` is H of BR-H; k, gate and floor are those of the state machine. A refit starts when `refit_every_s`
+    have passed and `refit_outcomes` new outcomes are in, or at once on drift (then at most every tenth of that time).
+    """
+
+    enabled: bool = False
+    folder: str | None = None
+    window_tokens: int = 48  # ASSUMPTION: one of the paper's swept horizons {1, 24, 48, 96}
+    refresh_tokens: int = 16
+    gate: float = 0.5
+    floor_tokens: float = 1.0
+    total_at_arrival: bool = False
+    refit_every_s: float = 3600.0
+    refit_outcomes: int = 1000
+    log_file_bytes: int = 16 << 20
+    log_files: int = 16
+
+    def __post_init__(self) -> None:
+        checks = [
+            (self.window_tokens >= 1, "window_tokens must be >= 1"),
+            (self.refit_every_s > 0, "refit_every_s must be > 0"),
+            (self.refit_outcomes >= 2, "refit_outcomes must be >= 2"),
+            (self.log_file_bytes >= 1 and self.log_files >= 1, "log_file_bytes and log_files must be >= 1"),
+        ]
+        for ok, message in checks:
+            if not ok:
+                raise ValueError(f"predictor: {message}")
+        ForecastConfig(self.refresh_tokens, self.gate, self.floor_tokens)
+
+
+class Forecasts:
+    """One per router. Times are the router's clock, s. `run_refit` None: models are only read, never fitted here."""
+
+    def __init__(self, config: PredictorConfig, run_refit: RunRefit | None = None) -> None:
+        self.config = config
+        self.predictor = LivePredictor()
+        self._book = ForecastBook(ForecastConfig(config.refresh_tokens, config.gate, config.floor_tokens))
+        self._features: dict[str, Features] = {}
+        self._limits: dict[str, int] = {}
+        self._run_refit = run_refit
+        self._folder = Path(config.folder) if config.folder else None
+        self._log = (
+            OutcomeLog(self._folder / "outcomes", config.log_file_bytes, config.log_files)
+            if self._folder
+            else None
+        )
+        self._new_outcomes = 0
+        self._last_refit_s: float | None = None
+        self._refit: asyncio.Task[None] | None = None
+        self._counts = {"refits": 0, "promotions": 0, "refit_failures": 0}
+        if self._folder is not None:
+            self.predictor.adopt_promoted(self._folder / "models")
+
+    # -------------------------------------------------------------------------------------------- life of a request
+
+    def arrived(self, submit: Submit, now_s: float) -> float | None:
+        """Takes the features; returns the expected output length where that is asked for (`total_at_arrival`)."""
+        features = self.predictor.arrive(arrival_of(submit, now_s))
+        self._features[submit.rid] = features
+        self._limits[submit.rid] = submit.max_tokens
+        if not self.config.total_at_arrival:
+            return None
+        made = self.predictor.predict(
+            [features], np.zeros(1, dtype=np.int64), self.config.window_tokens, with_total=True
+        )
+        return None if made.total is None else float(made.total.mean_tokens[0])
+
+    def progressed(self, rid: str, tokens: int) -> None:
+        """`tokens` generated so far. A request of several sequences has no forecast: its ages are not told apart."""
+        features = self._features.get(rid)
+        if features is None or (features.arrival.sampling.choices or 1) > 1:
+            return
+        if rid not in self._book:
+            self._book.admit(features, tokens)
+        else:
+            self._book.progress(rid, tokens)
+
+    def closed(self, rid: str, outcome: str, tokens: int, now_s: float) -> None:
+        """The request is over. A rejected one taught nothing; any other is an outcome, cut short unless it finished."""
+        features, limit = self._features.pop(rid, None), self._limits.pop(rid, 0)
+        if rid in self._book:
+            tokens = max(tokens, self._book.age(rid))  # a lost ingress cannot say how far it got
+            self._book.remove(rid)
+        if features is None or outcome == "rejected":
+            return
+        ended = Outcome(features.arrival, tokens, now_s, _reason(outcome, tokens, limit))
+        self.predictor.observe(ended)
+        self._new_outcomes += 1
+        if self._log is not None:
+            self._log.append(ended)
+
+    # --------------------------------------------------------------------------------------------------- in batches
+
+    def refresh(self, now_s: float) -> list[ForecastMade]:
+        """One predictor call for all that are due, as events for the reducer."""
+        due = self._book.due(self.config.window_tokens)
+        if not due:
+            return []
+        self._book.refresh(self.predictor, self.config.window_tokens)
+        return [self._event(rid, now_s) for rid in due]
+
+    def _event(self, rid: str, now_s: float) -> ForecastMade:
+        forecast, age = self._book.forecast(rid), self._book.age(rid)
+        return ForecastMade(now_s, rid, age, forecast.steps if isinstance(forecast, FinishesIn) else None)
+
+    def maintain(self, now_s: float) -> None:
+        """Starts a refit when one is due; called now and then. Returns at once."""
+        if self._folder is None or self._run_refit is None or self._refit is not None:
+            return
+        if self._last_refit_s is None:
+            self._last_refit_s = now_s  # the first interval counts from the start
+        report = self.predictor.drift()
+        every_s = self.config.refit_every_s / (10 if report is not None and report.drifted else 1)
+        if self._new_outcomes >= self.config.refit_outcomes and now_s - self._last_refit_s >= every_s:
+            self._last_refit_s, self._new_outcomes = now_s, 0
+            self._counts["refits"] += 1
+            self._refit = asyncio.create_task(self._refit_once(self._folder, self._run_refit), name="refit")
+
+    async def _refit_once(self, folder: Path, run_refit: RunRefit) -> None:
+        try:
+            result = await run_refit(RefitJob(folder / "outcomes", folder / "models"))
+            log.info(
+                "refit of %d outcomes: promoted %s (%s)", result.requests, result.promoted, result.reason
+            )
+            if result.promoted and self.predictor.adopt_promoted(folder / "models"):
+                self._counts["promotions"] += 1
+        except Exception:  # the model in use goes on; the next interval tries again
+            self._counts["refit_failures"] += 1
+            log.exception("the refit failed; the model in use stays")
+        finally:
+            self._refit = None
+
+    def stop(self) -> None:
+        """Closes the log and gives up a refit that runs. Idempotent."""
+        if self._refit is not None:
+            self._refit.cancel()
+        if self._log is not None:
+            self._log.close()
+
+    def totals(self) -> dict[str, float]:
+        """Monotonic counts, for the router's metrics."""
+        stats = self.predictor.stats()
+        shown = {
+            "outcomes": stats.outcomes,
+            "outcomes_censored": stats.censored,
+            "predictions": stats.predictions,
+            "predictions_abstained": stats.abstained,
+            "models_refused": stats.refused_models,
+            **self._counts,
+        }
+        return {f"predictor_{name}": float(value) for name, value in shown.items()}
+
+    def gauges(self) -> dict[str, float]:
+        """What goes up and down; a drift figure is absent until there is data for it."""
+        stats, drift = self.predictor.stats(), self.predictor.drift()
+        shown: dict[str, float | None] = {
+            "model_in_use": float(stats.model_version is not None),
+            "running_forecasts": float(len(self._book)),
+            "drift_psi": drift.psi if drift else None,
+            "drift_ks": drift.ks if drift else None,
+            "calibration_error": drift.calibration_error if drift else None,
+        }
+        return {f"predictor_{name}": value for name, value in shown.items() if value is not None}
+
+
+def arrival_of(submit: Submit, now_s: float) -> Arrival:
+    """What the predictors' features are made of; what the ingress did not say stays absent."""
+    hints = msgspec.msgpack.decode(submit.hints, type=Hints) if submit.hints else Hints()
+    return Arrival(
+        request_id=submit.rid,
+        arrival_s=now_s,
+        prompt_tokens=submit.prompt_tokens,
+        max_tokens=submit.max_tokens,
+        sampling=Sampling(
+            hints.temperature,
+            hints.top_p,
+            hints.top_k,
+            hints.stop_strings,
+            submit.slots,
+            hints.structured_output,
+        ),
+        traffic_class=submit.request_class,
+        model=hints.model,
+        session=submit.session or None,
+        prompt_key=hints.prompt_key,
+        template_key=hints.template_key,
+        wall_clock_s=now_s,
+        text=TextSignals(*hints.text) if hints.text else None,
+    )
+
+
+def _reason(outcome: str, tokens: int, limit: int) -> FinishReason:
+    if outcome == "finished":
+        return FinishReason.LENGTH if tokens >= limit else FinishReason.STOP
+    return FinishReason.ERROR if outcome == "failed" else FinishReason.CANCELLED
+
+
+def encode_hints(hints: Hints) -> bytes:
+    """For `Submit.hints`."""
+    return msgspec.msgpack.encode(hints)

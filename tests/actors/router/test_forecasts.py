@@ -1,0 +1,168 @@
+"""Predictors in the router: forecasts reach the reducer, outcomes reach the log, a promoted model is adopted."""
+
+import asyncio
+import multiprocessing
+import random
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from actors.router.forecasts import Forecasts, Hints, PredictorConfig, arrival_of, encode_hints
+from actors.router.server import RouterServer
+from actors.wire import messages as wire
+from actors.wire.channel import Identity
+from policies.dispatch import DispatchConfig, Dispatcher
+from policies.routing.join_shortest_queue import JoinShortestQueue
+from predictors.outcomes import read_log
+from predictors.promote import RefitJob, RefitResult, refit
+from predictors.protocol import FinishReason
+from tests.actors.router.test_server import engine, peer, until
+
+
+def submit(rid: str, prompt_tokens: int = 10, max_tokens: int = 400, **hints: object) -> wire.Submit:
+    return wire.Submit(rid, prompt_tokens, max_tokens, hints=encode_hints(Hints(**hints)))  # type: ignore[arg-type]
+
+
+def learn(forecasts: Forecasts, lengths: list[int], key: str = "k") -> float:
+    """Requests one after another, one a second; returns the time after the last."""
+    for n, tokens in enumerate(lengths):
+        forecasts.arrived(submit(f"{key}{n}", prompt_key=key, template_key=key), float(n))
+        forecasts.closed(f"{key}{n}", "finished", tokens, n + 0.5)
+    return float(len(lengths))
+
+
+def test_hints_become_the_arrival_and_what_is_not_said_stays_absent() -> None:
+    told = arrival_of(submit("r", temperature=0.5, prompt_key="p", text=(9, 9, 1, 0, 0, None)), 7.0)
+    assert (told.sampling.temperature, told.prompt_key, told.arrival_s) == (0.5, "p", 7.0)
+    assert told.text is not None
+    assert told.text.question_marks == 1
+    silent = arrival_of(wire.Submit("r", 10, 400), 7.0)
+    assert (silent.sampling.temperature, silent.prompt_key, silent.text, silent.session) == (None,) * 4
+
+
+def test_a_request_near_its_end_is_forecast_to_finish_and_one_far_from_it_stays() -> None:
+    forecasts = Forecasts(PredictorConfig(enabled=True, window_tokens=24, refresh_tokens=8))
+    now_s = learn(forecasts, [100] * 60)
+    forecasts.arrived(submit("new", prompt_key="k", template_key="k"), now_s)
+    forecasts.progressed("new", 4)
+    (early,) = forecasts.refresh(now_s)
+    assert (early.rid, early.tokens, early.finishes_in_tokens) == ("new", 4, None)
+    forecasts.progressed("new", 9)
+    assert forecasts.refresh(now_s) == []  # k = 8 tokens have not passed
+    forecasts.progressed("new", 90)
+    (late,) = forecasts.refresh(now_s)
+    assert late.finishes_in_tokens is not None
+    assert 5 <= late.finishes_in_tokens <= 20
+
+
+def test_several_sequences_have_no_forecast_and_a_rejected_request_teaches_nothing() -> None:
+    forecasts = Forecasts(PredictorConfig(enabled=True))
+    forecasts.arrived(wire.Submit("many", 10, 400, slots=3), 0.0)
+    forecasts.progressed("many", 50)
+    assert forecasts.refresh(0.0) == []
+    forecasts.arrived(submit("gone"), 0.0)
+    forecasts.closed("gone", "rejected", 0, 1.0)
+    forecasts.closed("never seen", "finished", 5, 1.0)
+    assert forecasts.totals()["predictor_outcomes"] == 0
+
+
+def test_outcomes_are_logged_with_their_reason_and_without_text(tmp_path: Path) -> None:
+    forecasts = Forecasts(PredictorConfig(enabled=True, folder=str(tmp_path)))
+    for n, (outcome, tokens) in enumerate(
+        [("finished", 400), ("finished", 7), ("cancelled", 0), ("failed", 9)]
+    ):
+        forecasts.arrived(submit(f"r{n}", prompt_key="digest"), float(n))
+        forecasts.progressed(f"r{n}", 3)
+        forecasts.closed(f"r{n}", outcome, tokens, n + 0.5)
+    forecasts.stop()
+    outcomes = read_log(tmp_path / "outcomes").outcomes
+    assert [(o.output_tokens, o.reason) for o in outcomes] == [
+        (400, FinishReason.LENGTH),
+        (7, FinishReason.STOP),
+        (3, FinishReason.CANCELLED),
+        (9, FinishReason.ERROR),
+    ]
+
+
+async def _elsewhere(job: RefitJob) -> RefitResult:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return await asyncio.get_running_loop().run_in_executor(pool, refit, job)
+
+
+async def test_a_refit_runs_elsewhere_and_its_promoted_model_serves(tmp_path: Path) -> None:
+    config = PredictorConfig(enabled=True, folder=str(tmp_path), refit_every_s=100.0, refit_outcomes=500)
+    forecasts = Forecasts(config, _elsewhere)
+    rng = random.Random(0)
+    for n in range(3000):  # the length follows from max_tokens, which survival cannot see
+        limit = rng.choice((20, 300))
+        forecasts.arrived(submit(f"r{n}", max_tokens=4 * limit), float(n))
+        forecasts.closed(f"r{n}", "finished", limit + rng.randrange(10), n + 0.5)
+    forecasts.maintain(3000.0)
+    assert forecasts.totals()["predictor_refits"] == 0  # the interval counts from the first call
+    forecasts.maintain(3100.0)
+    assert forecasts.totals()["predictor_refits"] == 1
+    async with asyncio.timeout(100):
+        while forecasts.totals()["predictor_promotions"] == 0:
+            await asyncio.sleep(0.1)
+            assert forecasts.totals()["predictor_refit_failures"] == 0
+    assert forecasts.gauges()["predictor_model_in_use"] == 1
+    again = Forecasts(config, _elsewhere)
+    assert again.gauges()["predictor_model_in_use"] == 1  # a restarted router starts with it
+    forecasts.stop()
+    again.stop()
+
+
+async def test_a_refit_that_fails_leaves_the_model_and_is_counted(tmp_path: Path) -> None:
+    async def broken(job: RefitJob) -> RefitResult:
+        raise OSError("disk full")
+
+    config = PredictorConfig(enabled=True, folder=str(tmp_path), refit_every_s=1.0, refit_outcomes=2)
+    forecasts = Forecasts(config, broken)
+    now_s = learn(forecasts, [5, 6, 7])
+    forecasts.maintain(now_s)
+    forecasts.maintain(now_s + 2)
+    await until(lambda: forecasts.totals()["predictor_refit_failures"] == 1)
+    assert forecasts.gauges()["predictor_model_in_use"] == 0
+    forecasts.stop()
+
+
+async def test_forecasts_reach_the_reducer_and_metrics_over_real_sockets(tmp_path: Path) -> None:
+    policy = JoinShortestQueue()
+    forecasts = Forecasts(PredictorConfig(enabled=True, window_tokens=24))
+    now_s = learn(forecasts, [50] * 60)
+    assert now_s == 60.0
+    router = RouterServer(
+        Identity("router", "r"), Dispatcher(DispatchConfig(), policy, policy), forecasts=forecasts
+    )
+    await router.start([f"unix:{tmp_path}/r.sock"])
+    try:
+        await engine(router, "p", "prefill")
+        await engine(router, "d", "decode")
+        await until(lambda: len(router.status().statuses) == 2)
+        ingress = await peer(router, "ingress", "i")
+        fleet = await ingress.get(wire.Fleet)
+        assert fleet.wants_hints  # type: ignore[attr-defined]
+        ingress.channel.send(submit("x", prompt_key="k", template_key="k"))
+        await ingress.get(wire.RoutePrefill)
+        ingress.channel.send(wire.Prefilled("x", 30.0, 1, 0))
+        await ingress.get(wire.RouteDecode)
+        ingress.channel.send(wire.Progress([("x", "admitted", 0), ("x", "tokens", 45)]))
+        await until(lambda: router.status().totals["predictor_predictions"] >= 1)
+
+        def departures() -> int:
+            return len(router.dispatcher.state.snapshot(0).workers["d"].departures)
+
+        await until(lambda: departures() == 1)
+        ingress.channel.send(wire.Closed("x", "finished", 50))
+        await until(lambda: router.status().totals["predictor_outcomes"] == 61)
+    finally:
+        await router.stop()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"window_tokens": 0}, {"gate": 1.5}, {"refit_every_s": 0}, {"refresh_tokens": 0}]
+)
+def test_config_out_of_range_is_refused_by_name(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        PredictorConfig(**wrong)  # type: ignore[arg-type]

@@ -1,0 +1,47 @@
+"""Predictors in the whole application: outcomes are logged, a refit runs as a Ray task, serving goes on meanwhile."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from predictors.outcomes import read_log
+from tests.live.serving import config_file, serving
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
+
+REQUESTS = 600
+
+
+def test_a_refit_runs_beside_the_traffic(tmp_path: Path) -> None:
+    folder = tmp_path / "predictor"
+
+    def learning(args: dict[str, Any]) -> None:
+        args["engines"] = [
+            {"name": "all", "role": "colocated", "kind": "sim", "options": {"mean_output_tokens": 20}}
+        ]
+        args["router"] = {
+            "predictor": {"enabled": True, "folder": str(folder), "refit_every_s": 2.0, "refit_outcomes": 300}
+        }
+
+    with serving(config_file(tmp_path, "sim.yaml", learning)) as app, httpx.Client(timeout=60) as http:
+
+        def ask(n: int) -> int:
+            body = {"prompt": f"request number {n} of many", "max_tokens": 100}
+            return http.post(f"{app.url}/v1/completions", json=body).status_code
+
+        with ThreadPoolExecutor(8) as pool:
+            assert set(pool.map(ask, range(REQUESTS))) == {200}
+        app.wait(lambda _: app.metric("sluice_router_predictor_refits_total") >= 1, 60, "a refit has begun")
+        with ThreadPoolExecutor(8) as pool:
+            assert set(pool.map(ask, range(REQUESTS, REQUESTS + 100))) == {200}
+        app.wait(lambda _: list((folder / "models").glob("*")) != [], 90, "the refit has saved its model")
+        assert app.metric("sluice_router_predictor_refit_failures_total") == 0
+        assert app.metric("sluice_router_predictor_outcomes_total") >= REQUESTS
+        app.wait_idle()
+    outcomes = read_log(folder / "outcomes")
+    assert len(outcomes.outcomes) == REQUESTS + 100
+    assert outcomes.damage == ()
+    assert b"request number" not in b"".join(f.read_bytes() for f in (folder / "outcomes").glob("*"))
