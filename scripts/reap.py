@@ -66,6 +66,14 @@ def collect() -> None:
         return
 
 
+def wait_for(pid: int) -> int:
+    """Exit status of a child (minus the signal that ended it); orphans that end meanwhile are collected."""
+    while True:
+        ended, status = os.waitpid(-1, 0)
+        if ended == pid:
+            return os.waitstatus_to_exitcode(status)
+
+
 def end_all() -> None:
     """SIGTERM to all descendants, then SIGKILL to those that are still there after GRACE_S."""
     deadline_s = time.monotonic() + GRACE_S
@@ -92,7 +100,8 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
     try:
-        status = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL).wait()
+        child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
+        status = child.returncode = wait_for(child.pid)
         if left := descendants(os.getpid()):
             print("left behind, ending now:", *map(describe, left), sep="\n  ", file=sys.stderr)
     finally:

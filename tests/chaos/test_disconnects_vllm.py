@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.chaos.crowd import Crowd, leave_at
-from tests.live.serving import App
+from tests.live.serving import App, still_running
 from tests.live.vllm_app import LEASE_S, SLOTS
 
 pytestmark = [pytest.mark.live, pytest.mark.vllm, pytest.mark.chaos, pytest.mark.timeout(900)]
@@ -78,7 +78,7 @@ def test_a_killed_decode_replica_takes_its_processes_along_and_comes_back(vllm_a
     crowd.send(30, 20, 300, "kill")
     vllm_app.wait(lambda s: s["replica"]["jobs"]["decoding"] >= 8, 30, "decoding under load")
     os.kill(victim.pid, signal.SIGKILL)
-    _, alive = psutil.wait_procs([victim, *tree], timeout=20)
+    alive = still_running([victim, *tree], timeout_s=20)
     assert not alive, f"orphans of the killed replica: {alive}"
     survivors = vllm_app.wait(
         lambda s: all(

@@ -102,6 +102,23 @@ class App:
         return result
 
 
+def still_running(processes: list[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+    """Those that have not ended within the time. One that nobody has collected yet (a zombie) has ended."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        alive = [p for p in processes if p.is_running() and _status(p) != psutil.STATUS_ZOMBIE]
+        if not alive or time.monotonic() > deadline_s:
+            return alive
+        time.sleep(0.1)
+
+
+def _status(process: psutil.Process) -> str:
+    try:
+        return str(process.status())
+    except psutil.NoSuchProcess:
+        return str(psutil.STATUS_ZOMBIE)
+
+
 def config_file(directory: Path, source: str, change: Any = None) -> Path:
     """A copy of deploy/`source` whose application args went through `change(args)`."""
     schema = yaml.safe_load((ROOT / "deploy" / source).read_text())
@@ -158,8 +175,8 @@ def _stop(app: App) -> None:
             f"Ctrl-C did not end it within {STOP_TIMEOUT_S} s:\n{app.log.read_text()[-4000:]}"
         ) from None
     finally:
-        _, alive = psutil.wait_procs(tree, timeout=15)
-        left = [" ".join(p.cmdline())[:100] for p in alive if p.is_running()]
+        alive = still_running(tree, timeout_s=15)
+        left = [" ".join(p.cmdline())[:100] for p in alive]
         for p in alive:
             p.kill()
     assert not left, f"processes left after Ctrl-C: {left}"

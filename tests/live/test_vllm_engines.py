@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 import pytest
 from tokenizers import Tokenizer
 
@@ -18,6 +17,7 @@ from actors.engine.cores import divide_cores, usable_cores
 from actors.wire.messages import Admitted, Cancel, Decode, Failed, Out, Prefill, PrefillDone, ReleaseKV
 from app.models import resolve
 from policies.engine_model.blocks import block_hashes
+from tests.live.serving import still_running
 from tests.live.vllm_client import Engine
 
 pytestmark = [pytest.mark.live, pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -79,8 +79,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         assert len(children) >= 4
         pair.p.process.kill()
         pair.d.stop()
-        _, alive = psutil.wait_procs(children, timeout=15)
-        assert alive == []
+        assert still_running(children, timeout_s=15) == []
     finally:
         pair.p.stop()
         pair.d.stop()

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -57,3 +58,17 @@ def test_termination_ends_the_descendants_too() -> None:
     process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM
     assert not alive(pid)
+
+
+def test_an_orphan_that_ends_meanwhile_is_collected() -> None:
+    """A waiting ancestor must not leave zombies: tests look whether processes have gone."""
+    process = start("bash -c 'sleep 0.2 & echo $!'; sleep 20")
+    assert process.stdout is not None
+    pid = int(process.stdout.readline())
+    deadline_s = time.monotonic() + 15
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    gone = not Path(f"/proc/{pid}").exists()
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert gone
