@@ -1,4 +1,4 @@
-"""The dispatcher: one event in, actions out. The same object runs in the live router and in the simulator.
+"""The dispatcher: one event in, actions out. The same object is for the live router and the simulator.
 
 It owns the reducer, the queue before prefill and the rules of DESIGN section 2; the policies choose among the workers
 that these rules leave:

@@ -71,7 +71,6 @@ class VllmEngineConfig:
     kv_buffer_device: Device | None = None
     tool_parser: str | None = None
     reasoning_parser: str | None = None
-    chat_template: str | None = None
     trust_remote_code: bool = False
     warm_up: bool = True
     kv_events: bool = False

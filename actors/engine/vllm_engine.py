@@ -20,7 +20,7 @@ from actors.engine.protocol import EngineMetrics, Sink
 from actors.engine.vllm_config import VllmEngineConfig
 from actors.engine.vllm_kv_events import KvEventFeed
 from actors.engine.vllm_kv_keys import RELEASE
-from actors.engine.vllm_launch import PhaseClock, core_phases, describe, launch, warm_up
+from actors.engine.vllm_launch import PhaseClock, core_phases, describe, launch, remove_kv_sockets, warm_up
 from actors.engine.vllm_leases import Leases
 from actors.engine.vllm_outbox import Outbox
 from actors.engine.vllm_stats import Ledger, Transfer
@@ -131,9 +131,11 @@ class VllmEngine:
         self._llm = None
         if self._kv_feed is not None:
             await self._kv_feed.stop()
+            self._kv_feed = None
         if llm is not None:
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._starter, lambda: llm.shutdown(timeout=_SHUTDOWN_S))
+            remove_kv_sockets(self._config)
         self._starter.shutdown(wait=False)
 
     # -------------------------------------------------------------------------------------------- requests

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import shutil
 import socket
 import sys
 import tempfile
@@ -104,11 +105,22 @@ def launch(config: VllmEngineConfig, ledger: Ledger, clock: PhaseClock) -> Any:
     return llm
 
 
+def kv_socket_directory(config: VllmEngineConfig) -> str:
+    """One a process and engine; short, because a unix socket's path has 107 characters at most."""
+    return os.path.join(tempfile.gettempdir(), f"sluice-kv-{os.getpid()}-{config.id}")
+
+
+def remove_kv_sockets(config: VllmEngineConfig) -> None:
+    """Removes what `kv_events_config` made. Without KV events there is nothing."""
+    shutil.rmtree(kv_socket_directory(config), ignore_errors=True)
+
+
 def kv_events_config(config: VllmEngineConfig) -> Any:
     """vLLM's publisher on sockets of this node, in a directory that only this user can enter."""
     from vllm.config.kv_events import KVEventsConfig
 
-    directory = tempfile.mkdtemp(prefix="sluice-kv-")
+    directory = kv_socket_directory(config)
+    os.makedirs(directory, mode=0o700)
     return KVEventsConfig(
         enable_kv_cache_events=True,
         publisher="zmq",

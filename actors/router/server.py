@@ -9,6 +9,7 @@ import asyncio
 import dataclasses
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -286,8 +287,7 @@ class RouterServer:
                     wire.Reject(action.rid, action.status, action.reason, action.retry_after_s)
                 )
 
-    async def _every(self, period_s: float, what: object) -> None:
-        assert callable(what)
+    async def _every(self, period_s: float, what: Callable[[], None]) -> None:
         while True:
             await asyncio.sleep(period_s)
             what()

@@ -1,4 +1,4 @@
-"""Everything that can happen to the cluster, as values. The live router and the simulator feed the same ones.
+"""Everything that can happen to the cluster, as values. The live router feeds them, and so shall the simulator.
 
 Each carries `now_s`, the only time there is. An event that makes no sense in the current state (a `PrefillDone` for an
 unknown request, say) is refused by the reducer with `StaleEvent` and changes nothing: after a crash or a race it is

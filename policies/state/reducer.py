@@ -1,4 +1,4 @@
-"""The one memory: events in, snapshot out. Driven unchanged by the live router and by the simulator (DESIGN section 1).
+"""The one memory: events in, snapshot out. For the live router and the simulator alike (DESIGN section 1).
 
 Every charge (prefill in progress, KV tokens, decode slots, pool entry) hangs on exactly one `_Live` record and is a
 function of that record (`_book`): a change of stage books the old charges off and the new ones on, so a counter cannot

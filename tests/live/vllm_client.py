@@ -148,9 +148,8 @@ class Engine:
                 pipe.close()
 
     def _answer(self, what: str, timeout_s: float) -> Any:
-        return self._until(
-            lambda: self._answers[what].pop(0) if self._answers[what] else None, timeout_s, what
-        )
+        self._until(lambda: self._answers[what], timeout_s, what)  # an answer may be an empty list
+        return self._answers[what].pop(0)
 
     def _until(self, found: Any, timeout_s: float, what: str, rid: str = "") -> Any:
         until_s = time.monotonic() + timeout_s
