@@ -174,13 +174,16 @@ class RouterServer:
 
     def _progress(self, message: wire.Progress) -> None:
         now_s = time.time()
+        grown: list[tuple[str, int]] = []
         for rid, what, value in message.items:
             if what == "tokens":
                 if self._forecasts is not None:
                     self._forecasts.progressed(rid, value)
-                self._feed(ev.Progressed(now_s, rid, value))
+                grown.append((rid, value))
             elif what == "admitted":
                 self._feed(ev.Admitted(now_s, rid))
+        if grown:
+            self._feed(ev.ProgressedMany(now_s, tuple(grown)))
 
     def _close(self, rid: str, outcome: str, output_tokens: int) -> None:
         owner = self._owner.pop(rid, None)
@@ -317,7 +320,7 @@ class RouterServer:
     def _fleet_status(self) -> wire.FleetStatus:
         state = self.dispatcher.state
         totals = {f"decisions_{name}": float(count) for name, count in self.decisions.totals.items()}
-        totals["stale_events"] = float(self._stale)
+        totals["stale_events"] = float(self._stale + state.refused_items)
         totals["policy_errors"] = float(self._policy_errors)
         if self._forecasts is not None:
             totals |= self._forecasts.totals()

@@ -113,6 +113,16 @@ class Progressed:
 
 
 @dataclass(frozen=True, slots=True)
+class ProgressedMany:
+    """`Progressed` for many at once: pairs (rid, tokens generated so far). An item that does not fit (its request is
+    closed, say) is passed over and counted (`ClusterState.refused_items`); the others count.
+    """
+
+    now_s: float
+    items: tuple[tuple[RequestId, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ForecastMade:
     """The predictor's view of a request when it had generated `tokens`: it *finishes in* so many more tokens (a
     sequence), or it *stays* (None: not expected to finish in the window). Holds until the next one; counts down.
@@ -195,6 +205,7 @@ Event = (
     | DecodeRouted
     | Admitted
     | Progressed
+    | ProgressedMany
     | ForecastMade
     | OracleRefreshed
     | KvBatch

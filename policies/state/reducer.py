@@ -114,6 +114,7 @@ class ClusterState:
     _oracle: Oracle | None = None
     _prefix: dict[str, PrefixIndex] = field(default_factory=dict)  # by engine group
     _hit_memo: dict[RequestId, tuple[int, dict[WorkerId, int]]] = field(default_factory=dict)
+    refused_items: int = 0  # of ProgressedMany, since the start
 
     # --------------------------------------------------------------------------------------------------- queries
 
@@ -227,9 +228,38 @@ class ClusterState:
         live = self._need(event.rid)
         if event.tokens < live.tokens:
             raise ev.StaleEvent(f"request {event.rid}: {event.tokens} tokens after {live.tokens}")
-        self._book(live, -1)
-        live.tokens = event.tokens
-        self._book(live, +1)
+        self._grow(live, event.tokens)
+
+    def _progressed_many(self, event: ev.ProgressedMany) -> None:
+        lives, decode, now_s = self._live, LiveStage.DECODE, event.now_s
+        for rid, tokens in event.items:
+            live = lives.get(rid)
+            if live is not None and live.stage is decode and tokens >= live.tokens:
+                self._grow(live, tokens)
+                continue
+            try:
+                self._progressed(
+                    ev.Progressed(now_s, rid, tokens)
+                )  # its first: it is admitted by this, or refused
+            except ev.StaleEvent:
+                self.refused_items += 1
+
+    def _grow(self, live: _Live, tokens: int) -> None:
+        """A decoding request has generated so many tokens: only its worker's KV and its departure change."""
+        grown = tokens - live.tokens
+        worker = live.decode_worker
+        if worker is None:  # it died: what it did before may still be told
+            live.tokens = tokens
+            return
+        load = self._loads[worker]
+        if live.finishes_at_tokens is None:
+            live.tokens = tokens
+        else:
+            _book_departure(load, live, -1)
+            live.tokens = tokens
+            _book_departure(load, live, +1)
+        load.kv_tokens += grown
+        self._dirty.add(worker)
 
     def _forecast_made(self, event: ev.ForecastMade) -> None:
         live = self._need(event.rid)
@@ -407,6 +437,7 @@ _HANDLERS: dict[type, Callable[[ClusterState, Any], None]] = {
     ev.DecodeRouted: ClusterState._decode_routed,
     ev.Admitted: ClusterState._admitted,
     ev.Progressed: ClusterState._progressed,
+    ev.ProgressedMany: ClusterState._progressed_many,
     ev.ForecastMade: ClusterState._forecast_made,
     ev.OracleRefreshed: ClusterState._oracle_refreshed,
     ev.KvBatch: ClusterState._kv_batch,

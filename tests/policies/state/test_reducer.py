@@ -138,6 +138,49 @@ def test_snapshots_share_unchanged_workers_and_stay_frozen() -> None:
     assert second.workers[P].prefilling == 1
 
 
+def decoding(*rids: str) -> ClusterState:
+    state = cluster()
+    for rid in rids:
+        state.apply(ev.Arrived(0.0, request(rid)))
+        state.apply(ev.PrefillRouted(0.0, rid, P, colocated=False))
+        state.apply(ev.PrefillDone(0.0, rid, 30.0, 0, 0))
+        state.apply(ev.DecodeRouted(0.0, rid, D))
+    return state
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(["a", "b", "closed"]), st.integers(0, 30)), max_size=30),
+    st.sets(st.sampled_from(["a", "b"])),
+)
+def test_many_progressed_are_each_progressed_and_what_does_not_fit_is_counted(items, forecast) -> None:  # type: ignore[no-untyped-def]
+    many, singly = decoding("a", "b"), decoding("a", "b")
+    for state in (many, singly):
+        for rid in forecast:
+            state.apply(ev.ForecastMade(0.0, rid, 0, 20.0))
+    many.apply(ev.ProgressedMany(1.0, tuple(items)))
+    refused = 0
+    for rid, tokens in items:
+        try:
+            singly.apply(ev.Progressed(1.0, rid, tokens))
+        except ev.StaleEvent:
+            refused += 1
+    assert many.snapshot(1.0) == singly.snapshot(1.0)
+    assert [many.stage(rid) for rid in "ab"] == [singly.stage(rid) for rid in "ab"]
+    assert many.refused_items == refused
+
+
+def test_progress_told_of_a_request_whose_worker_died_charges_nobody() -> None:
+    state = decoding("a")
+    state.apply(ev.Admitted(1.0, "a"))
+    state.apply(ev.EngineDown(1.0, D))
+    state.apply(ev.ProgressedMany(2.0, (("a", 7),)))
+    state.apply(ev.Progressed(2.0, "a", 8))
+    state.apply(ev.EngineUp(3.0, D, Role.DECODE, "g", "n", slots=4, kv_capacity_tokens=1000))
+    assert charges(state)[D] == (0, 0, 0, 0)
+    assert state.refused_items == 0
+
+
 EVENTS = st.lists(
     st.tuples(
         st.sampled_from(
