@@ -7,7 +7,7 @@ that these rules leave:
   `kv_high_water` (a worker with no charge of ours always may), fewer than its slots computing, and a decode worker of
   its group alive. Colocated workers need a free slot and room as well. Without any prefill or colocated worker,
   decode workers compute prompts themselves (`Route.degraded`), so that a lost prefill tier slows serving instead of
-  ending it.
+  ending it. A request with a `mode` gets workers of that kind only, else 503.
 - decode: READY, of the KV's group, enough free slots, and free KV for the prompt plus `reserve_tokens` a sequence.
 - a pool entry whose lease ends within `lease_margin_s`: the least loaded decode worker with KV room, even without a
   slot; else prefilled once more (at most `max_prefills` in all); else rejected with 503.
@@ -35,7 +35,7 @@ from policies.routing.base import (
 )
 from policies.state import events as ev
 from policies.state.reducer import ClusterState, LiveStage
-from policies.state.views import Health, PoolEntry, Request, RequestId, Role, Snapshot, Worker
+from policies.state.views import Health, Mode, PoolEntry, Request, RequestId, Role, Snapshot, Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +200,9 @@ class Dispatcher:
             request = self._request(rid)
             route = self._route_prefill(request, snapshot)
             if route is None:
-                if not any(worker.health is Health.READY for worker in snapshot.workers.values()):
-                    actions.append(self._reject(rid, 503, "no_engine", now_s))
+                reason = _no_engine(request, snapshot)
+                if reason is not None:
+                    actions.append(self._reject(rid, 503, reason, now_s))
                     continue
                 break
             heapq.heappop(self._heap)
@@ -223,13 +224,12 @@ class Dispatcher:
         return RoutePrefill(request.rid, decision, colocated, degraded, waited_s)
 
     def _prefill_candidates(self, request: Request, snapshot: Snapshot) -> tuple[list[Worker], bool]:
-        ready = [worker for worker in snapshot.workers.values() if worker.health is Health.READY]
-        decode_groups = {worker.group for worker in ready if worker.role is Role.DECODE}
-        split = [
-            w for w in ready if w.role is Role.PREFILL and w.group in decode_groups and not request.local
-        ]
-        whole = [w for w in ready if w.role is Role.COLOCATED]
-        degraded = not split and not whole
+        ready, split, whole = _ready_kinds(snapshot)
+        if request.local or request.mode is Mode.COLOCATED:
+            split = []
+        if request.mode is Mode.DISAGGREGATED:
+            whole = []
+        degraded = not split and not whole and request.mode is None
         if degraded:
             whole = [w for w in ready if w.role is Role.DECODE]
         tier = split + whole
@@ -331,6 +331,24 @@ class Dispatcher:
                 if again is not None:
                     return again
         return self._reject(request.rid, 503, "pool_timeout", now_s)
+
+
+def _ready_kinds(snapshot: Snapshot) -> tuple[list[Worker], list[Worker], list[Worker]]:
+    """READY workers: all, the prefill ones that some decode worker can pull from, the colocated ones."""
+    ready = [worker for worker in snapshot.workers.values() if worker.health is Health.READY]
+    decode_groups = {worker.group for worker in ready if worker.role is Role.DECODE}
+    split = [w for w in ready if w.role is Role.PREFILL and w.group in decode_groups]
+    return ready, split, [w for w in ready if w.role is Role.COLOCATED]
+
+
+def _no_engine(request: Request, snapshot: Snapshot) -> str | None:
+    """Why waiting cannot help `request`: no READY worker, or none of its mode. None: it can."""
+    ready, split, whole = _ready_kinds(snapshot)
+    if not ready:
+        return "no_engine"
+    if request.mode is None:
+        return None
+    return None if (whole if request.mode is Mode.COLOCATED else split) else f"no_{request.mode}_engine"
 
 
 def _has_room(request: Request, worker: Worker, reserve_tokens: int, overcommit_slots: int) -> bool:

@@ -22,7 +22,7 @@ from policies.dispatch import Action, Dispatcher, Reject, RouteDecode, RoutePref
 from policies.routing.base import PolicyError
 from policies.state import events as ev
 from policies.state.reducer import role_of
-from policies.state.views import Health, Request
+from policies.state.views import Health, Mode, Request
 
 log = logging.getLogger(__name__)
 
@@ -367,4 +367,5 @@ def _request(message: wire.Submit, now_s: float) -> Request:
         deadline_s=now_s + message.deadline_s,
         local=message.local,
         avoid=message.avoid,
+        mode=Mode(message.mode) if message.mode else None,
     )

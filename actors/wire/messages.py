@@ -23,6 +23,7 @@ PROTOCOL_VERSION = 1
 
 Role = Literal["prefill", "decode", "colocated"]
 EngineKind = Literal["vllm", "sim"]
+Mode = Literal["colocated", "disaggregated"]
 EngineState = Literal["starting", "ready", "draining", "down"]
 
 
@@ -217,7 +218,8 @@ class Failed(_Wire, frozen=True):
 
 
 class Submit(_Wire, frozen=True):
-    """A request asks for a prefill engine. `slots` = sequences it will decode (n); `local`: must not be split.
+    """A request asks for a prefill engine. `slots` = sequences it will decode (n); `local`: must not be split;
+    `mode`: only engines of this kind may serve it.
 
     `deadline_s` is what is left of its total time. `hints` (actors.router.forecasts.Hints) come where the router's
     `Fleet.wants_hints`.
@@ -236,6 +238,7 @@ class Submit(_Wire, frozen=True):
     local: bool = False
     avoid: tuple[str, ...] = ()
     hints: bytes = b""
+    mode: Mode | None = None
 
 
 class Prefilled(_Wire, frozen=True):

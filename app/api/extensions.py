@@ -4,10 +4,14 @@ body                                header
 priority (class name or integer)    x-sluice-priority
 slo.ttft_ms, slo.tpot_ms            x-sluice-slo-ttft-ms, x-sluice-slo-tpot-ms
 session                             x-sluice-session
+-                                   x-sluice-mode (colocated, disaggregated: only engines of that kind; measurements,
+                                    where the ingress option `allow_mode` is on)
 """
 
 import math
+from typing import cast, get_args
 
+from actors.wire.messages import Mode
 from app.api.errors import bad_request
 from app.api.schema import Slo
 
@@ -46,6 +50,17 @@ def session_of(session: str | None, headers: dict[bytes, bytes]) -> str:
         return session
     raw = headers.get(b"x-sluice-session")
     return "" if raw is None else _text(raw, "x-sluice-session")
+
+
+def mode_of(headers: dict[bytes, bytes]) -> Mode | None:
+    """The kind of engines that alone may serve the request; None: any. Raises `ApiError` 400 for an unknown kind."""
+    raw = headers.get(b"x-sluice-mode")
+    if raw is None:
+        return None
+    mode = _text(raw, "x-sluice-mode").strip()
+    if mode not in get_args(Mode):
+        raise bad_request(f"'x-sluice-mode' must be {' or '.join(get_args(Mode))}.", "x-sluice-mode")
+    return cast(Mode, mode)
 
 
 def _priority_in(text: str) -> int | str:

@@ -7,8 +7,9 @@ Two steps, because tokenising lies between them and may take long for a huge pro
 from dataclasses import dataclass, field
 from typing import Any
 
+from actors.wire.messages import Mode
 from app.api.errors import bad_request
-from app.api.extensions import priority_of, session_of, slo_of
+from app.api.extensions import mode_of, priority_of, session_of, slo_of
 from app.api.fields import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED, refuse_unsupported
 from app.api.schema import ChatRequest, CompletionRequest, parse
 
@@ -48,6 +49,7 @@ class Plan:
     prompts: list[str | list[int]] = field(default_factory=list)
     request: ChatRequest | None = None
     engine_chat: bytes | None = None
+    mode: Mode | None = None
 
     @property
     def local(self) -> bool:
@@ -149,6 +151,10 @@ def plan_completion(body: bytes, headers: dict[bytes, bytes], default_max_tokens
         if plan.echo:
             plan.params["prompt_logprobs"] = request.logprobs
     plan.add_special_tokens = request.add_special_tokens is not False
+    if plan.local and plan.mode == "disaggregated":
+        raise bad_request(
+            "'echo' with 'logprobs' cannot be served disaggregated.", "x-sluice-mode", "invalid_value"
+        )
     return plan
 
 
@@ -213,6 +219,7 @@ def _common(request: ChatRequest | CompletionRequest, headers: dict[bytes, bytes
         tpot_slo_s=tpot_slo_s,
         session=session_of(request.session, headers),
         add_special_tokens=True,
+        mode=mode_of(headers),
     )
 
 

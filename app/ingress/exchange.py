@@ -90,6 +90,7 @@ class Exchange:
                 chat=plan.engine_chat,
                 deadline_s=deadline_s,
                 first_choice=index * plan.n,
+                mode=plan.mode,
                 text=prompt
                 if index < len(plan.prompts) and isinstance(prompt := plan.prompts[index], str)
                 else None,

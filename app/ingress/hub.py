@@ -195,7 +195,10 @@ class Hub:
         groups = {link.info.group for link in links if link.info.role == "decode"}
         whole = [link for link in links if link.info.role == "colocated"]
         split = [link for link in links if link.info.role == "prefill" and link.info.group in groups]
-        if job.work.local or not (whole or split):
+        mode = job.work.mode
+        if mode is not None:
+            whole, split = (whole, []) if mode == "colocated" else ([], split)
+        elif job.work.local or not (whole or split):
             whole, split = whole or [link for link in links if link.info.role == "decode"], []
         best = min(whole + split, key=lambda link: len(link.jobs), default=None)
         if best is None:

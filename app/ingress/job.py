@@ -202,13 +202,15 @@ class Job:
 
     def _rejected(self, event: Reject) -> None:
         self.epoch = None  # the router has given everything back already
-        if event.reason == NO_ENGINE and self.state is State.SUBMITTED:
+        lacking = event.reason in (NO_ENGINE, f"no_{self.work.mode}_engine")
+        if lacking and self.state is State.SUBMITTED:
             route = self.ports.choose_prefill(self)  # a router just restarted knows fewer engines than we do
             if route is not None:
                 self._route_prefill(route)
                 return
         reason = event.reason.replace("_", " ")
-        message = f"The server is overloaded ({reason}); try again in {event.retry_after_s:.0f} s."
+        trouble = f"There is {reason} ready" if lacking else f"The server is overloaded ({reason})"
+        message = f"{trouble}; try again in {event.retry_after_s:.0f} s."
         self._fail(
             ApiError(event.status, message, code=event.reason, retry_after_s=event.retry_after_s), "rejected"
         )
@@ -327,6 +329,7 @@ class Job:
             local=work.local,
             avoid=self.avoid,
             hints=self.ports.hints_of(work),
+            mode=work.mode,
         )
 
 

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from actors.wire.messages import Failed, Message, Out, RouteDecode, RoutePrefill
+from actors.wire.messages import Failed, Message, Mode, Out, RouteDecode, RoutePrefill
 from app.api.errors import ApiError
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ class Work:
     chat: bytes | None
     deadline_s: float  # absolute, monotonic
     first_choice: int = 0  # index of its first choice in the answer
+    mode: Mode | None = None  # only engines of this kind
     text: str | None = (
         None  # the prompt as text, where the client sent text; only looked at for the router's hints
     )

@@ -28,6 +28,13 @@ class Health(StrEnum):
     DRAINING = "draining"
 
 
+class Mode(StrEnum):
+    """How a request asks to be served: prefill and decode on one worker, or KV moved between two."""
+
+    COLOCATED = "colocated"
+    DISAGGREGATED = "disaggregated"
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What is known of a request when it arrives. `slots` = sequences that it will decode (OpenAI's n).
@@ -35,7 +42,8 @@ class Request:
     `priority`: lower is served earlier. `local`: its prefill must not be moved (echoed prompt logprobs, say).
     `deadline_s` is an absolute time on the snapshot's clock. `block_hashes` are the chained hashes of the prompt's full
     KV blocks of `block_tokens` tokens, as the engines' KV events name them; empty: not known. `predicted_tokens` is the
-    length predictor's expected output of one sequence.
+    length predictor's expected output of one sequence. `mode` takes the choice between colocated and disaggregated
+    away from the policy (measurements).
     """
 
     rid: RequestId
@@ -54,6 +62,7 @@ class Request:
     block_hashes: tuple[int, ...] = ()
     block_tokens: int = 0
     predicted_tokens: float | None = None
+    mode: Mode | None = None
 
 
 @dataclass(frozen=True, slots=True)

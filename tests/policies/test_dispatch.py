@@ -11,7 +11,7 @@ from policies.routing.base import Decision, PolicyError, Ranked, Reason
 from policies.routing.join_shortest_queue import JoinShortestQueue
 from policies.routing.registry import DECODE, PREFILL, decode_policy, prefill_policy
 from policies.state import events as ev
-from policies.state.views import Health, Request, Role
+from policies.state.views import Health, Mode, Request, Role
 
 
 def make(**config: object) -> Dispatcher:
@@ -216,6 +216,29 @@ def test_local_requests_never_go_to_a_prefill_engine() -> None:
     assert isinstance(action, RoutePrefill)
     assert action.decision.worker == "d"
     assert not action.degraded
+
+
+@pytest.mark.parametrize(("mode", "worker"), [(Mode.COLOCATED, "c"), (Mode.DISAGGREGATED, "p")])
+def test_a_mode_leaves_only_workers_of_its_kind(mode: Mode, worker: str) -> None:
+    d = pd()
+    engine(d, "c", Role.COLOCATED, slots=2, kv=1000)
+    for rid in ("a", "b"):
+        action = one(d.handle(req(rid, mode=mode)))
+        assert isinstance(action, RoutePrefill)
+        assert (action.decision.worker, action.degraded) == (worker, False)
+    assert d.handle(req("c", mode=mode)) == []  # both slots are taken: it waits, nobody else steps in
+    assert d.queue_size == 1
+
+
+def test_a_mode_that_no_ready_worker_has_is_rejected_by_name() -> None:
+    d = make()
+    engine(d, "p", Role.PREFILL, group="g1")
+    engine(d, "d", Role.DECODE, group="g2")
+    for mode in Mode:
+        action = one(d.handle(req(f"r-{mode}", mode=mode)))
+        assert isinstance(action, Reject)
+        assert (action.status, action.reason) == (503, f"no_{mode}_engine")
+    assert d.queue_size == d.state.in_flight == 0
 
 
 def test_avoided_workers_are_used_only_when_there_is_no_other() -> None:

@@ -242,6 +242,8 @@ def test_a_missing_prompt_is_named(missing: str) -> None:
         ({b"x-sluice-slo-ttft-ms": b"nan"}, "x-sluice-slo-ttft-ms"),
         ({b"x-sluice-slo-tpot-ms": b"-5"}, "x-sluice-slo-tpot-ms"),
         ({b"x-sluice-session": b"x" * 513}, "x-sluice-session"),
+        ({b"x-sluice-mode": b"both"}, "x-sluice-mode"),
+        ({b"x-sluice-mode": b"\xff"}, "x-sluice-mode"),
     ],
 )
 def test_a_bad_extension_header_is_named(headers: dict[bytes, bytes], param: str) -> None:

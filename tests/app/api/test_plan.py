@@ -6,6 +6,7 @@ import orjson
 import pytest
 
 from app.api.conversation import messages_for_template
+from app.api.errors import ApiError
 from app.api.plan import Plan, plan_chat, plan_completion
 
 
@@ -121,6 +122,16 @@ def test_only_echoed_logprobs_need_the_prompt_where_the_answer_is() -> None:
     assert completion(echo=True, logprobs=2).params["prompt_logprobs"] == 2
     assert not completion(echo=True).local
     assert not completion(logprobs=2).local
+
+
+def test_a_mode_comes_by_header_and_does_not_contradict_the_body() -> None:
+    assert completion().mode is None
+    for mode in ("colocated", "disaggregated"):
+        assert chat({b"x-sluice-mode": mode.encode()}).mode == mode
+    body = orjson.dumps({"prompt": "hi", "echo": True, "logprobs": 1})
+    assert plan_completion(body, {b"x-sluice-mode": b"colocated"}, 16).local
+    with pytest.raises(ApiError, match="cannot be served disaggregated"):
+        plan_completion(body, {b"x-sluice-mode": b"disaggregated"}, 16)
 
 
 def test_tools_send_the_request_along_for_the_engines_parser() -> None:

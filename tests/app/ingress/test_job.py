@@ -433,6 +433,17 @@ def test_a_router_without_engines_is_overruled_by_what_we_are_connected_to() -> 
     assert now(other) is State.DONE
 
 
+def test_a_mode_without_engines_is_told_as_such() -> None:
+    world = Recorder()
+    job = at(State.SUBMITTED, world, mode="disaggregated")
+    assert world.told(Submit)[0].mode == "disaggregated"
+    job.on(Reject(job.rid, 503, "no_disaggregated_engine", 1.0))
+    (error,) = world.ends
+    assert isinstance(error, ApiError)
+    assert (error.status, error.code) == (503, "no_disaggregated_engine")
+    assert "no disaggregated engine" in error.message
+
+
 def test_no_engine_and_no_router_is_503_with_retry_after() -> None:
     world = Recorder(epoch=None)
     job = Job(work(), world, world)
