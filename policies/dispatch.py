@@ -33,6 +33,8 @@ from policies.routing.base import (
     Ranked,
     Reason,
 )
+from policies.routing.network import transfer_intent
+from policies.routing.oracle import TransferIntent
 from policies.state import events as ev
 from policies.state.reducer import ClusterState, LiveStage
 from policies.state.views import Health, Mode, PoolEntry, Request, RequestId, Role, Snapshot, Worker
@@ -85,11 +87,12 @@ class RoutePrefill:
 
 @dataclass(frozen=True, slots=True)
 class RouteDecode:
-    """Decode `rid` on the chosen worker, which pulls the KV."""
+    """Decode `rid` on the chosen worker, which pulls the KV. `intent`: what that puts on the network."""
 
     rid: RequestId
     decision: Decision
     waited_s: float
+    intent: TransferIntent
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +271,7 @@ class Dispatcher:
                     raise PolicyError(
                         f"policy {self.decode.name} sent {assignment.rid} to {assignment.decision.worker}: not feasible"
                     )
-                actions.append(self._route_decode(assignment, now_s))
+                actions.append(self._route_decode(assignment, snapshot))
         return actions
 
     def _decode_feasible(self, snapshot: Snapshot) -> list[tuple[PoolEntry, Sequence[Worker]]]:
@@ -291,10 +294,12 @@ class Dispatcher:
                 break
         return result
 
-    def _route_decode(self, assignment: Assignment, now_s: float) -> RouteDecode:
-        entry = self.state.pool_entry(assignment.rid)
+    def _route_decode(self, assignment: Assignment, snapshot: Snapshot) -> RouteDecode:
+        """`snapshot`: what the decision saw; of a batch, the intents do not see each other."""
+        entry, now_s = self.state.pool_entry(assignment.rid), snapshot.now_s
+        intent = transfer_intent(entry, snapshot.workers[assignment.decision.worker], snapshot)
         self.state.apply(ev.DecodeRouted(now_s, assignment.rid, assignment.decision.worker))
-        return RouteDecode(assignment.rid, assignment.decision, now_s - entry.entered_s)
+        return RouteDecode(assignment.rid, assignment.decision, now_s - entry.entered_s, intent)
 
     # ---------------------------------------------------------------------------------------------------- leases
 
@@ -325,7 +330,7 @@ class Dispatcher:
                     for w in ranked
                 )
                 decision = Decision(ranked[0].id, ranking, Reason.LEASE_RESCUE)
-                return self._route_decode(Assignment(request.rid, decision), now_s)
+                return self._route_decode(Assignment(request.rid, decision), snapshot)
             if self.state.prefills(request.rid) < self.config.max_prefills:
                 again = self._route_prefill(request, snapshot)
                 if again is not None:

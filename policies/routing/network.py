@@ -9,7 +9,7 @@ costs must stay comparable.
 
 from collections.abc import Sequence
 
-from policies.routing.oracle import Path
+from policies.routing.oracle import Path, TransferIntent
 from policies.state.views import PoolEntry, Snapshot, Worker, WorkerId
 
 
@@ -127,3 +127,15 @@ class Network:
 def effective_bytes(entry: PoolEntry, hit_tokens: int) -> float:
     """b_eff: what must move when `hit_tokens` of the prompt are there already."""
     return entry.kv_bytes * (1.0 - min(1.0, hit_tokens / max(1, entry.request.prompt_tokens)))
+
+
+def transfer_intent(entry: PoolEntry, worker: Worker, snapshot: Snapshot, most: int = 16) -> TransferIntent:
+    """What the decision for `worker` will put on the network; `most` caps the own flows (NetKV V-C)."""
+    request, sender = entry.request, entry.prefill_worker
+    hit_tokens = snapshot.hits.tokens(request).get(worker.id, 0)
+    n_bytes = effective_bytes(entry, hit_tokens)
+    network = Network(snapshot, sender, [worker], live=True, most=most)
+    predicted_s = network.seconds(worker, n_bytes) if network.known else None
+    return TransferIntent(
+        request.rid, sender, worker.id, round(n_bytes), request.priority, network.tier(worker), predicted_s
+    )

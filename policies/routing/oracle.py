@@ -44,10 +44,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class PairEstimate:
-    """Learned residual bandwidth B*(1-c) of a pair, bytes/s, own concurrency divided out, as of `at_s`."""
+    """Learned residual bandwidth B*(1-c) of a pair, bytes/s, own concurrency divided out, as of `at_s`.
+
+    `latency_s`: learned along with it; None = the tier's.
+    """
 
     bytes_per_s: float
     at_s: float
+    latency_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,10 @@ class Oracle:
                 raise OracleError(
                     f"oracle: pair {pair[0]} -> {pair[1]} has {estimate.bytes_per_s} bytes/s: must be > 0"
                 )
+            if estimate.latency_s is not None and not 0 <= estimate.latency_s < math.inf:
+                raise OracleError(
+                    f"oracle: pair {pair[0]} -> {pair[1]} has latency_s {estimate.latency_s}: allowed is [0, inf)"
+                )
         if not self.stale_after_s > 0:
             raise OracleError(f"oracle: stale_after_s is {self.stale_after_s}: must be > 0")
 
@@ -145,7 +153,9 @@ class Oracle:
             estimate = self.pairs.get((worker, to_worker)) or self.pairs.get((node, to_node))
             if estimate is not None and now_s - estimate.at_s <= self.stale_after_s:
                 at = 3 if tier is None else tier
-                return Path(at, estimate.bytes_per_s, self.latency_s.get(at, 0.0), PathSource.PAIR)
+                learned_s = estimate.latency_s
+                latency_s = self.latency_s.get(at, 0.0) if learned_s is None else learned_s
+                return Path(at, estimate.bytes_per_s, latency_s, PathSource.PAIR)
         return None if tier is None else self.tier_path(tier, now_s, live)
 
     def tier_path(self, tier: int, now_s: float, live: bool = True) -> Path:
@@ -162,13 +172,19 @@ class Oracle:
 
 @dataclass(frozen=True, slots=True)
 class TransferIntent:
-    """What the scheduler tells the operator of a transfer to come (NetKV III-E): bytes; priority: lower first."""
+    """What the scheduler tells the operator of a transfer to come (NetKV III-E). `source` and `destination` are workers.
+
+    `n_bytes` is b_eff; `priority`: lower first; `tier` and `predicted_s` (seconds, own flows counted) are None where
+    the network is not known.
+    """
 
     rid: str
     source: str
     destination: str
     n_bytes: int
     priority: int
+    tier: int | None = None
+    predicted_s: float | None = None
 
 
 def staleness_tolerance(

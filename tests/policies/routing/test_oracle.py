@@ -40,6 +40,13 @@ def test_a_pair_estimate_needs_no_tiers() -> None:
     assert (path.residual_bytes_per_s, path.source) == (7.0, PathSource.PAIR)
 
 
+def test_a_learned_latency_wins_over_the_tiers() -> None:
+    pairs = {("p", "w"): PairEstimate(7.0, 0.0, 0.25), ("p", "v"): PairEstimate(7.0, 0.0)}
+    oracle = Oracle({1: 9.0}, latency_s={1: 0.5}, pairs=pairs)
+    paths = [oracle.path("p", "a", to, "b", 1.0) for to in ("w", "v")]
+    assert [path.latency_s for path in paths if path] == [0.25, 0.5]
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -53,6 +60,7 @@ def test_a_pair_estimate_needs_no_tiers() -> None:
         ({"bandwidth_bytes_per_s": B, "latency_s": {1: float("nan")}}, r"latency_s\[1\] is nan"),
         ({"bandwidth_bytes_per_s": {1: 5.0}, "tier_map": {("p", "w"): 2}}, r"puts p -> w on tier 2"),
         ({"pairs": {("p", "w"): PairEstimate(0.0, 0.0)}}, r"pair p -> w has 0.0 bytes/s"),
+        ({"pairs": {("p", "w"): PairEstimate(1.0, 0.0, -1.0)}}, r"pair p -> w has latency_s -1.0"),
         ({"stale_after_s": 0.0}, r"stale_after_s is 0.0"),
     ],
 )

@@ -1,0 +1,40 @@
+"""What a decode decision says of the transfer it causes."""
+
+from policies.routing.network import transfer_intent
+from policies.routing.oracle import Oracle, TransferIntent
+from policies.state.views import (
+    Health,
+    KnownHits,
+    PoolEntry,
+    Request,
+    Role,
+    Snapshot,
+    Transfers,
+    Worker,
+)
+
+
+def worker(name: str, role: Role, node: str, transfers: tuple[Transfers, ...] = ()) -> Worker:
+    return Worker(name, role, "g", node, Health.READY, 8, 10_000, transfers=transfers)
+
+
+def snapshot(oracle: Oracle | None, flows: int = 0) -> Snapshot:
+    own = (Transfers("d", 0, flows),) if flows else ()
+    workers = {"p": worker("p", Role.PREFILL, "n1", own), "d": worker("d", Role.DECODE, "n2")}
+    return Snapshot(0.0, workers, (), {}, oracle, KnownHits({"r": {"d": 25}}))
+
+
+def entry() -> PoolEntry:
+    return PoolEntry(Request("r", 0.0, 100, 8, priority=3), "p", "g", 0.0, 30.0, 4000, 0)
+
+
+def test_bytes_tier_and_seconds_of_the_chosen_path() -> None:
+    """75 of 100 tokens move: 3000 B at 1000 B/s, shared with one own flow, + 0.5 s."""
+    seen = snapshot(Oracle({1: 1000.0}, latency_s={1: 0.5}), flows=1)
+    intent = transfer_intent(entry(), seen.workers["d"], seen)
+    assert intent == TransferIntent("r", "p", "d", 3000, 3, tier=1, predicted_s=6.5)
+
+
+def test_without_an_oracle_only_the_bytes_are_known() -> None:
+    seen = snapshot(None)
+    assert transfer_intent(entry(), seen.workers["d"], seen) == TransferIntent("r", "p", "d", 3000, 3)
