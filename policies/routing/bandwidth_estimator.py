@@ -1,19 +1,19 @@
-"""The live half of the network oracle: learns B*(1-c) of each (source node, destination node) from observed transfers.
+"""The live half of the network oracle: learns B*(1-c) of (source node, destination node) from observed transfers.
 
-    share = integral over the transfer of dt / n(t)        n(t): own flows of that sender on that tier then, itself included
+    share = integral over the transfer of dt / n(t)    n(t): own flows of that sender on that tier, itself included
     B*(1-c) = median over the last `window` transfers of bytes / (share - L)
     c[tau] = 1 - median over the tier's pairs of B*(1-c) / B[tau], within [0, MAX_CONGESTION]
 
-The division by n is NetKV's own sharing rule (III-C), read backwards, so what is learned is what `network.Network` needs.
-A finished transfer is only counted when every own flow that may have overlapped it has ended as well (or after
-`settle_s`), so n(t) is known, not guessed. Without tiers nobody knows which flows share a link: then n is taken as 1 and
-the congestion learned includes our own (NetKV III-D); `Oracle.own_flows_excluded` must be False there.
+The division by n is NetKV's own sharing rule (III-C) read backwards, so what is learned is what `network.Network`
+needs. A finished transfer is only counted when every own flow that may have overlapped it has ended as well (or after
+`settle_s`), so n(t) is known, not guessed. Without tiers nobody knows which flows share a link: then n is taken as 1
+and the congestion learned includes our own (NetKV III-D); `Oracle.own_flows_excluded` must be False there.
 
-L is the tier's latency where the operator gives one; otherwise it is the intercept of a Theil-Sen line through the window,
-where its transfers differ enough in size, and 0 where they do not.
+L is the tier's latency where the operator gives one; otherwise it is the intercept of a Theil-Sen line through the
+window, where its transfers differ enough in size, and 0 where they do not.
 
-Why a median: on synthetic transfers with 30 % lognormal noise (4x drop; error of the steady state p95 / transfers until
-within 1.5x of the new value p95; the same with 15 % of the transfers five times too slow):
+Why a median: on synthetic transfers with 30 % lognormal noise (steady state's error p95 / transfers until within 1.5x
+after a fourfold change p95; then the same with 15 % of the transfers five times too slow):
     median of 9    24 % /  7      31 % /  9           EWMA of the logarithm, 0.2    20 % /  8      47 % / 15
     median of 15   19 % / 11      26 % / 14           EWMA of the logarithm, 0.3    26 % /  6      52 % / 10
 Not claimed: cost per descriptor; links that other senders of ours share (they count as congestion).

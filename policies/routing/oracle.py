@@ -172,7 +172,7 @@ class Oracle:
 
 @dataclass(frozen=True, slots=True)
 class TransferIntent:
-    """What the scheduler tells the operator of a transfer to come (NetKV III-E). `source` and `destination` are workers.
+    """What the scheduler tells the operator of a transfer to come (NetKV III-E), from worker to worker.
 
     `n_bytes` is b_eff; `priority`: lower first; `tier` and `predicted_s` (seconds, own flows counted) are None where
     the network is not known.
