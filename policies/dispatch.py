@@ -18,11 +18,13 @@ fits nowhere is passed over, until it is older than `starvation_s`: then nothing
 before it.
 """
 
+import dataclasses
 import heapq
 import random
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from policies.routing.base import (
     Assignment,
@@ -35,6 +37,7 @@ from policies.routing.base import (
 )
 from policies.routing.network import transfer_intent
 from policies.routing.oracle import TransferIntent
+from policies.routing.registry import decode_policy, prefill_policy
 from policies.state import events as ev
 from policies.state.reducer import ClusterState, LiveStage
 from policies.state.views import Health, Mode, PoolEntry, Request, RequestId, Role, Snapshot, Worker
@@ -72,6 +75,18 @@ class DispatchConfig:
         for ok, message in checks:
             if not ok:
                 raise ValueError(f"dispatch: {message}")
+
+    def changed(self, fields: Mapping[str, Any]) -> "DispatchConfig":
+        """A copy with these fields. Raises ValueError naming what is unknown, of the wrong type or out of range."""
+        now = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "seed"}
+        for name, value in fields.items():
+            if name not in now:
+                raise ValueError(f"dispatch: {name!r} cannot be changed at run time; {', '.join(now)} can")
+            kinds = (int,) if type(now[name]) is int else (int, float)
+            if type(value) not in kinds:
+                wanted = "a whole number" if kinds == (int,) else "a number"
+                raise ValueError(f"dispatch: {name} is {value!r}: it must be {wanted}")
+        return dataclasses.replace(self, **fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,36 +144,52 @@ class Dispatcher:
         return len(self._queued)
 
     def handle(self, event: ev.Event) -> list[Action]:
-        """Applies one event and returns what is to be done now. Raises StaleEvent (nothing changed) if it does not
-        fit.
+        """Applies one event and returns what is to be done now. Raises StaleEvent if it does not fit and ValueError for
+        a refused PoliciesChanged (nothing changed), PolicyError (which carries what was decided before it).
         """
+        if isinstance(event, ev.PoliciesChanged):
+            self._change_policies(event)
         self.state.apply(event)
         now_s = event.now_s
         actions: list[Action] = []
-        if isinstance(event, ev.Arrived):
-            actions += self._enqueue(event.request, now_s)
-        elif isinstance(event, ev.Closed):
-            self._queued.pop(event.rid, None)
-            self._measure_closing(now_s)
-        elif isinstance(event, ev.Tick):
-            actions += self._expire_queue(now_s)
-            actions += self._rescue_leases(now_s)
-        if self._queued:
-            actions += self._dispatch_prefill(now_s)
-        if self.state.pool_size:
-            actions += self._dispatch_decode(now_s)
+        try:
+            if isinstance(event, ev.Arrived):
+                self._enqueue(event.request, now_s, actions)
+            elif isinstance(event, ev.Closed):
+                self._queued.pop(event.rid, None)
+                self._measure_closing(now_s)
+            elif isinstance(event, ev.Tick):
+                self._expire_queue(now_s, actions)
+                self._rescue_leases(now_s, actions)
+            if self._queued:
+                self._dispatch_prefill(now_s, actions)
+            if self.state.pool_size:
+                self._dispatch_decode(now_s, actions)
+        except PolicyError as error:
+            error.decided = tuple(actions)
+            raise
         return actions
+
+    def _change_policies(self, event: ev.PoliciesChanged) -> None:
+        """All or nothing: what is wrong raises before anything is replaced."""
+        prefill, decode = self.prefill, self.decode
+        if event.prefill is not None:
+            prefill = prefill_policy(event.prefill.name, event.prefill.params)
+        if event.decode is not None:
+            decode = decode_policy(event.decode.name, event.decode.params)
+        self.config = self.config.changed(event.dispatch)
+        self.prefill, self.decode = prefill, decode
 
     # ----------------------------------------------------------------------------------------------------- queue
 
-    def _enqueue(self, request: Request, now_s: float) -> list[Action]:
+    def _enqueue(self, request: Request, now_s: float, actions: list[Action]) -> None:
         self._seq += 1
         self._queued[request.rid] = self._seq
         heapq.heappush(self._heap, (request.priority, self._seq, request.rid))
         if len(self._queued) <= self.config.max_queue:
-            return []
+            return
         loser = max(self._queued, key=lambda rid: (self._request(rid).priority, self._queued[rid]))
-        return [self._reject(loser, 429, "queue_full", now_s)]
+        actions.append(self._reject(loser, 429, "queue_full", now_s))
 
     def _head(self) -> RequestId | None:
         while self._heap:
@@ -168,14 +199,14 @@ class Dispatcher:
             heapq.heappop(self._heap)
         return None
 
-    def _expire_queue(self, now_s: float) -> list[Action]:
+    def _expire_queue(self, now_s: float, actions: list[Action]) -> None:
         limit_s = self.config.queue_timeout_s
         late = [
             rid
             for rid in self._queued
             if now_s - (request := self._request(rid)).arrived_s > limit_s or now_s > request.deadline_s
         ]
-        return [self._reject(rid, 503, "queue_timeout", now_s) for rid in late]
+        actions.extend(self._reject(rid, 503, "queue_timeout", now_s) for rid in late)
 
     def _reject(self, rid: RequestId, status: int, reason: str, now_s: float) -> Reject:
         self._queued.pop(rid, None)
@@ -196,8 +227,7 @@ class Dispatcher:
 
     # --------------------------------------------------------------------------------------------------- prefill
 
-    def _dispatch_prefill(self, now_s: float) -> list[Action]:
-        actions: list[Action] = []
+    def _dispatch_prefill(self, now_s: float, actions: list[Action]) -> None:
         while (rid := self._head()) is not None:
             snapshot = self.state.snapshot(now_s)
             request = self._request(rid)
@@ -211,7 +241,6 @@ class Dispatcher:
             heapq.heappop(self._heap)
             del self._queued[rid]
             actions.append(route)
-        return actions
 
     def _route_prefill(self, request: Request, snapshot: Snapshot) -> RoutePrefill | None:
         candidates, degraded = self._prefill_candidates(request, snapshot)
@@ -255,8 +284,7 @@ class Dispatcher:
     def _decode_fits(self, request: Request, worker: Worker) -> bool:
         return _has_room(request, worker, self.config.reserve_tokens, 0)
 
-    def _dispatch_decode(self, now_s: float) -> list[Action]:
-        actions: list[Action] = []
+    def _dispatch_decode(self, now_s: float, actions: list[Action]) -> None:
         while self.state.pool_size:
             snapshot = self.state.snapshot(now_s)
             feasible = self._decode_feasible(snapshot)
@@ -272,7 +300,6 @@ class Dispatcher:
                         f"policy {self.decode.name} sent {assignment.rid} to {assignment.decision.worker}: not feasible"
                     )
                 actions.append(self._route_decode(assignment, snapshot))
-        return actions
 
     def _decode_feasible(self, snapshot: Snapshot) -> list[tuple[PoolEntry, Sequence[Worker]]]:
         ready = [w for w in snapshot.workers.values() if w.health is Health.READY and w.role is Role.DECODE]
@@ -303,14 +330,15 @@ class Dispatcher:
 
     # ---------------------------------------------------------------------------------------------------- leases
 
-    def _rescue_leases(self, now_s: float) -> list[Action]:
+    def _rescue_leases(self, now_s: float, actions: list[Action]) -> None:
         pool = self.state.snapshot(now_s).pool
         due = [
             e
             for e in pool
             if now_s >= min(e.lease_until_s - self.config.lease_margin_s, e.request.deadline_s)
         ]
-        return [self._rescue(entry, now_s) for entry in due]
+        for entry in due:
+            actions.append(self._rescue(entry, now_s))
 
     def _rescue(self, entry: PoolEntry, now_s: float) -> Action:
         snapshot, request = self.state.snapshot(now_s), entry.request

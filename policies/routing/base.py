@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from policies.state.views import PoolEntry, Request, RequestId, Snapshot, Worker, WorkerId
 
@@ -36,7 +36,11 @@ class Reason(StrEnum):
 class PolicyError(Exception):
     """A policy broke its contract (NaN cost, dead worker chosen). Names policy and worker; a bug, never traffic's
     fault.
+
+    `decided`: the actions (`policies.dispatch.Action`) that the same event had led to before; they stand.
     """
+
+    decided: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

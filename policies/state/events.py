@@ -5,8 +5,9 @@ unknown request, say) is refused by the reducer with `StaleEvent` and changes no
 normal.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from policies.routing.oracle import Oracle
 from policies.state.prefix_index import Change, Stored
@@ -189,6 +190,27 @@ class Closed:
 
 
 @dataclass(frozen=True, slots=True)
+class PolicyChoice:
+    """A policy by its registered name; parameters that are not given take their defaults. Plain JSON data."""
+
+    name: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PoliciesChanged:
+    """From now on these policies decide (None: as before), and these fields of DispatchConfig hold.
+
+    `Dispatcher.handle` checks all of it first and raises ValueError with what is allowed: then nothing has changed.
+    """
+
+    now_s: float
+    prefill: PolicyChoice | None = None
+    decode: PolicyChoice | None = None
+    dispatch: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passes: leases and deadlines are looked at."""
 
@@ -212,6 +234,7 @@ Event = (
     | KvSnapshot
     | Adopted
     | Closed
+    | PoliciesChanged
     | Tick
 )
 

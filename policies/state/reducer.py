@@ -122,7 +122,7 @@ class ClusterState:
         """A frozen view; workers that did not change since the last one are shared with it."""
         if self._dirty:
             views = dict(self._views)
-            for worker in self._dirty:
+            for worker in sorted(self._dirty):  # the order of views must not hang on hashes
                 load = self._loads.get(worker)
                 if load is None:
                     views.pop(worker, None)
@@ -447,6 +447,7 @@ _HANDLERS: dict[type, Callable[[ClusterState, Any], None]] = {
     ev.EngineDown: ClusterState._engine_down,
     ev.EngineStatus: ClusterState._engine_status,
     ev.Adopted: ClusterState._adopted,
+    ev.PoliciesChanged: lambda state, event: None,  # the dispatcher's
     ev.Tick: lambda state, event: None,
 }
 

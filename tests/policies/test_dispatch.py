@@ -352,3 +352,56 @@ def test_any_history_keeps_slots_and_ends_at_zero(
     assert all(
         w.slots_used == w.kv_tokens == w.prefilling == 0 for w in d.state.snapshot(now_s).workers.values()
     )
+
+
+# ------------------------------------------------------------------------------------------------ change of policies
+
+
+def test_policies_change_at_run_time_and_decide_what_waits() -> None:
+    d = make(kv_high_water=0.1)
+    engine(d, "p", Role.PREFILL, kv=500)
+    engine(d, "d", Role.DECODE)
+    one(d.handle(req("r1")))
+    assert d.handle(req("r2")) == []  # 200 of 500 tokens are above the high water
+    change = ev.PoliciesChanged(
+        1.0, ev.PolicyChoice("random"), ev.PolicyChoice("netkv", {"step_base_s": 0.5}), {"kv_high_water": 0.9}
+    )
+    assert one(d.handle(change)).rid == "r2"
+    assert (d.prefill.name, d.decode, d.config.kv_high_water) == (
+        "random",
+        decode_policy("netkv", {"step_base_s": 0.5}),
+        0.9,
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"prefill": ev.PolicyChoice("best")},
+            r"prefill policy 'best' is not known: choose one of cache_aware",
+        ),
+        ({"decode": ev.PolicyChoice("pd_heatmap")}, r"decode policy 'pd_heatmap' is not known"),
+        ({"decode": ev.PolicyChoice("random", {"x": 1})}, r"has no parameter 'x': it takes none"),
+        (
+            {"decode": ev.PolicyChoice("power_of_two", {"choices": 0})},
+            r"choices is 0: it must be a whole number 1\.\.",
+        ),
+        ({"dispatch": {"max_queue": 0}}, r"max_queue must be >= 1"),
+        ({"dispatch": {"max_queue": "9"}}, r"max_queue is '9': it must be a whole number"),
+        ({"dispatch": {"kv_high_water": True}}, r"kv_high_water is True: it must be a number"),
+        ({"dispatch": {"seed": 3}}, r"'seed' cannot be changed at run time; max_queue, "),
+    ],
+)
+def test_a_change_that_is_wrong_anywhere_changes_nothing(change: dict[str, object], message: str) -> None:
+    d = pd()
+    before = (d.prefill, d.decode, d.config)
+    good = {
+        "prefill": ev.PolicyChoice("random"),
+        "decode": ev.PolicyChoice("random"),
+        "dispatch": {"max_queue": 2},
+    }
+    with pytest.raises(ValueError, match=message):
+        d.handle(ev.PoliciesChanged(1.0, **(good | change)))  # type: ignore[arg-type]
+    assert (d.prefill, d.decode, d.config) == before
+    assert [type(a) for a in d.handle(req("r"))] == [RoutePrefill]

@@ -1,0 +1,178 @@
+"""Random but plausible lives of a cluster, event by event, from a seed: what a dispatcher may be fed in any order.
+
+The driver looks at the actions, so that most requests get through, and throws in what goes wrong live: stale events,
+lost engines, retries, cancellations, refused and accepted changes of policy, costs that are not finite.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from policies.dispatch import Action, Reject, RouteDecode, RoutePrefill
+from policies.routing.oracle import Oracle, PairEstimate, Place
+from policies.routing.registry import DECODE, PREFILL
+from policies.state import events as ev
+from policies.state.prefix_index import Change, Cleared, Removed, Stored
+from policies.state.views import Request, Role
+
+GOOD = Oracle(
+    {0: 1e10, 1: 5e9, 3: 1e9},
+    {0: 1e-5, 3: 1e-3},
+    {("n0", "n1"): 1},
+    {"n0": Place("r0", "p0"), "n2": Place("r1", "p0")},
+    {3: 0.25},
+    10.0,
+    {("p0", "d0"): PairEstimate(2e9, 10.0)},
+)
+HOPELESS = Oracle(
+    {3: 1e-308}
+)  # a transfer takes longer than a float can say: the policies refuse such a cost
+
+
+@dataclass
+class Life:
+    """`next_event` makes one event; `saw` tells it what that event led to."""
+
+    rng: random.Random
+    now_s: float = 10.0
+    requests: int = 0
+    queued: set[str] = field(default_factory=set)
+    prefilling: dict[str, bool] = field(default_factory=dict)  # rid -> colocated
+    pooled: set[str] = field(default_factory=set)
+    decoding: dict[str, int] = field(default_factory=dict)  # rid -> tokens
+    kv_seq: int = 0
+
+    def start(self) -> Iterator[ev.Event]:
+        """A fleet of two groups, with the network known."""
+        for i, (role, group) in enumerate(
+            [(Role.PREFILL, "a"), (Role.PREFILL, "a"), (Role.COLOCATED, "b"), (Role.COLOCATED, "b")]
+            + [(Role.DECODE, "a")] * 4
+        ):
+            name = f"{role.value[0]}{i}"
+            yield ev.EngineUp(self.now_s, name, role, group, f"n{i % 3}", 3, 4000)
+            yield ev.EngineStatus(self.now_s, name, 0, 0, 0)
+        yield ev.OracleRefreshed(self.now_s, GOOD)
+
+    def next_event(self) -> ev.Event:
+        self.now_s += self.rng.choice([0.0, 0.001, 0.02, 0.1])
+        kinds = [self._arrive] * 4 + [self._advance] * 10 + [self._engine] * 4 + [self._kv]
+        kinds += [self._stale, self._change, self._tick, self._oracle, self._cancel]
+        return self.rng.choice(kinds)()
+
+    def saw(self, actions: tuple[Action, ...]) -> None:
+        for action in actions:
+            self.queued.discard(action.rid)
+            self.pooled.discard(action.rid)
+            match action:
+                case RoutePrefill():
+                    self.prefilling[action.rid] = action.colocated
+                case RouteDecode():
+                    self.decoding[action.rid] = 0
+                case Reject():
+                    self._forget(action.rid)
+
+    def _forget(self, rid: str) -> None:
+        self.queued.discard(rid)
+        self.pooled.discard(rid)
+        self.prefilling.pop(rid, None)
+        self.decoding.pop(rid, None)
+
+    def _arrive(self) -> ev.Event:
+        rng = self.rng
+        again = sorted(self.prefilling) if rng.random() < 0.2 else []
+        if again:
+            rid = rng.choice(again)
+            self._forget(rid)
+        else:
+            self.requests += 1
+            rid = f"r{self.requests}"
+        self.queued.add(rid)
+        tokens = rng.choice([1, 64, 640, 2000])
+        return ev.Arrived(
+            self.now_s,
+            Request(
+                rid,
+                self.now_s,
+                tokens,
+                rng.choice([1, 100]),
+                slots=rng.choice([1, 1, 1, 2]),
+                priority=rng.choice([0, 0, 1]),
+                ttft_slo_s=rng.choice([None, 0.5]),
+                deadline_s=rng.choice([float("inf"), self.now_s + 3.0]),
+                avoid=rng.choice([(), ("d4",)]),
+                block_hashes=tuple(range(100, 100 + tokens // 16)),
+                block_tokens=16,
+                predicted_tokens=rng.choice([None, 12.5]),
+            ),
+        )
+
+    def _advance(self) -> ev.Event:
+        rng, now_s = self.rng, self.now_s
+        if self.prefilling and rng.random() < 0.5:
+            rid = rng.choice(sorted(self.prefilling))
+            if self.prefilling.pop(rid):
+                self.decoding[rid] = 0
+                return ev.Admitted(now_s, rid)
+            self.pooled.add(rid)
+            return ev.PrefillDone(now_s, rid, now_s + rng.choice([8.5, 30.0]), 3 * 2**20, rng.choice([0, 16]))
+        if not self.decoding:
+            return ev.Tick(now_s)
+        rid = rng.choice(sorted(self.decoding))
+        roll = rng.random()
+        if roll < 0.3:
+            return ev.Closed(now_s, rid, "finished", self.decoding.pop(rid))
+        if roll < 0.5:
+            return ev.ForecastMade(now_s, rid, self.decoding[rid], rng.choice([None, 0.5, 7.25, 1e-9]))
+        self.decoding[rid] += rng.randrange(5)
+        if roll < 0.7:
+            return ev.Progressed(now_s, rid, self.decoding[rid])
+        return ev.ProgressedMany(now_s, ((rid, self.decoding[rid]), ("gone", 3)))
+
+    def _cancel(self) -> ev.Event:
+        live = sorted({*self.queued, *self.prefilling, *self.pooled, *self.decoding})
+        rid = self.rng.choice(live or ["nobody"])
+        self._forget(rid)
+        return ev.Closed(self.now_s, rid, "cancelled")
+
+    def _engine(self) -> ev.Event:
+        rng, now_s = self.rng, self.now_s
+        name = rng.choice(["p0", "p1", "c2", "c3", "d4", "d5", "d6", "d7"])
+        if rng.random() < 0.1:
+            return ev.EngineDown(now_s, name)
+        if rng.random() < 0.3:
+            role = {"p": Role.PREFILL, "c": Role.COLOCATED, "d": Role.DECODE}[name[0]]
+            return ev.EngineUp(now_s, name, role, "b" if name[0] == "c" else "a", f"n{name[1]}", 3, 4000)
+        shares = rng.choice([None, 0.1, 1 / 3])
+        return ev.EngineStatus(now_s, name, 1, rng.randrange(3), 500, swapped=None, compute=shares)
+
+    def _kv(self) -> ev.Event:
+        worker, epoch = self.rng.choice(["p0", "c2", "d4"]), "e1"
+        self.kv_seq += 1
+        if self.kv_seq % 10 == 0:
+            return ev.KvSnapshot(self.now_s, worker, epoch, self.kv_seq, (Stored((100, 101, 2**70)),))
+        changes: list[Change] = [Stored((100, 101)), Stored((102,), 101), Removed((102,)), Cleared()]
+        return ev.KvBatch(self.now_s, worker, epoch, self.kv_seq, (self.rng.choice(changes),))
+
+    def _oracle(self) -> ev.Event:
+        return ev.OracleRefreshed(self.now_s, self.rng.choice([GOOD, GOOD, None, HOPELESS]))
+
+    def _stale(self) -> ev.Event:
+        request = Request("ad", self.now_s, 9, 9)
+        events: list[ev.Event] = [
+            ev.PrefillDone(self.now_s, "nobody", 1e9, 1, 0),
+            ev.Adopted(self.now_s, request, "decode", "gone", "d4", 3, self.now_s, 0),
+            ev.EngineDown(self.now_s, "nobody"),
+        ]
+        return self.rng.choice(events)
+
+    def _tick(self) -> ev.Event:
+        return ev.Tick(self.now_s)
+
+    def _change(self) -> ev.Event:
+        rng = self.rng
+        prefill = rng.choice([None, ev.PolicyChoice(rng.choice(sorted(PREFILL)))])
+        decode = rng.choice(
+            [ev.PolicyChoice(rng.choice(sorted(DECODE))), ev.PolicyChoice("power_of_two", {"choices": 0})]
+        )
+        config = rng.choice([{}, {"max_queue": rng.choice([1, 4, 64])}, {"kv_high_water": 2}])
+        return ev.PoliciesChanged(self.now_s, prefill, decode, config)
