@@ -9,11 +9,22 @@ import dataclasses
 import ipaddress
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from actors.router.forecasts import PredictorConfig
+from app.profile.file import load_heatmap
 from policies.dispatch import DispatchConfig
 from policies.routing.registry import decode_policy, prefill_policy
 
@@ -56,10 +67,24 @@ class EngineGroupConfig(_Strict):
 
 
 class PolicyChoice(_Strict):
-    """A policy by its registered name, with its parameters."""
+    """A policy by its registered name, with its parameters.
+
+    `heatmap` (pd_heatmap, combined) may be the name of a shipped heatmap or of a file, relative to the configuration's
+    folder, which `sluice profile heatmap` wrote.
+    """
 
     name: str
     params: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("params")
+    @classmethod
+    def _read_heatmap(cls, params: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        """A heatmap given by name is read here, once, so that the router's node needs no file."""
+        name = params.get("heatmap")
+        if not isinstance(name, str):
+            return params
+        folder = (info.context or {}).get("folder") or Path.cwd()
+        return {**params, "heatmap": load_heatmap(name, folder)}
 
 
 class RouterConfig(_Strict):
@@ -144,12 +169,12 @@ class AppConfig(_Strict):
         return self
 
 
-def parse(args: Mapping[str, Any]) -> AppConfig:
+def parse(args: Mapping[str, Any], folder: Path | None = None) -> AppConfig:
     """The validated config of a Serve application's `args`. Raises ConfigError with every problem on a line of its
-    own.
+    own. `folder`: where the file lies that names further files; default: the working directory.
     """
     try:
-        return AppConfig.model_validate(dict(args))
+        return AppConfig.model_validate(dict(args), context={"folder": folder})
     except ValidationError as error:
         lines = [_line(problem) for problem in error.errors()]
         raise ConfigError("the configuration cannot be used:\n" + "\n".join(lines)) from None

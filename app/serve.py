@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -66,7 +67,10 @@ def load(path: str, port: int | None = None, http_port: int | None = None) -> di
         args.setdefault("ingress", {})["port"] = port
     if http_port is not None:
         schema.setdefault("http_options", {})["port"] = http_port
-    parse(args)
+    router = parse(args, Path(path).resolve().parent).router
+    heatmap = router.prefill.params.get("heatmap")
+    if heatmap is not None:  # read from beside the file: what is deployed must not depend on where that was
+        args["router"]["prefill"]["params"]["heatmap"] = heatmap
     return schema
 
 

@@ -1,0 +1,116 @@
+"""Runs the points: requests at their times, over HTTP, and the completion time of each (JCT: sent to whole answer)."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import httpx
+
+from app.profile.fold import Pair, Sample, sample
+from app.profile.plan import MODES, Mode, Planned, Point, requests_of
+from app.profile.target import Deployment, ProfileError, Side
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How every point is loaded. `at_once`: both modes at the same time, right only where they share no hardware."""
+
+    per_engine: int
+    seed: int
+    run: str
+    vocabulary: int = 8192
+    at_once: bool = False
+
+
+class Runner:
+    """Measures points on one deployment."""
+
+    def __init__(self, http: httpx.AsyncClient, deployment: Deployment, load: Load) -> None:
+        self._http = http
+        self._deployment = deployment
+        self._load = load
+
+    async def warm_up(self, point: Point) -> None:
+        """One request of `point` in each mode. Raises ProfileError where a mode is refused."""
+        for mode, side in self._deployment.sides.items():
+            (request, *_) = requests_of(point, mode, 1, 1, -1, self._load.run, self._load.vocabulary)
+            _, failure = await self._one(side, request, time.perf_counter())
+            if failure is not None:
+                raise ProfileError(f"a {mode} request to {side.url} fails: {failure}")
+
+    async def pair(self, point: Point, index: int) -> Pair:
+        """Both modes at `point`; which comes first alternates with `index`, so that drift does not favour one."""
+        if self._load.at_once:
+            colocated, disaggregated = await asyncio.gather(*(self._sample(point, mode) for mode in MODES))
+            return Pair(point, colocated, disaggregated)
+        order = MODES if index % 2 == 0 else MODES[::-1]
+        samples = {mode: await self._sample(point, mode) for mode in order}
+        return Pair(point, samples["colocated"], samples["disaggregated"])
+
+    async def _sample(self, point: Point, mode: Mode) -> Sample:
+        load, side = self._load, self._deployment.sides[mode]
+        planned = requests_of(
+            point, mode, side.engines, load.per_engine, load.seed, load.run, load.vocabulary
+        )
+        start_s = time.perf_counter()
+        outcomes = await asyncio.gather(*(self._one(side, request, start_s) for request in planned))
+        failed = Counter(failure for _, failure in outcomes if failure is not None)
+        return sample(side.engines, [jct_s for jct_s, failure in outcomes if failure is None], failed)
+
+    async def _one(self, side: Side, request: Planned, start_s: float) -> tuple[float, str | None]:
+        """(JCT in s, None), or why there is none."""
+        await asyncio.sleep(max(0.0, start_s + request.at_s - time.perf_counter()))
+        body = {
+            "prompt": request.prompt,
+            "max_tokens": request.max_tokens,
+            "min_tokens": request.max_tokens,
+            "ignore_eos": True,
+            "temperature": 0,
+        }
+        sent_s = time.perf_counter()
+        try:
+            answer = await self._http.post(f"{side.url}/v1/completions", json=body, headers=side.headers)
+        except httpx.HTTPError as error:
+            return 0.0, f"{type(error).__name__}: {error}"
+        jct_s = time.perf_counter() - sent_s
+        if answer.status_code != 200:
+            return 0.0, f"{answer.status_code}: {_message(answer)}"
+        tokens = answer.json()["usage"]["completion_tokens"]
+        if tokens != request.max_tokens:
+            return 0.0, f"{tokens} tokens instead of {request.max_tokens}"
+        return jct_s, None
+
+
+def _message(answer: httpx.Response) -> str:
+    try:
+        return str(answer.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return answer.text[:200]
+
+
+async def measure(
+    runner: Runner,
+    todo: Sequence[Point],
+    budget_s: float | None,
+    done: Callable[[Pair, float], None],
+    now_s: Callable[[], float] = time.monotonic,
+) -> list[Point]:
+    """Measures `todo` in order and tells `done(pair, seconds)` of each; returns the points that the budget left out.
+
+    A point that the budget ends in the middle is dropped: half a batch has seen only part of its load.
+    """
+    end_s = None if budget_s is None else now_s() + budget_s
+    for index, point in enumerate(todo):
+        started_s = now_s()
+        left_s = None if end_s is None else end_s - started_s
+        if left_s is not None and left_s <= 0:
+            return list(todo[index:])
+        try:
+            async with asyncio.timeout(left_s):
+                pair = await runner.pair(point, index)
+        except TimeoutError:
+            return list(todo[index:])
+        done(pair, now_s() - started_s)
+    return []
