@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from benchmarks.decisions.measure import Timing, timed
+from policies.engine_model.blocks import Removed, Stored
 from policies.state import events as ev
-from policies.state.prefix_index import PrefixIndex, Removed, Stored
+from policies.state.prefix_index import PrefixIndex
 from policies.state.reducer import ClusterState
 from policies.state.views import Request, Role
 

@@ -11,8 +11,8 @@ Blocks have no addresses here: only the cached ones have an identity, their hash
 meanwhile cached by another gives its own copies up (vLLM keeps the duplicates; ours counts them once).
 Not claimed: fragmentation, and caching of generated blocks.
 
-KV events (`Stored`, `Removed`, `Cleared`) carry consecutive sequence numbers, from 0; a reader that sees a gap must ask
-for `snapshot()`.
+What enters and leaves the cache is told as changes (`Stored`, `Removed`, `Cleared`), the same for every engine kind and
+for the router's prefix index; who publishes them numbers them (`actors.engine.kv_mirror`).
 """
 
 from array import array
@@ -43,18 +43,16 @@ def block_hashes(tokens: Sequence[int], block_size_tokens: int, salt: int = 0) -
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Blocks entered the cache, in chain order; `parent` is the hash before the first, None at the prompt's start."""
+    """Consecutive blocks of one chain; `parent` is the hash before the first (None: the prompt's start)."""
 
-    seq: int
     hashes: tuple[BlockHash, ...]
-    parent: BlockHash | None
+    parent: BlockHash | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """Blocks left the cache."""
+    """Blocks that were evicted."""
 
-    seq: int
     hashes: tuple[BlockHash, ...]
 
 
@@ -62,10 +60,19 @@ class Removed:
 class Cleared:
     """The whole cache was dropped."""
 
-    seq: int
+
+Change = Stored | Removed | Cleared
+
+MAX_UNREAD_CHANGES = (
+    100_000  # nobody drains: what is known is given up (`add_change`), so that memory is bounded
+)
 
 
-KVEvent = Stored | Removed | Cleared
+def add_change(changes: list[Change], change: Change) -> None:
+    """Appends to a list that a reader drains; one that nobody drains starts again from Cleared (less, never wrong)."""
+    if len(changes) >= MAX_UNREAD_CHANGES:
+        changes[:] = [Cleared()]
+    changes.append(change)
 
 
 class BlockError(Exception):
@@ -89,9 +96,9 @@ class Allocation:
 
 
 class BlockPool:
-    """`total` blocks of `block_size_tokens`. Calls are O(blocks touched). Events are kept only if `record_events`."""
+    """`total` blocks of `block_size_tokens`. Calls are O(blocks touched). Changes are kept only if `record_changes`."""
 
-    def __init__(self, total: int, block_size_tokens: int, record_events: bool = False) -> None:
+    def __init__(self, total: int, block_size_tokens: int, record_changes: bool = False) -> None:
         if total < 1 or block_size_tokens < 1:
             raise ValueError(
                 f"BlockPool: {total} blocks of {block_size_tokens} tokens: both must be at least 1"
@@ -101,9 +108,8 @@ class BlockPool:
         self._refs: dict[BlockHash, int] = {}  # of shared blocks, each >= 1
         self._idle: OrderedDict[BlockHash, None] = OrderedDict()  # least recently used first
         self._private = 0
-        self._record = record_events
-        self._events: list[KVEvent] = []
-        self._next_seq = 0
+        self._record = record_changes
+        self._changes: list[Change] = []
 
     # ------------------------------------------------------------------------------------------------ queries
 
@@ -133,9 +139,9 @@ class BlockPool:
                 return index
         return len(hashes)
 
-    def snapshot(self) -> tuple[int, frozenset[BlockHash]]:
-        """(sequence number of the next event, all cached hashes): what a reader with a gap starts again from."""
-        return self._next_seq, frozenset(self._refs) | frozenset(self._idle)
+    def cached_hashes(self) -> frozenset[BlockHash]:
+        """The hashes of all cached blocks."""
+        return frozenset(self._refs) | frozenset(self._idle)
 
     # ------------------------------------------------------------------------------------------------ changes
 
@@ -184,7 +190,7 @@ class BlockPool:
             self._take(block)
             allocation.shared.append(block)
         if stored and self._record:
-            self._store_events(hashes, set(stored))
+            self._note_stored(hashes, set(stored))
 
     def release(self, allocation: Allocation) -> None:
         """Gives all blocks back; cached ones stay as idle hits. Raises BlockError at the second call."""
@@ -204,14 +210,14 @@ class BlockPool:
         if self.used:
             return False
         if self._idle and self._record:
-            self._emit(Cleared(self._next_seq))
+            add_change(self._changes, Cleared())
         self._idle.clear()
         return True
 
-    def drain_events(self) -> list[KVEvent]:
-        """Events since the last call."""
-        events, self._events = self._events, []
-        return events
+    def drain_changes(self) -> list[Change]:
+        """What entered and left the cache since the last call."""
+        changes, self._changes = self._changes, []
+        return changes
 
     # ------------------------------------------------------------------------------------------------ internals
 
@@ -232,10 +238,10 @@ class BlockPool:
         for _ in range(short):
             gone.append(self._idle.popitem(last=False)[0])
         if self._record:
-            self._emit(Removed(self._next_seq, tuple(gone)))
+            add_change(self._changes, Removed(tuple(gone)))
 
-    def _store_events(self, hashes: Sequence[BlockHash], stored: set[BlockHash]) -> None:
-        """One event per run of adjacent new blocks."""
+    def _note_stored(self, hashes: Sequence[BlockHash], stored: set[BlockHash]) -> None:
+        """One change per run of adjacent new blocks."""
         run: list[BlockHash] = []
         parent: BlockHash | None = None
         previous: BlockHash | None = None
@@ -245,12 +251,8 @@ class BlockPool:
                     parent = previous
                 run.append(block)
             elif run:
-                self._emit(Stored(self._next_seq, tuple(run), parent))
+                add_change(self._changes, Stored(tuple(run), parent))
                 run = []
             previous = block
         if run:
-            self._emit(Stored(self._next_seq, tuple(run), parent))
-
-    def _emit(self, event: KVEvent) -> None:
-        self._events.append(event)
-        self._next_seq += 1
+            add_change(self._changes, Stored(tuple(run), parent))

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from policies.engine_model.blocks import Change, Stored
 from policies.routing.oracle import Oracle
-from policies.state.prefix_index import Change, Stored
 from policies.state.views import Health, Request, RequestId, Role, WorkerId
 
 Outcome = Literal["finished", "cancelled", "failed", "rejected", "expired"]

@@ -22,31 +22,10 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from policies.engine_model.blocks import Change, Cleared, Removed, Stored
+
 MAX_HELD_BACK = 1024  # batches of one worker
 SWEEP_BLOCKS = 256  # dead entries removed per call
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """Consecutive blocks of one chain; `parent` is the hash before the first (None: the prompt's start)."""
-
-    hashes: tuple[int, ...]
-    parent: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Removed:
-    """Blocks that were evicted."""
-
-    hashes: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Cleared:
-    """The worker's whole cache was dropped."""
-
-
-Change = Stored | Removed | Cleared
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +108,27 @@ class PrefixIndex:
     @property
     def wanted(self) -> dict[str, Wanted]:
         """Per worker whose feed has a hole: what its engine must send again."""
-        result: dict[str, Wanted] = {}
-        for worker, feed in self._feeds.items():
-            if feed.lost:
-                result[worker] = Wanted(feed.epoch, None, None)
-            elif feed.held_back:
-                result[worker] = Wanted(feed.epoch, feed.next_seq, min(feed.held_back) - 1)
-        return result
+        holes = ((worker, self.wants(worker)) for worker in self._feeds)
+        return {worker: hole for worker, hole in holes if hole is not None}
+
+    def wants(self, worker: str) -> Wanted | None:
+        """The hole in one worker's feed; None where there is none (also for a worker that never sent anything)."""
+        feed = self._feeds.get(worker)
+        if feed is None:
+            return None
+        if feed.lost:
+            return Wanted(feed.epoch, None, None)
+        return Wanted(feed.epoch, feed.next_seq, min(feed.held_back) - 1) if feed.held_back else None
+
+    def position(self, worker: str) -> tuple[str, int] | None:
+        """(epoch, number of the next batch) of a worker's feed; None for one that never sent anything."""
+        feed = self._feeds.get(worker)
+        return None if feed is None else (feed.epoch, feed.next_seq)
+
+    def content(self, worker: str) -> dict[int, int | None]:
+        """All blocks that a worker holds, with the hash before each: a copy, for tests and inspection."""
+        feed = self._feeds.get(worker)
+        return {} if feed is None else {block: self._parents.get(block) for block in feed.held}
 
     # ------------------------------------------------------------------------------------------------------ lookup
 

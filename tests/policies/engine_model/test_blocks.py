@@ -59,7 +59,7 @@ def test_commit_of_known_blocks_gives_the_copy_up() -> None:
 
 
 def test_least_recently_used_is_evicted_first_and_the_chain_from_its_end() -> None:
-    pool = BlockPool(4, 16, record_events=True)
+    pool = BlockPool(4, 16, record_changes=True)
     old, new = pool.allocate((), 2), pool.allocate((), 2)
     assert old is not None
     assert new is not None
@@ -79,29 +79,29 @@ def test_least_recently_used_is_evicted_first_and_the_chain_from_its_end() -> No
     assert two is not None
     assert pool.hits((1,)) == 1
     assert pool.hits((3,)) == 0
-    assert pool.drain_events() == [
-        Stored(0, (1, 2), None),
-        Stored(1, (3, 4), None),
-        Removed(2, (2,)),
-        Removed(3, (4, 3)),
+    assert pool.drain_changes() == [
+        Stored((1, 2), None),
+        Stored((3, 4), None),
+        Removed((2,)),
+        Removed((4, 3)),
     ]
 
 
 def test_stored_events_name_their_parent_and_skip_what_was_there() -> None:
-    pool = BlockPool(10, 16, record_events=True)
+    pool = BlockPool(10, 16, record_changes=True)
     a = pool.allocate((), 1)
     assert a is not None
     pool.commit(a, (1,))
     b = pool.allocate((1,), 3)
     assert b is not None
     pool.commit(b, (1, 2, 3))
-    assert pool.drain_events() == [Stored(0, (1,), None), Stored(1, (2, 3), 1)]
-    assert pool.drain_events() == []
-    assert pool.snapshot() == (2, frozenset({1, 2, 3}))
+    assert pool.drain_changes() == [Stored((1,), None), Stored((2, 3), 1)]
+    assert pool.drain_changes() == []
+    assert pool.cached_hashes() == {1, 2, 3}
 
 
 def test_clear_needs_an_unused_pool() -> None:
-    pool = BlockPool(4, 16, record_events=True)
+    pool = BlockPool(4, 16, record_changes=True)
     a = pool.allocate((), 1)
     assert a is not None
     pool.commit(a, (7,))
@@ -110,7 +110,7 @@ def test_clear_needs_an_unused_pool() -> None:
     pool.release(a)
     assert pool.clear()
     assert pool.hits((7,)) == 0
-    assert pool.drain_events()[-1] == Cleared(1)
+    assert pool.drain_changes()[-1] == Cleared()
 
 
 def test_misuse_is_refused() -> None:
@@ -155,7 +155,7 @@ OPS = st.lists(
 @given(OPS, st.integers(1, 24))
 def test_conservation_under_any_history(ops: list[tuple[str, int, int]], total: int) -> None:
     """Blocks held by live allocations, counted once if shared, are exactly what the pool calls used."""
-    pool = BlockPool(total, 4, record_events=True)
+    pool = BlockPool(total, 4, record_changes=True)
     live: list[tuple[Allocation, tuple[int, ...]]] = []
     mirror: set[int] = set()
     for op, pick, size in ops:
@@ -170,20 +170,19 @@ def test_conservation_under_any_history(ops: list[tuple[str, int, int]], total: 
             pool.grow(live[pick % len(live)][0], size)
         elif live and op == "release":
             pool.release(live.pop(pick % len(live))[0])
-        for number, event in enumerate(pool.drain_events(), start=-1):
+        for event in pool.drain_changes():
             match event:
-                case Stored(_, hashes, _):
+                case Stored(hashes, _):
                     assert not mirror & set(hashes)
                     mirror |= set(hashes)
-                case Removed(_, hashes):
+                case Removed(hashes):
                     assert set(hashes) <= mirror
                     mirror -= set(hashes)
-            assert number >= -1
         shared = {block for allocation, _ in live for block in allocation.shared}
         assert pool.used == len(shared) + sum(allocation.private for allocation, _ in live)
         assert pool.used + pool.free == total
         assert pool.cached <= total - sum(allocation.private for allocation, _ in live)
-        assert pool.snapshot()[1] == mirror
+        assert pool.cached_hashes() == mirror
         assert shared <= mirror
     for allocation, _ in live:
         pool.release(allocation)

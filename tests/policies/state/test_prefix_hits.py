@@ -2,8 +2,9 @@
 
 import pytest
 
+from policies.engine_model.blocks import Removed, Stored
 from policies.state import events as ev
-from policies.state.prefix_index import Removed, Stored, Wanted
+from policies.state.prefix_index import Wanted
 from policies.state.reducer import ClusterState
 from policies.state.views import Request, Role
 

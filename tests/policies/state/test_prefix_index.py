@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.state.prefix_index import MAX_HELD_BACK, Change, Cleared, PrefixIndex, Removed, Stored, Wanted
+from policies.engine_model.blocks import Change, Cleared, Removed, Stored
+from policies.state.prefix_index import MAX_HELD_BACK, PrefixIndex, Wanted
 
 # Three prompts that share a head: 1 2 3 4 5, 1 2 30 40, 7 8
 PARENT = {1: None, 2: 1, 3: 2, 4: 3, 5: 4, 30: 2, 40: 30, 7: None, 8: 7}
