@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from actors.wire.messages import Admitted, Decode, EngineInfo, Failed, Out, Prefill, PrefillDone, Status
-from policies.engine_model.blocks import BlockHash, KVEvent
+from policies.engine_model.blocks import Change
 
 
 class Sink(Protocol):
@@ -64,11 +64,10 @@ class Engine(Protocol):
     def release(self, rid: str) -> None: ...
     def status(self) -> Status: ...
     def metrics(self) -> EngineMetrics: ...
-    def kv_events(self) -> list[KVEvent]:
-        """What entered and left the prefix cache since the last call, numbered; needs the option `kv_events`."""
-
-    def kv_snapshot(self) -> tuple[int, frozenset[BlockHash]]:
-        """(number of the next KV event, hashes of all cached blocks), for a reader that saw a gap in the numbers."""
+    def kv_events(self, rank: int = 0) -> list[Change]:
+        """What entered and left the prefix cache since the last call, in order; the first call tells all. An engine
+        whose `info().features` has "kv_events" tells it, another one nothing. Called several times a second.
+        """
 
     async def check_health(self) -> None:
         """Raises when the engine is dead; Serve then replaces the replica."""

@@ -1,4 +1,6 @@
-"""An engine's side of the router: announces it, reports its status, and finds the router again when it is gone."""
+"""An engine's side of the router: announces it, reports its status and the changes of its prefix cache, and finds the
+router again when it is gone.
+"""
 
 import asyncio
 import dataclasses
@@ -7,10 +9,12 @@ from typing import Protocol
 
 import msgspec
 
+from actors.engine.kv_mirror import KvMirror
 from actors.engine.protocol import EngineMetrics
 from actors.wire.channel import Channel, Identity
 from actors.wire.link import Find, Link
-from actors.wire.messages import Announce, EngineInfo, EngineState, Message, Status
+from actors.wire.messages import KV_EVENTS, Announce, EngineInfo, EngineState, KvReplay, Message, Status
+from policies.engine_model.blocks import Change
 
 log = logging.getLogger(__name__)
 
@@ -24,20 +28,25 @@ class Reportable(Protocol):
     def info(self) -> EngineInfo: ...
     def status(self) -> Status: ...
     def metrics(self) -> EngineMetrics: ...
+    def kv_events(self, rank: int = 0) -> list[Change]: ...
 
 
 class Reporter:
     """Keeps the router informed: Announce at each connect and change of state, Status when it changes (10 a second at
-    the most) and at least every second."""
+    the most) and at least every second, KvEvents within a tenth of a second of each change of the prefix cache. One
+    for the engine's whole life: it mirrors the cache."""
 
     def __init__(self, me: Identity, server: Reportable, find_router: Find) -> None:
         self._server = server
         self._link = Link(me, find_router, self._on_message, self._on_up, lambda reason: None, "router")
         self._task: asyncio.Task[None] | None = None
         self._state: EngineState = "ready"
+        self._mirrors: list[KvMirror] = []
 
     def start(self) -> None:
-        """Connects and reports until `stop`."""
+        """Connects and reports until `stop`. The engine has started."""
+        info = self._server.info()
+        self._mirrors = [KvMirror(info.id)] if KV_EVENTS in info.features else []
         self._link.start()
         self._task = asyncio.create_task(self._report(), name="status to router")
 
@@ -60,7 +69,17 @@ class Reporter:
         self._link.send(self._status())
 
     def _on_message(self, channel: Channel, message: Message) -> None:
-        log.warning("the router sent %s to an engine: ignored", type(message).__name__)
+        if not isinstance(message, KvReplay) or not 0 <= message.rank < len(self._mirrors):
+            log.warning("the router sent %s to engine %s: ignored", message, self._server.info().id)
+            return
+        self._send_kv_events()  # what the mirror does not have yet goes first, so that the answer is up to date
+        for answer in self._mirrors[message.rank].answer(message):
+            self._link.send(answer)
+
+    def _send_kv_events(self) -> None:
+        for rank, mirror in enumerate(self._mirrors):
+            for batch in mirror.take(self._server.kv_events(rank)):
+                self._link.send(batch)  # lost while there is no router: it asks when it is there
 
     def _status(self) -> Status:
         totals = {k: float(v) for k, v in dataclasses.asdict(self._server.metrics()).items() if v is not None}
@@ -70,6 +89,7 @@ class Reporter:
         last, sent_s, loop = None, 0.0, asyncio.get_running_loop()
         while True:
             await asyncio.sleep(STATUS_CHANGED_S)
+            self._send_kv_events()
             status = self._status()
             due = status != last or loop.time() - sent_s >= STATUS_ALWAYS_S
             if due and self._link.send(status):

@@ -32,6 +32,7 @@ from actors.wire.messages import (
     Status,
     Tokens,
 )
+from policies.engine_model.blocks import Change
 
 log = logging.getLogger(__name__)
 
@@ -132,6 +133,10 @@ class EngineServer:
     def metrics(self) -> EngineMetrics:
         """The engine's totals."""
         return self.engine.metrics()
+
+    def kv_events(self, rank: int = 0) -> list[Change]:
+        """What entered and left the prefix cache since the last call."""
+        return self.engine.kv_events(rank)
 
     @property
     def in_flight(self) -> int:

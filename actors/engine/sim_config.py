@@ -35,7 +35,7 @@ class SimEngineConfig:
     vocab_size: int | None = None
     hold_transfers_s: float = 0.0
     pull_timeout_s: float = 10.0
-    kv_events: bool = False
+    kv_events: bool = True
 
     def __post_init__(self) -> None:
         for name in ("slots", "kv_blocks", "block_size_tokens", "max_model_len", "prefill_budget_tokens"):

@@ -17,7 +17,6 @@ import asyncio
 import logging
 import os
 import time
-from collections import deque
 from typing import Any, Literal, cast
 
 import msgspec
@@ -30,6 +29,7 @@ from actors.engine.sim_peers import Puller, SimHandle
 from actors.engine.sim_requests import DecodeWork, PrefillWork, Refused, decode_of
 from actors.wire.channel import Channel, Identity
 from actors.wire.messages import (
+    KV_EVENTS,
     Admitted,
     Decode,
     EngineInfo,
@@ -41,7 +41,7 @@ from actors.wire.messages import (
     Status,
 )
 from policies.engine_model import text
-from policies.engine_model.blocks import Allocation, BlockPool, KVEvent
+from policies.engine_model.blocks import Allocation, BlockPool, Change
 from policies.engine_model.scheduler import EngineModel, Sequence, Stage, StepResult
 
 log = logging.getLogger(__name__)
@@ -51,9 +51,6 @@ MAX_LAG_S = (
 )
 MAX_EARLY_S = (
     1e-4  # uvloop counts whole milliseconds, so a timer may fire early: a step never ends before this
-)
-MAX_KV_EVENTS = (
-    10_000  # kept for a reader that comes late; a gap in their numbers tells it to ask for a snapshot
 )
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -79,7 +76,6 @@ class SimEngine:
         self._draining = False
         self._stopped = False
         self._dead: Exception | None = None
-        self._events: deque[KVEvent] = deque(maxlen=MAX_KV_EVENTS)
         self._transfers = self._transfer_bytes = self._transfer_blocks = self._transfer_failures = 0
         self._transfer_s = 0.0
 
@@ -115,7 +111,13 @@ class SimEngine:
             node="",
             pid=os.getpid(),
             lease_s=config.lease_s,
-            features=("n", "stop", "logprobs", "prompt_logprobs"),
+            features=(
+                "n",
+                "stop",
+                "logprobs",
+                "prompt_logprobs",
+                *((KV_EVENTS,) if config.kv_events else ()),
+            ),
         )
 
     def status(self) -> Status:
@@ -149,15 +151,9 @@ class SimEngine:
             preemptions=self._model.preemptions_total,
         )
 
-    def kv_events(self) -> list[KVEvent]:
-        """KV events since the last call (option `kv_events`)."""
-        events = list(self._events)
-        self._events.clear()
-        return events
-
-    def kv_snapshot(self) -> tuple[int, frozenset[int]]:
-        """(number of the next KV event, hashes of all cached blocks)."""
-        return self._pool.snapshot()
+    def kv_events(self, rank: int = 0) -> list[Change]:
+        """Changes of the prefix cache since the last call (option `kv_events`)."""
+        return self._pool.drain_changes()
 
     async def check_health(self) -> None:
         """Raises RuntimeError when the step loop has failed or the engine was stopped."""
@@ -286,8 +282,6 @@ class SimEngine:
                 self._prefilled(seq)
             if items:
                 self._sink.tokens(items)
-            if self.config.kv_events:
-                self._events.extend(self._pool.drain_events())
             now_s = time.monotonic()
             self._next_step(now_s if now_s - self._step_end_s > MAX_LAG_S else self._step_end_s)
         except Exception as error:

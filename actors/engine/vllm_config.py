@@ -47,7 +47,8 @@ class VllmEngineConfig:
     """One vLLM engine. None means: let the device decide.
 
     `engine_args` go to vLLM's AsyncEngineArgs as they are; a name that it does not know is refused at start.
-    `connector_args` go to the KV connector (`hold_reads_s` delays every read, for tests).
+    `connector_args` go to the KV connector (`hold_reads_s` delays every read, for tests). `kv_events`: tell the router
+    what the prefix cache holds, where vLLM has one.
     """
 
     id: str
@@ -73,7 +74,7 @@ class VllmEngineConfig:
     reasoning_parser: str | None = None
     trust_remote_code: bool = False
     warm_up: bool = True
-    kv_events: bool = False
+    kv_events: bool = True
     connector_args: Mapping[str, Any] = field(default_factory=dict)
     engine_args: Mapping[str, Any] = field(default_factory=dict)
 
@@ -99,10 +100,6 @@ class VllmEngineConfig:
         share = self.gpu_memory_utilization
         _require(share is None or 0 < share <= 1, f"gpu_memory_utilization must be in (0, 1], got {share}")
         _require(self.cores is None or len(self.cores) > 0, "cores must be None or name at least one core")
-        _require(
-            not self.kv_events or self.data_parallel_size == 1,
-            "kv_events work with data_parallel_size 1 only",
-        )
         for name in self.engine_args:
             _require(
                 name not in _OWNED,

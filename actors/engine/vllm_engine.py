@@ -25,7 +25,7 @@ from actors.engine.vllm_leases import Leases
 from actors.engine.vllm_outbox import Outbox
 from actors.engine.vllm_stats import Ledger, Transfer
 from actors.wire.messages import Admitted, Decode, EngineInfo, Failed, Out, Prefill, Status
-from policies.engine_model.blocks import BlockHash, KVEvent
+from policies.engine_model.blocks import Change
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class VllmEngine:
         self._ledger = Ledger(self._on_transfer, self._leases.ended)
         self._batch: list[Out] = []
         self._outbox = Outbox(self._on_unsent)
-        self._kv_feed: KvEventFeed | None = None
+        self._kv_feeds: list[KvEventFeed] = []
         self._draining = False
         self._releases = 0
         self._blocks = 0
@@ -76,10 +76,11 @@ class VllmEngine:
         from actors.engine.vllm_tools import ToolParsing
 
         self._params, self._work = vllm_params, vllm_work
-        if self._config.kv_events:
-            source = self._llm.get_kv_event_sources()[0]
-            self._kv_feed = KvEventFeed(source.endpoint, source.replay_endpoint)
-            self._kv_feed.start()
+        if self._llm.vllm_config.kv_events_config is not None:
+            for _, source in sorted(self._llm.get_kv_event_sources().items()):  # by data-parallel rank
+                feed = KvEventFeed(source.endpoint, source.replay_endpoint)
+                feed.start()
+                self._kv_feeds.append(feed)
         self._tasks = await self._llm.get_supported_tasks()
         self._defaults = self._llm.model_config.get_diff_sampling_param()
         self._tools = ToolParsing.build(self._config, self._llm)
@@ -105,11 +106,8 @@ class VllmEngine:
     async def check_health(self) -> None:
         await self._llm.check_health()
 
-    def kv_events(self) -> list[KVEvent]:
-        return [] if self._kv_feed is None else self._kv_feed.translator.drain()
-
-    def kv_snapshot(self) -> tuple[int, frozenset[BlockHash]]:
-        return (0, frozenset()) if self._kv_feed is None else self._kv_feed.translator.snapshot()
+    def kv_events(self, rank: int = 0) -> list[Change]:
+        return self._kv_feeds[rank].translator.drain() if self._kv_feeds else []
 
     async def drain(self, timeout_s: float) -> bool:
         self._draining = True
@@ -129,9 +127,9 @@ class VllmEngine:
             self._fail(work, "engine_dead", f"engine {self._config.id} was stopped", True)
         self._leases.clear()
         self._llm = None
-        if self._kv_feed is not None:
-            await self._kv_feed.stop()
-            self._kv_feed = None
+        for feed in self._kv_feeds:
+            await feed.stop()
+        self._kv_feeds.clear()
         if llm is not None:
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._starter, lambda: llm.shutdown(timeout=_SHUTDOWN_S))

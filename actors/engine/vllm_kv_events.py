@@ -3,50 +3,78 @@ emits.
 
 vLLM publishes batches over ZeroMQ, numbered, with a replay socket for missed ones and no snapshot. Its hashes differ
 from process to process, so each stored block is hashed again from its tokens by `block_hashes`' chain: equal prefixes
-then have equal hashes on every engine, real or sim. The feed numbers its own events without gaps and mirrors what is
-cached, so that a reader that lost some can ask for `snapshot`.
+then have equal hashes on every engine, real or sim. Left out are blocks that plain tokens do not name (LoRA, cache
+salt, images), that lie on another medium than the engine's own memory, and those of a hybrid model's further cache
+groups: the reader then knows less, never wrong (of a hybrid model: no more than the first group's cache).
 
-When vLLM's publisher no longer has a missed batch (its buffer holds 10,000), the mirror is dropped with a `Cleared`:
-the reader then knows less, never wrong.
+When vLLM's publisher no longer has a missed batch (its buffer holds 10,000), all is given up with a `Cleared`.
 """
 
 import asyncio
 import logging
-from collections.abc import Iterable
 from typing import Any, Protocol
 
 import msgspec
 
-from policies.engine_model.blocks import BlockHash, Cleared, KVEvent, Removed, Stored, block_hashes
+from policies.engine_model.blocks import (
+    BlockHash,
+    Change,
+    Cleared,
+    Removed,
+    Stored,
+    add_change,
+    block_hashes,
+)
 
 log = logging.getLogger(__name__)
 
 _END = (-1).to_bytes(8, "big", signed=True)
 REPLAY_TIMEOUT_S = 2.0
-MAX_UNREAD_EVENTS = (
-    100_000  # nobody drains: the mirror stays right, the list starts again from a Cleared and a snapshot
-)
 
 
-class _Blocks(Protocol):
-    """What is read of vLLM's BlockStored."""
+class _Place(Protocol):
+    """Where vLLM says that blocks lie: in BlockStored and BlockRemoved."""
 
     block_hashes: list[Any]
+    medium: str | None
+    group_idx: int | None
+    locality: str | None
+
+
+class _Blocks(_Place, Protocol):
+    """What is read of vLLM's BlockStored."""
+
     parent_block_hash: Any
     token_ids: list[int]
     block_size: int
+    lora_name: str | None
+    extra_keys: list[tuple[Any, ...] | None] | None
+
+
+def _in_own_memory(event: _Place) -> bool:
+    return (
+        event.medium in (None, "GPU")  # vLLM's name for the device's memory, whatever the device
+        and event.group_idx in (None, 0)
+        and event.locality in (None, "LOCAL")
+    )
 
 
 class Translator:
-    """Batches of vLLM in, Sluice events out; pure. `events` since the last `drain`, `snapshot` of what is cached."""
+    """Batches of vLLM in, Sluice's changes out; pure."""
 
     def __init__(self) -> None:
         self._ours: dict[Any, BlockHash] = {}  # vLLM's hash -> ours
-        self._events: list[KVEvent] = []
-        self._next_seq = 0
+        self._changes: list[Change] = []
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks are cached."""
+        return len(self._ours)
 
     def stored(self, event: _Blocks) -> None:
         """New blocks in chain order. Blocks whose parent is not known are left out, with all that hang on them."""
+        if not _in_own_memory(event) or event.lora_name is not None or any(event.extra_keys or ()):
+            return
         parent = None if event.parent_block_hash is None else self._ours.get(event.parent_block_hash)
         if event.parent_block_hash is not None and parent is None:
             return
@@ -61,35 +89,27 @@ class Translator:
                 run.append(ours)
         self._emit_run(run, parent)
 
-    def removed(self, theirs: Iterable[Any]) -> None:
+    def removed(self, event: _Place) -> None:
         """Evicted blocks; unknown ones are passed over."""
-        gone = tuple(ours for ours in (self._ours.pop(h, None) for h in theirs) if ours is not None)
+        if not _in_own_memory(event):
+            return
+        gone = tuple(h for h in (self._ours.pop(h, None) for h in event.block_hashes) if h is not None)
         if gone:
-            self._emit(Removed(self._next_seq, gone))
+            add_change(self._changes, Removed(gone))
 
     def cleared(self) -> None:
         """The whole cache was dropped, or is no longer known."""
         self._ours.clear()
-        self._emit(Cleared(self._next_seq))
+        add_change(self._changes, Cleared())
 
-    def drain(self) -> list[KVEvent]:
-        """Events since the last call, numbered without gaps unless more than MAX_UNREAD_EVENTS went unread."""
-        events, self._events = self._events, []
-        return events
-
-    def snapshot(self) -> tuple[int, frozenset[BlockHash]]:
-        """(number of the next event, hashes of all cached blocks)."""
-        return self._next_seq, frozenset(self._ours.values())
+    def drain(self) -> list[Change]:
+        """Changes since the last call."""
+        changes, self._changes = self._changes, []
+        return changes
 
     def _emit_run(self, run: list[BlockHash], parent: BlockHash | None) -> None:
         if run:
-            self._emit(Stored(self._next_seq, tuple(run), parent))
-
-    def _emit(self, event: KVEvent) -> None:
-        self._next_seq += 1
-        self._events.append(event)
-        if len(self._events) > MAX_UNREAD_EVENTS:
-            del self._events[: MAX_UNREAD_EVENTS // 2]  # the gap tells the reader to take a snapshot
+            add_change(self._changes, Stored(tuple(run), parent))
 
 
 class KvEventFeed:
@@ -135,7 +155,7 @@ class KvEventFeed:
         self._next = number + 1
 
     async def _replay(self, context: Any, until: int, decode: Any) -> None:
-        """Fetches the missed batches before `until`; drops the mirror where the publisher has them no more."""
+        """Fetches the missed batches before `until`; gives all up where the publisher has them no more."""
         import zmq
 
         with context.socket(zmq.DEALER) as request:  # REQ would take one answer only
@@ -174,6 +194,6 @@ class KvEventFeed:
                 case "BlockStored":
                     self.translator.stored(event)
                 case "BlockRemoved":
-                    self.translator.removed(event.block_hashes)
+                    self.translator.removed(event)
                 case "AllBlocksCleared":
                     self.translator.cleared()

@@ -30,7 +30,7 @@ from actors.engine.vllm_config import (
     resolve_device,
 )
 from actors.engine.vllm_stats import Hello, Ledger, stat_logger
-from actors.wire.messages import EngineInfo
+from actors.wire.messages import KV_EVENTS, EngineInfo
 
 log = logging.getLogger(__name__)
 
@@ -90,9 +90,9 @@ def launch(config: VllmEngineConfig, ledger: Ledger, clock: PhaseClock) -> Any:
     args = engine_args(config, device)
     check_engine_args(args, frozenset(f.name for f in dataclasses.fields(AsyncEngineArgs)))
     args["kv_transfer_config"] = KVTransferConfig(**args["kv_transfer_config"])
-    if config.kv_events:
-        args["kv_events_config"] = kv_events_config(config)
     vllm_config = AsyncEngineArgs(**args).create_engine_config()
+    if config.kv_events and vllm_config.cache_config.enable_prefix_caching:
+        vllm_config.kv_events_config = kv_events_config(config)
     clock.end("config")
     with spawning_through_plugin():
         llm = AsyncLLM.from_vllm_config(
@@ -116,7 +116,10 @@ def remove_kv_sockets(config: VllmEngineConfig) -> None:
 
 
 def kv_events_config(config: VllmEngineConfig) -> Any:
-    """vLLM's publisher on sockets of this node, in a directory that only this user can enter."""
+    """vLLM's publisher on sockets of this node, in a directory that only this user can enter.
+
+    The word "inproc" in the file names makes vLLM add the data-parallel rank to them; else it knows TCP ports only.
+    """
     from vllm.config.kv_events import KVEventsConfig
 
     directory = kv_socket_directory(config)
@@ -124,8 +127,8 @@ def kv_events_config(config: VllmEngineConfig) -> Any:
     return KVEventsConfig(
         enable_kv_cache_events=True,
         publisher="zmq",
-        endpoint=f"ipc://{directory}/events",
-        replay_endpoint=f"ipc://{directory}/replay",
+        endpoint=f"ipc://{directory}/inproc-events",
+        replay_endpoint=f"ipc://{directory}/inproc-replay",
     )
 
 
@@ -192,6 +195,8 @@ def describe(config: VllmEngineConfig, llm: Any, hellos: list[Hello]) -> EngineI
     features = ["logprobs", "prompt_logprobs", "json_object", "json_schema", "structural_tag", "n"]
     if config.tool_parser:
         features.append("tools")
+    if running.kv_events_config is not None:
+        features.append(KV_EVENTS)
     return EngineInfo(
         id=config.id,
         role=config.role,

@@ -7,7 +7,8 @@ it, sends the work to the engines itself, streams the tokens to the client and t
     router  -> ingress  RoutePrefill, RouteDecode, Reject, Fleet, FleetStatus
     ingress -> engine   Prefill, Decode, Cancel, ReleaseKV
     engine  -> ingress  PrefillDone, Admitted, Tokens, Failed
-    engine  -> router   Announce, Status
+    engine  -> router   Announce, Status, KvEvents, KvState
+    router  -> engine   KvReplay
     engine  -> engine   Pull, PullGrant, Pulled (sim engine only)
 
 Ownership is bound to the connection: when an ingress connection closes, an engine aborts and frees everything that came
@@ -25,6 +26,9 @@ Role = Literal["prefill", "decode", "colocated"]
 EngineKind = Literal["vllm", "sim"]
 Mode = Literal["colocated", "disaggregated"]
 EngineState = Literal["starting", "ready", "draining", "down"]
+
+KV_EVENTS = "kv_events"
+"""The feature of an engine that tells the router what its prefix cache holds."""
 
 
 class _Wire(msgspec.Struct, array_like=True, tag=True, frozen=True, gc=False):
@@ -86,7 +90,11 @@ class Announce(_Wire, frozen=True):
 
 
 class Status(_Wire, frozen=True):
-    """Engine -> router, periodically: what the engine itself counts. A term it does not know is None, never 0."""
+    """Engine -> router, periodically: what the engine itself counts. A term it does not know is None, never 0.
+
+    FlowKV's indicators: `swapped` requests; of the step's token budget, of compute and of memory bandwidth the share
+    in use, 0..1.
+    """
 
     engine_id: str
     running: int
@@ -97,6 +105,59 @@ class Status(_Wire, frozen=True):
     state: EngineState = "ready"
     tokens_in_flight: int | None = None
     totals: dict[str, float] = {}
+    rank: int = 0
+    swapped: int | None = None
+    token_budget: float | None = None
+    compute: float | None = None
+    memory_bandwidth: float | None = None
+
+
+class KvChange(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What entered or left a prefix cache (`policies.engine_model.blocks.Change`); see `actors.wire.kv` for the bytes.
+
+    `parent` is the hash before the first stored block, None at the prompt's start.
+    """
+
+    kind: Literal["stored", "removed", "cleared"]
+    hashes: bytes = b""
+    parent: int | None = None
+
+
+class KvEvents(_Wire, frozen=True):
+    """Engine -> router: batch `seq` of the changes of one rank's prefix cache, numbered from 0 in each `epoch` (one
+    life of the engine). Sent within a report period.
+    """
+
+    engine_id: str
+    epoch: str
+    seq: int
+    changes: list[KvChange]
+    rank: int = 0
+
+
+class KvReplay(_Wire, frozen=True):
+    """Router -> engine: batches `first`..`last` of `epoch` again (`last` None: up to now). Answered by KvEvents, or by
+    KvState where the engine does not have them any more, the epoch is another one, or `first` is None.
+    """
+
+    epoch: str
+    first: int | None
+    last: int | None = None
+    rank: int = 0
+
+
+class KvState(_Wire, frozen=True):
+    """Engine -> router: part `part` of `parts` of all that a rank's prefix cache holds before batch `next_seq`, as
+    chains (KvChange of kind "stored", a chain after those that it hangs on).
+    """
+
+    engine_id: str
+    epoch: str
+    next_seq: int
+    part: int
+    parts: int
+    chains: list[KvChange]
+    rank: int = 0
 
 
 # ---------------------------------------------------------------------------------------------- ingress -> engine
@@ -222,7 +283,8 @@ class Submit(_Wire, frozen=True):
     `mode`: only engines of this kind may serve it.
 
     `deadline_s` is what is left of its total time. `hints` (actors.router.forecasts.Hints) come where the router's
-    `Fleet.wants_hints`.
+    `Fleet.wants_hints`. `block_hashes` (bytes by `actors.wire.kv`) are of the prompt's KV blocks of `block_tokens`
+    tokens that a prefix cache can serve; they come where the router's `Fleet.block_tokens`.
     """
 
     rid: str
@@ -239,6 +301,8 @@ class Submit(_Wire, frozen=True):
     avoid: tuple[str, ...] = ()
     hints: bytes = b""
     mode: Mode | None = None
+    block_hashes: bytes = b""
+    block_tokens: int = 0
 
 
 class Prefilled(_Wire, frozen=True):
@@ -317,12 +381,16 @@ class Reject(_Wire, frozen=True):
 
 
 class Fleet(_Wire, frozen=True):
-    """Router -> ingress: the whole list of live engines, sent at connect and at every change; plus the policy names."""
+    """Router -> ingress: the whole list of live engines, sent at connect and at every change; plus the policy names.
+
+    `block_tokens`: hash prompts in blocks of so many tokens, because the policies look at prefix hits; None: do not.
+    """
 
     engines: list[EngineInfo]
     prefill_policy: str
     decode_policy: str
     wants_hints: bool = False
+    block_tokens: int | None = None
 
 
 class FleetStatus(_Wire, frozen=True):
@@ -372,6 +440,9 @@ Message = (
     | Prove
     | Announce
     | Status
+    | KvEvents
+    | KvReplay
+    | KvState
     | Prefill
     | Decode
     | Cancel

@@ -329,9 +329,8 @@ async def test_kv_events_mirror_the_cache(rig: Rig) -> None:
     assert isinstance(engine, SimEngine)
     c.client.decode("r", PROMPT)
     await c.client.text("r")
-    assert engine.kv_events() == [Stored(0, block_hashes(PROMPT, 16), None)]
+    assert engine.kv_events() == [Stored(block_hashes(PROMPT, 16))]
     assert engine.kv_events() == []
-    assert engine.kv_snapshot() == (1, frozenset(block_hashes(PROMPT, 16)))
 
 
 async def test_a_bug_in_the_step_loop_fails_all_requests(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
