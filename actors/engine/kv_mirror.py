@@ -71,7 +71,7 @@ class KvMirror:
                 children.setdefault(parent, []).append(block)
         while heads:
             run = [heads.pop()]
-            while len(after := children.get(run[-1], ())) == 1:
+            while len(after := children.get(run[-1], [])) == 1:
                 run.append(after[0])
             yield Stored(tuple(run), self._parents[run[0]])
             heads.extend(after)

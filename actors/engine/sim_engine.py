@@ -121,7 +121,9 @@ class SimEngine:
         )
 
     def status(self) -> Status:
-        """Counts of this moment; `running` are the sequences that hold a slot."""
+        """Counts of this moment; `running` are the sequences that hold a slot. It knows the share of the token budget
+        that the step under way uses; nothing is swapped here, and the timing model has no device to be busy.
+        """
         model, pool = self._model, self._pool
         return Status(
             engine_id=self.config.engine_id,
@@ -132,6 +134,7 @@ class SimEngine:
             kv_usage=pool.used / pool.total,
             state="draining" if self._draining else "ready",
             tokens_in_flight=model.kv_tokens,
+            token_budget=min(1.0, model.step_tokens / model.budget_tokens),
         )
 
     def metrics(self) -> EngineMetrics:

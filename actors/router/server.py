@@ -9,6 +9,7 @@ import asyncio
 import dataclasses
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -16,10 +17,13 @@ import msgspec
 
 from actors.router.decisions import DECISION_BOUNDS_S, DecisionLog
 from actors.router.forecasts import Forecasts
+from actors.router.kv_feed import KvFeed
 from actors.wire import messages as wire
 from actors.wire.channel import Channel, Identity, listen, remove_sockets
+from actors.wire.kv import unpack_hashes
 from policies.dispatch import Action, Dispatcher, Reject, RouteDecode, RoutePrefill
 from policies.routing.base import PolicyError
+from policies.routing.registry import USES_HITS
 from policies.state import events as ev
 from policies.state.reducer import role_of
 from policies.state.views import Health, Mode, Request
@@ -70,6 +74,7 @@ class RouterServer:
         self._servers: list[asyncio.Server] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._forecasts = forecasts
+        self._kv_feed = KvFeed(dispatcher.state, self._feed)
         self._stale = 0
         self._policy_errors = 0
 
@@ -131,6 +136,7 @@ class RouterServer:
         if self._engines.get(engine.info.id) is engine:
             del self._engines[engine.info.id]
             self._feed(ev.EngineDown(time.time(), engine.info.id))
+            self._kv_feed.gone(engine.info.id)
             self._broadcast_fleet()
 
     # ------------------------------------------------------------------------------------------------ messages
@@ -155,6 +161,10 @@ class RouterServer:
                 self._announce(channel, message.info)
             case wire.Status():
                 self._status(message)
+            case wire.KvEvents():
+                self._kv_feed.events(message.engine_id, channel, message)
+            case wire.KvState():
+                self._kv_feed.state(message.engine_id, channel, message)
             case _:
                 raise ValueError(f"a router does not take {type(message).__name__}")
 
@@ -219,6 +229,8 @@ class RouterServer:
         engine = _Engine(info, channel, known.status if known else None)
         self._engines[info.id] = engine
         self._set_health(engine, _health(info.state))
+        if wire.KV_EVENTS in info.features:
+            self._kv_feed.announced(info.id, 0, channel)
         self._broadcast_fleet()
 
     def _set_health(self, engine: _Engine, health: Health) -> None:
@@ -244,7 +256,16 @@ class RouterServer:
         kv_tokens = message.kv_blocks_used * engine.info.block_size_tokens
         self._feed(
             ev.EngineStatus(
-                time.time(), message.engine_id, message.running, message.waiting, kv_tokens, health
+                time.time(),
+                message.engine_id,
+                message.running,
+                message.waiting,
+                kv_tokens,
+                health,
+                message.swapped,
+                message.token_budget,
+                message.compute,
+                message.memory_bandwidth,
             )
         )
 
@@ -303,14 +324,28 @@ class RouterServer:
 
     def _tick(self) -> None:
         self._feed(ev.Tick(time.time()))
+        self._kv_feed.tick()
 
     # ----------------------------------------------------------------------------------------------- broadcasts
 
     def _fleet(self) -> wire.Fleet:
         infos = sorted((engine.info for engine in self._engines.values()), key=lambda info: info.id)
         return wire.Fleet(
-            infos, self.dispatcher.prefill.name, self.dispatcher.decode.name, self._forecasts is not None
+            infos,
+            self.dispatcher.prefill.name,
+            self.dispatcher.decode.name,
+            self._forecasts is not None,
+            self._block_tokens(infos),
         )
+
+    def _block_tokens(self, infos: list[wire.EngineInfo]) -> int | None:
+        """In blocks of how many tokens prompts are to be hashed: those of most engines that tell what they cache (no
+        prompt ever hits in blocks of another size); None where no policy would look at hits.
+        """
+        if not {self.dispatcher.prefill.name, self.dispatcher.decode.name} & USES_HITS:
+            return None
+        sizes = Counter(info.block_size_tokens for info in infos if wire.KV_EVENTS in info.features)
+        return max(sizes, key=lambda size: (sizes[size], size), default=None)
 
     def _broadcast_fleet(self) -> None:
         fleet = self._fleet()
@@ -322,8 +357,11 @@ class RouterServer:
         totals = {f"decisions_{name}": float(count) for name, count in self.decisions.totals.items()}
         totals["stale_events"] = float(self._stale + state.refused_items)
         totals["policy_errors"] = float(self._policy_errors)
+        totals |= self._kv_feed.totals()
+        gauges = self._kv_feed.gauges()
         if self._forecasts is not None:
             totals |= self._forecasts.totals()
+            gauges |= self._forecasts.gauges()
         return wire.FleetStatus(
             statuses=[engine.status for engine in self._engines.values() if engine.status is not None],
             queued=self.dispatcher.queue_size,
@@ -334,7 +372,7 @@ class RouterServer:
             decision_bounds_s=DECISION_BOUNDS_S,
             decision_buckets=self.decisions.cumulative(),
             decision_sum_s=self.decisions.sum_s,
-            gauges=self._forecasts.gauges() if self._forecasts is not None else {},
+            gauges=gauges,
         )
 
     def _broadcast_status(self) -> None:
@@ -367,5 +405,7 @@ def _request(message: wire.Submit, now_s: float) -> Request:
         deadline_s=now_s + message.deadline_s,
         local=message.local,
         avoid=message.avoid,
+        block_hashes=unpack_hashes(message.block_hashes),
+        block_tokens=message.block_tokens,
         mode=Mode(message.mode) if message.mode else None,
     )

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from actors.wire.channel import Channel, Identity
+from actors.wire.kv import pack_hashes
 from actors.wire.link import Link
 from actors.wire.messages import (
     Admitted,
@@ -37,6 +38,7 @@ from app.ingress.job import Job
 from app.ingress.job_parts import EngineFailed, EngineLost, RouterLost, State, Work
 from app.ingress.links import EngineLink, EngineLinks
 from app.ingress.metrics import IngressMetrics
+from policies.engine_model.blocks import block_hashes
 
 log = logging.getLogger(__name__)
 
@@ -150,6 +152,17 @@ class Hub:
         if self.fleet is None or not self.fleet.wants_hints:
             return b""
         return hints_of(work, self.config.served_names[0], self._salt)
+
+    def block_hashes_of(self, work: Work) -> tuple[bytes, int]:
+        """Hashes of the prompt's KV blocks that a prefix cache can serve, where the router's policies look at hits.
+
+        The last token is always computed, so a block that ends with it is none of them; a prompt whose own logprobs
+        are asked for is computed whole.
+        """
+        size = None if self.fleet is None else self.fleet.block_tokens
+        if size is None or work.local:
+            return b"", 0
+        return pack_hashes(block_hashes(work.tokens[:-1], size)), size
 
     def router_epoch(self) -> int | None:
         return self._epoch

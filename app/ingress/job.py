@@ -315,6 +315,9 @@ class Job:
 
     def _submit(self) -> Submit:
         work = self.work
+        # an adopted request that decodes already is not routed any more
+        routed = self.state in (State.ADMITTING, State.DECODING)
+        block_hashes, block_tokens = (b"", 0) if routed else self.ports.block_hashes_of(work)
         return Submit(
             rid=self.rid,
             prompt_tokens=len(work.tokens),
@@ -329,6 +332,8 @@ class Job:
             local=work.local,
             avoid=self.avoid,
             hints=self.ports.hints_of(work),
+            block_hashes=block_hashes,
+            block_tokens=block_tokens,
             mode=work.mode,
         )
 

@@ -113,6 +113,9 @@ class Ports(Protocol):
     def hints_of(self, work: Work) -> bytes:
         """`Submit.hints`; empty where the router wants none."""
 
+    def block_hashes_of(self, work: Work) -> tuple[bytes, int]:
+        """`Submit.block_hashes` and `block_tokens`; (b"", 0) where the router wants none."""
+
     def to_router(self, message: Message) -> None: ...
     def to_engine(self, engine_id: str, job: "Job", message: Message) -> bool:
         """Sends and ties the job to the engine. False if the engine is not connected."""

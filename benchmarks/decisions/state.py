@@ -95,7 +95,7 @@ def prefix_index(calls: int, seed: int, quick: bool) -> list[Timing]:
 
     def orphaned() -> Iterator[Callable[[], object]]:
         worker = "w1"
-        index.restore(worker, "f", 0, [Stored(chain)])
+        index.restore(worker, "f", 1, [Stored(chain)])
         index.apply(worker, "f", 1, (Removed((chain[3000],)),))
         for _ in range(calls):
             yield partial(index.lookup, chain)

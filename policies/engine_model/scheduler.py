@@ -125,6 +125,11 @@ class EngineModel:
         """Sequences that hold a slot."""
         return len(self.running) + len(self._prefilling) + len(self._loading) + len(self._joining)
 
+    @property
+    def step_tokens(self) -> int:
+        """Tokens that the step under way computes; 0 between steps."""
+        return sum(chunk for _, chunk in self._chunks) + len(self.running) if self._in_step else 0
+
     def generated(self, seq: Sequence) -> int:
         """Output tokens of `seq` so far."""
         return self.steps - seq.offset if seq in self.running else seq.generated

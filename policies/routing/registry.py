@@ -49,6 +49,12 @@ DECODE: dict[str, type[DecodePolicy]] = {
 }
 
 
+USES_HITS = frozenset(
+    ["cache_aware", "cache_load_aware", "predicted_ttft", "locality", "combined", "netkv", "composition"]
+)
+"""Policies that look at prefix hits: where none of them decides, prompts need not be hashed."""
+
+
 class UnknownPolicy(ValueError):
     """The name or a parameter is not known; the message lists what is."""
 

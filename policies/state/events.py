@@ -156,12 +156,12 @@ class KvBatch:
 
 @dataclass(frozen=True, slots=True)
 class KvSnapshot:
-    """All that a worker holds after batch `seq`, as chains: the answer to a gap that cannot be replayed."""
+    """All that a worker holds before batch `next_seq`, as chains: the answer to a gap that cannot be replayed."""
 
     now_s: float
     worker: WorkerId
     epoch: str
-    seq: int
+    next_seq: int
     chains: tuple[Stored, ...]
 
 

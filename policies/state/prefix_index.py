@@ -81,8 +81,10 @@ class PrefixIndex:
         self._carry_out(feed, changes)
         self._drain(feed)
 
-    def restore(self, worker: str, epoch: str, seq: int, chains: Iterable[Stored]) -> None:
-        """Replaces a worker's content by a snapshot taken after batch `seq`; later batches held back follow."""
+    def restore(self, worker: str, epoch: str, next_seq: int, chains: Iterable[Stored]) -> None:
+        """Replaces a worker's content by a snapshot taken before batch `next_seq`; that and later ones that were held
+        back follow.
+        """
         known = self._feeds.get(worker)
         held_back = known.held_back if known is not None and known.epoch == epoch else {}
         self.drop(worker)
@@ -90,8 +92,8 @@ class PrefixIndex:
         for chain in chains:
             self._store(feed, chain)
         self.version += 1
-        feed.next_seq = seq + 1
-        feed.held_back = {later: changes for later, changes in held_back.items() if later > seq}
+        feed.next_seq = next_seq
+        feed.held_back = {later: changes for later, changes in held_back.items() if later >= next_seq}
         self._drain(feed)
 
     def drop(self, worker: str) -> None:

@@ -16,8 +16,9 @@ worker the departure of every request that has a forecast. Engine reports are ke
 """
 
 import math
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -98,28 +99,43 @@ class _Load:
     reports: deque[tuple[ev.EngineStatus, int]] = field(default_factory=deque)  # with `sending` at that time
     indicators: Indicators | None = None
     unreported: int = 0
+    transfers_view: tuple[Transfers, ...] | None = ()  # None: changed since it was made
+    departures_view: tuple[Departure, ...] | None = ()
+
+
+PoolKey = tuple[int, float, RequestId]  # (priority, entered_s, rid): the order in which entries are served
 
 
 @dataclass(slots=True)
 class ClusterState:
-    """`apply(event)` changes it or raises `StaleEvent` and changes nothing; `snapshot(now_s)` shows it."""
+    """`apply(event)` changes it or raises `StaleEvent` and changes nothing; `snapshot(now_s)` shows it.
+
+    For who decides only when it may matter: `take_eased` and `take_entered` tell what was freed and what came since
+    they were last called; `fleet_version` grows when a worker comes, goes, or changes its facts or health.
+    """
 
     _live: dict[RequestId, _Live] = field(default_factory=dict)
     _loads: dict[WorkerId, _Load] = field(default_factory=dict)
     _views: dict[WorkerId, Worker] = field(default_factory=dict)
     _dirty: set[WorkerId] = field(default_factory=set)
     _pool: dict[RequestId, PoolEntry] = field(default_factory=dict)
-    _pool_view: tuple[PoolEntry, ...] | None = None
+    _order: list[PoolKey] = field(default_factory=list)  # the pool's keys, ascending
+    _eased: set[WorkerId] = field(default_factory=set)
+    _entered: list[RequestId] = field(default_factory=list)
     _last_chosen: dict[str, WorkerId] = field(default_factory=dict)
     _oracle: Oracle | None = None
     _prefix: dict[str, PrefixIndex] = field(default_factory=dict)  # by engine group
     _hit_memo: dict[RequestId, tuple[int, dict[WorkerId, int]]] = field(default_factory=dict)
     refused_items: int = 0  # of ProgressedMany, since the start
+    fleet_version: int = 0
+    left_pool: int = 0  # entries that have left the pool, since the start
 
     # --------------------------------------------------------------------------------------------------- queries
 
-    def snapshot(self, now_s: float) -> Snapshot:
-        """A frozen view; workers that did not change since the last one are shared with it."""
+    def snapshot(self, now_s: float, pool: Sequence[PoolEntry] | None = None) -> Snapshot:
+        """A frozen view; workers that did not change since the last one are shared with it. `pool` limits it to these
+        entries (None: all), so that its cost does not grow with a backlog.
+        """
         if self._dirty:
             views = dict(self._views)
             for worker in sorted(self._dirty):  # the order of views must not hang on hashes
@@ -130,14 +146,55 @@ class ClusterState:
                     views[worker] = _view(load)
             self._views = views
             self._dirty.clear()
-        if self._pool_view is None:
-            self._pool_view = tuple(self._pool.values())
+        shown = tuple(self.waiting()) if pool is None else tuple(pool)
         hits = IndexHits(self._prefix, self._hit_memo) if self._prefix else NO_HITS
-        return Snapshot(now_s, self._views, self._pool_view, dict(self._last_chosen), self._oracle, hits)
+        return Snapshot(now_s, self._views, shown, dict(self._last_chosen), self._oracle, hits)
+
+    def worker(self, worker: WorkerId) -> Worker | None:
+        """One worker as it is now; None: it is gone."""
+        load = self._loads.get(worker)
+        if load is None:
+            return None
+        return _view(load) if worker in self._dirty else self._views[worker]
+
+    def waiting(self, after: PoolKey | None = None, most: int | None = None) -> list[PoolEntry]:
+        """Pool entries in the order in which they should be served: the first `most` behind `after`."""
+        start = 0 if after is None else bisect_right(self._order, after)
+        keys = self._order[start:] if most is None else self._order[start : start + most]
+        return [self._pool[rid] for _, _, rid in keys]
+
+    def oldest_of_each_priority(self) -> list[PoolKey]:
+        """The key of the entry that has waited longest, for each priority in the pool, most urgent first."""
+        keys: list[PoolKey] = []
+        at = 0
+        while at < len(self._order):
+            keys.append(self._order[at])
+            at = bisect_left(self._order, (keys[-1][0] + 1,))
+        return keys
+
+    def take_eased(self) -> set[WorkerId]:
+        """The workers where slots or KV were given back since the last call."""
+        eased, self._eased = self._eased, set()
+        return eased
+
+    def take_entered(self) -> list[PoolEntry]:
+        """The entries that came into the pool since the last call and are in it now, oldest first."""
+        entered, self._entered = self._entered, []
+        return [self._pool[rid] for rid in dict.fromkeys(entered) if rid in self._pool]
 
     def prefix_index(self, group: str) -> PrefixIndex | None:
         """The group's prefix index (sizes, and the feeds that want a replay); None before its first KV event."""
         return self._prefix.get(group)
+
+    def prefix_index_of(self, worker: WorkerId) -> PrefixIndex | None:
+        """The index of a worker's group; None before the group's first KV event, and for an unknown worker."""
+        load = self._loads.get(worker)
+        return None if load is None else self._prefix.get(load.up.group)
+
+    @property
+    def prefix_indexes(self) -> tuple[PrefixIndex, ...]:
+        """The indexes of all groups."""
+        return tuple(self._prefix.values())
 
     def request(self, rid: RequestId) -> Request | None:
         live = self._live.get(rid)
@@ -207,7 +264,14 @@ class ClusterState:
         group = self._loads[live.prefill_worker].up.group
         entry = PoolEntry(live.request, live.prefill_worker, group, now_s, lease_until_s, kv_bytes, cached)
         self._pool[live.request.rid] = entry
-        self._pool_view = None
+        insort(self._order, pool_key(entry))
+        self._entered.append(live.request.rid)
+
+    def _leave_pool(self, rid: RequestId) -> None:
+        entry = self._pool.pop(rid, None)
+        if entry is not None:
+            del self._order[bisect_left(self._order, pool_key(entry))]
+            self.left_pool += 1
 
     def _decode_routed(self, event: ev.DecodeRouted) -> None:
         live, load = self._need(event.rid, LiveStage.POOL), self._need_worker(event.worker)
@@ -268,10 +332,18 @@ class ClusterState:
             raise ValueError(
                 f"request {event.rid}: forecast of {finishes_in} tokens; must be finite, >= 0, or None"
             )
-        self._book(live, -1)
         at_tokens = event.tokens / live.request.slots
-        live.finishes_at_tokens = None if finishes_in is None else at_tokens + finishes_in
-        self._book(live, +1)
+        self._forecast(live, None if finishes_in is None else at_tokens + finishes_in)
+
+    def _forecast(self, live: _Live, finishes_at_tokens: float | None) -> None:
+        load = self._loads.get(live.decode_worker) if live.decode_worker else None
+        if load is not None and live.finishes_at_tokens is not None:
+            _book_departure(load, live, -1)
+        live.finishes_at_tokens = finishes_at_tokens
+        if load is not None:
+            if finishes_at_tokens is not None:
+                _book_departure(load, live, +1)
+            self._dirty.add(load.up.worker)
 
     def _oracle_refreshed(self, event: ev.OracleRefreshed) -> None:
         self._oracle = event.oracle
@@ -282,7 +354,7 @@ class ClusterState:
 
     def _kv_snapshot(self, event: ev.KvSnapshot) -> None:
         index = self._index_of(event.worker)
-        index.restore(event.worker, event.epoch, event.seq, event.chains)
+        index.restore(event.worker, event.epoch, event.next_seq, event.chains)
 
     def _index_of(self, worker: WorkerId) -> PrefixIndex:
         group = self._need_worker(worker).up.group
@@ -322,6 +394,7 @@ class ClusterState:
                 self._prefix[load.up.group].drop(event.worker)
             load.up, load.health = event, event.health
         self._dirty.add(event.worker)
+        self.fleet_version += 1
 
     def _engine_down(self, event: ev.EngineDown) -> None:
         worker = event.worker
@@ -330,6 +403,7 @@ class ClusterState:
             self._prefix[group].drop(worker)
         del self._loads[worker]
         self._dirty.add(worker)
+        self.fleet_version += 1
         for live in self._live.values():
             # the charges died with the worker's record: the request must not give them back to a successor of that name
             if live.prefill_worker == worker:
@@ -337,13 +411,17 @@ class ClusterState:
             if live.decode_worker == worker:
                 self._book_transfer(live, -1)  # it hangs on the sender, who may live
                 live.decode_worker = None
-            if live.prefill_worker is None and self._pool.pop(live.request.rid, None) is not None:
-                self._pool_view = None
+            if live.prefill_worker is None:
+                self._leave_pool(live.request.rid)
 
     def _engine_status(self, event: ev.EngineStatus) -> None:
         load = self._need_worker(event.worker)
-        load.status, load.health = event, event.health
-        load.foreign_kv_tokens = max(0, event.kv_tokens - load.kv_tokens)
+        foreign = max(0, event.kv_tokens - load.kv_tokens)
+        if foreign < load.foreign_kv_tokens:
+            self._eased.add(event.worker)
+        if event.health is not load.health:
+            self.fleet_version += 1
+        load.status, load.health, load.foreign_kv_tokens = event, event.health, foreign
         load.unreported = 0
         load.reports.append((event, load.sending))
         while load.reports[0][0].now_s < event.now_s - INDICATOR_WINDOW_S:
@@ -375,9 +453,13 @@ class ClusterState:
         decode_worker: WorkerId | None = None,
     ) -> None:
         """The one way to change a request's stage or workers: old charges off, new ones on."""
+        if live.prefill_worker and (live.stage is LiveStage.PREFILL or prefill_worker != live.prefill_worker):
+            self._eased.add(live.prefill_worker)
+        if live.decode_worker and decode_worker != live.decode_worker:
+            self._eased.add(live.decode_worker)
         self._book(live, -1)
-        if self._pool.pop(live.request.rid, None) is not None:
-            self._pool_view = None
+        if live.stage is LiveStage.POOL:
+            self._leave_pool(live.request.rid)
         if stage in (LiveStage.QUEUED, LiveStage.PREFILL):
             live.tokens, live.finishes_at_tokens = 0, None
         live.stage, live.prefill_worker, live.decode_worker = stage, prefill_worker, decode_worker
@@ -415,12 +497,14 @@ class ClusterState:
             sender.transfers[key] = count
         else:
             del sender.transfers[key]
+        sender.transfers_view = None
         self._dirty.add(sender.up.worker)
 
 
 def _book_departure(load: _Load, live: _Live, sign: int) -> None:
     step = live.departure_step
     assert step is not None
+    load.departures_view = None
     sequences, kv_tokens = load.departures.get(step, (0, 0))
     sequences += sign * live.request.slots
     if sequences:
@@ -453,30 +537,42 @@ _HANDLERS: dict[type, Callable[[ClusterState, Any], None]] = {
 
 
 def _view(load: _Load) -> Worker:
+    """Its frozen form; positional, in the order of Worker's fields, because that is the fast way."""
+    if load.transfers_view is None:
+        load.transfers_view = tuple([Transfers(*key, n) for key, n in sorted(load.transfers.items())])
+    if load.departures_view is None:
+        load.departures_view = tuple(
+            [Departure(step, *gone) for step, gone in sorted(load.departures.items())]
+        )
     up, status = load.up, load.status
     return Worker(
-        id=up.worker,
-        role=up.role,
-        group=up.group,
-        node=up.node,
-        health=load.health,
-        slots=up.slots,
-        kv_capacity_tokens=up.kv_capacity_tokens,
-        prefilling=load.prefilling,
-        prefilling_tokens=load.prefilling_tokens,
-        slots_used=load.slots_used,
-        kv_tokens=load.kv_tokens,
-        foreign_kv_tokens=load.foreign_kv_tokens,
-        engine_running=status.running if status else None,
-        engine_waiting=status.waiting if status else None,
-        status_at_s=status.now_s if status else None,
-        barrier=up.barrier,
-        sending=load.sending,
-        transfers=tuple(Transfers(to, priority, n) for (to, priority), n in sorted(load.transfers.items())),
-        departures=tuple(Departure(step, *gone) for step, gone in sorted(load.departures.items())),
-        indicators=load.indicators,
-        unreported=load.unreported,
+        up.worker,
+        up.role,
+        up.group,
+        up.node,
+        load.health,
+        up.slots,
+        up.kv_capacity_tokens,
+        load.prefilling,
+        load.prefilling_tokens,
+        load.slots_used,
+        load.kv_tokens,
+        load.foreign_kv_tokens,
+        status.running if status is not None else None,
+        status.waiting if status is not None else None,
+        status.now_s if status is not None else None,
+        up.barrier,
+        load.sending,
+        load.transfers_view,
+        load.departures_view,
+        load.indicators,
+        load.unreported,
     )
+
+
+def pool_key(entry: PoolEntry) -> PoolKey:
+    """Where the entry stands in the pool."""
+    return entry.request.priority, entry.entered_s, entry.request.rid
 
 
 def role_of(name: str) -> Role:

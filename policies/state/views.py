@@ -111,9 +111,10 @@ class Indicators:
     memory_bandwidth: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Worker:
+class Worker(NamedTuple):
     """One decode or prefill worker as the router sees it: facts, its own charges, and what the engine last reported.
+
+    A named tuple because one is built for every worker that an event touches: an eighth of a frozen dataclass' cost.
 
     `kv_tokens` are the KV tokens of the requests that we charged to it (L_g of BalanceRoute for a decode worker);
     `foreign_kv_tokens` are KV tokens in use there that are not ours, by the engine's last report. `status_at_s` is None
@@ -184,7 +185,8 @@ NO_HITS = KnownHits()
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The cluster at `now_s`. `workers` is in no meaningful order: policies sort by id. `last_chosen` is the cursor of
+    """The cluster at `now_s`. `workers` is in no meaningful order: policies sort by id. `pool` are the waiting entries
+    that the decision is about, in the order in which they should be served. `last_chosen` is the cursor of
     the last worker chosen per stage ("prefill" / "decode"), for policies that go round. `oracle` is what is known of
     the network (None: nothing), `hits` what the prefix index knows."""
 

@@ -69,6 +69,9 @@ class Recorder:
     def hints_of(self, work: Work) -> bytes:
         return b""
 
+    def block_hashes_of(self, work: Work) -> tuple[bytes, int]:
+        return b"", 0
+
     def router_epoch(self) -> int | None:
         return self.epoch
 

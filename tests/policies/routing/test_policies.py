@@ -1,6 +1,7 @@
 """Every registered policy keeps the contract of `policies.routing.base`; the baselines do what their names say."""
 
 import copy
+import dataclasses
 import math
 import random
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from policies.routing.base import RANKED, PolicyError, Ranked, Reason, best_of, least_cost
 from policies.routing.join_shortest_queue import JoinShortestQueue
-from policies.routing.registry import DECODE, PREFILL, UnknownPolicy, decode_policy, prefill_policy
+from policies.routing.registry import DECODE, PREFILL, USES_HITS, UnknownPolicy, decode_policy, prefill_policy
 from policies.routing.round_robin import RoundRobin
 from policies.state.views import Health, PoolEntry, Request, Role, Snapshot, Worker
 
@@ -76,6 +77,27 @@ def test_decode_policies_assign_only_what_is_feasible_change_nothing_and_ignore_
     again = shuffler.sample(feasible, len(feasible))
     assert decode_policy(name).assign([(ENTRY, again)], view, random.Random(seed)) == assigned
     assert decode_policy(name).assign([(ENTRY, [])], view, random.Random(seed)) == ()
+
+
+class Watched:
+    """Hits that note who looks."""
+
+    looked = False
+
+    def tokens(self, request: Request) -> dict[str, int]:
+        self.looked = True
+        return {}
+
+
+@pytest.mark.parametrize("name", sorted(PREFILL | DECODE))
+def test_the_policies_that_look_at_hits_are_the_ones_that_say_so(name: str) -> None:
+    workers, hits = [worker("a"), worker("b")], Watched()
+    view = dataclasses.replace(snapshot(workers, [ENTRY]), hits=hits)
+    if name in PREFILL:
+        prefill_policy(name).choose(REQUEST, workers, view, random.Random(0))
+    if name in DECODE:
+        decode_policy(name).assign([(ENTRY, workers)], view, random.Random(0))
+    assert hits.looked == (name in USES_HITS)
 
 
 def test_a_long_ranking_keeps_the_best_few_and_the_drawn_one_first() -> None:

@@ -118,7 +118,7 @@ def test_a_gap_too_long_drops_the_worker_and_wants_a_snapshot_that_heals_it() ->
     assert index.lookup((1,)) == {}
     assert index.wanted == {"w": Wanted("e", None, None)}
     last = 2 + MAX_HELD_BACK
-    index.restore("w", "e", last - 1, [Stored((1, 2, 3))])
+    index.restore("w", "e", last, [Stored((1, 2, 3))])
     assert index.wanted == {}
     assert index.lookup((1, 2, 3)) == {"w": 3}  # batch `last`, held back, stored 2 again
     index.apply("w", "e", last + 1, (Removed((3,)),))

@@ -1,0 +1,150 @@
+"""The router's end of the engines' KV events: keeps each worker's feed into the prefix index whole.
+
+An engine that announces the feature is asked at once for what is not known of it: from the next batch on where this is
+the same life of it (a lost link), else for all it holds (a restarted router, an engine that was forgotten). A gap in
+the numbers is asked for again; what the engine does not have any more comes as a snapshot, in parts. A question that is
+not answered is put again after `ASK_AGAIN_S`. What the index does with batches meanwhile is its own affair
+(`policies.state.prefix_index`); everything reaches it as events, so that it can be replayed.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from actors.wire.channel import Channel
+from actors.wire.kv import from_wire
+from actors.wire.messages import KvEvents, KvReplay, KvState
+from policies.engine_model.blocks import Change, Stored
+from policies.state import events as ev
+from policies.state.prefix_index import PrefixIndex
+from policies.state.reducer import ClusterState
+from policies.state.views import WorkerId
+
+log = logging.getLogger(__name__)
+
+ASK_AGAIN_S = 2.0
+
+
+@dataclass(slots=True)
+class _Source:
+    """One worker's engine: its connection, its rank there, what was asked of it and is not answered, and when."""
+
+    channel: Channel
+    rank: int
+    asked: KvReplay | None = None
+    asked_s: float = 0.0
+    parts: list[Change] = field(default_factory=list)
+
+
+class KvFeed:
+    """`apply(event)` feeds the reducer whose state is `state`. Messages of unknown connections are passed over."""
+
+    def __init__(self, state: ClusterState, apply: Callable[[ev.Event], None]) -> None:
+        self._state, self._apply = state, apply
+        self._sources: dict[WorkerId, _Source] = {}
+        self._batches = self._gaps = self._replays = self._snapshots = 0
+
+    # ------------------------------------------------------------------------------------------------- workers
+
+    def announced(self, worker: WorkerId, rank: int, channel: Channel) -> None:
+        """The worker's engine is connected; the reducer knows the worker already."""
+        known = self._sources.get(worker)
+        if known is not None and known.channel is channel:
+            return  # told again: its state changed
+        source = self._sources[worker] = _Source(channel, rank)
+        index = self._index(worker)
+        position = index.position(worker) if index is not None else None
+        if position is None:
+            self._ask(source, KvReplay("", None, None, rank))
+        else:
+            self._ask(source, KvReplay(position[0], position[1], None, rank))
+
+    def gone(self, worker: WorkerId) -> None:
+        """The worker is forgotten; the reducer has fenced its content out."""
+        self._sources.pop(worker, None)
+
+    # ------------------------------------------------------------------------------------------------ messages
+
+    def events(self, worker: WorkerId, channel: Channel, message: KvEvents) -> None:
+        """One batch. Raises ValueError when its bytes are not hashes."""
+        source = self._source(worker, channel)
+        if source is None:
+            return
+        self._batches += 1
+        changes = from_wire(message.changes)
+        self._apply(ev.KvBatch(time.time(), worker, message.epoch, message.seq, changes))
+        self._look(worker, source)
+
+    def state(self, worker: WorkerId, channel: Channel, message: KvState) -> None:
+        """A part of a snapshot; the last one completes it. Raises ValueError when its bytes are not hashes."""
+        source = self._source(worker, channel)
+        if source is None:
+            return
+        if message.part == 0:
+            source.parts = []
+        source.parts += from_wire(message.chains)
+        if message.part < message.parts - 1:
+            source.asked_s = time.monotonic()  # the answer is on its way
+            return
+        chains = tuple(chain for chain in source.parts if isinstance(chain, Stored))
+        source.parts, source.asked = [], None
+        self._snapshots += 1
+        self._apply(ev.KvSnapshot(time.time(), worker, message.epoch, message.next_seq, chains))
+        self._look(worker, source)
+
+    def tick(self) -> None:
+        """Puts questions again that were not answered; a few times a second."""
+        now_s = time.monotonic()
+        for worker, source in self._sources.items():
+            if source.asked is not None and now_s - source.asked_s > ASK_AGAIN_S:
+                asked, source.asked = source.asked, None
+                if asked.first is None:
+                    self._ask(source, asked)
+                else:
+                    self._look(worker, source)
+
+    def _look(self, worker: WorkerId, source: _Source) -> None:
+        """Asks for what is missing, unless that was asked already."""
+        index = self._index(worker)
+        hole = index.wants(worker) if index is not None else None
+        if hole is None:
+            if source.asked is not None and source.asked.first is not None:
+                source.asked = None
+        elif source.asked is None:
+            self._gaps += 1
+            log.info("KV events of %s: asking for %s", worker, hole)
+            self._ask(source, KvReplay(hole.epoch, hole.first, hole.last, source.rank))
+
+    def _ask(self, source: _Source, message: KvReplay) -> None:
+        source.asked, source.asked_s = message, time.monotonic()
+        self._replays += message.first is not None
+        source.channel.send(message)
+
+    def _source(self, worker: WorkerId, channel: Channel) -> _Source | None:
+        source = self._sources.get(worker)
+        return source if source is not None and source.channel is channel else None
+
+    def _index(self, worker: WorkerId) -> PrefixIndex | None:
+        return self._state.prefix_index_of(worker)
+
+    # ------------------------------------------------------------------------------------------------- figures
+
+    def gauges(self) -> dict[str, float]:
+        """Size of the indexes of all groups."""
+        indexes = self._state.prefix_indexes
+        return {
+            "prefix_index_blocks": float(sum(index.blocks for index in indexes)),
+            "prefix_index_bytes": float(sum(index.memory_bytes() for index in indexes)),
+            "prefix_index_feeds": float(len(self._sources)),
+        }
+
+    def totals(self) -> dict[str, float]:
+        """Batches taken, gaps seen, replays asked for, snapshots taken, blocks refused for want of room."""
+        return {
+            "kv_event_batches": float(self._batches),
+            "kv_event_gaps": float(self._gaps),
+            "kv_event_replays": float(self._replays),
+            "kv_event_snapshots": float(self._snapshots),
+            "prefix_index_refused_blocks": float(sum(i.refused for i in self._state.prefix_indexes)),
+        }
