@@ -1,0 +1,323 @@
+"""The network that the simulator sees: start, cancel, promote and finish flows. Formulas: the package's docstring.
+
+Changes of one instant are gathered and rates are worked out once, after all other callbacks of that instant; no time
+passes in between, so this is exact. While no flow sends, no timer waits, so a kernel whose other work is done stops.
+"""
+
+import heapq
+import math
+import random
+from collections.abc import Callable, Sequence
+
+from benchmarks.sim.kernel import Kernel, Timer
+from benchmarks.sim.network.background import Background, Shares
+from benchmarks.sim.network.fairshare import FairShare
+from benchmarks.sim.network.flows import Flow, FlowBundle, FlowError, FlowState
+from benchmarks.sim.network.topology import NVLINK, Node, Topology, TopologyError
+from benchmarks.sim.network.usage import Totals, Usage
+
+FLUSH_PRIORITY = 1_000_000  # of kernel callbacks of one instant, rates come last
+
+
+class Network:
+    """Flows over `topology` in the time of `kernel`. Same seed and same calls: the same paths, times and bytes."""
+
+    def __init__(
+        self, topology: Topology, kernel: Kernel, seed: int, background: Sequence[Background] = ()
+    ) -> None:
+        self.topology, self._kernel, self._seed = topology, kernel, seed
+        self.totals = Totals()
+        self._rng = random.Random(seed)
+        self._fair = FairShare([link.bytes_per_s for link in topology.links])
+        self._bundles: dict[tuple[tuple[int, ...], int], FlowBundle] = {}
+        self._touched: dict[int, FlowBundle] = {}
+        self._closed_bytes = [0.0] * len(topology.links)  # by bundles that are gone
+        self._due: list[tuple[float, int, FlowBundle]] = []
+        self._timer: Timer | None = None
+        self._flush_waits = False
+        self._sequence = 0
+        self._shares = Shares(topology, background, seed)
+        self._background_timer: Timer | None = None
+
+    # --- flows
+
+    def start(
+        self,
+        source: str,
+        target: str,
+        n_bytes: int,
+        priority: int,
+        on_done: Callable[[Flow], None] | None,
+        *,
+        weight: float = 1.0,
+        source_nic: int | None = None,
+        target_nic: int | None = None,
+        path_key: str | None = None,
+    ) -> Flow:
+        """Starts a flow now; `on_done(flow)` is called once, when its last byte has arrived.
+
+        `priority` is the level, 0 first. NICs are drawn unless given. ECMP draws a path; with a `path_key` the path is
+        a hash of it and the seed instead, so flows with one key keep together, whatever else is started.
+        Raises TopologyError for an unknown node or a pair without a path, FlowError for impossible numbers.
+        """
+        if n_bytes < 0 or not (weight > 0 and math.isfinite(weight)) or priority < 0:
+            raise FlowError(
+                f"flow {source} -> {target}: n_bytes {n_bytes} and priority {priority} must be >= 0, "
+                f"weight {weight} > 0 and finite"
+            )
+        here, there = self.topology.node(source), self.topology.node(target)
+        tier = self.topology.tier(source, target)
+        rng = self._rng if path_key is None else _keyed_rng(self._seed, path_key)
+        links = self._draw_path(here, there, source_nic, target_nic, rng)
+        latency_s, now_s = self.topology.tier_latency_s[tier], self._kernel.now_s
+        ideal_s = n_bytes / self.topology.tier_bytes_per_s[tier] + latency_s
+        flow = Flow(
+            self._next(),
+            source,
+            target,
+            n_bytes,
+            priority,
+            weight,
+            tier,
+            links,
+            ideal_s,
+            latency_s,
+            now_s,
+            on_done,
+        )
+        self.totals.start(flow)
+        if n_bytes == 0:
+            self._land(flow)
+        else:
+            self._join(flow, n_bytes)
+        return flow
+
+    def cancel(self, flow: Flow) -> None:
+        """Ends a flow early; its `on_done` is never called. Raises FlowError if it is over."""
+        self._must_be_active(flow, "cancel")
+        remaining = self._leave(flow) if flow.bundle is not None else 0.0
+        if flow.landing is not None:
+            flow.landing.cancel()
+        flow.state = FlowState.CANCELLED
+        self.totals.cancel(flow, remaining)
+
+    def set_priority(self, flow: Flow, level: int) -> None:
+        """Moves a flow to another level, now. Raises FlowError if it is over; one that only lands stays as it is."""
+        self._must_be_active(flow, "give another priority to")
+        if level < 0:
+            raise FlowError(f"flow {flow.id}: priority {level} must be >= 0")
+        if level != flow.level:
+            remaining = self._leave(flow) if flow.bundle is not None else None
+            flow.level = level
+            if remaining is not None:
+                self._join(flow, remaining)
+
+    def tier(self, source: str, target: str) -> int:
+        return self.topology.tier(source, target)
+
+    def rate_bytes_per_s(self, flow: Flow) -> float:
+        """What the flow gets now; 0 when nothing is left to send."""
+        self._settle_instant()
+        return 0.0 if flow.bundle is None else flow.bundle.rate * flow.weight
+
+    def remaining_bytes(self, flow: Flow) -> float:
+        """What has not left yet."""
+        return 0.0 if flow.bundle is None else flow.bundle.remaining_bytes(flow, self._kernel.now_s)
+
+    @property
+    def sending(self) -> int:
+        """Flows that have bytes left to send."""
+        return sum(bundle.count for bundle in self._bundles.values())
+
+    # --- what telemetry sees
+
+    def background_share(self, link: str) -> float:
+        """The part of a link that others use now."""
+        self._advance_background()
+        return self._shares[self.topology.link(link).index]
+
+    def background_shares(self) -> list[float]:
+        """`background_share` of every link, by its index."""
+        self._advance_background()
+        return self._shares.all()
+
+    def own_shares(self) -> list[float]:
+        """The part of every link's nominal capacity that simulated flows use now, by link index."""
+        self._settle_instant()
+        return [self._fair.taken(link.index) / link.bytes_per_s for link in self.topology.links]
+
+    def usage(self) -> Usage:
+        """Bytes sent over every link until now."""
+        moved = list(self._closed_bytes)
+        now_s = self._kernel.now_s
+        for bundle in self._bundles.values():
+            bundle.settle(now_s)
+            for link in bundle.links:
+                moved[link] += bundle.moved_bytes
+        return Usage(now_s, tuple(moved))
+
+    # --- inside
+
+    def _must_be_active(self, flow: Flow, what: str) -> None:
+        if not flow.active:
+            raise FlowError(
+                f"cannot {what} flow {flow.id} ({flow.source} -> {flow.target}): it is {flow.state}"
+            )
+
+    def _next(self) -> int:
+        self._sequence += 1
+        return self._sequence
+
+    def _draw_path(
+        self, here: Node, there: Node, source_nic: int | None, target_nic: int | None, rng: random.Random
+    ) -> tuple[int, ...]:
+        if here.name == there.name:
+            if here.nvlink is None:
+                raise TopologyError(f"no path from {here.name} to itself: {here.name}/{NVLINK} is missing")
+            return (here.nvlink,)
+        up = _draw_nic(here, "up", here.nics_up, source_nic, rng)
+        down = _draw_nic(there, "down", there.nics_down, target_nic, rng)
+        routes = self.topology.fabric_routes(here, there)
+        if not routes:
+            missing = sorted(self.topology.missing)
+            raise TopologyError(
+                f"no path from {here.name} to {there.name}: missing_links cut them off: {missing}"
+            )
+        route = routes[0] if len(routes) == 1 else routes[rng.randrange(len(routes))]
+        return (up, *route, down)
+
+    def _join(self, flow: Flow, remaining: float) -> None:
+        now_s, key = self._kernel.now_s, (flow.links, flow.level)
+        bundle = self._bundles.get(key)
+        if bundle is None:
+            bundle = FlowBundle(self._next(), flow.links, flow.level, flow.tier, now_s)
+            bundle.join(flow, remaining, self._next(), now_s)
+            self._bundles[key] = bundle
+            self._fair.add(bundle)
+        else:
+            bundle.join(flow, remaining, self._next(), now_s)
+            self._fair.reweigh(bundle)
+        self._touch(bundle)
+
+    def _leave(self, flow: Flow) -> float:
+        bundle = flow.bundle
+        assert bundle is not None
+        remaining = bundle.leave(flow, self._kernel.now_s)
+        self._drop_or_reweigh(bundle)
+        return remaining
+
+    def _drop_or_reweigh(self, bundle: FlowBundle) -> None:
+        if bundle.count:
+            self._fair.reweigh(bundle)
+        else:
+            self._fair.remove(bundle)
+            del self._bundles[bundle.links, bundle.level]
+            for link in bundle.links:
+                self._closed_bytes[link] += bundle.moved_bytes
+        self._touch(bundle)
+
+    def _touch(self, bundle: FlowBundle) -> None:
+        self._touched[bundle.id] = bundle
+        self._ask_flush()
+
+    def _ask_flush(self) -> None:
+        if not self._flush_waits:
+            self._flush_waits = True
+            self._kernel.at(self._kernel.now_s, self._flush, FLUSH_PRIORITY)
+
+    def _settle_instant(self) -> None:
+        """Rates as of now, for those who ask before the instant is over; the flush that waits then finds them so."""
+        if self._touched:
+            self._rebalance()
+
+    def _flush(self) -> None:
+        self._flush_waits = False
+        self._rebalance()
+
+    def _rebalance(self) -> None:
+        self._advance_background()
+        for bundle in self._fair.rebalance(self._kernel.now_s):
+            assert isinstance(bundle, FlowBundle)
+            self._touched[bundle.id] = bundle
+        for touched in self._touched.values():
+            self._schedule(touched)
+        self._touched = {}
+        self._arm()
+
+    def _schedule(self, bundle: FlowBundle) -> None:
+        bundle.generation = self._next()
+        due_s = bundle.due_s()
+        if due_s < math.inf:
+            heapq.heappush(self._due, (due_s, bundle.generation, bundle))
+
+    def _arm(self) -> None:
+        """One timer, for the earliest end; one that is too early just looks again."""
+        due = self._due
+        if len(due) > 64 + 4 * len(self._bundles):
+            self._due = due = [item for item in due if item[1] == item[2].generation]
+            heapq.heapify(due)
+        while due and due[0][1] != due[0][2].generation:
+            heapq.heappop(due)
+        if due and (self._timer is None or self._timer.time_s > due[0][0]):
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._kernel.at(max(due[0][0], self._kernel.now_s), self._on_due)
+        if self._bundles and self._background_timer is None and self._shares.next_s < math.inf:
+            self._background_timer = self._kernel.at(self._shares.next_s, self._on_background)
+        elif not self._bundles and self._background_timer is not None:
+            self._background_timer.cancel()
+            self._background_timer = None
+
+    def _on_background(self) -> None:
+        self._background_timer = None
+        self._ask_flush()
+
+    def _advance_background(self) -> None:
+        for link in self._shares.advance(self._kernel.now_s):
+            left = 1.0 - self._shares[link]
+            self._fair.set_capacity(link, self.topology.links[link].bytes_per_s * left)
+
+    def _on_due(self) -> None:
+        self._timer = None
+        now_s, due = self._kernel.now_s, self._due
+        while due and (due[0][1] != due[0][2].generation or due[0][0] <= now_s):
+            _, generation, bundle = heapq.heappop(due)
+            if generation != bundle.generation:
+                continue
+            ended = bundle.pop_due(now_s)
+            for flow in ended:
+                self._land(flow)
+            if ended:
+                self._drop_or_reweigh(bundle)
+        if not self._touched:
+            self._arm()
+
+    def _land(self, flow: Flow) -> None:
+        flow.state = FlowState.LANDING
+        flow.landing = self._kernel.after(flow.latency_s, lambda: self._finish(flow))
+
+    def _finish(self, flow: Flow) -> None:
+        flow.state, flow.done_s, flow.landing = FlowState.DONE, self._kernel.now_s, None
+        self.totals.finish(flow)
+        if flow.on_done is not None:
+            flow.on_done(flow)
+
+
+def _keyed_rng(seed: int, key: str) -> random.Random:
+    return random.Random(f"{seed}/{key}")
+
+
+def _draw_nic(
+    node: Node, way: str, nics: tuple[int | None, ...], wanted: int | None, rng: random.Random
+) -> int:
+    if wanted is not None:
+        if not 0 <= wanted < len(nics):
+            raise TopologyError(f"{node.name} has no nic{wanted}: its NICs are 0 to {len(nics) - 1}")
+        link = nics[wanted]
+        if link is None:
+            raise TopologyError(f"no path over {node.name}/nic{wanted}/{way}: that link is in missing_links")
+        return link
+    present = [link for link in nics if link is not None]
+    if not present:
+        raise TopologyError(f"no path over {node.name}: all its NIC links {way} are in missing_links")
+    return present[0] if len(present) == 1 else present[rng.randrange(len(present))]

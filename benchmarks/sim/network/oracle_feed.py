@@ -1,0 +1,77 @@
+"""What NetKV's network cost oracle would tell the scheduler of a simulated network (NetKV III-E), refreshed as rarely.
+
+    tier_map        -> Oracle.places (rack and pod of every node)
+    tier_bandwidth  -> B_tau, tier_latency -> L_tau: the topology's
+    congestion      -> 1 - c_tau = min over the link classes k on the tier's paths of C_k (1 - u_k) / B_tau, at most 1,
+                       with u_k the mean share over the links of class k: the tier's aggregate, blind to single links,
+                       as the paper has it. With the same u on all links, c_tau = u.
+u is the background's share; with `own_flows_excluded` False the simulated flows' own share is added, and the oracle
+says so, by which the policies leave their own count out (NetKV III-D).
+
+The feed is polled: the first question in each interval of `refresh_s` (multiples of it from time 0) takes a new
+measurement, all others get the last one. So no timer keeps the kernel alive, and data are never older than `refresh_s`.
+"""
+
+import math
+from dataclasses import dataclass
+
+from benchmarks.sim.network.network import Network
+from benchmarks.sim.network.topology import TIER_CLASSES
+from policies.routing.oracle import Oracle
+
+_FULL = 0.999  # ASSUMPTION: the largest congestion told; the oracle's range is open at 1
+
+
+@dataclass(slots=True)
+class _Told:
+    interval: int
+    oracle: Oracle
+
+
+class OracleFeed:
+    """`refresh_s` > 0; the paper's default is 1 s."""
+
+    def __init__(self, network: Network, refresh_s: float = 1.0, own_flows_excluded: bool = True) -> None:
+        if not (refresh_s > 0 and math.isfinite(refresh_s)):
+            raise ValueError(f"oracle refresh_s is {refresh_s}: must be > 0 and finite")
+        self._network, self._refresh_s, self._own_flows_excluded = network, refresh_s, own_flows_excluded
+        self._told: _Told | None = None
+
+    def oracle(self, now_s: float) -> Oracle:
+        """What the scheduler knows at `now_s`, which is the kernel's time."""
+        interval = math.floor(now_s / self._refresh_s)
+        if self._told is None or self._told.interval != interval:
+            self._told = _Told(interval, self._measure(now_s))
+        return self._told.oracle
+
+    def _measure(self, now_s: float) -> Oracle:
+        topology = self._network.topology
+        return Oracle(
+            bandwidth_bytes_per_s=topology.tier_bytes_per_s,
+            latency_s=topology.tier_latency_s,
+            places=topology.places,
+            congestion=congestion(self._network, self._own_flows_excluded),
+            congestion_at_s=now_s,
+            stale_after_s=max(60.0, 2.0 * self._refresh_s),
+            own_flows_excluded=self._own_flows_excluded,
+        )
+
+
+def congestion(network: Network, own_flows_excluded: bool = True) -> dict[int, float]:
+    """c_tau now, by tier."""
+    topology = network.topology
+    shares = network.background_shares()
+    if not own_flows_excluded:
+        shares = [a + b for a, b in zip(shares, network.own_shares(), strict=True)]
+    by_class: dict[str, list[float]] = {}
+    for link in topology.links:
+        by_class.setdefault(link.kind, []).append(shares[link.index])
+    free = {
+        kind: topology.class_bytes_per_s[kind] * (1.0 - sum(values) / len(values))
+        for kind, values in by_class.items()
+    }
+    result = {}
+    for tier, bandwidth in topology.tier_bytes_per_s.items():
+        left = min(free[kind] for kind in TIER_CLASSES[tier] if kind in free) / bandwidth
+        result[tier] = min(_FULL, max(0.0, 1.0 - left))
+    return result

@@ -1,0 +1,104 @@
+"""What has gone over the network: bytes by tier and by link, and the links' use between two moments.
+
+Of every tier, bytes are conserved: started = delivered + cancelled (what a cancelled flow had not sent) + what is on
+its way. A cancelled flow's bytes that had left count as delivered: they did use the links.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from benchmarks.sim.kernel import Kernel
+from benchmarks.sim.network.flows import Flow
+from benchmarks.sim.network.topology import LINK_CLASSES, Topology
+
+
+@dataclass(slots=True)
+class TierTotals:
+    """Flows and bytes of one tier, since the beginning; `duration_s` and `ideal_s` sum over the finished flows."""
+
+    started: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    started_bytes: int = 0
+    delivered_bytes: float = 0.0
+    cancelled_bytes: float = 0.0
+    duration_s: float = 0.0
+    ideal_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Totals:
+    """By tier; a tier without flows is absent."""
+
+    tiers: dict[int, TierTotals] = field(default_factory=dict)
+
+    def start(self, flow: Flow) -> None:
+        tier = self.tiers.setdefault(flow.tier, TierTotals())
+        tier.started += 1
+        tier.started_bytes += flow.n_bytes
+
+    def finish(self, flow: Flow) -> None:
+        assert flow.duration_s is not None
+        tier = self.tiers[flow.tier]
+        tier.finished += 1
+        tier.delivered_bytes += flow.n_bytes
+        tier.duration_s += flow.duration_s
+        tier.ideal_s += flow.ideal_s
+
+    def cancel(self, flow: Flow, remaining_bytes: float) -> None:
+        tier = self.tiers[flow.tier]
+        tier.cancelled += 1
+        tier.delivered_bytes += flow.n_bytes - remaining_bytes
+        tier.cancelled_bytes += remaining_bytes
+
+    def delivered(self) -> dict[int, int]:
+        """Bytes by tier, for `RunResult.tier_bytes`."""
+        return {tier: round(totals.delivered_bytes) for tier, totals in sorted(self.tiers.items())}
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Bytes that simulated flows have sent over each link (by index) from the beginning to `at_s`."""
+
+    at_s: float
+    link_bytes: tuple[float, ...]
+
+
+def link_use(topology: Topology, begin: Usage, end: Usage) -> dict[str, float]:
+    """Mean share of each link's nominal capacity that simulated flows used, by name. Raises ValueError: no time."""
+    seconds = end.at_s - begin.at_s
+    if not seconds > 0:
+        raise ValueError(
+            f"link use from {begin.at_s} s to {end.at_s} s: the end must lie behind the beginning"
+        )
+    return {
+        link.name: (end.link_bytes[link.index] - begin.link_bytes[link.index]) / seconds / link.bytes_per_s
+        for link in topology.links
+    }
+
+
+def class_use(topology: Topology, begin: Usage, end: Usage) -> dict[str, float]:
+    """The mean of `link_use` over each class of links that there is, for `RunResult.link_use`."""
+    by_name = link_use(topology, begin, end)
+    shares: dict[str, list[float]] = {kind: [] for kind in LINK_CLASSES}
+    for link in topology.links:
+        shares[link.kind].append(by_name[link.name])
+    return {kind: sum(values) / len(values) for kind, values in shares.items() if values}
+
+
+def sample_usage(usage: Callable[[], Usage], kernel: Kernel, every_s: float, until_s: float) -> list[Usage]:
+    """Asks `usage` every `every_s` seconds until `until_s`; the list that is returned fills while the kernel runs.
+
+    Raises ValueError for an interval that is not above 0.
+    """
+    if not every_s > 0:
+        raise ValueError(f"every_s is {every_s}: must be > 0")
+    samples: list[Usage] = []
+
+    def sample() -> None:
+        samples.append(usage())
+        if kernel.now_s + every_s <= until_s:
+            kernel.after(every_s, sample)
+
+    kernel.after(0.0, sample)
+    return samples
