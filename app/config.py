@@ -24,6 +24,8 @@ from pydantic import (
 )
 
 from actors.router.forecasts import PredictorConfig
+from actors.router.network import NetworkConfig
+from actors.router.network_file import read_network_file
 from app.profile.file import load_heatmap
 from policies.dispatch import DispatchConfig
 from policies.routing.registry import decode_policy, prefill_policy
@@ -48,6 +50,21 @@ class ModelConfig(_Strict):
         return self.name or self.path.rstrip("/").rsplit("/", 1)[-1]
 
 
+class TopologyConfig(_Strict):
+    """Where a group's engines are in the network. `node`: they count as on one node of this name, so that groups on
+    one machine can stand for several; without it they are where Ray placed them.
+    """
+
+    node: str | None = None
+    rack: str | None = None
+    pod: str | None = None
+
+    def labels(self) -> dict[str, str]:
+        """As node labels."""
+        found = {"sluice.io/rack": self.rack, "sluice.io/pod": self.pod}
+        return {name: value for name, value in found.items() if value}
+
+
 class EngineGroupConfig(_Strict):
     """Some equal engines. `options` are the fields of the engine kind's own config dataclass."""
 
@@ -63,6 +80,7 @@ class EngineGroupConfig(_Strict):
         default_factory=dict, description="custom Ray resources, to pin to nodes"
     )
     env: dict[str, str] = Field(default_factory=dict, description="environment of the replica process")
+    topology: TopologyConfig = TopologyConfig()
     options: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -88,13 +106,19 @@ class PolicyChoice(_Strict):
 
 
 class RouterConfig(_Strict):
-    """The decision maker. `dispatch`: the fields of `DispatchConfig`, `predictor`: those of `PredictorConfig`."""
+    """The decision maker. `dispatch`: the fields of `DispatchConfig`, `predictor`: those of `PredictorConfig`,
+    `network`: those of `NetworkConfig`.
+    """
 
     prefill: PolicyChoice = PolicyChoice(name="join_shortest_queue")
     decode: PolicyChoice = PolicyChoice(name="join_shortest_queue")
     dispatch: dict[str, Any] = Field(default_factory=dict)
     engine_grace_s: Annotated[float, Field(ge=0)] = 2.0
     predictor: dict[str, Any] = Field(default_factory=dict)
+    network: dict[str, Any] = Field(default_factory=dict)
+
+    def network_config(self) -> NetworkConfig:
+        return from_options(NetworkConfig, self.network, "router.network")
 
     def predictor_config(self) -> PredictorConfig:
         return from_options(PredictorConfig, self.predictor, "router.predictor")
@@ -162,6 +186,18 @@ class AppConfig(_Strict):
         decode_policy(self.router.decode.name, self.router.decode.params)
         self.router.dispatch_config()
         self.router.predictor_config()
+        file = self.router.network_config().file
+        if file is not None and os.path.exists(
+            file
+        ):  # else it is on the router's node, which refuses it there
+            read_network_file(file)
+        places: dict[str, TopologyConfig] = {}
+        for group in self.engines:
+            at = group.topology
+            if at.node is not None and places.setdefault(at.node, at) != at:
+                raise ValueError(
+                    f"engines: {group.name} and another group put node {at.node} into different places"
+                )
         if (self.ingress.tls_cert is None) != (self.ingress.tls_key is None):
             raise ValueError("ingress: tls_cert and tls_key belong together")
         if self.wire.interface not in (None, "auto"):

@@ -51,6 +51,7 @@ class RouterReplica:
 
     async def __init__(self, config: AppConfig) -> None:  # type: ignore[misc]  # Serve awaits it
         from actors.router.forecasts import Forecasts
+        from actors.router.network import RouterNetwork
         from actors.router.server import RouterServer
         from policies.dispatch import Dispatcher
         from policies.routing.registry import decode_policy, prefill_policy
@@ -64,7 +65,8 @@ class RouterReplica:
         predictor = router.predictor_config()
         forecasts = Forecasts(predictor, refit_in_ray) if predictor.enabled else None
         me = Identity("router", f"router-{uuid.uuid4().hex[:8]}", config.wire.secret())
-        self._server = RouterServer(me, dispatcher, router.engine_grace_s, forecasts)
+        network = RouterNetwork(router.network_config(), ray.nodes)
+        self._server = RouterServer(me, dispatcher, router.engine_grace_s, forecasts, network)
         await self._server.start(listen_addresses(config, "router"))
         log.info("router listens on %s", ", ".join(self._server.addresses))
 
@@ -96,6 +98,7 @@ class EngineReplica:
     ) -> None:
         from actors.engine.report import Reporter
         from actors.engine.server import EngineServer
+        from actors.engine.topology import labels_of_process
 
         context = serve.get_replica_context()
         engine_id = f"{group.name}-{uuid.uuid4().hex[:8]}"
@@ -106,8 +109,9 @@ class EngineReplica:
             engine,
             me,
             listen_addresses(config, engine_id),
-            node=ray.get_runtime_context().get_node_id(),
+            node=group.topology.node or ray.get_runtime_context().get_node_id(),
             replica=context.replica_id.unique_id,
+            labels=labels_of_process() | group.topology.labels(),
         )
         await self._server.start()
         self._reporter = Reporter(me, self._server, finder(router))

@@ -74,7 +74,7 @@ class _Client:
 class EngineServer:
     """Runs `engine` behind `listen_addresses`. `start`, then `info` names the addresses; `drain` and `stop` end it.
 
-    `node` and `replica` are passed on in `info`. At most `max_in_flight` requests are computed or queued at once.
+    `node`, `replica` and `labels` are passed on in `info`. At most `max_in_flight` requests are computed or queued.
     """
 
     def __init__(
@@ -84,6 +84,7 @@ class EngineServer:
         listen_addresses: list[str],
         node: str = "",
         replica: str = "",
+        labels: dict[str, str] | None = None,
         max_in_flight: int = MAX_IN_FLIGHT,
     ) -> None:
         self.engine = engine
@@ -91,7 +92,7 @@ class EngineServer:
         self.addresses: tuple[str, ...] = ()
         self._me = me
         self._listen_addresses = listen_addresses
-        self._node, self._replica = node, replica
+        self._node, self._replica, self._labels = node, replica, labels or {}
         self._max_in_flight = max_in_flight
         self._servers: list[asyncio.Server] = []
         self._clients: dict[Channel, _Client] = {}
@@ -122,6 +123,7 @@ class EngineServer:
             addresses=self.addresses,
             node=self._node,
             replica=self._replica,
+            labels=self._labels,
             state="draining" if self._draining else "ready",
         )
 

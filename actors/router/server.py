@@ -18,6 +18,7 @@ import msgspec
 from actors.router.decisions import DECISION_BOUNDS_S, DecisionLog
 from actors.router.forecasts import Forecasts
 from actors.router.kv_feed import KvFeed
+from actors.router.network import NetworkConfig, RouterNetwork
 from actors.wire import messages as wire
 from actors.wire.channel import Channel, Identity, listen, remove_sockets
 from actors.wire.kv import unpack_hashes
@@ -62,6 +63,7 @@ class RouterServer:
         dispatcher: Dispatcher,
         engine_grace_s: float = 2.0,
         forecasts: Forecasts | None = None,
+        network: RouterNetwork | None = None,
     ) -> None:
         self.me = me
         self.dispatcher = dispatcher
@@ -75,6 +77,7 @@ class RouterServer:
         self._tasks: list[asyncio.Task[None]] = []
         self._forecasts = forecasts
         self._kv_feed = KvFeed(dispatcher.state, self._feed)
+        self._network = network or RouterNetwork(NetworkConfig())
         self._stale = 0
         self._policy_errors = 0
 
@@ -88,6 +91,7 @@ class RouterServer:
         self._tasks += [asyncio.create_task(self._every(STATUS_S, self._broadcast_status))]
         if self._forecasts is not None:
             self._tasks += [asyncio.create_task(self._every(FORECAST_S, self._refresh_forecasts))]
+        self._network.start(self._feed)
 
     async def stop(self) -> None:
         """Closes every connection; ingresses fall back to their local policy. Idempotent."""
@@ -101,6 +105,7 @@ class RouterServer:
         remove_sockets(self.addresses)
         if self._forecasts is not None:
             self._forecasts.stop()
+        self._network.stop()
         self._tasks, self._servers = [], []
 
     # --------------------------------------------------------------------------------------------- connections
@@ -135,6 +140,7 @@ class RouterServer:
     def _forget(self, engine: _Engine) -> None:
         if self._engines.get(engine.info.id) is engine:
             del self._engines[engine.info.id]
+            self._network.forget(engine.info.id)
             self._feed(ev.EngineDown(time.time(), engine.info.id))
             self._kv_feed.gone(engine.info.id)
             self._broadcast_fleet()
@@ -153,6 +159,8 @@ class RouterServer:
                 )
             case wire.Progress():
                 self._progress(message)
+            case wire.Transferred():
+                self._network.transferred(message, time.time())
             case wire.Closed():
                 self._close(message.rid, message.outcome, message.output_tokens)
             case wire.Adopt():
@@ -200,6 +208,7 @@ class RouterServer:
         if owner is None:
             return  # rejected by us, or from before a restart
         owner.requests.discard(rid)
+        self._network.closed(rid)
         if self._forecasts is not None:
             self._forecasts.closed(rid, outcome, output_tokens, time.time())
         self._feed(ev.Closed(time.time(), rid, outcome, output_tokens))  # type: ignore[arg-type]
@@ -228,6 +237,7 @@ class RouterServer:
             known.forget.cancel()
         engine = _Engine(info, channel, known.status if known else None)
         self._engines[info.id] = engine
+        self._network.engine(info)
         self._set_health(engine, _health(info.state))
         if wire.KV_EVENTS in info.features:
             self._kv_feed.announced(info.id, 0, channel)
@@ -301,6 +311,7 @@ class RouterServer:
                     wire.RoutePrefill(action.rid, action.decision.worker, mode, action.waited_s)  # type: ignore[arg-type]
                 )
             case RouteDecode():
+                self._network.routed(action.intent, time.time())
                 owner.channel.send(wire.RouteDecode(action.rid, action.decision.worker, action.waited_s))
             case Reject():
                 del self._owner[action.rid]
@@ -330,12 +341,14 @@ class RouterServer:
 
     def _fleet(self) -> wire.Fleet:
         infos = sorted((engine.info for engine in self._engines.values()), key=lambda info: info.id)
+        decode = self.dispatcher.decode.name
         return wire.Fleet(
             infos,
             self.dispatcher.prefill.name,
-            self.dispatcher.decode.name,
-            self._forecasts is not None,
-            self._block_tokens(infos),
+            decode,
+            wants_hints=self._forecasts is not None,
+            block_tokens=self._block_tokens(infos),
+            wants_transfers=self._network.wants_transfers(decode),
         )
 
     def _block_tokens(self, infos: list[wire.EngineInfo]) -> int | None:
@@ -357,8 +370,8 @@ class RouterServer:
         totals = {f"decisions_{name}": float(count) for name, count in self.decisions.totals.items()}
         totals["stale_events"] = float(self._stale + state.refused_items)
         totals["policy_errors"] = float(self._policy_errors)
-        totals |= self._kv_feed.totals()
-        gauges = self._kv_feed.gauges()
+        totals |= self._kv_feed.totals() | self._network.totals()
+        gauges = self._kv_feed.gauges() | self._network.gauges(time.time())
         if self._forecasts is not None:
             totals |= self._forecasts.totals()
             gauges |= self._forecasts.gauges()

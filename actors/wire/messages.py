@@ -3,7 +3,7 @@
 Who talks to whom (DESIGN section 2): the ingress owns a request for its whole life. It asks the router where to run
 it, sends the work to the engines itself, streams the tokens to the client and tells the router what happened.
 
-    ingress -> router   Submit, Prefilled, Progress, Adopt, Closed
+    ingress -> router   Submit, Prefilled, Progress, Transferred, Adopt, Closed
     router  -> ingress  RoutePrefill, RouteDecode, Reject, Fleet, FleetStatus
     ingress -> engine   Prefill, Decode, Cancel, ReleaseKV
     engine  -> ingress  PrefillDone, Admitted, Tokens, Failed
@@ -63,6 +63,8 @@ class EngineInfo(_Wire, frozen=True):
 
     `group` is NIXL's compatibility group (engine version, model, layout, dtype): KV never crosses groups. `slots` is
     beta_max, the most sequences that decode at once; `addresses` are tried in order (`unix:/path`, `tcp:host:port`).
+    `node` is Ray's id of its node, or the name in its group's `topology`; `labels` say where that node is
+    (`actors.engine.topology`).
     """
 
     id: str
@@ -81,6 +83,7 @@ class EngineInfo(_Wire, frozen=True):
     state: EngineState = "ready"
     features: tuple[str, ...] = ()
     replica: str = ""
+    labels: dict[str, str] = {}
 
 
 class Announce(_Wire, frozen=True):
@@ -320,6 +323,15 @@ class Progress(_Wire, frozen=True):
     items: list[tuple[str, str, int]]
 
 
+class Transferred(_Wire, frozen=True):
+    """Batched, where the router's `Fleet.wants_transfers`: KV transfers that have ended, as the engines measured them.
+
+    Items: (rid, bytes, seconds, descriptors, seconds since it ended). Time that a flow scheduler held it is not in it.
+    """
+
+    items: list[tuple[str, int, float, int, float]]
+
+
 class Adopt(_Wire, frozen=True):
     """A request under way that a new router cannot know: sent for each decided request after a reconnect to the router.
 
@@ -391,6 +403,7 @@ class Fleet(_Wire, frozen=True):
     decode_policy: str
     wants_hints: bool = False
     block_tokens: int | None = None
+    wants_transfers: bool = False
 
 
 class FleetStatus(_Wire, frozen=True):
@@ -454,6 +467,7 @@ Message = (
     | Submit
     | Prefilled
     | Progress
+    | Transferred
     | Adopt
     | Closed
     | RoutePrefill

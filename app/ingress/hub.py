@@ -31,6 +31,7 @@ from actors.wire.messages import (
     RouteDecode,
     RoutePrefill,
     Tokens,
+    Transferred,
 )
 from app.ingress.config import IngressConfig
 from app.ingress.hints import hints_of
@@ -72,6 +73,7 @@ class Hub:
         self._rid_prefix = secrets.token_hex(4)
         self._rids = itertools.count(1)
         self._admitted: list[str] = []
+        self._transferred: list[tuple[str, int, float, int, float]] = []  # the last: when it ended
         self._progressed: set[Job] = set()
         self._progress_timer: asyncio.TimerHandle | None = None
         self._sweeper: asyncio.Task[None] | None = None
@@ -185,6 +187,10 @@ class Hub:
     def admitted(self, job: Job) -> None:
         self.metrics.job_admitted(job)
         self._admitted.append(job.rid)
+        if job.handle is not None and self.fleet is not None and self.fleet.wants_transfers:
+            times = job.times
+            item = (job.rid, times.transfer_bytes, times.transfer_s or 0.0, times.descriptors, self.now_s())
+            self._transferred.append(item)
         self._schedule_progress()
 
     def retried(self, job: Job, stage: str, code: str) -> None:
@@ -318,10 +324,14 @@ class Hub:
         self._progress_timer = None
         items = [(rid, "admitted", 0) for rid in self._admitted if rid in self.jobs]
         items += [(job.rid, "tokens", job.output_tokens) for job in self._progressed]
+        transferred, self._transferred = self._transferred, []
         self._admitted.clear()
         self._progressed.clear()
         if items and self._epoch is not None:
             self._router.send(Progress(items))
+        if transferred and self._epoch is not None:
+            now_s = self.now_s()
+            self._router.send(Transferred([(*item, now_s - ended_s) for *item, ended_s in transferred]))  # type: ignore[misc]
 
     # -------------------------------------------------------------------------------------------------- sweep
 

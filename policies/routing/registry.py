@@ -54,6 +54,9 @@ USES_HITS = frozenset(
 )
 """Policies that look at prefix hits: where none of them decides, prompts need not be hashed."""
 
+USES_NETWORK = frozenset(["netkv", "composition"])
+"""Policies that look at the network oracle: where none of them decides, transfers need not be told."""
+
 
 class UnknownPolicy(ValueError):
     """The name or a parameter is not known; the message lists what is."""

@@ -57,6 +57,23 @@ def test_a_shipped_file_parses(name: str, schema: dict) -> None:  # type: ignore
         ({"router": {"prefill": {"name": "best"}}}, "'best' is not known: choose one of"),
         ({"router": {"decode": {"name": "round_robin", "params": {"x": 1}}}}, "no parameter 'x'"),
         ({"router": {"dispatch": {"max_que": 1}}}, "router.dispatch.max_que: no such option; allowed are"),
+        (
+            {"router": {"network": {"files": "x"}}},
+            "router.network.files: no such option; allowed are change_ratio",
+        ),
+        ({"router": {"network": {"refresh_s": 0}}}, "router.network.refresh_s is 0.0: it must be above 0"),
+        (
+            {
+                "engines": [
+                    {"name": n, "role": "decode", "topology": {"node": "x", "rack": n}} for n in ("a", "b")
+                ]
+            },
+            "engines: b and another group put node x into different places",
+        ),
+        (
+            {"engines": [{"name": "d", "role": "decode", "topology": {"zone": "x"}}]},
+            "engines.0.topology.zone",
+        ),
         ({"router": {"dispatch": {"max_queue": 0}}}, "max_queue must be >= 1"),
         ({"ingress": {"port": 70000}}, "ingress.port"),
         ({"ingress": {"tls_cert": "a.pem"}}, "belong together"),
@@ -83,3 +100,18 @@ def test_a_secret_comes_from_the_environment_only(monkeypatch: pytest.MonkeyPatc
     assert parse(OK).wire.secret() == b"hush"
     with pytest.raises(ConfigError, match="secret"):
         parse(OK | {"wire": {"secret": "in the file"}})
+
+
+def test_a_wrong_network_file_is_refused_with_its_key(tmp_path: Path) -> None:
+    file = tmp_path / "network.yaml"
+    file.write_text("tiers: {1: {bandwidth_bytes_per_s: 1}, 2: {bandwidth_bytes_per_s: 2}}")
+    with pytest.raises(ConfigError, match="tier 2 has more bandwidth than the nearer tier 1"):
+        parse(OK | {"router": {"network": {"file": str(file)}}})
+    file.write_text("tiers: {1: {bandwidth_bytes_per_s: 2}, 2: {bandwidth_bytes_per_s: 1}}")
+    assert parse(OK | {"router": {"network": {"file": str(file)}}}).router.network_config().file == str(file)
+
+
+def test_a_topology_becomes_labels() -> None:
+    config = parse({"engines": [{"name": "d", "role": "colocated", "topology": {"rack": "r1", "pod": "p1"}}]})
+    assert config.engines[0].topology.labels() == {"sluice.io/rack": "r1", "sluice.io/pod": "p1"}
+    assert parse(OK).engines[0].topology.labels() == {}

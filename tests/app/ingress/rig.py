@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 
+from actors.router.network import RouterNetwork
 from actors.router.server import RouterServer
 from actors.wire import messages as wire
 from actors.wire.channel import Channel, Identity, connect, listen
@@ -211,10 +212,10 @@ class Rig:
         return self.app.metrics.registry.get_sample_value(name, labels) or 0.0
 
 
-def make_router(directory: Path, **dispatch: Any) -> RouterServer:
+def make_router(directory: Path, network: RouterNetwork | None = None, **dispatch: Any) -> RouterServer:
     policy = JoinShortestQueue()
     dispatcher = Dispatcher(DispatchConfig(**dispatch), policy, policy)
-    return RouterServer(Identity("router", "r"), dispatcher, engine_grace_s=0.2)
+    return RouterServer(Identity("router", "r"), dispatcher, engine_grace_s=0.2, network=network)
 
 
 @asynccontextmanager
@@ -223,12 +224,13 @@ async def rig(
     engines: list[ScriptedEngine],
     config: IngressConfig | None = None,
     listener: ListenerConfig | None = None,
+    network: RouterNetwork | None = None,
     **dispatch: Any,
 ) -> AsyncIterator[Rig]:
     """Everything up and ready; all of it stopped at the end."""
     for engine in engines:
         engine.peers = [other for other in engines if other is not engine]
-    router = make_router(directory, **dispatch)
+    router = make_router(directory, network, **dispatch)
     await router.start([f"unix:{directory}/router.sock"])
     config = config or IngressConfig(served_names=(MODEL,), sweep_interval_s=0.02)
     metrics = IngressMetrics(MODEL)
