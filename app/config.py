@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from actors.router.forecasts import PredictorConfig
+from actors.router.journal import JournalConfig
 from actors.router.network import NetworkConfig
 from actors.router.network_file import read_network_file
 from app.profile.file import load_heatmap
@@ -107,7 +108,7 @@ class PolicyChoice(_Strict):
 
 class RouterConfig(_Strict):
     """The decision maker. `dispatch`: the fields of `DispatchConfig`, `predictor`: those of `PredictorConfig`,
-    `network`: those of `NetworkConfig`.
+    `network`: those of `NetworkConfig`, `journal`: those of `JournalConfig`.
     """
 
     prefill: PolicyChoice = PolicyChoice(name="join_shortest_queue")
@@ -116,12 +117,16 @@ class RouterConfig(_Strict):
     engine_grace_s: Annotated[float, Field(ge=0)] = 2.0
     predictor: dict[str, Any] = Field(default_factory=dict)
     network: dict[str, Any] = Field(default_factory=dict)
+    journal: dict[str, Any] = Field(default_factory=dict)
 
     def network_config(self) -> NetworkConfig:
         return from_options(NetworkConfig, self.network, "router.network")
 
     def predictor_config(self) -> PredictorConfig:
         return from_options(PredictorConfig, self.predictor, "router.predictor")
+
+    def journal_config(self) -> JournalConfig:
+        return from_options(JournalConfig, self.journal, "router.journal")
 
     def dispatch_config(self) -> DispatchConfig:
         return from_options(DispatchConfig, self.dispatch, "router.dispatch")
@@ -198,6 +203,7 @@ class AppConfig(_Strict):
                 raise ValueError(
                     f"engines: {group.name} and another group put node {at.node} into different places"
                 )
+        self.router.journal_config()
         if (self.ingress.tls_cert is None) != (self.ingress.tls_key is None):
             raise ValueError("ingress: tls_cert and tls_key belong together")
         if self.wire.interface not in (None, "auto"):

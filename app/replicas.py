@@ -4,6 +4,7 @@ Ray places, supervises and restarts these; requests, decisions and tokens never 
 handle call is `Router.addresses`, asked at each connect). Each is a plain class: `app.graph` makes deployments of them.
 """
 
+import importlib.metadata
 import logging
 import os
 import tempfile
@@ -51,6 +52,7 @@ class RouterReplica:
 
     async def __init__(self, config: AppConfig) -> None:  # type: ignore[misc]  # Serve awaits it
         from actors.router.forecasts import Forecasts
+        from actors.router.journal import RouterJournal
         from actors.router.network import RouterNetwork
         from actors.router.server import RouterServer
         from policies.dispatch import Dispatcher
@@ -66,7 +68,8 @@ class RouterReplica:
         forecasts = Forecasts(predictor, refit_in_ray) if predictor.enabled else None
         me = Identity("router", f"router-{uuid.uuid4().hex[:8]}", config.wire.secret())
         network = RouterNetwork(router.network_config(), ray.nodes)
-        self._server = RouterServer(me, dispatcher, router.engine_grace_s, forecasts, network)
+        journal = RouterJournal(router.journal_config(), dispatcher, importlib.metadata.version("sluice"))
+        self._server = RouterServer(me, dispatcher, router.engine_grace_s, forecasts, network, journal)
         await self._server.start(listen_addresses(config, "router"))
         log.info("router listens on %s", ", ".join(self._server.addresses))
 

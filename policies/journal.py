@@ -97,6 +97,11 @@ def outcome_lines(actions: Sequence[Action], error: Exception | None = None) -> 
     return lines if error is None else (*lines, error_line(error))
 
 
+def record_text(n: int, event: ev.Event, outcome: Sequence[str]) -> str:
+    """A whole record: newline-terminated lines."""
+    return "\n".join((event_line(n, len(outcome), event), *outcome, ""))
+
+
 class JournalWriter:
     """Numbers the events and writes whole records, each one call of `write` with newline-terminated lines.
 
@@ -115,8 +120,7 @@ class JournalWriter:
 
     def record(self, event: ev.Event, actions: Sequence[Action], error: Exception | None = None) -> None:
         """One event that was handled. `error`: what `handle` raised; `actions` are then a PolicyError's `decided`."""
-        follow = outcome_lines(actions, error)
-        self._write("\n".join((event_line(self.n, len(follow), event), *follow, "")))
+        self._write(record_text(self.n, event, outcome_lines(actions, error)))
         self.n += 1
 
 
@@ -169,4 +173,5 @@ __all__ = [
     "parse_action",
     "parse_event",
     "parse_header",
+    "record_text",
 ]

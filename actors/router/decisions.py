@@ -1,14 +1,26 @@
-"""What the router decided and how long it took: a ring of the last decisions, counters, and a histogram of times."""
+"""What the router decided and how long it took: a ring of the last decisions, counters, and a histogram of times.
+
+A request has one id for its client and a rid for each of its jobs and attempts, which begin with it: `<id>-<number>`
+(`app.ingress.hub`). The ring keeps all of a request together, under that id.
+"""
 
 import bisect
 from collections import Counter, OrderedDict
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from policies.dispatch import Action, Reject, RouteDecode, RoutePrefill
+from policies.journal import choice_of
+from policies.routing.base import DecodePolicy, PrefillPolicy, Reason
 from policies.state.views import RequestId
 
 DECISION_BOUNDS_S = (25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 50e-3)
+PREFIXES = ("chatcmpl-", "cmpl-", "req-")
+"""What the API puts before a request's id."""
+RESCUE = {"name": "lease rescue (dispatcher)", "params": {}, "formula": "cost = slot_usage"}
+
+Policy = PrefillPolicy | DecodePolicy
 
 
 @dataclass(slots=True)
@@ -19,17 +31,34 @@ class DecisionLog:
     totals: Counter[str] = field(default_factory=Counter)
     buckets: list[int] = field(default_factory=lambda: [0] * (len(DECISION_BOUNDS_S) + 1))
     sum_s: float = 0.0
-    _ring: OrderedDict[RequestId, list[tuple[float, Action]]] = field(default_factory=OrderedDict)
+    _ring: OrderedDict[str, list[tuple[float, Action, Policy]]] = field(default_factory=OrderedDict)
+    _named: OrderedDict[str, str] = field(default_factory=OrderedDict)  # a client's own x-request-id -> id
 
-    def record(self, now_s: float, actions: list[Action], took_s: float) -> None:
-        """Logs what one event led to. `took_s` is shared evenly by its actions."""
+    def record(
+        self,
+        now_s: float,
+        actions: Sequence[Action],
+        took_s: float,
+        prefill: PrefillPolicy,
+        decode: DecodePolicy,
+    ) -> None:
+        """Logs what one event led to, by these policies. `took_s` is shared evenly by its actions."""
+        each_s = took_s / len(actions)
         for action in actions:
             self.totals[_label(action)] += 1
-            self.sum_s += took_s / len(actions)
-            self.buckets[bisect.bisect_left(DECISION_BOUNDS_S, took_s / len(actions))] += 1
-            self._ring.setdefault(action.rid, []).append((now_s, action))
+            self.sum_s += each_s
+            self.buckets[bisect.bisect_left(DECISION_BOUNDS_S, each_s)] += 1
+            policy = prefill if isinstance(action, RoutePrefill) else decode
+            self._ring.setdefault(request_of(action.rid), []).append((now_s, action, policy))
             if len(self._ring) > self.capacity:
                 self._ring.popitem(last=False)
+
+    def name(self, rid: RequestId, request_id: str) -> None:
+        """The client calls this request by an id of its own; of equal ones the last counts."""
+        self._named[request_id] = request_of(rid)
+        self._named.move_to_end(request_id)
+        if len(self._named) > self.capacity:
+            self._named.popitem(last=False)
 
     def cumulative(self) -> tuple[int, ...]:
         """Counts at or below each bound, +Inf last, as Prometheus wants them."""
@@ -39,12 +68,36 @@ class DecisionLog:
             result.append(total)
         return tuple(result)
 
-    def explain(self, rid: RequestId) -> list[dict[str, Any]]:
-        """The decisions made for a request, oldest first; empty when unknown or already dropped from the ring."""
-        return [
-            {"at_s": now_s, "action": type(action).__name__, **asdict(action)}
-            for now_s, action in self._ring.get(rid, [])
-        ]
+    def explain(self, request_id: str) -> list[dict[str, Any]]:
+        """The decisions made for a request, oldest first; empty when unknown or already dropped from the ring.
+
+        `request_id`: the id of the answer (chatcmpl-...), its x-request-id, or a rid.
+        """
+        prefix = next((p for p in PREFIXES if request_id.startswith(p)), "")
+        plain = request_id.removeprefix(prefix)
+        for candidate in (self._named.get(request_id, plain), plain, request_of(plain)):
+            if candidate in self._ring:
+                return [_shown(*made) for made in self._ring[candidate]]
+        return []
+
+
+def request_of(rid: RequestId) -> str:
+    """The id of the request that a rid belongs to."""
+    return rid.rpartition("-")[0] or rid
+
+
+def described(policy: Policy) -> dict[str, Any]:
+    """A policy for people: its name, all parameters, and its formula in their names."""
+    choice = choice_of(policy)
+    return {"name": choice.name, "params": dict(choice.params), "formula": policy.formula}
+
+
+def _shown(now_s: float, action: Action, policy: Policy) -> dict[str, Any]:
+    shown: dict[str, Any] = {"at_s": now_s, "action": type(action).__name__, **asdict(action)}
+    if not isinstance(action, Reject):
+        rescued = action.decision.reason is Reason.LEASE_RESCUE
+        shown["policy"] = RESCUE if rescued else described(policy)
+    return shown
 
 
 def _label(action: Action) -> str:

@@ -10,13 +10,15 @@ import dataclasses
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
+from actors.router.admin import RouterAdmin
 from actors.router.decisions import DECISION_BOUNDS_S, DecisionLog
 from actors.router.forecasts import Forecasts
+from actors.router.journal import RouterJournal
 from actors.router.kv_feed import KvFeed
 from actors.router.network import NetworkConfig, RouterNetwork
 from actors.wire import messages as wire
@@ -64,6 +66,7 @@ class RouterServer:
         engine_grace_s: float = 2.0,
         forecasts: Forecasts | None = None,
         network: RouterNetwork | None = None,
+        journal: RouterJournal | None = None,
     ) -> None:
         self.me = me
         self.dispatcher = dispatcher
@@ -78,6 +81,8 @@ class RouterServer:
         self._forecasts = forecasts
         self._kv_feed = KvFeed(dispatcher.state, self._feed)
         self._network = network or RouterNetwork(NetworkConfig())
+        self._journal = journal
+        self._admin = RouterAdmin(dispatcher, self.decisions, journal, self._feed, self._broadcast_fleet)
         self._stale = 0
         self._policy_errors = 0
 
@@ -92,6 +97,8 @@ class RouterServer:
         if self._forecasts is not None:
             self._tasks += [asyncio.create_task(self._every(FORECAST_S, self._refresh_forecasts))]
         self._network.start(self._feed)
+        if self._journal is not None:
+            self._tasks += [asyncio.create_task(self._journal.run())]
 
     async def stop(self) -> None:
         """Closes every connection; ingresses fall back to their local policy. Idempotent."""
@@ -106,6 +113,8 @@ class RouterServer:
         if self._forecasts is not None:
             self._forecasts.stop()
         self._network.stop()
+        if self._journal is not None:
+            await self._journal.stop()
         self._tasks, self._servers = [], []
 
     # --------------------------------------------------------------------------------------------- connections
@@ -173,11 +182,15 @@ class RouterServer:
                 self._kv_feed.events(message.engine_id, channel, message)
             case wire.KvState():
                 self._kv_feed.state(message.engine_id, channel, message)
+            case wire.Admin():
+                channel.send(self._admin.answer(message))
             case _:
                 raise ValueError(f"a router does not take {type(message).__name__}")
 
     def _submit(self, channel: Channel, message: wire.Submit) -> None:
         self._own(channel, message.rid)
+        if message.request_id:
+            self.decisions.name(message.rid, message.request_id)
         now_s = time.time()
         request = _request(message, now_s)
         if self._forecasts is not None:
@@ -283,20 +296,31 @@ class RouterServer:
 
     def _feed(self, event: ev.Event) -> None:
         started_s = time.perf_counter()
+        dispatcher = self.dispatcher
+        actions: Sequence[Action] = ()
+        failure: Exception | None = None
         try:
-            actions = self.dispatcher.handle(event)
+            actions = dispatcher.handle(event)
         except ev.StaleEvent as stale:
             self._stale += 1
+            failure = stale
             log.debug("stale: %s", stale)
-            return
         except (
             PolicyError
         ) as error:  # a bug in a policy: its request waits on, the others go on, and it is loud
             self._policy_errors += 1
+            actions, failure = error.decided, error
             log.error("%s", error)
-            return
+        except Exception as unexpected:
+            failure = unexpected
+            raise
+        finally:
+            if self._journal is not None:
+                self._journal.record(event, actions, failure)
+            failure = None  # or it and this frame would wait for the collector together
         if actions:
-            self.decisions.record(event.now_s, actions, time.perf_counter() - started_s)
+            took_s = time.perf_counter() - started_s
+            self.decisions.record(event.now_s, actions, took_s, dispatcher.prefill, dispatcher.decode)
             for action in actions:
                 self._act(action)
 
@@ -375,6 +399,8 @@ class RouterServer:
         if self._forecasts is not None:
             totals |= self._forecasts.totals()
             gauges |= self._forecasts.gauges()
+        if self._journal is not None:
+            totals |= self._journal.totals()
         return wire.FleetStatus(
             statuses=[engine.status for engine in self._engines.values() if engine.status is not None],
             queued=self.dispatcher.queue_size,

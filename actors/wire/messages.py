@@ -3,8 +3,8 @@
 Who talks to whom (DESIGN section 2): the ingress owns a request for its whole life. It asks the router where to run
 it, sends the work to the engines itself, streams the tokens to the client and tells the router what happened.
 
-    ingress -> router   Submit, Prefilled, Progress, Transferred, Adopt, Closed
-    router  -> ingress  RoutePrefill, RouteDecode, Reject, Fleet, FleetStatus
+    ingress -> router   Submit, Prefilled, Progress, Transferred, Adopt, Closed, Admin
+    router  -> ingress  RoutePrefill, RouteDecode, Reject, Fleet, FleetStatus, AdminAnswer
     ingress -> engine   Prefill, Decode, Cancel, ReleaseKV
     engine  -> ingress  PrefillDone, Admitted, Tokens, Failed
     engine  -> router   Announce, Status, KvEvents, KvState
@@ -288,6 +288,7 @@ class Submit(_Wire, frozen=True):
     `deadline_s` is what is left of its total time. `hints` (actors.router.forecasts.Hints) come where the router's
     `Fleet.wants_hints`. `block_hashes` (bytes by `actors.wire.kv`) are of the prompt's KV blocks of `block_tokens`
     tokens that a prefix cache can serve; they come where the router's `Fleet.block_tokens`.
+    `request_id`: the client's own x-request-id, where it sent one.
     """
 
     rid: str
@@ -306,6 +307,7 @@ class Submit(_Wire, frozen=True):
     mode: Mode | None = None
     block_hashes: bytes = b""
     block_tokens: int = 0
+    request_id: str = ""
 
 
 class Prefilled(_Wire, frozen=True):
@@ -425,6 +427,24 @@ class FleetStatus(_Wire, frozen=True):
     gauges: dict[str, float] = {}
 
 
+class Admin(_Wire, frozen=True):
+    """An administrator asks the router through an ingress; `body` is JSON (`actors.router.admin`). `ask` numbers the
+    questions of one connection.
+    """
+
+    ask: int
+    what: Literal["policy", "set_policy", "explain", "journal"]
+    body: bytes = b""
+
+
+class AdminAnswer(_Wire, frozen=True):
+    """The answer to `ask`: JSON; `status` as in HTTP, and with one above 200 the body is {"message"}."""
+
+    ask: int
+    status: int
+    body: bytes
+
+
 # ---------------------------------------------------------------------- engine <-> engine (sim engine's transfer)
 
 
@@ -475,6 +495,8 @@ Message = (
     | Reject
     | Fleet
     | FleetStatus
+    | Admin
+    | AdminAnswer
     | Pull
     | PullGrant
     | Pulled

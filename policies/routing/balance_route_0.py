@@ -11,6 +11,7 @@ Deviations: see `stages` (priorities, overdue entries, KV room). Not claimed: an
 
 import random
 from dataclasses import dataclass
+from typing import ClassVar
 
 from policies.routing import params
 from policies.routing.base import Assignment, Ranked, first_feasible, least_cost
@@ -23,6 +24,7 @@ from policies.state.views import Snapshot
 class BalanceRoute0:
     """`window` W and `abundance` (free slots per worker from which stage 1 runs); waits in s, reserve per sequence."""
 
+    formula: ClassVar[str] = "cost = -score, score F = w_tokens - workers * max(0, w_tokens - margin_tokens)"
     window: int = 8  # ASSUMPTION: the text has lost W and the threshold
     abundance: float = 2.0  # ASSUMPTION
     max_wait_s: float = 10.0  # ASSUMPTION: well below a lease of 30 s less the dispatcher's margin of 8 s

@@ -12,6 +12,7 @@ Not claimed: what later arrivals do; forecasts of requests that are still in the
 
 import random
 from dataclasses import dataclass
+from typing import ClassVar
 
 from policies.routing import params
 from policies.routing.balance_route_0 import check_limits
@@ -25,6 +26,10 @@ from policies.state.views import Snapshot
 class BalanceRouteH:
     """`horizon` H in decode steps, `gamma`, `alpha`, `beta` (None: G); the others as in BR-0."""
 
+    formula: ClassVar[str] = (
+        "cost = -score, score F_H = alpha * w_tokens * sum_h gamma^h - beta * sum_h gamma^h * max(0, w_tokens - m(h)),"
+        " min_h m(h) = margin_tokens, h = 0..horizon"
+    )
     horizon: int = (
         48  # ASSUMPTION, as gamma: the centre of the paper's sweep {1, 24, 48, 96} x {0.5, 0.7, 0.9, 1.0}
     )

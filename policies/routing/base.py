@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from policies.state.views import PoolEntry, Request, RequestId, Snapshot, Worker, WorkerId
 
@@ -71,7 +71,9 @@ class Assignment:
 
 @runtime_checkable
 class PrefillPolicy(Protocol):
-    """Chooses the worker that computes a request's KV."""
+    """Chooses the worker that computes a request's KV. `formula`: one line, in the names of terms and parameters."""
+
+    formula: ClassVar[str]
 
     @property
     def name(self) -> str: ...
@@ -87,8 +89,10 @@ class DecodePolicy(Protocol):
 
     `feasible` holds, for each entry in the order in which entries should be served, the workers that it fits on (empty:
     it must wait). Called again with a fresh snapshot until it returns nothing, so a policy may decide one entry at a
-    time.
+    time. `formula` as for PrefillPolicy.
     """
+
+    formula: ClassVar[str]
 
     @property
     def name(self) -> str: ...

@@ -9,6 +9,7 @@ Not claimed: any bound on load; a hot prefix draws everything to its worker (tha
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from policies.routing.base import Assignment, Decision, Ranked, first_feasible, least_cost
 from policies.routing.load_score import LoadWeights, load_score
@@ -19,6 +20,7 @@ from policies.state.views import PoolEntry, Request, Snapshot, Worker, WorkerId
 class CacheAware(LoadWeights):
     """Parameters: the eight weights of LoadWeights, for ties."""
 
+    formula: ClassVar[str] = "cost = load / (1 + load) - hit_tokens"
     name: str = "cache_aware"
 
     def __post_init__(self) -> None:

@@ -12,6 +12,7 @@ Not claimed: the network (`netkv`).
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from policies.routing import params
 from policies.routing.base import Assignment, Decision, Ranked, first_feasible, least_cost
@@ -23,6 +24,7 @@ from policies.state.views import PoolEntry, Request, Snapshot, Worker
 class CacheLoadAware(LoadWeights):
     """`cache_weight`, `load_weight`, and the eight weights inside the load."""
 
+    formula: ClassVar[str] = "cost = load_weight * load - cache_weight * hit_ratio"
     cache_weight: float = 1.0
     load_weight: float = 1.0
     name: str = "cache_load_aware"

@@ -22,6 +22,7 @@ Not claimed: that this is the best first design (experiments decide); joint choi
 
 import random
 from dataclasses import dataclass
+from typing import ClassVar
 
 from policies.routing import params
 from policies.routing.balance_route_0 import check_limits
@@ -39,6 +40,10 @@ MAX_WINDOW = 12  # 2^W subsets are valued per popped worker
 class Composition:
     """Parameters: see the module's docstring, `balance_route_h` and `netkv`. Times in s."""
 
+    formula: ClassVar[str] = (
+        "cost = -score, score = credit_less_cost_s - slowdown_s"
+        " (slowdown = N * seconds_per_kv_token * sum_h gamma^h * max(0, w_tokens - m(h)))"
+    )
     horizon: int = 48  # ASSUMPTION: this one and all below that `netkv` and `balance_route_h` mark so
     gamma: float = 0.9
     seconds_per_kv_token: float = 1e-7  # ASSUMPTION: 100 kB of KV per token read at 1 TB/s

@@ -10,6 +10,7 @@ Not claimed: balance of KV tokens; a request of 10 tokens counts as much as one 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from policies.routing.base import Assignment, Decision, Ranked, first_feasible, least_cost
 from policies.state.views import PoolEntry, Request, Role, Snapshot, Worker
@@ -19,6 +20,7 @@ from policies.state.views import PoolEntry, Request, Role, Snapshot, Worker
 class JoinShortestQueue:
     """No parameters."""
 
+    formula: ClassVar[str] = "cost = prefilling + decoding, as far as the stage has them"
     name: str = "join_shortest_queue"
 
     def choose(

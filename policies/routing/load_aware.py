@@ -9,9 +9,10 @@ own instance, hence their own weights, as in the paper. Not claimed: anything ab
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from policies.routing.base import Assignment, Decision, Ranked, first_feasible, least_cost
-from policies.routing.load_score import LoadWeights, load_score
+from policies.routing.load_score import LOAD_FORMULA, LoadWeights, load_score
 from policies.state.views import PoolEntry, Request, Snapshot, Worker
 
 
@@ -19,6 +20,7 @@ from policies.state.views import PoolEntry, Request, Snapshot, Worker
 class LoadAware(LoadWeights):
     """Parameters: the eight weights of LoadWeights."""
 
+    formula: ClassVar[str] = LOAD_FORMULA
     name: str = "load_aware"
 
     def __post_init__(self) -> None:

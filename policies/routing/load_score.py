@@ -21,6 +21,13 @@ from dataclasses import dataclass, fields
 from policies.routing import params
 from policies.state.views import Role, Worker
 
+LOAD_FORMULA = (
+    "cost = (w.running * running + w.waiting * waiting + w.swapped * swapped + w.sending * sending"
+    " + w.token_budget * token_budget + w.kv_usage * kv_usage + w.compute * compute"
+    " + w.memory_bandwidth * memory_bandwidth) / (sum of the w of what is reported)"
+)
+"""For `explain`; `w.x` is the parameter x."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoadWeights:

@@ -12,6 +12,7 @@ Not claimed: the choice between colocated and disaggregated workers (`pd_heatmap
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from policies.routing import params
 from policies.routing.base import Decision, Ranked, least_cost
@@ -24,6 +25,7 @@ from policies.state.views import Request, Snapshot, Worker
 class Locality(LoadWeights):
     """`bound`: largest spread of load scores that counts as balanced; and the eight weights of the score."""
 
+    formula: ClassVar[str] = "cost = load / (1 + load) - hit_tokens if spread <= bound, else load"
     bound: float = 0.3  # ASSUMPTION
     name: str = "locality"
 

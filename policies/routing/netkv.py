@@ -21,6 +21,7 @@ Not claimed: overlap of transfer and computing; joint optimality over concurrent
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from policies.routing import params
 from policies.routing.base import Assignment, Decision, Ranked, best_of, first_feasible, least_cost
@@ -34,6 +35,10 @@ VARIANTS = ("cla", "topo_only", "static", "full")
 class NetKV:
     """Parameters: see the module's docstring. Times in s."""
 
+    formula: ClassVar[str] = (
+        "cost = transfer_s + queue_s + first_step_s"
+        " (variant cla: cost = load_weight * load - cache_weight * hit_ratio)"
+    )
     variant: str = "full"
     step_base_s: float = 0.02  # ASSUMPTION: a; fit it to the engines deployed
     step_per_seq_s: float = 0.0005  # ASSUMPTION: b

@@ -14,12 +14,12 @@ leaves the load alone to decide. Not claimed: that JCT is linear in the load sco
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from policies.routing import params
 from policies.routing.base import Decision, Ranked, least_cost
 from policies.routing.heatmap import Heatmap, heatmap_from
-from policies.routing.load_score import LoadWeights, load_score
+from policies.routing.load_score import LOAD_FORMULA, LoadWeights, load_score
 from policies.routing.locality import local_or_least_loaded
 from policies.state.views import Health, Request, Role, Snapshot, Worker
 
@@ -28,6 +28,11 @@ from policies.state.views import Health, Request, Role, Snapshot, Worker
 class PdHeatmap(LoadWeights):
     """`heatmap` (a Heatmap or its plain data), `load_correction` k >= 0, and the eight weights of the load score."""
 
+    formula: ClassVar[str] = (
+        "corrected_cell = (1 + cell) * (1 + load_correction * load_colocated)"
+        " / (1 + load_correction * load_disaggregated) - 1; above 0: disaggregated, else colocated;"
+        " within the kind: " + LOAD_FORMULA
+    )
     heatmap: Heatmap | Mapping[str, Any] | None = None
     load_correction: float = 1.0  # ASSUMPTION
     name: str = "pd_heatmap"
@@ -92,6 +97,11 @@ class PdHeatmap(LoadWeights):
 class Combined(PdHeatmap):
     """DeepFlow's algorithm 1 as a whole: PD-aware, then locality if that kind is balanced within `bound`, else load."""
 
+    formula: ClassVar[str] = (
+        "corrected_cell = (1 + cell) * (1 + load_correction * load_colocated)"
+        " / (1 + load_correction * load_disaggregated) - 1; above 0: disaggregated, else colocated;"
+        " within the kind: cost = load / (1 + load) - hit_tokens if spread <= bound, else load"
+    )
     bound: float = 0.3  # ASSUMPTION
     name: str = "combined"
 

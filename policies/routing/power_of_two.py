@@ -10,6 +10,7 @@ longest queue plus one on top of its own, so that it ranks below every drawn one
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from policies.routing import params
 from policies.routing.base import Assignment, Decision, Ranked, first_feasible, least_cost
@@ -20,6 +21,7 @@ from policies.state.views import PoolEntry, Request, Role, Snapshot, Worker
 class PowerOfTwo:
     """`choices`: how many workers are compared."""
 
+    formula: ClassVar[str] = "cost = queue if drawn, else queue + (longest queue + 1)"
     choices: int = 2
     name: str = "power_of_two"
 

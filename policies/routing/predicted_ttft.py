@@ -12,6 +12,7 @@ workers share. Not claimed: the decode side; chunked prefills that run side by s
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from policies.routing import params
 from policies.routing.base import Decision, Ranked, least_cost
@@ -22,6 +23,7 @@ from policies.state.views import Request, Snapshot, Worker
 class PredictedTTFT:
     """Seconds per prompt and per token of a prefill; their ratio alone decides."""
 
+    formula: ClassVar[str] = "cost = queue_s + own_s"
     prefill_base_s: float = 0.01  # ASSUMPTION: fit both to the engines deployed
     prefill_per_token_s: float = 0.0005  # ASSUMPTION
     name: str = "predicted_ttft"

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from policies.routing.base import Assignment, Decision, Ranked, first_feasible, least_cost
 from policies.state.views import PoolEntry, Request, Snapshot, Worker
@@ -12,6 +13,7 @@ from policies.state.views import PoolEntry, Request, Snapshot, Worker
 class RandomChoice:
     """No parameters. Every candidate costs the same, so the seeded draw among ties decides."""
 
+    formula: ClassVar[str] = "cost = 0 for every candidate; one is drawn"
     name: str = "random"
 
     def choose(

@@ -8,6 +8,7 @@ Not claimed: fairness by load; it counts requests only.
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from policies.routing.base import Assignment, Decision, Ranked, Reason, first_feasible
 from policies.state.views import PoolEntry, Request, Snapshot, Worker
@@ -17,6 +18,7 @@ from policies.state.views import PoolEntry, Request, Snapshot, Worker
 class RoundRobin:
     """No parameters."""
 
+    formula: ClassVar[str] = "cost = turns_away"
     name: str = "round_robin"
 
     def choose(

@@ -162,3 +162,10 @@ def test_unknown_names_and_parameters_are_refused_with_the_list() -> None:
         prefill_policy("netkvv")
     with pytest.raises(UnknownPolicy, match="no parameter 'alpha'"):
         decode_policy("round_robin", {"alpha": 1})
+
+
+@pytest.mark.parametrize("table", [PREFILL, DECODE])
+def test_every_policy_says_its_formula_in_one_line(table: dict[str, type]) -> None:
+    for name, kind in table.items():
+        formula = kind.formula  # type: ignore[attr-defined]
+        assert formula and "\n" not in formula, name

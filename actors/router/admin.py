@@ -1,0 +1,137 @@
+"""Answers to what an administrator asks the router, through an ingress (`app.ingress.admin`): JSON in, JSON out.
+
+    policy      the policies in use, with parameters and formula, and what there is to choose from
+    set_policy  {"prefill": NAME | {"name", "params"}, "decode": .., "dispatch": {..}}: from now on; all or nothing
+    explain     {"id"}: the decisions made for a request
+    journal     {"tail": n}: the state of the event log, and its last n events
+
+A change lasts until the router restarts: what shall last belongs into the configuration.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from actors.router.decisions import DecisionLog, described
+from actors.router.journal import RouterJournal
+from actors.wire import messages as wire
+from policies.codec import CodecError, dumps, encoder, loads
+from policies.dispatch import DispatchConfig, Dispatcher
+from policies.routing.registry import DECODE, PREFILL
+from policies.state import events as ev
+
+MAX_TAIL = 1000
+
+_CONFIG = encoder(DispatchConfig)
+
+
+class Refused(ValueError):
+    """The question cannot be answered as it is; the message says why. `status` as in HTTP."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class RouterAdmin:
+    """`feed` hands an event to the dispatcher (and raises what it raises); `changed` runs after a change of policy."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        decisions: DecisionLog,
+        journal: RouterJournal | None,
+        feed: Callable[[ev.Event], None],
+        changed: Callable[[], None],
+    ) -> None:
+        self._dispatcher, self._decisions, self._journal = dispatcher, decisions, journal
+        self._feed, self._changed = feed, changed
+
+    def answer(self, message: wire.Admin) -> wire.AdminAnswer:
+        """Never raises for what was asked."""
+        try:
+            status, value = 200, self._answer(message)
+        except Refused as refused:
+            status, value = refused.status, {"message": str(refused)}
+        return wire.AdminAnswer(message.ask, status, dumps(value).encode("ascii"))
+
+    def _answer(self, message: wire.Admin) -> dict[str, Any]:
+        asked = _read(message.body)
+        match message.what:
+            case "policy":
+                return self._policy()
+            case "set_policy":
+                self._set_policy(asked)
+                return self._policy()
+            case "explain":
+                return self._explain(str(asked.get("id", "")))
+            case "journal":
+                return self._journal_status(asked.get("tail", 0))
+
+    def _policy(self) -> dict[str, Any]:
+        dispatcher = self._dispatcher
+        assert _CONFIG is not None
+        return {
+            "prefill": described(dispatcher.prefill),
+            "decode": described(dispatcher.decode),
+            "dispatch": _CONFIG(dispatcher.config),
+            "available": {
+                "prefill": {name: described(kind()) for name, kind in PREFILL.items()},
+                "decode": {name: described(kind()) for name, kind in DECODE.items()},
+            },
+        }
+
+    def _set_policy(self, asked: Mapping[str, Any]) -> None:
+        unknown = sorted(set(asked) - {"prefill", "decode", "dispatch"})
+        if unknown or not asked:
+            what = f"{unknown[0]!r} is not known" if unknown else "nothing is asked for"
+            raise Refused(400, f"{what}: give prefill, decode or dispatch")
+        prefill, decode = _choice("prefill", asked), _choice("decode", asked)
+        dispatch = _object(asked.get("dispatch") or {}, "dispatch")
+        try:
+            self._feed(ev.PoliciesChanged(time.time(), prefill, decode, dispatch))
+        except ValueError as error:
+            raise Refused(400, f"{error}; nothing was changed") from None
+        self._changed()
+
+    def _explain(self, request_id: str) -> dict[str, Any]:
+        decisions = self._decisions.explain(request_id)
+        if not decisions:
+            raise Refused(
+                404,
+                f"no decision is known for {request_id!r}: the router keeps those of its last"
+                f" {self._decisions.capacity} requests since it started, and none that an ingress made without it",
+            )
+        return {"id": request_id, "decisions": decisions}
+
+    def _journal_status(self, tail: object) -> dict[str, Any]:
+        if self._journal is None:
+            raise Refused(404, "the router keeps no journal: see router.journal in the configuration")
+        if not isinstance(tail, int) or not 0 <= tail <= MAX_TAIL:
+            raise Refused(400, f"tail is {tail!r}: it must be a whole number 0..{MAX_TAIL}")
+        return {**self._journal.status(), "tail": [loads(line) for line in self._journal.tail(tail)]}
+
+
+def _choice(stage: str, asked: Mapping[str, Any]) -> ev.PolicyChoice | None:
+    given = asked.get(stage)
+    if given is None:
+        return None
+    if isinstance(given, str):
+        return ev.PolicyChoice(given)
+    choice = _object(given, stage)
+    if not isinstance(choice.get("name"), str) or set(choice) - {"name", "params"}:
+        raise Refused(400, f'{stage} must be a policy\'s name, or {{"name": .., "params": {{..}}}}')
+    return ev.PolicyChoice(choice["name"], _object(choice.get("params") or {}, f"{stage}.params"))
+
+
+def _read(body: bytes) -> dict[str, Any]:
+    try:
+        return _object(loads(body.decode()) if body else {})
+    except (CodecError, UnicodeDecodeError) as error:
+        raise Refused(400, f"the question is {error}") from None
+
+
+def _object(value: Any, what: str = "the question") -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise Refused(400, f"{what} must be a JSON object")
+    return value

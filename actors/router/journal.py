@@ -1,0 +1,267 @@
+"""The live event log: a ring of the last events in memory, and all of them in files where a folder is configured.
+
+What a file holds is `policies.journal`'s; `policies.replay` decides it all again. Recording an event costs two appends:
+lines are made and written a moment later, in slices between which the event loop serves others, the writing itself in
+a thread. A disk that fails is counted and logged and never holds up serving: what could not be written is kept for the
+next attempt, up to `max_unwritten_bytes`; what is dropped beyond that leaves a gap, which a replay names.
+
+    <folder>/journal-<start, UTC>-<pid>-00000.jsonl, -00001 ...   one log per life of a router, in files of `max_bytes`
+"""
+
+import asyncio
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from typing import NamedTuple
+
+from policies.dispatch import Action, Dispatcher
+from policies.journal import CodecError, action_line, error_line, header_line, record_text
+from policies.state import events as ev
+
+log = logging.getLogger(__name__)
+
+SLICE = 64  # records made into lines before others get their turn (about 1 ms)
+KV_HASHES_PER_EVENT = 32  # so many block hashes weigh as much in the ring as one ordinary event
+_PREFIX, _SUFFIX = "journal-", ".jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class JournalConfig:
+    """`folder` None: nothing is written. `events` False: only decisions are, which cannot be replayed.
+
+    `max_bytes` a file, and `files` of them in the folder: the oldest are deleted (a log without its first file can be
+    read but not replayed). `ring_events` bounds the memory of the ring, some 2 kB each; 0: no ring.
+    """
+
+    folder: str | None = None
+    events: bool = True
+    max_bytes: int = 256 << 20
+    files: int = 16
+    ring_events: int = 2048
+    flush_s: float = 0.1
+    max_unwritten_bytes: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        checks = [
+            (self.max_bytes >= 4096, "max_bytes must be >= 4096"),
+            (self.files >= 1, "files must be >= 1"),
+            (self.ring_events >= 0, "ring_events must be >= 0"),
+            (self.flush_s > 0, "flush_s must be > 0"),
+            (self.max_unwritten_bytes >= 1, "max_unwritten_bytes must be >= 1"),
+        ]
+        for ok, message in checks:
+            if not ok:
+                raise ValueError(f"journal: {message}")
+
+
+class _Entry(NamedTuple):
+    n: int
+    event: ev.Event
+    actions: Sequence[Action]
+    failure: str | None
+
+
+class _Chunk(NamedTuple):
+    first: int
+    records: int
+    data: bytes
+
+
+class RouterJournal:
+    """`record` on the hot path; `run` is the task that writes; `stop` writes the rest. Make it with the dispatcher new.
+
+    Raises OSError if the folder cannot be made.
+    """
+
+    def __init__(self, config: JournalConfig, dispatcher: Dispatcher, version: str) -> None:
+        self.config = config
+        self._dispatcher, self._version = dispatcher, version
+        self.n = 0
+        self._ring: deque[_Entry] = deque()
+        self._ring_weight = 0
+        self._pending: deque[_Entry] = deque()
+        self._chunks: deque[_Chunk] = deque()
+        self._flushing = asyncio.Lock()
+        self._writer: ThreadPoolExecutor | None = None  # one thread: writes never overtake each other
+        self._folder = Path(config.folder) if config.folder else None
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._writer = ThreadPoolExecutor(1, "journal")
+            self._first_header = header_line(dispatcher, version)
+        started = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+        self._run_name = f"{_PREFIX}{started}-{os.getpid()}"
+        self._file: FileIO | None = None
+        self._path: Path | None = None
+        self._file_bytes = 0
+        self._segment = 0
+        self._counts = dict.fromkeys(
+            ("records_written", "records_dropped", "bytes_written", "write_errors", "encode_errors"), 0
+        )
+
+    # ---------------------------------------------------------------------------------------------------- hot path
+
+    def record(self, event: ev.Event, actions: Sequence[Action], error: Exception | None = None) -> None:
+        """One event that was handled, with what it led to."""
+        entry = _Entry(self.n, event, actions, None if error is None else error_line(error))
+        self.n += 1
+        if self._folder is not None:
+            self._pending.append(entry)
+        if self.config.ring_events:
+            self._ring.append(entry)
+            self._ring_weight += _weight(event)
+            while self._ring_weight > self.config.ring_events:
+                self._ring_weight -= _weight(self._ring.popleft().event)
+
+    # ----------------------------------------------------------------------------------------------------- writing
+
+    async def run(self) -> None:
+        """Writes what has come, every `flush_s`, for ever. Returns at once where nothing is to be written."""
+        while self._folder is not None:
+            await asyncio.sleep(self.config.flush_s)
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Writes what was recorded until now; what the disk refuses stays for the next time."""
+        async with self._flushing:
+            for _ in range(0, len(self._pending), SLICE):
+                self._encode([self._pending.popleft() for _ in range(min(SLICE, len(self._pending)))])
+                await asyncio.sleep(0)
+            if self._chunks and self._writer is not None:
+                await asyncio.get_running_loop().run_in_executor(self._writer, self._write_chunks)
+
+    async def stop(self) -> None:
+        """Writes the rest and closes the file. Idempotent."""
+        if self._writer is None:
+            return
+        await self.flush()
+        self._writer.shutdown()
+        self._writer = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _encode(self, entries: list[_Entry]) -> None:
+        make = _record if self.config.events else _decisions
+        try:
+            text = "".join([make(entry) for entry in entries])
+        except CodecError:  # a bug; the gap that it leaves is named by the replay
+            self._counts["encode_errors"] += 1
+            self._counts["records_dropped"] += len(entries)
+            log.exception("the journal cannot hold events %d..%d", entries[0].n, entries[-1].n)
+            return
+        self._chunks.append(_Chunk(entries[0].n, len(entries), text.encode("ascii")))
+
+    def _write_chunks(self) -> None:
+        """In the writer's thread."""
+        while self._chunks:
+            chunk = self._chunks[0]
+            try:
+                if self._file is None or self._file_bytes + len(chunk.data) > self.config.max_bytes:
+                    self._next_file(chunk.first)
+                assert self._file is not None
+                _write_all(self._file, chunk.data)
+            except OSError as error:
+                self._failed(error)
+                return
+            self._chunks.popleft()
+            self._file_bytes += len(chunk.data)
+            self._counts["records_written"] += chunk.records
+            self._counts["bytes_written"] += len(chunk.data)
+
+    def _next_file(self, first: int) -> None:
+        assert self._folder is not None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        path = self._folder / f"{self._run_name}-{self._segment:05d}{_SUFFIX}"
+        header = self._first_header if first == 0 else header_line(self._dispatcher, self._version, first)
+        file = FileIO(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w")
+        try:
+            _write_all(file, header.encode("ascii") + b"\n")
+        except OSError:
+            file.close()
+            raise
+        self._file, self._path, self._file_bytes = file, path, len(header) + 1
+        self._segment += 1
+        for old in sorted(self._folder.glob(f"{_PREFIX}*{_SUFFIX}"), key=_age)[: -self.config.files]:
+            old.unlink(missing_ok=True)
+
+    def _failed(self, error: OSError) -> None:
+        """Takes a half-written chunk back, so that it can be written again, and drops what is too much to keep."""
+        if self._counts["write_errors"] % 100 == 0:
+            log.error("the journal cannot be written (%s): make room in %s", error, self._folder)
+        self._counts["write_errors"] += 1
+        if self._file is not None:
+            try:
+                self._file.truncate(self._file_bytes)
+                self._file.seek(self._file_bytes)
+            except OSError:
+                self._file.close()
+                self._file = None  # its last line is torn; the log goes on in another file
+        kept = sum([len(chunk.data) for chunk in list(self._chunks)])
+        while self._chunks and kept > self.config.max_unwritten_bytes:
+            dropped = self._chunks.popleft()
+            kept -= len(dropped.data)
+            self._counts["records_dropped"] += dropped.records
+
+    # ----------------------------------------------------------------------------------------------------- showing
+
+    def totals(self) -> dict[str, float]:
+        """Monotonic counts, for the router's metrics."""
+        return {f"journal_{name}": float(value) for name, value in self._counts.items()}
+
+    def status(self) -> dict[str, object]:
+        """What `/sluice/admin/journal` shows."""
+        return {
+            "events": self.n,
+            "folder": str(self._folder) if self._folder else None,
+            "file": str(self._path) if self._path else None,
+            "replayable": self.config.events,
+            "ring_events": len(self._ring),
+            "unwritten_records": len(self._pending) + sum([chunk.records for chunk in list(self._chunks)]),
+            **self._counts,
+        }
+
+    def tail(self, events: int) -> list[str]:
+        """The lines of the last events of the ring."""
+        last = list(self._ring)[-events:] if events > 0 else []
+        return "".join([_record(entry) for entry in last]).splitlines()
+
+
+def _write_all(file: FileIO, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]
+
+
+def _record(entry: _Entry) -> str:
+    outcome = [action_line(action) for action in entry.actions]
+    if entry.failure is not None:
+        outcome.append(entry.failure)
+    return record_text(entry.n, entry.event, outcome)
+
+
+def _decisions(entry: _Entry) -> str:
+    at = f'{{"at_s":{entry.event.now_s!r},'
+    return "".join([f"{at}{action_line(action)[1:]}\n" for action in entry.actions])
+
+
+def _weight(event: ev.Event) -> int:
+    """What an event weighs in the ring, in ordinary events."""
+    if isinstance(event, ev.KvBatch):
+        parts: Sequence[object] = event.changes
+    elif isinstance(event, ev.KvSnapshot):
+        parts = event.chains
+    else:
+        return 1
+    return 1 + sum(len(getattr(part, "hashes", ())) for part in parts) // KV_HASHES_PER_EVENT
+
+
+def _age(path: Path) -> tuple[float, str]:
+    return path.stat().st_mtime, path.name

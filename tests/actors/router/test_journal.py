@@ -1,0 +1,196 @@
+"""The router's event log on a real disk: whole, rotated, bounded, and no harm to serving when the disk refuses."""
+
+import asyncio
+import resource
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from actors.router.journal import JournalConfig, RouterJournal
+from policies.dispatch import DispatchConfig, Dispatcher
+from policies.replay import JournalError, Step, replay
+from policies.routing.registry import decode_policy, prefill_policy
+from policies.state import events as ev
+from policies.state.prefix_index import Stored
+from policies.state.views import Request, Role
+
+
+def made(folder: Path | None, **options: object) -> tuple[RouterJournal, Dispatcher]:
+    dispatcher = Dispatcher(DispatchConfig(seed=4), prefill_policy("random"), decode_policy("random"))
+    config = JournalConfig(folder=str(folder) if folder else None, **options)  # type: ignore[arg-type]
+    return RouterJournal(config, dispatcher, "test"), dispatcher
+
+
+def feed(journal: RouterJournal, dispatcher: Dispatcher, requests: int, first: int = 0) -> None:
+    """So many requests to their end, with one stale event each; the fleet first, if it is not there yet."""
+    events: list[ev.Event] = []
+    if journal.n == 0:
+        events += [ev.EngineUp(0.0, f"c{i}", Role.COLOCATED, "g", "n", 4, 4096) for i in range(3)]
+    for i in range(first, first + requests):
+        rid, now_s = f"r{i}", float(i)
+        events += [ev.EngineStatus(now_s, f"c{k}", 0, 0, 0) for k in range(3)]
+        events += [ev.Arrived(now_s, Request(rid, now_s, 64, 8)), ev.Admitted(now_s, rid)]
+        events += [ev.Closed(now_s, rid, "finished", 8), ev.Closed(now_s, rid, "finished", 8)]
+    for event in events:
+        try:
+            journal.record(event, dispatcher.handle(event))
+        except ev.StaleEvent as stale:
+            journal.record(event, (), stale)
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir())
+
+
+def replayed(folder: Path) -> list[Step]:
+    lines = [line for path in files(folder) for line in path.read_text().splitlines()]
+    return list(replay(lines))
+
+
+@contextmanager
+def largest_file(n_bytes: int) -> Iterator[None]:
+    """The kernel refuses writes beyond so many bytes a file, after a part of them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+async def test_what_was_recorded_is_on_disk_after_stop_and_replays(tmp_path: Path) -> None:
+    journal, dispatcher = made(tmp_path / "journal")
+    feed(journal, dispatcher, 50)
+    await journal.stop()
+    steps = replayed(tmp_path / "journal")
+    assert len(steps) == journal.n == 3 + 50 * 7
+    assert all(step.equal for step in steps)
+    assert sum(step.recorded != () for step in steps) == 100  # a decision and a stale event each
+    (file,) = files(tmp_path / "journal")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+async def test_the_task_writes_without_being_asked(tmp_path: Path) -> None:
+    journal, dispatcher = made(tmp_path, flush_s=0.01)
+    task = asyncio.create_task(journal.run())
+    feed(journal, dispatcher, 3)
+    async with asyncio.timeout(5):
+        while journal.status()["records_written"] != journal.n:
+            await asyncio.sleep(0.005)
+    task.cancel()
+    await journal.stop()
+    assert all(step.equal for step in replayed(tmp_path))
+
+
+async def test_a_cancelled_flush_loses_nothing(tmp_path: Path) -> None:
+    journal, dispatcher = made(tmp_path)
+    feed(journal, dispatcher, 200)
+    task = asyncio.create_task(journal.flush())
+    for _ in range(4):
+        await asyncio.sleep(0)
+    task.cancel()
+    await journal.stop()
+    assert len(replayed(tmp_path)) == journal.n
+
+
+async def test_files_are_rotated_and_are_one_log_together(tmp_path: Path) -> None:
+    journal, dispatcher = made(tmp_path, max_bytes=20_000, files=100)
+    feed(journal, dispatcher, 200)
+    await journal.stop()
+    sizes = [path.stat().st_size for path in files(tmp_path)]
+    assert len(sizes) > 3 and max(sizes) <= 20_000
+    assert len(replayed(tmp_path)) == journal.n
+
+
+async def test_only_the_newest_files_stay_and_then_a_replay_is_refused(tmp_path: Path) -> None:
+    journal, dispatcher = made(tmp_path, max_bytes=20_000, files=2)
+    feed(journal, dispatcher, 200)
+    await journal.stop()
+    assert len(files(tmp_path)) == 2
+    with pytest.raises(JournalError, match="give its earlier files too"):
+        replayed(tmp_path)
+
+
+async def test_a_disk_that_refuses_half_a_write_costs_nothing_once_it_has_room(tmp_path: Path) -> None:
+    journal, dispatcher = made(tmp_path)
+    feed(journal, dispatcher, 20)
+    await journal.flush()
+    (file,) = files(tmp_path)
+    whole = file.stat().st_size
+    with largest_file(whole + 1000):
+        feed(journal, dispatcher, 30, first=20)
+        await journal.flush()
+    assert file.stat().st_size == whole  # the half-written part was taken back
+    status = journal.status()
+    assert status["write_errors"] == 1 and status["unwritten_records"] == 30 * 7
+    await journal.stop()
+    steps = replayed(tmp_path)
+    assert len(steps) == journal.n and all(step.equal for step in steps)
+
+
+async def test_what_a_disk_refuses_for_too_long_is_dropped_counted_and_a_gap(tmp_path: Path) -> None:
+    folder = tmp_path / "journal"
+    journal, dispatcher = made(folder, max_unwritten_bytes=10_000)
+    feed(journal, dispatcher, 5)
+    await journal.flush()
+    (file,) = files(folder)
+    with largest_file(file.stat().st_size):
+        feed(journal, dispatcher, 100, first=5)
+        await journal.flush()
+    feed(journal, dispatcher, 5, first=105)
+    await journal.stop()
+    dropped = journal.status()["records_dropped"]
+    assert isinstance(dropped, int) and 0 < dropped <= 700
+    with pytest.raises(JournalError, match=r"event \d+ where 38 should come: the log is not whole"):
+        replayed(folder)
+
+
+async def test_a_folder_that_is_gone_is_no_reason_to_stop(tmp_path: Path) -> None:
+    folder = tmp_path / "journal"
+    journal, dispatcher = made(folder)
+    folder.rmdir()
+    feed(journal, dispatcher, 5)
+    await journal.flush()
+    assert journal.totals()["journal_write_errors"] == 1.0
+    folder.mkdir()
+    await journal.stop()
+    assert len(replayed(folder)) == journal.n
+
+
+async def test_decisions_alone_can_be_logged(tmp_path: Path) -> None:
+    journal, dispatcher = made(tmp_path, events=False)
+    feed(journal, dispatcher, 4)
+    await journal.stop()
+    (file,) = files(tmp_path)
+    lines = file.read_text().splitlines()
+    assert len(lines) == 1 + 4
+    assert lines[1].startswith('{"at_s":0.0,"action":"RoutePrefill","rid":"r0","decision":{"worker":')
+    with pytest.raises(JournalError, match="line 2: an event was expected"):
+        replayed(tmp_path)
+
+
+def test_the_ring_is_bounded_and_block_hashes_weigh(tmp_path: Path) -> None:
+    journal, dispatcher = made(None, ring_events=50)
+    feed(journal, dispatcher, 40)
+    assert journal.status()["ring_events"] == 50
+    assert journal.tail(1) == [
+        f'{{"n":{journal.n - 1},"follow":1,"event":"Closed","now_s":39.0,"rid":"r39","outcome":"finished",'
+        '"output_tokens":8}',
+        '{"error":"StaleEvent","message":"request r39 is not known (closed, or from before a restart)"}',
+    ]
+    batch = ev.KvBatch(40.0, "c0", "e", 0, (Stored(tuple(range(640))),))
+    journal.record(batch, dispatcher.handle(batch))
+    assert journal.status()["ring_events"] == 50 - 20
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"max_bytes": 1}, "max_bytes must be >= 4096"), ({"flush_s": 0.0}, "flush_s must be > 0")],
+)
+def test_bad_options_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=f"journal: {message}"):
+        JournalConfig(**options)  # type: ignore[arg-type]
