@@ -18,16 +18,18 @@ import csv
 import io
 import json
 import lzma
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeAlias
 
 from predictors.protocol import Arrival, Outcome, PredictorError
 from predictors.text import digest
 
 FIRST_TOKEN_S = 1.0  # ASSUMPTION: queue and prefill of a loaded system
 TOKEN_S = 0.03  # ASSUMPTION: about 33 tokens a second and request
-_MOONCAKE_BLOCK_TOKENS = 512
+MOONCAKE_BLOCK_TOKENS = 512
 _TEMPLATE_BLOCKS = 2
 
 
@@ -46,19 +48,40 @@ def open_text(path: Path) -> io.TextIOBase:
     return path.open("r", encoding="utf-8", newline="")
 
 
-def load_trace(path: Path) -> list[Outcome]:
-    """A Mooncake (.jsonl) or Azure 2023 (.csv) trace, plain or .xz, in order of arrival. Raises TraceError."""
-    kinds = {".jsonl": _mooncake, ".csv": _azure2023}
-    suffix = Path(path.stem).suffix if path.suffix == ".xz" else path.suffix
-    if suffix not in kinds:
-        raise TraceError(
-            f"{path}: cannot tell the trace's kind; expected a name ending in .jsonl or .csv, or with .xz"
-        )
+@dataclass(frozen=True, slots=True)
+class TraceRow:
+    """One line of a trace as published, checked. `hash_ids` name the 512-token blocks of a Mooncake prompt, the
+    last of which may be partly filled; other traces have none.
+    """
+
+    line: int
+    at_s: float
+    prompt_tokens: int
+    output_tokens: int
+    hash_ids: tuple[int, ...] = ()
+
+
+def trace_rows(path: Path) -> Iterator[TraceRow]:
+    """The rows of a Mooncake (.jsonl) or Azure 2023 (.csv) trace, plain or .xz, in the file's order, one at a
+    time. Raises TraceError with file and line.
+    """
+    _, read = _reader(path)
     with open_text(path) as lines:
         try:
-            outcomes = list(kinds[suffix](path, lines))
-        except (lzma.LZMAError, EOFError, UnicodeDecodeError) as error:
+            yield from read(path, lines)
+        except (lzma.LZMAError, EOFError, UnicodeDecodeError, csv.Error) as error:
             raise TraceError(f"{path}: damaged file: {error}") from error
+
+
+def trace_format(path: Path) -> str:
+    """`mooncake` or `azure2023`, by the file's name. Raises TraceError."""
+    return _reader(path)[0]
+
+
+def load_trace(path: Path) -> list[Outcome]:
+    """The trace at `path` (`trace_rows`) in order of arrival. Raises TraceError."""
+    of = _OUTCOMES[trace_format(path)]
+    outcomes = list(of(path, trace_rows(path)))
     if not outcomes:
         raise TraceError(f"{path}: no requests in it")
     return sorted(outcomes, key=lambda o: o.arrival.arrival_s)
@@ -69,42 +92,69 @@ def finish_time_s(arrival_s: float, output_tokens: int) -> float:
     return arrival_s + FIRST_TOKEN_S + TOKEN_S * output_tokens
 
 
-def _mooncake(path: Path, lines: io.TextIOBase) -> Iterator[Outcome]:
-    turns: dict[str, int] = {}
+def conversation(hash_ids: Sequence[int]) -> str | None:
+    """Turns of one conversation repeat its head; the first block alone is a system prompt that all share. A
+    head is whole blocks only, so a prompt of less than three has none that a later turn would repeat.
+    """
+    return None if len(hash_ids) <= _TEMPLATE_BLOCKS else digest(str(list(hash_ids[:_TEMPLATE_BLOCKS])))
+
+
+def prompt_key(hash_ids: Sequence[int], prompt_tokens: int) -> str:
+    """Names the exact prompt."""
+    return digest(f"{list(hash_ids)} {prompt_tokens}")
+
+
+def _mooncake_rows(path: Path, lines: io.TextIOBase) -> Iterator[TraceRow]:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
-            arrival_s, prompt, output = row["timestamp"] / 1e3, row["input_length"], row["output_length"]
-            blocks = [int(b) for b in row["hash_ids"]]
+            prompt, output = row["input_length"], row["output_length"]
             _check_counts(prompt, output)
+            yield TraceRow(
+                number, _seconds(row["timestamp"]), prompt, output, _blocks(row["hash_ids"], prompt)
+            )
         except (ValueError, KeyError, TypeError) as error:
             raise TraceError(f"{path}:{number}: not a Mooncake row: {error!r}") from error
-        session = _conversation(blocks)
+
+
+def _seconds(timestamp_ms: object) -> float:
+    if type(timestamp_ms) not in (int, float) or not 0 <= timestamp_ms < float("inf"):  # type: ignore[operator]
+        raise ValueError(f"timestamp must be milliseconds >= 0, not {timestamp_ms!r}")
+    return timestamp_ms / 1e3  # type: ignore[operator]
+
+
+def _blocks(hash_ids: object, prompt_tokens: int) -> tuple[int, ...]:
+    if not isinstance(hash_ids, list) or not all(type(b) is int and b >= 0 for b in hash_ids):
+        raise ValueError(f"hash_ids must be a list of whole numbers >= 0, not {hash_ids!r}")
+    if len(hash_ids) > -(-prompt_tokens // MOONCAKE_BLOCK_TOKENS):
+        raise ValueError(
+            f"{len(hash_ids)} hash_ids of {MOONCAKE_BLOCK_TOKENS} tokens for a prompt of {prompt_tokens}"
+        )
+    return tuple(hash_ids)
+
+
+def _mooncake(path: Path, rows: Iterable[TraceRow]) -> Iterator[Outcome]:
+    turns: dict[str, int] = {}
+    for row in rows:
+        session = conversation(row.hash_ids)
         turn = None
         if session is not None:
             turn = turns[session] = turns.get(session, 0) + 1
         arrival = Arrival(
-            request_id=f"{path.name}:{number}",
-            arrival_s=arrival_s,
-            prompt_tokens=prompt,
+            request_id=f"{path.name}:{row.line}",
+            arrival_s=row.at_s,
+            prompt_tokens=row.prompt_tokens,
             session=session,
             turn=turn,
-            prompt_key=digest(f"{blocks} {prompt}"),
-            template_key=digest(str(blocks[:_TEMPLATE_BLOCKS])),
+            prompt_key=prompt_key(row.hash_ids, row.prompt_tokens),
+            template_key=digest(str(list(row.hash_ids[:_TEMPLATE_BLOCKS]))),
         )
-        yield Outcome(arrival, output, finish_time_s(arrival_s, output))
+        yield Outcome(arrival, row.output_tokens, finish_time_s(row.at_s, row.output_tokens))
 
 
-def _conversation(blocks: Sequence[int]) -> str | None:
-    """Turns of one conversation repeat its head; the first block alone is a system prompt that all share. A
-    head is whole blocks only, so a prompt of less than three has none that a later turn would repeat.
-    """
-    return None if len(blocks) <= _TEMPLATE_BLOCKS else digest(str(blocks[:_TEMPLATE_BLOCKS]))
-
-
-def _azure2023(path: Path, lines: io.TextIOBase) -> Iterator[Outcome]:
+def _azure2023_rows(path: Path, lines: io.TextIOBase) -> Iterator[TraceRow]:
     reader = csv.DictReader(lines)
     wanted = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}
     if not wanted <= set(reader.fieldnames or ()):
@@ -119,11 +169,35 @@ def _azure2023(path: Path, lines: io.TextIOBase) -> Iterator[Outcome]:
             _check_counts(prompt, output)
         except (ValueError, TypeError) as error:
             raise TraceError(f"{path}:{reader.line_num}: not an Azure 2023 row: {error}") from error
-        at_s = moment.timestamp()
-        arrival = Arrival(f"{path.name}:{reader.line_num}", at_s, prompt, wall_clock_s=at_s)
-        yield Outcome(arrival, output, finish_time_s(at_s, output))
+        yield TraceRow(reader.line_num, moment.timestamp(), prompt, output)
+
+
+def _azure2023(path: Path, rows: Iterable[TraceRow]) -> Iterator[Outcome]:
+    for row in rows:
+        arrival = Arrival(f"{path.name}:{row.line}", row.at_s, row.prompt_tokens, wall_clock_s=row.at_s)
+        yield Outcome(arrival, row.output_tokens, finish_time_s(row.at_s, row.output_tokens))
 
 
 def _check_counts(prompt: int, output: int) -> None:
     if type(prompt) is not int or type(output) is not int or prompt < 0 or output < 0:
         raise ValueError(f"token counts must be whole and >= 0, not {prompt!r} and {output!r}")
+
+
+_Rows: TypeAlias = Callable[[Path, io.TextIOBase], Iterator[TraceRow]]
+_READERS: dict[str, tuple[str, _Rows]] = {
+    ".jsonl": ("mooncake", _mooncake_rows),
+    ".csv": ("azure2023", _azure2023_rows),
+}
+_OUTCOMES: dict[str, Callable[[Path, Iterable[TraceRow]], Iterator[Outcome]]] = {
+    "mooncake": _mooncake,
+    "azure2023": _azure2023,
+}
+
+
+def _reader(path: Path) -> tuple[str, _Rows]:
+    suffix = Path(path.stem).suffix if path.suffix == ".xz" else path.suffix
+    if suffix not in _READERS:
+        raise TraceError(
+            f"{path}: cannot tell the trace's kind; expected a name ending in .jsonl or .csv, or with .xz"
+        )
+    return _READERS[suffix]
