@@ -1,0 +1,181 @@
+"""What a run amounts to: one flat dictionary of numbers from a RunResult, units in the names, None where nothing was.
+
+Requests count by their arrival: those that came within the window, whatever happened to them. Times are those of
+RequestRecord (TTFT to the decode engine's first token). A request that never got there adds nothing to the times, but
+it counts: `unfinished`, and every SLO it had is missed. Steps, links and decisions are what the simulator gathered in
+its own measured window.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from benchmarks.sim.records import RequestRecord, RunResult
+from predictors.protocol import FloatArray
+
+Metrics: TypeAlias = dict[str, float | None]
+
+PERCENTILES = (50, 95, 99)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The measured part of a run: arrivals in [start_s, end_s); None: to the end of the run."""
+
+    start_s: float = 0.0
+    end_s: float | None = None
+
+    def holds(self, at_s: float) -> bool:
+        return at_s >= self.start_s and (self.end_s is None or at_s < self.end_s)
+
+    def length_s(self, result: RunResult) -> float:
+        return (result.duration_s if self.end_s is None else self.end_s) - self.start_s
+
+
+def ttft_s(r: RequestRecord) -> float | None:
+    """Seconds from arrival to the first token; None without one."""
+    return _between(r.arrived_s, r.first_token_s)
+
+
+def tpot_s(r: RequestRecord) -> float | None:
+    """Seconds a token after the first; None for one token, or unfinished."""
+    if r.output_tokens < 2 or r.finished_s is None or r.first_token_s is None:
+        return None
+    return (r.finished_s - r.first_token_s) / (r.output_tokens - 1)
+
+
+def jct_s(r: RequestRecord) -> float | None:
+    """Seconds from arrival to the last token; None if unfinished."""
+    return _between(r.arrived_s, r.finished_s)
+
+
+_TIMES: dict[str, Callable[[RequestRecord], float | None]] = {
+    "ttft": ttft_s,
+    "tpot": tpot_s,
+    "jct": jct_s,
+    "prefill_queue": lambda r: _between(r.arrived_s, r.prefill_started_s),
+    "prefill": lambda r: _between(r.prefill_started_s, r.prefill_done_s),
+    "pool": lambda r: _between(r.prefill_done_s, r.decode_routed_s),
+    "transfer": lambda r: _between(r.transfer_started_s, r.transfer_done_s),
+    # from the KV's arrival to the first token: slot queue and first step
+    "decode_wait": lambda r: _between(r.transfer_done_s, r.first_token_s),
+}
+
+
+def summarise(result: RunResult, window: Window | None = None) -> Metrics:
+    """All metrics of the run; see the module. Raises ValueError for a window of no length."""
+    window = window or Window()
+    length_s = window.length_s(result)
+    if length_s <= 0:
+        raise ValueError(f"the measured window {window} has no length in a run of {result.duration_s} s")
+    requests = [r for r in result.requests if window.holds(r.arrived_s)]
+    found: Metrics = {"requests": float(len(requests)), "measured_s": length_s}
+    for name, of in _TIMES.items():
+        found.update(_distribution(name, (of(r) for r in requests)))
+    found.update(_outcomes(requests, length_s))
+    found.update(_placement(requests))
+    found.update(_steps(result, length_s))
+    found.update({f"link_use/{link}": use for link, use in sorted(result.link_use.items())})
+    found.update({f"peak/{name}": value for name, value in sorted(result.peaks.items())})
+    found.update({f"decisions/{reason}": float(n) for reason, n in sorted(result.decisions.items())})
+    return found
+
+
+def _between(start_s: float | None, end_s: float | None) -> float | None:
+    return None if start_s is None or end_s is None else end_s - start_s
+
+
+def _distribution(name: str, values: Iterable[float | None]) -> Metrics:
+    seen = np.array([v for v in values if v is not None], dtype=np.float64)
+    if not seen.size:
+        return {f"{name}_mean_s": None, **{f"{name}_p{q}_s": None for q in PERCENTILES}}
+    if not np.isfinite(seen).all() or seen.min() < -1e-9:
+        raise ValueError(f"{name}: a time of {seen.min()} s: the run's records are wrong")
+    levels: FloatArray = np.asarray(np.percentile(seen, PERCENTILES), dtype=np.float64)
+    return {
+        f"{name}_mean_s": float(seen.mean()),
+        **{f"{name}_p{q}_s": v for q, v in zip(PERCENTILES, levels.tolist(), strict=True)},
+    }
+
+
+def _outcomes(requests: Sequence[RequestRecord], length_s: float) -> Metrics:
+    """SLO attainment by kind and of all SLOs together, goodput, and what did not end well."""
+    met_ttft = [_met(ttft_s(r), r.ttft_slo_s) for r in requests if r.ttft_slo_s is not None]
+    met_tpot = [
+        _met(0.0 if r.finished_s is not None and r.output_tokens < 2 else tpot_s(r), r.tpot_slo_s)
+        for r in requests
+        if r.tpot_slo_s is not None
+    ]
+    finished = sum(r.finished_s is not None for r in requests)
+    rejected = sum(r.rejected is not None for r in requests)
+    met = sum(meets_slo(r) for r in requests)
+    return {
+        "ttft_slo_share": _mean(met_ttft),
+        "tpot_slo_share": _mean(met_tpot),
+        "slo_share": met / len(requests) if met_ttft or met_tpot else None,
+        "goodput_per_s": met / length_s,
+        "finished": float(finished),
+        "rejected": float(rejected),
+        "unfinished": float(len(requests) - finished - rejected),
+    }
+
+
+def meets_slo(r: RequestRecord) -> bool:
+    """Whether it finished within every SLO it has; a single token has no TPOT to miss."""
+    if r.finished_s is None or r.rejected is not None:
+        return False
+    tpot = 0.0 if r.output_tokens < 2 else tpot_s(r)
+    return (r.ttft_slo_s is None or _met(ttft_s(r), r.ttft_slo_s)) and (
+        r.tpot_slo_s is None or _met(tpot, r.tpot_slo_s)
+    )
+
+
+def _met(value_s: float | None, slo_s: float | None) -> bool:
+    return value_s is not None and slo_s is not None and value_s <= slo_s
+
+
+def _placement(requests: Sequence[RequestRecord]) -> Metrics:
+    """Prefix hits, tiers of the transfers, colocation and preemptions."""
+    prompt = sum(r.prompt_tokens for r in requests)
+    moved = [r for r in requests if r.tier is not None]
+    tiers = Counter(r.tier for r in moved)
+    moved_bytes: Counter[int] = Counter()
+    for r in moved:
+        moved_bytes[r.tier or 0] += r.transfer_bytes
+    found: Metrics = {
+        "prefill_hit_share": _ratio(sum(r.prefill_hit_tokens for r in requests), prompt),
+        "decode_hit_share": _ratio(sum(r.decode_hit_tokens for r in requests), prompt),
+        "colocated_share": _ratio(sum(r.colocated for r in requests), len(requests)),
+        "preemptions": float(sum(r.preemptions for r in requests)),
+        "transfer_gbytes": sum(r.transfer_bytes for r in requests) / 1e9,
+    }
+    for tier in sorted(t for t in tiers if t is not None):
+        found[f"tier_share/{tier}"] = tiers[tier] / len(moved)
+        found[f"tier_gbytes/{tier}"] = moved_bytes[tier] / 1e9
+    return found
+
+
+def _steps(result: RunResult, length_s: float) -> Metrics:
+    steps = result.steps
+    return {
+        "throughput_tok_s": steps.tokens / length_s,
+        "decode_steps": float(steps.steps),
+        "imbalance_tokens": steps.mean_imbalance_tokens if steps.steps else None,
+        "barrier_idle_share": _ratio(steps.idle_s, steps.idle_s + steps.busy_s),
+        "kernel_events": float(result.kernel_events),
+        "duration_s": result.duration_s,
+    }
+
+
+def _mean(values: Sequence[bool]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole > 0 and math.isfinite(whole) else None

@@ -1,0 +1,234 @@
+"""Workloads by name, and a description of one that can be written into a result: `WorkloadSpec` -> requests.
+
+Traces are read from the directory in SLUICE_TRACES (or the one given); the project ships none. Everything named
+`synthetic-...` is generated here and needs no files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from benchmarks.workloads import standins, transform
+from benchmarks.workloads.azure2024 import load_azure2024
+from benchmarks.workloads.errors import WorkloadError
+from benchmarks.workloads.prefixes import Sharing, share_prefixes
+from benchmarks.workloads.record import WorkloadRequest
+from benchmarks.workloads.synthetic import Synthetic
+from benchmarks.workloads.traces import load_trace
+from predictors.protocol import Outcome
+from predictors.servegen import load_clients, sample
+
+MOONCAKE_TICK_S = 3.0  # the conversation trace's clock; the synthetic one has Poisson times
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSource:
+    """A published trace: a file name without .xz, and how it is read (path, requests or None, seed)."""
+
+    summary: str
+    file: str
+    read: Callable[[Path, int | None, int], list[WorkloadRequest]]
+    tick_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SyntheticSource:
+    """A generator that needs no files."""
+
+    summary: str
+    make: Callable[[], Synthetic]
+
+
+def _rows(path: Path, requests: int | None, seed: int) -> list[WorkloadRequest]:
+    """Published rows; `seed` does not matter."""
+    return load_trace(path)[:requests]
+
+
+def _servegen(path: Path, requests: int | None, seed: int) -> list[WorkloadRequest]:
+    return from_outcomes(sample(load_clients(path), requests or 20_000, seed))
+
+
+def _servegen_long(path: Path, requests: int | None, seed: int) -> list[WorkloadRequest]:
+    return list(standins.with_long_context(_servegen(path, requests, seed), seed))
+
+
+def _azure2024(path: Path, requests: int | None, seed: int) -> list[WorkloadRequest]:
+    return list(islice(load_azure2024(path).stream(seed), requests or 20_000))
+
+
+WORKLOADS: dict[str, TraceSource | SyntheticSource] = {
+    "mooncake-conversation": TraceSource(
+        "Mooncake production conversations (FAST'25)",
+        "mooncake_conversation_trace.jsonl",
+        _rows,
+        MOONCAKE_TICK_S,
+    ),
+    "mooncake-synthetic": TraceSource(
+        "Mooncake, from public data, Poisson times", "mooncake_synthetic_trace.jsonl", _rows
+    ),
+    "azure2023-conversation": TraceSource(
+        "Azure conversations, November 2023", "azure2023_AzureLLMInferenceTrace_conv.csv", _rows
+    ),
+    "azure2023-code": TraceSource(
+        "Azure code completion, November 2023", "azure2023_AzureLLMInferenceTrace_code.csv", _rows
+    ),
+    "azure2024-sample": TraceSource(
+        "sampled from Azure's published plots of May 2024", "azure2024_digitised.tar", _azure2024
+    ),
+    "servegen-reasoning": TraceSource(
+        "sampled from ServeGen's clients of a reasoning model, over one day",
+        "servegen_deepseek-r1.tar",
+        _servegen,
+    ),
+    "servegen-reasoning-long-context": TraceSource(
+        "the same behind prompts of tens of thousands of tokens (synthetic prompts)",
+        "servegen_deepseek-r1.tar",
+        _servegen_long,
+    ),
+    "synthetic-heavy-tail": SyntheticSource(
+        "reasoning requests with ServeGen's margins", standins.heavy_tail
+    ),
+    "synthetic-heavy-tail-recurring": SyntheticSource(
+        "the same, most prompts recur", standins.heavy_tail_recurring
+    ),
+    "synthetic-heavy-tail-long-context": SyntheticSource(
+        "the same behind prompts of tens of thousands of tokens", standins.heavy_tail_long_context
+    ),
+    "synthetic-qwen-a": SyntheticSource("stand-in for Qwen-Bailian A (chat)", standins.qwen_a),
+    "synthetic-qwen-b": SyntheticSource("stand-in for Qwen-Bailian B (API, agents)", standins.qwen_b),
+    "synthetic-chat": SyntheticSource("conversations, for trying things out", standins.chat),
+    "synthetic-rag": SyntheticSource("questions over a document collection", standins.rag),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadSpec:
+    """What to run, in the order in which it is applied:
+
+    source (`name`, or a trace file `path`; `requests` of it at most, None: all, or 20,000 of a sampler), `part` by time
+    ("all", "train" = the first 80 %, "held_out" = the last 20 %), coarse ticks spread with the seed, `lengths` kept,
+    prompts overridden, times compressed (`compression`, or to the mean rate `rate_per_s`), the window [start_s, end_s),
+    `sharing` in place of what the trace shares, class and SLOs.
+    """
+
+    name: str | None = None
+    path: str | None = None
+    requests: int | None = None
+    part: str = "all"
+    spread_ticks: bool = True
+    lengths: transform.LengthFilter | None = None
+    prompt_tokens: int | None = None
+    compression: float | None = None
+    rate_per_s: float | None = None
+    start_s: float = 0.0
+    end_s: float | None = None
+    sharing: Sharing | None = None
+    request_class: str = "standard"
+    ttft_slo_s: float | None = None
+    tpot_slo_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.name is None) == (self.path is None):
+            raise WorkloadError("a workload has either a name or a path")
+        if self.name is not None and self.name not in WORKLOADS:
+            raise WorkloadError(f"no workload is called {self.name!r}; there are {', '.join(WORKLOADS)}")
+        if self.part not in ("all", "train", "held_out"):
+            raise WorkloadError(f"part {self.part!r}: give all, train or held_out")
+        if self.compression is not None and self.rate_per_s is not None:
+            raise WorkloadError("give compression or rate_per_s, not both")
+
+
+def build(spec: WorkloadSpec, seed: int, traces: Path | None = None) -> list[WorkloadRequest]:
+    """The requests of `spec`, in order of time. Raises WorkloadError or TraceError.
+
+    `seed` draws what is sampled, spread or shared; rows of a trace are the same for every seed.
+    """
+    requests, tick_s = _source(spec, seed, traces)
+    if spec.part != "all":
+        train, held_out = transform.split_by_time(requests)
+        requests = train if spec.part == "train" else transform.rebase(held_out)
+    if spec.spread_ticks and tick_s is not None:
+        requests = list(transform.spread_ticks(requests, tick_s, seed))
+    made: Iterable[WorkloadRequest] = requests
+    if spec.lengths is not None:
+        made = transform.select(made, spec.lengths)
+    if spec.prompt_tokens is not None:
+        made = transform.with_prompt_tokens(made, spec.prompt_tokens)
+    if spec.compression is not None:
+        made = transform.compress(made, spec.compression)
+    if spec.rate_per_s is not None:
+        made = transform.at_rate(list(made), spec.rate_per_s)
+    if spec.start_s > 0 or spec.end_s is not None:
+        made = transform.window(made, spec.start_s, float("inf") if spec.end_s is None else spec.end_s)
+    if spec.sharing is not None:
+        made = share_prefixes(made, spec.sharing, seed)
+    made = transform.with_class(made, spec.request_class, spec.ttft_slo_s, spec.tpot_slo_s)
+    found = list(transform.checked(made))
+    if not found:
+        raise WorkloadError(
+            f"no request is left of {spec.name or spec.path}: widen the window or the lengths"
+        )
+    return found
+
+
+def _source(spec: WorkloadSpec, seed: int, traces: Path | None) -> tuple[list[WorkloadRequest], float | None]:
+    if spec.path is not None:
+        return load_trace(Path(spec.path))[: spec.requests], None
+    source = WORKLOADS[spec.name or ""]
+    if isinstance(source, SyntheticSource):
+        return list(islice(source.make().stream(seed), spec.requests or 20_000)), None
+    return source.read(find_trace(source.file, traces), spec.requests, seed), source.tick_s
+
+
+def traces_dir() -> Path | None:
+    """The directory of SLUICE_TRACES, None where it is not set."""
+    found = os.environ.get("SLUICE_TRACES")
+    return Path(found) if found else None
+
+
+def find_trace(file: str, traces: Path | None = None) -> Path:
+    """`file` or `file`.xz in `traces` (default: SLUICE_TRACES). Raises WorkloadError that says what to do."""
+    folder = traces or traces_dir()
+    if folder is None:
+        raise WorkloadError(
+            f"{file} is not shipped: set SLUICE_TRACES (or give --traces) to the directory that holds it, or use a "
+            "synthetic-... workload; predictors/traces.py says where the originals are published"
+        )
+    for path in (folder / file, folder / f"{file}.xz"):
+        if path.exists():
+            return path
+    raise WorkloadError(f"{folder} holds neither {file} nor {file}.xz")
+
+
+def available(name: str, traces: Path | None = None) -> bool:
+    """Whether the workload `name` can be built here."""
+    source = WORKLOADS[name]
+    if isinstance(source, SyntheticSource):
+        return True
+    try:
+        find_trace(source.file, traces)
+    except WorkloadError:
+        return False
+    return True
+
+
+def from_outcomes(outcomes: Iterable[Outcome]) -> list[WorkloadRequest]:
+    """Requests of what the predictors' samplers draw, times counted from the first; a length drawn as 0 counts as 1."""
+    made = [
+        WorkloadRequest(
+            rid=o.arrival.request_id,
+            at_s=o.arrival.arrival_s,
+            prompt_tokens=max(o.arrival.prompt_tokens, 1),
+            output_tokens=max(o.output_tokens, 1),
+            client=o.arrival.client or "",
+            session=o.arrival.session or "",
+            prompt_key=o.arrival.prompt_key or "",
+            max_tokens=o.arrival.max_tokens,
+        )
+        for o in outcomes
+    ]
+    return transform.rebase(made)

@@ -1,0 +1,236 @@
+"""How long prompts and outputs are: distributions over token counts, drawn by inverse transform.
+
+Each has `quantile(u)`, which takes uniforms (n,) in [0, 1) to token counts (n,) >= 1, and `mean_tokens`. One uniform
+makes one length, so that what is drawn with the same uniforms can be compared, and a coupling of uniforms (a prompt
+that recurs, turns of one session) keeps every margin exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+from scipy.special import ndtr, ndtri
+
+from benchmarks.workloads.errors import WorkloadError
+from predictors.protocol import FloatArray, IntArray
+
+
+class Lengths(Protocol):
+    """A distribution over token counts."""
+
+    @property
+    def mean_tokens(self) -> float:
+        """Mean of the counts before they are rounded to whole tokens."""
+
+    def quantile(self, u: FloatArray) -> IntArray:
+        """Token counts (n,) >= 1 for uniforms (n,) in [0, 1)."""
+
+
+def draw(lengths: Lengths, rng: np.random.Generator, count: int) -> IntArray:
+    """`count` token counts."""
+    return lengths.quantile(rng.random(count))
+
+
+def _whole(values: FloatArray) -> IntArray:
+    return np.maximum(np.rint(values), 1).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """Always `tokens`."""
+
+    tokens: int
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1:
+            raise WorkloadError(f"a length of {self.tokens} tokens: give at least 1")
+
+    @property
+    def mean_tokens(self) -> float:
+        return float(self.tokens)
+
+    def quantile(self, u: FloatArray) -> IntArray:
+        return np.full(u.shape, self.tokens, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Empirical:
+    """Observed counts, each as likely. Keep the part of a trace that it may be fitted on (`split_by_time`)."""
+
+    values: Sequence[int]
+    _sorted: IntArray = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if len(self.values) == 0 or min(self.values) < 1:
+            raise WorkloadError("an empirical distribution needs lengths, each of at least 1 token")
+        object.__setattr__(self, "_sorted", np.sort(np.asarray(self.values, dtype=np.int64)))
+
+    @property
+    def mean_tokens(self) -> float:
+        return float(self._sorted.mean())
+
+    def quantile(self, u: FloatArray) -> IntArray:
+        at: IntArray = np.minimum((u * self._sorted.size).astype(np.int64), self._sorted.size - 1)
+        return np.asarray(self._sorted[at], dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Lognormal:
+    """exp(N(ln median, sigma^2)), cut at `cap_tokens` (what lies above becomes the cap)."""
+
+    median_tokens: float
+    sigma: float
+    cap_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if not (
+            self.median_tokens > 0 and self.sigma > 0 and (self.cap_tokens is None or self.cap_tokens >= 1)
+        ):
+            raise WorkloadError(f"{self}: median and sigma must be above 0, a cap at least 1")
+
+    @classmethod
+    def of_mean(cls, mean_tokens: float, cv: float, cap_tokens: int | None = None) -> Lognormal:
+        """By mean and coefficient of variation, both before the cut."""
+        variance = math.log1p(cv * cv)
+        return cls(mean_tokens * math.exp(-variance / 2.0), math.sqrt(variance), cap_tokens)
+
+    @property
+    def mean_tokens(self) -> float:
+        mu, s = math.log(self.median_tokens), self.sigma
+        whole = math.exp(mu + s * s / 2.0)
+        if self.cap_tokens is None:
+            return whole
+        z = (math.log(self.cap_tokens) - mu) / s
+        return float(whole * ndtr(z - s) + self.cap_tokens * ndtr(-z))
+
+    def quantile(self, u: FloatArray) -> IntArray:
+        values = self.median_tokens * np.exp(self.sigma * ndtri(np.maximum(u, 1e-300)))
+        return _whole(values if self.cap_tokens is None else np.minimum(values, self.cap_tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class Quantiles:
+    """Through the given (probability, tokens) knots, from probability 0 to 1. Between two knots the logarithm of
+    the count is linear in the probability (`logarithmic`) or the count itself is.
+    """
+
+    knots: tuple[tuple[float, float], ...]
+    logarithmic: bool = True
+
+    def __post_init__(self) -> None:
+        p, v = [k[0] for k in self.knots], [k[1] for k in self.knots]
+        rising = all(a < b for a, b in pairwise(p))
+        if len(p) < 2 or p[0] != 0.0 or p[-1] != 1.0 or not rising or v != sorted(v) or v[0] < 0:
+            raise WorkloadError(
+                f"knots {self.knots}: give probabilities that rise from 0 to 1, and counts that rise"
+            )
+        if self.logarithmic and v[0] <= 0:
+            raise WorkloadError("the lowest knot must be above 0 tokens where logarithms are interpolated")
+
+    @classmethod
+    def of_margins(
+        cls, mean_tokens: float, known: Sequence[tuple[float, float]], free: float, cap_tokens: float
+    ) -> Quantiles:
+        """Through published quantiles `known` ((0, least), (0.5, median), (0.99, ...), ...) up to `cap_tokens` at 1,
+        with the quantile at probability `free` placed so that the mean is `mean_tokens`. Raises WorkloadError where
+        no place does.
+        """
+        fixed = (*known, (1.0, float(cap_tokens)))
+        low = max(v for p, v in fixed if p < free)
+        high = min(v for p, v in fixed if p > free)
+
+        def placed(value: float) -> Quantiles:
+            return cls(tuple(sorted((*fixed, (free, value)))))
+
+        if not placed(low).mean_tokens <= mean_tokens <= placed(high).mean_tokens:
+            raise WorkloadError(
+                f"a mean of {mean_tokens} lies outside {placed(low).mean_tokens:.0f}..{placed(high).mean_tokens:.0f},"
+                f" which these quantiles allow; change the cap or the free knot"
+            )
+        for _ in range(60):
+            middle = (low + high) / 2.0
+            low, high = (middle, high) if placed(middle).mean_tokens < mean_tokens else (low, middle)
+        return placed(low)
+
+    @property
+    def mean_tokens(self) -> float:
+        total = 0.0
+        for (p, v), (q, w) in pairwise(self.knots):
+            level = (w - v) / math.log(w / v) if self.logarithmic and w > v else (v + w) / 2.0
+            total += (q - p) * level
+        return total
+
+    def quantile(self, u: FloatArray) -> IntArray:
+        p, v = np.array(self.knots).T
+        return _whole(np.exp(np.interp(u, p, np.log(v))) if self.logarithmic else np.interp(u, p, v))
+
+
+@dataclass(frozen=True, slots=True)
+class ParetoTail:
+    """`body` up to its quantile `start` (a probability), above it a Pareto tail of exponent `alpha` (> 1) that joins
+    the body there, cut at `cap_tokens`.
+    """
+
+    body: Lengths
+    start: float
+    alpha: float
+    cap_tokens: int
+
+    def __post_init__(self) -> None:
+        if not (0.0 < self.start < 1.0 and self.alpha > 1.0 and self.cap_tokens > self._join):
+            raise WorkloadError(
+                f"{self}: start must lie in (0, 1), alpha above 1, the cap above the tail's start"
+            )
+
+    @property
+    def _join(self) -> int:
+        return int(self.body.quantile(np.array([self.start]))[0])
+
+    @property
+    def mean_tokens(self) -> float:
+        # The body by the midpoint rule over 2^16 equal shares, the tail in closed form.
+        shares = (np.arange(1 << 16) + 0.5) / (1 << 16) * self.start
+        body = float(self.body.quantile(shares).mean())
+        a, join, cap = self.alpha, self._join, self.cap_tokens
+        tail = join * (a - (join / cap) ** (a - 1.0)) / (a - 1.0)
+        return self.start * body + (1.0 - self.start) * tail
+
+    def quantile(self, u: FloatArray) -> IntArray:
+        left = np.maximum((1.0 - u) / (1.0 - self.start), 1e-300)  # <= 1 in the tail
+        tail = np.minimum(self._join * np.minimum(left, 1.0) ** (-1.0 / self.alpha), self.cap_tokens)
+        return np.where(u < self.start, self.body.quantile(u), _whole(tail))
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """One of `parts`, by `weights` (which need not sum to 1). The part is chosen by where the uniform falls, so a
+    coupling by uniforms keeps a request within its part.
+    """
+
+    parts: tuple[Lengths, ...]
+    weights: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.parts) != len(self.weights) or not self.parts or min(self.weights) <= 0:
+            raise WorkloadError("a mixture needs parts, each with a weight above 0")
+
+    @property
+    def mean_tokens(self) -> float:
+        weighted = sum(w * p.mean_tokens for p, w in zip(self.parts, self.weights, strict=True))
+        return weighted / sum(self.weights)
+
+    def quantile(self, u: FloatArray) -> IntArray:
+        ends = np.cumsum(self.weights) / sum(self.weights)
+        made = np.empty(u.shape, dtype=np.int64)
+        chosen = np.minimum(np.searchsorted(ends, u, side="right"), len(self.parts) - 1)
+        for i, part in enumerate(self.parts):
+            here = chosen == i
+            start = 0.0 if i == 0 else float(ends[i - 1])
+            within = np.clip((u[here] - start) / (float(ends[i]) - start), 0.0, np.nextafter(1.0, 0.0))
+            made[here] = part.quantile(within)
+        return made
