@@ -175,6 +175,19 @@ class BlockPool:
         allocation.private += blocks
         return True
 
+    def reserve(self, blocks: int) -> bool:
+        """`blocks` more private blocks for allocations that `settle` will name; False, and no change, if too few."""
+        if blocks > self.free:
+            return False
+        self._evict_for(blocks)
+        self._private += blocks
+        return True
+
+    def settle(self, allocation: Allocation, blocks: int) -> None:
+        """The allocation has `blocks` blocks in all: the further ones are of those that were reserved."""
+        self._check(allocation)
+        allocation.private += blocks - allocation.blocks
+
     def commit(self, allocation: Allocation, hashes: Sequence[BlockHash]) -> None:
         """The blocks of `hashes` are computed: from now on they are cached under them. Continues the shared prefix."""
         self._check(allocation)

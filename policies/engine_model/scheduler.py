@@ -14,65 +14,27 @@ A *remote* sequence gets its prompt's KV from another engine: it is admitted lik
 taken before the transfer starts), reported by `take_admitted`, and runs after `loaded`; its first token comes one step
 later, since that step computes the last prompt token (as vLLM does).
 
-Cost: all running sequences advance by one counter; a step touches only those that finish or need a block.
+Cost: all running sequences advance by one counter; a step touches only those that finish. `begin_steps` and `end_steps`
+take many plain decode steps at once.
 Not claimed: layer-wise pipelining, swapping, chunk interleaving policies other than first come first served.
 """
 
 import heapq
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from enum import Enum
+from typing import NamedTuple
 
-from policies.engine_model.blocks import Allocation, BlockError, BlockHash, BlockPool
+from policies.engine_model.batch import DecodeBatch
+from policies.engine_model.blocks import BlockError, BlockPool
+from policies.engine_model.sequence import Sequence, Stage, StepResult
 from policies.engine_model.timing import TimingProfile
 
 
-class Stage(Enum):
-    """Where a sequence is. WAITING and DONE hold neither slot nor blocks; LEFT_KV holds blocks only."""
+class Steps(NamedTuple):
+    """`n` steps of which step i (from 0) lasts first_s + i * growth_s; the first computes `prefill_tokens`."""
 
-    WAITING = "waiting"
-    PREFILLING = "prefilling"
-    LOADING = "loading"
-    RUNNING = "running"
-    LEFT_KV = "left_kv"  # a prefill is done: its blocks now belong to whoever took the allocation
-    DONE = "done"
-
-
-@dataclass(slots=True, eq=False)
-class Sequence:
-    """One sequence. The first block is given by the caller, the second belongs to the model.
-
-    `output_tokens`: after how many it finishes at the latest (0 for `prefill_only`). `hashes`: of the full blocks of
-    the prompt, or none to keep it out of the prefix cache. `owner` is the caller's own.
-    """
-
-    prompt_tokens: int
-    output_tokens: int
-    hashes: tuple[BlockHash, ...] = ()
-    priority: int = 0
-    prefill_only: bool = False
-    remote: bool = False
-    owner: object = None
-
-    stage: Stage = Stage.DONE
-    allocation: Allocation | None = None
-    cached_tokens: int = 0  # of the prompt, when last admitted
-    computed: int = 0  # tokens whose KV exists, while PREFILLING
-    offset: int = 0  # of the model's step counter: generated = steps - offset while RUNNING
-    generated: int = 0  # while not RUNNING
-    due: int = -1  # the step at which it finishes or needs a block, while RUNNING
-    order: int = 0  # of arrival
-    preemptions: int = 0
-
-
-@dataclass(slots=True)
-class StepResult:
-    """What a step brought. Each member of `decoded` gained one token; `finished` is those for which it was the last."""
-
-    decoded: list[Sequence] = field(default_factory=list)
-    finished: list[Sequence] = field(default_factory=list)
-    prefilled: list[Sequence] = field(default_factory=list)
-    preempted: list[Sequence] = field(default_factory=list)
+    n: int
+    first_s: float
+    growth_s: float
+    prefill_tokens: int
 
 
 class EngineModel:
@@ -97,9 +59,7 @@ class EngineModel:
         self.slots = slots
         self.budget_tokens = prefill_budget_tokens
         self.chunked = chunked
-        self.steps = 0
-        self.running: dict[Sequence, None] = {}
-        self.kv_tokens = 0  # of the running ones: prompt and output
+        self.batch = DecodeBatch(pool)
         self.prefill_tokens_total = 0
         self.decode_tokens_total = 0
         self.preemptions_total = 0
@@ -110,11 +70,25 @@ class EngineModel:
         self._loading: dict[Sequence, None] = {}
         self._admitted: list[Sequence] = []
         self._joining: dict[Sequence, None] = {}
-        self._due: dict[int, list[Sequence]] = {}
         self._chunks: list[tuple[Sequence, int]] = []
         self._in_step = False
 
     # ------------------------------------------------------------------------------------------------ queries
+
+    @property
+    def steps(self) -> int:
+        """Steps ended so far."""
+        return self.batch.steps
+
+    @property
+    def running(self) -> dict[Sequence, None]:
+        """The sequences that decode, as an ordered set."""
+        return self.batch.running
+
+    @property
+    def kv_tokens(self) -> int:
+        """KV tokens of the running sequences: prompt and output."""
+        return self.batch.kv_tokens
 
     @property
     def n_waiting(self) -> int:
@@ -132,7 +106,7 @@ class EngineModel:
 
     def generated(self, seq: Sequence) -> int:
         """Output tokens of `seq` so far."""
-        return self.steps - seq.offset if seq in self.running else seq.generated
+        return self.batch.generated(seq) if seq in self.batch.running else seq.generated
 
     # ------------------------------------------------------------------------------------------------ changes
 
@@ -159,8 +133,10 @@ class EngineModel:
                 del self._prefilling[seq]
             case Stage.LOADING:
                 del self._loading[seq]
+            case Stage.RUNNING if seq in self._joining:
+                del self._joining[seq]
             case Stage.RUNNING:
-                self._leave_batch(seq)
+                self.batch.leave(seq, grown=True)
         self._free(seq)
         seq.stage = Stage.DONE
 
@@ -182,32 +158,56 @@ class EngineModel:
 
     def begin_step(self) -> float | None:
         """Starts the next step; its duration in seconds, or None if nothing can be computed now."""
+        steps = self.begin_steps(1)
+        return None if steps is None else steps.first_s
+
+    def begin_steps(self, most: int) -> Steps | None:
+        """Starts up to `most` steps that `end_steps` may end at once: none but the last of them finishes a sequence or
+        runs out of blocks, and none but a single one computes prompts. None if nothing can be computed now.
+        """
         if self._n_waiting:
             self._admit()
+        batch = self.batch
         if self._joining:
             joining, self._joining = self._joining, {}
             for seq in joining:
-                self._enter_batch(seq)
+                batch.enter(seq, first_token=False)
         prefill_tokens = self._plan_chunks() if self._prefilling else 0
-        if not prefill_tokens and not self.running:
+        if not prefill_tokens and not batch.running:
             return None
         self._in_step = True
-        return self.timing.step_s(prefill_tokens, len(self.running), self.kv_tokens)
+        count = 1
+        if not prefill_tokens and most > 1:
+            count = min(most, batch.steps_to_finish(), 1 + batch.steps_within(self.pool.free))
+        first_s = self.timing.step_s(prefill_tokens, len(batch), batch.kv_tokens)
+        return Steps(count, first_s, self.timing.decode_per_kv_token_s * len(batch), prefill_tokens)
 
     def end_step(self) -> StepResult:
         """Ends the step that `begin_step` started."""
-        assert self._in_step, "end_step without begin_step"
+        return self.end_steps(1)
+
+    def end_steps(self, count: int) -> StepResult:
+        """Ends the first `count` (>= 1) of the steps that `begin_steps` started; the others never were. The result is
+        that of the last one; the sequences in `decoded` gained a token in each.
+        """
+        assert self._in_step, "end_steps without begin_steps"
         self._in_step = False
-        self.steps += 1
-        batch = len(self.running)
-        self.kv_tokens += batch
-        self.decode_tokens_total += batch
-        result = StepResult(decoded=list(self.running))
+        batch = self.batch
+        if count > 1:
+            batch.advance(count - 1)
+        running = len(batch)
+        batch.steps += 1
+        batch.kv_tokens += running
+        self.decode_tokens_total += running * count
+        result = StepResult(decoded=list(batch.running))
         if self._chunks:
             self._end_chunks(result)
-        due = self._due.pop(self.steps, None)
-        if due is not None:
-            self._handle_due(due, result)
+        result.finished = batch.take_finished()
+        for seq in result.finished:
+            batch.leave(seq, grown=False)
+            self._free(seq)
+            seq.stage = Stage.DONE
+        self._grow(result)
         return result
 
     # ------------------------------------------------------------------------------------------------ admission
@@ -286,66 +286,30 @@ class EngineModel:
                 result.prefilled.append(seq)
                 continue
             seq.stage = Stage.RUNNING
-            self._enter_batch(seq, first_token=True)
+            self.batch.enter(seq, first_token=True)
             self.decode_tokens_total += 1
             result.decoded.append(seq)
+            result.started.append(seq)
 
     # ------------------------------------------------------------------------------------------------ decode
 
-    def _enter_batch(self, seq: Sequence, first_token: bool = False) -> None:
-        self.running[seq] = None
-        seq.offset = self.steps - seq.generated - first_token
-        self.kv_tokens += seq.prompt_tokens + seq.generated + first_token
-        self._set_due(seq)
-
-    def _set_due(self, seq: Sequence) -> None:
-        """The step at which it has all its tokens, or its last block is full: the KV of token g is written in the step
-        after it was sampled, so `blocks` blocks serve until prompt + g exceeds them.
-        """
-        assert seq.allocation is not None
-        room = seq.allocation.blocks * self.pool.block_size_tokens - seq.prompt_tokens + 1
-        seq.due = max(self.steps, seq.offset + min(seq.output_tokens, room))
-        self._due.setdefault(seq.due, []).append(seq)
-
-    def _leave_batch(self, seq: Sequence) -> None:
-        if seq in self._joining:
-            del self._joining[seq]
-            return
-        seq.generated = self.steps - seq.offset
-        del self.running[seq]
-        self.kv_tokens -= seq.prompt_tokens + seq.generated
-        seq.due = -1
-
-    def _handle_due(self, due: Iterable[Sequence], result: StepResult) -> None:
-        growing = []
-        for seq in due:
-            if seq.due != self.steps:
-                continue  # left the batch meanwhile
-            seq.due = -1
-            if self.steps - seq.offset >= seq.output_tokens:
-                result.finished.append(seq)
-                self.remove(seq)
-            else:
-                growing.append(seq)
-        for seq in growing:
-            while seq.stage is Stage.RUNNING:
-                assert seq.allocation is not None
-                if self.pool.grow(seq.allocation, 1):
-                    self._set_due(seq)
-                    break
-                self._preempt(result)
-
-    def _preempt(self, result: StepResult) -> None:
-        victim = max(self.running, key=lambda seq: (seq.priority, seq.order))
-        self._leave_batch(victim)
-        self._free(victim)
-        victim.remote = False  # its KV is computed here, its prompt too
-        victim.preemptions += 1
-        self.preemptions_total += 1
-        result.preempted.append(victim)
-        self._queue(victim)
+    def _grow(self, result: StepResult) -> None:
+        """Blocks for the next step; where there are too few, the lowest standing gives its own up."""
+        batch, pool = self.batch, self.pool
+        while batch.running and not pool.reserve(batch.growing_now()):
+            victim = max(batch.running, key=lambda seq: (seq.priority, seq.order))
+            batch.leave(victim, grown=False)
+            self._free(victim)
+            victim.remote = False  # its KV is computed here, its prompt too
+            victim.preemptions += 1
+            self.preemptions_total += 1
+            result.preempted.append(victim)
+            self._queue(victim)
 
     def _free(self, seq: Sequence) -> None:
         if seq.allocation is not None:
             self.pool.release(seq.allocation)
             seq.allocation = None
+
+
+__all__ = ["EngineModel", "Sequence", "Stage", "StepResult", "Steps"]

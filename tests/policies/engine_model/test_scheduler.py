@@ -296,6 +296,55 @@ def test_readmitted_in_time_for_its_old_step_grows_once() -> None:
     results = [step(m)[1] for _ in range(4)]
     assert not any(result.preempted for result in results)
     assert (m.generated(a), m.generated(b)) == (5, 6)
-    assert a.allocation is not None
-    assert b.allocation is not None
-    assert (a.allocation.blocks, b.allocation.blocks) == (3, 3)
+    assert m.pool.used == 3 + 3
+    m.remove(a)
+    m.remove(b)
+    assert m.pool.used == 0
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 30), st.integers(1, 60), st.integers(0, 40), st.booleans()),
+        min_size=1,
+        max_size=12,
+    ),
+    st.integers(1, 6),
+    st.integers(25, 60),
+)
+def test_many_steps_at_once_equal_one_by_one(
+    requests: list[tuple[int, int, int, bool]], slots: int, blocks: int
+) -> None:
+    """The same arrivals (at step boundaries), with and without jumps: same times, tokens, blocks and preemptions."""
+
+    def run(most: int) -> list[tuple[object, ...]]:
+        m = model(blocks=blocks, size=4, slots=slots)
+        todo = sorted(enumerate(requests), key=lambda item: item[1][2])
+        names: dict[Sequence, int] = {}
+        now_s, log = 0.0, []
+        while True:
+            while todo and todo[0][1][2] <= m.steps:
+                name, (prompt, output, _, remote) = todo.pop(0)
+                seq = Sequence(prompt, output, remote=remote)
+                names[seq] = name
+                m.add(seq)
+            plan = m.begin_steps(min(most, todo[0][1][2] - m.steps) if todo else most)
+            loading = [seq for seq in m.take_admitted() if seq.stage is Stage.LOADING]
+            for seq in loading:
+                m.loaded(seq)
+            if plan is None:
+                if loading:
+                    continue
+                if not todo:
+                    return log
+                name, (prompt, output, _, remote) = todo[0]
+                todo[0] = (name, (prompt, output, m.steps, remote))
+                continue
+            count = 1 if loading else plan.n  # what is loaded joins at the next step
+            result = m.end_steps(count)
+            now_s += count * plan.first_s + plan.growth_s * count * (count - 1) / 2
+            for what in (result.started, result.finished, result.preempted):
+                if what:
+                    log.append((round(now_s, 6), m.steps, [names[s] for s in what], m.kv_tokens, m.pool.used))
+
+    assert run(1) == run(1000)

@@ -1,0 +1,114 @@
+"""The running sequences of one engine. A step costs nothing per sequence: counters hold what changes.
+
+    generated tokens of a sequence      steps - offset, where `steps` counts the engine's steps
+    KV tokens of the batch              one counter, + batch size a step
+    who finishes at a step              a table by step
+    how many need a block at a step     a table by step modulo the block size: the KV of token g is written in the step
+                                        after it was sampled, so a new block is needed when (prompt + g) mod size = 1
+
+So many steps can be taken at once (`steps_to_finish`, `growth`), with the same counts as one by one. Blocks that
+outputs fill are booked on the pool at once and on the sequence's own allocation when it leaves.
+"""
+
+import heapq
+
+from policies.engine_model.blocks import BlockPool
+from policies.engine_model.sequence import Sequence
+
+
+class DecodeBatch:
+    """See the module's docstring. `steps` is the engine's step counter."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self.pool = pool
+        self.steps = 0
+        self.running: dict[Sequence, None] = {}
+        self.kv_tokens = 0  # prompt and output
+        self._size = pool.block_size_tokens
+        self._finishing: dict[int, list[Sequence]] = {}  # by step; who left meanwhile has another `due`
+        self._finish_steps: list[int] = []  # heap of its keys
+        self._growing = [0] * self._size  # by step modulo the block size
+
+    def __len__(self) -> int:
+        return len(self.running)
+
+    def generated(self, seq: Sequence) -> int:
+        """Output tokens of a running sequence so far."""
+        return self.steps - seq.offset
+
+    def enter(self, seq: Sequence, first_token: bool) -> None:
+        """`seq` runs from the next step on; `first_token`: it gained one in the step that ends now."""
+        self.running[seq] = None
+        seq.offset = self.steps - seq.generated - first_token
+        self.kv_tokens += seq.prompt_tokens + seq.generated + first_token
+        self._growing[self._phase(seq)] += 1
+        seq.due = max(self.steps, seq.offset + seq.output_tokens)
+        if seq.due not in self._finishing:
+            self._finishing[seq.due] = []
+            heapq.heappush(self._finish_steps, seq.due)
+        self._finishing[seq.due].append(seq)
+
+    def leave(self, seq: Sequence, grown: bool) -> None:
+        """Out of the batch, its allocation settled. `grown`: the blocks of the step just ended were taken already."""
+        seq.generated = self.steps - seq.offset
+        del self.running[seq]
+        self.kv_tokens -= seq.prompt_tokens + seq.generated
+        self._growing[self._phase(seq)] -= 1
+        seq.due = -1
+        assert seq.allocation is not None
+        written = seq.prompt_tokens + seq.generated - (0 if grown else 1)
+        self.pool.settle(seq.allocation, max(seq.allocation.blocks, self.pool.blocks_for(written)))
+
+    def take_finished(self) -> list[Sequence]:
+        """Those whose last token came in the step just ended; they are still to `leave`."""
+        while self._finish_steps and self._finish_steps[0] < self.steps:
+            del self._finishing[heapq.heappop(self._finish_steps)]  # all of them left before
+        if not self._finish_steps or self._finish_steps[0] != self.steps:
+            return []
+        due = self._finishing.pop(heapq.heappop(self._finish_steps))
+        return [
+            seq for seq in dict.fromkeys(due) if seq.due == self.steps
+        ]  # who came back may be named twice
+
+    def advance(self, steps: int) -> None:
+        """That many steps at once, in which nobody finishes and for whose growth there are blocks."""
+        blocks = self.growth(steps)
+        self.steps += steps
+        self.kv_tokens += steps * len(self.running)
+        if blocks and not self.pool.reserve(blocks):
+            raise AssertionError(f"{blocks} blocks for {steps} steps, {self.pool.free} free")
+
+    # --------------------------------------------------------------------------------------------------- looking on
+
+    def steps_to_finish(self) -> int:
+        """Steps until the next sequence finishes. There must be a running one."""
+        steps = self._finish_steps
+        while not any(seq.due == steps[0] for seq in self._finishing[steps[0]]):
+            del self._finishing[heapq.heappop(steps)]  # all of them left before
+        return steps[0] - self.steps
+
+    def growing_now(self) -> int:
+        """Blocks that the step just ended filled, of those that go on."""
+        return self._growing[self.steps % self._size]
+
+    def growth(self, steps: int) -> int:
+        """Blocks that all need together in the next `steps` steps."""
+        cycles, rest = divmod(steps, self._size)
+        first = self.steps + 1
+        blocks = cycles * len(self.running)
+        for step in range(first, first + rest):
+            blocks += self._growing[step % self._size]
+        return blocks
+
+    def steps_within(self, blocks: int) -> int:
+        """The most steps whose growth is at most `blocks`. There must be a running sequence."""
+        cycles, left = divmod(blocks, len(self.running))
+        steps = cycles * self._size
+        while True:  # at most one cycle: it takes a block for every sequence
+            left -= self._growing[(self.steps + steps + 1) % self._size]
+            if left < 0:
+                return steps
+            steps += 1
+
+    def _phase(self, seq: Sequence) -> int:
+        return (1 + seq.offset - seq.prompt_tokens) % self._size
