@@ -27,7 +27,7 @@ class DecodeBatch:
         self._size = pool.block_size_tokens
         self._finishing: dict[int, list[Sequence]] = {}  # by step; who left meanwhile has another `due`
         self._finish_steps: list[int] = []  # heap of its keys
-        self._growing = [0] * self._size  # by step modulo the block size
+        self._growing: dict[int, int] = {}  # by step modulo the block size; none is 0
 
     def __len__(self) -> int:
         return len(self.running)
@@ -41,7 +41,8 @@ class DecodeBatch:
         self.running[seq] = None
         seq.offset = self.steps - seq.generated - first_token
         self.kv_tokens += seq.prompt_tokens + seq.generated + first_token
-        self._growing[self._phase(seq)] += 1
+        phase = self._phase(seq)
+        self._growing[phase] = self._growing.get(phase, 0) + 1
         seq.due = max(self.steps, seq.offset + seq.output_tokens)
         if seq.due not in self._finishing:
             self._finishing[seq.due] = []
@@ -53,7 +54,10 @@ class DecodeBatch:
         seq.generated = self.steps - seq.offset
         del self.running[seq]
         self.kv_tokens -= seq.prompt_tokens + seq.generated
-        self._growing[self._phase(seq)] -= 1
+        phase = self._phase(seq)
+        self._growing[phase] -= 1
+        if not self._growing[phase]:
+            del self._growing[phase]
         seq.due = -1
         assert seq.allocation is not None
         written = seq.prompt_tokens + seq.generated - (0 if grown else 1)
@@ -89,26 +93,27 @@ class DecodeBatch:
 
     def growing_now(self) -> int:
         """Blocks that the step just ended filled, of those that go on."""
-        return self._growing[self.steps % self._size]
+        return self._growing.get(self.steps % self._size, 0)
 
     def growth(self, steps: int) -> int:
         """Blocks that all need together in the next `steps` steps."""
         cycles, rest = divmod(steps, self._size)
-        first = self.steps + 1
+        first, size = self.steps + 1, self._size
         blocks = cycles * len(self.running)
-        for step in range(first, first + rest):
-            blocks += self._growing[step % self._size]
+        for phase, sequences in self._growing.items():
+            if (phase - first) % size < rest:
+                blocks += sequences
         return blocks
 
     def steps_within(self, blocks: int) -> int:
         """The most steps whose growth is at most `blocks`. There must be a running sequence."""
         cycles, left = divmod(blocks, len(self.running))
-        steps = cycles * self._size
-        while True:  # at most one cycle: it takes a block for every sequence
-            left -= self._growing[(self.steps + steps + 1) % self._size]
+        first, size = self.steps + 1, self._size
+        for wait, sequences in sorted(((phase - first) % size, n) for phase, n in self._growing.items()):
+            left -= sequences
             if left < 0:
-                return steps
-            steps += 1
+                return cycles * size + wait
+        raise AssertionError("a whole cycle takes a block for every sequence")
 
     def _phase(self, seq: Sequence) -> int:
         return (1 + seq.offset - seq.prompt_tokens) % self._size

@@ -108,6 +108,14 @@ class EngineModel:
         """Output tokens of `seq` so far."""
         return self.batch.generated(seq) if seq in self.batch.running else seq.generated
 
+    def ending_prefills(self) -> list[Sequence]:
+        """Those whose prompt is done when the step that was begun ends."""
+        return [
+            seq
+            for seq, chunk in self._chunks
+            if seq.computed + chunk >= seq.prompt_tokens + seq.generated and seq.stage is Stage.PREFILLING
+        ]
+
     # ------------------------------------------------------------------------------------------------ changes
 
     def add(self, seq: Sequence) -> None:

@@ -1,0 +1,314 @@
+"""Simulated engines: `policies.engine_model` on the virtual clock, one `StepGroup` for all that step together.
+
+A run of plain decode steps is one kernel event. Its step times are known in advance, since the KV tokens of a batch
+grow by the batch size each step:
+
+    alone        step i lasts first_s + i * growth_s, so the k-th ends after T(k) = k first_s + growth_s k (k-1) / 2
+    at a barrier step i lasts the longest of the members' steps; idle is what the others waited
+
+Whatever changes a member (a new request, a KV that has arrived, a cancellation) cuts the run at the end of the step
+under way, which is when a real engine would look, so times are those of stepping one by one.
+
+Everything that happens at one instant comes before a step that begins then (kernel priority BEGIN).
+"""
+
+import math
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.sim.config import EngineSpec
+from benchmarks.sim.kernel import Kernel, Timer
+from benchmarks.sim.records import StepStats
+from policies.engine_model.blocks import BlockPool, Change
+from policies.engine_model.leases import LeaseTable
+from policies.engine_model.scheduler import EngineModel, Sequence, Stage, StepResult, Steps
+from policies.state.views import Role
+
+BEGIN = 10  # kernel priority of a step's beginning: after all that arrives at that instant
+SAME_S = 1e-9  # two times this close are one: the same instant, computed in two ways
+MOST_STEPS = 1 << 30
+MOST_STEPS_AT_BARRIER = 256  # bounds the arrays of a run
+
+
+class Owner(Protocol):
+    """Who is told what engines did."""
+
+    def admitted(self, worker: "Worker", seq: Sequence) -> None: ...
+    def first_token(self, seq: Sequence, at_s: float) -> None: ...
+    def prefilled(self, worker: "Worker", seq: Sequence) -> None: ...
+    def finished(self, worker: "Worker", seq: Sequence) -> None: ...
+    def preempted(self, worker: "Worker", seq: Sequence) -> None: ...
+    def layer_done(self, worker: "Worker", seqs: list[Sequence], done: int, groups: int) -> None: ...
+    def kv_events(self, worker: "Worker", events: list[Change]) -> None: ...
+
+
+class Meter:
+    """Where steps are counted while `measuring`."""
+
+    def __init__(self) -> None:
+        self.stats = StepStats()
+        self.measuring = False
+
+
+class Worker:
+    """One engine: its model, its leases, its place in a step group."""
+
+    def __init__(
+        self, name: str, node: str, nic: int | None, spec: EngineSpec, owner: Owner, record_kv: bool
+    ) -> None:
+        self.name, self.node, self.nic, self.spec, self.owner = name, node, nic, spec, owner
+        self.pool = BlockPool(spec.kv_blocks, spec.block_size_tokens, record_kv and spec.prefix_cache)
+        self.model = EngineModel(
+            spec.profile, self.pool, spec.slots, spec.prefill_budget_tokens, spec.chunked_prefill
+        )
+        self.leases = LeaseTable(spec.lease_s)
+        self.decodes = spec.role is not Role.PREFILL
+        self.group: StepGroup
+        self._fresh: list[Sequence] = []  # KV has arrived: the first token is the next step's
+        self._doomed: list[Sequence] = []
+
+    def add(self, seq: Sequence) -> None:
+        """Queues a sequence. Raises BlockError if it can never fit."""
+        self.model.add(seq)
+        self.group.kick()
+
+    def loaded(self, seq: Sequence) -> None:
+        """The KV of a remote sequence is here."""
+        self.model.loaded(seq)
+        self._fresh.append(seq)
+        self.group.kick()
+
+    def remove(self, seq: Sequence) -> None:
+        """Takes a sequence out: at once, or at the end of the step that computes it."""
+        if self.group.stepping and seq.stage in (Stage.RUNNING, Stage.PREFILLING):
+            self._doomed.append(seq)
+        else:
+            self.model.remove(seq)
+        self.group.kick()
+
+    def free(self, key: str) -> None:
+        """Nobody will read a lease: its blocks are free."""
+        lease = self.leases.release(key)
+        if lease is not None:
+            self.pool.release(lease.allocation)
+            self.group.kick()
+
+    def read_ended(self, key: str) -> None:
+        """The reader has the KV of a lease."""
+        lease = self.leases.end_read(key)
+        if lease is not None:
+            self.pool.release(lease.allocation)
+            self.group.kick()
+
+    # ------------------------------------------------------------------------------------------ as of this instant
+
+    @property
+    def done_now(self) -> int:
+        """Steps of the run under way that have ended by now; the model does not know of them yet."""
+        return self.group.done_now() if self.group.stepping else 0
+
+    def generated(self, seq: Sequence) -> int:
+        """Output tokens of `seq` so far."""
+        return self.model.generated(seq) + (self.done_now if seq in self.model.running else 0)
+
+    def kv_load_tokens(self, done: int) -> int:
+        """L_g: KV tokens of the running batch."""
+        return self.model.kv_tokens + done * len(self.model.running)
+
+    def used_blocks(self, done: int) -> int:
+        return self.pool.used + (self.model.batch.growth(done) if done else 0)
+
+    # ------------------------------------------------------------------------------------------ for the step group
+
+    def begin(self, most: int) -> Steps | None:
+        """Starts up to `most` steps."""
+        plan = self.model.begin_steps(most)
+        for seq in self.model.take_admitted():
+            self.owner.admitted(self, seq)
+        self._publish()
+        return plan
+
+    def began(self, first_end_s: float) -> None:
+        """The first step of the run ends at `first_end_s`."""
+        if self._fresh:
+            for seq in self._fresh:
+                if seq.stage is Stage.RUNNING:
+                    self.owner.first_token(seq, first_end_s)
+            self._fresh.clear()
+
+    def end(self, steps: int, now_s: float) -> StepResult:
+        """The run has ended after `steps` steps."""
+        result = self.model.end_steps(steps)
+        for seq in result.started:
+            self.owner.first_token(seq, now_s)
+        for seq in result.prefilled:
+            self.owner.prefilled(self, seq)
+        for seq in result.finished:
+            self.owner.finished(self, seq)
+        for seq in result.preempted:
+            self.owner.preempted(self, seq)
+        for seq in self._doomed:
+            self.model.remove(seq)
+        self._doomed.clear()
+        self._publish()
+        return result
+
+    def _publish(self) -> None:
+        events = self.pool.drain_changes()
+        if events:
+            self.owner.kv_events(self, events)
+
+
+class StepGroup:
+    """The workers that step together, nearly always one. `stepping` while a run is under way."""
+
+    def __init__(self, kernel: Kernel, workers: list[Worker], meter: Meter) -> None:
+        self.kernel, self.workers, self.meter = kernel, workers, meter
+        self.stepping = False
+        self._begins = False
+        self._start_s = 0.0
+        self._steps = 0
+        self._counted = 0  # steps of the run that the meter has
+        self._plans: list[Steps | None] = []
+        self._timer: Timer | None = None
+        for worker in workers:
+            worker.group = self
+
+    def kick(self) -> None:
+        """Something has changed: a rest ends now, a run ends with the step under way."""
+        if self.stepping:
+            self._cut()
+        elif not self._begins:
+            self._begins = True
+            self.kernel.at(self.kernel.now_s, self._begin, BEGIN)
+
+    def done_now(self) -> int:
+        """Steps of the run that have ended by now."""
+        return min(self._steps, self._done_at(self.kernel.now_s - self._start_s + SAME_S))
+
+    def settle(self) -> None:
+        """The meter gets the steps that have ended by now; called when it starts or stops measuring."""
+        if self.stepping:
+            self._count(self.done_now())
+
+    # --------------------------------------------------------------------------------------------------- one worker
+
+    def _plan(self) -> int | None:
+        """Steps of the next run; None if there is nothing to compute."""
+        plan = self.workers[0].begin(MOST_STEPS)
+        self._plans = [plan]
+        return None if plan is None else plan.n
+
+    def _end_after_s(self, steps: int) -> float:
+        plan = self._plans[0]
+        assert plan is not None
+        return steps * plan.first_s + plan.growth_s * (steps * (steps - 1) / 2)
+
+    def _done_at(self, elapsed_s: float) -> int:
+        """The most steps that end within `elapsed_s`."""
+        plan = self._plans[0]
+        assert plan is not None
+        a, b = plan.growth_s / 2, plan.first_s - plan.growth_s / 2  # T(k) = a k^2 + b k
+        steps = int((-b + math.sqrt(b * b + 4 * a * elapsed_s)) / (2 * a)) if a > 0 else int(elapsed_s / b)
+        while steps > 0 and self._end_after_s(steps) > elapsed_s:
+            steps -= 1
+        while self._end_after_s(steps + 1) <= elapsed_s:
+            steps += 1
+        return steps
+
+    def _count(self, upto: int) -> None:
+        first, self._counted = self._counted, upto
+        worker, plan = self.workers[0], self._plans[0]
+        if not self.meter.measuring or not worker.decodes or upto <= first:
+            return
+        assert plan is not None
+        stats, batch = self.meter.stats, len(worker.model.running)
+        stats.busy_s += self._end_after_s(upto) - self._end_after_s(first)
+        if batch:
+            stats.steps += upto - first
+            stats.tokens += batch * (upto - first)
+
+    # ----------------------------------------------------------------------------------------------------- the loop
+
+    def _begin(self) -> None:
+        self._begins = False
+        if self.stepping:  # asked for while this run was being planned
+            self._cut()
+            return
+        steps = self._plan()
+        if steps is None:
+            return
+        self.stepping = True
+        self._start_s, self._steps, self._counted = self.kernel.now_s, steps, 0
+        first_end_s = self._start_s + self._end_after_s(1)
+        for worker in self.workers:
+            worker.began(first_end_s)
+        self._wait()
+
+    def _wait(self) -> None:
+        """Sets the timer of the run's end."""
+        end_s = self._start_s + self._end_after_s(self._steps)
+        self._timer = self.kernel.at(max(end_s, self.kernel.now_s), self._end)
+
+    def _cut(self) -> None:
+        elapsed_s = self.kernel.now_s - self._start_s
+        done = self._done_at(elapsed_s + SAME_S)
+        at_boundary = done > 0 and self._end_after_s(done) >= elapsed_s - SAME_S
+        steps = done if at_boundary else done + 1
+        if steps < self._steps:
+            assert self._timer is not None
+            self._timer.cancel()
+            self._steps = steps
+            self._wait()
+
+    def _end(self) -> None:
+        self._count(self._steps)
+        self.stepping = False
+        started = 0
+        for worker, plan in zip(self.workers, self._plans, strict=True):
+            if plan is not None:
+                started += len(worker.end(self._steps, self.kernel.now_s).started)
+        if self.meter.measuring:
+            self.meter.stats.tokens += started
+        self.kick()
+
+
+class BarrierGroup(StepGroup):
+    """Every step lasts as long as the slowest member's; the per-step imbalance is exact."""
+
+    _ends: npt.NDArray[np.float64]  # (steps + 1,): when each step of the run ends, from 0
+
+    def _plan(self) -> int | None:
+        self._plans = [worker.begin(MOST_STEPS_AT_BARRIER) for worker in self.workers]
+        steps = min((plan.n for plan in self._plans if plan is not None), default=None)
+        if steps is None:
+            return None
+        first = np.array([plan.first_s if plan else 0.0 for plan in self._plans])
+        growth = np.array([plan.growth_s if plan else 0.0 for plan in self._plans])
+        self._times = first + growth * np.arange(steps)[:, None]
+        self._ends = np.concatenate(([0.0], self._times.max(axis=1).cumsum()))
+        return steps
+
+    def _end_after_s(self, steps: int) -> float:
+        return float(self._ends[steps])
+
+    def _done_at(self, elapsed_s: float) -> int:
+        return int(np.searchsorted(self._ends, elapsed_s, side="right")) - 1
+
+    def _count(self, upto: int) -> None:
+        first, self._counted = self._counted, upto
+        if not self.meter.measuring or upto <= first:
+            return
+        models = [worker.model for worker in self.workers]
+        batch = np.array([len(model.running) for model in models])
+        if not batch.any():
+            return
+        load = np.array([model.kv_tokens for model in models]) + batch * np.arange(first, upto)[:, None]
+        times, stats = self._times[first:upto], self.meter.stats
+        stats.steps += upto - first
+        stats.imbalance_sum += float((load.max(axis=1) - load.min(axis=1)).sum())
+        stats.idle_s += float((times.max(axis=1, keepdims=True) - times).sum())
+        stats.busy_s += float(times.sum())
+        stats.tokens += int(batch.sum()) * (upto - first)

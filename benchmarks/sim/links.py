@@ -1,0 +1,66 @@
+"""What the cluster needs of a network, and the one it has when none is given: a fixed bandwidth per transfer."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from benchmarks.sim.kernel import Kernel, Timer
+from policies.engine_model.timing import TimingProfile
+
+Done = Callable[[Any], None]
+"""Called with the flow, when its last byte is there."""
+
+
+class KvNetwork(Protocol):
+    """Moves bytes between nodes in virtual time (`benchmarks.sim.network` has the fat tree). A flow is its own."""
+
+    def start(
+        self,
+        source: str,
+        target: str,
+        n_bytes: int,
+        priority: int,
+        on_done: Done,
+        *,
+        source_nic: int | None = None,
+        target_nic: int | None = None,
+        path_key: str | None = None,
+    ) -> Any:
+        """Begins a flow, level 0 first. NICs are drawn unless given; flows with one `path_key` take one path."""
+        ...
+
+    def cancel(self, flow: Any) -> None:
+        """Ends a flow that is not over; its `on_done` never runs."""
+        ...
+
+    def tier(self, source: str, target: str) -> int:
+        """0 same node, 1 same rack, 2 same pod, 3 beyond."""
+        ...
+
+
+class FixedLinks:
+    """Every flow has a profile's latency and bandwidth to itself, wherever it goes (tier 0 within a node, else 3)."""
+
+    def __init__(self, kernel: Kernel, profile: TimingProfile) -> None:
+        self._kernel = kernel
+        self._profile = profile
+
+    def start(
+        self,
+        source: str,
+        target: str,
+        n_bytes: int,
+        priority: int,
+        on_done: Done,
+        *,
+        source_nic: int | None = None,
+        target_nic: int | None = None,
+        path_key: str | None = None,
+    ) -> Timer:
+        timer = self._kernel.after(self._profile.transfer_s(n_bytes), lambda: on_done(timer))
+        return timer
+
+    def cancel(self, flow: Timer) -> None:
+        flow.cancel()
+
+    def tier(self, source: str, target: str) -> int:
+        return 0 if source == target else 3

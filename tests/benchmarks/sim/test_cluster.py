@@ -1,0 +1,252 @@
+"""The simulated cluster against times worked by hand, and what must hold at the end of any run."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from benchmarks.sim.cluster import Cluster, SimulationError, simulate
+from benchmarks.sim.config import IDEAL, ControlPlane, EngineSpec, Forecasting, LayerPlan, SimConfig
+from benchmarks.sim.records import RunResult
+from benchmarks.workloads.record import WorkloadRequest
+from policies.dispatch import DispatchConfig
+from policies.engine_model.timing import TimingProfile
+from policies.state.views import Role
+from predictors.oracle import Oracle
+from predictors.protocol import Predictor
+
+T = TimingProfile(
+    source="test",
+    prefill_base_s=1.0,
+    prefill_per_token_s=0.1,
+    decode_base_s=2.0,
+    decode_per_seq_s=0.5,
+    decode_per_kv_token_s=0.01,
+    kv_bytes_per_token=1,
+    transfer_bandwidth_bytes_per_s=10.0,
+    transfer_latency_s=0.5,
+)
+
+
+def spec(name: str, role: Role, count: int = 1, **changes: Any) -> EngineSpec:
+    return dataclasses.replace(EngineSpec(name, role, count, T), **changes)
+
+
+def pair(**changes: Any) -> SimConfig:
+    return SimConfig((spec("p", Role.PREFILL), spec("d", Role.DECODE, 2)), control=IDEAL, **changes)
+
+
+def request(rid: str, at_s: float, prompt: int, output: int, **more: Any) -> WorkloadRequest:
+    return WorkloadRequest(rid, at_s, prompt, output, **more)
+
+
+def times(result: RunResult, *names: str) -> dict[str, list[float]]:
+    return {r.rid: [round(getattr(r, name), 9) for name in names] for r in result.requests}
+
+
+def test_three_requests_by_hand() -> None:
+    """a and b arrive together, c while a decodes. Slots and blocks are taken between steps, then KV is pulled.
+
+    prefill of a and b in one batch: 1 + 0.1 * 30 = 4               -> 5
+    a: 10 bytes, 0.5 + 1.0 -> 6.5; steps 2.6, 2.61, 2.62            -> 9.1, 11.71, 14.33
+    b: 20 bytes, 0.5 + 2.0 -> 7.5; steps 2.7, 2.71                  -> 10.2, 12.91
+    c: prefill 1.5 -> 11.5; a's worker (drawn) admits it at a's step end 11.71 and pulls 0.5 + 0.5 -> 12.71;
+       it joins at a's next step end 14.33: 2.55, 2.56, 2.57, 2.58  -> 16.88 .. 24.59
+    """
+    result = simulate(pair(), [request("a", 1.0, 10, 3), request("b", 1.0, 20, 2), request("c", 10.0, 5, 4)])
+    steps = ("prefill_done_s", "transfer_done_s", "first_token_s", "finished_s")
+    assert times(result, *steps) == {
+        "a": [5.0, 6.5, 9.1, 14.33],
+        "b": [5.0, 7.5, 10.2, 12.91],
+        "c": [11.5, 12.71, 16.88, 24.59],
+    }
+    assert result.requests[2].decode_worker == result.requests[0].decode_worker
+    assert result.steps.tokens == 3 + 2 + 4
+    assert result.steps.steps == 9
+    assert result.steps.busy_s == pytest.approx(2.6 + 2.61 + 2.62 + 2.7 + 2.71 + 2.55 + 2.56 + 2.57 + 2.58)
+
+
+def test_hops_of_the_control_plane() -> None:
+    """ingress and one hop to the router, two to the engine, two back, two on, two for the pull, one for the token."""
+    control = ControlPlane(hop_s=0.001, ingress_s=0.1)
+    config = dataclasses.replace(pair(), control=control)
+    (record,) = simulate(config, [request("a", 0.0, 10, 1)]).requests
+    assert record.prefill_routed_s == pytest.approx(0.101)
+    assert record.prefill_started_s == pytest.approx(0.103)
+    assert record.prefill_done_s == pytest.approx(2.103)
+    assert record.decode_routed_s == pytest.approx(2.105)
+    assert record.transfer_started_s == pytest.approx(2.109)
+    assert record.transfer_done_s == pytest.approx(3.609)
+    assert record.first_token_s == pytest.approx(3.609 + 2.6 + 0.001)
+
+
+def test_barrier_step_is_the_slowest_members() -> None:
+    """Two workers, one request each: a step lasts as long as the longer sequence's, the other worker waits.
+
+    a: prefill 2.0, KV at 3.5, alone for steps of 2.60, 2.61, 2.62 -> 6.10, 8.71, 11.33, its partner waiting.
+    b: prefill 4.0, admitted when that step ends, 6.10, KV at 9.6; it joins at 11.33.
+    Both: 2.5 + 0.01 * max(13, 30) = 2.80 -> 14.13, a's last; then b alone, 2.81 -> 16.94, a's worker waiting.
+    """
+    config = SimConfig((spec("p", Role.PREFILL, 2), spec("d", Role.DECODE, 2, barrier="b")), control=IDEAL)
+    result = simulate(config, [request("a", 0.0, 10, 4), request("b", 0.0, 30, 2)])
+    assert times(result, "first_token_s", "finished_s") == {"a": [6.1, 14.13], "b": [14.13, 16.94]}
+    steps = result.steps
+    assert (steps.steps, steps.tokens) == (5, 6)
+    assert steps.imbalance_sum == pytest.approx(10 + 11 + 12 + (30 - 13) + 31)
+    assert steps.idle_s == pytest.approx(2.6 + 2.61 + 2.62 + (2.8 - 2.63) + 2.81)
+    assert steps.busy_s == pytest.approx(2.6 + 2.61 + 2.62 + 2.63 + 2.8 + 2.81)
+
+
+def test_prefix_hits_shorten_prefill_and_transfer() -> None:
+    """The second of two equal prompts of 8 tokens in blocks of 4: one block is a hit on both sides (the last token is
+    always computed), so 1 + 0.4 s of prefill and 0.5 + 0.4 s of transfer.
+    """
+    sized = {"block_size_tokens": 4}
+    config = SimConfig((spec("p", Role.PREFILL, **sized), spec("d", Role.DECODE, **sized)), control=IDEAL)
+    hashes = {"block_hashes": (7, 8), "block_tokens": 4}
+    result = simulate(config, [request("a", 0.0, 8, 1, **hashes), request("b", 50.0, 8, 1, **hashes)])
+    second = result.requests[1]
+    assert (second.prefill_hit_tokens, second.decode_hit_tokens, second.transfer_bytes) == (4, 4, 4)
+    assert second.prefill_done_s == pytest.approx(50 + 1.4)
+    assert second.transfer_done_s == pytest.approx(51.4 + 0.9)
+
+
+def test_coarse_hashes_become_the_engines_blocks() -> None:
+    sized = {"block_size_tokens": 4}
+    config = SimConfig((spec("c", Role.COLOCATED, **sized),), control=IDEAL)
+    hashes = {"block_hashes": (3,), "block_tokens": 12}
+    result = simulate(config, [request("a", 0.0, 13, 1, **hashes), request("b", 50.0, 13, 1, **hashes)])
+    assert [r.prefill_hit_tokens for r in result.requests] == [0, 12]
+
+
+def test_colocated_worker_prefills_and_decodes() -> None:
+    """A decode step of a (2.5 + 0.11) with the prefill of b (1 + 1) in it, then both decode."""
+    config = SimConfig((spec("c", Role.COLOCATED),), control=IDEAL)
+    result = simulate(config, [request("a", 0.0, 10, 3), request("b", 1.0, 10, 2)])
+    # a: 2.0 -> then 2.61 + 2.0 -> 6.61 (a's 2nd, b's 1st) -> 2 + 1.0 + 0.01 * 23 -> 9.84
+    assert times(result, "first_token_s", "finished_s") == {"a": [2.0, 9.84], "b": [6.61, 9.84]}
+    assert all(r.colocated for r in result.requests)
+
+
+def test_layers_let_the_kv_leave_while_the_prefill_goes_on() -> None:
+    """8 tokens in 2 groups of layers: compute 0.9 s each, a collective of 5 bytes (0.5 + 0.5 s) after each.
+
+    group 1 done at 1.9: 4 of 8 bytes leave (0.5 + 0.4 -> 2.8); group 2 at 3.8: the others -> 4.7. First step 2.58.
+    """
+    plan = LayerPlan(groups=2, collective_bytes_per_token=5 / 8)
+    config = SimConfig((spec("p", Role.PREFILL, layers=plan), spec("d", Role.DECODE)), control=IDEAL)
+    (record,) = simulate(config, [request("a", 0.0, 8, 1)]).requests
+    assert record.transfer_started_s == pytest.approx(1.9)
+    assert record.prefill_done_s == pytest.approx(3.8)
+    assert record.transfer_done_s == pytest.approx(4.7)
+    assert record.first_token_s == pytest.approx(4.7 + 2.58)
+
+
+def test_heterogeneous_engines_have_their_own_times() -> None:
+    slow = dataclasses.replace(T, decode_base_s=4.0)
+    decode = (spec("d", Role.DECODE), dataclasses.replace(spec("e", Role.DECODE), profile=slow))
+    config = SimConfig((spec("p", Role.PREFILL), *decode), control=IDEAL, decode=("round_robin", {}))
+    result = simulate(config, [request("a", 0.0, 10, 1), request("b", 100.0, 10, 1)])
+    took = {r.decode_worker: r.first_token_s - r.transfer_done_s for r in result.requests}  # type: ignore[operator]
+    assert took == {"d-0": pytest.approx(2.6), "e-0": pytest.approx(4.6)}
+
+
+def test_window_measures_what_arrives_in_it() -> None:
+    config = pair(warmup_s=10.0, measure_s=10.0)
+    work = [request(f"r{i}", 4.0 * i, 10, 2) for i in range(20)]
+    result = simulate(config, work)
+    assert [r.rid for r in result.requests] == ["r3", "r4"]
+    assert all(r.finished_s is not None for r in result.requests)
+    assert result.duration_s == 10.0
+    # r1 and r2 decode in the window as well: r1's steps end at 10.1 and 12.71, r2's at 14.1, 16.71, r3's at 18.1
+    assert result.steps.tokens == 5
+
+
+@pytest.mark.parametrize("preempted", ["engine", "router"])
+def test_preempted_requests_end_too_and_everything_is_given_back(preempted: str) -> None:
+    small = {"block_size_tokens": 4, "kv_blocks": 14, "preempted": preempted}
+    config = SimConfig(
+        (spec("p", Role.PREFILL, lease_s=1000.0), spec("d", Role.DECODE, **small)),
+        control=IDEAL,
+        dispatch=DispatchConfig(queue_timeout_s=1000.0),
+    )
+    cluster = Cluster(config, iter([request(f"r{i}", 0.1 * i, 8, 20) for i in range(6)]), None, None)
+    result = cluster.run()
+    assert sum(r.preemptions for r in result.requests) > 0
+    assert [r.generated_tokens for r in result.requests] == [20] * 6
+    check_empty(cluster)
+
+
+def check_empty(cluster: Cluster) -> None:
+    state = cluster.dispatcher.state
+    assert (state.in_flight, state.pool_size, state.leases) == (0, 0, 0)
+    for view in state.snapshot(1e9).workers.values():
+        assert (view.slots_used, view.kv_tokens, view.prefilling, view.sending) == (0, 0, 0, 0), view
+        assert view.transfers == view.departures == ()
+    for worker in cluster.workers.values():
+        assert (worker.pool.used, worker.model.n_active, worker.model.n_waiting, len(worker.leases)) == (
+            0,
+            0,
+            0,
+            0,
+        )
+
+
+@pytest.mark.parametrize("forecasting", [False, True])
+@pytest.mark.parametrize("decode", ["balance_route_h", "netkv", "composition"])
+def test_conservation_under_overload(decode: str, forecasting: bool) -> None:
+    """More than fits, short leases and queues: every request ends once, for a reason, and nothing stays charged."""
+
+    def oracle(lengths: Mapping[str, int]) -> Predictor:
+        return Oracle(lengths)
+
+    config = SimConfig(
+        (
+            spec("p", Role.PREFILL, 2, lease_s=12.0, kv_blocks=20, block_size_tokens=4),
+            spec("d", Role.DECODE, 2, slots=2, kv_blocks=30, block_size_tokens=4),
+        ),
+        decode=(decode, {}),
+        dispatch=DispatchConfig(max_queue=12, queue_timeout_s=30.0),
+        forecasts=Forecasting(oracle) if forecasting else None,
+    )
+    work = [request(f"r{i}", 0.7 * i, 4 + 5 * (i % 7), 1 + 3 * (i % 5), priority=i % 3) for i in range(60)]
+    cluster = Cluster(config, iter(work), None, None)
+    result = cluster.run()
+    assert [r.rid for r in result.requests] == [w.rid for w in work]
+    for record in result.requests:
+        assert (record.finished_s is None) == (record.rejected is not None)
+        if record.finished_s is not None:
+            assert record.generated_tokens == record.output_tokens
+    reasons = {r.rejected for r in result.requests}
+    assert len(reasons) >= 3, reasons  # None and at least two ways to be turned away
+    check_empty(cluster)
+
+
+def test_a_prompt_that_no_engine_can_hold_is_rejected() -> None:
+    config = SimConfig((spec("c", Role.COLOCATED, kv_blocks=2, block_size_tokens=4),), control=IDEAL)
+    result = simulate(config, [request("a", 0.0, 9, 1), request("b", 0.0, 4, 1)])
+    assert [r.rejected for r in result.requests] == ["too_long", None]
+
+
+def test_bad_workloads_are_refused() -> None:
+    with pytest.raises(SimulationError, match=r"b is at 1\.0 s, after one at 2\.0 s"):
+        simulate(pair(), [request("a", 2.0, 1, 1), request("b", 1.0, 1, 1)])
+    with pytest.raises(SimulationError, match="a has 0 prompt"):
+        simulate(pair(), [request("a", 0.0, 0, 1)])
+    with pytest.raises(SimulationError, match="two live requests are called a"):
+        simulate(pair(), [request("a", 0.0, 5, 1), request("a", 0.1, 5, 1)])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"count": 0}, "engines 'x': count is 0"),
+        ({"nodes": ("n0",), "count": 2}, "1 nodes for 2 engines"),
+        ({"lease_s": 0.0}, "lease_s"),
+        ({"layers": LayerPlan(2)}, "layers are for engines of role prefill"),
+    ],
+)
+def test_bad_engines_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        spec("x", Role.DECODE, **changes)
