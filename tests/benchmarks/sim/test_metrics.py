@@ -46,7 +46,9 @@ def test_times_of_the_stages():
 
 
 def test_percentiles_of_arrivals_in_the_window():
-    requests = [record(str(i), i * 0.1, first_token_s=i * 0.1 + 1 + i, finished_s=200.0) for i in range(101)]
+    requests = [
+        RequestRecord(str(i), "standard", 100, 11, i * 0.1, first_token_s=i * 0.1 + 1 + i) for i in range(101)
+    ]
     found = summarise(result(*requests), Window(0.0, 20.0))
     assert (
         found["ttft_mean_s"],
