@@ -10,7 +10,7 @@ import datetime as dt
 import os
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -133,8 +133,8 @@ class _Session:
     load: Load
     deployment: Deployment
     provenance: dict[str, Any]
-    pairs: list[Pair] | None = None
-    too_long: list[Point] | None = None
+    pairs: list[Pair] = field(default_factory=list)
+    too_long: list[Point] = field(default_factory=list)
 
     async def run(self, runner: Runner) -> list[Point]:
         """Measures what the file lacks; returns the points that the budget left out."""
@@ -146,13 +146,9 @@ class _Session:
             print(f"{self.args.out}: {len(known)} points are measured already", file=sys.stderr)
         if self.deployment.busy:
             print(f"warning: {self.deployment.busy} requests of others run there now", file=sys.stderr)
-        if not todo:
-            return []
-        await runner.warm_up(todo[0])
         progress = Progress(todo, self.load.per_engine)
 
         def done(pair: Pair, seconds: float) -> None:
-            assert self.pairs is not None
             self.pairs.append(pair)
             self._write()
             progress.add(pair, seconds)
@@ -164,8 +160,7 @@ class _Session:
     def finish(self, left: list[Point]) -> int:
         """Writes file and picture and says what is there."""
         folded = self._write()
-        pairs = self.pairs or []
-        failed = [pair for pair in pairs if not pair.whole]
+        failed = [pair for pair in self.pairs if not pair.whole]
         for pair in failed:
             print(
                 f"{_name(pair.point)} failed: {pair.colocated.failed | pair.disaggregated.failed}",
@@ -173,7 +168,7 @@ class _Session:
             )
         for what, missing in (
             ("the budget left out", left),
-            ("longer than the context", self.too_long or []),
+            ("longer than the context", self.too_long),
         ):
             if missing:
                 print(f"{what}: {', '.join(map(_name, missing))}", file=sys.stderr)
@@ -184,7 +179,7 @@ class _Session:
 
         picture = self.args.picture or self.args.out.with_suffix(".png")
         kinds = "+".join(self.deployment.kinds)
-        title = f"Job completion time, colocated against disaggregated: {kinds} engines, model {self.deployment.model}"
+        title = f"Colocated against disaggregated: {kinds} engines, model {self.deployment.model}"
         draw(picture, folded.heatmap, folded.marks, [asdict(rate) for rate in folded.rates], title)
         measured = sum(mark == "measured" for row in folded.marks for mark in row)
         cells = len(self.grid.prefill_tokens) * len(self.grid.ratios)
@@ -192,9 +187,8 @@ class _Session:
         return COMPLETE if folded.complete else INCOMPLETE
 
     def _write(self) -> Folded:
-        pairs = self.pairs or []
-        folded = fold(self.grid, pairs)
-        write(self.args.out, folded, pairs, self.provenance)
+        folded = fold(self.grid, self.pairs)
+        write(self.args.out, folded, self.pairs, self.provenance)
         return folded
 
     def _kept(self) -> list[Pair]:

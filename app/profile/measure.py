@@ -95,22 +95,22 @@ async def measure(
     todo: Sequence[Point],
     budget_s: float | None,
     done: Callable[[Pair, float], None],
-    now_s: Callable[[], float] = time.monotonic,
 ) -> list[Point]:
     """Measures `todo` in order and tells `done(pair, seconds)` of each; returns the points that the budget left out.
 
-    A point that the budget ends in the middle is dropped: half a batch has seen only part of its load.
+    A point that the budget ends in the middle is dropped: half a batch has seen only part of its load. Raises
+    ProfileError where the first request fails.
     """
-    end_s = None if budget_s is None else now_s() + budget_s
-    for index, point in enumerate(todo):
-        started_s = now_s()
-        left_s = None if end_s is None else end_s - started_s
-        if left_s is not None and left_s <= 0:
-            return list(todo[index:])
-        try:
-            async with asyncio.timeout(left_s):
+    left = list(todo)
+    try:
+        async with asyncio.timeout(budget_s):
+            if todo:
+                await runner.warm_up(todo[0])
+            for index, point in enumerate(todo):
+                started_s = time.perf_counter()
                 pair = await runner.pair(point, index)
-        except TimeoutError:
-            return list(todo[index:])
-        done(pair, now_s() - started_s)
-    return []
+                done(pair, time.perf_counter() - started_s)
+                left = list(todo[index + 1 :])
+    except TimeoutError:
+        pass
+    return left

@@ -6,6 +6,7 @@ from typing import Any
 
 from policies.routing.heatmap import Heatmap
 
+_STACK_FROM = 4  # ratios from which on the panels stand above each other
 Cells = Sequence[Sequence[float | None]]
 
 
@@ -27,18 +28,23 @@ def draw(
     if len(rates) > 1:
         panels += [(f"{rate['rate_per_s']:g} requests/s per engine", rate["cells"]) for rate in rates]
     limit = max(0.05, *(abs(c) for _, cells in panels for row in cells for c in row if c is not None))
-    height = 1.6 + 0.75 * len(heatmap.prefill_tokens)
-    width = 1.2 + 1.15 * len(heatmap.ratios)
+    across = len(heatmap.ratios) < _STACK_FROM
+    rows, columns = (1, len(panels)) if across else (len(panels), 1)
+    width, height = 1.1 * len(heatmap.ratios), 0.5 + 0.7 * len(heatmap.prefill_tokens)
     figure, axes = plt.subplots(
-        1, len(panels), figsize=(width * len(panels) + 1.4, height), squeeze=False, layout="constrained"
+        rows,
+        columns,
+        figsize=(width * columns + 2.2, height * rows + 1.2),
+        squeeze=False,
+        layout="constrained",
     )
-    for index, (axis, (name, cells)) in enumerate(zip(axes[0], panels, strict=True)):
+    for index, (axis, (name, cells)) in enumerate(zip(axes.flat, panels, strict=True)):
         image = _panel(axis, heatmap, cells, marks if index == 0 else None, limit)
-        axis.set_title(name, fontsize=10)
-    axes[0][0].set_ylabel("prefill length (tokens)")
-    figure.supxlabel("decode length / prefill length   (small: decode length in tokens)", fontsize=10)
-    figure.colorbar(image, ax=list(axes[0]), label="JCT colocated / JCT disaggregated − 1", shrink=0.9)
-    figure.suptitle(title, fontsize=11)
+        axis.set_title(name, fontsize=9)
+    figure.supylabel("prefill length (tokens)", fontsize=9)
+    figure.supxlabel("decode length / prefill length   (small: decode length in tokens)", fontsize=9)
+    figure.colorbar(image, ax=axes, label="JCT colocated / JCT disaggregated − 1", shrink=0.9)
+    figure.suptitle(title, fontsize=10)
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
