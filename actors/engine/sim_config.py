@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from actors.engine.sim_links import SimLink
 from actors.wire.messages import Role
 from policies.engine_model.timing import PROFILES, TimingProfile
 
@@ -15,7 +16,9 @@ class SimEngineConfig:
     `profile` names a timing profile of `policies.engine_model.timing`; `timing` replaces single fields of it
     (`decode_base_s`, `transfer_bandwidth_bytes_per_s`, ...). `mean_output_tokens`: None lets every answer run to its
     max_tokens, a number ends it earlier, geometrically, the same way each time. `hold_transfers_s` delays every KV
-    transfer (chaos tests). `vocab_size` None accepts any token id. `group` "" derives the compatibility group.
+    transfer (chaos tests). `links` (see `sim_links`): by pattern of the reading engine's id, which begins with the name
+    of its group, how KV of this engine gets there. `vocab_size` None accepts any token id. `group` "" derives the
+    compatibility group.
     """
 
     engine_id: str
@@ -36,6 +39,7 @@ class SimEngineConfig:
     hold_transfers_s: float = 0.0
     pull_timeout_s: float = 10.0
     kv_events: bool = True
+    links: Mapping[str, SimLink] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("slots", "kv_blocks", "block_size_tokens", "max_model_len", "prefill_budget_tokens"):

@@ -86,7 +86,11 @@ class SimEngine:
         self._sink = sink
         self._loop = asyncio.get_running_loop()
         self._leases = LeaseKeeper(
-            self.config.lease_s, os.urandom(6).hex(), self._timing.kv_bytes, self._free_lease
+            self.config.lease_s,
+            os.urandom(6).hex(),
+            self._timing.kv_bytes,
+            self._free_lease,
+            self.config.links,
         )
 
     def attach(self, me: Identity, addresses: tuple[str, ...]) -> None:
@@ -393,26 +397,39 @@ class SimEngine:
         handle = cast(SimHandle, work.handle)
         self._loads.add(work)
         if handle.engine_id != self.config.engine_id:
-            self._puller.pull(handle, work)
+            self._puller.pull(handle, self._bytes_to_read(work), work)
         elif self._leases.begin_read(handle.lease):
             self._loop.call_soon(self.read_granted, work)
         else:
             self._loop.call_soon(self.read_failed, work, "this engine does not hold the KV any more")
 
-    def read_granted(self, work: DecodeWork) -> None:
-        """The prefill engine protects the KV; the bytes that are not cached here move now."""
+    def _bytes_to_read(self, work: DecodeWork) -> int:
+        """What of the KV is not cached here."""
+        handle = cast(SimHandle, work.handle)
+        if handle.engine_id == self.config.engine_id:
+            return 0
+        return handle.kv_bytes * (handle.tokens - work.seqs[0].cached_tokens) // handle.tokens
+
+    def read_granted(self, work: DecodeWork, paced: bool = False) -> None:
+        """The prefill engine protects the KV; the bytes that are not cached here move now. `paced`: it says when they
+        have arrived (`read_sent`)."""
         if self._stopped:
             return
         if work.gone:  # nothing has moved yet
             self._load_ended(work, 0, 0.0)
             return
-        handle, seq = cast(SimHandle, work.handle), work.seqs[0]
-        local = handle.engine_id == self.config.engine_id
-        n_bytes = 0 if local else handle.kv_bytes * (handle.tokens - seq.cached_tokens) // handle.tokens
-        seconds = self._timing.transfer_s(n_bytes)
-        work.transfer = self._loop.call_later(
-            seconds + self.config.hold_transfers_s, self._load_ended, work, n_bytes, seconds
-        )
+        if not paced:
+            n_bytes = self._bytes_to_read(work)
+            seconds = self._timing.transfer_s(n_bytes)
+            work.transfer = self._loop.call_later(
+                seconds + self.config.hold_transfers_s, self._load_ended, work, n_bytes, seconds
+            )
+
+    def read_sent(self, work: DecodeWork, seconds: float) -> None:
+        """The bytes have arrived; the prefill engine took `seconds` for them."""
+        if not self._stopped and work in self._loads:
+            n_bytes, hold_s = self._bytes_to_read(work), self.config.hold_transfers_s
+            work.transfer = self._loop.call_later(hold_s, self._load_ended, work, n_bytes, seconds)
 
     def _load_ended(self, work: DecodeWork, n_bytes: int, seconds: float) -> None:
         """`seconds` without the hold."""

@@ -5,10 +5,11 @@ connections of the decode engines: a Pull protects a lease until Pulled, or unti
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from actors.engine.sim_links import LinkPacer, SimLink
 from actors.wire.channel import Channel, WireError
-from actors.wire.messages import Message, Pull, Pulled, PullGrant
+from actors.wire.messages import Message, Pull, Pulled, PullGrant, Sent
 from policies.engine_model.blocks import Allocation
 from policies.engine_model.leases import Lease, LeaseTable
 
@@ -22,8 +23,9 @@ class LeaseKeeper:
         key_prefix: str,
         bytes_of: Callable[[int], int],
         free: Callable[[Allocation], None],
+        links: Mapping[str, SimLink],
     ) -> None:
-        """`key_prefix` is unique for this process; `bytes_of(tokens)` gives the KV's size."""
+        """`key_prefix` is unique for this process; `bytes_of(tokens)` gives the KV's size; `links`: see `sim_links`."""
         self.expired = 0
         self._table = LeaseTable(lease_s)
         self._prefix = key_prefix
@@ -33,6 +35,8 @@ class LeaseKeeper:
         self._key_of: dict[str, str] = {}  # rid -> its newest lease
         self._rid_of: dict[str, str] = {}
         self._reads: dict[Channel, set[str]] = {}
+        self._pacer = LinkPacer(dict(links), self._sent)
+        self._readers: dict[str, Channel] = {}  # of paced reads
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -40,7 +44,8 @@ class LeaseKeeper:
         return len(self._table)
 
     def stop(self) -> None:
-        """No lease expires any more."""
+        """No lease expires any more, and nothing is sent."""
+        self._pacer.stop()
         if self._timer is not None:
             self._timer.cancel()
 
@@ -79,15 +84,20 @@ class LeaseKeeper:
         if isinstance(message, Pull):
             reads = self._reads.setdefault(channel, set())
             lease = None if message.rid in reads else self._table.begin_read(message.rid)
-            if lease is not None:
-                reads.add(message.rid)
-            channel.send(
-                PullGrant(message.rid, lease is not None, self._bytes_of(lease.tokens) if lease else 0)
-            )
+            if lease is None:
+                channel.send(PullGrant(message.rid, ok=False))
+                return
+            reads.add(message.rid)
+            reader = channel.peer.id if channel.peer is not None else ""
+            paced = message.n_bytes > 0 and self._pacer.begin(message.rid, reader, message.n_bytes)
+            if paced:
+                self._readers[message.rid] = channel
+            channel.send(PullGrant(message.rid, True, self._bytes_of(lease.tokens), paced))
         elif isinstance(message, Pulled):
             reads = self._reads.get(channel, set())
             if message.rid in reads:
                 reads.remove(message.rid)
+                self._unpace(message.rid)
                 self.end_read(message.rid)
             else:
                 self._ended(self._table.release(message.rid))
@@ -97,10 +107,18 @@ class LeaseKeeper:
     def closed(self, channel: Channel) -> None:
         """The connection of a decode engine is lost, and with it all reads over it."""
         for key in sorted(self._reads.pop(channel, ())):
+            self._unpace(key)
             self._ended(self._table.reader_lost(key, self._loop.time()))
         self._set_timer()
 
     # ------------------------------------------------------------------------------------------------ internals
+
+    def _sent(self, key: str, seconds: float) -> None:
+        self._readers.pop(key).send(Sent(key, seconds))
+
+    def _unpace(self, key: str) -> None:
+        if self._readers.pop(key, None) is not None:
+            self._pacer.drop(key)
 
     def _ended(self, lease: Lease | None) -> None:
         if lease is None:

@@ -1,9 +1,9 @@
 """The decode side of a KV transfer between sim engines: its connections to prefill engines (other side: `sim_leases`).
 
     decode engine                          prefill engine
-    Pull(lease)            ------------->  begins to read: from now on the lease cannot end
+    Pull(lease, bytes)     ------------->  begins to read: from now on the lease cannot end
                            <-------------  PullGrant(ok) - not ok: the KV is gone
-    (the modelled transfer time passes)
+    (the modelled transfer time passes: here, or there where its `links` say so: then Sent comes)
     Pulled(lease)          ------------->  the read ends, the copy is freed (without a Pull before: is freed unread)
 
 A connection that is lost ends the reads over it: the reader reports the failure, the other side drops the protection.
@@ -17,7 +17,7 @@ from typing import Protocol
 import msgspec
 
 from actors.wire.channel import Channel, Identity, WireError, connect
-from actors.wire.messages import Message, Pull, Pulled, PullGrant
+from actors.wire.messages import Message, Pull, Pulled, PullGrant, Sent
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +35,12 @@ class SimHandle(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Reader(Protocol):
-    """A request whose KV is read: first exactly one of the two is called; `read_failed` may follow `granted`."""
+    """A request whose KV is read: first exactly one of `granted` and `read_failed` is called; `read_failed` may follow
+    `granted`, and so does `sent` where that is `paced` (the bytes have arrived, after so many seconds).
+    """
 
-    def granted(self) -> None: ...
+    def granted(self, paced: bool) -> None: ...
+    def sent(self, seconds: float) -> None: ...
     def read_failed(self, reason: str) -> None: ...
 
 
@@ -65,8 +68,8 @@ class Puller:
         """Who we are on the wire; before that nothing can be pulled."""
         self._me = me
 
-    def pull(self, handle: SimHandle, reader: Reader) -> None:
-        """Asks the prefill engine for the KV; answers through `reader`, at the earliest in the next loop iteration."""
+    def pull(self, handle: SimHandle, n_bytes: int, reader: Reader) -> None:
+        """Asks the prefill engine for `n_bytes` of the KV; answers through `reader`, not before the next iteration."""
         peer = self._peer(handle)
         if handle.lease in peer.readers:
             loop = asyncio.get_running_loop()
@@ -76,7 +79,7 @@ class Puller:
         peer.timers[handle.lease] = asyncio.get_running_loop().call_later(
             self._timeout_s, self._timed_out, peer, handle.lease
         )
-        self._send(peer, Pull(handle.lease))
+        self._send(peer, Pull(handle.lease, n_bytes))
 
     def end(self, handle: SimHandle) -> None:
         """The read has ended, or will never begin: the prefill engine frees its copy. Never raises."""
@@ -137,6 +140,11 @@ class Puller:
             peer.channel.send(message)
 
     def _received(self, peer: _Peer, message: Message) -> None:
+        if isinstance(message, Sent):
+            reader = peer.readers.get(message.rid)
+            if reader is not None:
+                reader.sent(message.seconds)
+            return
         if not isinstance(message, PullGrant):
             raise WireError(f"engine {peer.engine_id} answered a Pull with {type(message).__name__}")
         timer = peer.timers.pop(message.rid, None)
@@ -145,7 +153,7 @@ class Puller:
         timer.cancel()
         reader = peer.readers[message.rid]
         if message.ok:
-            reader.granted()
+            reader.granted(message.paced)
         else:
             self._forget(peer, message.rid)
             reader.read_failed(f"engine {peer.engine_id} does not hold the KV any more")

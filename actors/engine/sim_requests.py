@@ -98,8 +98,11 @@ class DecodeWork:
         self.seqs.append(seq)
         return seq
 
-    def granted(self) -> None:
-        self.engine.read_granted(self)
+    def granted(self, paced: bool) -> None:
+        self.engine.read_granted(self, paced)
+
+    def sent(self, seconds: float) -> None:
+        self.engine.read_sent(self, seconds)
 
     def read_failed(self, reason: str) -> None:
         self.engine.read_failed(self, reason)

@@ -449,17 +449,28 @@ class AdminAnswer(_Wire, frozen=True):
 
 
 class Pull(_Wire, frozen=True):
-    """Sim decode engine -> sim prefill engine: I start to read the KV of `rid`; keep it until Pulled."""
+    """Sim decode engine -> sim prefill engine: I start to read `n_bytes` of the KV of `rid`; keep it until Pulled."""
 
     rid: str
+    n_bytes: int = 0
 
 
 class PullGrant(_Wire, frozen=True):
-    """Answer to Pull: `ok` False where the KV is gone (lease expired, released, engine restarted)."""
+    """Answer to Pull: `ok` False where the KV is gone (lease expired, released, engine restarted). `paced`: a Sent
+    follows when the bytes have arrived; else the reader knows itself how long they take.
+    """
 
     rid: str
     ok: bool
     kv_bytes: int = 0
+    paced: bool = False
+
+
+class Sent(_Wire, frozen=True):
+    """Sim prefill engine -> sim decode engine: the bytes of a paced Pull have arrived, after `seconds`."""
+
+    rid: str
+    seconds: float
 
 
 class Pulled(_Wire, frozen=True):
@@ -499,5 +510,6 @@ Message = (
     | AdminAnswer
     | Pull
     | PullGrant
+    | Sent
     | Pulled
 )

@@ -11,6 +11,7 @@ import pytest
 
 from actors.engine.sim_config import SimEngineConfig
 from actors.engine.sim_engine import SimEngine
+from actors.engine.sim_links import SimLink
 from actors.wire.messages import Admitted, Failed, Out
 from policies.engine_model import text
 from policies.engine_model.blocks import Stored, block_hashes
@@ -32,6 +33,78 @@ async def node(rig: Rig, name: str = "c", role: Any = "colocated", **options: An
 def words(n: int, prompt: list[int] = PROMPT, seed: int = 0, choice: int = 0) -> list[str]:
     base = text.text_base(text.prompt_hash(prompt), seed, choice)
     return [text.WORDS[text.token_id(base, i)] for i in range(n)]
+
+
+# ---------------------------------------------------------------------------------------------------- links
+
+
+async def pulled(p: Node, d: Node, rid: str, prompt: list[int]) -> Admitted:
+    done = await p.prefilled(rid, prompt)
+    d.client.decode(rid, prompt, done.handle)
+    return await d.client.wait(rid, Admitted)
+
+
+async def test_links_give_each_reader_its_bandwidth_and_latency(rig: Rig) -> None:
+    """50 tokens at 100 bytes: 5,000 B at 100 kB/s + 10 ms, at a quarter of it, and by the timing profile."""
+    timing = {"kv_bytes_per_token": 100, "transfer_bandwidth_bytes_per_s": 1e9, "transfer_latency_s": 0.0}
+    links = {"near-*": SimLink(100e3, 0.01), "far-*": SimLink(25e3)}
+    p = await node(rig, "p", "prefill", timing=timing, links=links)
+    took = {}
+    for name in ("near-1", "far-1", "other"):
+        d = await node(rig, name, "decode", timing=timing)
+        took[name] = (await pulled(p, d, f"r-{name}", PROMPT)).transfer_s
+        await d.rests()
+    assert took["near-1"] == pytest.approx(0.06, abs=1e-9)
+    assert took["far-1"] == pytest.approx(0.2, abs=1e-9)
+    assert took["other"] == pytest.approx(5e-6)
+    await p.rests()
+
+
+async def test_transfers_of_one_sender_share_its_link(rig: Rig) -> None:
+    """Two engines read 5,000 B each over 50 kB/s: alone 0.1 s, together up to 0.2 s; the sum of bytes/time is fixed."""
+    timing = {"kv_bytes_per_token": 100}
+    p = await node(rig, "p", "prefill", timing=timing, links={"d*": SimLink(50e3)})
+    nodes = [await node(rig, f"d{i}", "decode", timing=timing) for i in range(2)]
+    prompts = [[i, *PROMPT[1:]] for i in range(2)]
+    done = [await p.prefilled(f"r{i}", prompt) for i, prompt in enumerate(prompts)]
+    for i, d in enumerate(nodes):
+        d.client.decode(f"r{i}", prompts[i], done[i].handle)
+    took = [(await d.client.wait(f"r{i}", Admitted)).transfer_s for i, d in enumerate(nodes)]
+    assert max(took) > 0.11  # they overlapped, and each slowed the other down
+    assert all(0.1 <= seconds <= 0.2 + 1e-9 for seconds in took)
+    for each in [p, *nodes]:
+        await each.rests()
+
+
+async def test_a_cancelled_read_over_a_link_is_let_end_and_leaves_nothing(rig: Rig) -> None:
+    p = await node(rig, "p", "prefill", timing={"kv_bytes_per_token": 100}, links={"d": SimLink(50e3)})
+    d = await node(rig, "d", "decode", timing={"kv_bytes_per_token": 100})
+    done = await p.prefilled("r", PROMPT)
+    d.client.decode("r", PROMPT, done.handle)
+    await until(lambda: d.used > 0, "the read")
+    d.client.cancel("r")
+    await d.rests()
+    await p.rests()
+    assert not d.client.of("r")
+
+
+async def test_a_sender_that_goes_in_the_middle_fails_the_read(rig: Rig) -> None:
+    p = await node(rig, "p", "prefill", timing={"kv_bytes_per_token": 100}, links={"d": SimLink(100.0)})
+    d = await node(rig, "d", "decode", timing={"kv_bytes_per_token": 100})
+    done = await p.prefilled("r", PROMPT)
+    d.client.decode("r", PROMPT, done.handle)
+    await until(lambda: d.used > 0, "the read")
+    await p.server.stop()
+    assert (await d.client.wait("r", Failed)).code == "kv_load"
+    await d.rests()
+
+
+@pytest.mark.parametrize(
+    "bad", [{"bandwidth_bytes_per_s": 0.0}, {"bandwidth_bytes_per_s": 1.0, "latency_s": -1.0}]
+)
+def test_an_impossible_link_is_refused(bad: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="a link's"):
+        SimLink(**bad)
 
 
 # ---------------------------------------------------------------------------------------------------- text

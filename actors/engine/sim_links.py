@@ -1,0 +1,153 @@
+"""Links of a sim engine that send KV: by name pattern of the engine that reads, each shared evenly by what it carries.
+
+    t_transfer = latency_s + time at bandwidth / n(t),  n(t): transfers of this engine on that link at that moment
+
+So several sim engines on one machine can lie in tiers of different bandwidth, and transfers of one sender slow each
+other down as they do on a network card (NetKV III-C). A reader that no pattern fits moves its KV by the timing profile,
+alone. Not claimed: links shared by several senders, or limits of the reader.
+"""
+
+import asyncio
+import heapq
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+MAX_EARLY_S = 1e-3  # uvloop counts whole milliseconds, so a timer may fire early: so near is over
+
+
+@dataclass(frozen=True, slots=True)
+class SimLink:
+    """Raises ValueError when a number is impossible."""
+
+    bandwidth_bytes_per_s: float
+    latency_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.bandwidth_bytes_per_s < math.inf:
+            raise ValueError(
+                f"a link's bandwidth_bytes_per_s is {self.bandwidth_bytes_per_s}: it must be above 0 and finite"
+            )
+        if not 0 <= self.latency_s < math.inf:
+            raise ValueError(f"a link's latency_s is {self.latency_s}: it must be at least 0 and finite")
+
+
+class SharedLink:
+    """Processor sharing of one link. Times in s on the caller's clock, which never runs backwards.
+
+    `served` is what each transfer that was there from the beginning would have got: a transfer of b bytes that begins
+    when it is s ends when it is s + b, whatever joins or leaves meanwhile.
+    """
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._served = 0.0
+        self._at_s = 0.0
+        self._ends: dict[str, float] = {}  # key -> `served` at its end
+        self._heap: list[tuple[float, str]] = []  # may hold dead entries
+
+    def begin(self, key: str, n_bytes: float, now_s: float) -> None:
+        """A transfer joins."""
+        self._advance(now_s)
+        self._ends[key] = self._served + n_bytes
+        heapq.heappush(self._heap, (self._ends[key], key))
+
+    def drop(self, key: str, now_s: float) -> None:
+        """A transfer leaves before its end; unknown ones are no error."""
+        self._advance(now_s)
+        self._ends.pop(key, None)
+
+    def next_end_s(self) -> float | None:
+        """When the next one ends, if none joins before; None without any."""
+        while self._heap and self._ends.get(self._heap[0][1]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        if not self._heap:
+            return None
+        return self._at_s + max(0.0, self._heap[0][0] - self._served) * len(self._ends) / self._bytes_per_s
+
+    def end_next(self) -> tuple[str, float]:
+        """Takes the next one out, at its own time: (key, that time). Only when `next_end_s` is not None."""
+        end_s = self.next_end_s()
+        assert end_s is not None
+        self._advance(end_s)
+        _, key = heapq.heappop(self._heap)
+        del self._ends[key]
+        return key, end_s
+
+    def _advance(self, now_s: float) -> None:
+        if self._ends:
+            self._served += max(0.0, now_s - self._at_s) * self._bytes_per_s / len(self._ends)
+        self._at_s = max(self._at_s, now_s)
+
+
+@dataclass(slots=True)
+class _Link:
+    """A configured link at work."""
+
+    latency_s: float
+    shared: SharedLink
+    timer: asyncio.TimerHandle | None = None
+
+
+class LinkPacer:
+    """All links of one sending engine. `sent(key, seconds)` is called when the bytes of `key` have arrived."""
+
+    def __init__(self, links: dict[str, SimLink], sent: Callable[[str, float], None]) -> None:
+        self._links = {
+            pattern: _Link(link.latency_s, SharedLink(link.bandwidth_bytes_per_s))
+            for pattern, link in links.items()
+        }
+        self._sent = sent
+        self._loop = asyncio.get_running_loop()
+        self._begun: dict[str, tuple[_Link, float]] = {}
+        self._arriving: dict[str, asyncio.TimerHandle] = {}
+
+    def begin(self, key: str, reader: str, n_bytes: int) -> bool:
+        """Sends; False where no pattern fits the reader: then it is not ours to pace."""
+        link = next((link for pattern, link in self._links.items() if fnmatchcase(reader, pattern)), None)
+        if link is None:
+            return False
+        now_s = self._loop.time()
+        self._end_due(link)  # what is over already must not be slowed down by this one
+        self._begun[key] = (link, now_s)
+        link.shared.begin(key, n_bytes, now_s)
+        self._set_timer(link)
+        return True
+
+    def drop(self, key: str) -> None:
+        """The read is over for another reason: nothing is sent any more. Unknown keys are no error."""
+        begun = self._begun.pop(key, None)
+        if begun is not None:
+            begun[0].shared.drop(key, self._loop.time())
+            self._set_timer(begun[0])
+        arriving = self._arriving.pop(key, None)
+        if arriving is not None:
+            arriving.cancel()
+
+    def stop(self) -> None:
+        """Nothing is sent any more."""
+        for key in [*self._begun, *self._arriving]:
+            self.drop(key)
+
+    def _set_timer(self, link: _Link) -> None:
+        if link.timer is not None:
+            link.timer.cancel()
+        end_s = link.shared.next_end_s()
+        link.timer = None if end_s is None else self._loop.call_at(end_s, self._due, link)
+
+    def _due(self, link: _Link) -> None:
+        self._end_due(link)
+        self._set_timer(link)
+
+    def _end_due(self, link: _Link) -> None:
+        now_s = self._loop.time()
+        while (end_s := link.shared.next_end_s()) is not None and end_s <= now_s + MAX_EARLY_S:
+            key, end_s = link.shared.end_next()
+            _, begun_s = self._begun.pop(key)
+            at_s = end_s + link.latency_s
+            self._arriving[key] = self._loop.call_at(at_s, self._arrived, key, at_s - begun_s)
+
+    def _arrived(self, key: str, seconds: float) -> None:
+        del self._arriving[key]
+        self._sent(key, seconds)
