@@ -14,18 +14,25 @@ that these rules leave:
 - a full queue rejects the least urgent request with 429; one that waited longer than `queue_timeout_s` gets 503.
 
 Entries are served by (priority, arrival). Nothing overtakes the head of the prefill queue; in the pool an entry that
-fits nowhere is passed over, until it is older than `starvation_s`: then nothing younger of its priority is sent
-before it.
+fits nowhere is passed over, until it is older than `starvation_s`: then nothing behind it is sent before it.
+
+Neither is looked at for every event. The queue: when its head is another one, or a worker that gave something back or
+reported fits it. The pool: when an entry came (it alone, where nothing else changed), slots or KV were given back, or
+the starving entry that held the others back has left. Both at a Tick and when workers come, go or change: that is what
+catches time, and a policy that declined. Progress, forecasts and the network never make room, so they wake nobody; they
+count in the next decision. What it costs at once is bounded by counts: at most `tick_entries` entries are looked at and
+`tick_admissions` sent or rescued by one event; the next event, whatever it is, goes on behind them.
 """
 
 import dataclasses
 import heapq
 import random
-from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from policies.feasibility import FeasibleEntries, Tiers, has_room, rooms_of
+from policies.prefill_queue import PrefillQueue
 from policies.routing.base import (
     Assignment,
     Decision,
@@ -39,8 +46,8 @@ from policies.routing.network import transfer_intent
 from policies.routing.oracle import TransferIntent
 from policies.routing.registry import decode_policy, prefill_policy
 from policies.state import events as ev
-from policies.state.reducer import ClusterState, LiveStage
-from policies.state.views import Health, Mode, PoolEntry, Request, RequestId, Role, Snapshot, Worker
+from policies.state.reducer import ClusterState, LiveStage, PoolKey, pool_key
+from policies.state.views import PoolEntry, Request, RequestId, Role, Snapshot, Worker, WorkerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +65,8 @@ class DispatchConfig:
     reserve_tokens: int = 16
     overcommit_slots: int = 0  # sequences that a decode worker may get above its slots (BalanceRoute D.6)
     max_prefills: int = 2
+    tick_entries: int = 1024  # pool entries that one event has looked at
+    tick_admissions: int = 128  # entries that one event sends to decode workers, or rescues
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -71,6 +80,8 @@ class DispatchConfig:
             (self.reserve_tokens >= 0, "reserve_tokens must be >= 0"),
             (self.overcommit_slots >= 0, "overcommit_slots must be >= 0"),
             (self.max_prefills >= 1, "max_prefills must be >= 1"),
+            (self.tick_entries >= 1, "tick_entries must be >= 1"),
+            (self.tick_admissions >= 1, "tick_admissions must be >= 1"),
         ]
         for ok, message in checks:
             if not ok:
@@ -123,6 +134,26 @@ class Reject:
 Action = RoutePrefill | RouteDecode | Reject
 
 
+@dataclass(slots=True)
+class _Look:
+    """How far the pool has been looked at since room came."""
+
+    unfinished: bool = False  # a bound stopped it: the next event goes on
+    behind: PoolKey | None = None  # entries up to this one fit nowhere
+    oldest_s: float = float("inf")  # when the oldest of those came
+    again: bool = False  # more room came on the way: once more from the front after this
+    blocked: bool = False  # over, a starving entry holds the others back
+    left_pool: int = 0  # entries that had left the pool by then
+
+
+class _Placed(NamedTuple):
+    """How an assignment of entries ended: at its bound; with a slot left; at a starving entry that fits nowhere."""
+
+    bounded: bool
+    open: bool
+    blocked: bool
+
+
 class Dispatcher:
     """See the module's docstring. `handle` is the only entry; everything it needs to know comes as an event."""
 
@@ -132,16 +163,20 @@ class Dispatcher:
         self.decode = decode
         self.state = ClusterState()
         self._rng = random.Random(config.seed)
-        self._heap: list[tuple[int, int, RequestId]] = []
-        self._seq = 0
-        self._queued: dict[RequestId, int] = {}  # rid -> its sequence number; the heap may hold dead entries
+        self._queue = PrefillQueue()
+        self._stuck: Request | None = None  # the queue's head that fitted nowhere when last tried
+        self._leases: list[tuple[float, RequestId, float]] = []  # heap: due, rid, entered; may hold dead ones
+        self._rescuing = False  # a bound stopped the rescue of leases
+        self._look = _Look()
+        self._tiers = Tiers.of({})
+        self._tiers_version = 0
         self._gap_s: float | None = None  # smoothed time between two closings, for Retry-After
         self._closed_at_s: float | None = None
 
     @property
     def queue_size(self) -> int:
         """Requests that wait for a prefill worker."""
-        return len(self._queued)
+        return len(self._queue)
 
     def handle(self, event: ev.Event) -> list[Action]:
         """Applies one event and returns what is to be done now. Raises StaleEvent if it does not fit and ValueError for
@@ -150,25 +185,34 @@ class Dispatcher:
         if isinstance(event, ev.PoliciesChanged):
             self._change_policies(event)
         self.state.apply(event)
-        now_s = event.now_s
         actions: list[Action] = []
         try:
-            if isinstance(event, ev.Arrived):
-                self._enqueue(event.request, now_s, actions)
-            elif isinstance(event, ev.Closed):
-                self._queued.pop(event.rid, None)
-                self._measure_closing(now_s)
-            elif isinstance(event, ev.Tick):
-                self._expire_queue(now_s, actions)
-                self._rescue_leases(now_s, actions)
-            if self._queued:
-                self._dispatch_prefill(now_s, actions)
-            if self.state.pool_size:
-                self._dispatch_decode(now_s, actions)
+            self._decide(event, actions)
         except PolicyError as error:
             error.decided = tuple(actions)
             raise
         return actions
+
+    def _decide(self, event: ev.Event, actions: list[Action]) -> None:
+        now_s = event.now_s
+        entered = self._note_entered()
+        everything = self._fleet_changed(now_s) or isinstance(event, ev.Tick | ev.PoliciesChanged)
+        if isinstance(event, ev.Arrived):
+            self._enqueue(event.request, now_s, actions)
+        elif isinstance(event, ev.Closed):
+            self._queue.remove(event.rid)
+            self._measure_closing(now_s)
+        elif isinstance(event, ev.Tick):
+            self._expire_queue(now_s, actions)
+        if self._rescuing or isinstance(event, ev.Tick):
+            self._rescue_leases(now_s, actions)
+        eased = self.state.take_eased()
+        if not self._queue:
+            self._stuck = None
+        elif everything or self._head_may_fit(event, eased):
+            self._dispatch_prefill(now_s, actions)
+        if self.state.pool_size:
+            self._dispatch_decode(everything or self._room_came(eased), entered, now_s, actions)
 
     def _change_policies(self, event: ev.PoliciesChanged) -> None:
         """All or nothing: what is wrong raises before anything is replaced."""
@@ -179,39 +223,64 @@ class Dispatcher:
             decode = decode_policy(event.decode.name, event.decode.params)
         self.config = self.config.changed(event.dispatch)
         self.prefill, self.decode = prefill, decode
+        self._watch_leases(self.state.waiting())  # with what may be another margin
+
+    # -------------------------------------------------------------------------------------------------- wake-ups
+
+    def _fleet_changed(self, now_s: float) -> bool:
+        if self._tiers_version == self.state.fleet_version:
+            return False
+        self._tiers_version = self.state.fleet_version
+        self._tiers = Tiers.of(self.state.snapshot(now_s, ()).workers)
+        return True
+
+    def _head_may_fit(self, event: ev.Event, eased: set[WorkerId]) -> bool:
+        """The queue's head has not been tried, or fits a worker that gave something back or that reported."""
+        head = self._queue.head()
+        if head is None or head is not self._stuck:
+            return True
+        if isinstance(event, ev.EngineStatus):
+            eased = eased | {event.worker}
+        workers = [self.state.worker(worker) for worker in eased]
+        return any(w is not None and self._prefill_fits(head, w, event.now_s) for w in workers)
+
+    def _room_came(self, eased: set[WorkerId]) -> bool:
+        """A decode worker gave something back and has a free slot, or a starving entry is out of the others' way."""
+        if self._look.blocked and self._look.left_pool != self.state.left_pool:
+            return True
+        workers, extra = [self.state.worker(worker) for worker in eased], self.config.overcommit_slots
+        return any(
+            w is not None and w.role is Role.DECODE and w.slots + extra > w.slots_used for w in workers
+        )
+
+    def _note_entered(self) -> list[PoolEntry]:
+        """The pool's new entries; their leases are watched from here on."""
+        entered = self.state.take_entered()
+        for entry in entered:
+            heapq.heappush(self._leases, (self._due_s(entry), entry.request.rid, entry.entered_s))
+        if len(self._leases) > 1024 + 4 * self.state.pool_size:  # mostly entries that have left
+            self._watch_leases(self.state.waiting())
+        return entered
+
+    def _watch_leases(self, pool: list[PoolEntry]) -> None:
+        self._leases = [(self._due_s(entry), entry.request.rid, entry.entered_s) for entry in pool]
+        heapq.heapify(self._leases)
 
     # ----------------------------------------------------------------------------------------------------- queue
 
     def _enqueue(self, request: Request, now_s: float, actions: list[Action]) -> None:
-        self._seq += 1
-        self._queued[request.rid] = self._seq
-        heapq.heappush(self._heap, (request.priority, self._seq, request.rid))
-        if len(self._queued) <= self.config.max_queue:
-            return
-        loser = max(self._queued, key=lambda rid: (self._request(rid).priority, self._queued[rid]))
-        actions.append(self._reject(loser, 429, "queue_full", now_s))
-
-    def _head(self) -> RequestId | None:
-        while self._heap:
-            _, seq, rid = self._heap[0]
-            if self._queued.get(rid) == seq:
-                return rid
-            heapq.heappop(self._heap)
-        return None
+        self._queue.push(request)
+        if len(self._queue) > self.config.max_queue:
+            actions.append(self._reject(self._queue.least_urgent(), 429, "queue_full", now_s))
 
     def _expire_queue(self, now_s: float, actions: list[Action]) -> None:
-        limit_s = self.config.queue_timeout_s
-        late = [
-            rid
-            for rid in self._queued
-            if now_s - (request := self._request(rid)).arrived_s > limit_s or now_s > request.deadline_s
-        ]
-        actions.extend(self._reject(rid, 503, "queue_timeout", now_s) for rid in late)
+        for rid in self._queue.overdue(now_s, self.config.queue_timeout_s):
+            actions.append(self._reject(rid, 503, "queue_timeout", now_s))
 
     def _reject(self, rid: RequestId, status: int, reason: str, now_s: float) -> Reject:
-        self._queued.pop(rid, None)
+        self._queue.remove(rid)
         self.state.apply(ev.Closed(now_s, rid, "rejected"))
-        wait_s = (self._gap_s or 1.0) * max(1, len(self._queued))
+        wait_s = (self._gap_s or 1.0) * max(1, len(self._queue))
         return Reject(rid, status, reason, min(30.0, max(1.0, wait_s)))
 
     def _measure_closing(self, now_s: float) -> None:
@@ -220,27 +289,21 @@ class Dispatcher:
             self._gap_s = gap_s if self._gap_s is None else 0.9 * self._gap_s + 0.1 * gap_s
         self._closed_at_s = now_s
 
-    def _request(self, rid: RequestId) -> Request:
-        request = self.state.request(rid)
-        assert request is not None, f"{rid} is queued but not live"
-        return request
-
     # --------------------------------------------------------------------------------------------------- prefill
 
     def _dispatch_prefill(self, now_s: float, actions: list[Action]) -> None:
-        while (rid := self._head()) is not None:
-            snapshot = self.state.snapshot(now_s)
-            request = self._request(rid)
-            route = self._route_prefill(request, snapshot)
+        self._stuck = None
+        while (request := self._queue.head()) is not None:
+            route = self._route_prefill(request, self.state.snapshot(now_s, ()))
             if route is None:
-                reason = _no_engine(request, snapshot)
-                if reason is not None:
-                    actions.append(self._reject(rid, 503, reason, now_s))
-                    continue
-                break
-            heapq.heappop(self._heap)
-            del self._queued[rid]
+                reason = self._tiers.hopeless(request)
+                if reason is None:
+                    break
+                actions.append(self._reject(request.rid, 503, reason, now_s))
+                continue
+            self._queue.remove(request.rid)
             actions.append(route)
+        self._stuck = request
 
     def _route_prefill(self, request: Request, snapshot: Snapshot) -> RoutePrefill | None:
         candidates, degraded = self._prefill_candidates(request, snapshot)
@@ -256,24 +319,18 @@ class Dispatcher:
         return RoutePrefill(request.rid, decision, colocated, degraded, waited_s)
 
     def _prefill_candidates(self, request: Request, snapshot: Snapshot) -> tuple[list[Worker], bool]:
-        ready, split, whole = _ready_kinds(snapshot)
-        if request.local or request.mode is Mode.COLOCATED:
-            split = []
-        if request.mode is Mode.DISAGGREGATED:
-            whole = []
-        degraded = not split and not whole and request.mode is None
-        if degraded:
-            whole = [w for w in ready if w.role is Role.DECODE]
-        tier = split + whole
-        kept = [w for w in tier if w.id not in request.avoid] or tier
-        fits = [w for w in kept if self._prefill_fits(request, w, snapshot.now_s)]
-        return sorted(fits, key=lambda w: w.id), degraded and not request.local
+        ids, degraded = self._tiers.for_prefill(request)
+        if request.avoid:
+            ids = tuple(worker for worker in ids if worker not in request.avoid) or ids
+        workers, now_s = snapshot.workers, snapshot.now_s
+        tier = [workers[worker] for worker in ids]
+        return [worker for worker in tier if self._prefill_fits(request, worker, now_s)], degraded
 
     def _prefill_fits(self, request: Request, worker: Worker, now_s: float) -> bool:
         if worker.status_at_s is None or now_s - worker.status_at_s > self.config.status_stale_s:
             return False
         if worker.role is not Role.PREFILL:
-            return self._decode_fits(request, worker)
+            return has_room(request, worker, self.config.reserve_tokens, 0)
         if worker.prefilling >= worker.slots:
             return False
         used = worker.kv_tokens + worker.foreign_kv_tokens + request.prompt_tokens
@@ -281,45 +338,70 @@ class Dispatcher:
 
     # ---------------------------------------------------------------------------------------------------- decode
 
-    def _decode_fits(self, request: Request, worker: Worker) -> bool:
-        return _has_room(request, worker, self.config.reserve_tokens, 0)
+    def _dispatch_decode(
+        self, room_came: bool, entered: list[PoolEntry], now_s: float, actions: list[Action]
+    ) -> None:
+        if room_came or self._look.unfinished:
+            self._look_through(room_came, entered, now_s, actions)
+        elif entered:
+            self._look_at_new(entered, now_s, actions)
 
-    def _dispatch_decode(self, now_s: float, actions: list[Action]) -> None:
-        while self.state.pool_size:
-            snapshot = self.state.snapshot(now_s)
-            feasible = self._decode_feasible(snapshot)
-            if not any(workers for _, workers in feasible):
-                break
-            assignments = self.decode.assign(feasible, snapshot, self._rng)
-            if not assignments:
-                break
-            allowed = {entry.request.rid: workers for entry, workers in feasible}
-            for assignment in assignments:
-                if all(w.id != assignment.decision.worker for w in allowed.get(assignment.rid, ())):
-                    raise PolicyError(
-                        f"policy {self.decode.name} sent {assignment.rid} to {assignment.decision.worker}: not feasible"
-                    )
-                actions.append(self._route_decode(assignment, snapshot))
+    def _look_through(
+        self, room_came: bool, entered: list[PoolEntry], now_s: float, actions: list[Action]
+    ) -> None:
+        """Sends what fits, most urgent first, as far as the bounds go; the next event goes on from there."""
+        look, most = self._look, self.config.tick_entries
+        if look.behind is not None:
+            starved = now_s - look.oldest_s > self.config.starvation_s
+            if starved or any(pool_key(entry) < look.behind for entry in entered):
+                look = self._look = _Look()
+            look.again |= room_came and look.behind is not None
+        look.unfinished = True  # until it is known better; a policy may raise
+        entries = self.state.waiting(look.behind, most)
+        placed = self._place(entries, now_s, actions)
+        if placed.bounded:
+            return
+        if placed.open and not placed.blocked and len(entries) == most:
+            look.behind = pool_key(entries[-1])
+            look.oldest_s = min(look.oldest_s, min(entry.entered_s for entry in entries))
+        else:
+            self._look = _Look(look.again, blocked=placed.blocked, left_pool=self.state.left_pool)
 
-    def _decode_feasible(self, snapshot: Snapshot) -> list[tuple[PoolEntry, Sequence[Worker]]]:
-        ready = [w for w in snapshot.workers.values() if w.health is Health.READY and w.role is Role.DECODE]
-        ready.sort(key=lambda w: w.id)
-        free = [w for w in ready if w.slots + self.config.overcommit_slots > w.slots_used]
-        if not free:
-            return []
-        entries = sorted(snapshot.pool, key=lambda e: (e.request.priority, e.entered_s, e.request.rid))
-        result: list[tuple[PoolEntry, Sequence[Worker]]] = []
-        rooms: dict[str, _Room] = {}
-        for entry in entries:
-            if entry.group not in rooms:
-                rooms[entry.group] = _Room([w for w in free if w.group == entry.group], self.config)
-            fits = rooms[entry.group].for_request(entry.request)
-            avoid = entry.request.avoid
-            kept = ([w for w in fits if w.id not in avoid] or fits) if avoid else fits
-            result.append((entry, kept))
-            if not kept and snapshot.now_s - entry.entered_s > self.config.starvation_s:
-                break
-        return result
+    def _look_at_new(self, entered: list[PoolEntry], now_s: float, actions: list[Action]) -> None:
+        """Nothing that waited before fits anywhere: only the new entries may, as far as no starving one forbids it."""
+        before_s = now_s - self.config.starvation_s
+        starving = [key for key in self.state.oldest_of_each_priority() if key[1] < before_s]
+        ordered = sorted((e for e in entered if not starving or pool_key(e) < starving[0]), key=pool_key)
+        most = self.config.tick_entries
+        placed = self._place(ordered[:most], now_s, actions)
+        self._look.unfinished = placed.bounded or len(ordered) > most
+
+    def _place(self, entries: list[PoolEntry], now_s: float, actions: list[Action]) -> _Placed:
+        """Assigns by the policy until nothing fits or the bound is met."""
+        config = self.config
+        left, blocked = config.tick_admissions, False
+        while True:
+            snapshot = self.state.snapshot(now_s, entries)
+            rooms = rooms_of(snapshot, self._tiers, config.reserve_tokens, config.overcommit_slots)
+            feasible = FeasibleEntries(entries, rooms, now_s - config.starvation_s)
+            assigned = self._assign(feasible, snapshot)[:left] if feasible.placeable() else ()
+            actions.extend(self._route_decode(assignment, snapshot) for assignment in assigned)
+            left -= len(assigned)
+            blocked |= feasible.blocked
+            entries = feasible.left({assignment.rid for assignment in assigned})
+            if not (assigned and entries and left):
+                return _Placed(not left, any(rooms.values()), blocked)
+
+    def _assign(self, feasible: FeasibleEntries, snapshot: Snapshot) -> tuple[Assignment, ...]:
+        """The policy's choice. Raises PolicyError when it is not feasible."""
+        assigned = self.decode.assign(feasible, snapshot, self._rng)
+        for assignment in assigned:
+            worker = assignment.decision.worker
+            if not feasible.allows(assignment.rid, worker):
+                raise PolicyError(
+                    f"policy {self.decode.name} sent {assignment.rid} to {worker}: not feasible"
+                )
+        return assigned
 
     def _route_decode(self, assignment: Assignment, snapshot: Snapshot) -> RouteDecode:
         """`snapshot`: what the decision saw; of a batch, the intents do not see each other."""
@@ -330,27 +412,27 @@ class Dispatcher:
 
     # ---------------------------------------------------------------------------------------------------- leases
 
+    def _due_s(self, entry: PoolEntry) -> float:
+        return min(entry.lease_until_s - self.config.lease_margin_s, entry.request.deadline_s)
+
     def _rescue_leases(self, now_s: float, actions: list[Action]) -> None:
-        pool = self.state.snapshot(now_s).pool
-        due = [
-            e
-            for e in pool
-            if now_s >= min(e.lease_until_s - self.config.lease_margin_s, e.request.deadline_s)
-        ]
-        for entry in due:
-            actions.append(self._rescue(entry, now_s))
+        left = self.config.tick_admissions
+        while self._leases and self._leases[0][0] <= now_s and left:
+            _, rid, entered_s = self._leases[0]
+            entry = self.state.find_waiting(rid)
+            if entry is not None and entry.entered_s == entered_s:
+                actions.append(self._rescue(entry, now_s))
+                left -= 1
+            heapq.heappop(self._leases)
+        self._rescuing = bool(self._leases) and self._leases[0][0] <= now_s
 
     def _rescue(self, entry: PoolEntry, now_s: float) -> Action:
-        snapshot, request = self.state.snapshot(now_s), entry.request
+        snapshot, request = self.state.snapshot(now_s, (entry,)), entry.request
         if now_s < request.deadline_s:
-            room = [
-                w
-                for w in snapshot.workers.values()
-                if w.role is Role.DECODE
-                and w.health is Health.READY
-                and w.group == entry.group
-                and w.free_kv_tokens >= request.prompt_tokens
+            workers = [
+                snapshot.workers[worker] for worker in self._tiers.decode_by_group.get(entry.group, ())
             ]
+            room = [w for w in workers if w.free_kv_tokens >= request.prompt_tokens]
             if room and now_s < entry.lease_until_s:
                 ranked = sorted(room, key=lambda w: (w.slots_used / w.slots, w.id))
                 ranking = tuple(
@@ -364,55 +446,6 @@ class Dispatcher:
                 if again is not None:
                     return again
         return self._reject(request.rid, 503, "pool_timeout", now_s)
-
-
-def _ready_kinds(snapshot: Snapshot) -> tuple[list[Worker], list[Worker], list[Worker]]:
-    """READY workers: all, the prefill ones that some decode worker can pull from, the colocated ones."""
-    ready = [worker for worker in snapshot.workers.values() if worker.health is Health.READY]
-    decode_groups = {worker.group for worker in ready if worker.role is Role.DECODE}
-    split = [w for w in ready if w.role is Role.PREFILL and w.group in decode_groups]
-    return ready, split, [w for w in ready if w.role is Role.COLOCATED]
-
-
-def _no_engine(request: Request, snapshot: Snapshot) -> str | None:
-    """Why waiting cannot help `request`: no READY worker, or none of its mode. None: it can."""
-    ready, split, whole = _ready_kinds(snapshot)
-    if not ready:
-        return "no_engine"
-    if request.mode is None:
-        return None
-    return None if (whole if request.mode is Mode.COLOCATED else split) else f"no_{request.mode}_engine"
-
-
-def _has_room(request: Request, worker: Worker, reserve_tokens: int, overcommit_slots: int) -> bool:
-    """Slots and KV for a request that decodes there; a worker without any sequence takes one of any size."""
-    slots = min(request.slots, worker.slots)
-    if worker.slots + overcommit_slots - worker.slots_used < slots:
-        return False
-    need = request.prompt_tokens + reserve_tokens * slots
-    return worker.slots_used == 0 or worker.free_kv_tokens >= need
-
-
-class _Room:
-    """Which workers of one group have room for a pool entry, each list made once: entries that fit the same workers
-    share one object, so that a pool of P and G workers cost P log G and not P * G.
-    """
-
-    def __init__(self, workers: list[Worker], config: DispatchConfig) -> None:
-        self._workers, self._config = workers, config
-        self._fewest_slots = min((w.slots for w in workers), default=0)
-        self._rooms = sorted(w.free_kv_tokens for w in workers if w.slots_used)
-        self._lists: dict[tuple[int, int], list[Worker]] = {}
-
-    def for_request(self, request: Request) -> list[Worker]:
-        reserve, extra = self._config.reserve_tokens, self._config.overcommit_slots
-        if request.slots > self._fewest_slots:  # its need differs from worker to worker
-            return [w for w in self._workers if _has_room(request, w, reserve, extra)]
-        need = request.prompt_tokens + reserve * request.slots
-        key = (bisect_left(self._rooms, need), request.slots)  # equal for all needs between two rooms
-        if key not in self._lists:
-            self._lists[key] = [w for w in self._workers if _has_room(request, w, reserve, extra)]
-        return self._lists[key]
 
 
 __all__ = ["Action", "DispatchConfig", "Dispatcher", "LiveStage", "Reject", "RouteDecode", "RoutePrefill"]

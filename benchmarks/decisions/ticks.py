@@ -6,12 +6,11 @@ from functools import partial
 
 from benchmarks.decisions.cases import Case, tick_case
 from benchmarks.decisions.measure import Timing, timed
-from policies.dispatch import DispatchConfig, Dispatcher
+from policies.feasibility import FeasibleEntries, Tiers, rooms_of
 from policies.routing.balance_route_0 import BalanceRoute0
 from policies.routing.balance_route_h import BalanceRouteH
 from policies.routing.base import DecodePolicy
 from policies.routing.composition import Composition
-from policies.routing.join_shortest_queue import JoinShortestQueue
 from policies.routing.netkv import NetKV
 
 NETKV_CANDIDATES = (16, 64, 256)
@@ -77,12 +76,14 @@ def single_admissions(policy: DecodePolicy, calls: int, seed: int) -> list[Timin
 def feasibility(calls: int, seed: int) -> list[Timing]:
     """What the dispatcher adds to a tick: which entries fit which workers (G = 64, pool 256)."""
     rng = random.Random(seed)
-    dispatcher = Dispatcher(DispatchConfig(), JoinShortestQueue(), JoinShortestQueue())
+
+    def feasible(case: Case) -> int:
+        rooms = rooms_of(case.snapshot, Tiers.of(case.snapshot.workers), 16, 0)
+        return len(FeasibleEntries(case.snapshot.pool, rooms, -1.0))
 
     def cases() -> Iterator[Callable[[], object]]:
         for _ in range(calls):
-            case = tick_case(64, 256, rng)
-            yield partial(dispatcher._decode_feasible, case.snapshot)
+            yield partial(feasible, tick_case(64, 256, rng))
 
     return [timed("dispatcher: feasible lists, G = 64, pool 256", cases())]
 

@@ -213,6 +213,10 @@ class ClusterState:
         """The pool's entry of `rid`. Raises KeyError when it is not in the pool."""
         return self._pool[rid]
 
+    def find_waiting(self, rid: RequestId) -> PoolEntry | None:
+        """The pool's entry of `rid`, if it is in the pool."""
+        return self._pool.get(rid)
+
     @property
     def in_flight(self) -> int:
         """Live requests, queued ones included."""

@@ -3,7 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.dispatch import DispatchConfig, Dispatcher, RouteDecode, _Room
+from policies.dispatch import DispatchConfig, Dispatcher, RouteDecode
+from policies.feasibility import Room
 from policies.routing.balance_route_0 import BalanceRoute0
 from policies.routing.base import Reason
 from policies.routing.join_shortest_queue import JoinShortestQueue
@@ -25,7 +26,7 @@ def test_feasible_lists_follow_the_rule(facts, requests, overcommit) -> None:  #
         )
         for i, (slots, used, kv, f) in enumerate(facts)
     ]
-    room = _Room(workers, DispatchConfig(reserve_tokens=7, overcommit_slots=overcommit))
+    room = Room(workers, reserve_tokens=7, overcommit_slots=overcommit)
     for i, (tokens, n) in enumerate(requests):
         expected = []
         for w in workers:
