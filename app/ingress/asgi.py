@@ -18,6 +18,8 @@ import orjson
 
 from app.api.errors import ApiError
 from app.api.plan import Plan, plan_chat, plan_completion
+from app.ingress.admin import PATH as ADMIN
+from app.ingress.admin import AdminApi
 from app.ingress.config import IngressConfig
 from app.ingress.exchange import JSON, Exchange
 from app.ingress.http_protocol import too_large
@@ -58,6 +60,8 @@ class IngressApp:
         self._live: set[Exchange] = set()
         self._idle = asyncio.Event()
         self._id_prefix = secrets.token_hex(6)
+        self.own_prefix = f"req-{self._id_prefix}"  # of request ids that we gave
+        self._admin = AdminApi(config.admin_keys, hub, self._respond_json)
         self._ids = itertools.count(1)
         self._dirty: list[Exchange] = []
         self._loop = asyncio.get_running_loop()
@@ -91,6 +95,9 @@ class IngressApp:
             if route is None:
                 if request.path.startswith("/v1/models/"):
                     route = ("GET", self._model)
+                elif request.path.startswith(ADMIN):
+                    self._admin.dispatch(request, reply, request_id)
+                    return
                 else:
                     raise ApiError(404, f"There is no {request.path}; see /v1/models.", code="not_found")
             method, handler = route
@@ -101,6 +108,7 @@ class IngressApp:
             handler(request, reply, request_id)
         except ApiError as error:
             extra = [(b"allow", route[0].encode())] if error.status == 405 and route else []
+            extra += [(b"www-authenticate", b"Bearer")] if error.status == 401 else []
             self._refuse(error, reply, request_id, extra)
 
     def flush_soon(self, exchange: Exchange) -> None:
@@ -147,7 +155,7 @@ class IngressApp:
         given = request.headers.get(b"x-request-id")
         if given is not None and _REQUEST_ID.fullmatch(given):
             return given.decode("ascii")
-        return f"req-{self.new_id()}"
+        return f"req-{self.new_id()}"  # the answer's own id is the same behind another prefix
 
     # -------------------------------------------------------------------------------------------------- endpoints
 
@@ -220,7 +228,10 @@ class IngressApp:
     # ---------------------------------------------------------------------------------------- small endpoints
 
     def _json(self, reply: Reply, request_id: str, value: Any, status: int = 200) -> None:
-        reply.respond(status, [JSON, (b"x-request-id", request_id.encode())], orjson.dumps(value))
+        self._respond_json(reply, request_id, status, orjson.dumps(value))
+
+    def _respond_json(self, reply: Reply, request_id: str, status: int, body: bytes) -> None:
+        reply.respond(status, [JSON, (b"x-request-id", request_id.encode())], body)
 
     def _models(self, request: Request, reply: Reply, request_id: str) -> None:
         self._json(

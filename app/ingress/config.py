@@ -42,6 +42,7 @@ class IngressConfig:
         False  # whether `x-sluice-mode` may overrule the router (`sluice profile heatmap` needs it)
     )
     class_slo: dict[str, ClassSlo] = field(default_factory=dict)
+    admin_keys: tuple[str, ...] = field(default=(), repr=False)  # see `app.ingress.admin`
 
     def __post_init__(self) -> None:
         checks = [
@@ -58,6 +59,10 @@ class IngressConfig:
             (self.progress_interval_s > 0, "progress_interval_s must be > 0"),
             (self.sweep_interval_s > 0, "sweep_interval_s must be > 0"),
             (self.default_completion_tokens >= 1, "default_completion_tokens must be >= 1"),
+            (
+                all(len(key) >= 8 and key.isascii() and key.isprintable() for key in self.admin_keys),
+                "admin_keys must be printable ASCII of at least 8 characters each",
+            ),
             (
                 set(self.class_slo) <= set(PRIORITY_OF_CLASS),
                 f"class_slo: classes are {', '.join(PRIORITY_OF_CLASS)}",

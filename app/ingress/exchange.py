@@ -32,7 +32,7 @@ class Exchange:
     """See the module. `begin` starts the jobs; before that only `fail` and the client's leaving can end it."""
 
     __slots__ = (
-        "_app", "_choices", "_finish", "_first_s", "_jobs", "_open_jobs", "_pending", "_started_s",
+        "_app", "_choices", "_client_id", "_finish", "_first_s", "_id", "_jobs", "_open_jobs", "_pending", "_started_s",
         "_tokens", "_writer", "closed", "envelope", "plan", "reply", "request_id",
     )  # fmt: skip
 
@@ -53,9 +53,12 @@ class Exchange:
         self._tokens: list[list[int]] = []
         self._choices: list[Choice] = []
         self._writer: StreamWriter | None = None
+        ours = request_id.startswith(app.own_prefix)
+        self._id = request_id.removeprefix("req-") if ours else app.new_id()
+        self._client_id = "" if ours else request_id
         prefix = "chatcmpl-" if plan.chat else "cmpl-"
         self.envelope = Envelope(
-            prefix + app.new_id(), int(time.time()), app.model_name(plan.model), plan.chat, plan.include_usage
+            prefix + self._id, int(time.time()), app.model_name(plan.model), plan.chat, plan.include_usage
         )
         reply.on_gone = self._gone
 
@@ -91,6 +94,8 @@ class Exchange:
                 deadline_s=deadline_s,
                 first_choice=index * plan.n,
                 mode=plan.mode,
+                id=self._id,
+                client_id=self._client_id,
                 text=prompt
                 if index < len(plan.prompts) and isinstance(prompt := plan.prompts[index], str)
                 else None,

@@ -37,13 +37,14 @@ Dispatch = Callable[[Request, Reply], None]
 
 
 class FastHttpProtocol(asyncio.Protocol):
-    """One client connection. `dispatch`, `max_body_bytes` and `slow_client_bytes` are bound by
-    `listener.protocol_class`.
+    """One client connection. `dispatch`, `max_body_bytes`, `slow_client_bytes` and `local` (the listener is bound to
+    a loopback address) are bound by `listener.protocol_class`.
     """
 
     dispatch: Dispatch
     max_body_bytes: int
     slow_client_bytes: int
+    local: bool
 
     def __init__(self, config: Any, server_state: Any, app_state: Any, _loop: Any = None) -> None:
         self._server = server_state
@@ -148,7 +149,7 @@ class FastHttpProtocol(asyncio.Protocol):
             path = unquote(path)
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         keep_alive = version != "1.0" and self._parser.should_keep_alive()
-        request = Request(method, path, self._headers, body)
+        request = Request(method, path, self._headers, body, self.local)
         self._body = []
         reply = HttpReply(self, keep_alive, version != "1.0", method == "HEAD")
         if self._current is None and not self._waiting and not self._paused:

@@ -19,6 +19,7 @@ from actors.wire.channel import Channel, Identity
 from actors.wire.kv import pack_hashes
 from actors.wire.link import Link
 from actors.wire.messages import (
+    AdminAnswer,
     Admitted,
     EngineInfo,
     Failed,
@@ -39,6 +40,7 @@ from app.ingress.job import Job
 from app.ingress.job_parts import EngineFailed, EngineLost, RouterLost, State, Work
 from app.ingress.links import EngineLink, EngineLinks
 from app.ingress.metrics import IngressMetrics
+from app.ingress.questions import Questions
 from policies.engine_model.blocks import block_hashes
 
 log = logging.getLogger(__name__)
@@ -67,6 +69,8 @@ class Hub:
         self._router = Link(
             me, find_router, self._from_router, self._router_up, self._router_down, name="router"
         )
+        self._questions = Questions(self._router.send)
+        self.ask_router = self._questions.ask
         self._epochs = itertools.count(1)
         self._epoch: int | None = None
         self._context_tokens: int | None = None
@@ -138,8 +142,8 @@ class Hub:
 
     # ------------------------------------------------------------------------------------------- Ports of jobs
 
-    def new_rid(self) -> str:
-        return f"{self._rid_prefix}-{next(self._rids):x}"
+    def new_rid(self, work: Work) -> str:
+        return f"{work.id or self._rid_prefix}-{next(self._rids):x}"
 
     def register(self, job: Job) -> None:
         self.jobs[job.rid] = job
@@ -294,6 +298,8 @@ class Hub:
                 self._to_job(message.rid, message)
             case FleetStatus():
                 self.fleet_status = message
+            case AdminAnswer():
+                self._questions.answer(message)
             case Fleet():
                 self.fleet = message
                 self._engines.update(message.engines, self.now_s())
@@ -309,6 +315,7 @@ class Hub:
 
     def _router_down(self, reason: str) -> None:
         self._epoch = None
+        self._questions.lost()
         self._admitted.clear()
         if self._stopping:
             return

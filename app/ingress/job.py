@@ -66,7 +66,7 @@ class Job:
 
     def start(self) -> None:
         """First attempt, or the next one."""
-        self.rid = self.ports.new_rid()
+        self.rid = self.ports.new_rid(self.work)
         self.state = State.SUBMITTED
         self.prefill_engine = self.decode_engine = self.handle = self.lease_guard_s = None
         self.unfinished = self.work.choices
@@ -335,6 +335,7 @@ class Job:
             block_hashes=block_hashes,
             block_tokens=block_tokens,
             mode=work.mode,
+            request_id=work.client_id,
         )
 
 

@@ -68,7 +68,10 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a job is to do; the same for all its attempts. `local`: prefill and decode must be on one engine."""
+    """What a job is to do; the same for all its attempts. `local`: prefill and decode must be on one engine.
+
+    `id` is the request's, behind the prefix in its answer; `client_id` the client's own x-request-id, if it sent one.
+    """
 
     tokens: list[int]
     params: dict[str, Any]
@@ -84,6 +87,8 @@ class Work:
     deadline_s: float  # absolute, monotonic
     first_choice: int = 0  # index of its first choice in the answer
     mode: Mode | None = None  # only engines of this kind
+    id: str = ""
+    client_id: str = ""
     text: str | None = (
         None  # the prompt as text, where the client sent text; only looked at for the router's hints
     )
@@ -104,7 +109,9 @@ class Ports(Protocol):
     lease_margin_s: float
 
     def now_s(self) -> float: ...
-    def new_rid(self) -> str: ...
+    def new_rid(self, work: Work) -> str:
+        """A rid of its own for each attempt, which begins with the request's id."""
+
     def register(self, job: "Job") -> None: ...
     def forget(self, job: "Job", outcome: str) -> None: ...
     def router_epoch(self) -> int | None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import uvicorn
 
+from app.ingress.admin import is_loopback
 from app.ingress.asgi import IngressApp
 
 log = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ class Listener:
         self._app.transport = "fast" if fast else "plain"
         settings = uvicorn.Config(
             self._app,  # type: ignore[arg-type]
-            http=protocol_class(self._app) if fast else "auto",
+            http=protocol_class(self._app, is_loopback(config.host)) if fast else "auto",
             loop="none",
             lifespan="off",
             interface="asgi3",
@@ -124,12 +125,13 @@ class Listener:
                     connection.sweep(now_s, self._config.keep_alive_s, self._config.request_read_s)  # type: ignore[union-attr]
 
 
-def protocol_class(app: IngressApp) -> type[Any]:
-    """The fast protocol bound to `app`."""
+def protocol_class(app: IngressApp, local: bool) -> type[Any]:
+    """The fast protocol bound to `app`. `local`: only this machine reaches the listener."""
     bound = {
         "dispatch": staticmethod(app.dispatch),
         "max_body_bytes": app.config.max_body_bytes,
         "slow_client_bytes": app.config.slow_client_bytes,
+        "local": local,
     }
     return type("BoundFastHttpProtocol", (FastHttpProtocol,), bound)
 

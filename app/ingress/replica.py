@@ -9,6 +9,7 @@ from ray import serve
 
 from actors.wire.channel import Identity
 from app.config import AppConfig, ConfigError, from_options
+from app.ingress.admin import admin_keys
 from app.ingress.asgi import IngressApp
 from app.ingress.config import IngressConfig
 from app.ingress.hub import Hub
@@ -52,6 +53,7 @@ class IngressReplica:
         options = {
             "served_names": (config.model.served_name,),
             "expects_prefill": any(g.role == "prefill" and g.replicas for g in config.engines),
+            "admin_keys": admin_keys(),
             **config.ingress.options,
             "replica_id": me.id,
         }

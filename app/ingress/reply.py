@@ -18,12 +18,15 @@ GONE_SLOW = "client reads too slowly"
 
 @dataclass(slots=True)
 class Request:
-    """One HTTP request, its body complete. `headers`: lower-case names; the last of equal names wins."""
+    """One HTTP request, its body complete. `headers`: lower-case names; the last of equal names wins. `local`: it came
+    to a listener that only this machine reaches.
+    """
 
     method: str
     path: str
     headers: dict[bytes, bytes]
     body: bytes
+    local: bool = False
 
 
 class Reply(Protocol):

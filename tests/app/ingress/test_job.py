@@ -56,7 +56,7 @@ class Recorder:
     def now_s(self) -> float:
         return self.now
 
-    def new_rid(self) -> str:
+    def new_rid(self, work: Work) -> str:
         self.rids += 1
         return f"r{self.rids}"
 

@@ -1,0 +1,150 @@
+"""The administrator's endpoints, which ask the router (`actors.router.admin`) over the ingress's own connection to it.
+
+    GET  /sluice/admin/policy           policies in use, with parameters and formula, and what there is to choose from
+    PUT  /sluice/admin/policy           {"prefill": NAME | {"name", "params"}, "decode": .., "dispatch": {..}}
+    GET  /sluice/admin/explain/ID       every decision made for a request: ranking, terms, reason, waits
+    GET  /sluice/admin/journal[/N]      the state of the event log, and its last N events
+
+Who may: with `admin_keys` configured (or SLUICE_ADMIN_KEYS, separated by commas, in the environment), whoever sends one
+as a bearer token, on any port. Without keys, only this machine: requests to the ingress's own listener, while that is
+bound to a loopback address, that name it as such (`Host`: a web page that rebinds its name to loopback does not) and
+did not come through a proxy. Serve's port can tell none of this, so it always needs a key.
+"""
+
+import hmac
+import ipaddress
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import orjson
+
+from app.api.errors import ApiError, bad_request
+from app.ingress.reply import Reply, Request
+from app.profile.file import load_heatmap, shipped
+
+if TYPE_CHECKING:
+    from app.ingress.hub import Hub
+
+PATH = "/sluice/admin/"
+What = Literal["policy", "set_policy", "explain", "journal"]
+_METHODS = {"policy": ("GET", "PUT"), "explain": ("GET",), "journal": ("GET",)}
+_PROXIED = (b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via")
+
+
+class AdminApi:
+    """`respond(reply, request_id, status, body)` sends JSON."""
+
+    def __init__(
+        self, keys: tuple[str, ...], hub: "Hub", respond: Callable[[Reply, str, int, bytes], None]
+    ) -> None:
+        self._keys = [key.encode() for key in keys]
+        self._hub, self._respond = hub, respond
+
+    def dispatch(self, request: Request, reply: Reply, request_id: str) -> None:
+        """Answers a request below PATH, later. Raises ApiError for one that is not allowed or not understood."""
+        self._check(request)
+        name, _, rest = request.path.removeprefix(PATH).partition("/")
+        if name not in _METHODS or (name == "policy" and rest) or (name == "explain" and not rest):
+            raise ApiError(
+                404,
+                f"There is no {request.path}; there are {PATH}policy, {PATH}explain/ID and {PATH}journal.",
+                code="not_found",
+            )
+        if request.method not in _METHODS[name]:
+            allowed = " and ".join(_METHODS[name])
+            raise ApiError(
+                405, f"{request.path} answers {allowed}, not {request.method}.", code="method_not_allowed"
+            )
+        what, body = _question(name, rest, request)
+
+        def answered(status: int, answer: bytes) -> None:
+            if status == 200:
+                self._respond(reply, request_id, 200, answer)
+            else:
+                message = str(orjson.loads(answer)["message"])
+                error = ApiError(status, message, retry_after_s=2.0 if status == 503 else None)
+                self._respond(reply, request_id, status, error.body())
+
+        self._hub.ask_router(what, body, answered)
+
+    def _check(self, request: Request) -> None:
+        """Raises ApiError 401 or 403 unless the request may administer."""
+        if self._keys:
+            scheme, _, token = request.headers.get(b"authorization", b"").partition(b" ")
+            given = token.strip() if scheme.lower() == b"bearer" else b""
+            known = [hmac.compare_digest(given, key) for key in self._keys]
+            if not any(known):
+                raise ApiError(
+                    401, "Administration needs one of the admin keys as bearer token.", code="admin_key"
+                )
+        elif not (
+            request.local
+            and _is_loopback_host(request.headers.get(b"host", b""))
+            and not any(header in request.headers for header in _PROXIED)
+        ):
+            raise ApiError(
+                403,
+                "Without an admin key only this machine may administer, on the ingress's own loopback port: set"
+                " SLUICE_ADMIN_KEYS (or ingress.options.admin_keys) and send a key as bearer token.",
+                code="admin_key",
+            )
+
+
+def admin_keys() -> tuple[str, ...]:
+    """The keys in this process' SLUICE_ADMIN_KEYS, which are separated by commas."""
+    given = os.environ.get("SLUICE_ADMIN_KEYS", "")
+    return tuple(key.strip() for key in given.split(",") if key.strip())
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address or name to listen on is this machine's own."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_loopback_host(header: bytes) -> bool:
+    name = header.decode("latin-1").lower()
+    name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
+    return is_loopback(name)
+
+
+def _question(name: str, rest: str, request: Request) -> tuple[What, bytes]:
+    if name == "explain":
+        return "explain", orjson.dumps({"id": rest})
+    if name == "journal":
+        if rest and not (rest.isascii() and rest.isdigit() and len(rest) < 7):
+            raise bad_request(f"{rest!r} is no number of events.", "tail")
+        return "journal", orjson.dumps({"tail": int(rest or 0)})
+    if request.method == "PUT":
+        return "set_policy", _change(request.body)
+    return "policy", b""
+
+
+def _change(body: bytes) -> bytes:
+    """The wanted change, with the names of shipped heatmaps replaced by their content. The router checks the rest."""
+    try:
+        asked: Any = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise bad_request(f"The body is not valid JSON: {error}.", None) from None
+    if isinstance(asked, dict):
+        for stage in ("prefill", "decode"):
+            choice = asked.get(stage)
+            params = choice.get("params") if isinstance(choice, dict) else None
+            if isinstance(params, dict) and isinstance(params.get("heatmap"), str):
+                params["heatmap"] = _heatmap(params["heatmap"])
+    return orjson.dumps(asked)
+
+
+def _heatmap(name: str) -> dict[str, Any]:
+    if name not in shipped():
+        known = ", ".join(shipped()) or "none"
+        raise bad_request(
+            f"heatmap {name!r} is not shipped ({known} are); give its content instead", "heatmap"
+        )
+    return load_heatmap(name, Path())

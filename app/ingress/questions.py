@@ -1,0 +1,63 @@
+"""Questions to the router that wait for their answers: each is answered exactly once, whatever happens."""
+
+import asyncio
+import itertools
+from collections.abc import Callable
+
+import orjson
+
+from actors.wire.messages import Admin, AdminAnswer, Message
+
+TIMEOUT_S = 10.0
+
+Answered = Callable[[int, bytes], None]
+"""Status as in HTTP, and JSON: with a status above 200 it is {"message"}."""
+
+
+class Questions:
+    """`send` returns False without a connection to the router."""
+
+    def __init__(self, send: Callable[[Message], bool]) -> None:
+        self._send = send
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, tuple[Answered, asyncio.TimerHandle]] = {}
+
+    def ask(self, what: str, body: bytes, answered: Answered) -> None:
+        """`answered` runs later, or at once with 503 where there is no router."""
+        number = next(self._numbers)
+        if not self._send(Admin(number, what, body)):  # type: ignore[arg-type]
+            answered(
+                503, _message("The router is not connected; this replica decides alone. Try again later.")
+            )
+            return
+        timer = asyncio.get_running_loop().call_later(
+            TIMEOUT_S,
+            self._end,
+            number,
+            504,
+            _message(f"The router has not answered within {TIMEOUT_S:g} s."),
+        )
+        self._waiting[number] = (answered, timer)
+
+    def answer(self, message: AdminAnswer) -> None:
+        """The router's answer; one that nobody waits for any more is dropped."""
+        self._end(message.ask, message.status, message.body)
+
+    def lost(self) -> None:
+        """The router is gone: nothing that was asked will be answered."""
+        for number in list(self._waiting):
+            self._end(
+                number,
+                503,
+                _message("The router was lost before it answered; whether it acted is not known."),
+            )
+
+    def _end(self, number: int, status: int, body: bytes) -> None:
+        answered, timer = self._waiting.pop(number, (None, None))
+        if answered is not None and timer is not None:
+            timer.cancel()
+            answered(status, body)
+
+
+def _message(text: str) -> bytes:
+    return orjson.dumps({"message": text})

@@ -1,0 +1,207 @@
+"""The administrator's endpoints over real HTTP and a real router: who may, what is answered, and by which ids."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.ingress.admin import admin_keys, is_loopback
+from app.ingress.config import IngressConfig
+from app.ingress.listener import ListenerConfig
+from app.ingress.questions import Questions
+from tests.app.ingress.rig import MODEL, Rig, pair, rig, until
+
+KEY = "a-good-admin-key"
+POLICY, EXPLAIN = "/sluice/admin/policy", "/sluice/admin/explain/"
+
+
+@pytest.fixture
+async def made(tmp_path: Path) -> AsyncIterator[Rig]:
+    async with rig(tmp_path, pair(tmp_path)) as started:
+        yield started
+
+
+def keyed(**more: Any) -> IngressConfig:
+    return IngressConfig(
+        served_names=(MODEL,), sweep_interval_s=0.02, admin_keys=(KEY, "another-key"), **more
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- who may
+
+
+async def test_this_machine_may_without_a_key_on_a_loopback_listener(made: Rig) -> None:
+    answer = await made.client.get(POLICY)
+    assert answer.status_code == 200
+    assert answer.json()["decode"]["name"] == "join_shortest_queue"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"host": "evil.example"}, {"host": ""}, {"x-forwarded-for": "10.0.0.1"}, {"via": "1.1 proxy"}],
+)
+async def test_a_rebound_name_and_a_proxy_are_not_this_machine(made: Rig, headers: dict[str, str]) -> None:
+    answer = await made.client.get(POLICY, headers=headers)
+    assert answer.status_code == 403 and "SLUICE_ADMIN_KEYS" in answer.json()["error"]["message"]
+
+
+async def test_a_listener_on_all_addresses_needs_a_key(tmp_path: Path) -> None:
+    async with rig(tmp_path, pair(tmp_path), listener=ListenerConfig(host="0.0.0.0", port=0)) as made:
+        assert (await made.client.get(POLICY)).status_code == 403
+        assert (await made.client.get("/sluice/status")).status_code == 200
+
+
+async def test_serves_own_port_needs_a_key(made: Rig) -> None:
+    assert (await asgi(made, "GET", POLICY))[0] == 403
+
+
+async def test_with_keys_only_a_key_counts_on_every_port(tmp_path: Path) -> None:
+    async with rig(tmp_path, pair(tmp_path), keyed()) as made:
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": f"Basic {KEY}"}):
+            answer = await made.client.get(POLICY, headers=headers)
+            assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+        for key in (KEY, "another-key"):
+            assert (
+                await made.client.get(POLICY, headers={"authorization": f"bearer {key}"})
+            ).status_code == 200
+        status, body = await asgi(made, "GET", POLICY, (b"authorization", f"Bearer {KEY}".encode()))
+        assert status == 200 and json.loads(body)["prefill"]["name"] == "join_shortest_queue"
+
+
+def test_short_keys_are_refused_and_keys_are_not_shown() -> None:
+    with pytest.raises(ValueError, match="at least 8 characters"):
+        IngressConfig(served_names=("m",), admin_keys=("short",))
+    assert KEY not in repr(keyed())
+
+
+def test_keys_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLUICE_ADMIN_KEYS", f" {KEY}, another-key,")
+    assert admin_keys() == (KEY, "another-key")
+    monkeypatch.delenv("SLUICE_ADMIN_KEYS")
+    assert admin_keys() == ()
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("x", False),
+    ],
+)
+def test_loopback_is_known_by_its_address(host: str, local: bool) -> None:
+    assert is_loopback(host) is local
+
+
+# ------------------------------------------------------------------------------------------------------------ policies
+
+
+async def test_a_change_of_policy_shows_everywhere_and_serving_goes_on(made: Rig) -> None:
+    change = {"prefill": "round_robin", "decode": {"name": "netkv", "params": {"step_base_s": 0.5}}}
+    answer = await made.client.put(POLICY, json=change)
+    assert answer.status_code == 200
+    assert answer.json()["decode"]["params"]["step_base_s"] == 0.5
+    done = await made.client.post("/v1/chat/completions", json=made.chat())
+    assert done.status_code == 200
+    status = (await made.client.get("/sluice/status")).json()
+    assert status["router"]["policy"] == {"prefill": "round_robin", "decode": "netkv"}
+    await made.idle()
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"decode": "fastest"}', "decode policy 'fastest' is not known: choose one of"),
+        (b'{"dispatch": {"max_queue": 0}}', "max_queue must be >= 1; nothing was changed"),
+        (b"{", "The body is not valid JSON"),
+        (b'{"prefill": {"name": "combined", "params": {"heatmap": "nowhere"}}}', "'nowhere' is not shipped"),
+    ],
+)
+async def test_a_change_that_is_wrong_is_400_and_changes_nothing(
+    made: Rig, body: bytes, message: str
+) -> None:
+    answer = await made.client.put(POLICY, content=body)
+    assert answer.status_code == 400 and message in answer.json()["error"]["message"]
+    assert made.router.dispatcher.decode.name == "join_shortest_queue"
+
+
+async def test_paths_and_methods_that_there_are_not_are_named(made: Rig) -> None:
+    for path in ("/sluice/admin/", "/sluice/admin/policies", f"{POLICY}/x", "/sluice/admin/explain"):
+        answer = await made.client.get(path)
+        assert answer.status_code == 404 and "/sluice/admin/policy" in answer.json()["error"]["message"]
+    assert (await made.client.post(POLICY)).status_code == 405
+    assert (await made.client.get("/sluice/admin/journal")).status_code == 404  # the rig's router keeps none
+    assert (await made.client.get("/sluice/admin/journal/-1")).status_code == 400
+
+
+# ------------------------------------------------------------------------------------------------------------- explain
+
+
+async def test_a_request_is_explained_by_the_ids_that_its_client_got(made: Rig) -> None:
+    done = await made.client.post("/v1/chat/completions", json=made.chat())
+    ids = [done.json()["id"], done.headers["x-request-id"]]
+    assert ids[0].startswith("chatcmpl-") and ids[1].startswith("req-")
+    own = await made.client.post(
+        "/v1/completions", json={"prompt": "a b"}, headers={"x-request-id": "order 66/b".replace(" ", "-")}
+    )
+    for name in (*ids, own.json()["id"], own.headers["x-request-id"]):
+        told = (await made.client.get(EXPLAIN + name)).json()
+        assert [d["action"] for d in told["decisions"]] == ["RoutePrefill", "RouteDecode"], name
+        assert [d["decision"]["worker"] for d in told["decisions"]] == ["p", "d"]
+    missing = await made.client.get(EXPLAIN + "chatcmpl-0")
+    assert missing.status_code == 404 and "no decision is known" in missing.json()["error"]["message"]
+
+
+async def test_every_prompt_and_attempt_of_a_request_is_explained(made: Rig) -> None:
+    done = await made.client.post("/v1/completions", json={"prompt": ["a", "b c"], "max_tokens": 2})
+    told = (await made.client.get(EXPLAIN + done.json()["id"])).json()
+    assert len({d["rid"] for d in told["decisions"]}) == 2 and len(told["decisions"]) == 4
+
+
+# -------------------------------------------------------------------------------------------------- without the router
+
+
+async def test_without_the_router_it_says_so_and_serving_goes_on(made: Rig) -> None:
+    await made.router.stop()
+    await until(lambda: not made.hub.router_connected(), "a lost router")
+    answer = await made.client.get(POLICY)
+    assert answer.status_code == 503 and "not connected" in answer.json()["error"]["message"]
+    before = made.metric("sluice_fallback_decisions_total", stage="prefill")
+    done = await made.client.post("/v1/chat/completions", json=made.chat())
+    assert done.status_code == 200
+    assert made.metric("sluice_fallback_decisions_total", stage="prefill") == before + 1
+    assert (await made.client.get("/sluice/status")).json()["router"]["fallback"] is True
+
+
+async def test_a_question_to_a_router_that_dies_is_answered_once() -> None:
+    answers: list[tuple[int, str]] = []
+
+    def keep(status: int, body: bytes) -> None:
+        answers.append((status, json.loads(body)["message"]))
+
+    questions = Questions(lambda message: True)
+    questions.ask("policy", b"", keep)
+    questions.ask("policy", b"", keep)
+    questions.lost()
+    questions.lost()
+    assert [status for status, _ in answers] == [503, 503] and "was lost" in answers[0][1]
+
+
+async def asgi(made: Rig, method: str, path: str, *headers: tuple[bytes, bytes]) -> tuple[int, bytes]:
+    """One request as Serve's proxy hands it over."""
+    sent: list[dict[str, Any]] = []
+    requests = asyncio.Queue[dict[str, Any]]()
+    requests.put_nowait({"type": "http.request", "body": b"", "more_body": False})
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": method, "path": path, "headers": [(b"host", b"127.0.0.1"), *headers]}
+    await made.app(scope, requests.get, send)
+    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:])
