@@ -198,10 +198,6 @@ class FairShare:
         for cell in filled:
             if len(cell.members) == len(cell.users):
                 continue
-            slack = EPSILON * self.capacity[cell.link]
-            if cell.left < -slack:
-                more.update((b.id, b) for b in cell.members.values() if b.stamp != stamp)
-                continue
             highest = None
             for held in cell.held.values():
                 if held.stamp == stamp:  # filled to this link: nobody on it may have more
@@ -213,7 +209,7 @@ class FairShare:
             for held in cell.held.values():
                 if held.stamp != stamp:
                     highest = max(b.new_rate for b in cell.users) if highest is None else highest
-                    if cell.left > slack or highest > held.rate * (1 + EPSILON):
+                    if cell.left > EPSILON * self.capacity[cell.link] or highest > held.rate * (1 + EPSILON):
                         more[held.id] = held
         return more
 
