@@ -164,7 +164,8 @@ class Forecasting:
 class NetworkSetup(Protocol):
     """A network for one run. `oracle_s`: how often the router's oracle is refreshed (None: it gets none)."""
 
-    oracle_s: float | None
+    @property
+    def oracle_s(self) -> float | None: ...
 
     def build(self, kernel: Kernel, seed: int) -> tuple[KvNetwork, Callable[[float], Oracle | None]]:
         """The network on `kernel`, and the operator's view of it at a time."""

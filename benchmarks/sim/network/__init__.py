@@ -11,7 +11,8 @@
 
 Modules: `topology` (config, links, routes), `clusters` (NetKV's), `background`, `fairshare` (rates, incremental
 and exact), `flows` (bytes that a path still owes), `network` (the public `Network`), `usage` (bytes by link),
-`oracle_feed` (what NetKV's oracle would say of it).
+`oracle_feed` (what NetKV's oracle would say of it), `fabric` (all of it as a simulated cluster's network), `cost`
+(what a flow change costs).
 
 Approximations: rates change at once, in the instant in which a flow starts, ends or changes level; the background
 yields to nobody and is not a flow; a node's NVLink is one shared link per node; the racks' own switches do not block.

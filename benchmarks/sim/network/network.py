@@ -14,7 +14,7 @@ from benchmarks.sim.network.background import Background, Shares
 from benchmarks.sim.network.fairshare import FairShare
 from benchmarks.sim.network.flows import Flow, FlowBundle, FlowError, FlowState
 from benchmarks.sim.network.topology import NVLINK, Node, Topology, TopologyError
-from benchmarks.sim.network.usage import Totals, Usage
+from benchmarks.sim.network.usage import Totals, Usage, class_use
 
 FLUSH_PRIORITY = 1_000_000  # of kernel callbacks of one instant, rates come last
 
@@ -38,6 +38,7 @@ class Network:
         self._sequence = 0
         self._shares = Shares(topology, background, seed)
         self._background_timer: Timer | None = None
+        self._mark = self.usage()
 
     # --- flows
 
@@ -155,6 +156,15 @@ class Network:
             for link in bundle.links:
                 moved[link] += bundle.moved_bytes
         return Usage(now_s, tuple(moved))
+
+    def mark(self) -> None:
+        """From now on `link_use` measures."""
+        self._mark = self.usage()
+
+    def link_use(self) -> dict[str, float]:
+        """Mean share of each class of links that flows used since the last `mark`; empty while no time has passed."""
+        now = self.usage()
+        return class_use(self.topology, self._mark, now) if now.at_s > self._mark.at_s else {}
 
     # --- inside
 

@@ -41,20 +41,26 @@ class OracleFeed:
         """What the scheduler knows at `now_s`, which is the kernel's time."""
         interval = math.floor(now_s / self._refresh_s)
         if self._told is None or self._told.interval != interval:
-            self._told = _Told(interval, self._measure(now_s))
+            self._told = _Told(
+                interval, measured_oracle(self._network, now_s, self._refresh_s, self._own_flows_excluded)
+            )
         return self._told.oracle
 
-    def _measure(self, now_s: float) -> Oracle:
-        topology = self._network.topology
-        return Oracle(
-            bandwidth_bytes_per_s=topology.tier_bytes_per_s,
-            latency_s=topology.tier_latency_s,
-            places=topology.places,
-            congestion=congestion(self._network, self._own_flows_excluded),
-            congestion_at_s=now_s,
-            stale_after_s=max(60.0, 2.0 * self._refresh_s),
-            own_flows_excluded=self._own_flows_excluded,
-        )
+
+def measured_oracle(
+    network: Network, now_s: float, refresh_s: float, own_flows_excluded: bool = True
+) -> Oracle:
+    """What the operator measures now, meant to last `refresh_s`; `now_s` is the kernel's time."""
+    topology = network.topology
+    return Oracle(
+        bandwidth_bytes_per_s=topology.tier_bytes_per_s,
+        latency_s=topology.tier_latency_s,
+        places=topology.places,
+        congestion=congestion(network, own_flows_excluded),
+        congestion_at_s=now_s,
+        stale_after_s=max(60.0, 2.0 * refresh_s),
+        own_flows_excluded=own_flows_excluded,
+    )
 
 
 def congestion(network: Network, own_flows_excluded: bool = True) -> dict[int, float]:

@@ -1,0 +1,45 @@
+"""The fat tree as a simulated cluster's `network` (`benchmarks.sim.config.NetworkSetup`)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from benchmarks.sim.kernel import Kernel
+from benchmarks.sim.network.background import Background
+from benchmarks.sim.network.clusters import Instance, nic_of
+from benchmarks.sim.network.network import Network
+from benchmarks.sim.network.oracle_feed import measured_oracle
+from benchmarks.sim.network.topology import Topology
+from policies.routing.oracle import Oracle
+
+
+@dataclass(frozen=True, slots=True)
+class Fabric:
+    """A topology and its background. `oracle_s`: how often the router gets a new oracle, None: it gets none.
+
+    `use_from_s`: links' use is measured from that time on; give it the run's `warmup_s`.
+    """
+
+    topology: Topology
+    background: tuple[Background, ...] = ()
+    oracle_s: float | None = 1.0  # NetKV V-B
+    own_flows_excluded: bool = True
+    use_from_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.oracle_s is not None and not self.oracle_s > 0:
+            raise ValueError(f"oracle_s is {self.oracle_s}: must be > 0, or None for no oracle")
+
+    def build(self, kernel: Kernel, seed: int) -> tuple[Network, Callable[[float], Oracle]]:
+        """A new network on `kernel`, and what its operator would say at a time, measured when it is asked."""
+        network = Network(self.topology, kernel, seed, self.background)
+        if self.use_from_s > 0:
+            kernel.at(self.use_from_s, network.mark)
+        refresh_s = self.oracle_s or 1.0
+        return network, lambda now_s: measured_oracle(network, now_s, refresh_s, self.own_flows_excluded)
+
+
+def nodes_and_nics(
+    topology: Topology, instances: Sequence[Instance]
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Where instances stand and the NIC of each one's first GPU, as `EngineSpec.nodes` and `.nics` want them."""
+    return tuple(i.node for i in instances), tuple(nic_of(topology, i) for i in instances)
