@@ -94,6 +94,7 @@ class Cluster:
         self._ended = 0
         self._exhausted = self._closed_window = False
         self._end_s = 0.0
+        self._link_use: dict[str, float] = {}
         self._sampled_steps = 0
         self.decisions: Counter[str] = Counter()
         self.stale = 0
@@ -222,6 +223,8 @@ class Cluster:
     def _open_window(self) -> None:
         for group in self._groups:
             group.settle()
+        if self._network is not None:
+            self._network.mark()
         self.meter.measuring = True
 
     def _close_window(self) -> None:
@@ -230,6 +233,8 @@ class Cluster:
         for group in self._groups:
             group.settle()
         self._sample_imbalance()
+        if self._network is not None:
+            self._link_use = self._network.link_use()
         self.meter.measuring = False
         self._closed_window = True
         self._end_s = self.kernel.now_s
@@ -249,13 +254,12 @@ class Cluster:
             self.kernel.stop()
 
     def _result(self) -> RunResult:
-        use = getattr(self._network, "link_use", None)
         return RunResult(
             requests=self._records,
             steps=self.meter.stats,
             duration_s=self._end_s - self.config.warmup_s,
             kernel_events=self.kernel.events,
-            link_use=use() if use is not None else {},
+            link_use=self._link_use,
             tier_bytes=dict(self.tier_bytes),
             decisions=dict(self.decisions),
             peaks=self._peaks

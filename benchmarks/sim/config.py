@@ -162,7 +162,7 @@ class Forecasting:
 
 
 class NetworkSetup(Protocol):
-    """A network for one run. `oracle_s`: how often the router's oracle is refreshed (None: it gets none)."""
+    """A network for one run (`network.fabric.Fabric`). `oracle_s`: period of the oracle (None: there is none)."""
 
     @property
     def oracle_s(self) -> float | None: ...
@@ -180,7 +180,8 @@ class SimConfig:
     """One run. `prefill` and `decode` are (policy name, parameters) of `policies.routing.registry`.
 
     Requests that arrive in [warmup_s, warmup_s + measure_s) are measured (`measure_s` None: to the end of the
-    workload); later ones keep the load up until the measured ones have ended. Steps are measured in that same time.
+    workload); later ones keep the load up until the measured ones have ended. Steps, links and the duration are
+    measured in that same time, which ends early where the workload does.
     """
 
     engines: tuple[EngineSpec, ...]

@@ -36,6 +36,14 @@ class KvNetwork(Protocol):
         """0 same node, 1 same rack, 2 same pod, 3 beyond."""
         ...
 
+    def mark(self) -> None:
+        """From now on `link_use` measures."""
+        ...
+
+    def link_use(self) -> dict[str, float]:
+        """Mean busy share of each class of links since the last `mark`."""
+        ...
+
 
 class FixedLinks:
     """Every flow has a profile's latency and bandwidth to itself, wherever it goes (tier 0 within a node, else 3)."""
@@ -64,3 +72,9 @@ class FixedLinks:
 
     def tier(self, source: str, target: str) -> int:
         return 0 if source == target else 3
+
+    def mark(self) -> None:
+        """Nothing: these links have no use."""
+
+    def link_use(self) -> dict[str, float]:
+        return {}
