@@ -1,0 +1,181 @@
+"""`python -m benchmarks`: re-run the papers' figures, list them, report them, look at a workload.
+
+python -m benchmarks list
+python -m benchmarks run netkv --quick
+python -m benchmarks run all --out benchmarks/results/papers
+python -m benchmarks report --results benchmarks/results/papers
+python -m benchmarks workload mooncake-conversation --traces DIR
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import report, results_io, runner
+from benchmarks.experiments import registry
+from benchmarks.experiments.base import Experiment, ExperimentError, Results
+from benchmarks.runner import Options
+from benchmarks.workloads.errors import WorkloadError
+from predictors.protocol import PredictorError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; 0 if all went well, 1 if runs failed, 2 for what cannot be done as asked."""
+    args = _arguments().parse_args(argv)
+    if getattr(args, "traces", None) is not None:
+        os.environ["SLUICE_TRACES"] = str(args.traces)  # inherited by the processes that run variants
+    try:
+        return int(args.command(args))
+    except runner.RunsFailedError as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return 1
+    except (ExperimentError, WorkloadError, PredictorError) as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nbenchmarks: interrupted; finished runs are kept, the same command goes on", file=sys.stderr)
+        return 130
+
+
+def _arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands.add_parser("list", help="name all experiments and workloads").set_defaults(command=_list)
+
+    run = commands.add_parser("run", help="run experiments and print paper | ours | difference")
+    run.add_argument("experiments", nargs="+", metavar="EXPERIMENT", help="names from `list`, or `all`")
+    run.add_argument("--quick", action="store_true", help="reduced size")
+    run.add_argument(
+        "--seeds", type=int, metavar="N", help="seeds 0..N-1 (default: the experiment's own number)"
+    )
+    run.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (default 2)")
+    run.add_argument("--out", type=Path, default=Options().out, metavar="DIR", help="default %(default)s")
+    run.add_argument(
+        "--only", metavar="TEXT", help="variants with TEXT in their name; prints metrics, no comparison"
+    )
+    run.add_argument(
+        "--keep-stale", action="store_true", help="take finished runs even if the code has changed since"
+    )
+    _traces(run)
+    run.set_defaults(command=_run)
+
+    page = commands.add_parser("report", help="one HTML page of all results")
+    page.add_argument(
+        "--results", type=Path, default=Options().out, metavar="DIR", help="default %(default)s"
+    )
+    page.add_argument("--out", type=Path, metavar="FILE", help="default: report.html in the results' folder")
+    page.set_defaults(command=_report)
+
+    workload = commands.add_parser("workload", help="what a workload looks like")
+    workload.add_argument("name")
+    workload.add_argument("--requests", type=int, metavar="N")
+    workload.add_argument("--seed", type=int, default=0)
+    _traces(workload)
+    workload.set_defaults(command=_workload)
+    return parser
+
+
+def _traces(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--traces", type=Path, metavar="DIR", help="folder of the published traces (default: SLUICE_TRACES)"
+    )
+
+
+def _list(args: argparse.Namespace) -> int:
+    from benchmarks.workloads.catalog import WORKLOADS, available
+
+    print("experiments")
+    for name in registry.EXPERIMENTS:
+        print(f"  {name:36s} {registry.load(name).SUMMARY}")
+    print("workloads")
+    for name, source in WORKLOADS.items():
+        missing = "" if available(name) else "  [its file is not in SLUICE_TRACES]"
+        print(f"  {name:36s} {source.summary}{missing}")
+    return 0
+
+
+def _run(args: argparse.Namespace) -> int:
+    names = list(registry.EXPERIMENTS) if args.experiments == ["all"] else args.experiments
+    experiments = [
+        (name, registry.load(name)) for name in names
+    ]  # all names are known before the first hour is spent
+    options = Options(args.quick, args.seeds, _jobs(args.jobs), args.out, args.only, args.keep_stale)
+    failed = []
+    for name, experiment in experiments:
+        try:
+            results = runner.run(name, experiment, options)
+        except runner.RunsFailedError as error:
+            print(f"benchmarks: {error}", file=sys.stderr)
+            failed.append(name)
+            continue
+        if options.only is None:
+            _finish(name, experiment, results, options, args)
+        else:
+            _print_metrics(results)
+    return 1 if failed else 0
+
+
+def _jobs(jobs: int) -> int:
+    if jobs < 1:
+        raise ExperimentError(f"--jobs {jobs}: give at least 1")
+    return jobs
+
+
+def _finish(
+    name: str, experiment: Experiment, results: Results, options: Options, args: argparse.Namespace
+) -> None:
+    """Compares, plots, stores and prints."""
+    rows = list(experiment.compare(results))
+    figures = experiment.plots(results)
+    files: list[str] = []
+    if figures:
+        from benchmarks import plots
+
+        files = [
+            file for plot, made in figures.items() for file in plots.save(options.out / name, plot, made)
+        ]
+    code = runner.code_of(experiment)
+    path = results_io.save(options.out, results, experiment.SUMMARY, rows, files, code, _command(name, args))
+    print(f"\n{name}: {experiment.SUMMARY}\n\n{report.text_table(rows)}\n\nwritten to {path}", flush=True)
+
+
+def _command(name: str, args: argparse.Namespace) -> str:
+    """The command that makes the same numbers anywhere: without folders and number of processes."""
+    parts = ["python -m benchmarks run", name]
+    parts += ["--quick"] if args.quick else []
+    parts += [f"--seeds {args.seeds}"] if args.seeds is not None else []
+    parts += ["--keep-stale"] if args.keep_stale else []
+    return " ".join(parts)
+
+
+def _print_metrics(results: Results) -> None:
+    for name, by_seed in results.runs.items():
+        for seed, metrics in sorted(by_seed.items()):
+            shown = ", ".join(f"{metric} {report.number(value)}" for metric, value in metrics.items())
+            print(f"{name}, seed {seed}: {shown}")
+
+
+def _report(args: argparse.Namespace) -> int:
+    target = args.out or args.results / "report.html"
+    print(f"{report.write_html(args.results, target)} experiments written to {target}")
+    return 0
+
+
+def _workload(args: argparse.Namespace) -> int:
+    from benchmarks.workloads.catalog import WorkloadSpec, build
+    from benchmarks.workloads.describe import describe
+
+    requests = build(WorkloadSpec(name=args.name, requests=args.requests), args.seed)
+    for label, value in describe(requests).items():
+        print(f"{label:28s} {report.number(value)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,31 @@
+"""Experiments by name, for `python -m benchmarks run NAME`. A module is imported only when it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+from typing import cast
+
+from benchmarks.experiments.base import Experiment, ExperimentError
+
+EXPERIMENTS: dict[str, str] = {}
+
+NEEDED = ("SUMMARY", "variants", "run_one", "compare", "plots")
+
+
+def load(name: str) -> Experiment:
+    """The experiment called `name`. Raises ExperimentError for an unknown name or a module that lacks a part."""
+    if name not in EXPERIMENTS:
+        known = ", ".join(EXPERIMENTS) or "none yet"
+        raise ExperimentError(f"no experiment is called {name!r}; there are: {known}")
+    return load_module(EXPERIMENTS[name])
+
+
+def load_module(path: str) -> Experiment:
+    """The experiment in the module `path` (dotted)."""
+    module = importlib.import_module(path)
+    missing = [part for part in NEEDED if not hasattr(module, part)]
+    if missing:
+        raise ExperimentError(
+            f"{path} lacks {', '.join(missing)}; benchmarks/experiments/base.py says what they are"
+        )
+    return cast(Experiment, module)

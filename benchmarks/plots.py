@@ -1,0 +1,136 @@
+"""The look of all plots: quiet axes, lines labelled where they end, no legends, no frames. PNG and SVG.
+
+Needs matplotlib. Files are the same for the same data: no dates, fixed identifiers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+# Distinct also without colour vision (Okabe and Ito), and as grey.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7F7F7F")
+QUIET = "#9A9A9A"
+_STYLE = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": QUIET,
+    "axes.labelcolor": "#333333",
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "xtick.color": "#555555",
+    "ytick.color": "#555555",
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": "#E6E6E6",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "lines.linewidth": 1.6,
+    "legend.frameon": False,
+    "svg.hashsalt": "sluice",
+    "svg.fonttype": "path",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line: points, half of their 95 % intervals (None: not drawn), and whether it stays in the background."""
+
+    x: Sequence[float]
+    y: Sequence[float]
+    half_width: Sequence[float | None] | None = None
+    quiet: bool = False
+
+
+def figure(
+    columns: int = 1, rows: int = 1, width: float = 5.2, height: float = 3.4
+) -> tuple[Figure, list[Axes]]:
+    """A figure of `rows` x `columns` panels in the common style, and its axes row by row."""
+    with mpl.rc_context(_STYLE):
+        made, axes = plt.subplots(rows, columns, figsize=(width * columns, height * rows), squeeze=False)
+    return made, list(axes.flat)
+
+
+def lines(
+    axes: Axes, series: Mapping[str, Series], x: str, y: str, title: str = "", log_x: bool = False
+) -> None:
+    """Draws lines with their intervals, and names each at its end (moved apart where they would overlap)."""
+    colours = iter(COLOURS * (1 + len(series) // len(COLOURS)))
+    ends = []
+    if log_x:
+        axes.set_xscale("log", base=2)
+    for name, one in series.items():
+        colour = QUIET if one.quiet else next(colours)
+        axes.plot(one.x, one.y, color=colour, marker="o", markersize=3)
+        if one.half_width is not None:
+            halves = [h or 0.0 for h in one.half_width]
+            low = [v - h for v, h in zip(one.y, halves, strict=True)]
+            high = [v + h for v, h in zip(one.y, halves, strict=True)]
+            axes.fill_between(one.x, low, high, color=colour, alpha=0.15, linewidth=0)
+        ends.append((one.y[-1], one.x[-1], name, colour))
+    axes.set(xlabel=x, ylabel=y, title=title)
+    axes.margins(x=0.03)
+    _label_ends(axes, ends)
+
+
+def _label_ends(axes: Axes, ends: list[tuple[float, float, str, str]]) -> None:
+    """Names beside the last points, from the lowest up, each at least a line's height above the one below."""
+    low, high = axes.get_ylim()
+    height = 0.055 * (high - low)
+    taken = float("-inf")
+    for at, x, name, colour in sorted(ends):
+        y = max(at, taken + height)
+        taken = y
+        axes.annotate(
+            name,
+            xy=(x, at),
+            xytext=(6, (y - at) / (high - low) * axes.bbox.height * 72.0 / axes.figure.dpi),
+            textcoords="offset points",
+            color=colour,
+            va="center",
+            fontsize=8,
+            annotation_clip=False,
+        )
+
+
+def bars(axes: Axes, values: Mapping[str, tuple[float, float | None]], x: str, title: str = "") -> None:
+    """Horizontal bars, the first on top, with their intervals and their figures beside them."""
+    names = list(values)[::-1]
+    means = [values[n][0] for n in names]
+    halves = [values[n][1] or 0.0 for n in names]
+    axes.grid(False)
+    axes.barh(
+        names, means, xerr=halves, color=COLOURS[0], height=0.62, error_kw={"ecolor": "#555555", "lw": 1}
+    )
+    reach = max((abs(m) + h for m, h in zip(means, halves, strict=True)), default=1.0) or 1.0
+    for i, (mean, half) in enumerate(zip(means, halves, strict=True)):
+        axes.text(
+            max(mean, 0.0) + half + 0.015 * reach, i, f"{mean:,.4g}", va="center", fontsize=8, color="#333333"
+        )
+    axes.set(xlabel=x, title=title)
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    axes.margins(x=0.12)
+
+
+def save(folder: Path, name: str, made: Figure) -> list[str]:
+    """Writes `name`.png and `name`.svg into `folder` and closes the figure; returns the file names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with mpl.rc_context(_STYLE):
+        made.tight_layout()
+        made.savefig(folder / f"{name}.png", dpi=150, bbox_inches="tight", metadata={"Software": None})
+        made.savefig(
+            folder / f"{name}.svg", bbox_inches="tight", metadata={"Date": None, "Creator": "sluice"}
+        )
+    plt.close(made)
+    return [f"{name}.png", f"{name}.svg"]

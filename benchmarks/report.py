@@ -1,0 +1,160 @@
+"""Results for people: a table for the terminal, Markdown for a README, and one HTML page of all experiments.
+
+The page needs nothing beside it: style and plots (SVG) are inside.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from benchmarks.experiments.base import Row
+from benchmarks.results_io import Stored, load_all, write_text
+
+HEADER = ("figure", "paper", "ours", "difference", "aim")
+
+
+def number(value: float | None, unit: str = "") -> str:
+    """Four significant digits, thousands separated; `–` for none."""
+    if value is None:
+        return "–"
+    size = abs(value)
+    digits = 0 if size >= 1_000 else 1 if size >= 100 else 2 if size >= 10 else 3 if size >= 1 else 4
+    text = f"{value:,.{digits}f}" if size >= 1e-3 or size == 0 else f"{value:.3g}"
+    return f"{text} {unit}".strip()
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """The row as text, in the order of HEADER."""
+    ours = number(row.ours)
+    if row.half_width is not None:
+        ours += f" ± {number(row.half_width)}"
+    difference = "–" if row.difference is None else f"{row.difference:+.1f} {row.difference_unit}"
+    verdict = {True: "met", False: "NOT MET", None: ""}[row.met]
+    aim = ": ".join(part for part in (verdict, row.aim) if part)
+    return (row.name, number(row.paper, row.unit), f"{ours} {row.unit}".strip(), difference, aim)
+
+
+def text_table(rows: Sequence[Row]) -> str:
+    """paper | ours | difference, for a terminal."""
+    lines = [HEADER, *(cells(row) for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(HEADER))]
+    shown = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines]
+    notes = [f"  {row.name}: {row.note}" for row in rows if row.note]
+    return "\n".join([*shown, *notes])
+
+
+def markdown_table(rows: Sequence[Row]) -> str:
+    """The same as Markdown."""
+    lines = ["| " + " | ".join(HEADER) + " |", "|---" * len(HEADER) + "|"]
+    return "\n".join(
+        [*lines, *("| " + " | ".join(c.replace("|", "/") for c in cells(row)) + " |" for row in rows)]
+    )
+
+
+def write_html(folder: Path, target: Path) -> int:
+    """Writes the page of all results in `folder`; returns how many. Raises ExperimentError where there are none."""
+    found = load_all(folder)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_text(
+        target, page("Sluice: the papers' figures re-run", [_section(one, folder) for one in found], found)
+    )
+    return len(found)
+
+
+def page(title: str, sections: Iterable[str], contents: Sequence[Stored] = ()) -> str:
+    """A whole HTML page."""
+    links = "".join(f'<li><a href="#{_id(s)}">{_id(s)}</a> {_e(s.summary)}</li>' for s in contents)
+    body = "\n".join(sections)
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{_e(title)}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{_STYLE}</style></head>\n<body><h1>{_e(title)}</h1>\n"
+        + (f"<ul>{links}</ul>\n" if links else "")
+        + f"{body}\n</body></html>\n"
+    )
+
+
+def html_table(header: Sequence[str], rows: Iterable[Sequence[str]], marks: Iterable[str] = ()) -> str:
+    """A table; `marks` are the class names of its rows."""
+    classes = [*marks]
+    head = "".join(f"<th>{_e(h)}</th>" for h in header)
+    lines = []
+    for i, row in enumerate(rows):
+        mark = f' class="{classes[i]}"' if i < len(classes) and classes[i] else ""
+        lines.append(f"<tr{mark}>" + "".join(f"<td>{_e(c)}</td>" for c in row) + "</tr>")
+    return (
+        f"<div class=wide><table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+    )
+
+
+def _section(stored: Stored, folder: Path) -> str:
+    results = stored.results
+    marks = [{True: "met", False: "missed", None: ""}[row.met] for row in stored.rows]
+    notes = "".join(f"<li>{_e(row.name)}: {_e(row.note)}</li>" for row in stored.rows if row.note)
+    size = "reduced size" if results.quick else "full size"
+    parts = [
+        f'<section id="{_id(stored)}"><h2>{_e(results.experiment)}</h2><p>{_e(stored.summary)}</p>',
+        html_table(HEADER, (cells(row) for row in stored.rows), marks),
+        f"<ul class=notes>{notes}</ul>" if notes else "",
+        *(_plot(folder / results.experiment / name) for name in stored.plots if name.endswith(".svg")),
+        f"<p class=origin>{size}, {len(results.variants)} variants, seeds {_seeds(results.seeds)}; "
+        f"commit {_e(stored.commit)}, {_e(stored.date)}; <code>{_e(stored.command)}</code></p>",
+        _runs(stored),
+        "</section>",
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _runs(stored: Stored) -> str:
+    """All means over the seeds, folded away. Decisions are many; the results file has them."""
+    results = stored.results
+    metrics: dict[str, None] = {}
+    for by_seed in results.runs.values():
+        for run in by_seed.values():
+            metrics.update(dict.fromkeys(name for name in run if not name.startswith("decisions/")))
+    rows = []
+    for metric in metrics:
+        row = [metric]
+        for by_seed in results.runs.values():
+            seen = [v for run in by_seed.values() if (v := run.get(metric)) is not None]
+            row.append(number(sum(seen) / len(seen)) if seen else "–")
+        rows.append(row)
+    table = html_table(("mean over seeds", *results.variants), rows)
+    return f"<details><summary>all metrics of all variants</summary>{table}</details>"
+
+
+def _plot(path: Path) -> str:
+    """The SVG itself, without its XML head. A plot that is gone is named, not left out."""
+    if not path.exists():
+        return f"<p class=missed>{_e(path.name)} is missing beside the results</p>"
+    text = path.read_text("utf-8")
+    return f"<figure>{text[text.index('<svg') :]}</figure>"
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return ", ".join(map(str, seeds)) if len(seeds) <= 6 else f"{seeds[0]}–{seeds[-1]}"
+
+
+def _id(stored: Stored) -> str:
+    return _e(stored.results.experiment)
+
+
+def _e(text: str) -> str:
+    return html.escape(text)
+
+
+_STYLE = """
+:root{color-scheme:light}
+body{font:15px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}
+h1{font-size:1.6rem;font-weight:600}h2{font-size:1.2rem;font-weight:600;margin-top:3rem}
+ul{padding-left:1.2rem}a{color:#0060a0}
+.wide{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums;margin:1rem 0}
+th,td{text-align:left;padding:.25rem .9rem .25rem 0;border-bottom:1px solid #e6e6e6;vertical-align:top}
+th{font-weight:600;color:#555;font-size:.85rem}
+td:not(:first-child),th:not(:first-child){white-space:nowrap}
+tr.met td:last-child{color:#00734f}.missed,tr.missed td:last-child{color:#b04000;font-weight:600}
+figure{margin:1rem 0}figure svg{max-width:100%;height:auto}
+.origin,.notes,details{font-size:.85rem;color:#555}code{font-size:.85em}
+"""

@@ -1,0 +1,174 @@
+"""Results as JSON: written with everything that is needed to get them again, read, and found again when a run resumes.
+
+A file holds the experiment, its resolved configs, seeds, commit, digest of the code, command and date, all metrics by
+variant and seed, and the rows of paper | ours. Nothing in it depends on the machine: no paths, no wall time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.checkout import commit
+from benchmarks.experiments.base import Config, ExperimentError, Metrics, Results, Row
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A results file: what was measured, what it was compared with, and how it came about."""
+
+    results: Results
+    summary: str
+    rows: tuple[Row, ...]
+    plots: tuple[str, ...]
+    commit: str
+    code: str
+    command: str
+    date: str
+
+
+def config_key(experiment: str, config: Config, seed: int) -> str:
+    """Names a run by all that decides it but the code. Raises ExperimentError for a config that is not JSON."""
+    try:
+        text = json.dumps([experiment, config, seed], sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ExperimentError(f"{experiment}: a config must be plain JSON values: {error}") from error
+    return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+def checked_metrics(metrics: Mapping[str, Any]) -> dict[str, float | None]:
+    """The metrics as finite numbers or None. Raises ExperimentError for anything else."""
+    found: dict[str, float | None] = {}
+    for name, value in metrics.items():
+        if value is not None and (
+            isinstance(value, bool) or not hasattr(value, "__float__") or not math.isfinite(value)
+        ):
+            raise ExperimentError(
+                f"metric {name!r} is {value!r}: give a finite number, or None for not measured"
+            )
+        found[name] = None if value is None else float(value)
+    return found
+
+
+class RunCache:
+    """Finished runs of one experiment in `folder`, one file each; those of other code are none, unless `keep_stale`."""
+
+    def __init__(self, folder: Path, experiment: str, code: str, keep_stale: bool = False) -> None:
+        self._folder = folder / experiment
+        self._experiment = experiment
+        self._code = code
+        self._keep_stale = keep_stale
+
+    def get(self, config: Config, seed: int) -> dict[str, float | None] | None:
+        """The run's metrics, None if it is not there or comes from other code. Raises ExperimentError if damaged."""
+        path = self._path(config, seed)
+        if not path.exists():
+            return None
+        try:
+            found = json.loads(path.read_text("utf-8"))
+            if found["code"] != self._code and not self._keep_stale:
+                return None
+            return checked_metrics(found["metrics"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ExperimentError(
+                f"{path}: not a finished run: {error!r}; delete it to run it again"
+            ) from error
+
+    def put(self, config: Config, seed: int, metrics: Metrics) -> None:
+        """Stores a run, whole or not at all."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        whole = {"config": config, "seed": seed, "code": self._code, "commit": commit(), "metrics": metrics}
+        write_text(self._path(config, seed), json.dumps(whole, indent=1, allow_nan=False) + "\n")
+
+    def _path(self, config: Config, seed: int) -> Path:
+        return self._folder / f"{config_key(self._experiment, config, seed)}.json"
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file so that it is either old or new, never half."""
+    half = path.with_name(path.name + ".part")
+    half.write_text(text, "utf-8")
+    os.replace(half, path)
+
+
+def save(
+    folder: Path,
+    results: Results,
+    summary: str,
+    rows: Sequence[Row],
+    plots: Sequence[str],
+    code: str,
+    command: str,
+) -> Path:
+    """Writes `folder`/EXPERIMENT.json and returns its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    whole = {
+        "format": FORMAT,
+        "experiment": results.experiment,
+        "summary": summary,
+        "quick": results.quick,
+        "seeds": list(results.seeds),
+        "commit": commit(),
+        "code": code,
+        "command": command,
+        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
+        "rows": [{**asdict(row), "difference": row.difference} for row in rows],
+        "plots": list(plots),
+        "variants": {
+            name: {
+                "config": config,
+                "runs": {str(seed): results.runs[name][seed] for seed in sorted(results.runs[name])},
+            }
+            for name, config in results.variants.items()
+        },
+    }
+    path = folder / f"{results.experiment}.json"
+    write_text(path, json.dumps(whole, indent=1, allow_nan=False) + "\n")
+    return path
+
+
+def load(path: Path) -> Stored:
+    """Reads a results file. Raises ExperimentError that names it."""
+    try:
+        whole = json.loads(path.read_text("utf-8"))
+        if whole["format"] != FORMAT:
+            raise ValueError(f"format {whole['format']} is not {FORMAT}")
+        rows = tuple(Row(**{k: v for k, v in row.items() if k != "difference"}) for row in whole["rows"])
+        results = Results(
+            experiment=whole["experiment"],
+            quick=whole["quick"],
+            variants={name: v["config"] for name, v in whole["variants"].items()},
+            runs={
+                name: {int(seed): checked_metrics(m) for seed, m in v["runs"].items()}
+                for name, v in whole["variants"].items()
+            },
+        )
+        return Stored(
+            results,
+            whole["summary"],
+            rows,
+            tuple(whole["plots"]),
+            whole["commit"],
+            whole["code"],
+            whole["command"],
+            whole["date"],
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ExperimentError(f"{path}: not a results file: {error!r}; run the experiment again") from error
+
+
+def load_all(folder: Path) -> list[Stored]:
+    """All results files in `folder`, by name. Raises ExperimentError where there are none."""
+    found = [load(path) for path in sorted(folder.glob("*.json"))]
+    if not found:
+        raise ExperimentError(f"{folder} holds no results; make some: python -m benchmarks run EXPERIMENT")
+    return found

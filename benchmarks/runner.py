@@ -1,0 +1,164 @@
+"""Runs an experiment: every variant with every seed, on all cores, keeping what is finished.
+
+A run that is stored already is not run again while the code it depends on is the same; so an interrupted sweep goes on
+where it stopped. A run that fails does not stop the others; the sweep then ends with RunsFailedError.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.checkout import ROOT, code_digest
+from benchmarks.experiments.base import DEFAULT_SEEDS, Config, Experiment, ExperimentError, Results, Variant
+from benchmarks.experiments.registry import EXPERIMENTS, load_module
+from benchmarks.progress import Progress
+from benchmarks.results_io import RunCache, checked_metrics
+
+_SHARED_CODE = ("benchmarks/sim", "benchmarks/workloads", "policies", "predictors")
+
+Job = tuple[Variant, int]
+Finish = Callable[[Job, dict[str, float | None]], None]
+
+
+class RunsFailedError(ExperimentError):
+    """Some runs ended in an exception; the message names them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to run: `seeds` None: the experiment's own number; `only`: variants whose name holds this text."""
+
+    quick: bool = False
+    seeds: int | None = None
+    jobs: int = 2
+    out: Path = Path("build/experiments")
+    only: str | None = None
+    keep_stale: bool = False
+
+
+def code_of(experiment: Experiment) -> str:
+    """Digest of what a run depends on: simulator, workloads, policies, predictors, the experiment's module, and what
+    lies in `benchmarks/experiments` without being an experiment.
+    """
+    others = {module.replace(".", "/") + ".py" for module in EXPERIMENTS.values()}
+    shared = {
+        file.relative_to(ROOT).as_posix() for file in (ROOT / "benchmarks/experiments").rglob("*.py")
+    } - others
+    own = experiment.__name__.replace(".", "/") + ".py"
+    return code_digest({*_SHARED_CODE, *shared, *([own] if (ROOT / own).exists() else [])})
+
+
+def run(name: str, experiment: Experiment, options: Options) -> Results:
+    """All runs of the experiment. Raises ExperimentError, and RunsFailedError after all others have ended."""
+    variants = _variants(name, experiment, options)
+    seeds = range(_seeds(experiment, options))
+    cache = RunCache(options.out / "runs", name, code_of(experiment), options.keep_stale)
+    runs: dict[str, dict[int, dict[str, float | None]]] = {v.name: {} for v in variants}
+    todo: list[Job] = []
+    for seed in seeds:  # seed by seed: an interrupted sweep has whole seeds
+        for variant in variants:
+            found = cache.get(variant.config, seed)
+            if found is None:
+                todo.append((variant, seed))
+            else:
+                runs[variant.name][seed] = found
+
+    def finish(job: Job, metrics: dict[str, float | None]) -> None:
+        variant, seed = job
+        cache.put(variant.config, seed, metrics)
+        runs[variant.name][seed] = metrics
+
+    if todo:
+        _run_all(name, experiment, todo, options.jobs, finish)
+    return Results(name, options.quick, {v.name: v.config for v in variants}, runs)
+
+
+def _variants(name: str, experiment: Experiment, options: Options) -> list[Variant]:
+    made = [v for v in experiment.variants(options.quick) if options.only is None or options.only in v.name]
+    names = [v.name for v in made]
+    if not made:
+        raise ExperimentError(f"{name} has no variant with {options.only!r} in its name")
+    if len(set(names)) != len(names):
+        raise ExperimentError(
+            f"{name} names two variants alike: {sorted(n for n in names if names.count(n) > 1)}"
+        )
+    return made
+
+
+def _seeds(experiment: Experiment, options: Options) -> int:
+    full, quick = getattr(experiment, "SEEDS", DEFAULT_SEEDS)
+    seeds = options.seeds if options.seeds is not None else (quick if options.quick else full)
+    if seeds < 1:
+        raise ExperimentError(f"{seeds} seeds: give at least 1")
+    return int(seeds)
+
+
+def _run_all(name: str, experiment: Experiment, todo: Sequence[Job], jobs: int, finish: Finish) -> None:
+    failures: list[str] = []
+    with Progress(name, len(todo)) as progress:
+        for job, outcome in _outcomes(experiment, todo, jobs):
+            variant, seed = job
+            if isinstance(outcome, BaseException):
+                failures.append(f"{variant.name}, seed {seed}: {type(outcome).__name__}: {outcome}")
+            else:
+                finish(job, outcome)
+            progress.step(variant.name)
+    if failures:
+        shown = "\n  ".join(failures[:10])
+        more = f"\n  and {len(failures) - 10} more" if len(failures) > 10 else ""
+        raise RunsFailedError(
+            f"{name}: {len(failures)} of {len(todo)} runs failed (the others are kept):\n  {shown}{more}"
+        )
+
+
+def _outcomes(
+    experiment: Experiment, todo: Sequence[Job], jobs: int
+) -> Iterator[tuple[Job, dict[str, float | None] | Exception]]:
+    """Each job with its metrics or its exception, as they end."""
+    if jobs == 1 or len(todo) == 1:
+        for variant, seed in todo:
+            try:
+                yield (variant, seed), checked_metrics(experiment.run_one(variant.config, seed))
+            except Exception as error:  # one run must not end the sweep; it is reported at its end
+                yield (variant, seed), error
+        return
+    with _pool(jobs) as pool:
+        futures: dict[Future[dict[str, float | None]], Job] = {
+            pool.submit(_one, experiment.__name__, variant.config, seed): (variant, seed)
+            for variant, seed in todo
+        }
+        for future in as_completed(futures):
+            failure = future.exception()
+            if isinstance(failure, BrokenProcessPool):
+                raise ExperimentError(
+                    "a worker process died (out of memory?): what had finished is kept; try --jobs 1"
+                ) from failure
+            yield futures[future], failure if isinstance(failure, Exception) else future.result()
+
+
+@contextmanager
+def _pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
+    """Fresh processes (`spawn`: no threads or state are inherited), one core each; none outlives an interrupt."""
+    os.environ.setdefault(
+        "OMP_NUM_THREADS", "1"
+    )  # inherited: LightGBM and BLAS must not fight over the cores
+    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in list((pool._processes or {}).values()):  # there is no public way to end a running job
+            process.terminate()
+        raise
+    pool.shutdown()
+
+
+def _one(module: str, config: Config, seed: int) -> dict[str, float | None]:
+    return checked_metrics(load_module(module).run_one(config, seed))

@@ -1,0 +1,284 @@
+"""Running, resuming, storing and reporting an experiment."""
+
+import json
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from benchmarks import __main__ as program
+from benchmarks import report, results_io, runner
+from benchmarks.experiments import registry
+from benchmarks.experiments.base import ExperimentError, Results, Row, Variant
+from benchmarks.results_io import RunCache, checked_metrics, config_key
+from benchmarks.runner import Options
+from tests.benchmarks import toy_experiment
+
+TOY = "tests.benchmarks.toy_experiment"
+
+
+@pytest.fixture
+def toy(monkeypatch) -> ModuleType:
+    monkeypatch.setitem(registry.EXPERIMENTS, "toy", TOY)
+    return toy_experiment
+
+
+def options(folder: Path, **changes) -> Options:
+    return Options(**{"quick": True, "jobs": 1, "out": folder, **changes})
+
+
+def logged(monkeypatch, toy, folder: Path, **extra) -> Path:
+    """The toy writes down each run that really happens; `extra` goes into every config."""
+    log = folder / "log"
+    log.touch()
+    changed = [Variant(v.name, {**v.config, "log": str(log), **extra}) for v in toy.variants(True)]
+    monkeypatch.setattr(toy, "variants", lambda quick: changed)
+    return log
+
+
+def test_every_variant_runs_with_every_seed(toy, tmp_path):
+    results = runner.run("toy", toy, options(tmp_path))
+    assert results.seeds == (0, 1)
+    assert results.runs["rho 0.5"][1] == toy.run_one(results.variants["rho 0.5"], 1)
+    assert runner.run("toy", toy, options(tmp_path, seeds=3)).seeds == (0, 1, 2)
+    assert runner.run("toy", toy, options(tmp_path, quick=False)).seeds == (0, 1, 2, 3)
+
+
+def test_processes_give_the_same_as_one_and_outlive_a_failing_run(toy, tmp_path, monkeypatch):
+    logged(monkeypatch, toy, tmp_path, fails_on=1)
+    with pytest.raises(runner.RunsFailedError, match="2 of 4 runs failed"):
+        runner.run("toy", toy, options(tmp_path, jobs=2))
+    kept = runner.run("toy", toy, options(tmp_path, seeds=1))
+    for name, config in kept.variants.items():
+        assert kept.runs[name][0] == toy.run_one(config, 0)
+
+
+def test_finished_runs_are_not_run_again(toy, tmp_path, monkeypatch):
+    log = logged(monkeypatch, toy, tmp_path)
+    first = runner.run("toy", toy, options(tmp_path))
+    assert len(log.read_text().splitlines()) == 4
+    again = runner.run("toy", toy, options(tmp_path, seeds=3))
+    assert log.read_text().splitlines()[4:] == ["0.2 2", "0.5 2"]
+    assert again.runs["rho 0.2"][0] == first.runs["rho 0.2"][0]
+
+
+def test_other_code_or_another_config_is_run_again(toy, tmp_path, monkeypatch):
+    log = logged(monkeypatch, toy, tmp_path)
+    runner.run("toy", toy, options(tmp_path))
+    monkeypatch.setattr(runner, "code_of", lambda experiment: "changed")
+    runner.run("toy", toy, options(tmp_path, keep_stale=True))
+    assert len(log.read_text().splitlines()) == 4
+    runner.run("toy", toy, options(tmp_path))
+    assert len(log.read_text().splitlines()) == 8
+    logged(monkeypatch, toy, tmp_path, customers=100)
+    runner.run("toy", toy, options(tmp_path))
+    assert len(log.read_text().splitlines()) == 12
+
+
+def test_a_failing_run_is_named_and_the_others_are_kept(toy, tmp_path, monkeypatch):
+    log = logged(monkeypatch, toy, tmp_path, fails_on=1)
+    with pytest.raises(
+        runner.RunsFailedError, match=r"2 of 4 runs failed.*\n  rho .*, seed 1: RuntimeError: no such"
+    ):
+        runner.run("toy", toy, options(tmp_path))
+    assert len(log.read_text().splitlines()) == 4
+    with pytest.raises(runner.RunsFailedError, match="2 of 2 runs failed"):
+        runner.run("toy", toy, options(tmp_path))
+
+
+def test_metrics_that_are_no_numbers_fail_the_run(toy, tmp_path, monkeypatch):
+    logged(monkeypatch, toy, tmp_path, breaks=True)
+    with pytest.raises(runner.RunsFailedError, match="metric 'wait' is nan"):
+        runner.run("toy", toy, options(tmp_path))
+    for value in (True, "1", float("inf"), [1.0]):
+        with pytest.raises(ExperimentError, match="give a finite number"):
+            checked_metrics({"x": value})
+    assert checked_metrics({"x": 3, "y": None}) == {"x": 3.0, "y": None}
+
+
+def test_a_damaged_stored_run_is_refused(toy, tmp_path):
+    runner.run("toy", toy, options(tmp_path))
+    stored = next((tmp_path / "runs" / "toy").iterdir())
+    stored.write_text("{")
+    with pytest.raises(ExperimentError, match=rf"{stored.name}: not a finished run.*delete it"):
+        runner.run("toy", toy, options(tmp_path))
+
+
+def test_variants_are_checked(toy, tmp_path, monkeypatch):
+    with pytest.raises(ExperimentError, match="no variant with 'netkv'"):
+        runner.run("toy", toy, options(tmp_path, only="netkv"))
+    assert list(runner.run("toy", toy, options(tmp_path, only="0.5")).runs) == ["rho 0.5"]
+    monkeypatch.setattr(toy, "variants", lambda quick: [Variant("a", {}), Variant("a", {"x": 1})])
+    with pytest.raises(ExperimentError, match="names two variants alike"):
+        runner.run("toy", toy, options(tmp_path))
+    monkeypatch.setattr(toy, "variants", lambda quick: [Variant("a", {"x": {1, 2}})])
+    with pytest.raises(ExperimentError, match="plain JSON"):
+        runner.run("toy", toy, options(tmp_path))
+    with pytest.raises(ExperimentError, match="at least 1"):
+        runner.run("toy", toy, options(tmp_path, seeds=0))
+
+
+def test_a_key_depends_on_all_of_the_config_and_the_seed_but_not_on_its_order():
+    base = config_key("e", {"a": 1, "b": {"c": 2}}, 0)
+    assert base == config_key("e", {"b": {"c": 2}, "a": 1}, 0)
+    others = [config_key("f", {"a": 1, "b": {"c": 2}}, 0), config_key("e", {"a": 1, "b": {"c": 3}}, 0)]
+    assert len({base, *others, config_key("e", {"a": 1, "b": {"c": 2}}, 1)}) == 4
+
+
+def test_a_stored_run_is_whole_or_not_there(tmp_path, monkeypatch):
+    cache = RunCache(tmp_path, "e", "code")
+    with pytest.raises(ValueError):
+        cache.put({}, 0, {"x": float("nan")})
+    assert cache.get({}, 0) is None
+
+
+def test_what_is_asked_of_results():
+    runs = {
+        "base": {0: {"t": 10.0, "n": None}, 1: {"t": 20.0}, 2: {"t": 5.0}},
+        "ours": {0: {"t": 9.0}, 1: {"t": 16.0}},
+    }
+    results = Results("e", False, {"base": {"p": 1}, "ours": {"p": 2}}, runs)
+    assert results.seeds == (0, 1)  # those that both have
+    assert results.values("base", "t") == [10.0, 20.0]
+    assert results.mean("ours", "t") == 12.5
+    assert results.paired("base", "ours", "t").difference.mean == -2.5
+    assert results.reduction_percent("base", "ours", "t")[0] == pytest.approx(15.0)  # of 10 % and 20 %
+    assert results.where(p=2) == ["ours"]
+    with pytest.raises(ExperimentError, match="no variant 'x'"):
+        results.values("x", "t")
+    with pytest.raises(ExperimentError, match="did not measure 'n'"):
+        results.values("base", "n")
+
+
+@pytest.mark.parametrize(
+    ("row", "difference", "shown"),
+    [
+        (Row("a", 200.0, 150.0, "ms"), -25.0, ("a", "200.0 ms", "150.0 ms", "-25.0 %", "")),
+        (Row("b", -18.9, -17.4, "%", 0.5), 1.5, ("b", "-18.90 %", "-17.40 ± 0.5000 %", "+1.5 points", "")),
+        (Row("c", None, 1e6), None, ("c", "–", "1,000,000", "–", "")),
+        (Row("d", 0.0, 1.0, "s"), None, ("d", "0.0000 s", "1.000 s", "–", "")),
+        (Row("e", 2.0, None, aim=">= 9x", met=False), None, ("e", "2.000", "–", "–", "NOT MET: >= 9x")),
+    ],
+)
+def test_a_row_and_its_difference(row, difference, shown):
+    assert row.difference == (None if difference is None else pytest.approx(difference))
+    assert report.cells(row) == shown
+
+
+def test_the_program_runs_stores_and_reports(toy, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert program.main(["run", "toy", "--quick", "--jobs", "1", "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "rho 0.5" in printed and "met: closed form" in printed
+    stored = results_io.load(out / "toy.json")
+    assert stored.command == "python -m benchmarks run toy --quick"
+    assert stored.results == runner.run("toy", toy, options(out))
+    assert [row.name for row in stored.rows] == ["rho 0.2", "rho 0.5", "longer at 0.5"]
+    assert {"commit", "code", "date", "seeds"} <= set(json.loads((out / "toy.json").read_text()))
+    assert str(tmp_path) not in (out / "toy.json").read_text()
+
+    assert program.main(["report", "--results", str(out)]) == 0
+    page = (out / "report.html").read_text()
+    assert "<svg" in page and "NOT MET" not in page and "rho 0.5" in page
+    assert not re.findall(r'(?:src|href)="(?!#)', page.replace('xlink:href="#', 'xlink:href="#'))
+    assert balanced(page)
+
+
+def balanced(page: str) -> bool:
+    """Whether every element that must be closed is."""
+    open_elements: list[str] = []
+
+    class Reader(HTMLParser):
+        def handle_starttag(self, tag, attrs):
+            if tag not in ("meta", "br", "img"):
+                open_elements.append(tag)
+
+        def handle_endtag(self, tag):
+            assert open_elements.pop() == tag
+
+    reader = Reader()
+    reader.feed(page)
+    return open_elements == []
+
+
+def test_plots_are_the_same_for_the_same_data(toy, tmp_path):
+    for folder in ("a", "b"):
+        program.main(["run", "toy", "--quick", "--jobs", "1", "--out", str(tmp_path / folder)])
+    for kind in ("png", "svg"):
+        assert (tmp_path / f"a/toy/wait.{kind}").read_bytes() == (
+            tmp_path / f"b/toy/wait.{kind}"
+        ).read_bytes()
+
+
+def test_a_missing_plot_is_named_in_the_report(toy, tmp_path):
+    program.main(["run", "toy", "--quick", "--jobs", "1", "--out", str(tmp_path)])
+    (tmp_path / "toy/wait.svg").unlink()
+    report.write_html(tmp_path, tmp_path / "r.html")
+    assert "wait.svg is missing" in (tmp_path / "r.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["run", "nothing"], 2, "no experiment is called 'nothing'"),
+        (["run", "toy", "--jobs", "0"], 2, "at least 1"),
+        (["run", "toy", "--seeds", "0"], 2, "at least 1"),
+        (["report", "--results", "/nonexistent"], 2, "holds no results"),
+        (["workload", "nothing"], 2, "no workload is called"),
+    ],
+)
+def test_wrong_use_says_what_to_do(toy, capsys, arguments, code, message):
+    assert program.main(arguments) == code
+    assert message in capsys.readouterr().err
+
+
+def test_only_some_variants_give_metrics_and_no_comparison(toy, tmp_path, capsys):
+    assert (
+        program.main(["run", "toy", "--quick", "--jobs", "1", "--only", "0.2", "--out", str(tmp_path)]) == 0
+    )
+    assert "rho 0.2, seed 1: wait 0." in capsys.readouterr().out
+    assert not (tmp_path / "toy.json").exists()
+
+
+def test_failed_runs_give_another_exit_code(toy, tmp_path, monkeypatch, capsys):
+    logged(monkeypatch, toy, tmp_path, fails_on=0)
+    assert program.main(["run", "toy", "--jobs", "1", "--out", str(tmp_path)]) == 1
+    assert "RuntimeError" in capsys.readouterr().err
+
+
+def test_list_names_experiments_and_workloads(toy, capsys):
+    assert program.main(["list"]) == 0
+    printed = capsys.readouterr().out
+    assert toy.SUMMARY in printed and "synthetic-chat" in printed
+
+
+def test_a_workload_is_described(capsys):
+    assert program.main(["workload", "synthetic-chat", "--requests", "300"]) == 0
+    assert re.search(r"requests +300\.0", capsys.readouterr().out)
+
+
+def test_results_of_another_format_are_refused(tmp_path):
+    path = tmp_path / "x.json"
+    for text in ("{", '{"format": 99}', "[]"):
+        path.write_text(text)
+        with pytest.raises(ExperimentError, match=r"x\.json: not a results file"):
+            results_io.load(path)
+
+
+def test_every_registered_experiment_has_its_parts():
+    for name in registry.EXPERIMENTS:
+        experiment = registry.load(name)
+        assert experiment.SUMMARY
+        made = experiment.variants(True)
+        assert len({v.name for v in made}) == len(made) > 0
+        for variant in made:
+            config_key(name, variant.config, 0)
+
+
+def test_a_module_that_lacks_a_part_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tests_half_experiment", ModuleType("tests_half_experiment"))
+    with pytest.raises(ExperimentError, match="lacks SUMMARY, variants"):
+        registry.load_module("tests_half_experiment")
