@@ -93,7 +93,7 @@ def sim(folder: Path, timing: SimTiming, prefill: int, decode: int) -> Command:
         {"name": "decode", "role": "decode", "kind": "sim", "replicas": decode, "options": options},
     ]
     args = {"model": {"path": "sim", "name": "sim"}, "engines": engines}
-    return _sluice("Sluice, sim engines", folder / "sim.yaml", args, 120.0)
+    return sluice_app("Sluice, sim engines", folder / "sim.yaml", args, 120.0)
 
 
 def sluice_vllm(folder: Path, options: EngineOptions, *, disaggregated: bool) -> Command:
@@ -102,7 +102,7 @@ def sluice_vllm(folder: Path, options: EngineOptions, *, disaggregated: bool) ->
     engines = [{"name": role, "role": role, "kind": "vllm", "options": asdict(options)} for role in roles]
     args = {"model": {"path": MODEL}, "engines": engines}
     name = "Sluice, vLLM 1P1D" if disaggregated else "Sluice, vLLM colocated"
-    return _sluice(name, folder / f"{'pd' if disaggregated else 'colocated'}.yaml", args, 420.0)
+    return sluice_app(name, folder / f"{'pd' if disaggregated else 'colocated'}.yaml", args, 420.0)
 
 
 def bare_engine(options: EngineOptions, model_dir: str) -> Command:
@@ -138,7 +138,8 @@ def model_directory() -> str:
     return done.stdout.strip().splitlines()[-1]
 
 
-def _sluice(name: str, file: Path, args: Mapping[str, Any], timeout_s: float) -> Command:
+def sluice_app(name: str, file: Path, args: Mapping[str, Any], timeout_s: float) -> Command:
+    """Sluice with the application `args`; its Serve configuration is written to `file`."""
     port, http_port = free_ports(2)
     schema = {
         "proxy_location": "HeadOnly",
