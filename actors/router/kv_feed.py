@@ -19,7 +19,7 @@ from policies.engine_model.blocks import Change, Stored
 from policies.state import events as ev
 from policies.state.prefix_index import PrefixIndex
 from policies.state.reducer import ClusterState
-from policies.state.views import WorkerId
+from policies.state.views import Request, WorkerId
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ class KvFeed:
         self._state, self._apply = state, apply
         self._sources: dict[WorkerId, _Source] = {}
         self._batches = self._gaps = self._replays = self._snapshots = 0
+        self._predicted_tokens = self._reported_tokens = 0
 
     # ------------------------------------------------------------------------------------------------- workers
 
@@ -93,6 +94,17 @@ class KvFeed:
         self._apply(ev.KvSnapshot(time.time(), worker, message.epoch, message.next_seq, chains))
         self._look(worker, source)
 
+    def prefill_routed(self, request: Request, worker: WorkerId, now_s: float) -> None:
+        """Counts the hit that the index predicts for the prefill of a request on the worker that was chosen."""
+        if request.block_hashes:
+            hits = self._state.snapshot(now_s).hits.tokens(request)
+            self._predicted_tokens += hits.get(worker, 0)
+
+    def prefilled(self, request: Request | None, cached_tokens: int) -> None:
+        """Counts the hit that the prefill engine had."""
+        if request is not None and request.block_hashes:
+            self._reported_tokens += cached_tokens
+
     def tick(self) -> None:
         """Puts questions again that were not answered; a few times a second."""
         now_s = time.monotonic()
@@ -140,11 +152,15 @@ class KvFeed:
         }
 
     def totals(self) -> dict[str, float]:
-        """Batches taken, gaps seen, replays asked for, snapshots taken, blocks refused for want of room."""
+        """Batches taken, gaps seen, replays asked for, snapshots taken, blocks refused for want of room; prompt tokens
+        that prefill engines were predicted to have cached, and those that they reported, of requests with hashes.
+        """
         return {
             "kv_event_batches": float(self._batches),
             "kv_event_gaps": float(self._gaps),
             "kv_event_replays": float(self._replays),
             "kv_event_snapshots": float(self._snapshots),
+            "prefill_hit_tokens_predicted": float(self._predicted_tokens),
+            "prefill_hit_tokens_reported": float(self._reported_tokens),
             "prefix_index_refused_blocks": float(sum(i.refused for i in self._state.prefix_indexes)),
         }

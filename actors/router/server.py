@@ -163,6 +163,7 @@ class RouterServer:
             case wire.Prefilled():
                 now_s = time.time()
                 lease_s = now_s + message.lease_s
+                self._kv_feed.prefilled(self.dispatcher.state.request(message.rid), message.cached_tokens)
                 self._feed(
                     ev.PrefillDone(now_s, message.rid, lease_s, message.kv_bytes, message.cached_tokens)
                 )
@@ -331,6 +332,9 @@ class RouterServer:
         match action:
             case RoutePrefill():
                 mode = "colocated" if action.colocated else "prefill"
+                request = self.dispatcher.state.request(action.rid)
+                if request is not None and not action.colocated:
+                    self._kv_feed.prefill_routed(request, action.decision.worker, request.arrived_s)
                 owner.channel.send(
                     wire.RoutePrefill(action.rid, action.decision.worker, mode, action.waited_s)  # type: ignore[arg-type]
                 )

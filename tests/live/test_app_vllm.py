@@ -1,6 +1,7 @@
 """The main promise, through Ray Serve and HTTP: a real model, prefilled on one engine and decoded on another."""
 
 import math
+import time
 from typing import Any
 
 import httpx
@@ -58,6 +59,27 @@ def test_a_chat_is_streamed_in_sensible_english_and_its_kv_moved_over_nixl(vllm_
     assert moved >= usage.prompt_tokens * 23_040
     assert vllm_app.metric("sluice_kv_transfer_failures_total") == 0
     vllm_app.wait_idle()
+
+
+def test_the_router_predicts_the_prefix_hits_that_vllm_has(vllm_app: App) -> None:
+    """The engine's KV events and the ingress' hashes name the same blocks (128 tokens here)."""
+    predicted, reported = (
+        f"sluice_router_prefill_hit_tokens_{what}_total" for what in ("predicted", "reported")
+    )
+    prompt = [100 + n % 1000 for n in range(3 * 128 + 5)]
+    cached = []
+    for _ in range(2):
+        body = {"prompt": prompt, "max_tokens": 2, "temperature": 0}
+        answer = httpx.post(f"{vllm_app.url}/v1/completions", json=body, timeout=180)
+        assert answer.status_code == 200, answer.text
+        cached.append(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+        vllm_app.wait_idle()
+        time.sleep(1.5)  # KV events within 0.1 s, the router's figures within 1 s
+    assert cached == [0, 384]
+    # a prompt of the tests before may share blocks with another; what counts is that both sides agree
+    assert vllm_app.metric(predicted) == vllm_app.metric(reported) >= 384
+    assert vllm_app.metric("sluice_router_prefix_index_blocks") >= 3
+    assert vllm_app.metric("sluice_router_kv_event_gaps_total") == 0
 
 
 def test_disaggregated_answers_equal_colocated_ones(vllm_app: App) -> None:

@@ -1,6 +1,7 @@
 """The one real application that the live and chaos tests share: 1 prefill + 1 decode vLLM engine behind Ray Serve.
 
 It is deploy/cpu.yaml with short leases, and reads held for half a second so that requests can be met in their transfer.
+The prefill policy looks at prefix hits, so the index is fed and asked, though with one prefill engine it has no choice.
 """
 
 from typing import Any
@@ -15,4 +16,4 @@ def chaos_config(args: dict[str, Any]) -> None:
     for group in args["engines"]:
         group["options"] |= {"slots": SLOTS, "lease_s": LEASE_S, "max_model_len": MAX_MODEL_LEN}
         group["options"]["connector_args"] = {"hold_reads_s": 0.5}
-    args["router"] = {"dispatch": {"lease_margin_s": 4.0}}
+    args["router"] = {"dispatch": {"lease_margin_s": 4.0}, "prefill": {"name": "locality"}}

@@ -1,0 +1,89 @@
+"""The prefix index at work in the whole application: requests go to the engine that holds their prefix, and the hits
+that the router predicts are those that the engines have.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.live.serving import App, config_file, serving
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
+
+BLOCK = 16
+PREFIXES = 6
+REPORTED_S = 1.5  # KV events within 0.1 s, the router's figures within 1 s
+
+
+def three_prefill_engines(args: dict[str, Any]) -> None:
+    args["engines"][0]["replicas"] = 3
+    args["engines"][1]["replicas"] = 1
+    args["router"] = {"prefill": {"name": "cache_aware"}, "decode": {"name": "cache_load_aware"}}
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
+    with serving(config_file(tmp_path_factory.mktemp("kv"), "sim.yaml", three_prefill_engines)) as running:
+        running.wait(
+            lambda status: len(status["engines"]) == 4, 60, "three prefill engines and a decode engine"
+        )
+        yield running
+
+
+def ask(app: App, prompt: list[int]) -> int:
+    """Tokens of the prompt that the prefill engine had cached."""
+    answer = httpx.post(f"{app.url}/v1/completions", json={"prompt": prompt, "max_tokens": 2}, timeout=30)
+    assert answer.status_code == 200, answer.text
+    cached: int = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return cached
+
+
+def prefix(n: int, tokens: int = 25 * BLOCK) -> list[int]:
+    return [10 + n] * tokens
+
+
+def hit_tokens(app: App) -> tuple[float, float]:
+    names = (f"sluice_router_prefill_hit_tokens_{what}_total" for what in ("predicted", "reported"))
+    predicted, reported = (app.metric(name) for name in names)
+    return predicted, reported
+
+
+def test_requests_go_where_their_prefix_is_and_hit_what_was_predicted(app: App) -> None:
+    assert [ask(app, prefix(n)) for n in range(PREFIXES)] == [0] * PREFIXES
+    time.sleep(REPORTED_S)
+    before = hit_tokens(app)
+    # 25 blocks are shared; by chance all would go to the right one of three engines once in 3^18
+    cached = [ask(app, prefix(n) + [3, n, turn] * 9) for turn in range(3) for n in range(PREFIXES)]
+    assert cached == [25 * BLOCK] * (3 * PREFIXES)
+    assert ask(app, prefix(0)) == 24 * BLOCK  # its last token is always computed
+    time.sleep(REPORTED_S)
+    after = hit_tokens(app)
+    assert after[0] - before[0] == after[1] - before[1] == (3 * PREFIXES * 25 + 24) * BLOCK
+
+
+def test_the_index_is_reported(app: App) -> None:
+    assert app.metric("sluice_router_prefix_index_blocks") >= PREFIXES * 25
+    assert app.metric("sluice_router_prefix_index_bytes") > 0
+    assert app.metric("sluice_router_prefix_index_feeds") == 4
+    assert app.metric("sluice_router_kv_event_gaps_total") == 0
+
+
+def test_a_router_that_was_killed_knows_every_prefix_again(app: App) -> None:
+    ask(app, prefix(PREFIXES))
+    time.sleep(REPORTED_S)
+    blocks = app.metric("sluice_router_prefix_index_blocks")
+    killed = app.replica_pid("Router")
+    os.kill(killed, signal.SIGKILL)
+    app.wait(lambda status: not status["router"]["connected"], 30, "the router's death is noticed")
+    app.wait(lambda status: status["router"]["connected"] and len(status["engines"]) == 4, 60, "a new router")
+    deadline_s = time.monotonic() + 30
+    while app.metric("sluice_router_kv_event_snapshots_total") < 4 and time.monotonic() < deadline_s:
+        time.sleep(0.2)
+    time.sleep(REPORTED_S)
+    assert app.metric("sluice_router_prefix_index_blocks") == blocks
+    assert [ask(app, prefix(n) + [5] * 20) for n in range(PREFIXES + 1)] == [25 * BLOCK] * (PREFIXES + 1)
