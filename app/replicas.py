@@ -145,7 +145,7 @@ def make_engine(config: AppConfig, group: EngineGroupConfig, engine_id: str, ind
     where = f"engines.{group.name}.options"
     if group.kind == "sim":
         from actors.engine.sim_config import SimEngineConfig
-        from actors.engine.sim_engine import SimEngine
+        from actors.engine.sim_ranks import sim_engine
 
         options = {
             "model": config.model.served_name,
@@ -153,7 +153,7 @@ def make_engine(config: AppConfig, group: EngineGroupConfig, engine_id: str, ind
             "engine_id": engine_id,
             "role": group.role,
         }
-        return SimEngine(from_options(SimEngineConfig, options, where))
+        return sim_engine(from_options(SimEngineConfig, options, where))
     from actors.engine.cores import divide_cores, usable_cores
     from actors.engine.vllm_config import VllmEngineConfig
     from actors.engine.vllm_engine import VllmEngine

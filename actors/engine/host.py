@@ -31,9 +31,9 @@ def make_engine(kind: str, role: str, engine_id: str, options: dict[str, Any]) -
     """The engine of `kind`. Raises ValueError that names an option which is unknown or impossible."""
     if kind == "sim":
         from actors.engine.sim_config import SimEngineConfig
-        from actors.engine.sim_engine import SimEngine
+        from actors.engine.sim_ranks import sim_engine
 
-        return SimEngine(_config(SimEngineConfig, {"engine_id": engine_id, "role": role, **options}))
+        return sim_engine(_config(SimEngineConfig, {"engine_id": engine_id, "role": role, **options}))
     from actors.engine.vllm_config import VllmEngineConfig
     from actors.engine.vllm_engine import VllmEngine
 

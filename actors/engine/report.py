@@ -46,7 +46,8 @@ class Reporter:
     def start(self) -> None:
         """Connects and reports until `stop`. The engine has started."""
         info = self._server.info()
-        self._mirrors = [KvMirror(info.id)] if KV_EVENTS in info.features else []
+        ranks = info.dp_ranks if KV_EVENTS in info.features else 0
+        self._mirrors = [KvMirror(info.id, rank) for rank in range(ranks)]
         self._link.start()
         self._task = asyncio.create_task(self._report(), name="status to router")
 

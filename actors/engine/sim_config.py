@@ -19,6 +19,8 @@ class SimEngineConfig:
     transfer (chaos tests). `links` (see `sim_links`): by pattern of the reading engine's id, which begins with the name
     of its group, how KV of this engine gets there. `vocab_size` None accepts any token id. `group` "" derives the
     compatibility group.
+    `kv_events`: tell the router what the prefix cache holds. `dp_ranks`: data-parallel ranks, each with `slots` and
+    `kv_blocks` of its own; with `barrier` they step together.
     """
 
     engine_id: str
@@ -40,9 +42,18 @@ class SimEngineConfig:
     pull_timeout_s: float = 10.0
     kv_events: bool = True
     links: Mapping[str, SimLink] = field(default_factory=dict)
+    dp_ranks: int = 1
+    barrier: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("slots", "kv_blocks", "block_size_tokens", "max_model_len", "prefill_budget_tokens"):
+        for name in (
+            "slots",
+            "kv_blocks",
+            "block_size_tokens",
+            "max_model_len",
+            "prefill_budget_tokens",
+            "dp_ranks",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1")
         for name in ("lease_s", "pull_timeout_s"):
@@ -59,6 +70,8 @@ class SimEngineConfig:
                 f"{self.kv_blocks} KV blocks of {self.block_size_tokens} tokens cannot hold a request of max_model_len "
                 f"{self.max_model_len}: set kv_blocks to {-(-self.max_model_len // self.block_size_tokens)} or more"
             )
+        if self.barrier and self.dp_ranks == 1:
+            raise ValueError("barrier is on, but there is one rank only: set dp_ranks to 2 or more")
         self.timing_profile()
 
     def timing_profile(self) -> TimingProfile:

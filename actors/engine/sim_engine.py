@@ -1,8 +1,7 @@
 """The sim engine: the engine protocol on a timing model with virtual KV. Real sockets, real queues, no model, no torch.
 
-One timer runs while there is work, one step after the other on an absolute schedule (a late step does not delay the
-next); without work there is none. A step's tokens leave in one call. The pure parts are `policies.engine_model`; what
-is here is the life of requests around it:
+A clock drives the steps (`sim_clock`). A step's tokens leave in one call. The pure parts are `policies.engine_model`;
+what is here is the life of requests around it:
 
     prefill   queued -> computing -> leased -> (read by a decode engine | released | expired)
     decode    queued -> loading (KV is read from the prefill engine) -> decoding -> finished
@@ -22,6 +21,7 @@ from typing import Any, Literal, cast
 import msgspec
 
 from actors.engine.protocol import EngineMetrics, Sink
+from actors.engine.sim_clock import StepClock
 from actors.engine.sim_config import SimEngineConfig
 from actors.engine.sim_leases import LeaseKeeper
 from actors.engine.sim_output import Choice
@@ -46,21 +46,17 @@ from policies.engine_model.scheduler import EngineModel, Sequence, Stage, StepRe
 
 log = logging.getLogger(__name__)
 
-MAX_LAG_S = (
-    0.05  # ASSUMPTION: a loop that is later than this was stalled; the steps it missed are not made up for
-)
-MAX_EARLY_S = (
-    1e-4  # uvloop counts whole milliseconds, so a timer may fire early: a step never ends before this
-)
-
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class SimEngine:
     """Implements `actors.engine.protocol.Engine`; `attach`, `peer_message` and `peer_closed` serve its server."""
 
-    def __init__(self, config: SimEngineConfig) -> None:
+    def __init__(self, config: SimEngineConfig, clock: StepClock | None = None, rank: int = 0) -> None:
+        """`clock` is shared by the ranks of an engine with a step barrier; lease keys begin with the rank."""
         self.config = config
+        self._rank = rank
+        self._clock = clock or StepClock()
         self._timing = config.timing_profile()
         self._pool = BlockPool(config.kv_blocks, config.block_size_tokens, config.kv_events)
         self._model = EngineModel(
@@ -71,8 +67,6 @@ class SimEngine:
         self._loads: set[DecodeWork] = set()
         self._puller = Puller(config.pull_timeout_s)
         self._addresses: tuple[str, ...] = ()
-        self._ticking = False
-        self._step_end_s = 0.0
         self._draining = False
         self._stopped = False
         self._dead: Exception | None = None
@@ -85,9 +79,10 @@ class SimEngine:
         """Ready at once: there is nothing to load."""
         self._sink = sink
         self._loop = asyncio.get_running_loop()
+        self._clock.join(self)
         self._leases = LeaseKeeper(
             self.config.lease_s,
-            os.urandom(6).hex(),
+            f"{self._rank}.{os.urandom(6).hex()}",
             self._timing.kv_bytes,
             self._free_lease,
             self.config.links,
@@ -205,7 +200,7 @@ class SimEngine:
         work.timer = self._loop.call_later(max(0.0, msg.deadline_s), self._prefill_late, work)
         self._prefills[msg.rid] = work
         self._model.add(work.seq)
-        self._kick()
+        self._clock.kick()
 
     def decode(self, msg: Decode) -> None:
         """Queues a decode, with the KV of another engine (`handle`) or computing all itself."""
@@ -218,7 +213,7 @@ class SimEngine:
         work.timer = self._loop.call_later(max(0.0, msg.deadline_s), self._decode_late, work)
         self._decodes[msg.rid] = work
         self._add_choice(work)
-        self._kick()
+        self._clock.kick()
 
     def cancel(self, rid: str) -> None:
         """Ends `rid` in whatever stage, its lease included."""
@@ -230,7 +225,7 @@ class SimEngine:
         if decode is not None:
             self._end_decode(decode)
         self._leases.release(rid)
-        self._kick()
+        self._clock.kick()
 
     def release(self, rid: str) -> None:
         """Ends the lease of `rid`, if there is one."""
@@ -251,36 +246,22 @@ class SimEngine:
 
     # ------------------------------------------------------------------------------------------------ steps
 
-    def _kick(self) -> None:
-        """Starts the step loop if it rests; what else arrives in this loop iteration joins the same step."""
-        if not self._ticking and not self._stopped:
-            self._ticking = True
-            self._loop.call_soon(self._begin_step, time.monotonic())
-
-    def _begin_step(self, start_s: float) -> None:
+    def begin_step(self) -> float | None:
+        """The clock begins a step."""
         if self._stopped or self._dead is not None:
-            return
+            return None
         try:
-            self._next_step(start_s)
+            seconds = self._model.begin_step()
+            for seq in self._model.take_admitted():
+                self._admitted(seq)
         except Exception as error:
             self._die(error)
+            return None
+        return seconds
 
-    def _next_step(self, start_s: float) -> None:
-        seconds = self._model.begin_step()
-        if seconds is None:
-            self._ticking = False
-        else:
-            self._step_end_s = start_s + seconds
-            self._loop.call_later(self._step_end_s - time.monotonic(), self._end_step)
-        for seq in self._model.take_admitted():
-            self._admitted(seq)
-
-    def _end_step(self) -> None:
+    def end_step(self) -> None:
+        """The clock ends the step that it began."""
         if self._stopped or self._dead is not None:
-            return
-        early_s = self._step_end_s - time.monotonic()
-        if early_s > MAX_EARLY_S:
-            self._loop.call_later(max(early_s, 1e-3), self._end_step)
             return
         try:
             result = self._model.end_step()
@@ -289,8 +270,6 @@ class SimEngine:
                 self._prefilled(seq)
             if items:
                 self._sink.tokens(items)
-            now_s = time.monotonic()
-            self._next_step(now_s if now_s - self._step_end_s > MAX_LAG_S else self._step_end_s)
         except Exception as error:
             self._die(error)
 
@@ -367,12 +346,12 @@ class SimEngine:
         self._end_prefill(work)
         self._model.remove(work.seq)
         self._fail(work.rid, "prefill", "deadline", "the deadline passed before the prefill was done", False)
-        self._kick()
+        self._clock.kick()
 
     def _decode_late(self, work: DecodeWork) -> None:
         self._end_decode(work)
         self._fail(work.rid, "decode", "deadline", "the deadline passed before the last token", False)
-        self._kick()
+        self._clock.kick()
 
     def _forget_decode(self, work: DecodeWork) -> None:
         work.gone = True
@@ -447,7 +426,7 @@ class SimEngine:
             self._model.loaded(seq)
             work.started = True
             self._sink.admitted(Admitted(work.rid, n_bytes, seconds, blocks, seq.cached_tokens))
-        self._kick()
+        self._clock.kick()
 
     def read_failed(self, work: DecodeWork, reason: str) -> None:
         """The KV cannot be read, or not to its end."""
@@ -461,7 +440,7 @@ class SimEngine:
         if not work.gone:
             self._forget_decode(work)
             self._fail(work.rid, "decode", "kv_load", reason, True)
-        self._kick()
+        self._clock.kick()
 
     def _end_remote(self, handle: SimHandle) -> None:
         if handle.engine_id != self.config.engine_id:
@@ -491,7 +470,7 @@ class SimEngine:
 
     def _free_lease(self, allocation: Allocation) -> None:
         self._pool.release(allocation)
-        self._kick()
+        self._clock.kick()
 
     # ------------------------------------------------------------------------------------------------ other engines
 

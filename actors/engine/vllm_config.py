@@ -48,7 +48,8 @@ class VllmEngineConfig:
 
     `engine_args` go to vLLM's AsyncEngineArgs as they are; a name that it does not know is refused at start.
     `connector_args` go to the KV connector (`hold_reads_s` delays every read, for tests). `kv_events`: tell the router
-    what the prefix cache holds, where vLLM has one.
+    what the prefix cache holds, where vLLM has one. `data_parallel_size`: the router places requests on single ranks;
+    written from vLLM's source, not run (it takes an engine core a rank).
     """
 
     id: str

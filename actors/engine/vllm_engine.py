@@ -23,7 +23,7 @@ from actors.engine.vllm_kv_keys import RELEASE
 from actors.engine.vllm_launch import PhaseClock, core_phases, describe, launch, remove_kv_sockets, warm_up
 from actors.engine.vllm_leases import Leases
 from actors.engine.vllm_outbox import Outbox
-from actors.engine.vllm_stats import Ledger, Transfer
+from actors.engine.vllm_stats import CoreCounts, Ledger, Transfer
 from actors.wire.messages import Admitted, Decode, EngineInfo, Failed, Out, Prefill, Status
 from policies.engine_model.blocks import Change
 
@@ -201,8 +201,9 @@ class VllmEngine:
 
         try:
             request = self._llm.input_processor.process_inputs(
-                msg.rid, tokens_input(msg.tokens), params, supported_tasks=self._tasks, priority=msg.priority
-            )
+                msg.rid, tokens_input(msg.tokens), params, supported_tasks=self._tasks, priority=msg.priority,
+                data_parallel_rank=msg.dp_rank,
+            )  # fmt: skip
         except self._params.REFUSALS as e:
             raise self._params.bad_parameter(e) from e
         self._llm.input_processor.assign_request_id(request)
@@ -433,10 +434,31 @@ class VllmEngine:
             leases=len(self._leases),
             kv_usage=used / max(1, self._info.kv_blocks),
             state="draining" if self._draining else "ready",
-            tokens_in_flight=sum(
-                len(work.msg.tokens) * work.choices + work.generated_tokens for work in decodes
-            ),
+            tokens_in_flight=_kv_tokens(decodes),
+            ranks=[self._rank_status(rank) for rank in range(self._info.dp_ranks)]
+            if self._info.dp_ranks > 1
+            else [],
+        )
+
+    def _rank_status(self, rank: int) -> Status:
+        """What one data-parallel rank counts. Requests that vLLM placed itself are in its core's counts only."""
+        core = self._ledger.cores.get(rank, CoreCounts())
+        sent = sum(stream.work.msg.dp_rank == rank for stream in self._streams.values())
+        works = [w for w in self._works.values() if w.stage == "decode" and w.msg.dp_rank == rank]
+        return Status(
+            engine_id=self._config.id,
+            running=core.running,
+            waiting=max(core.waiting, sent - core.running),
+            kv_blocks_used=round(core.kv_usage * self._blocks),
+            leases=self._leases.on_core(rank),
+            kv_usage=core.kv_usage,
+            tokens_in_flight=_kv_tokens(works),
         )
 
     def metrics(self) -> EngineMetrics:
         return self._ledger.metrics(self._info.kv_blocks, self._ledger.used_blocks(self._blocks))
+
+
+def _kv_tokens(decodes: list[Any]) -> int:
+    """Prompt and generated tokens of some decode works."""
+    return sum(len(work.msg.tokens) * work.choices + work.generated_tokens for work in decodes)

@@ -213,4 +213,6 @@ def describe(config: VllmEngineConfig, llm: Any, hellos: list[Hello]) -> EngineI
         pid=os.getpid(),
         lease_s=float(config.lease_s),
         features=tuple(features),
+        dp_ranks=cores,
+        barrier=cores > 1 and running.model_config.is_moe,  # vLLM runs ranks in step for these models only
     )

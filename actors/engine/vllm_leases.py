@@ -20,6 +20,10 @@ class Leases:
         """(vLLM's request id, core) of every lease of `rid`."""
         return list(self._by_rid.get(rid, {}).items())
 
+    def on_core(self, core: int) -> int:
+        """How many engine core `core` holds."""
+        return sum(held == core for leases in self._by_rid.values() for held in leases.values())
+
     def ended(self, request_id: str) -> None:
         """It was pulled, released or has expired. Unknown ones are no error."""
         rid = self._rid.pop(request_id, None)

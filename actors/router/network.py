@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.router.network_sources import LabelNames, NetworkSources
+from actors.router.workers import place_of
 from actors.wire.messages import EngineInfo, Transferred
 from policies.routing.bandwidth_estimator import BandwidthEstimator, EstimatorConfig
 from policies.routing.oracle import Oracle, OracleError, PairEstimate, TransferIntent
@@ -115,8 +116,8 @@ class RouterNetwork:
 
     def routed(self, intent: TransferIntent, now_s: float) -> None:
         """A decode was sent off: its transfer begins soon."""
-        source = self.sources.engines.get(intent.source)
-        destination = self.sources.engines.get(intent.destination)
+        source = self.sources.engines.get(place_of(intent.source)[0])
+        destination = self.sources.engines.get(place_of(intent.destination)[0])
         if source is None or destination is None or intent.n_bytes <= 0:
             return
         file, tier = self.sources.file, intent.tier

@@ -21,6 +21,7 @@ from actors.router.forecasts import Forecasts
 from actors.router.journal import RouterJournal
 from actors.router.kv_feed import KvFeed
 from actors.router.network import NetworkConfig, RouterNetwork
+from actors.router.workers import place_of, reports, ups, worker_of, workers_of
 from actors.wire import messages as wire
 from actors.wire.channel import Channel, Identity, listen, remove_sockets
 from actors.wire.kv import unpack_hashes
@@ -28,8 +29,7 @@ from policies.dispatch import Action, Dispatcher, Reject, RouteDecode, RoutePref
 from policies.routing.base import PolicyError
 from policies.routing.registry import USES_HITS
 from policies.state import events as ev
-from policies.state.reducer import role_of
-from policies.state.views import Health, Mode, Request
+from policies.state.views import Health, Mode, Request, WorkerId
 
 log = logging.getLogger(__name__)
 
@@ -150,8 +150,9 @@ class RouterServer:
         if self._engines.get(engine.info.id) is engine:
             del self._engines[engine.info.id]
             self._network.forget(engine.info.id)
-            self._feed(ev.EngineDown(time.time(), engine.info.id))
-            self._kv_feed.gone(engine.info.id)
+            for worker in workers_of(engine.info):
+                self._feed(ev.EngineDown(time.time(), worker))
+                self._kv_feed.gone(worker)
             self._broadcast_fleet()
 
     # ------------------------------------------------------------------------------------------------ messages
@@ -180,9 +181,9 @@ class RouterServer:
             case wire.Status():
                 self._status(message)
             case wire.KvEvents():
-                self._kv_feed.events(message.engine_id, channel, message)
+                self._kv_feed.events(self._worker(message.engine_id, message.rank), channel, message)
             case wire.KvState():
-                self._kv_feed.state(message.engine_id, channel, message)
+                self._kv_feed.state(self._worker(message.engine_id, message.rank), channel, message)
             case wire.Admin():
                 channel.send(self._admin.answer(message))
             case _:
@@ -193,7 +194,7 @@ class RouterServer:
         if message.request_id:
             self.decisions.name(message.rid, message.request_id)
         now_s = time.time()
-        request = _request(message, now_s)
+        request = self._request(message, now_s)
         if self._forecasts is not None:
             predicted = self._forecasts.arrived(message, now_s)
             request = dataclasses.replace(request, predicted_tokens=predicted)
@@ -233,10 +234,10 @@ class RouterServer:
         self._feed(
             ev.Adopted(
                 now_s,
-                _request(message.submit, now_s),
+                self._request(message.submit, now_s),
                 message.stage,
-                message.engine_id,
-                message.decode_engine_id,
+                worker_of(message.engine_id, message.dp_rank),
+                worker_of(message.decode_engine_id, message.decode_dp_rank),
                 message.tokens,
                 now_s + message.lease_s,
                 message.kv_bytes,
@@ -254,19 +255,16 @@ class RouterServer:
         self._network.engine(info)
         self._set_health(engine, _health(info.state))
         if wire.KV_EVENTS in info.features:
-            self._kv_feed.announced(info.id, 0, channel)
+            for rank, worker in enumerate(workers_of(info)):
+                self._kv_feed.announced(worker, rank, channel)
         self._broadcast_fleet()
 
     def _set_health(self, engine: _Engine, health: Health) -> None:
         info = engine.info
         state: wire.EngineState = "ready" if health is Health.READY else "draining"
         engine.info = msgspec.structs.replace(info, state=state)
-        capacity = info.kv_blocks * info.block_size_tokens
-        self._feed(
-            ev.EngineUp(
-                time.time(), info.id, role_of(info.role), info.group, info.node, info.slots, capacity, health
-            )
-        )
+        for event in ups(info, health, time.time()):
+            self._feed(event)
 
     def _status(self, message: wire.Status) -> None:
         engine = self._engines.get(message.engine_id)
@@ -277,21 +275,25 @@ class RouterServer:
         if message.state != engine.info.state:
             self._set_health(engine, health)
             self._broadcast_fleet()
-        kv_tokens = message.kv_blocks_used * engine.info.block_size_tokens
-        self._feed(
-            ev.EngineStatus(
-                time.time(),
-                message.engine_id,
-                message.running,
-                message.waiting,
-                kv_tokens,
-                health,
-                message.swapped,
-                message.token_budget,
-                message.compute,
-                message.memory_bandwidth,
-            )
+        for event in reports(engine.info, message, time.time()):
+            self._feed(event)
+
+    def _worker(self, engine_id: str, rank: int) -> WorkerId:
+        """The worker that an engine's message is about; the engine's own name for an unknown one."""
+        engine = self._engines.get(engine_id)
+        workers = (engine_id,) if engine is None else workers_of(engine.info)
+        return workers[rank] if 0 <= rank < len(workers) else engine_id
+
+    def _request(self, message: wire.Submit, now_s: float) -> Request:
+        """The request; an engine that it avoids is all its ranks."""
+        request = _request(message, now_s)
+        if not request.avoid:
+            return request
+        engines = (self._engines.get(engine_id) for engine_id in request.avoid)
+        avoid = tuple(
+            worker for engine in engines if engine is not None for worker in workers_of(engine.info)
         )
+        return dataclasses.replace(request, avoid=avoid)
 
     # ----------------------------------------------------------------------------------------------- decisions
 
@@ -335,12 +337,14 @@ class RouterServer:
                 request = self.dispatcher.state.request(action.rid)
                 if request is not None and not action.colocated:
                     self._kv_feed.prefill_routed(request, action.decision.worker, request.arrived_s)
+                engine_id, rank = place_of(action.decision.worker)
                 owner.channel.send(
-                    wire.RoutePrefill(action.rid, action.decision.worker, mode, action.waited_s)  # type: ignore[arg-type]
+                    wire.RoutePrefill(action.rid, engine_id, mode, action.waited_s, rank)  # type: ignore[arg-type]
                 )
             case RouteDecode():
                 self._network.routed(action.intent, time.time())
-                owner.channel.send(wire.RouteDecode(action.rid, action.decision.worker, action.waited_s))
+                engine_id, rank = place_of(action.decision.worker)
+                owner.channel.send(wire.RouteDecode(action.rid, engine_id, action.waited_s, rank))
             case Reject():
                 del self._owner[action.rid]
                 owner.requests.discard(action.rid)

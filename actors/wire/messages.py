@@ -65,6 +65,9 @@ class EngineInfo(_Wire, frozen=True):
     beta_max, the most sequences that decode at once; `addresses` are tried in order (`unix:/path`, `tcp:host:port`).
     `node` is Ray's id of its node, or the name in its group's `topology`; `labels` say where that node is
     (`actors.engine.topology`).
+
+    An engine of `dp_ranks` data-parallel ranks has so many schedulers, each with an equal share of `slots` and
+    `kv_blocks`; with a `barrier` they step together.
     """
 
     id: str
@@ -84,6 +87,8 @@ class EngineInfo(_Wire, frozen=True):
     features: tuple[str, ...] = ()
     replica: str = ""
     labels: dict[str, str] = {}
+    dp_ranks: int = 1
+    barrier: bool = False
 
 
 class Announce(_Wire, frozen=True):
@@ -96,7 +101,7 @@ class Status(_Wire, frozen=True):
     """Engine -> router, periodically: what the engine itself counts. A term it does not know is None, never 0.
 
     FlowKV's indicators: `swapped` requests; of the step's token budget, of compute and of memory bandwidth the share
-    in use, 0..1.
+    in use, 0..1. An engine of several ranks counts all of them together, and each in `ranks`.
     """
 
     engine_id: str
@@ -108,11 +113,11 @@ class Status(_Wire, frozen=True):
     state: EngineState = "ready"
     tokens_in_flight: int | None = None
     totals: dict[str, float] = {}
-    rank: int = 0
     swapped: int | None = None
     token_budget: float | None = None
     compute: float | None = None
     memory_bandwidth: float | None = None
+    ranks: "list[Status]" = []
 
 
 class KvChange(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -170,6 +175,7 @@ class Prefill(_Wire, frozen=True):
     """Compute the KV of `tokens` and hold it under a lease; the engine's own sampled token is discarded.
 
     `deadline_s` counts from receipt: past it the engine aborts the work and answers Failed(code="deadline").
+    `dp_rank` None leaves the data-parallel rank to the engine.
     """
 
     rid: str
@@ -177,6 +183,7 @@ class Prefill(_Wire, frozen=True):
     params: dict[str, Any]
     deadline_s: float
     priority: int = 0
+    dp_rank: int | None = None
 
 
 class Decode(_Wire, frozen=True):
@@ -187,7 +194,7 @@ class Decode(_Wire, frozen=True):
     seed, stop (list), stop_token_ids, ignore_eos, min_tokens, n, logprobs (int), prompt_logprobs (int),
     presence_penalty, frequency_penalty, repetition_penalty, logit_bias, response_format, skip_special_tokens, detail
     fields of `chat`. `chat` carries the original chat request where the engine must parse its output (tools); the
-    deltas then come ready made in `Out.delta`.
+    deltas then come ready made in `Out.delta`. `dp_rank` None leaves the data-parallel rank to the engine.
     """
 
     rid: str
@@ -197,6 +204,7 @@ class Decode(_Wire, frozen=True):
     deadline_s: float
     priority: int = 0
     chat: bytes | None = None
+    dp_rank: int | None = None
 
 
 class Cancel(_Wire, frozen=True):
@@ -338,7 +346,7 @@ class Adopt(_Wire, frozen=True):
     """A request under way that a new router cannot know: sent for each decided request after a reconnect to the router.
 
     stage: "prefill", "pool" (with what is left of its lease) or "decode"; `engine_id` is where its KV is computed or
-    kept, `decode_engine_id` where it decodes (the same for a colocated one).
+    kept, `decode_engine_id` where it decodes (the same for a colocated one); with their ranks.
     """
 
     submit: Submit
@@ -348,6 +356,8 @@ class Adopt(_Wire, frozen=True):
     tokens: int = 0
     lease_s: float = 0.0
     kv_bytes: int = 0
+    dp_rank: int | None = None
+    decode_dp_rank: int | None = None
 
 
 class Closed(_Wire, frozen=True):
@@ -364,7 +374,8 @@ class Closed(_Wire, frozen=True):
 
 
 class RoutePrefill(_Wire, frozen=True):
-    """Decision: run `rid` on `engine_id`. mode: "prefill" (KV will move) or "colocated" (prefill and decode there).
+    """Decision: run `rid` on `engine_id`, on its `dp_rank` (None: the engine chooses). mode: "prefill" (KV will move)
+    or "colocated" (prefill and decode there).
 
     For a request that waits in the pool it means: its lease ends before a slot is free; release that KV, prefill again.
     """
@@ -373,14 +384,16 @@ class RoutePrefill(_Wire, frozen=True):
     engine_id: str
     mode: Literal["prefill", "colocated"]
     queue_s: float = 0.0
+    dp_rank: int | None = None
 
 
 class RouteDecode(_Wire, frozen=True):
-    """Decision: decode `rid` on `engine_id`."""
+    """Decision: decode `rid` on `engine_id`, there on `dp_rank` (None: the engine's choice)."""
 
     rid: str
     engine_id: str
     pool_s: float = 0.0
+    dp_rank: int | None = None
 
 
 class Reject(_Wire, frozen=True):

@@ -52,6 +52,8 @@ class Job:
     state: State = State.SUBMITTED
     prefill_engine: str | None = None
     decode_engine: str | None = None
+    prefill_rank: int | None = None
+    decode_rank: int | None = None
     handle: bytes | None = None
     lease_guard_s: float | None = None
     epoch: int | None = None  # the router connection that knows this rid
@@ -109,9 +111,18 @@ class Job:
         """A new router, to which this job is unknown: tell it, so that its charges are right again."""
         stage = "prefill" if self.state is State.PREFILLING else "decode"
         kv_engine = self.prefill_engine or self.decode_engine
+        kv_rank = self.prefill_rank if self.prefill_engine else self.decode_rank
         self.epoch = epoch
         self.ports.to_router(
-            Adopt(self._submit(), stage, kv_engine, self.decode_engine, self.output_tokens)  # type: ignore[arg-type]
+            Adopt(
+                self._submit(),
+                stage,  # type: ignore[arg-type]
+                kv_engine,
+                self.decode_engine,
+                self.output_tokens,
+                dp_rank=kv_rank,
+                decode_dp_rank=self.decode_rank,
+            )
         )
 
     def sweep(self, now_s: float) -> None:
@@ -136,14 +147,14 @@ class Job:
         self.times.routed_s = ports.now_s()
         left_s = self.work.deadline_s - self.times.routed_s
         if event.mode == "colocated":
-            self._send_decode(event.engine_id, left_s)
+            self._send_decode(event, left_s)
             return
-        self.prefill_engine = event.engine_id
+        self.prefill_engine, self.prefill_rank = event.engine_id, event.dp_rank
         work = self.work
         sent = ports.to_engine(
             event.engine_id,
             self,
-            Prefill(self.rid, work.tokens, work.params, max(left_s, 0.001), work.priority),
+            Prefill(self.rid, work.tokens, work.params, max(left_s, 0.001), work.priority, event.dp_rank),
         )
         if sent:
             self.state = State.PREFILLING
@@ -167,15 +178,15 @@ class Job:
 
     def _route_decode(self, event: RouteDecode) -> None:
         self.times.decode_routed_s = self.ports.now_s()
-        self._send_decode(event.engine_id, self.work.deadline_s - self.times.decode_routed_s)
+        self._send_decode(event, self.work.deadline_s - self.times.decode_routed_s)
 
-    def _send_decode(self, engine_id: str, left_s: float) -> None:
-        work = self.work
+    def _send_decode(self, route: RoutePrefill | RouteDecode, left_s: float) -> None:
+        work, engine_id = self.work, route.engine_id
         message = Decode(
-            self.rid, work.tokens, work.params, self.handle, max(left_s, 0.001), work.priority, work.chat
-        )
+            self.rid, work.tokens, work.params, self.handle, max(left_s, 0.001), work.priority, work.chat, route.dp_rank
+        )  # fmt: skip
         if self.ports.to_engine(engine_id, self, message):
-            self.decode_engine = engine_id
+            self.decode_engine, self.decode_rank = engine_id, route.dp_rank
             self.state = State.ADMITTING
         else:
             self._attempt_failed(engine_id, "decode", "not_connected", "is not connected", retryable=True)

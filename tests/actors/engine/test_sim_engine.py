@@ -390,7 +390,7 @@ async def test_the_loop_rests_without_work_and_one_step_is_one_message(rig: Rig)
     batches = [message.items for message in c.client.inbox if hasattr(message, "items")]
     assert [len(items) for items in batches] == [6] * 10
     await c.rests()
-    await until(lambda: not engine._ticking, "rest")
+    await until(lambda: not engine._clock.ticking, "rest")
     steps = engine._model.steps
     await asyncio.sleep(0.05)
     assert engine._model.steps == steps

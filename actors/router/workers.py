@@ -1,0 +1,56 @@
+"""Engines and workers: a policy's worker is one data-parallel rank of an engine.
+
+An engine of one rank is one worker of the same name; of several, rank r is the worker `engine#r`. Slots and KV are
+divided evenly, as the engines do; ranks that step together name their engine as their barrier.
+"""
+
+from actors.wire.messages import EngineInfo, Status
+from policies.state import events as ev
+from policies.state.reducer import role_of
+from policies.state.views import Health, WorkerId
+
+
+def workers_of(info: EngineInfo) -> tuple[WorkerId, ...]:
+    """The workers of an engine, by rank."""
+    if info.dp_ranks == 1:
+        return (info.id,)
+    return tuple(f"{info.id}#{rank}" for rank in range(info.dp_ranks))
+
+
+def worker_of(engine_id: str | None, rank: int | None) -> WorkerId | None:
+    """The worker of a message that names an engine and, where it has several, the rank. None for no engine."""
+    return engine_id if engine_id is None or rank is None else f"{engine_id}#{rank}"
+
+
+def place_of(worker: WorkerId) -> tuple[str, int | None]:
+    """(engine, rank there; None where it has one only)."""
+    engine_id, _, rank = worker.rpartition("#")
+    return (engine_id, int(rank)) if engine_id else (worker, None)
+
+
+def ups(info: EngineInfo, health: Health, now_s: float) -> list[ev.EngineUp]:
+    """What the reducer is to know of an engine's workers."""
+    n, barrier = info.dp_ranks, info.id if info.barrier else ""
+    kv_tokens = info.kv_blocks // n * info.block_size_tokens
+    return [
+        ev.EngineUp(
+            now_s, worker, role_of(info.role), info.group, info.node, info.slots // n, kv_tokens, health, barrier
+        )
+        for worker in workers_of(info)
+    ]  # fmt: skip
+
+
+def reports(info: EngineInfo, status: Status, now_s: float) -> list[ev.EngineStatus]:
+    """What an engine's workers count. Raises ValueError when it does not report each of its ranks."""
+    workers = workers_of(info)
+    each = status.ranks if info.dp_ranks > 1 else [status]
+    if len(each) != len(workers):
+        raise ValueError(f"engine {info.id} has {len(workers)} ranks, but reports {len(each)}")
+    health = Health.READY if status.state == "ready" else Health.DRAINING
+    return [
+        ev.EngineStatus(
+            now_s, worker, one.running, one.waiting, one.kv_blocks_used * info.block_size_tokens, health, one.swapped,
+            one.token_budget, one.compute, one.memory_bandwidth,
+        )
+        for worker, one in zip(workers, each, strict=True)
+    ]  # fmt: skip

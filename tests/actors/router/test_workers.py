@@ -1,0 +1,53 @@
+"""Engines and workers: names, shares of slots and KV, reports by rank."""
+
+import pytest
+
+from actors.router.workers import place_of, reports, ups, worker_of, workers_of
+from actors.wire.messages import EngineInfo, Status
+from policies.state.views import Health
+
+
+def info(**more: object) -> EngineInfo:
+    facts = ("e-1", "decode", "sim", "m", "g", ("unix:/x",), 8, 100, 16, 1024, "n", 1, 30.0)
+    return EngineInfo(*facts, **more)  # type: ignore[arg-type]
+
+
+def status(**more: object) -> Status:
+    return Status("e-1", 3, 1, 40, 0, 0.4, **more)  # type: ignore[arg-type]
+
+
+def test_an_engine_of_one_rank_is_a_worker_of_its_name() -> None:
+    assert workers_of(info()) == ("e-1",)
+    assert (worker_of("e-1", None), place_of("e-1")) == ("e-1", ("e-1", None))
+    (up,) = ups(info(), Health.READY, 1.0)
+    assert (up.worker, up.slots, up.kv_capacity_tokens, up.barrier) == ("e-1", 8, 1600, "")
+    (report,) = reports(info(), status(token_budget=0.5), 1.0)
+    assert (report.worker, report.running, report.kv_tokens, report.token_budget) == ("e-1", 3, 640, 0.5)
+
+
+def test_ranks_divide_slots_and_kv_and_share_a_barrier() -> None:
+    engine = info(dp_ranks=4, barrier=True)
+    assert workers_of(engine) == ("e-1#0", "e-1#1", "e-1#2", "e-1#3")
+    assert [worker_of(*place_of(worker)) for worker in workers_of(engine)] == list(workers_of(engine))
+    found = ups(engine, Health.DRAINING, 1.0)
+    assert [up.worker for up in found] == list(workers_of(engine))
+    # 8 slots and 100 blocks of 16 tokens, by four
+    assert {(up.slots, up.kv_capacity_tokens, up.barrier, up.health) for up in found} == {
+        (2, 400, "e-1", Health.DRAINING)
+    }
+    assert {up.barrier for up in ups(info(dp_ranks=4), Health.READY, 1.0)} == {""}
+
+
+def test_each_rank_is_reported_and_a_report_that_lacks_one_is_refused() -> None:
+    engine = info(dp_ranks=2)
+    ranks = [Status("e-1", n, 0, 10 * n, 0, 0.1) for n in range(2)]
+    found = reports(engine, status(ranks=ranks, state="draining"), 1.0)
+    assert [(r.worker, r.running, r.kv_tokens) for r in found] == [("e-1#0", 0, 0), ("e-1#1", 1, 160)]
+    assert {r.health for r in found} == {Health.DRAINING}
+    with pytest.raises(ValueError, match="engine e-1 has 2 ranks, but reports 0"):
+        reports(engine, status(), 1.0)
+
+
+def test_no_engine_is_no_worker() -> None:
+    assert worker_of(None, None) is None
+    assert worker_of(None, 1) is None
