@@ -102,7 +102,7 @@ def transfer_s_of(started_s: float | None, done_s: float | None) -> float:
 
 
 def test_use_is_measured_from_a_time_on() -> None:
-    """1.25e9 bytes to the rack's other node take 0.1 s; of 0.05 s to 0.2 s they fill 0.05 of 0.15 s, on 2 of 32 links."""
+    """1.25e9 bytes inside the rack take 0.1 s; of 0.05 s to 0.2 s they fill 0.05 of 0.15 s, on 2 of 32 links."""
     kernel = Kernel()
     network, oracle = Fabric(netkv_cluster(), use_from_s=0.05).build(kernel, seed=1)
     assert isinstance(network, Network)
