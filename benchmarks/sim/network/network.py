@@ -61,10 +61,10 @@ class Network:
         a hash of it and the seed instead, so flows with one key keep together, whatever else is started.
         Raises TopologyError for an unknown node or a pair without a path, FlowError for impossible numbers.
         """
-        if n_bytes < 0 or not (weight > 0 and math.isfinite(weight)) or priority < 0:
+        if not (0 <= n_bytes < math.inf and 0 < weight < math.inf and priority >= 0):
             raise FlowError(
-                f"flow {source} -> {target}: n_bytes {n_bytes} and priority {priority} must be >= 0, "
-                f"weight {weight} > 0 and finite"
+                f"flow {source} -> {target}: n_bytes {n_bytes} and priority {priority} must be finite and >= 0, "
+                f"weight {weight} finite and > 0"
             )
         here, there = self.topology.node(source), self.topology.node(target)
         tier = self.topology.tier(source, target)
@@ -299,6 +299,10 @@ class Network:
                 self._land(flow)
             if ended:
                 self._drop_or_reweigh(bundle)
+            elif (
+                bundle.count
+            ):  # put off by a change of this instant, or by the rounding of a settlement in between
+                self._touch(bundle)
         if not self._touched:
             self._arm()
 

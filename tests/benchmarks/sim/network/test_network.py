@@ -227,7 +227,8 @@ def test_no_path_no_flow(source, target, options, says):
 
 
 @pytest.mark.parametrize(
-    "options", [{"n_bytes": -1}, {"priority": -1}, {"weight": 0.0}, {"weight": float("nan")}]
+    "options",
+    [{"n_bytes": -1}, {"n_bytes": float("nan")}, {"priority": -1}, {"weight": 0.0}, {"weight": float("nan")}],
 )
 def test_impossible_numbers_are_refused(options):
     net, _, _ = network()

@@ -138,3 +138,23 @@ def test_use_over_time():
     assert series == pytest.approx([0.5, 0.0, 0.5])
     with pytest.raises(ValueError, match="every_s"):
         sample_usage(net.usage, kernel, every_s=0.0, until_s=1.0)
+
+
+def test_looking_changes_nothing():
+    """Asking for usage in mid-flow rounds the state of the flows; all must end all the same, at the same times."""
+    ends: dict[bool, list[float]] = {True: [], False: []}
+    for look in ends:
+        for seed in range(60):
+            net, kernel, _ = network(seed=seed)
+            rng = random.Random(seed)
+            flows = []
+            for i in range(3):  # each on links of its own: nothing but its own end touches it
+                flows.append(net.start(f"node{2 * i}", f"node{2 * i + 1}", rng.randrange(1, GB), 0, None))
+            for _ in range(20):
+                at_s = rng.random()
+                if look:
+                    kernel.at(at_s, net.usage)  # type: ignore[arg-type]
+            kernel.run()
+            assert all(flow.done_s is not None for flow in flows)
+            ends[look] += [flow.done_s or 0.0 for flow in flows]
+    assert ends[True] == pytest.approx(ends[False], rel=1e-12)
