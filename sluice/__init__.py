@@ -13,6 +13,7 @@
 
 from ._version import __version__
 from .aclient import AsyncSluice
+from .admin import Decision, Explanation, Policies, Policy
 from .astream import AsyncStream
 from .client import Sluice
 from .core import Timeouts
@@ -67,14 +68,18 @@ __all__ = [
     "CompletionOptions",
     "ConfigurationError",
     "ConnectionFailedError",
+    "Decision",
     "EngineFailedError",
     "EngineStatus",
     "ErrorDetail",
+    "Explanation",
     "Health",
     "InvalidResponseError",
     "Metrics",
     "Model",
     "NotFoundError",
+    "Policies",
+    "Policy",
     "PriorityClass",
     "RateLimitedError",
     "RequestTimeoutError",

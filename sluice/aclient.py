@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import httpx
 
+from .admin import Explanation, Policies, explain_call, policy_call, set_policy_call
 from .astream import AsyncOpenResponse, AsyncStream, within
 from .core import (
     LIMITS,
@@ -62,9 +63,10 @@ class AsyncSluice:
         model: str | None = None,
         timeouts: Timeouts | None = None,
         retry: RetryPolicy | None = None,
+        admin_key: str | None = None,
         http_client: httpx.AsyncClient | None = None,
     ) -> None:
-        self._settings = Settings.resolve(base_url, api_key, model, timeouts, retry)
+        self._settings = Settings.resolve(base_url, api_key, model, timeouts, retry, admin_key)
         self._owns_http = http_client is None
         self._http = http_client or httpx.AsyncClient(mounts=dict.fromkeys(LOOPBACK), limits=LIMITS)
         self._rng = random.Random()
@@ -117,6 +119,27 @@ class AsyncSluice:
     async def status(self) -> Status:
         """Engines, router and requests in flight, as the server sees them now."""
         return parse(await self._answer(Call("GET", "/sluice/status")), Status)
+
+    async def policies(self) -> Policies:
+        """See `Sluice.policies`."""
+        return parse(await self._answer(policy_call(self._settings)), Policies)
+
+    async def set_policies(
+        self,
+        *,
+        prefill: str | None = None,
+        decode: str | None = None,
+        prefill_params: Mapping[str, Any] | None = None,
+        decode_params: Mapping[str, Any] | None = None,
+        dispatch: Mapping[str, Any] | None = None,
+    ) -> Policies:
+        """See `Sluice.set_policies`."""
+        call = set_policy_call(self._settings, prefill, decode, prefill_params, decode_params, dispatch)
+        return parse(await self._answer(call), Policies)
+
+    async def explain(self, request_id: str) -> Explanation:
+        """See `Sluice.explain`."""
+        return parse(await self._answer(explain_call(self._settings, request_id)), Explanation)
 
     async def metrics(self) -> Metrics:
         """One scrape of the server's Prometheus metrics."""

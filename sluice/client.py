@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import httpx
 
+from .admin import Explanation, Policies, explain_call, policy_call, set_policy_call
 from .core import (
     LIMITS,
     LOOPBACK,
@@ -56,6 +57,7 @@ class Sluice:
         api_key: sent as a bearer token. Default: SLUICE_API_KEY, else none.
         model: used where a call names none. Default: the model that is served.
         timeouts: see `Timeouts`.
+        admin_key: sent instead for `policies`, `set_policies` and `explain`. Default: SLUICE_ADMIN_KEY, else none.
         retry: see `RetryPolicy`. Only connection failures, 429 and 503 are retried, never a stream that has begun.
         http_client: your own `httpx.Client`, for proxies, certificates or limits; you close it yourself.
 
@@ -71,9 +73,10 @@ class Sluice:
         model: str | None = None,
         timeouts: Timeouts | None = None,
         retry: RetryPolicy | None = None,
+        admin_key: str | None = None,
         http_client: httpx.Client | None = None,
     ) -> None:
-        self._settings = Settings.resolve(base_url, api_key, model, timeouts, retry)
+        self._settings = Settings.resolve(base_url, api_key, model, timeouts, retry, admin_key)
         self._owns_http = http_client is None
         self._http = http_client or httpx.Client(mounts=dict.fromkeys(LOOPBACK), limits=LIMITS)
         self._rng = random.Random()
@@ -128,6 +131,30 @@ class Sluice:
     def status(self) -> Status:
         """Engines, router and requests in flight, as the server sees them now."""
         return parse(self._answer(Call("GET", "/sluice/status")), Status)
+
+    def policies(self) -> Policies:
+        """The routing policies in use, and those that there are. Needs an admin key, as the next two."""
+        return parse(self._answer(policy_call(self._settings)), Policies)
+
+    def set_policies(
+        self,
+        *,
+        prefill: str | None = None,
+        decode: str | None = None,
+        prefill_params: Mapping[str, Any] | None = None,
+        decode_params: Mapping[str, Any] | None = None,
+        dispatch: Mapping[str, Any] | None = None,
+    ) -> Policies:
+        """Changes the policies that decide from now on, until the router restarts; what is None stays as it is.
+
+        `dispatch`: limits of the dispatcher, by name. Raises BadRequestError with what is allowed (nothing changed).
+        """
+        call = set_policy_call(self._settings, prefill, decode, prefill_params, decode_params, dispatch)
+        return parse(self._answer(call), Policies)
+
+    def explain(self, request_id: str) -> Explanation:
+        """Why a request was routed as it was. `request_id`: the answer's `id` or its x-request-id."""
+        return parse(self._answer(explain_call(self._settings, request_id)), Explanation)
 
     def metrics(self) -> Metrics:
         """One scrape of the server's Prometheus metrics."""

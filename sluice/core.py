@@ -65,6 +65,7 @@ class Settings:
     model: str | None
     timeouts: Timeouts
     retry: RetryPolicy
+    admin_key: str | None = field(default=None, repr=False)
 
     @classmethod
     def resolve(
@@ -74,15 +75,16 @@ class Settings:
         model: str | None,
         timeouts: Timeouts | None,
         retry: RetryPolicy | None,
+        admin_key: str | None = None,
     ) -> Settings:
-        """Fills what is None from SLUICE_BASE_URL, SLUICE_API_KEY and the defaults. Raises ConfigurationError."""
+        """Fills what is None from SLUICE_BASE_URL, SLUICE_API_KEY, SLUICE_ADMIN_KEY and the defaults.
+
+        Raises ConfigurationError.
+        """
         given = base_url or os.environ.get("SLUICE_BASE_URL") or DEFAULT_BASE_URL
-        key = api_key or os.environ.get("SLUICE_API_KEY") or None
-        if key is not None and not (key.isascii() and key.isprintable() and key == key.strip()):
-            raise ConfigurationError(
-                "the API key has characters that no HTTP header can carry; check SLUICE_API_KEY"
-            )
-        return cls(_base_url(given), key, model, timeouts or Timeouts(), retry or RetryPolicy())
+        key = _key("API", api_key, "SLUICE_API_KEY")
+        admin = _key("admin", admin_key, "SLUICE_ADMIN_KEY")
+        return cls(_base_url(given), key, model, timeouts or Timeouts(), retry or RetryPolicy(), admin)
 
     def headers(self) -> dict[str, str]:
         """Headers of every request."""
@@ -90,6 +92,15 @@ class Settings:
         if self.api_key is not None:
             headers["authorization"] = f"Bearer {self.api_key}"
         return headers
+
+
+def _key(what: str, given: str | None, variable: str) -> str | None:
+    key = given or os.environ.get(variable) or None
+    if key is not None and not (key.isascii() and key.isprintable() and key == key.strip()):
+        raise ConfigurationError(
+            f"the {what} key has characters that no HTTP header can carry; check {variable}"
+        )
+    return key
 
 
 def _base_url(given: str) -> str:

@@ -143,13 +143,13 @@ class BadRequestError(ApiError):
 class AuthenticationError(ApiError):
     """401 or 403: the key is missing, unknown or not allowed to do this."""
 
-    hint = "set SLUICE_API_KEY (or api_key=) to a valid key"
+    hint = "set SLUICE_API_KEY (or api_key=) to a valid key; for policy and explain SLUICE_ADMIN_KEY (or admin_key=)"
 
 
 class NotFoundError(ApiError):
     """404: an unknown model or path."""
 
-    hint = "`sluice models` lists the served models; check SLUICE_BASE_URL too"
+    hint = "`sluice models` lists the served models; check the id, and SLUICE_BASE_URL too"
 
 
 class RateLimitedError(ApiError):

@@ -1,4 +1,4 @@
-"""The `sluice` command: talks to a server (chat, complete, status, models, version) and, where installed, runs one."""
+"""The `sluice` command: talks to a server (chat, status, policy, explain ...) and, where installed, runs one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from io import TextIOWrapper
 from sluice._version import __version__
 from sluice.errors import SluiceError
 
-from . import generate, plugins, show
+from . import explain, generate, plugins, show
 from .output import ENVIRONMENT_HELP, EXIT_HELP, Exit, UsageError, complain, connection_options, report
 
 __all__ = ["main"]
@@ -21,6 +21,8 @@ _COMMANDS: dict[str, tuple[str, _Configure]] = {
     "chat": ("ask the model; the answer streams", generate.configure_chat),
     "complete": ("continue a text, without a chat template", generate.configure_complete),
     "status": ("engines, router and requests in flight", show.configure_status),
+    "policy": ("show the routing policies, or change them while it runs", explain.configure_policy),
+    "explain": ("why a request was routed as it was", explain.configure_explain),
     "models": ("list the served models", show.configure_models),
     "version": ("versions of this command and of the server", show.configure_version),
 }

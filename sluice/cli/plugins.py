@@ -17,7 +17,6 @@ KNOWN = {
     "train": "fit output-length predictors to logged requests",
     "profile": "measure engines and write the figures that policies need",
     "simulate": "run a policy and a workload in the cluster simulator",
-    "explain": "show why the router decided as it did",
 }
 """Commands of the server side, which help lists even where it is not installed."""
 

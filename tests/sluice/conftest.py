@@ -15,7 +15,7 @@ FAST_RETRY = RetryPolicy(max_retries=3, base_delay_s=0.001, max_delay_s=0.002)
 
 @pytest.fixture(autouse=True)
 def no_sluice_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SLUICE_BASE_URL", "SLUICE_API_KEY"):
+    for name in ("SLUICE_BASE_URL", "SLUICE_API_KEY", "SLUICE_ADMIN_KEY"):
         monkeypatch.delenv(name, raising=False)
 
 

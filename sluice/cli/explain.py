@@ -1,0 +1,237 @@
+"""`sluice explain REQUEST_ID` and `sluice policy show|set`: what the router decides by, and why it decided so."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sluice.admin import Decision, Explanation, Policies, Policy, Ranked
+
+from .output import Exit, UsageError, connect, natural_int, table
+
+STAGES = ("prefill", "decode")
+_NAME = re.compile(r"\bw\.(?P<weight>\w+)|\b(?P<name>[A-Za-z_]\w*)\b")
+
+
+# ------------------------------------------------------------------------------------------------------------- explain
+
+
+def configure_explain(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `sluice explain`."""
+    parser.add_argument(
+        "request_id",
+        metavar="REQUEST_ID",
+        help="the id of an answer (chatcmpl-...), its x-request-id header, or a rid of the router's log",
+    )
+    parser.add_argument(
+        "--top",
+        type=natural_int,
+        default=3,
+        metavar="N",
+        help="formula with numbers for the N best (default 3)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the server's answer as JSON")
+    parser.set_defaults(run=run_explain)
+
+
+def run_explain(args: argparse.Namespace) -> int:
+    """Prints every decision made for the request."""
+    with connect(args) as client:
+        explanation = client.explain(args.request_id)
+    print(_json(explanation) if args.json else render_explanation(explanation, args.top))
+    return Exit.OK
+
+
+def render_explanation(explanation: Explanation, top: int) -> str:
+    """The decisions as text: what, by which policy and formula, with numbers, ranking, reason, waits."""
+    made = explanation.decisions
+    count = f"{len(made)} decision{'s' if len(made) != 1 else ''}"
+    parts = [f"request {explanation.id}: {count}"]
+    parts += [_decision(number, decision, top) for number, decision in enumerate(made, start=1)]
+    return "\n\n".join(parts)
+
+
+def _decision(number: int, made: Decision, top: int) -> str:
+    at = time.strftime("%H:%M:%S", time.localtime(made.at_s)) + f"{made.at_s % 1:.3f}"[1:]
+    if made.decision is None:
+        again = f", try again in {made.retry_after_s:g} s" if made.retry_after_s is not None else ""
+        return f"{number}. {at}  rejected with {made.status}: {made.reject_reason}{again}  (rid {made.rid})"
+    chosen = made.decision
+    waited = "" if made.waited_s is None else f", waited {1000 * made.waited_s:.1f} ms"
+    lines = [
+        f"{number}. {at}  {_stage(made)} -> {chosen.worker}  (rid {made.rid})",
+        f"   reason   {chosen.reason}{waited}",
+    ]
+    if made.policy is not None:
+        lines += [f"   policy   {made.policy.name}", f"   formula  {made.policy.formula}"]
+        lines += [
+            f"   {'numbers' if i == 0 else '':9}{_numbers(r, made.policy)}"
+            for i, r in enumerate(chosen.ranking[:top])
+        ]
+    lines += ["   " + line for line in _ranking(chosen.ranking, chosen.worker).splitlines()]
+    return "\n".join(lines)
+
+
+def _stage(made: Decision) -> str:
+    if made.action == "RouteDecode":
+        return "decode"
+    return (
+        "prefill and decode" + (" (no prefill engine)" if made.degraded else "")
+        if made.colocated
+        else "prefill"
+    )
+
+
+def _numbers(ranked: Ranked, policy: Policy) -> str:
+    """The policy's formula with this candidate's numbers; a name that has none stays as it is."""
+
+    def number(match: re.Match[str]) -> str:
+        if match["weight"] is not None:
+            value = policy.params.get(match["weight"])
+        elif match["name"] == "cost":
+            value = ranked.cost
+        else:
+            value = ranked.terms.get(match["name"], policy.params.get(match["name"]))
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return f"{value:.6g}" if is_number else match[0]
+
+    return f"{ranked.worker}: {_NAME.sub(number, policy.formula)}"
+
+
+def _ranking(ranking: Sequence[Ranked], chosen: str) -> str:
+    terms = list(dict.fromkeys(name for ranked in ranking for name in ranked.terms))
+    rows = [
+        (
+            ">" if ranked.worker == chosen else "",
+            ranked.worker,
+            f"{ranked.cost:.6g}",
+            *(f"{ranked.terms[name]:.6g}" if name in ranked.terms else "-" for name in terms),
+        )
+        for ranked in ranking
+    ]
+    return table(("", "WORKER", "COST", *terms), rows)
+
+
+# -------------------------------------------------------------------------------------------------------------- policy
+
+
+def configure_policy(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `sluice policy`."""
+    parser.add_argument("what", choices=("show", "set"), help="show the policies in use, or change them now")
+    parser.add_argument("--prefill", metavar="NAME", help="set: the policy that chooses prefill engines")
+    parser.add_argument("--decode", metavar="NAME", help="set: the policy that chooses decode engines")
+    parser.add_argument(
+        "--param",
+        action="append",
+        default=[],
+        metavar="[STAGE.]K=V",
+        help="set: a parameter (others take their defaults); STAGE. (prefill. or decode.) where both are set;"
+        " V is JSON, a word, or @FILE with JSON in it",
+    )
+    parser.add_argument(
+        "--dispatch", action="append", default=[], metavar="K=V", help="set: a limit of the dispatcher"
+    )
+    parser.add_argument("--all", action="store_true", help="show: every policy there is, with its parameters")
+    parser.add_argument("--json", action="store_true", help="print the server's answer as JSON")
+    parser.set_defaults(run=run_policy)
+
+
+def run_policy(args: argparse.Namespace) -> int:
+    """Prints the policies, changed before if asked."""
+    if args.what == "show":
+        if args.prefill or args.decode or args.param or args.dispatch:
+            raise UsageError(
+                "`sluice policy show` changes nothing: write `sluice policy set` to change policies"
+            )
+        with connect(args) as client:
+            policies = client.policies()
+    else:
+        params = _stage_params(args)
+        dispatch = dict(_assignment(text) for text in args.dispatch)
+        if not (args.prefill or args.decode or dispatch):
+            raise UsageError("nothing to set: give --prefill NAME, --decode NAME or --dispatch K=V")
+        with connect(args) as client:
+            policies = client.set_policies(
+                prefill=args.prefill,
+                decode=args.decode,
+                prefill_params=params["prefill"],
+                decode_params=params["decode"],
+                dispatch=dispatch,
+            )
+    print(_json(policies) if args.json else render_policies(policies, every=args.all))
+    return Exit.OK
+
+
+def render_policies(policies: Policies, *, every: bool) -> str:
+    """The policies in use; the names of the others, or all about them."""
+    lines = []
+    for stage in STAGES:
+        policy: Policy = getattr(policies, stage)
+        lines += [f"{stage:9}{policy.name}", f"         {policy.formula}"]
+        lines += [f"         {name} = {_short(value)}" for name, value in policy.params.items()]
+    lines.append("dispatch " + ", ".join(f"{name} = {value}" for name, value in policies.dispatch.items()))
+    for stage in STAGES:
+        known: dict[str, Policy] = getattr(policies.available, stage)
+        if not every:
+            lines.append(f"\nfor {stage} there are: {', '.join(sorted(known))}")
+            continue
+        rows = [(p.name, _params(p), p.formula) for _, p in sorted(known.items())]
+        lines.append("\n" + table((f"FOR {stage.upper()}", "PARAMETERS", "FORMULA"), rows))
+    return "\n".join(lines)
+
+
+def _params(policy: Policy) -> str:
+    return ", ".join(f"{name}={_short(value)}" for name, value in policy.params.items()) or "-"
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _stage_params(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """The --param options by stage. Raises UsageError where the stage is not clear or not set."""
+    named = {stage for stage in STAGES if getattr(args, stage)}
+    result: dict[str, dict[str, Any]] = {stage: {} for stage in STAGES}
+    for text in args.param:
+        key, value = _assignment(text)
+        stage, _, rest = key.partition(".")
+        if stage not in STAGES or not rest:
+            if len(named) != 1:
+                raise UsageError(f"--param {text}: say for which policy, as prefill.{text} or decode.{text}")
+            stage, rest = next(iter(named)), key
+        if stage not in named:
+            raise UsageError(f"--param {text}: parameters come with their policy: add --{stage} NAME")
+        result[stage][rest] = value
+    return result
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise UsageError(f"{text!r} must look like NAME=VALUE")
+    if value.startswith("@"):
+        return key, _file(value[1:])
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value
+
+
+def _file(name: str) -> Any:
+    """The JSON of a file; of a heatmap file the heatmap."""
+    try:
+        data = json.loads(Path(name).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{name} cannot be read as JSON: {error}") from None
+    is_heatmap = isinstance(data, Mapping) and str(data.get("format", "")).startswith("sluice-heatmap/")
+    return data["heatmap"] if is_heatmap else data
+
+
+def _json(result: Explanation | Policies) -> str:
+    return json.dumps(result.model_dump(mode="json", by_alias=True, exclude_unset=True), indent=2)

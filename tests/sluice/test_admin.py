@@ -1,0 +1,233 @@
+"""`policies`, `set_policies`, `explain`, and the commands that show them: formula, numbers, ranking."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.cli import main
+from tests.sluice.drivers import Driver
+from tests.sluice.server import ContractServer, answers, api_error
+
+Captured = pytest.CaptureFixture[str]
+POLICY, EXPLAIN = "/sluice/admin/policy", "/sluice/admin/explain/chatcmpl-1"
+
+NETKV = {
+    "name": "netkv",
+    "params": {"variant": "full", "load_weight": 2.0},
+    "formula": "cost = transfer_s + queue_s + load_weight * missing",
+}
+LOAD = {
+    "name": "load_aware",
+    "params": {"running": 1.5, "waiting": 2.0},
+    "formula": "cost = (w.running * running + w.waiting * waiting) / (sum of w)",
+}
+ANSWER: dict[str, Any] = {
+    "prefill": LOAD,
+    "decode": NETKV,
+    "dispatch": {"max_queue": 1024},
+    "available": {"prefill": {"load_aware": LOAD}, "decode": {"netkv": NETKV}},
+}
+EXPLANATION: dict[str, Any] = {
+    "id": "chatcmpl-1",
+    "decisions": [
+        {
+            "at_s": 1000.25,
+            "action": "RoutePrefill",
+            "rid": "1-a",
+            "colocated": False,
+            "degraded": False,
+            "waited_s": 0.0125,
+            "policy": LOAD,
+            "decision": {
+                "worker": "p1",
+                "reason": "least_cost",
+                "ranking": [{"worker": "p1", "cost": 0.25, "terms": {"running": 0.5, "waiting": 0.0}}],
+            },
+        },
+        {
+            "at_s": 1000.5,
+            "action": "RouteDecode",
+            "rid": "1-a",
+            "waited_s": 2.0,
+            "policy": NETKV,
+            "intent": {"n_bytes": 9},
+            "decision": {
+                "worker": "d2",
+                "reason": "tie_drawn",
+                "ranking": [
+                    {
+                        "worker": "d1",
+                        "cost": 0.75,
+                        "terms": {"transfer_s": 0.5, "queue_s": 0.25, "tier": 3.0},
+                    },
+                    {"worker": "d2", "cost": 0.75, "terms": {"transfer_s": 0.5, "queue_s": 0.25}},
+                    {"worker": "d3", "cost": 9.5, "terms": {"transfer_s": 9.5, "queue_s": 0.0}},
+                ],
+            },
+        },
+        {
+            "at_s": 1001.0,
+            "action": "Reject",
+            "rid": "1-b",
+            "status": 503,
+            "reason": "queue_timeout",
+            "retry_after_s": 2.0,
+        },
+    ],
+}
+
+
+@pytest.fixture(autouse=True)
+def at_the_server(server: ContractServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLUICE_BASE_URL", server.url)
+    server.on(f"GET {POLICY}", answers(200, ANSWER))
+    server.on(f"PUT {POLICY}", answers(200, ANSWER))
+    server.on(f"GET {EXPLAIN}", answers(200, EXPLANATION))
+
+
+# -------------------------------------------------------------------------------------------------------------- calls
+
+
+def test_policies_are_typed(server: ContractServer, driver: Driver) -> None:
+    policies = driver.call(server.url, "policies")
+    assert (policies.decode.name, policies.decode.params["load_weight"]) == ("netkv", 2.0)
+    assert policies.available.prefill["load_aware"].formula == LOAD["formula"]
+    assert "authorization" not in server.requests[0].headers
+
+
+def test_the_admin_key_is_sent_where_it_belongs_and_nowhere_else(
+    server: ContractServer, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.on("GET /v1/models", answers(200, {"data": []}))
+    keys = {"api_key": "user", "admin_key": "root"}
+    driver.call(server.url, "policies", settings=keys)
+    driver.call(server.url, "models", settings=keys)
+    monkeypatch.setenv("SLUICE_ADMIN_KEY", "from-env")
+    driver.call(server.url, "explain", "chatcmpl-1")
+    sent = [request.headers["authorization"] for request in server.requests]
+    assert sent == ["Bearer root", "Bearer user", "Bearer from-env"]
+
+
+def test_a_change_is_one_request(server: ContractServer, driver: Driver) -> None:
+    driver.call(server.url, "set_policies", decode="netkv", decode_params={"variant": "static"})
+    driver.call(server.url, "set_policies", prefill="random", dispatch={"max_queue": 3})
+    assert [request.json for request in server.requests] == [
+        {"decode": {"name": "netkv", "params": {"variant": "static"}}},
+        {"prefill": {"name": "random", "params": {}}, "dispatch": {"max_queue": 3}},
+    ]
+
+
+def test_a_change_that_says_nothing_or_too_little_is_not_sent(server: ContractServer, driver: Driver) -> None:
+    with pytest.raises(ValueError, match="nothing to change"):
+        driver.call(server.url, "set_policies")
+    with pytest.raises(ValueError, match="decode_params need decode=NAME"):
+        driver.call(server.url, "set_policies", prefill="random", decode_params={"a": 1})
+    assert server.requests == []
+
+
+def test_an_explanation_is_typed(server: ContractServer, driver: Driver) -> None:
+    made = driver.call(server.url, "explain", "chatcmpl-1").decisions
+    assert [d.action for d in made] == ["RoutePrefill", "RouteDecode", "Reject"]
+    assert made[1].decision.ranking[2].terms["transfer_s"] == 9.5
+    assert (made[2].status, made[2].reject_reason) == (503, "queue_timeout")
+
+
+def test_an_id_is_quoted_in_the_path(server: ContractServer, driver: Driver) -> None:
+    server.on("GET /sluice/admin/explain/a%2Fb%3F", answers(200, {"id": "a/b?", "decisions": []}))
+    assert driver.call(server.url, "explain", "a/b?").id == "a/b?"
+
+
+# ----------------------------------------------------------------------------------------------------------- commands
+
+
+def test_explain_shows_formula_numbers_ranking_and_reason(capsys: Captured) -> None:
+    assert main(["explain", "chatcmpl-1", "--top", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "request chatcmpl-1: 3 decisions"
+    text = "\n".join(lines)
+    assert "prefill -> p1  (rid 1-a)" in text and "decode -> d2  (rid 1-a)" in text
+    assert "reason   least_cost, waited 12.5 ms" in text
+    assert "formula  cost = (w.running * running + w.waiting * waiting) / (sum of w)" in text
+    assert "p1: 0.25 = (1.5 * 0.5 + 2 * 0) / (sum of w)" in text
+    assert "d1: 0.75 = 0.5 + 0.25 + 2 * missing" in text
+    assert "d2: 0.75 = 0.5 + 0.25 + 2 * missing" in text
+    assert "d3: 9.5" not in text  # --top 2
+    table = [line.split() for line in lines if line.strip().startswith(("WORKER", "> ", "d"))]
+    assert ["WORKER", "COST", "transfer_s", "queue_s", "tier"] in table
+    assert [">", "d2", "0.75", "0.5", "0.25", "-"] in table
+    assert ["d3", "9.5", "9.5", "0", "-"] in table
+    assert lines[-1].endswith("rejected with 503: queue_timeout, try again in 2 s  (rid 1-b)")
+
+
+def test_explain_json_is_the_server_s_answer(capsys: Captured) -> None:
+    assert main(["explain", "chatcmpl-1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == EXPLANATION
+
+
+def test_explain_of_an_unknown_request_says_so(server: ContractServer, capsys: Captured) -> None:
+    message = "no decision is known for 'x'"
+    server.on("GET /sluice/admin/explain/x", answers(404, api_error(message)))
+    assert main(["explain", "x"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_without_a_key_the_command_names_the_variable(server: ContractServer, capsys: Captured) -> None:
+    server.on(f"GET {POLICY}", answers(401, api_error("Administration needs a key.", code="admin_key")))
+    assert main(["policy", "show"]) == 2
+    assert "SLUICE_ADMIN_KEY" in capsys.readouterr().err
+
+
+def test_policy_show_lists_what_is_in_use_and_what_there_is(capsys: Captured) -> None:
+    assert main(["policy", "show"]) == 0
+    out = capsys.readouterr().out
+    assert "decode   netkv\n         cost = transfer_s" in out
+    assert "load_weight = 2.0" in out and "max_queue = 1024" in out
+    assert "for prefill there are: load_aware" in out
+    assert main(["policy", "show", "--all"]) == 0
+    assert 'variant="full", load_weight=2.0' in capsys.readouterr().out
+
+
+def test_policy_set_sends_names_and_typed_parameters(
+    server: ContractServer, tmp_path: Path, capsys: Captured
+) -> None:
+    heatmap = tmp_path / "map.json"
+    heatmap.write_text(json.dumps({"format": "sluice-heatmap/1", "heatmap": {"rates": 2}, "pairs": []}))
+    set_decode = (
+        "policy set --decode netkv --param variant=static --param load_weight=0.5 --dispatch max_queue=9"
+    )
+    set_both = f"policy set --prefill combined --decode netkv --param prefill.heatmap=@{heatmap} --param decode.a=true"
+    assert main(set_decode.split()) == 0
+    assert main(set_both.split()) == 0
+    assert [request.json for request in server.requests] == [
+        {
+            "decode": {"name": "netkv", "params": {"variant": "static", "load_weight": 0.5}},
+            "dispatch": {"max_queue": 9},
+        },
+        {
+            "prefill": {"name": "combined", "params": {"heatmap": {"rates": 2}}},
+            "decode": {"name": "netkv", "params": {"a": True}},
+        },
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("policy set", "nothing to set: give --prefill NAME"),
+        ("policy set --prefill a --decode b --param x=1", "as prefill.x=1 or decode.x=1"),
+        ("policy set --prefill a --param decode.x=1", "add --decode NAME"),
+        ("policy set --prefill a --param x", "'x' must look like NAME=VALUE"),
+        ("policy set --prefill a --param x=@nowhere.json", "nowhere.json cannot be read"),
+        ("policy show --decode netkv", "write `sluice policy set`"),
+    ],
+)
+def test_a_command_that_cannot_be_meant_is_explained_and_not_sent(
+    server: ContractServer, capsys: Captured, words: str, says: str
+) -> None:
+    assert main(words.split()) == 2
+    assert says in capsys.readouterr().err
+    assert server.requests == []
