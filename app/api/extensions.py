@@ -4,8 +4,8 @@ body                                header
 priority (class name or integer)    x-sluice-priority
 slo.ttft_ms, slo.tpot_ms            x-sluice-slo-ttft-ms, x-sluice-slo-tpot-ms
 session                             x-sluice-session
--                                   x-sluice-mode (colocated, disaggregated: only engines of that kind; measurements,
-                                    where the ingress option `allow_mode` is on)
+-                                   x-sluice-mode (colocated, disaggregated: only engines of that kind; for
+                                    measurements, by whoever may administer: `app.ingress.admin`)
 """
 
 import math

@@ -5,6 +5,8 @@
     GET  /sluice/admin/explain/ID       every decision made for a request: ranking, terms, reason, waits
     GET  /sluice/admin/journal[/N]      the state of the event log, and its last N events
 
+The same people may send `x-sluice-mode` with a request for output, which overrules the router.
+
 Who may: with `admin_keys` configured (or SLUICE_ADMIN_KEYS, separated by commas, in the environment), whoever sends one
 as a bearer token, on any port. Without keys, only this machine: requests to the ingress's own listener, while that is
 bound to a loopback address, that name it as such (`Host`: a web page that rebinds its name to loopback does not) and
@@ -44,7 +46,7 @@ class AdminApi:
 
     def dispatch(self, request: Request, reply: Reply, request_id: str) -> None:
         """Answers a request below PATH, later. Raises ApiError for one that is not allowed or not understood."""
-        self._check(request)
+        self.require(request)
         name, _, rest = request.path.removeprefix(PATH).partition("/")
         if name not in _METHODS or (name == "policy" and rest) or (name == "explain" and not rest):
             raise ApiError(
@@ -69,7 +71,7 @@ class AdminApi:
 
         self._hub.ask_router(what, body, answered)
 
-    def _check(self, request: Request) -> None:
+    def require(self, request: Request) -> None:
         """Raises ApiError 401 or 403 unless the request may administer."""
         if self._keys:
             scheme, _, token = request.headers.get(b"authorization", b"").partition(b" ")

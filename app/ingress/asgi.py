@@ -162,7 +162,7 @@ class IngressApp:
     def _chat(self, request: Request, reply: Reply, request_id: str) -> None:
         started_s = self._admit()
         plan = plan_chat(request.body, request.headers)
-        self._intake.check(plan)
+        self._check(plan, request)
         assert plan.request is not None
         plan.prompts = [self._intake.render(plan.request)]
         self._start(plan, reply, request_id, started_s)
@@ -170,8 +170,13 @@ class IngressApp:
     def _completion(self, request: Request, reply: Reply, request_id: str) -> None:
         started_s = self._admit()
         plan = plan_completion(request.body, request.headers, self.config.default_completion_tokens)
-        self._intake.check(plan)
+        self._check(plan, request)
         self._start(plan, reply, request_id, started_s)
+
+    def _check(self, plan: Plan, request: Request) -> None:
+        self._intake.check(plan)
+        if plan.mode is not None:
+            self._admin.require(request)
 
     def _admit(self) -> float:
         if self.draining:

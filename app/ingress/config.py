@@ -38,9 +38,6 @@ class IngressConfig:
     offload_prompt_chars: int = 16_384  # longer text is tokenised in a thread
     default_completion_tokens: int = 16  # OpenAI's default for /v1/completions
     expects_prefill: bool = False  # the deployment has prefill engines: not ready before the first of them is
-    allow_mode: bool = (
-        False  # whether `x-sluice-mode` may overrule the router (`sluice profile heatmap` needs it)
-    )
     class_slo: dict[str, ClassSlo] = field(default_factory=dict)
     admin_keys: tuple[str, ...] = field(default=(), repr=False)  # see `app.ingress.admin`
 

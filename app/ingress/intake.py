@@ -20,12 +20,7 @@ class Intake:
         self.codec = codec
 
     def check(self, plan: Plan) -> None:
-        """Raises `ApiError` 404 for a model that is not served and 403 for a mode where none may be asked for; fills in
-        the SLO of the request's class.
-        """
-        if plan.mode is not None and not self._config.allow_mode:
-            message = "'x-sluice-mode' is off: set ingress.options.allow_mode to true in the configuration."
-            raise ApiError(403, message, param="x-sluice-mode", code="mode_not_allowed")
+        """Raises `ApiError` 404 for a model that is not served; fills in the SLO of the request's class."""
         names = self._config.served_names
         if plan.model and plan.model not in names:
             message = f"The model '{plan.model}' is not served here; there is {', '.join(names)}."

@@ -1,7 +1,8 @@
 """`sluice profile heatmap`: measures where disaggregated serving beats colocated (DeepFlow 5.3) on what is deployed.
 
-One deployment with engine groups of all three roles and `ingress.options.allow_mode: true` (`--url`), or two
-deployments of equal engines, one colocated, one disaggregated. Nothing else should load them meanwhile.
+One deployment with engine groups of all three roles (`--url`), which takes the right to administer it (the environment
+variable SLUICE_ADMIN_KEY, or none on the machine of a server without keys); or two deployments of equal engines, one
+colocated, one disaggregated. Nothing else should load them meanwhile.
 """
 
 import argparse
@@ -113,7 +114,7 @@ async def _heatmap(args: argparse.Namespace) -> int:
         raise ValueError("--colocated-url and --disaggregated-url belong together")
     urls = [(url or args.url).rstrip("/") for url in (args.colocated_url, args.disaggregated_url)]
     started = dt.datetime.now(dt.UTC)
-    key = os.environ.get("SLUICE_API_KEY")
+    key = os.environ.get("SLUICE_ADMIN_KEY") or os.environ.get("SLUICE_API_KEY")
     headers = {"authorization": f"Bearer {key}"} if key else {}
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(timeout=None, limits=limits, headers=headers) as http:

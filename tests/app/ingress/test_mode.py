@@ -10,13 +10,13 @@ from actors.wire import messages as wire
 from app.ingress.config import IngressConfig
 from tests.app.ingress.rig import MODEL, Rig, ScriptedEngine, pair, rig, until
 
+KEY = "an admin key"
+KEYED = IngressConfig(served_names=(MODEL,), sweep_interval_s=0.02, admin_keys=(KEY,))
 
-def config(allow_mode: bool = True) -> IngressConfig:
-    return IngressConfig(served_names=(MODEL,), sweep_interval_s=0.02, allow_mode=allow_mode)
 
-
-async def post(made: Rig, mode: str) -> httpx.Response:
-    return await made.client.post("/v1/chat/completions", json=made.chat(), headers={"x-sluice-mode": mode})
+async def post(made: Rig, mode: str, **headers: str) -> httpx.Response:
+    headers = {"x-sluice-mode": mode, **headers}
+    return await made.client.post("/v1/chat/completions", json=made.chat(), headers=headers)
 
 
 def served(engines: list[ScriptedEngine]) -> dict[str, int]:
@@ -27,7 +27,7 @@ def served(engines: list[ScriptedEngine]) -> dict[str, int]:
 @pytest.mark.parametrize("router", [True, False], ids=["router", "no-router"])
 async def test_the_mode_names_the_engines_that_serve(tmp_path: Path, router: bool) -> None:
     engines = [*pair(tmp_path), ScriptedEngine("c", "colocated", tmp_path)]
-    async with rig(tmp_path, engines, config()) as made:
+    async with rig(tmp_path, engines) as made:
         if not router:
             await made.router.stop()
             await until(lambda: not made.hub.router_connected())
@@ -42,7 +42,7 @@ async def test_the_mode_names_the_engines_that_serve(tmp_path: Path, router: boo
 
 async def test_a_kind_that_is_not_there_is_503_and_names_it(tmp_path: Path) -> None:
     engines = pair(tmp_path)
-    async with rig(tmp_path, engines, config()) as made:
+    async with rig(tmp_path, engines) as made:
         answer = await post(made, "colocated")
         assert (answer.status_code, error(answer)["code"]) == (503, "no_colocated_engine")
         assert "retry-after" in answer.headers
@@ -50,12 +50,27 @@ async def test_a_kind_that_is_not_there_is_503_and_names_it(tmp_path: Path) -> N
         await made.idle()
 
 
-async def test_an_unknown_mode_is_400_and_one_where_none_is_allowed_403(tmp_path: Path) -> None:
-    async with rig(tmp_path, pair(tmp_path), config(allow_mode=False)) as made:
-        unknown, forbidden = await post(made, "both"), await post(made, "disaggregated")
+async def test_an_unknown_mode_is_400(tmp_path: Path) -> None:
+    async with rig(tmp_path, pair(tmp_path)) as made:
+        unknown = await post(made, "both")
         assert (unknown.status_code, error(unknown)["param"]) == (400, "x-sluice-mode")
-        assert (forbidden.status_code, error(forbidden)["code"]) == (403, "mode_not_allowed")
-        assert "allow_mode" in error(forbidden)["message"]
+
+
+async def test_a_mode_takes_the_right_to_administer(tmp_path: Path) -> None:
+    async with rig(tmp_path, pair(tmp_path), KEYED) as made:
+        refused = [
+            await post(made, "disaggregated"),
+            await post(made, "disaggregated", authorization="Bearer x"),
+        ]
+        assert [(answer.status_code, error(answer)["code"]) for answer in refused] == [(401, "admin_key")] * 2
+        assert (await post(made, "disaggregated", authorization=f"Bearer {KEY}")).status_code == 200
+        assert (await made.client.post("/v1/chat/completions", json=made.chat())).status_code == 200
+
+
+async def test_without_keys_a_proxied_request_may_not_name_a_mode(tmp_path: Path) -> None:
+    async with rig(tmp_path, pair(tmp_path)) as made:
+        answer = await post(made, "disaggregated", **{"x-forwarded-for": "10.0.0.1"})
+        assert (answer.status_code, error(answer)["code"]) == (403, "admin_key")
 
 
 def error(answer: httpx.Response) -> dict[str, Any]:

@@ -15,14 +15,14 @@ from app.profile.command import COMPLETE, INCOMPLETE, UNUSABLE, WRONG, command
 from app.profile.file import load_heatmap
 from tests.app.ingress.rig import MODEL, Rig, ScriptedEngine, pair, rig, until
 
-CONFIG = IngressConfig(served_names=(MODEL,), sweep_interval_s=0.02, allow_mode=True)
+STALE_S = 600.0  # these engines report once; a slow test must not make them stale
 
 
 @pytest.fixture
 async def made(tmp_path: Path) -> AsyncIterator[Rig]:
     """A prefill, a decode and a colocated engine; the colocated one takes 20 ms a token, the other pair none."""
     engines = [*pair(tmp_path), ScriptedEngine("c", "colocated", tmp_path, step_s=0.02)]
-    async with rig(tmp_path, engines, CONFIG) as running:
+    async with rig(tmp_path, engines, status_stale_s=STALE_S) as running:
         yield running
 
 
@@ -115,7 +115,7 @@ async def test_what_cannot_be_measured_is_refused_with_advice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "map.json"
-    async with rig(tmp_path, pair(tmp_path), CONFIG) as made:
+    async with rig(tmp_path, pair(tmp_path)) as made:
         assert await profile(out, made.url) == WRONG
         assert "no ready colocated engine" in capsys.readouterr().err
         assert await profile(out, "http://127.0.0.1:1") == WRONG
@@ -125,22 +125,28 @@ async def test_what_cannot_be_measured_is_refused_with_advice(
     assert not out.exists()
 
 
-async def test_without_permission_for_modes_it_says_which_option_to_set(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+async def test_with_admin_keys_it_needs_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engines = [*pair(tmp_path), ScriptedEngine("c", "colocated", tmp_path)]
-    async with rig(tmp_path, engines, IngressConfig(served_names=(MODEL,), sweep_interval_s=0.02)) as made:
+    keyed = IngressConfig(served_names=(MODEL,), sweep_interval_s=0.02, admin_keys=("an admin key",))
+    monkeypatch.delenv("SLUICE_ADMIN_KEY", raising=False)
+    async with rig(tmp_path, engines, keyed, status_stale_s=STALE_S) as made:
         assert await profile(tmp_path / "map.json", made.url) == WRONG
-    assert "ingress.options.allow_mode" in capsys.readouterr().err
+        assert "401: Administration needs one of the admin keys" in capsys.readouterr().err
+        monkeypatch.setenv("SLUICE_ADMIN_KEY", "an admin key")
+        assert await profile(tmp_path / "map.json", made.url) == COMPLETE
 
 
 async def test_two_deployments_need_no_mode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, folders = tmp_path / "map.json", [tmp_path / "a", tmp_path / "b"]
     for folder in folders:
         folder.mkdir()
-    plain = IngressConfig(served_names=(MODEL,), sweep_interval_s=0.02)
-    whole = [ScriptedEngine("c", "colocated", folders[0])]
-    async with rig(folders[0], whole, plain) as left, rig(folders[1], pair(folders[1]), plain) as right:
+    whole, split = [ScriptedEngine("c", "colocated", folders[0])], pair(folders[1])
+    async with (
+        rig(folders[0], whole, status_stale_s=STALE_S) as left,
+        rig(folders[1], split, status_stale_s=STALE_S) as right,
+    ):
         words = ["--colocated-url", left.url, "--disaggregated-url"]
         assert await profile(out, "http://unused", *words, right.url) == COMPLETE
         assert len(asked(whole[0])) == 1 + 4 * 2
