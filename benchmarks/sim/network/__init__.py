@@ -9,10 +9,10 @@
     duration           bytes / rate, integrated over the changes of rate, + L_tier at the end; 0 bytes: L_tier
     ideal duration     bytes / B_tier + L_tier
 
-Modules: `topology` (config, links, routes), `clusters` (NetKV's), `background`, `fairshare` (rates, incremental
-and exact), `flows` (bytes that a path still owes), `network` (the public `Network`), `usage` (bytes by link),
-`oracle_feed` (what NetKV's oracle would say of it), `fabric` (all of it as a simulated cluster's network), `cost`
-(what a flow change costs).
+Modules: `topology` (config, links, routes), `paths` (ECMP), `clusters` (NetKV's), `background`, `fairshare` (rates,
+incremental and exact), `flows` (bytes that a path still owes), `network` (the public `Network`), `usage` (bytes by
+link), `oracle_feed` (what NetKV's oracle would say of it), `fabric` (all of it as a simulated cluster's network),
+`cost` (what a flow change costs).
 
 Approximations: rates change at once, in the instant in which a flow starts, ends or changes level; the background
 yields to nobody and is not a flow; a node's NVLink is one shared link per node; the racks' own switches do not block.

@@ -165,11 +165,11 @@ def parse_background(raw: Sequence[Mapping[str, Any]]) -> tuple[Background, ...]
         where, kind = fields.pop("where", "all"), fields.pop("kind", "static")
         if kind not in _LOADS:
             raise TopologyError(f"background: unknown kind {kind!r}; known: {', '.join(_LOADS)}")
-        if "points" in fields:
-            fields["points"] = tuple((float(time_s), float(share)) for time_s, share in fields["points"])
         try:
+            if "points" in fields:
+                fields["points"] = tuple((float(time_s), float(share)) for time_s, share in fields["points"])
             parsed.append(Background(where, _LOADS[kind](**fields)))
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise TopologyError(f"background of kind {kind} on {where}: {error}") from error
     return tuple(parsed)
 

@@ -13,7 +13,8 @@ from benchmarks.sim.kernel import Kernel, Timer
 from benchmarks.sim.network.background import Background, Shares
 from benchmarks.sim.network.fairshare import FairShare
 from benchmarks.sim.network.flows import Flow, FlowBundle, FlowError, FlowState
-from benchmarks.sim.network.topology import NVLINK, Node, Topology, TopologyError
+from benchmarks.sim.network.paths import draw_path
+from benchmarks.sim.network.topology import Topology
 from benchmarks.sim.network.usage import Totals, Usage, class_use
 
 FLUSH_PRIORITY = 1_000_000  # of kernel callbacks of one instant, rates come last
@@ -68,8 +69,8 @@ class Network:
             )
         here, there = self.topology.node(source), self.topology.node(target)
         tier = self.topology.tier(source, target)
-        rng = self._rng if path_key is None else _keyed_rng(self._seed, path_key)
-        links = self._draw_path(here, there, source_nic, target_nic, rng)
+        rng = self._rng if path_key is None else random.Random(f"{self._seed}/{path_key}")
+        links = draw_path(self.topology, here, there, source_nic, target_nic, rng)
         latency_s, now_s = self.topology.tier_latency_s[tier], self._kernel.now_s
         ideal_s = n_bytes / self.topology.tier_bytes_per_s[tier] + latency_s
         flow = Flow(
@@ -177,24 +178,6 @@ class Network:
     def _next(self) -> int:
         self._sequence += 1
         return self._sequence
-
-    def _draw_path(
-        self, here: Node, there: Node, source_nic: int | None, target_nic: int | None, rng: random.Random
-    ) -> tuple[int, ...]:
-        if here.name == there.name:
-            if here.nvlink is None:
-                raise TopologyError(f"no path from {here.name} to itself: {here.name}/{NVLINK} is missing")
-            return (here.nvlink,)
-        up = _draw_nic(here, "up", here.nics_up, source_nic, rng)
-        down = _draw_nic(there, "down", there.nics_down, target_nic, rng)
-        routes = self.topology.fabric_routes(here, there)
-        if not routes:
-            missing = sorted(self.topology.missing)
-            raise TopologyError(
-                f"no path from {here.name} to {there.name}: missing_links cut them off: {missing}"
-            )
-        route = routes[0] if len(routes) == 1 else routes[rng.randrange(len(routes))]
-        return (up, *route, down)
 
     def _join(self, flow: Flow, remaining: float) -> None:
         now_s, key = self._kernel.now_s, (flow.links, flow.level)
@@ -315,23 +298,3 @@ class Network:
         self.totals.finish(flow)
         if flow.on_done is not None:
             flow.on_done(flow)
-
-
-def _keyed_rng(seed: int, key: str) -> random.Random:
-    return random.Random(f"{seed}/{key}")
-
-
-def _draw_nic(
-    node: Node, way: str, nics: tuple[int | None, ...], wanted: int | None, rng: random.Random
-) -> int:
-    if wanted is not None:
-        if not 0 <= wanted < len(nics):
-            raise TopologyError(f"{node.name} has no nic{wanted}: its NICs are 0 to {len(nics) - 1}")
-        link = nics[wanted]
-        if link is None:
-            raise TopologyError(f"no path over {node.name}/nic{wanted}/{way}: that link is in missing_links")
-        return link
-    present = [link for link in nics if link is not None]
-    if not present:
-        raise TopologyError(f"no path over {node.name}: all its NIC links {way} are in missing_links")
-    return present[0] if len(present) == 1 else present[rng.randrange(len(present))]

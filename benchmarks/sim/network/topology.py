@@ -290,5 +290,9 @@ def parse_topology(raw: object) -> TopologyConfig:
     try:
         return TopologyConfig.model_validate(raw)
     except ValidationError as error:
-        lines = [f"{'.'.join(map(str, e['loc'])) or 'topology'}: {e['msg']}" for e in error.errors()]
-        raise TopologyError("topology: " + "; ".join(lines)) from error
+        raise TopologyError(f"topology: {explain(error, 'topology')}") from error
+
+
+def explain(error: ValidationError, whole: str) -> str:
+    """One line: every wrong key with what is wrong; `whole` names what is wrong as a whole."""
+    return "; ".join(f"{'.'.join(map(str, e['loc'])) or whole}: {e['msg']}" for e in error.errors())
