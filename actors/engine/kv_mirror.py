@@ -50,6 +50,16 @@ class KvMirror:
             self._sent_blocks -= self._sent.popleft()[1]
         return batches
 
+    def follow(self, changes: Sequence[Change]) -> None:
+        """Takes the engine's changes over while nobody reads: whoever comes later is told all that is cached."""
+        if not changes:
+            return
+        for change in changes:
+            self._apply(change)
+        self._next_seq += 1
+        self._sent.clear()
+        self._sent_blocks = 0
+
     def answer(self, ask: KvReplay) -> list[KvEvents] | list[KvState]:
         """The batches that were asked for, or all that is cached where they are not to be had any more."""
         if ask.first is None or ask.epoch != self.epoch or ask.first > self._next_seq:

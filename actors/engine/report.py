@@ -13,7 +13,16 @@ from actors.engine.kv_mirror import KvMirror
 from actors.engine.protocol import EngineMetrics
 from actors.wire.channel import Channel, Identity
 from actors.wire.link import Find, Link
-from actors.wire.messages import KV_EVENTS, Announce, EngineInfo, EngineState, KvReplay, Message, Status
+from actors.wire.messages import (
+    KV_EVENTS,
+    Announce,
+    EngineInfo,
+    EngineState,
+    KvReplay,
+    KvStop,
+    Message,
+    Status,
+)
 from policies.engine_model.blocks import Change
 
 log = logging.getLogger(__name__)
@@ -33,8 +42,8 @@ class Reportable(Protocol):
 
 class Reporter:
     """Keeps the router informed: Announce at each connect and change of state, Status when it changes (10 a second at
-    the most) and at least every second, KvEvents within a tenth of a second of each change of the prefix cache. One
-    for the engine's whole life: it mirrors the cache."""
+    the most) and at least every second, and, where it asked, KvEvents within a tenth of a second of each change of the
+    prefix cache. One for the engine's whole life: it mirrors the cache."""
 
     def __init__(self, me: Identity, server: Reportable, find_router: Find) -> None:
         self._server = server
@@ -42,6 +51,7 @@ class Reporter:
         self._task: asyncio.Task[None] | None = None
         self._state: EngineState = "ready"
         self._mirrors: list[KvMirror] = []
+        self._readers: set[int] = set()  # ranks whose changes the router wants
 
     def start(self) -> None:
         """Connects and reports until `stop`. The engine has started."""
@@ -66,20 +76,29 @@ class Reporter:
         self._link.send(Announce(msgspec.structs.replace(self._server.info(), state=self._state)))
 
     def _on_up(self, channel: Channel) -> None:
+        self._readers.clear()
         self._announce()
         self._link.send(self._status())
 
     def _on_message(self, channel: Channel, message: Message) -> None:
-        if not isinstance(message, KvReplay) or not 0 <= message.rank < len(self._mirrors):
+        if not isinstance(message, (KvReplay, KvStop)) or not 0 <= message.rank < len(self._mirrors):
             log.warning("the router sent %s to engine %s: ignored", message, self._server.info().id)
             return
-        self._send_kv_events()  # what the mirror does not have yet goes first, so that the answer is up to date
+        self._send_kv_events()  # what the mirror does not have yet goes first, so that an answer is up to date
+        if isinstance(message, KvStop):
+            self._readers.discard(message.rank)
+            return
+        self._readers.add(message.rank)
         for answer in self._mirrors[message.rank].answer(message):
             self._link.send(answer)
 
     def _send_kv_events(self) -> None:
         for rank, mirror in enumerate(self._mirrors):
-            for batch in mirror.take(self._server.kv_events(rank)):
+            changes = self._server.kv_events(rank)
+            if rank not in self._readers:
+                mirror.follow(changes)
+                continue
+            for batch in mirror.take(changes):
                 self._link.send(batch)  # lost while there is no router: it asks when it is there
 
     def _status(self) -> Status:

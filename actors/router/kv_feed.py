@@ -1,10 +1,12 @@
 """The router's end of the engines' KV events: keeps each worker's feed into the prefix index whole.
 
-An engine that announces the feature is asked at once for what is not known of it: from the next batch on where this is
-the same life of it (a lost link), else for all it holds (a restarted router, an engine that was forgotten). A gap in
-the numbers is asked for again; what the engine does not have any more comes as a snapshot, in parts. A question that is
-not answered is put again after `ASK_AGAIN_S`. What the index does with batches meanwhile is its own affair
-(`policies.state.prefix_index`); everything reaches it as events, so that it can be replayed.
+While some policy looks at hits (`want`), an engine that announces the feature is asked for what is not known of it:
+from the next batch on where this is the same life of it (a lost link), else for all it holds (a restarted router, an
+engine that was forgotten); it then sends on by itself. While none does, engines send nothing and the index stands.
+
+A gap in the numbers is asked for again; what the engine does not have any more comes as a snapshot, in parts. A
+question that is not answered is put again after `ASK_AGAIN_S`. What the index does with batches meanwhile is its own
+affair (`policies.state.prefix_index`); everything reaches it as events, so that it can be replayed.
 """
 
 import logging
@@ -14,7 +16,7 @@ from dataclasses import dataclass, field
 
 from actors.wire.channel import Channel
 from actors.wire.kv import from_wire
-from actors.wire.messages import KvEvents, KvReplay, KvState
+from actors.wire.messages import KvEvents, KvReplay, KvState, KvStop
 from policies.engine_model.blocks import Change, Stored
 from policies.state import events as ev
 from policies.state.prefix_index import PrefixIndex
@@ -45,8 +47,21 @@ class KvFeed:
         self._sources: dict[WorkerId, _Source] = {}
         self._batches = self._gaps = self._replays = self._snapshots = 0
         self._predicted_tokens = self._reported_tokens = 0
+        self._wanted = False
 
     # ------------------------------------------------------------------------------------------------- workers
+
+    def want(self, wanted: bool) -> None:
+        """Whether some policy looks at hits from now on."""
+        if wanted == self._wanted:
+            return
+        self._wanted = wanted
+        for worker, source in self._sources.items():
+            if wanted:
+                self._catch_up(worker, source)
+            else:
+                source.asked = None
+                source.channel.send(KvStop(source.rank))
 
     def announced(self, worker: WorkerId, rank: int, channel: Channel) -> None:
         """The worker's engine is connected; the reducer knows the worker already."""
@@ -54,7 +69,12 @@ class KvFeed:
         if known is not None and known.channel is channel:
             return  # told again: its state changed
         source = self._sources[worker] = _Source(channel, rank)
-        index = self._index(worker)
+        if self._wanted:
+            self._catch_up(worker, source)
+
+    def _catch_up(self, worker: WorkerId, source: _Source) -> None:
+        """Asks for what is not known of the worker, and for what follows."""
+        index, rank = self._index(worker), source.rank
         position = index.position(worker) if index is not None else None
         if position is None:
             self._ask(source, KvReplay("", None, None, rank))
@@ -118,7 +138,7 @@ class KvFeed:
 
     def _look(self, worker: WorkerId, source: _Source) -> None:
         """Asks for what is missing, unless that was asked already."""
-        index = self._index(worker)
+        index = self._index(worker) if self._wanted else None
         hole = index.wants(worker) if index is not None else None
         if hole is None:
             if source.asked is not None and source.asked.first is not None:

@@ -80,9 +80,10 @@ class RouterServer:
         self._tasks: list[asyncio.Task[None]] = []
         self._forecasts = forecasts
         self._kv_feed = KvFeed(dispatcher.state, self._feed)
+        self._kv_feed.want(self._looks_at_hits())
         self._network = network or RouterNetwork(NetworkConfig())
         self._journal = journal
-        self._admin = RouterAdmin(dispatcher, self.decisions, journal, self._feed, self._broadcast_fleet)
+        self._admin = RouterAdmin(dispatcher, self.decisions, journal, self._feed, self._policies_changed)
         self._stale = 0
         self._policy_errors = 0
 
@@ -387,10 +388,17 @@ class RouterServer:
         """In blocks of how many tokens prompts are to be hashed: those of most engines that tell what they cache (no
         prompt ever hits in blocks of another size); None where no policy would look at hits.
         """
-        if not {self.dispatcher.prefill.name, self.dispatcher.decode.name} & USES_HITS:
+        if not self._looks_at_hits():
             return None
         sizes = Counter(info.block_size_tokens for info in infos if wire.KV_EVENTS in info.features)
         return max(sizes, key=lambda size: (sizes[size], size), default=None)
+
+    def _looks_at_hits(self) -> bool:
+        return bool({self.dispatcher.prefill.name, self.dispatcher.decode.name} & USES_HITS)
+
+    def _policies_changed(self) -> None:
+        self._kv_feed.want(self._looks_at_hits())
+        self._broadcast_fleet()
 
     def _broadcast_fleet(self) -> None:
         fleet = self._fleet()

@@ -8,7 +8,7 @@ it, sends the work to the engines itself, streams the tokens to the client and t
     ingress -> engine   Prefill, Decode, Cancel, ReleaseKV
     engine  -> ingress  PrefillDone, Admitted, Tokens, Failed
     engine  -> router   Announce, Status, KvEvents, KvState
-    router  -> engine   KvReplay
+    router  -> engine   KvReplay, KvStop
     engine  -> engine   Pull, PullGrant, Pulled (sim engine only)
 
 Ownership is bound to the connection: when an ingress connection closes, an engine aborts and frees everything that came
@@ -133,7 +133,7 @@ class KvChange(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 class KvEvents(_Wire, frozen=True):
     """Engine -> router: batch `seq` of the changes of one rank's prefix cache, numbered from 0 in each `epoch` (one
-    life of the engine). Sent within a report period.
+    life of the engine). Sent within a report period, from the first KvReplay of a connection on until KvStop.
     """
 
     engine_id: str
@@ -144,13 +144,20 @@ class KvEvents(_Wire, frozen=True):
 
 
 class KvReplay(_Wire, frozen=True):
-    """Router -> engine: batches `first`..`last` of `epoch` again (`last` None: up to now). Answered by KvEvents, or by
-    KvState where the engine does not have them any more, the epoch is another one, or `first` is None.
+    """Router -> engine: batches `first`..`last` of `epoch` again (`last` None: up to now), and all that follow.
+    Answered by KvEvents, or by KvState where the engine does not have them any more, the epoch is another one, or
+    `first` is None.
     """
 
     epoch: str
     first: int | None
     last: int | None = None
+    rank: int = 0
+
+
+class KvStop(_Wire, frozen=True):
+    """Router -> engine: no policy looks at prefix hits any more, send no more KvEvents of `rank`."""
+
     rank: int = 0
 
 
@@ -499,6 +506,7 @@ Message = (
     | Status
     | KvEvents
     | KvReplay
+    | KvStop
     | KvState
     | Prefill
     | Decode

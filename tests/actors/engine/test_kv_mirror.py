@@ -89,6 +89,18 @@ def test_batches_that_are_not_kept_any_more_an_unknown_epoch_and_a_new_reader_ge
         assert (state.next_seq, from_wire(state.chains)) == (5, (Stored((0, 1, 2, 3, 4)),))
 
 
+def test_what_happened_while_nobody_read_comes_as_a_whole() -> None:
+    mirror = KvMirror("e")
+    mirror.take([Stored((1,))])
+    mirror.follow([Stored((2,), 1)])
+    mirror.follow([])
+    (batch,) = mirror.take([Stored((3,), 2)])
+    assert mirror.answer(KvReplay(mirror.epoch, batch.seq)) == [batch]
+    (state,) = mirror.answer(KvReplay(mirror.epoch, 1))  # what was not sent cannot be replayed
+    assert isinstance(state, KvState)
+    assert from_wire(state.chains) == (Stored((1, 2, 3)),)
+
+
 def test_an_empty_cache_has_a_snapshot_too() -> None:
     (state,) = KvMirror("e").answer(KvReplay("", None))
     assert isinstance(state, KvState)

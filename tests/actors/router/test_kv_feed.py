@@ -1,5 +1,6 @@
 """KV events from real sim engines to a real router over real sockets: gaps, overrun, lost links, restarts."""
 
+import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,14 @@ from actors.engine.sim_engine import SimEngine
 from actors.router import kv_feed
 from actors.router.server import RouterServer
 from actors.wire.channel import Identity
-from actors.wire.messages import KvEvents, Message
+from actors.wire.messages import Admin, AdminAnswer, KvEvents, Message
 from policies.dispatch import DispatchConfig, Dispatcher
 from policies.engine_model.blocks import block_hashes
 from policies.routing.cache_aware import CacheAware
 from policies.routing.locality import Locality
-from policies.routing.round_robin import RoundRobin
 from policies.state.prefix_index import PrefixIndex
 from tests.actors.engine.rig import Client, until
+from tests.actors.router.test_server import Peer, peer
 
 BLOCK = 16
 
@@ -272,11 +273,42 @@ async def test_a_new_epoch_over_the_same_connection_fences_the_old_one_out(clust
     assert (cluster.hits(prompt), cluster.hits(other)) == ({}, {"a": 6})
 
 
-async def test_prompts_are_hashed_only_where_a_policy_looks_at_hits(cluster: Cluster) -> None:
+async def test_prompts_are_hashed_in_the_blocks_of_the_engines_that_tell_what_they_cache(
+    cluster: Cluster,
+) -> None:
     await cluster.engine("a")
-    await cluster.engine("quiet", kv_events=False, block_size_tokens=32, kv_blocks=64)
+    await cluster.engine("quiet", kv_events=False, block_size_tokens=32)
     await until(lambda: len(cluster.router.status().statuses) == 2, "two engines")
     assert cluster.router._fleet().block_tokens == BLOCK
-    cluster.router.dispatcher.prefill = cluster.router.dispatcher.decode = RoundRobin()
-    assert cluster.router._fleet().block_tokens is None
     assert cluster.router.status().gauges["prefix_index_feeds"] == 1
+
+
+async def test_engines_send_only_while_some_policy_looks_at_hits(cluster: Cluster) -> None:
+    await cluster.engine("a")
+    first = await cluster.run("a", 0)
+    await cluster.settled("a")
+    ingress = await peer(cluster.router, "ingress", "i")
+    await policy(ingress, "round_robin", "round_robin")
+    assert cluster.router._fleet().block_tokens is None
+    batches = cluster.total("batches")
+    unseen = await cluster.run("a", 1)
+    mirror = cluster.reporters["a"]._mirrors[0]
+    await until(lambda: mirror.blocks == len(cluster.cached("a")), "a mirror that follows")
+    await policy(ingress, "random", "cache_aware")
+    assert cluster.router._fleet().block_tokens == BLOCK
+    await cluster.settled("a")
+    assert cluster.total("batches") == batches
+    assert (cluster.hits(first), cluster.hits(unseen)) == ({"a": 6}, {"a": 6})
+    later = await cluster.run("a", 2)
+    await cluster.settled("a")
+    assert cluster.hits(later) == {"a": 6}
+    assert cluster.total("gaps") == 0
+
+
+async def policy(ingress: Peer, prefill: str, decode: str) -> None:
+    """Both policies by name, as an administrator changes them."""
+    change = json.dumps({"prefill": {"name": prefill}, "decode": {"name": decode}}).encode()
+    ingress.channel.send(Admin(1, "set_policy", change))
+    answer = await ingress.get(AdminAnswer)
+    assert isinstance(answer, AdminAnswer)
+    assert answer.status == 200, answer.body

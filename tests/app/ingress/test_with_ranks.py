@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from actors.engine.sim_ranks import SimRanks
+from tests.actors.router.test_kv_feed import policy
+from tests.actors.router.test_server import peer
 from tests.app.ingress.rig import Rig, rig, until
 from tests.app.ingress.test_with_sim import Sim
 
@@ -67,6 +69,7 @@ async def test_requests_run_on_the_rank_that_the_router_chose_and_disconnects_le
 
 async def test_answers_are_whole_and_each_rank_s_cache_is_in_the_index(made: tuple[Rig, SimRanks]) -> None:
     rig, engine = made
+    await policy(await peer(rig.router, "ingress", "admin"), "locality", "cache_aware")
     await asyncio.gather(*(stream(rig, n, 5) for n in range(40)))
     await rig.idle()
     state = rig.router.dispatcher.state
