@@ -1,0 +1,95 @@
+"""`sluice replay`: a router's journal once more through the pure code; says whether every decision comes out the same.
+
+`command` is what the entry point group `sluice.commands` loads; `python -m app.replay` is the same program.
+"""
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from policies.journal import JournalError
+from policies.replay import Step, TornJournal, replay
+
+SHOWN = 3  # differences printed for one log
+
+
+class ReplayCommand:
+    """The subcommand. Exit code 0: all equal; 1: a decision differs; 2: no journal that can be replayed."""
+
+    name = "replay"
+    help = "decide a router's journal again and compare every decision"
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Adds the arguments."""
+        parser.add_argument(
+            "paths", nargs="+", type=Path, metavar="PATH", help="the folder of router.journal, or files of it"
+        )
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Replays each log that the paths hold."""
+        code = 0
+        for name, files in logs(args.paths):
+            try:
+                code = max(code, _replay(name, files))
+            except (JournalError, OSError, ValueError) as error:
+                print(f"{name}: {error}", file=sys.stderr)
+                code = 2
+        return code
+
+
+def logs(paths: Sequence[Path]) -> Iterator[tuple[str, list[Path]]]:
+    """The files by log (one life of a router), oldest first. Files of one log differ in the number at their end."""
+    found = [file for path in paths for file in (sorted(path.glob("*.jsonl")) if path.is_dir() else [path])]
+    for name, files in groupby(sorted(found), key=lambda file: file.parent / file.stem.rpartition("-")[0]):
+        yield str(name), list(files)
+
+
+def _replay(name: str, files: Sequence[Path]) -> int:
+    counts: Counter[str] = Counter()
+    torn = ""
+    try:
+        for step in replay(_lines(files)):
+            counts["events"] += 1
+            counts["actions"] += sum(line.startswith('{"action"') for line in step.recorded)
+            counts["failures"] += any(line.startswith('{"error"') for line in step.recorded)
+            if not step.equal:
+                counts["different"] += 1
+                if counts["different"] <= SHOWN:
+                    print(_difference(step))
+    except TornJournal as error:
+        torn = f" ({error}: its writer was killed)"
+    print(
+        f"{name}: {counts['events']} events, {counts['actions']} actions, {counts['failures']} refused or failed,"
+        f" {counts['different']} different{torn}"
+    )
+    return 1 if counts["different"] else 0
+
+
+def _lines(files: Sequence[Path]) -> Iterator[str]:
+    for path in files:
+        with path.open(encoding="ascii") as file:
+            yield from file
+
+
+def _difference(step: Step) -> str:
+    lines = [f"event {step.n}: {step.event}"]
+    lines += [f"  recorded  {line}" for line in step.recorded or ("nothing",)]
+    lines += [f"  replayed  {line}" for line in step.replayed or ("nothing",)]
+    return "\n".join(lines)
+
+
+command = ReplayCommand()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The program without the `sluice` command."""
+    parser = argparse.ArgumentParser(prog="python -m app.replay", description=command.help)
+    command.configure(parser)
+    return command.run(parser.parse_args(argv))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

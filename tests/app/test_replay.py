@@ -1,0 +1,66 @@
+"""`sluice replay`: what it says of a whole journal, a changed one, a torn one and one without its start."""
+
+from pathlib import Path
+
+import pytest
+
+from actors.router.journal import JournalConfig, RouterJournal
+from app.replay import main
+from policies.dispatch import DispatchConfig, Dispatcher
+from policies.routing.registry import decode_policy, prefill_policy
+from policies.state import events as ev
+from policies.state.views import Request, Role
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+async def folder(tmp_path: Path) -> Path:
+    """Some files of one log: 2 + 60 * 3 events, 60 decisions."""
+    dispatcher = Dispatcher(DispatchConfig(seed=7), prefill_policy("random"), decode_policy("random"))
+    config = JournalConfig(folder=str(tmp_path), max_bytes=24_000)
+    journal = RouterJournal(config, dispatcher, "test")
+    events: list[ev.Event] = [ev.EngineUp(0.0, f"c{i}", Role.COLOCATED, "g", "n", 4, 4096) for i in range(2)]
+    for i in range(60):
+        events += [ev.EngineStatus(float(i), f"c{i % 2}", 0, 0, 0)]
+        events += [
+            ev.Arrived(float(i), Request(f"r{i}", float(i), 8, 8)),
+            ev.Closed(float(i), f"r{i}", "finished"),
+        ]
+    for event in events:
+        journal.record(event, dispatcher.handle(event))
+    await journal.stop()
+    return tmp_path
+
+
+def test_a_whole_log_is_equal(folder: Path, capsys: Captured) -> None:
+    assert len(list(folder.iterdir())) > 1
+    assert main([str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    assert "182 events, 60 actions, 0 refused or failed, 0 different" in out
+
+
+def test_a_difference_is_shown_and_is_a_failure(folder: Path, capsys: Captured) -> None:
+    first = sorted(folder.iterdir())[0]
+    first.write_text(first.read_text().replace('"seed":7', '"seed":8', 1))
+    assert main([str(folder)]) == 1
+    out = capsys.readouterr().out
+    assert ": Arrived(" in out
+    assert '  recorded  {"action":"RoutePrefill","rid":' in out and "  replayed  {" in out
+    assert " 0 different" not in out
+
+
+def test_a_torn_end_is_told_and_no_failure(folder: Path, capsys: Captured) -> None:
+    last = sorted(folder.iterdir())[-1]
+    last.write_text(last.read_text()[:-20])
+    assert main([str(folder)]) == 0
+    assert "181 events" in (out := capsys.readouterr().out) and "its writer was killed" in out
+
+
+def test_a_log_without_its_start_is_refused(folder: Path, capsys: Captured) -> None:
+    first = sorted(folder.iterdir())[0]
+    first.unlink()
+    assert main([str(folder)]) == 2
+    assert "give its earlier files too" in capsys.readouterr().err
+    assert main([str(first)]) == 2
