@@ -31,6 +31,7 @@ from policies.state.events import OracleRefreshed
 log = logging.getLogger(__name__)
 
 LABELS_EVERY_S = 10.0
+NEWS_S = 0.05  # engines that come up together are told together
 FARTHEST = 3
 
 Pairs = Mapping[tuple[str, str], PairEstimate]
@@ -93,6 +94,7 @@ class RouterNetwork:
         self._told: Oracle | None = None
         self._pairs: Pairs = {}
         self._task: asyncio.Task[None] | None = None
+        self._news = asyncio.Event()
         self._errors = self._refreshes = self._descriptors = 0
         self._closed: tuple[list[str], list[str]] = (
             [],
@@ -107,8 +109,11 @@ class RouterNetwork:
     # ------------------------------------------------------------------------------------------ what happens
 
     def engine(self, info: EngineInfo) -> None:
-        """An engine announced itself: its node and labels."""
+        """An engine announced itself: its node and labels. What is new is told soon, not at the next refresh."""
+        known = self.sources.engines.get(info.id)
         self.sources.engines[info.id] = info
+        if known is None or (known.node, known.labels) != (info.node, info.labels):
+            self._news.set()
 
     def forget(self, engine_id: str) -> None:
         """It is gone."""
@@ -157,7 +162,16 @@ class RouterNetwork:
             event = self.refresh(time.time())
             if event is not None:
                 feed(event)
-            await asyncio.sleep(self.config.refresh_s)
+            await self._wait()
+
+    async def _wait(self) -> None:
+        try:
+            async with asyncio.timeout(self.config.refresh_s):
+                await self._news.wait()
+        except TimeoutError:
+            return
+        await asyncio.sleep(NEWS_S)
+        self._news.clear()
 
     async def _poll_labels(self, read_nodes: ReadNodes) -> None:
         try:

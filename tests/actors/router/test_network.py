@@ -1,5 +1,6 @@
 """The oracle's sources, how they are merged, what is learned from reported transfers, and when the dispatcher hears."""
 
+import asyncio
 import os
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from actors.wire.messages import EngineInfo, Transferred
 from policies.codec import loads
 from policies.journal import event_line, parse_event
 from policies.routing.oracle import Oracle, OracleError, PathSource, Place, TransferIntent
+from policies.state.events import OracleRefreshed
 
 TIERS = """
 tiers:
@@ -242,6 +244,21 @@ def test_a_transfer_that_is_reported_just_after_its_request_closed_counts(tmp_pa
     found.refresh(7.0)
     found.transferred(Transferred([("gone", 1000, 4.0, 1, 0.0)]), 7.0)
     assert found.totals()["network_transfers_unusable"] == 1.0
+
+
+async def test_a_new_engine_is_told_long_before_the_next_refresh(tmp_path: Path) -> None:
+    found = network(tmp_path, refresh_s=3600.0)
+    events: list[OracleRefreshed] = []
+    found.start(events.append)
+    async with asyncio.timeout(10):
+        while len(events) < 1:
+            await asyncio.sleep(0.005)
+        found.engine(info("new", "nx", rack="r1"))
+        while len(events) < 2:
+            await asyncio.sleep(0.005)
+    found.stop()
+    assert events[1].oracle is not None
+    assert events[1].oracle.places["nx"] == Place("r1")
 
 
 def test_ingresses_are_asked_while_the_network_decides() -> None:

@@ -1,10 +1,19 @@
 """What an ingress observes of KV transfers reaches the router's oracle, where the router wants it, and /metrics."""
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from actors.engine.report import Reporter
+from actors.engine.server import EngineServer
+from actors.engine.sim_config import SimEngineConfig
+from actors.engine.sim_engine import SimEngine
+from actors.engine.sim_links import SimLink
 from actors.router.network import NetworkConfig, RouterNetwork
+from actors.wire.channel import Identity
+from policies.routing.oracle import PairEstimate
 from tests.app.ingress.rig import Rig, pair, rig, until
 
 
@@ -15,6 +24,10 @@ async def ask(made: Rig, max_tokens: int = 2) -> None:
 
 def observed(made: Rig) -> float:
     return made.router.status().totals["network_transfers"]
+
+
+def told_of(made: Rig, transfers: int) -> bool:
+    return observed(made) == transfers
 
 
 async def test_transfers_become_estimates_in_snapshot_and_metrics(tmp_path: Path) -> None:
@@ -42,3 +55,68 @@ async def test_nobody_tells_what_nobody_wants(tmp_path: Path) -> None:
         assert not made.hub._transferred
         assert observed(made) == 0
         assert made.router.dispatcher.state.snapshot(0.0).oracle is None
+
+
+LINKS = {"near-*": SimLink(4e6, 0.002), "far-*": SimLink(1e6, 0.004)}
+TIERS = """
+tiers:
+  1: {bandwidth_bytes_per_s: 8.0e+6, latency_s: 0.002}
+  3: {bandwidth_bytes_per_s: 8.0e+6, latency_s: 0.004}
+"""
+
+
+async def start_sim(
+    made: Rig, directory: Path, name: str, role: Any, rack: str
+) -> tuple[EngineServer, Reporter]:
+    config = SimEngineConfig(name, role, timing={"kv_bytes_per_token": 2000}, links=LINKS)
+    me, address = Identity("engine", name), f"unix:{directory}/{name}.sock"
+    labels = {"sluice.io/rack": rack}
+    server = EngineServer(SimEngine(config), me, [address], node=f"host-{name}", labels=labels)
+    await server.start()
+
+    async def find() -> tuple[str, ...]:
+        return made.router.addresses
+
+    reporter = Reporter(me, server, find)
+    reporter.start()
+    return server, reporter
+
+
+async def test_the_links_of_sim_engines_are_learned_whatever_the_file_says(tmp_path: Path) -> None:
+    """One request after the other is told of, so every transfer has its link alone; the file says 8 MB/s of both."""
+    (tmp_path / "network.yaml").write_text(TIERS)
+    config = NetworkConfig(str(tmp_path / "network.yaml"), estimate=True, min_samples=1, refresh_s=0.02)
+    async with rig(tmp_path, [], network=RouterNetwork(config)) as made:
+        kinds = (("p", "prefill", "r1"), ("near-1", "decode", "r1"), ("far-1", "decode", "r2"))
+        engines = [await start_sim(made, tmp_path, *kind) for kind in kinds]
+        await until(lambda: len(made.hub.engines()) == 3 and made.hub.ready() is None, "a ready ingress")
+        state = made.router.dispatcher.state
+
+        def places() -> int:
+            oracle = state.snapshot(0.0).oracle
+            return len(oracle.places) if oracle is not None else 0
+
+        await until(lambda: places() == 3, "every engine's rack")
+
+        def pairs() -> dict[tuple[str, str], PairEstimate]:
+            oracle = state.snapshot(0.0).oracle
+            return dict(oracle.pairs) if oracle is not None else {}
+
+        near, far = ("host-p", "host-near-1"), ("host-p", "host-far-1")
+        for i in range(60):  # ties are drawn: both are hit soon
+            text = " ".join(f"w{i}-{n}" for n in range(40))
+            answer = await made.client.post("/v1/completions", json={"prompt": text, "max_tokens": 1})
+            assert answer.status_code == 200
+            await until(partial(told_of, made, i + 1), "its transfer at the estimator")
+            if {near, far} <= pairs().keys():
+                break
+        found = pairs()
+        assert found[near].bytes_per_s == pytest.approx(4e6, rel=0.01)
+        assert found[far].bytes_per_s == pytest.approx(1e6, rel=0.01)
+        oracle = state.snapshot(0.0).oracle
+        assert oracle is not None
+        assert oracle.congestion == {1: pytest.approx(0.5, rel=0.05), 3: pytest.approx(0.875, rel=0.05)}
+        await made.idle()
+        for server, reporter in engines:
+            await reporter.stop()
+            await server.stop()
