@@ -27,7 +27,6 @@ _STYLE = {
     "axes.edgecolor": QUIET,
     "axes.labelcolor": "#333333",
     "axes.titlesize": 10,
-    "axes.titlelocation": "left",
     "xtick.color": "#555555",
     "ytick.color": "#555555",
     "axes.grid": True,
@@ -69,6 +68,8 @@ def lines(
     ends = []
     if log_x:
         axes.set_xscale("log", base=2)
+        ticks = sorted({x for one in series.values() for x in one.x})
+        axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
     for name, one in series.items():
         colour = QUIET if one.quiet else next(colours)
         axes.plot(one.x, one.y, color=colour, marker="o", markersize=3)
@@ -78,7 +79,8 @@ def lines(
             high = [v + h for v, h in zip(one.y, halves, strict=True)]
             axes.fill_between(one.x, low, high, color=colour, alpha=0.15, linewidth=0)
         ends.append((one.y[-1], one.x[-1], name, colour))
-    axes.set(xlabel=x, ylabel=y, title=title)
+    axes.set(xlabel=x, ylabel=y)
+    axes.set_title(title, loc="left")
     axes.margins(x=0.03)
     _label_ends(axes, ends)
 
@@ -115,12 +117,18 @@ def bars(axes: Axes, values: Mapping[str, tuple[float, float | None]], x: str, t
     reach = max((abs(m) + h for m, h in zip(means, halves, strict=True)), default=1.0) or 1.0
     for i, (mean, half) in enumerate(zip(means, halves, strict=True)):
         axes.text(
-            max(mean, 0.0) + half + 0.015 * reach, i, f"{mean:,.4g}", va="center", fontsize=8, color="#333333"
+            max(mean, 0.0) + half + 0.015 * reach, i, _figure(mean), va="center", fontsize=8, color="#333333"
         )
-    axes.set(xlabel=x, title=title)
+    axes.set(xlabel=x)
+    axes.set_title(title, loc="left")
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
     axes.margins(x=0.12)
+
+
+def _figure(value: float) -> str:
+    """Three significant digits, thousands separated."""
+    return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.3g}"
 
 
 def save(folder: Path, name: str, made: Figure) -> list[str]:

@@ -6,6 +6,7 @@ where it stopped. A run that fails does not stop the others; the sweep then ends
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -14,10 +15,19 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from benchmarks.checkout import ROOT, code_digest
-from benchmarks.experiments.base import DEFAULT_SEEDS, Config, Experiment, ExperimentError, Results, Variant
-from benchmarks.experiments.registry import EXPERIMENTS, load_module
+from benchmarks.experiments.base import (
+    DEFAULT_SEEDS,
+    Config,
+    Experiment,
+    ExperimentError,
+    Metrics,
+    Results,
+    Variant,
+)
+from benchmarks.experiments.registry import EXPERIMENTS
 from benchmarks.progress import Progress
 from benchmarks.results_io import RunCache, checked_metrics
 
@@ -25,6 +35,14 @@ _SHARED_CODE = ("benchmarks/sim", "benchmarks/workloads", "policies", "predictor
 
 Job = tuple[Variant, int]
 Finish = Callable[[Job, dict[str, float | None]], None]
+
+
+class Runs(Protocol):
+    """A module with `run_one`; processes import it by its name."""
+
+    __name__: str
+
+    def run_one(self, config: Config, seed: int) -> Metrics: ...
 
 
 class RunsFailedError(ExperimentError):
@@ -76,7 +94,7 @@ def run(name: str, experiment: Experiment, options: Options) -> Results:
         runs[variant.name][seed] = metrics
 
     if todo:
-        _run_all(name, experiment, todo, options.jobs, finish)
+        run_all(name, experiment, todo, options.jobs, finish)
     return Results(name, options.quick, {v.name: v.config for v in variants}, runs)
 
 
@@ -100,7 +118,8 @@ def _seeds(experiment: Experiment, options: Options) -> int:
     return int(seeds)
 
 
-def _run_all(name: str, experiment: Experiment, todo: Sequence[Job], jobs: int, finish: Finish) -> None:
+def run_all(name: str, experiment: Runs, todo: Sequence[Job], jobs: int, finish: Finish) -> None:
+    """Runs the jobs in `jobs` processes and tells `finish` of each. Raises RunsFailedError when all have ended."""
     failures: list[str] = []
     with Progress(name, len(todo)) as progress:
         for job, outcome in _outcomes(experiment, todo, jobs):
@@ -119,7 +138,7 @@ def _run_all(name: str, experiment: Experiment, todo: Sequence[Job], jobs: int, 
 
 
 def _outcomes(
-    experiment: Experiment, todo: Sequence[Job], jobs: int
+    experiment: Runs, todo: Sequence[Job], jobs: int
 ) -> Iterator[tuple[Job, dict[str, float | None] | Exception]]:
     """Each job with its metrics or its exception, as they end."""
     if jobs == 1 or len(todo) == 1:
@@ -161,4 +180,4 @@ def _pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def _one(module: str, config: Config, seed: int) -> dict[str, float | None]:
-    return checked_metrics(load_module(module).run_one(config, seed))
+    return checked_metrics(importlib.import_module(module).run_one(config, seed))

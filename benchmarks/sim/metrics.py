@@ -1,9 +1,10 @@
 """What a run amounts to: one flat dictionary of numbers from a RunResult, units in the names, None where nothing was.
 
-Requests count by their arrival: those that came within the window, whatever happened to them. Times are those of
-RequestRecord (TTFT to the decode engine's first token). A request that never got there adds nothing to the times, but
-it counts: `unfinished`, and every SLO it had is missed. Steps, links and decisions are what the simulator gathered in
-its own measured window.
+The simulator's own measured window (`SimConfig.warmup_s`, `measure_s`) decides which requests, steps, links
+and decisions are there; all of them count, over `RunResult.duration_s`. A `Window` narrows the requests further, by
+arrival.
+Times are those of RequestRecord (TTFT to the decode engine's first token). A request that never got there adds nothing
+to the times, but it counts: `unfinished`, and every SLO it had is missed.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ PERCENTILES = (50, 95, 99)
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The measured part of a run: arrivals in [start_s, end_s); None: to the end of the run."""
+    """Arrivals in [start_s, end_s)."""
 
-    start_s: float = 0.0
-    end_s: float | None = None
+    start_s: float
+    end_s: float
 
     def holds(self, at_s: float) -> bool:
-        return at_s >= self.start_s and (self.end_s is None or at_s < self.end_s)
+        return self.start_s <= at_s < self.end_s
 
-    def length_s(self, result: RunResult) -> float:
-        return (result.duration_s if self.end_s is None else self.end_s) - self.start_s
+    @property
+    def length_s(self) -> float:
+        return self.end_s - self.start_s
 
 
 def ttft_s(r: RequestRecord) -> float | None:
@@ -70,17 +72,16 @@ _TIMES: dict[str, Callable[[RequestRecord], float | None]] = {
 
 def summarise(result: RunResult, window: Window | None = None) -> Metrics:
     """All metrics of the run; see the module. Raises ValueError for a window of no length."""
-    window = window or Window()
-    length_s = window.length_s(result)
+    length_s = result.duration_s if window is None else window.length_s
     if length_s <= 0:
-        raise ValueError(f"the measured window {window} has no length in a run of {result.duration_s} s")
-    requests = [r for r in result.requests if window.holds(r.arrived_s)]
+        raise ValueError(f"nothing is measured in {length_s} s: the window, or the run, has no length")
+    requests = [r for r in result.requests if window is None or window.holds(r.arrived_s)]
     found: Metrics = {"requests": float(len(requests)), "measured_s": length_s}
     for name, of in _TIMES.items():
         found.update(_distribution(name, (of(r) for r in requests)))
     found.update(_outcomes(requests, length_s))
     found.update(_placement(requests))
-    found.update(_steps(result, length_s))
+    found.update(_steps(result))
     found.update({f"link_use/{link}": use for link, use in sorted(result.link_use.items())})
     found.update({f"peak/{name}": value for name, value in sorted(result.peaks.items())})
     found.update({f"decisions/{reason}": float(n) for reason, n in sorted(result.decisions.items())})
@@ -161,10 +162,10 @@ def _placement(requests: Sequence[RequestRecord]) -> Metrics:
     return found
 
 
-def _steps(result: RunResult, length_s: float) -> Metrics:
+def _steps(result: RunResult) -> Metrics:
     steps = result.steps
     return {
-        "throughput_tok_s": steps.tokens / length_s,
+        "throughput_tok_s": _ratio(steps.tokens, result.duration_s),
         "decode_steps": float(steps.steps),
         "imbalance_tokens": steps.mean_imbalance_tokens if steps.steps else None,
         "barrier_idle_share": _ratio(steps.idle_s, steps.idle_s + steps.busy_s),

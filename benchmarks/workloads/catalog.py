@@ -19,8 +19,9 @@ from benchmarks.workloads.prefixes import Sharing, share_prefixes
 from benchmarks.workloads.record import WorkloadRequest
 from benchmarks.workloads.synthetic import Synthetic
 from benchmarks.workloads.traces import load_trace
-from predictors.protocol import Outcome
+from predictors.protocol import Arrival, Outcome
 from predictors.servegen import load_clients, sample
+from predictors.traces import finish_time_s
 
 MOONCAKE_TICK_S = 3.0  # the conversation trace's clock; the synthetic one has Poisson times
 
@@ -232,3 +233,24 @@ def from_outcomes(outcomes: Iterable[Outcome]) -> list[WorkloadRequest]:
         for o in outcomes
     ]
     return transform.rebase(made)
+
+
+def outcomes_of(requests: Iterable[WorkloadRequest]) -> list[Outcome]:
+    """What a predictor learns from once these requests have ended: for fitting on a workload's earlier part."""
+    return [
+        Outcome(
+            Arrival(
+                request_id=r.rid,
+                arrival_s=r.at_s,
+                prompt_tokens=r.prompt_tokens,
+                client=r.client or None,
+                session=r.session or None,
+                prompt_key=r.prompt_key or None,
+                traffic_class=r.request_class,
+                max_tokens=r.max_tokens,
+            ),
+            r.output_tokens,
+            finish_time_s(r.at_s, r.output_tokens),
+        )
+        for r in requests
+    ]

@@ -1,9 +1,9 @@
 """Timing profiles as files: one engine kind each, every value with a source or marked as an assumption.
 
-    source: where the values come from (text)
-    values: the fields of `TimingProfile` but `source`
-    assumptions: field -> why its value is a guess (may be empty)
-    fit: what a measured fit left over (`benchmarks.live.calibrate` writes it; free form)
+source: where the values come from (text)
+values: the fields of `TimingProfile` but `source`
+assumptions: field -> why its value is a guess (may be empty)
+fit: what a measured fit left over (`benchmarks.live.calibrate` writes it; free form)
 """
 
 import dataclasses
@@ -32,7 +32,9 @@ def load(profile: str | Path) -> TimingProfile:
     """A shipped profile by name, or one from a path (with a suffix). Raises ProfileError."""
     path = Path(profile) if Path(profile).suffix else FOLDER / f"{profile}.yaml"
     if not path.is_file():
-        raise ProfileError(f"profile {profile}: no such file; shipped are {', '.join(names())}, or give a path")
+        raise ProfileError(
+            f"profile {profile}: no such file; shipped are {', '.join(names())}, or give a path"
+        )
     try:
         data = yaml.safe_load(path.read_text())
     except yaml.YAMLError as error:

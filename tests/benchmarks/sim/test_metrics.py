@@ -106,7 +106,7 @@ def test_steps_tiers_hits_links_and_decisions():
     ]
     run = result(*requests, link_use={"core": 0.4}, decisions={"netkv: least": 3}, peaks={"pool": 7.0})
     found = summarise(run, Window(0.0, 10.0))
-    assert found["throughput_tok_s"] == 20.0
+    assert found["throughput_tok_s"] == 10.0  # steps are the run's, over its 20 s
     assert found["imbalance_tokens"] == 25.0
     assert found["barrier_idle_share"] == 0.25
     assert (found["tier_share/2"], found["tier_share/3"]) == (2 / 3, 1 / 3)
@@ -127,6 +127,6 @@ def test_a_run_of_nothing_has_no_figures_and_no_errors():
 
 def test_a_window_without_length_and_impossible_times_are_refused():
     with pytest.raises(ValueError, match="no length"):
-        summarise(result(), Window(20.0))
+        summarise(result(), Window(20.0, 20.0))
     with pytest.raises(ValueError, match="records are wrong"):
         summarise(result(record("a", 5.0, first_token_s=1.0)))
