@@ -4,7 +4,7 @@ A closed loop over NetKV's cluster: `concurrent` flows from its prefill to its d
 ends. A change is a start or an end. `together` flows start and end at once, as a request's shards do.
 
 Measured on a busy 2-core machine, Python 3.11, at 16 / 128 / 512 flows: 64 GPUs 47 / 138 / 243 us alone and
-14 / 24 / 40 us in fours; 1,024 GPUs 48 / 92 / 230 us and 17 / 18 / 23 us. 32 times the flows cost 1.4 to 5 times as much.
+14 / 24 / 40 us in fours; 1,024 GPUs 48 / 92 / 230 us and 17 / 18 / 23 us. 32 times the flows cost 1.4 to 5 times that.
 """
 
 import random
