@@ -13,16 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from actors.wire.messages import Submit
 from policies.state.events import ForecastMade
-from predictors.book import ForecastBook
-from predictors.forecast import FinishesIn, ForecastConfig
+from predictors.feed import ForecastFeed
+from predictors.forecast import ForecastConfig
 from predictors.live import LivePredictor
 from predictors.outcomes import OutcomeLog
 from predictors.promote import RefitJob, RefitResult
-from predictors.protocol import Arrival, Features, FinishReason, Outcome, Sampling, TextSignals
+from predictors.protocol import Arrival, Sampling, TextSignals
 
 log = logging.getLogger(__name__)
 
@@ -82,9 +81,8 @@ class Forecasts:
     def __init__(self, config: PredictorConfig, run_refit: RunRefit | None = None) -> None:
         self.config = config
         self.predictor = LivePredictor()
-        self._book = ForecastBook(ForecastConfig(config.refresh_tokens, config.gate, config.floor_tokens))
-        self._features: dict[str, Features] = {}
-        self._limits: dict[str, int] = {}
+        states = ForecastConfig(config.refresh_tokens, config.gate, config.floor_tokens)
+        self._feed = ForecastFeed(self.predictor, states, config.window_tokens, config.total_at_arrival)
         self._run_refit = run_refit
         self._folder = Path(config.folder) if config.folder else None
         self._log = (
@@ -103,36 +101,17 @@ class Forecasts:
 
     def arrived(self, submit: Submit, now_s: float) -> float | None:
         """Takes the features; returns the expected output length where that is asked for (`total_at_arrival`)."""
-        features = self.predictor.arrive(arrival_of(submit, now_s))
-        self._features[submit.rid] = features
-        self._limits[submit.rid] = submit.max_tokens
-        if not self.config.total_at_arrival:
-            return None
-        made = self.predictor.predict(
-            [features], np.zeros(1, dtype=np.int64), self.config.window_tokens, with_total=True
-        )
-        return None if made.total is None else float(made.total.mean_tokens[0])
+        return self._feed.arrived(arrival_of(submit, now_s), submit.max_tokens)
 
     def progressed(self, rid: str, tokens: int) -> None:
-        """`tokens` generated so far. A request of several sequences has no forecast: its ages are not told apart."""
-        features = self._features.get(rid)
-        if features is None or (features.arrival.sampling.choices or 1) > 1:
-            return
-        if rid not in self._book:
-            self._book.admit(features, tokens)
-        else:
-            self._book.progress(rid, tokens)
+        """`tokens` generated so far."""
+        self._feed.progressed(rid, tokens)
 
     def closed(self, rid: str, outcome: str, tokens: int, now_s: float) -> None:
-        """The request is over. A rejected one taught nothing; any other is an outcome, cut short unless it finished."""
-        features, limit = self._features.pop(rid, None), self._limits.pop(rid, 0)
-        if rid in self._book:
-            tokens = max(tokens, self._book.age(rid))  # a lost ingress cannot say how far it got
-            self._book.remove(rid)
-        if features is None or outcome == "rejected":
+        """The request is over: an outcome for the log, unless it was rejected."""
+        ended = self._feed.closed(rid, outcome, tokens, now_s)
+        if ended is None:
             return
-        ended = Outcome(features.arrival, tokens, now_s, _reason(outcome, tokens, limit))
-        self.predictor.observe(ended)
         self._new_outcomes += 1
         if self._log is not None:
             self._log.append(ended)
@@ -141,15 +120,10 @@ class Forecasts:
 
     def refresh(self, now_s: float) -> list[ForecastMade]:
         """One predictor call for all that are due, as events for the reducer."""
-        due = self._book.due(self.config.window_tokens)
-        if not due:
-            return []
-        self._book.refresh(self.predictor, self.config.window_tokens)
-        return [self._event(rid, now_s) for rid in due]
-
-    def _event(self, rid: str, now_s: float) -> ForecastMade:
-        forecast, age = self._book.forecast(rid), self._book.age(rid)
-        return ForecastMade(now_s, rid, age, forecast.steps if isinstance(forecast, FinishesIn) else None)
+        return [
+            ForecastMade(now_s, made.request_id, made.age, made.finishes_in_tokens)
+            for made in self._feed.refresh()
+        ]
 
     def maintain(self, now_s: float) -> None:
         """Starts a refit when one is due; called now and then. Returns at once."""
@@ -203,7 +177,7 @@ class Forecasts:
         stats, drift = self.predictor.stats(), self.predictor.drift()
         shown: dict[str, float | None] = {
             "model_in_use": float(stats.model_version is not None),
-            "running_forecasts": float(len(self._book)),
+            "running_forecasts": float(len(self._feed.book)),
             "drift_psi": drift.psi if drift else None,
             "drift_ks": drift.ks if drift else None,
             "calibration_error": drift.calibration_error if drift else None,
@@ -235,12 +209,6 @@ def arrival_of(submit: Submit, now_s: float) -> Arrival:
         wall_clock_s=now_s,
         text=TextSignals(*hints.text) if hints.text else None,
     )
-
-
-def _reason(outcome: str, tokens: int, limit: int) -> FinishReason:
-    if outcome == "finished":
-        return FinishReason.LENGTH if tokens >= limit else FinishReason.STOP
-    return FinishReason.ERROR if outcome == "failed" else FinishReason.CANCELLED
 
 
 def encode_hints(hints: Hints) -> bytes:

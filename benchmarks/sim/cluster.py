@@ -26,6 +26,7 @@ from policies.dispatch import Action, Dispatcher, Reject, RoutePrefill
 from policies.journal import JournalWriter
 from policies.routing.registry import decode_policy, prefill_policy
 from policies.state import events as ev
+from policies.state.views import Role
 from predictors.feed import ForecastFeed, Tracked
 from predictors.protocol import Arrival
 
@@ -83,7 +84,8 @@ class Cluster:
         )
         self._groups = self._build_engines()
         self._decoders = [worker for worker in self.workers.values() if worker.decodes]
-        self._unbarriered = [w for w in self._decoders if not w.spec.barrier]
+        decode = [w for w in self._decoders if w.spec.role is Role.DECODE]
+        self._balanced = [] if any(w.spec.barrier for w in self._decoders) else decode or self._decoders
         self._lengths: dict[str, int] = {}
         self._forecasts = self._build_forecasts()
         self._reported = dict.fromkeys(self.workers, 0)  # steps of each engine at its last progress report
@@ -95,7 +97,7 @@ class Cluster:
         self._exhausted = self._closed_window = False
         self._end_s = 0.0
         self._link_use: dict[str, float] = {}
-        self._sampled_steps = 0
+        self._imbalances, self._samples = 0, 0
         self.decisions: Counter[str] = Counter()
         self.stale = 0
         self.tier_bytes: Counter[int] = Counter()
@@ -232,7 +234,9 @@ class Cluster:
             return
         for group in self._groups:
             group.settle()
-        self._sample_imbalance()
+        if self._samples:
+            stats = self.meter.stats
+            stats.imbalance_sum += stats.steps * self._imbalances / self._samples
         if self._network is not None:
             self._link_use = self._network.link_use()
         self.meter.measuring = False
@@ -352,17 +356,15 @@ class Cluster:
             if self._forecasts is not None:
                 self._note_ages(items)
             self.feed(ev.ProgressedMany(now_s, tuple(items)))
-        if self.meter.measuring:
+        if self.meter.measuring and self._balanced:
             self._sample_imbalance()
 
     def _sample_imbalance(self) -> None:
-        """Without a barrier there is no common step: the imbalance of now counts for all steps since the last look."""
-        stats = self.meter.stats
-        if len(self._unbarriered) == len(self._decoders):
-            new, self._sampled_steps = stats.steps - self._sampled_steps, stats.steps
-            if new:
-                loads = [worker.kv_load_tokens(worker.done_now) for worker in self._decoders]
-                stats.imbalance_sum += new * (max(loads) - min(loads))
+        """Without a barrier there is no common step: the mean over time stands for the mean over steps."""
+        loads = [worker.kv_load_tokens(worker.done_now) for worker in self._balanced]
+        if any(loads):
+            self._imbalances += max(loads) - min(loads)
+            self._samples += 1
 
     def _note_ages(self, items: list[tuple[str, int]]) -> None:
         forecasts, jobs = self._forecasts, self.ingress.jobs

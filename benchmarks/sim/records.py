@@ -40,9 +40,10 @@ class RequestRecord:
 
 @dataclass(slots=True)
 class StepStats:
-    """Decode steps, all together. For a barrier group a step is the group's; else one sample a worker's step.
+    """Decode steps of the measured window, all together. For a barrier group a step is the group's, else a worker's.
 
-    `imbalance_sum` sums max_g L_g - min_g L_g in KV tokens over the steps of the run's measured window;
+    `imbalance_sum` sums max_g L_g - min_g L_g in KV tokens over the steps: exact at a barrier; without one there is no
+    common step, and the mean over time (looked at with each progress report) counts for every step.
     `idle_s` is what workers waited at barriers, `busy_s` what they computed.
     """
 
