@@ -132,14 +132,13 @@ def best_of(
     if not math.isfinite(sum(costs)):
         i = next(i for i, cost in enumerate(costs) if not math.isfinite(cost))
         raise PolicyError(f"policy {policy}: cost of {workers[i].id} is {costs[i]}")
-    lowest = min(costs)
-    tied = sorted(workers[i].id for i, cost in enumerate(costs) if cost == lowest)
+    least = heapq.nsmallest(RANKED, costs)
+    lowest, highest = least[0], least[-1]
+    near = sorted([(cost, workers[i].id, i) for i, cost in enumerate(costs) if cost <= highest])
+    tied = [worker for cost, worker, _ in near if cost == lowest]
     chosen = tied[0] if len(tied) == 1 else tied[rng.randrange(len(tied))]
-    highest = heapq.nsmallest(RANKED, costs)[-1]
-    order = [
-        (cost, workers[i].id != chosen, workers[i].id, i) for i, cost in enumerate(costs) if cost <= highest
-    ]
-    best = [Ranked(workers[i].id, costs[i], terms(i)) for _, _, _, i in sorted(order)[:RANKED]]
+    near.sort(key=lambda r: (r[0], r[1] != chosen))  # stable: the drawn one first, then by id
+    best = [Ranked(worker, cost, terms(i)) for cost, worker, i in near[:RANKED]]
     reason = Reason.ONLY_CANDIDATE if len(costs) == 1 else Reason.LEAST_COST
     return Decision(chosen, tuple(best), Reason.TIE_DRAWN if len(tied) > 1 else reason)
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from policies.routing.base import Assignment, Decision, Ranked, first_feasible, least_cost
+from policies.routing.base import Assignment, Decision, best_of, first_feasible
 from policies.state.views import PoolEntry, Request, Role, Snapshot, Worker
 
 
@@ -26,7 +26,15 @@ class JoinShortestQueue:
     def choose(
         self, request: Request, candidates: Sequence[Worker], snapshot: Snapshot, rng: random.Random
     ) -> Decision:
-        return least_cost(self.name, [_prefill_queue(worker) for worker in candidates], rng)
+        queues = [_prefill_queue(worker) for worker in candidates]
+        costs = [float(prefilling + decoding) for prefilling, decoding in queues]
+        return best_of(
+            self.name,
+            candidates,
+            costs,
+            lambda i: {"prefilling": float(queues[i][0]), "decoding": float(queues[i][1])},
+            rng,
+        )
 
     def assign(
         self, feasible: Sequence[tuple[PoolEntry, Sequence[Worker]]], snapshot: Snapshot, rng: random.Random
@@ -35,11 +43,11 @@ class JoinShortestQueue:
         if head is None:
             return ()
         entry, workers = head
-        ranked = [Ranked(w.id, float(w.slots_used), {"decoding": float(w.slots_used)}) for w in workers]
-        return (Assignment(entry.request.rid, least_cost(self.name, ranked, rng)),)
+        costs = [float(worker.slots_used) for worker in workers]
+        decision = best_of(self.name, workers, costs, lambda i: {"decoding": costs[i]}, rng)
+        return (Assignment(entry.request.rid, decision),)
 
 
-def _prefill_queue(worker: Worker) -> Ranked:
-    decoding = worker.slots_used if worker.role is Role.COLOCATED else 0
-    cost = float(worker.prefilling + decoding)
-    return Ranked(worker.id, cost, {"prefilling": float(worker.prefilling), "decoding": float(decoding)})
+def _prefill_queue(worker: Worker) -> tuple[int, int]:
+    """Requests that compute there, sequences that decode there."""
+    return worker.prefilling, worker.slots_used if worker.role is Role.COLOCATED else 0

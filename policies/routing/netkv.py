@@ -95,18 +95,20 @@ class NetKV:
     def _costs(
         self, entry: PoolEntry, workers: Sequence[Worker], hits: Mapping[WorkerId, int], network: Network
     ) -> list[float]:
-        """The sum of the three terms per worker; one loop, because it runs for every candidate."""
-        costs = network.seconds_each(workers, entry.kv_bytes)
+        """The sum of the three terms per worker."""
+        transfers_s = network.seconds_each(workers, entry.kv_bytes)
+        if hits:
+            for i, worker in enumerate(workers):
+                if worker.id in hits:
+                    transfers_s[i] = network.seconds(worker, effective_bytes(entry, hits[worker.id]))
+        totals = [w.slots_used if w.engine_running is None else sequences_on(w) for w in workers]
         first_s, per_seq_s = self.step_base_s + self.step_per_seq_s, self.step_per_seq_s
-        for i, worker in enumerate(workers):
-            if worker.id in hits:
-                costs[i] = network.seconds(worker, effective_bytes(entry, hits[worker.id]))
-            total = worker.slots_used if worker.engine_running is None else sequences_on(worker)
-            if total < worker.slots:  # a slot is free: no queue
-                costs[i] += first_s + per_seq_s * total
-            else:
-                costs[i] += sum(queue_and_step_seconds(total, worker.slots, self.step_base_s, per_seq_s))
-        return costs
+        return [
+            transfer_s + (first_s + per_seq_s * total)  # a slot is free: no queue
+            if total < worker.slots
+            else transfer_s + sum(queue_and_step_seconds(total, worker.slots, self.step_base_s, per_seq_s))
+            for worker, transfer_s, total in zip(workers, transfers_s, totals, strict=True)
+        ]
 
     def _explain(
         self, entry: PoolEntry, worker: Worker, hits: Mapping[WorkerId, int], network: Network

@@ -7,10 +7,13 @@ with a fresh estimate of its own is the exception. Without a path for one of the
 costs must stay comparable.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 from policies.routing.oracle import Path, TransferIntent
 from policies.state.views import PoolEntry, Snapshot, Worker, WorkerId
+
+_id_and_node: Callable[[Worker], tuple[WorkerId, str]] = attrgetter("id", "node")
 
 
 class Network:
@@ -69,7 +72,7 @@ class Network:
             return [0.0] * len(workers)
         if self._own:
             return [self.seconds(worker, n_bytes) for worker in workers]
-        tiers = self._oracle.tiers(self._sender, self._node, [(w.id, w.node) for w in workers])
+        tiers = self._oracle.tiers(self._sender, self._node, list(map(_id_and_node, workers)))
         seconds: dict[int | None, float] = {}
         for tier in set(tiers):
             assert tier is not None

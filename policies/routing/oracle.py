@@ -125,10 +125,11 @@ class Oracle:
     def tiers(self, worker: str, node: str, to: Sequence[tuple[str, str]]) -> list[int | None]:
         """`tier` for many (worker, node) at once."""
         known = self._tiers.setdefault((worker, node), {})
-        for pair in to:
-            if pair not in known:
-                known[pair] = self._find_tier(worker, node, *pair)
-        return [known[pair] for pair in to]
+        try:
+            return [known[pair] for pair in to]
+        except KeyError:  # the first time
+            known.update({pair: self._find_tier(worker, node, *pair) for pair in to})
+            return [known[pair] for pair in to]
 
     def _find_tier(self, worker: str, node: str, to_worker: str, to_node: str) -> int | None:
         for pair in ((worker, to_worker), (node, to_node)):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from policies.routing import params
-from policies.routing.base import Decision, Ranked, least_cost
+from policies.routing.base import Decision, best_of
 from policies.state.views import Request, Snapshot, Worker
 
 
@@ -36,13 +36,17 @@ class PredictedTTFT:
         self, request: Request, candidates: Sequence[Worker], snapshot: Snapshot, rng: random.Random
     ) -> Decision:
         hits = snapshot.hits.tokens(request)
-        ranked = []
+        waits, owns = [], []
         for worker in candidates:
-            hit_tokens = min(request.prompt_tokens, hits.get(worker.id, 0))
-            queue_s = (
+            hit_tokens = min(request.prompt_tokens, hits.get(worker.id, 0)) if hits else 0
+            waits.append(
                 self.prefill_base_s * worker.prefilling + self.prefill_per_token_s * worker.prefilling_tokens
             )
-            own_s = self.prefill_base_s + self.prefill_per_token_s * (request.prompt_tokens - hit_tokens)
-            terms = {"queue_s": queue_s, "own_s": own_s, "hit_tokens": float(hit_tokens)}
-            ranked.append(Ranked(worker.id, queue_s + own_s, terms))
-        return least_cost(self.name, ranked, rng)
+            owns.append(self.prefill_base_s + self.prefill_per_token_s * (request.prompt_tokens - hit_tokens))
+
+        def terms(i: int) -> dict[str, float]:
+            hit_tokens = min(request.prompt_tokens, hits.get(candidates[i].id, 0))
+            return {"queue_s": waits[i], "own_s": owns[i], "hit_tokens": float(hit_tokens)}
+
+        costs = [queue_s + own_s for queue_s, own_s in zip(waits, owns, strict=True)]
+        return best_of(self.name, candidates, costs, terms, rng)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from policies.routing.base import Assignment, Decision, Ranked, Reason, first_feasible
+from policies.routing.base import RANKED, Assignment, Decision, Ranked, Reason, first_feasible
 from policies.state.views import PoolEntry, Request, Snapshot, Worker
 
 
@@ -39,7 +39,7 @@ class RoundRobin:
 def _next(candidates: Sequence[Worker], last: str | None) -> Decision:
     ids = sorted(worker.id for worker in candidates)
     start = next((i for i, worker in enumerate(ids) if last is not None and worker > last), 0)
-    turn = ids[start:] + ids[:start]
+    turn = (ids[start:] + ids[:start])[:RANKED]
     ranking = tuple(Ranked(worker, float(i), {"turns_away": float(i)}) for i, worker in enumerate(turn))
     reason = Reason.ONLY_CANDIDATE if len(ids) == 1 else Reason.NEXT_IN_TURN
     return Decision(turn[0], ranking, reason)

@@ -28,6 +28,7 @@ from policies.state import events as ev
 from policies.state.indicators import mean_indicators
 from policies.state.prefix_hits import IndexHits
 from policies.state.prefix_index import PrefixIndex
+from policies.state.quick import quick
 from policies.state.views import (
     NO_HITS,
     Departure,
@@ -540,8 +541,11 @@ _HANDLERS: dict[type, Callable[[ClusterState, Any], None]] = {
 }
 
 
+_quick_worker = quick(Worker)
+
+
 def _view(load: _Load) -> Worker:
-    """Its frozen form; positional, in the order of Worker's fields, because that is the fast way."""
+    """Its frozen form; the values in the order of Worker's fields."""
     if load.transfers_view is None:
         load.transfers_view = tuple([Transfers(*key, n) for key, n in sorted(load.transfers.items())])
     if load.departures_view is None:
@@ -549,7 +553,7 @@ def _view(load: _Load) -> Worker:
             [Departure(step, *gone) for step, gone in sorted(load.departures.items())]
         )
     up, status = load.up, load.status
-    return Worker(
+    return _quick_worker(
         up.worker,
         up.role,
         up.group,

@@ -111,10 +111,9 @@ class Indicators:
     memory_bandwidth: float | None = None
 
 
-class Worker(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Worker:
     """One decode or prefill worker as the router sees it: facts, its own charges, and what the engine last reported.
-
-    A named tuple because one is built for every worker that an event touches: an eighth of a frozen dataclass' cost.
 
     `kv_tokens` are the KV tokens of the requests that we charged to it (L_g of BalanceRoute for a decode worker);
     `foreign_kv_tokens` are KV tokens in use there that are not ours, by the engine's last report. `status_at_s` is None

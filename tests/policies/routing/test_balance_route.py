@@ -117,7 +117,9 @@ def test_updates_by_admissions_equal_a_fresh_projection(start, admissions, horiz
         loads.add(row, tokens, sequences)
         flat.add(row, tokens, sequences)
         old = workers[row]
-        workers[row] = old._replace(kv_tokens=old.kv_tokens + tokens, slots_used=old.slots_used + sequences)
+        workers[row] = dataclasses.replace(
+            old, kv_tokens=old.kv_tokens + tokens, slots_used=old.slots_used + sequences
+        )
     fresh = HorizonLoads(workers, horizon, 0.9, 1.0, None)
     for row in range(len(workers)):
         assert loads.margins(row).tolist() == fresh.margins(row).tolist()

@@ -177,7 +177,7 @@ def test_a_fresh_pair_estimate_overrides_its_tier_and_a_stale_one_does_not() -> 
 def test_own_transfers_count_by_tier_capped_and_by_priority(
     transfers: Any, params: dict[str, Any], flows: int
 ) -> None:
-    sender = SENDER._replace(transfers=tuple(Transfers(*t) for t in transfers))
+    sender = dataclasses.replace(SENDER, transfers=tuple(Transfers(*t) for t in transfers))
     assert term(decide(sender=sender, **params), "d1", "own_flows") == flows
 
 
