@@ -12,8 +12,10 @@ Both classes keep one round's state and are changed by `add`; BR-0's is plain Py
 than one margin.
 """
 
+import functools
+from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -90,8 +92,7 @@ class HorizonLoads:
         self, workers: Sequence[Worker], horizon: int, gamma: float, alpha: float, beta: float | None
     ) -> None:
         self.workers = workers
-        self._steps = np.arange(horizon + 1, dtype=np.float64)
-        self._discount = gamma**self._steps
+        self._steps, self._discount = _discounts(horizon, gamma)
         self._gain = alpha * float(self._discount.sum())
         self._beta = beta
         self._load = projected_loads(workers, horizon)
@@ -100,38 +101,46 @@ class HorizonLoads:
         rows = [[row for row, b in enumerate(self._barrier) if b == i] for i in range(len(names))]
         self._size = [len(members) for members in rows]
         self._envelope = np.stack([self._load[members].max(axis=0) for members in rows])
-        self._min_margin = (self._envelope[self._barrier] - self._load).min(axis=1).tolist()
-        self._seen: tuple[int, npt.NDArray[np.float64]] | None = None  # the row asked last, and its margins
+        self._min_margin: list[float] = self._all_margins().min(axis=1).tolist()
+        self._seen: tuple[int, _Kinks] | None = None  # the row asked last
 
     def group_size(self, row: int) -> int:
         return self._size[self._barrier[row]]
 
     def min_margin(self, row: int) -> float:
-        return float(self._min_margin[row])
+        return self._min_margin[row]
 
     def margins(self, row: int) -> npt.NDArray[np.float64]:
         """m_g(h), tokens, shape (H + 1,)."""
-        if self._seen is None or self._seen[0] != row:
-            self._seen = (row, self._envelope[self._barrier[row]] - self._load[row])
-        return self._seen[1]
+        margins: npt.NDArray[np.float64] = self._envelope[self._barrier[row]] - self._load[row]
+        return margins
 
     def peak(self, row: int) -> float:
         """The first margin, ascending, at which the penalty's slope reaches the gain's (F_H is concave in w)."""
-        margins, beta = self.margins(row), self._beta_of(row)
-        least = int(margins.argmin())
-        if beta * self._discount[least] >= self._gain:  # the first kink alone turns the slope: no sort
-            return float(margins[least])
-        order = margins.argsort(kind="stable")
-        slopes = beta * self._discount[order].cumsum()
-        k = int(slopes.searchsorted(self._gain))
-        return float(margins[order[k]]) if k < len(order) else float("inf")
+        kinks = self._kinks(row)
+        k = (
+            bisect_left(kinks.slopes, self._gain / self._beta_of(row))
+            if self._beta_of(row)
+            else len(kinks.slopes)
+        )
+        return kinks.margins[k] if k < len(kinks.margins) else float("inf")
 
     def scores(self, row: int, sums: Sequence[int]) -> list[float]:
         if max(sums) <= self._min_margin[row]:
-            return [self._gain * total for total in sums]
-        w = np.asarray(sums, dtype=np.float64)
-        scores: list[float] = (self._gain * w - self._beta_of(row) * self.overflow(row, w)).tolist()
-        return scores
+            return [self._gain * w for w in sums]
+        kinks, beta = self._kinks(row), self._beta_of(row)
+        return [self._gain * w - beta * kinks.overflow(w) for w in sums]
+
+    def _kinks(self, row: int) -> "_Kinks":
+        if self._seen is None or self._seen[0] != row:
+            self._seen = (row, _Kinks.of(self.margins(row), self._discount))
+        return self._seen[1]
+
+    def _all_margins(self) -> npt.NDArray[np.float64]:
+        """m_g(h) of every worker, shape (G, H + 1)."""
+        envelope = self._envelope if len(self._envelope) == 1 else self._envelope[self._barrier]
+        margins: npt.NDArray[np.float64] = envelope - self._load
+        return margins
 
     def overflow(self, row: int, sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """sum_h gamma^h max(0, w - m_g(h)) of each sum, in token-steps."""
@@ -141,25 +150,55 @@ class HorizonLoads:
 
     def overflow_everywhere(self, w: float) -> npt.NDArray[np.float64]:
         """The same of one w on every worker, shape (G,)."""
-        margins = self._envelope[self._barrier] - self._load
-        result: npt.NDArray[np.float64] = np.maximum(0.0, w - margins) @ self._discount
+        result: npt.NDArray[np.float64] = np.maximum(0.0, w - self._all_margins()) @ self._discount
         return result
 
     def add(self, row: int, tokens: int, sequences: int) -> bool:
         self._seen = None
-        load, barrier = self._load[row], self._barrier[row]
-        load += tokens + sequences * self._steps
-        envelope = self._envelope[barrier]
-        moved = bool((load > envelope).any())
-        if moved:
-            np.maximum(envelope, load, out=envelope)
-            self._min_margin = (self._envelope[self._barrier] - self._load).min(axis=1).tolist()
-        else:
-            self._min_margin[row] = float((envelope - load).min())
-        return moved
+        load = self._load[row]
+        load += self._steps if sequences == 1 else sequences * self._steps
+        load += tokens
+        envelope = self._envelope[self._barrier[row]]
+        least = float(np.minimum.reduce(envelope - load))
+        if least >= 0:
+            self._min_margin[row] = least
+            return False
+        np.maximum(envelope, load, out=envelope)
+        self._min_margin = np.minimum.reduce(self._all_margins(), axis=1).tolist()
+        return True
 
     def _beta_of(self, row: int) -> float:
         return self._beta if self._beta is not None else float(self._size[self._barrier[row]])
+
+
+class _Kinks(NamedTuple):
+    """One worker's penalty sum_h gamma^h max(0, w - m_g(h)) as the piecewise linear function of w that it is.
+
+    `margins`: the m_g(h) ascending; `slopes[k]`: its slope above margins[k], the sum of the first k + 1 gamma^h;
+    `offsets[k]`: the sum of their gamma^h m_g(h). So a score costs one bisection, not H + 1 terms.
+    """
+
+    margins: list[float]
+    slopes: list[float]
+    offsets: list[float]
+
+    @staticmethod
+    def of(margins: npt.NDArray[np.float64], discount: npt.NDArray[np.float64]) -> "_Kinks":
+        order = margins.argsort(kind="stable")
+        ascending, weights = margins.take(order), discount.take(order)
+        slopes, offsets = np.add.accumulate(weights), np.add.accumulate(weights * ascending)
+        return _Kinks(ascending.tolist(), slopes.tolist(), offsets.tolist())
+
+    def overflow(self, w: float) -> float:
+        k = bisect_left(self.margins, w) - 1
+        return self.slopes[k] * w - self.offsets[k] if k >= 0 else 0.0
+
+
+@functools.cache
+def _discounts(horizon: int, gamma: float) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """h and gamma^h, h = 0..H."""
+    steps = np.arange(horizon + 1, dtype=np.float64)
+    return steps, gamma**steps
 
 
 def projected_loads(workers: Sequence[Worker], horizon: int) -> npt.NDArray[np.float64]:

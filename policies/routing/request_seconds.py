@@ -1,7 +1,7 @@
 """One round of the composition: values in request-seconds on top of BalanceRoute's stages. Formulas: `composition`."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,6 +56,9 @@ class RequestSecondsRound(Round):
         super().__init__(feasible, snapshot, loads, limits, rng)
         self._horizon, self._prices = loads, prices
         self._admitted = [0] * len(self.workers)
+        self._queue_and_step_s = [self._after_admissions(row) for row in range(len(self.workers))]
+        self._hit_tokens: dict[RequestId, Mapping[WorkerId, int]] = {}
+        self._rows: dict[int, list[int]] = {}  # of a bitmask
         self._networks: dict[tuple[WorkerId, int | None], Network] = {}
         self._credits: dict[RequestId, float] = {}
         running: dict[str, int] = {}
@@ -127,6 +130,7 @@ class RequestSecondsRound(Round):
                     lowest is None or item.entry.request.priority <= lowest
                 ):
                     network.add_flows(self.workers[row], 1)
+        self._queue_and_step_s[row] = self._after_admissions(row)
         return moved
 
     def _extra_terms(self, row: int, items: Sequence[Item]) -> dict[str, float]:
@@ -160,21 +164,50 @@ class RequestSecondsRound(Round):
         """credit_r: the wait until the next chance plus the dearest cost there is, so that admitting is worth it."""
         rid = item.entry.request.rid
         if rid not in self._credits:
-            dearest = max(self.cost_s(item, row) for row in self._open if item.rows >> row & 1)
+            dearest = self._dearest_s(item)
             weight = slack_weight(item.entry.request, self.snapshot.now_s, self._prices.max_weight)
             self._credits[rid] = weight * self._prices.wait_s + self._weight(item) * dearest
         return self._credits[rid]
 
     def cost_s(self, item: Item, row: int) -> float:
         """Transfer + queue + first step of one request on one worker, with what this round sent already."""
-        prices, worker = self._prices, self.workers[row]
-        hit_tokens = self.snapshot.hits.tokens(item.entry.request).get(worker.id, 0)
+        worker = self.workers[row]
+        hit_tokens = self._hits(item).get(worker.id, 0)
         transfer_s = self._network(item).seconds(worker, effective_bytes(item.entry, hit_tokens))
-        on_it = sequences_on(worker) + self._admitted[row]
-        queue_s, step_s = queue_and_step_seconds(
-            on_it, worker.slots, prices.step_base_s, prices.step_per_seq_s
-        )
+        queue_s, step_s = self._queue_and_step_s[row]
         return transfer_s + queue_s + step_s
+
+    def _dearest_s(self, item: Item) -> float:
+        """The largest of its costs on the workers that it may go to."""
+        rows, hits = self._rows_of(item.rows), self._hits(item)
+        workers = [self.workers[row] for row in rows]
+        transfers_s = self._network(item).seconds_each(workers, effective_bytes(item.entry, 0))
+        dearest_s = 0.0
+        for row, worker, transfer_s in zip(rows, workers, transfers_s, strict=True):
+            if hits and worker.id in hits:
+                cost_s = self.cost_s(item, row)
+            else:
+                queue_s, step_s = self._queue_and_step_s[row]
+                cost_s = transfer_s + queue_s + step_s
+            dearest_s = max(dearest_s, cost_s)
+        return dearest_s
+
+    def _rows_of(self, mask: int) -> list[int]:
+        if mask not in self._rows:
+            self._rows[mask] = [row for row in self._open if mask >> row & 1]
+        return self._rows[mask]
+
+    def _hits(self, item: Item) -> Mapping[WorkerId, int]:
+        rid = item.entry.request.rid
+        if rid not in self._hit_tokens:
+            self._hit_tokens[rid] = self.snapshot.hits.tokens(item.entry.request)
+        return self._hit_tokens[rid]
+
+    def _after_admissions(self, row: int) -> tuple[float, float]:
+        """T_queue and T_decode of one more sequence on the worker, this round's admissions counted."""
+        prices, worker = self._prices, self.workers[row]
+        on_it = sequences_on(worker) + self._admitted[row]
+        return queue_and_step_seconds(on_it, worker.slots, prices.step_base_s, prices.step_per_seq_s)
 
     def _network(self, item: Item) -> Network:
         """The sender's network as of now; with strict priorities one per class."""

@@ -23,9 +23,9 @@ feasible for them.
 import heapq
 import random
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from operator import attrgetter
 
 from policies.routing.base import Assignment, Decision, Ranked, Reason
 from policies.routing.loads import Loads
@@ -45,7 +45,8 @@ class StageLimits:
     reserve_tokens: int
 
 
-class Item(NamedTuple):
+@dataclass(slots=True)
+class Item:
     """A pool entry of this round: s_r, its sequences, and the rows (bitmask) that it may go to."""
 
     entry: PoolEntry
@@ -69,6 +70,9 @@ def split_by_group(feasible: Feasible) -> dict[str, list[tuple[PoolEntry, Sequen
     return groups
 
 
+_tokens: Callable[[Item], int] = attrgetter("tokens")
+
+
 class Round:
     """One tick's working state for one group: slots, KV room, loads, and what is left of the pool."""
 
@@ -76,6 +80,7 @@ class Round:
         self, feasible: Feasible, snapshot: Snapshot, loads: Loads, limits: StageLimits, rng: random.Random
     ) -> None:
         self.snapshot, self.loads, self.limits = snapshot, loads, limits
+        self._reserve = limits.reserve_tokens
         self.workers = loads.workers
         self.free = [worker.free_slots for worker in self.workers]
         self.room = [w.free_kv_tokens if w.slots_used else w.kv_capacity_tokens for w in self.workers]
@@ -93,10 +98,12 @@ class Round:
     def run(self) -> tuple[Assignment, ...]:
         """Overdue entries, then the stages for each priority class."""
         overdue = self._place_overdue()
-        rest = [item for item in self._items if item.entry.request.rid not in overdue]
-        for priority in sorted({item.entry.request.priority for item in rest}):
-            same = [item for item in rest if item.entry.request.priority == priority]
-            self.left = sorted(same, key=lambda item: -item.tokens)  # stable: equal sizes by age
+        classes: dict[int, list[Item]] = {}
+        for item in self._items:
+            if not overdue or item.entry.request.rid not in overdue:
+                classes.setdefault(item.entry.request.priority, []).append(item)
+        for _, same in sorted(classes.items()):
+            self.left = sorted(same, key=_tokens, reverse=True)  # stable: equal sizes by age
             self._keys = [-item.tokens for item in self.left]
             self._stages()
         return tuple(self.assigned)
@@ -172,9 +179,14 @@ class Round:
     def _best_single(self, row: int, peak: float) -> tuple[int, float] | None:
         """Index in `left` and score of the fitting entry of best score: the nearest to the peak from below or above."""
         start = bisect_left(self._keys, -peak)  # first entry not above the peak
-        below = next((i for i in range(start, len(self.left)) if self._fits(row, self.left[i])), None)
-        above = next((i for i in range(start - 1, -1, -1) if self._fits(row, self.left[i])), None)
-        indices = [i for i in (below, above) if i is not None]
+        below, above, end = start, start - 1, len(self.left)
+        while below < end and not self._fits(row, self.left[below]):
+            below += 1
+        while above >= 0 and not self._fits(row, self.left[above]):
+            above -= 1
+        indices = [below] if below < end else []
+        if above >= 0:
+            indices.append(above)
         if not indices:
             return None
         scores = self.loads.scores(row, [self.left[i].tokens for i in indices])
@@ -183,22 +195,29 @@ class Round:
 
     def _window(self, row: int) -> list[int]:
         """The first W entries by s_r descending that fit the worker on their own."""
-        found: list[int] = []
-        for i, item in enumerate(self.left):
-            if self._fits(row, item):
+        left, found = self.left, []
+        start = (
+            bisect_left(self._keys, self._reserve - self.room[row]) if self.touched[row] else 0
+        )  # larger: no room
+        for i in range(start, len(left)):
+            if self._fits(row, left[i]):
                 found.append(i)
                 if len(found) == self.limits.window:
                     break
         return found
 
     def _fits(self, row: int, item: Item) -> bool:
-        if not item.rows >> row & 1 or self._slots(row, item) > self.free[row]:
+        if not item.rows >> row & 1:
             return False
-        return not self.touched[row] or self._room_for(row, item)  # untouched: the dispatcher's word counts
+        slots = 1 if item.sequences == 1 else self._slots(row, item)
+        if slots > self.free[row]:
+            return False
+        if not self.touched[row]:  # the dispatcher's word counts
+            return True
+        return item.tokens + self._reserve * slots <= self.room[row]
 
     def _room_for(self, row: int, item: Item) -> bool:
-        need = item.tokens + self.limits.reserve_tokens * self._slots(row, item)
-        return need <= self.room[row]
+        return item.tokens + self._reserve * self._slots(row, item) <= self.room[row]
 
     def _slots(self, row: int, item: Item) -> int:
         """The slots that it takes there: all of them if it has more sequences than the worker has slots."""
@@ -209,7 +228,10 @@ class Round:
     def _admit(self, row: int, indices: Sequence[int], reason: Reason, score: float) -> bool:
         """Books the entries `left[indices]` on the worker; True if the envelope moved."""
         items = [self.left[i] for i in indices]
-        tokens, sequences = sum(i.tokens for i in items), sum(self._slots(row, i) for i in items)
+        if len(items) == 1:
+            tokens, sequences = items[0].tokens, self._slots(row, items[0])
+        else:
+            tokens, sequences = sum(i.tokens for i in items), sum(self._slots(row, i) for i in items)
         terms = {
             "score": float(score),
             "w_tokens": float(tokens),
@@ -217,15 +239,16 @@ class Round:
             "workers": float(self.loads.group_size(row)),
             "free_slots": float(self.free[row]),
             "set_size": float(len(items)),
-        } | self._extra_terms(row, items)
+        }
+        terms.update(self._extra_terms(row, items))
         chosen = Ranked(self.workers[row].id, -float(score), terms)
         decision = Decision(chosen.worker, (chosen, *self._ranking_without(row)), reason)
         self.assigned += [Assignment(item.entry.request.rid, decision) for item in items]
         self.free[row] -= sequences
         self._total_free -= sequences
-        self.room[row] -= tokens + self.limits.reserve_tokens * sequences
+        self.room[row] -= tokens + self._reserve * sequences
         self.touched[row] = True
-        for i in sorted(indices, reverse=True):
+        for i in sorted(indices, reverse=True) if len(indices) > 1 else indices:
             del self.left[i], self._keys[i]
         return self.loads.add(row, tokens, sequences)
 
@@ -253,14 +276,16 @@ class Round:
                 for worker in workers:
                     mask |= 1 << row_of[worker.id]
                 known[id(workers)] = mask
-            items.append(Item(entry, max(1, entry.request.prompt_tokens), entry.request.slots, mask))
+            request = entry.request
+            items.append(Item(entry, request.prompt_tokens or 1, request.slots, mask))
+        self._masks = known.values()
         return items
 
     def _open_rows(self) -> list[int]:
         """Rows that some entry may go to."""
         masks = 0
-        for item in self._items:
-            masks |= item.rows
+        for mask in self._masks:
+            masks |= mask
         return [row for row in range(len(self.workers)) if masks >> row & 1]
 
     # -------------------------------------------------------------------------------------------------- explain
