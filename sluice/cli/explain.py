@@ -88,7 +88,10 @@ def _stage(made: Decision) -> str:
 
 
 def _numbers(ranked: Ranked, policy: Policy) -> str:
-    """The policy's formula with this candidate's numbers; a name that has none stays as it is."""
+    """The policy's formula with this candidate's numbers; a name that has none stays as it is: a term that the engine
+    does not report, say, which must not take the number of the weight of that name.
+    """
+    weights = {match["weight"] for match in _NAME.finditer(policy.formula)}
 
     def number(match: re.Match[str]) -> str:
         if match["weight"] is not None:
@@ -96,7 +99,9 @@ def _numbers(ranked: Ranked, policy: Policy) -> str:
         elif match["name"] == "cost":
             value = ranked.cost
         else:
-            value = ranked.terms.get(match["name"], policy.params.get(match["name"]))
+            value = ranked.terms.get(match["name"])
+            if value is None and match["name"] not in weights:
+                value = policy.params.get(match["name"])
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         return f"{value:.6g}" if is_number else match[0]
 

@@ -1,8 +1,9 @@
 """One brain, two bodies: what the live router decided under load, the pure code decides again, byte for byte.
 
 A whole application on sim engines logs its events while clients stream, leave early and crowd, policies are switched
-from one to the next without a restart, forecasts are made and a decode engine is killed. Then the log is replayed by
-`policies.replay`, in this process, which has neither the router's clock nor its hash seed.
+from one to the next without a restart, forecasts are made, a decode engine is killed, and then the router itself, whose
+successor takes the running requests over. Then both routers' logs are replayed by `policies.replay`, in this process,
+which has neither their clock nor their hash seed.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,8 @@ from typing import Any
 import httpx
 import pytest
 
-from policies.replay import replay
+from app.replay import logs
+from policies.replay import Step, replay
 from policies.routing.registry import DECODE, PREFILL
 from policies.state import events as ev
 from tests.live.serving import App, config_file, serving
@@ -109,12 +112,13 @@ def switch(app: App, prefill: str, decode: str) -> httpx.Response:
 
 
 @pytest.fixture(scope="module")
-def journal(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The lines of a live run; everything that needs the running application is checked on the way."""
+def journals(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
+    """The lines of each router of a live run; what needs the running application is checked on the way."""
     folder = tmp_path_factory.mktemp("journal")
     with serving(config_file(tmp_path_factory.mktemp("app"), "sim.yaml", configure(folder))) as app:
         with Load(app.url) as load:
             drive(app, load)
+            kill_router(app)
         app.wait_idle()
         assert load.left > 20 and load.codes[200] > 200
         assert set(load.codes) <= {200, 429, 503}
@@ -123,7 +127,7 @@ def journal(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         status = httpx.get(f"{app.url}/sluice/admin/journal", timeout=10).json()
         assert status["write_errors"] == status["records_dropped"] == status["encode_errors"] == 0
         assert app.metric("sluice_router_policy_errors_total") == 0
-    return [line for path in sorted(folder.iterdir()) for line in path.read_text().splitlines()]
+    return [[line for path in files for line in path.read_text().splitlines()] for _, files in logs([folder])]
 
 
 def drive(app: App, load: Load) -> None:
@@ -142,20 +146,39 @@ def drive(app: App, load: Load) -> None:
             os.kill(app.replica_pid("DecodeAEngine"), signal.SIGKILL)
 
 
-def test_every_decision_replays_byte_for_byte(journal: list[str]) -> None:
-    steps = 0
-    for step in replay(journal):
+def kill_router(app: App) -> None:
+    """Serving goes on without it; the next one adopts what runs, and starts from the configured policies again."""
+    os.kill(app.replica_pid("Router"), signal.SIGKILL)
+    app.wait(lambda s: not s["router"]["connected"], 30, "the loss of the router")
+    app.wait(lambda s: s["router"]["connected"] and len(s["engines"]) == 5, 90, "the next router")
+    assert app.metric("sluice_fallback_decisions_total") > 0
+    assert app.status()["router"]["policy"] == {"prefill": PREFILLS[0], "decode": DECODES[0]}
+    assert switch(app, "locality", "composition").status_code == 200
+    time.sleep(PHASE_S)
+
+
+def steps_of(journals: list[list[str]]) -> Iterator[Step]:
+    for lines in journals:
+        yield from replay(lines)
+
+
+def test_every_decision_replays_byte_for_byte(journals: list[list[str]]) -> None:
+    assert len(journals) == 2
+    steps = decisions = 0
+    for step in steps_of(journals):
         assert step.replayed == step.recorded, f"event {step.n}: {step.event}"
         steps += 1
-    assert steps > 2000
+        decisions += len(step.recorded)
+    print(f"{steps} events, {decisions} decisions and failures, all equal")
+    assert steps > 2000 and decisions > 400
 
 
-def test_the_run_had_in_it_what_makes_replay_hard(journal: list[str]) -> None:
+def test_the_run_had_in_it_what_makes_replay_hard(journals: list[list[str]]) -> None:
     kinds: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
     policies: set[str] = set()
     forecasts = predicted = 0
-    for step in replay(journal):
+    for step in steps_of(journals):
         kinds[type(step.event).__name__] += 1
         for line in step.recorded:
             for word in ("tie_drawn", "StaleEvent", "UnknownPolicy", '"action":"RouteDecode"'):
@@ -168,7 +191,16 @@ def test_the_run_had_in_it_what_makes_replay_hard(journal: list[str]) -> None:
             case ev.Arrived(request=request):
                 predicted += request.predicted_tokens is not None
     assert set(PREFILL) | set(DECODE) <= policies
-    for kind in ("Arrived", "PrefillDone", "ProgressedMany", "Closed", "EngineDown", "KvBatch", "Tick"):
+    for kind in (
+        "Arrived",
+        "PrefillDone",
+        "ProgressedMany",
+        "Closed",
+        "EngineDown",
+        "KvBatch",
+        "Adopted",
+        "Tick",
+    ):
         assert kinds[kind] > 0, kinds
     assert all(reasons[word] > 0 for word in ("tie_drawn", "UnknownPolicy", '"action":"RouteDecode"')), (
         reasons
@@ -176,5 +208,5 @@ def test_the_run_had_in_it_what_makes_replay_hard(journal: list[str]) -> None:
     assert kinds["ForecastMade"] > 0 and forecasts > 0 and predicted > 0
 
 
-def test_the_log_went_through_several_files(journal: list[str]) -> None:
-    assert sum(line.startswith('{"journal"') for line in journal) > 1
+def test_the_first_log_went_through_several_files(journals: list[list[str]]) -> None:
+    assert sum(line.startswith('{"journal"') for line in journals[0]) > 1

@@ -45,7 +45,7 @@ EXPLANATION: dict[str, Any] = {
             "decision": {
                 "worker": "p1",
                 "reason": "least_cost",
-                "ranking": [{"worker": "p1", "cost": 0.25, "terms": {"running": 0.5, "waiting": 0.0}}],
+                "ranking": [{"worker": "p1", "cost": 0.25, "terms": {"running": 0.5}}],
             },
         },
         {
@@ -152,7 +152,7 @@ def test_explain_shows_formula_numbers_ranking_and_reason(capsys: Captured) -> N
     assert "prefill -> p1  (rid 1-a)" in text and "decode -> d2  (rid 1-a)" in text
     assert "reason   least_cost, waited 12.5 ms" in text
     assert "formula  cost = (w.running * running + w.waiting * waiting) / (sum of w)" in text
-    assert "p1: 0.25 = (1.5 * 0.5 + 2 * 0) / (sum of w)" in text
+    assert "p1: 0.25 = (1.5 * 0.5 + 2 * waiting) / (sum of w)" in text
     assert "d1: 0.75 = 0.5 + 0.25 + 2 * missing" in text
     assert "d2: 0.75 = 0.5 + 0.25 + 2 * missing" in text
     assert "d3: 9.5" not in text  # --top 2
