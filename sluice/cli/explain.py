@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sluice.admin import Decision, Explanation, Policies, Policy, Ranked
+from sluice.admin import Choice, Decision, Explanation, Policies, Policy, Ranked
 
 from .output import Exit, UsageError, connect, natural_int, table
 
@@ -69,10 +69,8 @@ def _decision(number: int, made: Decision, top: int) -> str:
     ]
     if made.policy is not None:
         lines += [f"   policy   {made.policy.name}", f"   formula  {made.policy.formula}"]
-        lines += [
-            f"   {'numbers' if i == 0 else '':9}{_numbers(r, made.policy)}"
-            for i, r in enumerate(chosen.ranking[:top])
-        ]
+        filled = [_numbers(ranked, made.policy) for ranked in _valued(chosen, made.policy)[:top]]
+        lines += [f"   {'numbers' if i == 0 else '':9}{line}" for i, line in enumerate(filled)]
     lines += ["   " + line for line in _ranking(chosen.ranking, chosen.worker).splitlines()]
     return "\n".join(lines)
 
@@ -85,6 +83,15 @@ def _stage(made: Decision) -> str:
         if made.colocated
         else "prefill"
     )
+
+
+def _valued(chosen: Choice, policy: Policy) -> list[Ranked]:
+    """Those of the ranking to which the policy applied its formula as to the chosen one: they have the same terms of it.
+    (BalanceRoute ranks the workers that it did not try by their free slots.)
+    """
+    named = {match["name"] for match in _NAME.finditer(policy.formula)}
+    wanted = next((named & set(r.terms) for r in chosen.ranking if r.worker == chosen.worker), set())
+    return [ranked for ranked in chosen.ranking if wanted <= set(ranked.terms)]
 
 
 def _numbers(ranked: Ranked, policy: Policy) -> str:
@@ -103,7 +110,9 @@ def _numbers(ranked: Ranked, policy: Policy) -> str:
             if value is None and match["name"] not in weights:
                 value = policy.params.get(match["name"])
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return f"{value:.6g}" if is_number else match[0]
+        if not is_number:
+            return match[0]
+        return f"({value:.6g})" if value < 0 and match["name"] != "cost" else f"{value:.6g}"
 
     return f"{ranked.worker}: {_NAME.sub(number, policy.formula)}"
 

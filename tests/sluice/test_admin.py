@@ -163,6 +163,22 @@ def test_explain_shows_formula_numbers_ranking_and_reason(capsys: Captured) -> N
     assert lines[-1].endswith("rejected with 503: queue_timeout, try again in 2 s  (rid 1-b)")
 
 
+def test_a_worker_that_the_formula_was_not_applied_to_has_no_numbers(
+    server: ContractServer, capsys: Captured
+) -> None:
+    tried = {"worker": "d1", "cost": 2.5, "terms": {"score": -2.5, "free": 3.0}}
+    untried = {"worker": "d2", "cost": -4.0, "terms": {"free": 4.0}}
+    made = EXPLANATION["decisions"][1] | {
+        "policy": {"name": "br", "params": {}, "formula": "cost = -score"},
+        "decision": {"worker": "d1", "reason": "fill", "ranking": [tried, untried]},
+    }
+    server.on(f"GET {EXPLAIN}", answers(200, {"id": "chatcmpl-1", "decisions": [made]}))
+    assert main(["explain", "chatcmpl-1"]) == 0
+    out = capsys.readouterr().out
+    assert "d1: 2.5 = -(-2.5)" in out and "d2:" not in out
+    assert "d2      -4" in out  # but it is ranked
+
+
 def test_explain_json_is_the_server_s_answer(capsys: Captured) -> None:
     assert main(["explain", "chatcmpl-1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == EXPLANATION
