@@ -86,7 +86,7 @@ def _stage(made: Decision) -> str:
 
 
 def _valued(chosen: Choice, policy: Policy) -> list[Ranked]:
-    """Those of the ranking to which the policy applied its formula as to the chosen one: they have the same terms of it.
+    """Those of the ranking to which the policy applied its formula as to the chosen one: they have its terms too.
     (BalanceRoute ranks the workers that it did not try by their free slots.)
     """
     named = {match["name"] for match in _NAME.finditer(policy.formula)}
@@ -101,18 +101,18 @@ def _numbers(ranked: Ranked, policy: Policy) -> str:
     weights = {match["weight"] for match in _NAME.finditer(policy.formula)}
 
     def number(match: re.Match[str]) -> str:
+        value: object
         if match["weight"] is not None:
             value = policy.params.get(match["weight"])
         elif match["name"] == "cost":
-            value = ranked.cost
+            return f"{ranked.cost:.6g}"
         else:
             value = ranked.terms.get(match["name"])
             if value is None and match["name"] not in weights:
                 value = policy.params.get(match["name"])
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number:
+        if not isinstance(value, int | float) or isinstance(value, bool):
             return match[0]
-        return f"({value:.6g})" if value < 0 and match["name"] != "cost" else f"{value:.6g}"
+        return f"({value:.6g})" if value < 0 else f"{value:.6g}"
 
     return f"{ranked.worker}: {_NAME.sub(number, policy.formula)}"
 
