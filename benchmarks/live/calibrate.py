@@ -1,0 +1,146 @@
+"""Fits a simulator's timing profile to a running server: `python -m benchmarks.live.calibrate --url URL --out FILE`.
+
+Sends /v1/completions with random token ids (no prefix is shared) and reads the streams:
+    prefill    lone requests of one token, several prompt lengths: the median time to the first token
+    decode     n requests at once, several n and prompt lengths: the mean time between tokens while all n ran
+and writes the profile with the fit's residuals (`benchmarks.sim.profiles`). Everything between client and engine is in
+the times: base and prefill include the server's own overhead. KV size and transfer are not seen over HTTP and are
+taken from `--like`. Run it on an otherwise idle server.
+"""
+
+import argparse
+import asyncio
+import random
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from benchmarks.live.sse import StreamReader
+from benchmarks.sim import profiles
+from benchmarks.sim.calibration import DecodeTime, PrefillTime, fit
+from policies.engine_model.timing import TimingProfile
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is sent. Lengths in tokens; token ids are drawn from 1 .. vocabulary - 1."""
+
+    prompts: tuple[int, ...] = (32, 128, 256, 384)
+    repeats: int = 5
+    concurrency: tuple[int, ...] = (1, 2, 4, 8)
+    decode_prompts: tuple[int, ...] = (32, 256)
+    output_tokens: int = 48
+    vocabulary: int = 30_000
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    first_s: float
+    last_s: float
+    tokens: int
+
+
+async def _ask(client: httpx.AsyncClient, prompt: Sequence[int], output: int) -> _Answer:
+    """One streamed completion; times on this process's clock. Raises RuntimeError if it did not come whole."""
+    body = {
+        "prompt": list(prompt),
+        "max_tokens": output,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    reader = StreamReader()
+    async with client.stream("POST", "/v1/completions", json=body) as answer:
+        if answer.status_code != 200:
+            raise RuntimeError(f"the server answered {answer.status_code}: {(await answer.aread())[:300]!r}")
+        async for data in answer.aiter_raw():
+            reader.feed(data, time.perf_counter())
+    problem = reader.problem()
+    if problem is not None or reader.first_s is None or reader.finish_s is None:
+        raise RuntimeError(f"an answer did not come whole: {problem}")
+    tokens = (reader.usage or {}).get("completion_tokens", output)
+    return _Answer(reader.first_s, reader.finish_s, tokens)
+
+
+async def measure(client: httpx.AsyncClient, plan: Plan) -> tuple[list[PrefillTime], list[DecodeTime]]:
+    """Runs the plan, one measurement after the other."""
+    rng = random.Random(plan.seed)
+
+    def prompt(tokens: int) -> list[int]:
+        return [rng.randrange(1, plan.vocabulary) for _ in range(tokens)]
+
+    await _ask(client, prompt(plan.prompts[0]), 2)  # the first transfer pays for connections
+    prefills = []
+    for length in plan.prompts:
+        times = []
+        for _ in range(plan.repeats):
+            started = time.perf_counter()
+            times.append((await _ask(client, prompt(length), 1)).first_s - started)
+        prefills.append(PrefillTime(length, statistics.median(times)))
+    decodes = []
+    for length in plan.decode_prompts:
+        for n in plan.concurrency:
+            asked = [_ask(client, prompt(length), plan.output_tokens) for _ in range(n)]
+            answers = await asyncio.gather(*asked)
+            steps = [(a.last_s - a.first_s) / max(1, a.tokens - 1) for a in answers]
+            kv_tokens = n * (length + plan.output_tokens / 2)
+            decodes.append(DecodeTime(n, kv_tokens, statistics.median(steps)))
+    return prefills, decodes
+
+
+async def calibrate(
+    client: httpx.AsyncClient, plan: Plan, like: TimingProfile, url: str, out: Path
+) -> TimingProfile:
+    """Measures, fits and writes `out`. Raises RuntimeError, CalibrationError."""
+    prefills, decodes = await measure(client, plan)
+    source = (
+        f"measured by benchmarks.live.calibrate on {url}, {plan}; KV size and transfer as in: {like.source}"
+    )
+    profile, left = fit(like, source, prefills, decodes)
+    kept = ("kv_bytes_per_token", "transfer_bandwidth_bytes_per_s", "transfer_latency_s")
+    profiles.dump(out, profile, dict.fromkeys(kept, "not seen over HTTP; from --like"), left)
+    return profile
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """See the module's docstring."""
+    defaults = Plan()
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.live.calibrate", description=__doc__)
+    parser.add_argument("--url", required=True, help="of the server, http://127.0.0.1:8000 say")
+    parser.add_argument("--out", type=Path, required=True, help="the profile file to write, *.yaml")
+    parser.add_argument(
+        "--like", default="cpu_smollm2", help="profile whose KV size and transfer are taken over"
+    )
+    parser.add_argument("--prompts", type=_lengths, default=defaults.prompts)
+    parser.add_argument("--decode-prompts", type=_lengths, default=defaults.decode_prompts)
+    parser.add_argument("--concurrency", type=_lengths, default=defaults.concurrency)
+    parser.add_argument("--output-tokens", type=int, default=defaults.output_tokens)
+    parser.add_argument("--repeats", type=int, default=defaults.repeats)
+    args = parser.parse_args(argv)
+    plan = Plan(args.prompts, args.repeats, args.concurrency, args.decode_prompts, args.output_tokens)
+
+    async def run() -> TimingProfile:
+        limits = httpx.Limits(max_connections=max(plan.concurrency) + 1)
+        async with httpx.AsyncClient(base_url=args.url, timeout=600.0, limits=limits) as client:
+            return await calibrate(client, plan, profiles.load(args.like), args.url, args.out)
+
+    profile = asyncio.run(run())
+    for name in profiles.FIELDS:
+        print(f"{name:32} {getattr(profile, name):.6g}")
+    print(f"written to {args.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
