@@ -1,0 +1,303 @@
+"""Decode policies live on 16 sim engines near saturation, switched under load: imbalance, throughput, nothing lost.
+
+    python -m benchmarks.live.balance                       `make bench-balance`, about 6 minutes
+    python -m benchmarks.live.balance --policies join_shortest_queue balance_route_0 --rounds 1
+
+One app (4 prefill and 16 decode engines, a process each) serves more connections than it has slots, so that the prompt
+pool is never empty. The policy is changed through the admin API while they stream; each is measured for a window after
+a settling time, in every round once. Imbalance is max - min over the decode engines of L_g, the KV tokens of their
+running requests, sampled at the router's clock ticks (5 a second) from its own journal. Every answer is checked whole:
+exit status 1 if one was lost, cut or refused, or if `explain` knows nothing of a request of some policy.
+"""
+
+import argparse
+import contextlib
+import json
+import random
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks.live.load import Load, LoadResult, body_of, drive
+from benchmarks.live.machine import facts
+from benchmarks.live.servers import ROOT, Server, ServerError, running
+from benchmarks.live.targets import sluice_app
+from policies.replay import Record, read
+from policies.state import events as ev
+from policies.state.reducer import ClusterState
+from policies.state.views import Role
+
+POLICIES = (
+    "join_shortest_queue",
+    "balance_route_0",
+    "balance_route_h",
+    "composition",
+    "netkv",
+    "load_aware",
+    "round_robin",
+    "power_of_two",
+    "random",
+    "cache_load_aware",
+    "cache_aware",
+)
+OUT = ROOT / "benchmarks" / "results" / "balance"
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What is run. Prompts and outputs are drawn log-normal, so that some requests weigh twenty times others."""
+
+    policies: tuple[str, ...] = POLICIES
+    prefill_engines: int = 4
+    decode_engines: int = 16
+    slots: int = 12
+    extra: float = 0.4  # connections above all slots, as a share of them: they wait in the pool
+    step_s: float = 0.05
+    prompt_median: int = 600
+    prompt_sigma: float = 1.0
+    prompt_max: int = 6000
+    output_median: int = 60
+    output_sigma: float = 0.6
+    output_max: int = 400
+    settle_s: float = 8.0
+    window_s: float = 12.0
+    rounds: int = 2
+    seed: int = 0
+
+    @property
+    def connections(self) -> int:
+        return round(self.decode_engines * self.slots * (1 + self.extra))
+
+    @property
+    def total_s(self) -> float:
+        return len(self.policies) * self.rounds * (self.settle_s + self.window_s)
+
+
+@dataclass(slots=True)
+class Window:
+    """One policy's measured stretch, seconds since the epoch."""
+
+    policy: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(slots=True)
+class Seen:
+    """What the journal shows of one policy's windows."""
+
+    imbalance: list[float] = field(default_factory=list)
+    pool: list[int] = field(default_factory=list)
+    mean_load: list[float] = field(default_factory=list)
+    tokens: int = 0
+    routed: list[str] = field(default_factory=list)
+
+
+def command(setup: Setup, folder: Path) -> Any:
+    """The app under test, its journal in `folder`/journal."""
+    timing = {"decode_base_s": setup.step_s, "prefill_base_s": 0.005}
+    options = {"profile": "tick_1ms", "timing": timing, "slots": setup.slots}
+    engines = [
+        _group("prefill", setup.prefill_engines, {**options, "slots": 64}),
+        _group("decode", setup.decode_engines, options),
+    ]
+    router = {"journal": {"folder": str(folder / "journal")}, "decode": {"name": setup.policies[0]}}
+    args = {"model": {"path": "sim", "name": "sim"}, "engines": engines, "router": router}
+    args["ingress"] = {"options": {"max_in_flight": 4 * setup.connections}}
+    return sluice_app("Sluice, 16 decode sim engines", folder / "balance.yaml", args, 300.0)
+
+
+def _group(role: str, replicas: int, options: dict[str, Any]) -> dict[str, Any]:
+    return {"name": role, "role": role, "kind": "sim", "replicas": replicas, "options": options}
+
+
+def bodies(setup: Setup, count: int) -> list[bytes]:
+    """Requests drawn from the seed; every word of a prompt is one token of the sim model."""
+    rng = random.Random(setup.seed)
+
+    def draw(median: int, sigma: float, most: int) -> int:
+        return max(1, min(most, round(median * rng.lognormvariate(0.0, sigma))))
+
+    made = []
+    for i in range(count):
+        words = draw(setup.prompt_median, setup.prompt_sigma, setup.prompt_max)
+        prompt = " ".join(f"w{i}-{k}" for k in range(words))
+        tokens = draw(setup.output_median, setup.output_sigma, setup.output_max)
+        made.append(body_of("sim", prompt, tokens, chat=False))
+    return made
+
+
+def run(setup: Setup, server: Server, say: Any) -> tuple[list[Window], LoadResult]:
+    """Loads the app and switches its policy; returns the measured windows and how the load ended."""
+    load = Load(
+        server.command.port,
+        "/v1/completions",
+        bodies(setup, 800),
+        setup.connections,
+        10**9,
+        setup.total_s + 2.0,
+    )
+    results: list[LoadResult] = []
+    thread = threading.Thread(target=lambda: results.append(drive(load)), daemon=True)
+    thread.start()
+    windows = []
+    with httpx.Client(base_url=f"http://127.0.0.1:{server.command.port}", timeout=30) as client:
+        for _ in range(setup.rounds):
+            for policy in setup.policies:
+                answer = client.put("/sluice/admin/policy", json={"decode": policy})
+                answer.raise_for_status()
+                time.sleep(setup.settle_s)
+                start_s = time.time()
+                time.sleep(setup.window_s)
+                windows.append(Window(policy, start_s, time.time()))
+                say(f"{policy}: measured for {setup.window_s:.0f} s")
+    thread.join(timeout=120)
+    if not results:
+        raise ServerError("the load did not end")
+    return windows, results[0]
+
+
+def look(folder: Path, windows: Sequence[Window]) -> dict[str, Seen]:
+    """Replays the journal's events through the reducer and samples it at each tick within a window."""
+    seen = {window.policy: Seen() for window in windows}
+    state = ClusterState()
+    for record in _records(folder):
+        event = record.event
+        if isinstance(event, ev.PoliciesChanged):
+            continue
+        with contextlib.suppress(ev.StaleEvent):
+            state.apply(event)
+        window = next((w for w in windows if w.start_s <= event.now_s < w.end_s), None)
+        if window is not None:
+            _sample(seen[window.policy], state, record)
+        for line in record.outcome:  # the dispatcher applies its own decisions: so must we
+            with contextlib.suppress(ev.StaleEvent):
+                _carry_out(state, event.now_s, json.loads(line), seen, window)
+    return seen
+
+
+def _records(folder: Path) -> Iterator[Record]:
+    def lines() -> Iterator[str]:
+        for file in sorted(folder.glob("journal-*.jsonl")):
+            with file.open() as text:
+                yield from text
+
+    return (item for item in read(lines()) if isinstance(item, Record))
+
+
+def _carry_out(
+    state: ClusterState, now_s: float, action: dict[str, Any], seen: dict[str, Seen], window: Window | None
+) -> None:
+    match action.get("action"):
+        case "RoutePrefill":
+            worker = action["decision"]["worker"]
+            state.apply(ev.PrefillRouted(now_s, action["rid"], worker, bool(action["colocated"])))
+        case "RouteDecode":
+            state.apply(ev.DecodeRouted(now_s, action["rid"], action["decision"]["worker"]))
+            if window is not None:
+                seen[window.policy].routed.append(action["rid"])
+        case "Reject":
+            state.apply(ev.Closed(now_s, action["rid"], "rejected"))
+
+
+def _sample(seen: Seen, state: ClusterState, record: Record) -> None:
+    event = record.event
+    if isinstance(event, ev.Closed):
+        seen.tokens += event.output_tokens
+    if not isinstance(event, ev.Tick):
+        return
+    workers = state.snapshot(event.now_s).workers.values()
+    loads = [w.kv_tokens for w in workers if w.role is Role.DECODE]
+    seen.imbalance.append(max(loads) - min(loads))
+    seen.mean_load.append(statistics.fmean(loads))
+    seen.pool.append(state.pool_size)
+
+
+def explained(server: Server, seen: dict[str, Seen]) -> dict[str, str | None]:
+    """For each policy: the id of a request that `explain` shows decided by it; None where there is none."""
+    found: dict[str, str | None] = {}
+    with httpx.Client(base_url=f"http://127.0.0.1:{server.command.port}", timeout=30) as client:
+        for policy, what in seen.items():
+            found[policy] = None
+            for rid in reversed(what.routed):
+                answer = client.get(f"/sluice/admin/explain/{rid}")
+                if answer.status_code == 200 and policy in answer.text:
+                    found[policy] = rid
+                    break
+    return found
+
+
+def table(setup: Setup, seen: dict[str, Seen]) -> list[dict[str, Any]]:
+    """One row a policy. `tok_s` counts the output of the requests that ended in the windows."""
+    base = statistics.fmean(seen[setup.policies[0]].imbalance)
+    rows = []
+    for policy, what in seen.items():
+        imbalance = statistics.fmean(what.imbalance)
+        rows.append(
+            {
+                "policy": policy,
+                "imbalance_tokens": round(imbalance),
+                f"below_{setup.policies[0]}": round(base / imbalance, 2),
+                "mean_load_tokens": round(statistics.fmean(what.mean_load)),
+                "pool": round(statistics.fmean(what.pool), 1),
+                "pool_empty_share": round(sum(p == 0 for p in what.pool) / len(what.pool), 3),
+                "tok_s": round(what.tokens / (setup.window_s * setup.rounds)),
+                "samples": len(what.imbalance),
+            }
+        )
+    return rows
+
+
+def main() -> int:
+    """Exit status 0 if no request was lost and every policy's decisions can be explained."""
+    parser = argparse.ArgumentParser(prog="benchmarks.live.balance", description=__doc__)
+    parser.add_argument("--policies", nargs="+", default=list(POLICIES), help="the first is the baseline")
+    parser.add_argument("--rounds", type=int, default=Setup.rounds)
+    parser.add_argument("--window-s", type=float, default=Setup.window_s)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=OUT, help="folder of the result (default %(default)s)")
+    args = parser.parse_args()
+    setup = Setup(tuple(args.policies), rounds=args.rounds, window_s=args.window_s, seed=args.seed)
+    machine, begun_s = facts(), time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"[{time.monotonic() - begun_s:6.1f} s] {text}", flush=True)
+
+    say(f"{setup.connections} connections, about {setup.total_s:.0f} s of load")
+    with tempfile.TemporaryDirectory(prefix="sluice-balance-") as name:
+        folder = Path(name)
+        with running(command(setup, folder), say) as server:
+            windows, load = run(setup, server, say)
+            time.sleep(1.0)  # the journal's last lines
+            seen = look(folder / "journal", windows)
+            known = explained(server, seen)
+    rows = table(setup, seen)
+    _print(rows)
+    print(f"{load.served} requests served, {sum(load.failures.values())} lost {dict(load.failures) or ''}")
+    unexplained = [policy for policy, rid in known.items() if rid is None]
+    if unexplained:
+        print(f"explain knew no request of {', '.join(unexplained)}")
+    args.out.mkdir(parents=True, exist_ok=True)
+    result = {"config": asdict(setup), "machine": machine, "rows": rows, "served": load.served}
+    result |= {"lost": dict(load.failures), "explained": known}
+    (args.out / "balance.json").write_text(json.dumps(result, indent=1) + "\n")
+    return 1 if load.failures or unexplained else 0
+
+
+def _print(rows: Sequence[dict[str, Any]]) -> None:
+    names = list(rows[0])
+    widths = [max(len(name), *(len(str(row[name])) for row in rows)) for name in names]
+    for line in [dict(zip(names, names, strict=True)), *rows]:
+        print("  ".join(str(line[name]).rjust(width) for name, width in zip(names, widths, strict=True)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
