@@ -58,8 +58,8 @@ class Setup:
     policies: tuple[str, ...] = POLICIES
     prefill_engines: int = 4
     decode_engines: int = 16
-    slots: int = 12
-    extra: float = 0.4  # connections above all slots, as a share of them: they wait in the pool
+    slots: int = 20
+    extra: float = 0.3  # connections above all slots, as a share of them: they wait in the pool
     step_s: float = 0.05
     prompt_median: int = 600
     prompt_sigma: float = 1.0
@@ -67,7 +67,7 @@ class Setup:
     output_median: int = 60
     output_sigma: float = 0.6
     output_max: int = 400
-    settle_s: float = 8.0
+    settle_s: float = 10.0
     window_s: float = 12.0
     rounds: int = 2
     seed: int = 0
@@ -260,8 +260,8 @@ def main() -> int:
     """Exit status 0 if no request was lost and every policy's decisions can be explained."""
     parser = argparse.ArgumentParser(prog="benchmarks.live.balance", description=__doc__)
     parser.add_argument("--policies", nargs="+", default=list(POLICIES), help="the first is the baseline")
-    parser.add_argument("--rounds", type=int, default=Setup.rounds)
-    parser.add_argument("--window-s", type=float, default=Setup.window_s)
+    parser.add_argument("--rounds", type=int, default=Setup().rounds)
+    parser.add_argument("--window-s", type=float, default=Setup().window_s)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the result (default %(default)s)")
     args = parser.parse_args()
