@@ -49,6 +49,10 @@ class JournalConfig:
 
     def __post_init__(self) -> None:
         checks = [
+            (
+                self.folder is None or os.path.isabs(self.folder),
+                f"folder is {self.folder!r}: it must be an absolute path (the router runs in a folder of Ray's)",
+            ),
             (self.max_bytes >= 4096, "max_bytes must be >= 4096"),
             (self.files >= 1, "files must be >= 1"),
             (self.ring_events >= 0, "ring_events must be >= 0"),

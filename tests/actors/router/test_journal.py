@@ -189,7 +189,11 @@ def test_the_ring_is_bounded_and_block_hashes_weigh(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"max_bytes": 1}, "max_bytes must be >= 4096"), ({"flush_s": 0.0}, "flush_s must be > 0")],
+    [
+        ({"folder": "log"}, "folder is 'log': it must be an absolute path"),
+        ({"max_bytes": 1}, "max_bytes must be >= 4096"),
+        ({"flush_s": 0.0}, "flush_s must be > 0"),
+    ],
 )
 def test_bad_options_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=f"journal: {message}"):
