@@ -12,7 +12,7 @@ import platform
 from functools import partial
 from pathlib import Path
 
-from benchmarks.decisions import state, ticks
+from benchmarks.decisions import journal, state, ticks
 from benchmarks.decisions.measure import HEADER, Timing
 
 
@@ -36,6 +36,7 @@ def main() -> None:
         partial(ticks.feasibility, args.calls, args.seed),
         partial(state.events_and_snapshots, 5 * args.calls, args.seed),
         partial(state.prefix_index, args.calls, args.seed, args.quick),
+        partial(journal.journal, 5 * args.calls, args.seed),
     ):
         for row in part():
             rows.append(row)
