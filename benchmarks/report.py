@@ -65,12 +65,12 @@ def write_html(folder: Path, target: Path) -> int:
 
 def page(title: str, sections: Iterable[str], contents: Sequence[Stored] = ()) -> str:
     """A whole HTML page."""
-    links = "".join(f'<li><a href="#{_id(s)}">{_id(s)}</a> {_e(s.summary)}</li>' for s in contents)
+    links = "".join(f'<li><a href="#{_id(s)}">{_id(s)}</a> {escaped(s.summary)}</li>' for s in contents)
     body = "\n".join(sections)
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{_e(title)}</title>'
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escaped(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{_STYLE}</style></head>\n<body><h1>{_e(title)}</h1>\n"
+        f"<style>{_STYLE}</style></head>\n<body><h1>{escaped(title)}</h1>\n"
         + (f"<ul>{links}</ul>\n" if links else "")
         + f"{body}\n</body></html>\n"
     )
@@ -79,11 +79,11 @@ def page(title: str, sections: Iterable[str], contents: Sequence[Stored] = ()) -
 def html_table(header: Sequence[str], rows: Iterable[Sequence[str]], marks: Iterable[str] = ()) -> str:
     """A table; `marks` are the class names of its rows."""
     classes = [*marks]
-    head = "".join(f"<th>{_e(h)}</th>" for h in header)
+    head = "".join(f"<th>{escaped(h)}</th>" for h in header)
     lines = []
     for i, row in enumerate(rows):
         mark = f' class="{classes[i]}"' if i < len(classes) and classes[i] else ""
-        lines.append(f"<tr{mark}>" + "".join(f"<td>{_e(c)}</td>" for c in row) + "</tr>")
+        lines.append(f"<tr{mark}>" + "".join(f"<td>{escaped(c)}</td>" for c in row) + "</tr>")
     return (
         f"<div class=wide><table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
     )
@@ -92,15 +92,15 @@ def html_table(header: Sequence[str], rows: Iterable[Sequence[str]], marks: Iter
 def _section(stored: Stored, folder: Path) -> str:
     results = stored.results
     marks = [{True: "met", False: "missed", None: ""}[row.met] for row in stored.rows]
-    notes = "".join(f"<li>{_e(row.name)}: {_e(row.note)}</li>" for row in stored.rows if row.note)
+    notes = "".join(f"<li>{escaped(row.name)}: {escaped(row.note)}</li>" for row in stored.rows if row.note)
     size = "reduced size" if results.quick else "full size"
     parts = [
-        f'<section id="{_id(stored)}"><h2>{_e(results.experiment)}</h2><p>{_e(stored.summary)}</p>',
+        f'<section id="{_id(stored)}"><h2>{escaped(results.experiment)}</h2><p>{escaped(stored.summary)}</p>',
         html_table(HEADER, (cells(row) for row in stored.rows), marks),
         f"<ul class=notes>{notes}</ul>" if notes else "",
         *(_plot(folder / results.experiment / name) for name in stored.plots if name.endswith(".svg")),
         f"<p class=origin>{size}, {len(results.variants)} variants, seeds {_seeds(results.seeds)}; "
-        f"commit {_e(stored.commit)}, {_e(stored.date)}; <code>{_e(stored.command)}</code></p>",
+        f"commit {escaped(stored.commit)}, {escaped(stored.date)}; <code>{escaped(stored.command)}</code></p>",
         _runs(stored),
         "</section>",
     ]
@@ -128,7 +128,7 @@ def _runs(stored: Stored) -> str:
 def _plot(path: Path) -> str:
     """The SVG itself, without its XML head. A plot that is gone is named, not left out."""
     if not path.exists():
-        return f"<p class=missed>{_e(path.name)} is missing beside the results</p>"
+        return f"<p class=missed>{escaped(path.name)} is missing beside the results</p>"
     text = path.read_text("utf-8")
     return f"<figure>{text[text.index('<svg') :]}</figure>"
 
@@ -138,10 +138,11 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 
 def _id(stored: Stored) -> str:
-    return _e(stored.results.experiment)
+    return escaped(stored.results.experiment)
 
 
-def _e(text: str) -> str:
+def escaped(text: str) -> str:
+    """Text as HTML."""
     return html.escape(text)
 
 

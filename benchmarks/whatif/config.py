@@ -1,0 +1,260 @@
+"""The YAML that `sluice simulate` reads, checked once: unknown keys and impossible values are refused with their path.
+
+The simulator's own dataclasses check again what they are given; this file is only the outer edge.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from benchmarks.sim import profiles
+from benchmarks.sim.network.topology import TopologyConfig
+from benchmarks.workloads.catalog import WORKLOADS
+from policies.dispatch import DispatchConfig
+from policies.routing.registry import UnknownPolicy, decode_policy, prefill_policy
+
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class WhatIfError(ValueError):
+    """A configuration that cannot be simulated; the message names the file and the key."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class EngineGroup(_Strict):
+    """Some equal engines: `benchmarks.sim.config.EngineSpec`. `profile` is a shipped timing profile or a file.
+
+    On a network each takes `gpus` GPUs of one node; groups are placed in the order in which they are listed, node by
+    node, unless `nodes` names one node for each engine.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,30}$")]
+    role: Literal["prefill", "decode", "colocated"]
+    count: Annotated[int, Field(ge=1, le=4096)]
+    profile: str
+    gpus: Count = 1
+    nodes: tuple[str, ...] = ()
+    slots: Count = 256
+    kv_blocks: Count = 32_768
+    block_size_tokens: Count = 16
+    prefill_budget_tokens: Count = 8_192
+    chunked_prefill: bool = True
+    prefix_cache: bool = True
+    lease_s: Positive = 30.0
+    barrier: str = ""
+    transfer_flows: Count = 1
+
+
+class Cluster(_Strict):
+    """All engines."""
+
+    engines: Annotated[tuple[EngineGroup, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        names = [e.name for e in self.engines]
+        if len(set(names)) != len(names):
+            raise ValueError(f"engine groups share a name: {', '.join(names)}")
+        return self
+
+
+class NetworkModel(_Strict):
+    """A fat tree. The scales multiply what the links of that level carry; `background` is the share that others use.
+
+    `oracle_s`: how often the router is told of the network (null: never).
+    """
+
+    topology: TopologyConfig
+    rack_bandwidth_scale: Positive = 1.0
+    core_bandwidth_scale: Positive = 1.0
+    background: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    oracle_s: Positive | None = 1.0
+
+
+class PolicyChoice(_Strict):
+    """A policy by its registered name."""
+
+    name: str = "join_shortest_queue"
+    params: dict[str, Any] = Field(default_factory=dict)
+
+
+class Policies(_Strict):
+    """The router: policies of both stages, limits of the dispatcher (`DispatchConfig`), and the length predictor.
+
+    `survival` and `exact_match` are fitted on the first 80 % of the workload and learn on; `oracle` knows the lengths.
+    """
+
+    prefill: PolicyChoice = PolicyChoice()
+    decode: PolicyChoice = PolicyChoice()
+    dispatch: dict[str, Any] = Field(default_factory=dict)
+    predictor: Literal["none", "survival", "exact_match", "oracle"] = "none"
+    window_tokens: Count = 48
+
+    @field_validator("dispatch")
+    @classmethod
+    def _dispatch_fields(cls, options: dict[str, Any]) -> dict[str, Any]:
+        known = [f.name for f in dataclasses.fields(DispatchConfig) if f.name != "seed"]
+        unknown = sorted(set(options) - set(known))
+        if unknown:
+            raise ValueError(f"no option {unknown[0]!r}; there are {', '.join(known)}")
+        try:
+            DispatchConfig(**options)
+        except TypeError as error:
+            raise ValueError(str(error)) from error
+        return options
+
+    @model_validator(mode="after")
+    def _policies_exist(self) -> Self:
+        for stage, make, choice in (
+            ("prefill", prefill_policy, self.prefill),
+            ("decode", decode_policy, self.decode),
+        ):
+            try:
+                make(choice.name, choice.params)
+            except (UnknownPolicy, TypeError, ValueError) as error:
+                raise ValueError(f"{stage}: {error}") from error
+        return self
+
+
+class SharingModel(_Strict):
+    """Shared heads in place of the trace's own: `benchmarks.workloads.prefixes.Sharing`."""
+
+    p_share: Annotated[float, Field(ge=0, le=1)]
+    groups: Count = 64
+    zipf: Annotated[float, Field(ge=0)] = 1.0
+    covered: tuple[float, float] = (0.25, 0.75)
+    block_tokens: Count = 512
+
+
+class Workload(_Strict):
+    """What is sent: `benchmarks.workloads.catalog.WorkloadSpec`; `file` is a trace of your own."""
+
+    name: str | None = None
+    file: str | None = None
+    requests: Count | None = None
+    part: Literal["all", "train", "held_out"] = "all"
+    spread_ticks: bool = True
+    min_prompt_tokens: Count | None = None
+    max_prompt_tokens: Count | None = None
+    min_output_tokens: Count | None = None
+    max_output_tokens: Count | None = None
+    prompt_tokens: Count | None = None
+    compression: Positive | None = None
+    rate_per_s: Positive | None = None
+    start_s: Annotated[float, Field(ge=0)] = 0.0
+    end_s: Positive | None = None
+    sharing: SharingModel | None = None
+    ttft_slo_s: Positive | None = None
+    tpot_slo_s: Positive | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.name is None) == (self.file is None):
+            raise ValueError("give either name or file")
+        if self.name is not None and self.name not in WORKLOADS:
+            raise ValueError(f"no workload is called {self.name!r}; there are {', '.join(WORKLOADS)}")
+        if self.compression is not None and self.rate_per_s is not None:
+            raise ValueError("give compression or rate_per_s, not both")
+        return self
+
+
+class Run(_Strict):
+    """How often, and which part is measured: arrivals in [warmup_s, warmup_s + measure_s)."""
+
+    seeds: Annotated[int, Field(ge=1, le=1000)] = 3
+    warmup_s: Annotated[float, Field(ge=0)] = 0.0
+    measure_s: Positive | None = None
+
+
+class Variant(_Strict):
+    """One change of the base, or several: dotted paths (`cluster.engines.decode.count`) to set, add to or multiply."""
+
+    name: Annotated[str, Field(min_length=1)]
+    set: dict[str, Any] = Field(default_factory=dict)
+    add: dict[str, float] = Field(default_factory=dict)
+    scale: dict[str, float] = Field(default_factory=dict)
+
+
+class Base(_Strict):
+    """One simulation."""
+
+    cluster: Cluster
+    network: NetworkModel | None = None
+    policies: Policies = Policies()
+    workload: Workload
+    run: Run = Run()
+
+
+class Question(Base):
+    """The whole file: the base, and what it is compared with."""
+
+    what_if: tuple[Variant, ...] = ()
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        names = ["base", *(v.name for v in self.what_if)]
+        if len(set(names)) != len(names):
+            raise ValueError(
+                f"what_if: two variants share a name: {', '.join(names)} (`base` is the file itself)"
+            )
+        return self
+
+
+def read(path: Path) -> Question:
+    """The file at `path`. Profiles and traces in it are relative to its folder. Raises WhatIfError."""
+    try:
+        raw = yaml.safe_load(path.read_text("utf-8"))
+    except OSError as error:
+        raise WhatIfError(f"{path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise WhatIfError(f"{path}: not YAML: {error}") from error
+    if not isinstance(raw, Mapping):
+        raise WhatIfError(f"{path}: must be a mapping with at least `cluster` and `workload`")
+    return validated(Question, raw, str(path), path.parent)
+
+
+def validated(kind: type[Any], raw: object, where: str, folder: Path | None = None) -> Any:
+    """`raw` as `kind`, one line for each wrong key. With `folder`, relative files become paths from here."""
+    try:
+        made = kind.model_validate(raw)
+    except ValidationError as error:
+        lines = [f"{_dotted(e['loc'])}: {_message(e)}" for e in error.errors()]
+        raise WhatIfError("\n".join(f"{where}: {line}" for line in lines)) from error
+    return made if folder is None else kind.model_validate(_resolved(made, folder).model_dump())
+
+
+def _resolved(made: Any, folder: Path) -> Any:
+    """Profiles are looked for now, so that a wrong name is refused before anything runs."""
+    groups = []
+    for group in made.cluster.engines:
+        name = str(folder / group.profile) if Path(group.profile).suffix else group.profile
+        try:
+            profiles.load(name)
+        except profiles.ProfileError as error:
+            raise WhatIfError(f"cluster.engines.{group.name}.profile: {error}") from error
+        groups.append(group.model_copy(update={"profile": name}))
+    workload = made.workload
+    if workload.file is not None:
+        workload = workload.model_copy(update={"file": str(folder / workload.file)})
+    cluster = made.cluster.model_copy(update={"engines": tuple(groups)})
+    return made.model_copy(update={"cluster": cluster, "workload": workload})
+
+
+def _dotted(place: tuple[int | str, ...]) -> str:
+    return ".".join(map(str, place)) or "the file"
+
+
+def _message(error: Any) -> str:
+    if error["type"] == "extra_forbidden":
+        return "no such key"
+    return str(error["msg"]).removeprefix("Value error, ")

@@ -1,0 +1,132 @@
+"""The answer: the base and every variant side by side, with differences in per cent of the base."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.experiments.base import Metrics
+from benchmarks.seeds import paired, spread
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A metric as it is shown: its value times `scale`, in `unit`."""
+
+    label: str
+    metric: str
+    scale: float = 1.0
+    unit: str = ""
+
+
+LINES = (
+    Line("TTFT mean", "ttft_mean_s", 1e3, "ms"),
+    Line("TTFT p50", "ttft_p50_s", 1e3, "ms"),
+    Line("TTFT p95", "ttft_p95_s", 1e3, "ms"),
+    Line("TTFT p99", "ttft_p99_s", 1e3, "ms"),
+    Line("TPOT mean", "tpot_mean_s", 1e3, "ms"),
+    Line("TPOT p95", "tpot_p95_s", 1e3, "ms"),
+    Line("JCT mean", "jct_mean_s", 1.0, "s"),
+    Line("JCT p99", "jct_p99_s", 1.0, "s"),
+    Line("SLO attainment", "slo_share", 100.0, "%"),
+    Line("goodput", "goodput_per_s", 1.0, "req/s"),
+    Line("throughput", "throughput_tok_s", 1.0, "tok/s"),
+    Line("prefill queue mean", "prefill_queue_mean_s", 1e3, "ms"),
+    Line("pool mean", "pool_mean_s", 1e3, "ms"),
+    Line("KV transfer mean", "transfer_mean_s", 1e3, "ms"),
+    Line("KV moved", "transfer_gbytes", 1.0, "GB"),
+    Line("core links in use", "link_use/core", 100.0, "%"),
+    Line("rack links in use", "link_use/rack", 100.0, "%"),
+    Line("NICs in use", "link_use/nic", 100.0, "%"),
+    Line("prefill prefix hits", "prefill_hit_share", 100.0, "%"),
+    Line("decode prefix hits", "decode_hit_share", 100.0, "%"),
+    Line("imbalance", "imbalance_tokens", 1.0, "tokens"),
+    Line("idle at barriers", "barrier_idle_share", 100.0, "%"),
+    Line("colocated", "colocated_share", 100.0, "%"),
+    Line("preemptions", "preemptions"),
+    Line("rejected", "rejected"),
+    Line("unfinished", "unfinished"),
+)
+
+Runs = Mapping[str, Mapping[int, Metrics]]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One variant's mean of one metric, and its difference from the base in per cent: of the seeds' means, `certain` if
+    the paired 95 % interval leaves out 0 (None: one seed tells nothing of that).
+    """
+
+    value: float | None
+    percent: float | None = None
+    certain: bool | None = None
+
+
+def compare(runs: Runs) -> dict[str, dict[str, Cell]]:
+    """By metric and variant; the first variant is the base. Metrics that no variant has are left out."""
+    base = next(iter(runs))
+    found: dict[str, dict[str, Cell]] = {}
+    for line in LINES:
+        row = {name: _cell(runs, base, name, line.metric) for name in runs}
+        if any(cell.value is not None for cell in row.values()) and not _only_zeros(line, row):
+            found[line.metric] = row
+    return found
+
+
+def _only_zeros(line: Line, row: Mapping[str, Cell]) -> bool:
+    """Nothing was rejected, colocated, ...: not worth a line."""
+    quiet = ("colocated_share", "preemptions", "rejected", "unfinished", "barrier_idle_share")
+    return line.metric in quiet and not any(cell.value for cell in row.values())
+
+
+def _cell(runs: Runs, base: str, name: str, metric: str) -> Cell:
+    ours = _values(runs[name], metric)
+    if ours is None:
+        return Cell(None)
+    before = _values(runs[base], metric)
+    if name == base or before is None or len(before) != len(ours):
+        return Cell(spread(ours).mean)
+    found = paired(before, ours)
+    return Cell(found.ours.mean, found.relative_percent, found.significant if len(ours) > 1 else None)
+
+
+def _values(by_seed: Mapping[int, Metrics], metric: str) -> list[float] | None:
+    values = [by_seed[seed].get(metric) for seed in sorted(by_seed)]
+    found = [v for v in values if v is not None]
+    return found if len(found) == len(values) and found else None
+
+
+def rows(runs: Runs) -> list[list[str]]:
+    """The comparison as text: label, base, variants."""
+    shown = {line.metric: line for line in LINES}
+    return [
+        [
+            f"{shown[metric].label}, {shown[metric].unit}".rstrip(", "),
+            *(_text(c, shown[metric]) for c in row.values()),
+        ]
+        for metric, row in compare(runs).items()
+    ]
+
+
+def _text(cell: Cell, line: Line) -> str:
+    if cell.value is None:
+        return "–"
+    value = cell.value * line.scale
+    size = abs(value)
+    digits = 0 if size >= 100 else 1 if size >= 10 else 2
+    text = f"{value:,.{digits}f}"
+    if cell.percent is None:
+        return text
+    doubt = " ?" if cell.certain is False and round(cell.percent, 1) else ""
+    return f"{text} ({cell.percent:+.1f} %{doubt})"
+
+
+def text_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """The first column left, all others right aligned."""
+    widths = [max(len(line[i]) for line in (header, *lines)) for i in range(len(header))]
+    return "\n".join(
+        "  ".join(
+            c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in (header, *lines)
+    )
