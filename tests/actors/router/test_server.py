@@ -150,3 +150,46 @@ async def test_a_message_that_a_router_does_not_take_ends_only_that_connection(r
     await other.channel.closed
     i.channel.send(wire.Submit("x", prompt_tokens=10, max_tokens=4))
     assert (await i.get(wire.RoutePrefill)).rid == "x"  # type: ignore[attr-defined]
+
+
+async def ranks(router: RouterServer, name: str, role: str) -> Peer:
+    """An engine of two ranks behind a barrier."""
+    e = await peer(router, "engine", name)
+    facts = (name, role, "sim", "m", "g", ("unix:/x",), 4, 200, 16, 1024, "n", 1, 30.0)
+    e.channel.send(wire.Announce(wire.EngineInfo(*facts, dp_ranks=2, barrier=True)))  # type: ignore[arg-type]
+    each = [wire.Status(name, 0, 0, 0, 0, 0.0)] * 2
+    e.channel.send(wire.Status(name, 0, 0, 0, 0, 0.0, ranks=each))
+    return e
+
+
+async def test_routes_name_the_rank_and_requests_are_adopted_on_theirs(router: RouterServer) -> None:
+    d = await ranks(router, "d", "colocated")
+    await until(lambda: len(router.status().statuses) == 1)
+    i = await peer(router, "ingress", "i")
+    # the other rank has something to do already, so the shortest queue is rank 1
+    i.channel.send(wire.Adopt(wire.Submit("x", 10, 4), "decode", "d", "d", tokens=2, decode_dp_rank=0))
+    i.channel.send(wire.Submit("y", 10, 4))
+    route = await i.get(wire.RoutePrefill)
+    assert (route.engine_id, route.dp_rank, route.mode) == ("d", 1, "colocated")  # type: ignore[attr-defined]
+    workers = router.dispatcher.state.snapshot(0).workers
+    assert {name: (w.slots_used, w.slots) for name, w in workers.items()} == {"d#0": (1, 2), "d#1": (1, 2)}
+    d.channel.abort("killed")
+    await until(lambda: not router.dispatcher.state.snapshot(0).workers)  # both are gone with their engine
+
+
+async def test_an_engine_that_is_avoided_is_avoided_with_all_its_ranks(router: RouterServer) -> None:
+    await ranks(router, "a", "colocated")
+    await ranks(router, "b", "colocated")
+    await until(lambda: len(router.status().statuses) == 2)
+    i = await peer(router, "ingress", "i")
+    for n in range(4):  # b's ranks fill up; a's stay empty
+        i.channel.send(wire.Submit(f"x{n}", 10, 4, avoid=("a",)))
+        assert (await i.get(wire.RoutePrefill)).engine_id == "b"  # type: ignore[attr-defined]
+    workers = router.dispatcher.state.snapshot(0).workers
+    assert {name: w.slots_used for name, w in workers.items()} == {"a#0": 0, "a#1": 0, "b#0": 2, "b#1": 2}
+
+
+async def test_a_report_without_the_ranks_ends_that_engine_s_connection(router: RouterServer) -> None:
+    d = await ranks(router, "d", "decode")
+    d.channel.send(wire.Status("d", 0, 0, 0, 0, 0.0))
+    await d.channel.closed
