@@ -253,7 +253,14 @@ class Cluster:
             else:
                 self.kernel.at(self.config.warmup_s, self._look_for_end)
         elif self._exhausted and not self.ingress.jobs:
-            self.kernel.after(SETTLE_S, self.kernel.stop)
+            self.kernel.after(SETTLE_S, self._settle)
+        else:
+            self.kernel.stop()
+
+    def _settle(self) -> None:
+        """Stops when the last messages have arrived and the steps that cancelled requests were in are over."""
+        if any(group.stepping for group in self._groups):
+            self.kernel.after(SETTLE_S, self._settle)
         else:
             self.kernel.stop()
 

@@ -1,6 +1,7 @@
 """The simulated cluster against times worked by hand, and what must hold at the end of any run."""
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -220,6 +221,61 @@ def test_conservation_under_overload(decode: str, forecasting: bool) -> None:
             assert record.generated_tokens == record.output_tokens
     reasons = {r.rejected for r in result.requests}
     assert len(reasons) >= 3, reasons  # None and at least two ways to be turned away
+    check_empty(cluster)
+
+
+def test_a_lease_that_ends_in_the_decode_queue_is_a_retry() -> None:
+    """b's lease of 12 s is rescued 8 s before its end, to a worker without a slot; a decodes there until 55 s. When b
+    is admitted its KV is gone: once more under another rid, as live, and at last it ends.
+    """
+    config = SimConfig(
+        (spec("p", Role.PREFILL, lease_s=12.0), spec("d", Role.DECODE, slots=1)), control=IDEAL
+    )
+    lines: list[str] = []
+    work = [request("a", 0.0, 10, 20), request("b", 1.0, 10, 2)]
+    result = simulate(config, work, journal=lines.append)
+    a, b = result.requests
+    assert (a.finished_s, b.finished_s) != (None, None)
+    assert result.peaks["retries"] == 1
+    assert b.prefill_done_s > a.finished_s  # type: ignore[operator]
+    events = [json.loads(line) for line in "".join(lines).splitlines()]
+    told = [
+        (e["event"], e.get("rid") or e["request"]["rid"])
+        for e in events
+        if e.get("event") in ("Arrived", "Closed")
+    ]
+    assert told == [
+        ("Arrived", "a"),
+        ("Arrived", "b"),
+        ("Closed", "a"),
+        ("Closed", "b"),
+        ("Arrived", "b~1"),
+        ("Closed", "b~1"),
+    ]
+
+
+def test_nothing_is_retried_where_no_retry_is_allowed() -> None:
+    config = SimConfig(
+        (spec("p", Role.PREFILL, lease_s=12.0), spec("d", Role.DECODE, slots=1)),
+        control=dataclasses.replace(IDEAL, max_retries=0),
+    )
+    result = simulate(config, [request("a", 0.0, 10, 20), request("b", 1.0, 10, 2)])
+    assert [r.rejected for r in result.requests] == [None, "failed"]
+
+
+def test_a_request_ends_at_its_timeout_wherever_it_is() -> None:
+    """The first decodes, the second waits in the pool; the third, whose prefill ends at 36, has its first token."""
+    config = SimConfig(
+        (spec("p", Role.PREFILL, slots=1, lease_s=1000.0), spec("d", Role.DECODE, slots=1)),
+        control=dataclasses.replace(IDEAL, request_timeout_s=30.0),
+    )
+    work = [request("a", 0.0, 10, 40), request("b", 0.1, 10, 40), request("c", 25.0, 100, 40)]
+    cluster = Cluster(config, iter(work), None, None)
+    a, b, c = cluster.run().requests
+    assert (a.rejected, b.rejected) == ("timeout", "timeout")
+    assert a.generated_tokens == 10  # KV at 3.5 s; steps of 2.6, 2.61, ...: the tenth ends at 29.95
+    assert c.rejected == "timeout"
+    assert c.first_token_s is not None
     check_empty(cluster)
 
 
