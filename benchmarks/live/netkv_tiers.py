@@ -204,10 +204,9 @@ def scrape(port: int) -> dict[str, float]:
     return found
 
 
-def run(args: argparse.Namespace, folder: Path) -> list[Row]:
-    """All cases, each with all seeds."""
+def run(args: argparse.Namespace, folder: Path, rows: list[Row]) -> None:
+    """All cases, each with all seeds, into `rows`. Raises ServerError; what was measured by then is in `rows`."""
     cluster, workload = Cluster(), Workload(requests=args.requests)
-    rows: list[Row] = []
     for case in CASES:
         if args.only and case.name not in args.only:
             continue
@@ -218,7 +217,6 @@ def run(args: argparse.Namespace, folder: Path) -> list[Row]:
             for seed in args.seeds:
                 rows.append(measure(port, case, workload, seed))
                 _say(_line(rows[-1]))
-    return rows
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -267,15 +265,19 @@ def main(argv: list[str] | None = None) -> int:
         },
         "machine": machine.facts(),
     }
+    rows: list[Row] = []
+    failed = False
     with tempfile.TemporaryDirectory(prefix="sluice-netkv-") as folder:
         try:
-            rows = run(args, Path(folder))
+            run(args, Path(folder), rows)
         except ServerError as error:
-            print(error, file=sys.stderr)
-            return 1
+            print(f"ended early: {error}", file=sys.stderr)
+            failed = True
+    if not rows:
+        return 1
     print("\n" + table(rows) + "\n")
     _say("written: " + ", ".join(str(file) for file in write(rows, facts, Path(args.out))))
-    return 1 if any(row.failures for row in rows) else 0
+    return 1 if failed or any(row.failures for row in rows) else 0
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:

@@ -19,6 +19,7 @@ after a fourfold change p95; then the same with 15 % of the transfers five times
 Not claimed: cost per descriptor; links that other senders of ours share (they count as congestion).
 """
 
+import bisect
 import itertools
 import math
 import statistics
@@ -33,6 +34,7 @@ MOST_LATENCY = (
     0.5  # share of a transfer that may count as latency: bounds the error of a wrong intercept to 2x
 )
 SIZES_DIFFER = 2.0  # largest over smallest transfer from which a line's intercept means something
+SECONDS = (1e-6, 1e6)  # what a transfer may take: below, Unix time as a float cannot tell begin from end
 MAX_FLOWS = (
     4096  # open flows and remembered intervals: far above what is in flight, a bound for lost messages
 )
@@ -139,7 +141,7 @@ class BandwidthEstimator:
         flow = self._flows.get(rid)
         self.dropped(rid)
         took_s = seconds - held_s
-        if flow is None or n_bytes <= 0 or not (math.isfinite(took_s) and took_s > 0):
+        if flow is None or n_bytes <= 0 or not SECONDS[0] <= took_s <= SECONDS[1]:
             self.unusable += 1
             return
         self.transfers += 1
@@ -189,11 +191,13 @@ class BandwidthEstimator:
     def _settle(self, now_s: float) -> None:
         for key, link in list(self._links.items()):
             earliest_s = min((flow.routed_s for flow in link.open.values()), default=math.inf)
+            intervals = _Intervals(link.intervals) if link.unsettled else None
             left: list[_Ended] = []
             for ended in link.unsettled:
                 if ended.end_s <= earliest_s or now_s - ended.end_s >= self.config.settle_s:
                     from_s = min(ended.end_s, ended.start_s + (ended.flow.latency_s or 0.0))
-                    share_s = _share_s(from_s, ended.end_s, link.intervals)
+                    assert intervals is not None
+                    share_s = _share_s(from_s, ended.end_s, intervals.over(from_s, ended.end_s))
                     self._learn(ended, share_s + (from_s - ended.start_s))
                 else:
                     left.append(ended)
@@ -207,6 +211,20 @@ class BandwidthEstimator:
     def _learn(self, ended: _Ended, share_s: float) -> None:
         samples = self._samples.setdefault(ended.flow.pair, deque(maxlen=self.config.window))
         samples.append(_Sample(ended.n_bytes, share_s, ended.flow.latency_s, ended.end_s))
+
+
+class _Intervals:
+    """A link's intervals by their ends, so that a transfer is only held against those near it."""
+
+    def __init__(self, intervals: Iterable[tuple[float, float]]) -> None:
+        self._sorted = sorted(intervals, key=lambda interval: interval[1])
+        self._ends = [end_s for _, end_s in self._sorted]
+        self._longest_s = max((end_s - start_s for start_s, end_s in self._sorted), default=0.0)
+
+    def over(self, start_s: float, end_s: float) -> list[tuple[float, float]]:
+        """All that may overlap [start, end]."""
+        first = bisect.bisect_right(self._ends, start_s)
+        return self._sorted[first : bisect.bisect_right(self._ends, end_s + self._longest_s)]
 
 
 def _share_s(start_s: float, end_s: float, intervals: Iterable[tuple[float, float]]) -> float:

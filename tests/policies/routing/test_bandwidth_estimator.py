@@ -134,6 +134,16 @@ def test_one_wild_transfer_moves_nothing_far() -> None:
     assert learned(estimator, 50.0) == pytest.approx(1000)
 
 
+@pytest.mark.parametrize(
+    ("n_bytes", "seconds"), [(0, 1.0), (-1, 1.0), (1, 0.0), (1, 1e-35), (1, 1e30), (1, math.nan)]
+)
+def test_what_no_transfer_can_be_is_not_learned_from(n_bytes: int, seconds: float) -> None:
+    estimator = BandwidthEstimator(EstimatorConfig(min_samples=1))
+    alone(estimator, 1, n_bytes, seconds)
+    assert estimator.pairs(2.0) == {}
+    assert (estimator.transfers, estimator.unusable) == (0, 1)
+
+
 def test_held_time_and_the_tiers_latency_do_not_count() -> None:
     estimator = BandwidthEstimator(EstimatorConfig(min_samples=1))
     alone(estimator, 0, 1000, 7.0, held_s=4.0, latency_s=1.0)

@@ -1,7 +1,10 @@
 """What a decode decision says of the transfer it causes."""
 
+from policies.dispatch import DispatchConfig, Dispatcher, RouteDecode
+from policies.routing.join_shortest_queue import JoinShortestQueue
 from policies.routing.network import transfer_intent
 from policies.routing.oracle import Oracle, TransferIntent
+from policies.state import events as ev
 from policies.state.views import (
     Health,
     KnownHits,
@@ -38,3 +41,16 @@ def test_bytes_tier_and_seconds_of_the_chosen_path() -> None:
 def test_without_an_oracle_only_the_bytes_are_known() -> None:
     seen = snapshot(None)
     assert transfer_intent(entry(), seen.workers["d"], seen) == TransferIntent("r", "p", "d", 3000, 3)
+
+
+def test_the_dispatchers_decision_carries_it() -> None:
+    policy = JoinShortestQueue()
+    dispatcher = Dispatcher(DispatchConfig(), policy, policy)
+    for name, role in (("p", Role.PREFILL), ("d", Role.DECODE)):
+        dispatcher.handle(ev.EngineUp(0.0, name, role, "g", f"n-{name}", slots=8, kv_capacity_tokens=10_000))
+        dispatcher.handle(ev.EngineStatus(0.0, name, 0, 0, 0))
+    dispatcher.handle(ev.OracleRefreshed(0.0, Oracle({1: 1000.0})))
+    dispatcher.handle(ev.Arrived(0.0, Request("r", 0.0, 100, 8)))
+    (action,) = dispatcher.handle(ev.PrefillDone(0.0, "r", 30.0, 4000, 0))
+    assert isinstance(action, RouteDecode)
+    assert action.intent == TransferIntent("r", "p", "d", 4000, 0, tier=1, predicted_s=4.0)
