@@ -105,6 +105,8 @@ def _run(args: argparse.Namespace) -> int:
     experiments = [
         (name, registry.load(name)) for name in names
     ]  # all names are known before the first hour is spent
+    if not experiments:
+        raise ExperimentError("benchmarks/experiments/registry.py names no experiment yet")
     options = Options(args.quick, args.seeds, _jobs(args.jobs), args.out, args.only, args.keep_stale)
     failed = []
     for name, experiment in experiments:

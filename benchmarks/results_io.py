@@ -121,7 +121,7 @@ def save(
         "code": code,
         "command": command,
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
-        "rows": [{**asdict(row), "difference": row.difference} for row in rows],
+        "rows": [_row(row) for row in rows],
         "plots": list(plots),
         "variants": {
             name: {
@@ -134,6 +134,13 @@ def save(
     path = folder / f"{results.experiment}.json"
     write_text(path, json.dumps(whole, indent=1, allow_nan=False) + "\n")
     return path
+
+
+def _row(row: Row) -> dict[str, Any]:
+    """As JSON; numbers and truths may come from numpy."""
+    figures = {name: getattr(row, name) for name in ("paper", "ours", "half_width", "difference")}
+    found = {name: None if value is None else float(value) for name, value in figures.items()}
+    return {**asdict(row), **found, "met": None if row.met is None else bool(row.met)}
 
 
 def load(path: Path) -> Stored:

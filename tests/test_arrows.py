@@ -28,6 +28,8 @@ FORBIDDEN = {
     "app": {"sluice", "benchmarks"},
     "sluice": (OURS - {"sluice"}) | ENGINES | {"numpy", "msgspec", "uvloop", "yaml", "fastapi", "openai"},
     "benchmarks/sim": ENGINES | {"actors", "app"},
+    "benchmarks/workloads": ENGINES | {"actors", "app"},
+    "benchmarks/whatif": ENGINES | {"actors", "app"},
     "benchmarks/live": ENGINES | {"actors", "app", "policies"},
 }
 SDK_NEEDS = {"httpx", "pydantic", "pydantic_core", "typing_extensions"}  # the last two come with pydantic

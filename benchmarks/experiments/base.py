@@ -5,8 +5,8 @@ An experiment is a module with
 - `SUMMARY`: one line: which figure of which paper, on what.
 - `variants(quick)`: the named configurations to run. A config is a JSON object with everything that decides the outcome
   (policy, rate, workload, sizes): it is stored with the result, and is the key under which a finished run is found
-  again. `quick` asks for a reduced size. It is called once, before the runs, so what depends on the machine (which
-  traces there are) is decided there and written into the config.
+  again. `quick` asks for a reduced size. It is cheap, and called once before the runs, so what depends on the machine
+  (which traces there are) is decided there and written into the config.
 - `run_one(config, seed)`: one run, in a process of its own or in this one; returns numbers by name (None: not
   measured). The same arguments give the same numbers. `benchmarks.sim.metrics.summarise` makes most of them. Processes
   are kept, so `functools.lru_cache` on what runs share (a fitted predictor, a workload) is worth it.

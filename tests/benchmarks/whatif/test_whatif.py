@@ -285,3 +285,8 @@ def test_a_comparison_by_hand():
     assert table.rows(runs)[0][2] == "1,950 (-2.5 % ?)"
     runs["ours"][1]["rejected"] = 2.0
     assert table.rows(runs)[1][0] == "rejected"
+
+
+def test_shares_differ_in_points():
+    runs = {"base": {0: {"slo_share": 0.8}}, "ours": {0: {"slo_share": 0.9}}}
+    assert table.rows(runs) == [["SLO attainment, %", "80.0", "90.0 (+10.0 pts)"]]
