@@ -11,6 +11,8 @@ Rules that every engine keeps (each is a test in tests/actors/engine):
 - `release` frees a leased prefill. A lease that nobody pulls or releases ends by itself after `lease_s`.
 - The engine that decodes frees the prefill engine's copy after the pull (also when its request is cancelled before).
 - `status()` is cheap and synchronous: called several times a second.
+- An engine of several data-parallel ranks (`info().dp_ranks`) runs a request on its `dp_rank`, or chooses one where
+  that is None, and counts each rank in `status().ranks`.
 """
 
 from dataclasses import dataclass

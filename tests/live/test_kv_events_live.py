@@ -1,11 +1,13 @@
 """The prefix index at work in the whole application: requests go to the engine that holds their prefix, and the hits
-that the router predicts are those that the engines have.
+that the router predicts are those that the engines have. The decode engine has four data-parallel ranks behind a step
+barrier: each is a worker, with a feed of its own.
 """
 
 import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -17,12 +19,13 @@ pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
 
 BLOCK = 16
 PREFIXES = 6
+RANKS = 4
 REPORTED_S = 1.5  # KV events within 0.1 s, the router's figures within 1 s
 
 
 def three_prefill_engines(args: dict[str, Any]) -> None:
     args["engines"][0]["replicas"] = 3
-    args["engines"][1]["replicas"] = 1
+    args["engines"][1] |= {"replicas": 1, "options": {"dp_ranks": RANKS, "barrier": True}}
     args["router"] = {"prefill": {"name": "cache_aware"}, "decode": {"name": "cache_load_aware"}}
 
 
@@ -69,8 +72,19 @@ def test_requests_go_where_their_prefix_is_and_hit_what_was_predicted(app: App) 
 def test_the_index_is_reported(app: App) -> None:
     assert app.metric("sluice_router_prefix_index_blocks") >= PREFIXES * 25
     assert app.metric("sluice_router_prefix_index_bytes") > 0
-    assert app.metric("sluice_router_prefix_index_feeds") == 4
+    assert app.metric("sluice_router_prefix_index_feeds") == 3 + RANKS
     assert app.metric("sluice_router_kv_event_gaps_total") == 0
+
+
+def test_a_mass_disconnect_leaves_nothing_on_any_rank(app: App) -> None:
+    def leave_early(n: int) -> None:
+        body = {"prompt": prefix(50 + n, 40), "max_tokens": 4000, "stream": True}
+        with httpx.stream("POST", f"{app.url}/v1/completions", json=body, timeout=60) as answer:
+            next(answer.iter_lines())
+
+    with ThreadPoolExecutor(32) as pool:
+        list(pool.map(leave_early, range(64)))
+    app.wait_idle()
 
 
 def test_a_router_that_was_killed_knows_every_prefix_again(app: App) -> None:
@@ -82,7 +96,7 @@ def test_a_router_that_was_killed_knows_every_prefix_again(app: App) -> None:
     app.wait(lambda status: not status["router"]["connected"], 30, "the router's death is noticed")
     app.wait(lambda status: status["router"]["connected"] and len(status["engines"]) == 4, 60, "a new router")
     deadline_s = time.monotonic() + 30
-    while app.metric("sluice_router_kv_event_snapshots_total") < 4 and time.monotonic() < deadline_s:
+    while app.metric("sluice_router_kv_event_snapshots_total") < 3 + RANKS and time.monotonic() < deadline_s:
         time.sleep(0.2)
     time.sleep(REPORTED_S)
     assert app.metric("sluice_router_prefix_index_blocks") == blocks
