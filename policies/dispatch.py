@@ -65,7 +65,7 @@ class DispatchConfig:
     reserve_tokens: int = 16
     overcommit_slots: int = 0  # sequences that a decode worker may get above its slots (BalanceRoute D.6)
     max_prefills: int = 2
-    tick_entries: int = 1024  # pool entries that one event has looked at
+    tick_entries: int = 512  # pool entries that one event has looked at
     tick_admissions: int = 128  # entries that one event sends to decode workers, or rescues
     seed: int = 0
 

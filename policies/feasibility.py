@@ -81,6 +81,7 @@ class Room:
         self._fewest_slots = min([w.slots for w, _, _ in self._open], default=0)
         self._rooms = sorted([room for _, _, room in self._open])
         self._lists: dict[tuple[int, int], list[Worker]] = {}
+        self.most_tokens = self._rooms[-1] if self._rooms else -1.0  # a longer prompt fits nowhere
 
     def __bool__(self) -> bool:
         """Some worker has a free slot."""
@@ -100,10 +101,10 @@ class Room:
 
 
 class FeasibleEntries(Sequence[Placeable]):
-    """Pool entries, in the order given, with the workers that they fit on; made when asked for, because a policy that
-    places one entry at a time asks for the first that fits only.
+    """The pool entries that fit somewhere, in the order given, with the workers that they fit on; looked for when asked
+    for, because a policy that places one entry at a time asks for the first only.
 
-    It ends after an entry that fits nowhere and entered before `starved_before_s`: nothing may overtake that one.
+    It ends at an entry that fits nowhere and entered before `starved_before_s`: nothing may overtake that one.
     """
 
     def __init__(
@@ -111,13 +112,14 @@ class FeasibleEntries(Sequence[Placeable]):
     ) -> None:
         self._entries, self._rooms, self._starved_before_s = entries, rooms, starved_before_s
         self._made: list[Placeable] = []
+        self._looked = 0  # entries looked at
         self._by_rid: dict[RequestId, Sequence[Worker]] | None = None
         self._ids: dict[int, set[WorkerId]] = {}  # of each list of workers, by the list's identity
         self.blocked = False  # a starving entry was met
 
     def placeable(self) -> bool:
         """Some entry fits somewhere."""
-        return any(self._rooms.values()) and any(workers for _, workers in self)
+        return any(self._rooms.values()) and (bool(self._made) or self._make())
 
     def allows(self, rid: RequestId, worker: WorkerId) -> bool:
         """The request is one of those looked at, and fits the worker."""
@@ -130,22 +132,29 @@ class FeasibleEntries(Sequence[Placeable]):
 
     def left(self, assigned: set[RequestId]) -> list[PoolEntry]:
         """What may still be placed when room has only shrunk: not assigned, and not seen to fit nowhere."""
-        kept = [entry for entry, workers in self._made if workers and entry.request.rid not in assigned]
-        return kept if self.blocked else kept + list(self._entries[len(self._made) :])
+        kept = [entry for entry, _ in self._made if entry.request.rid not in assigned]
+        return kept if self.blocked else kept + list(self._entries[self._looked :])
 
     def _make(self) -> bool:
-        """Looks at the next entry; False at the end."""
-        at = len(self._made)
-        if self.blocked or at == len(self._entries):
+        """Looks on to the next entry that fits; False: there is none."""
+        if self.blocked:
             return False
-        entry = self._entries[at]
-        room, request = self._rooms.get(entry.group), entry.request
-        fits: Sequence[Worker] = room.for_request(request) if room is not None else ()
-        if request.avoid:
-            fits = [w for w in fits if w.id not in request.avoid] or fits
-        self._made.append((entry, fits))
-        self.blocked = not fits and entry.entered_s < self._starved_before_s
-        return True
+        for at in range(self._looked, len(self._entries)):
+            entry = self._entries[at]
+            room, request = self._rooms.get(entry.group), entry.request
+            if room is not None and request.prompt_tokens <= room.most_tokens:
+                fits = room.for_request(request)
+                if fits:
+                    if request.avoid:
+                        fits = [w for w in fits if w.id not in request.avoid] or fits
+                    self._made.append((entry, fits))
+                    self._looked = at + 1
+                    return True
+            if entry.entered_s < self._starved_before_s:
+                self.blocked = True
+                break
+        self._looked = len(self._entries)
+        return False
 
     def __iter__(self) -> Iterator[Placeable]:
         at = 0

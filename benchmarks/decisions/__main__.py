@@ -12,7 +12,7 @@ import platform
 from functools import partial
 from pathlib import Path
 
-from benchmarks.decisions import journal, state, ticks
+from benchmarks.decisions import dispatching, journal, state, ticks
 from benchmarks.decisions.measure import HEADER, Timing
 
 
@@ -35,6 +35,8 @@ def main() -> None:
         *(partial(ticks.single_admissions, policy, args.calls, args.seed) for policy in batch),
         partial(ticks.feasibility, args.calls, args.seed),
         partial(state.events_and_snapshots, 5 * args.calls, args.seed),
+        partial(dispatching.long_pools, args.calls, args.seed),
+        partial(dispatching.requests, 10 * args.calls, args.seed),
         partial(state.prefix_index, args.calls, args.seed, args.quick),
         partial(journal.journal, 5 * args.calls, args.seed),
     ):

@@ -61,6 +61,12 @@ def events_and_snapshots(calls: int, seed: int) -> list[Timing]:
             state.apply(event)
         state.snapshot(1.0)
 
+    def many() -> Iterator[Callable[[], object]]:
+        for _ in range(max(5, calls // 100)):
+            for rid in tokens:
+                tokens[rid] += 1
+            yield partial(state.apply, ev.ProgressedMany(1.0, tuple(tokens.items())))
+
     def steps() -> Iterator[Callable[[], object]]:
         for _ in range(max(5, calls // 100)):
             yield partial(step, [progress() for _ in range(1000)])
@@ -70,6 +76,7 @@ def events_and_snapshots(calls: int, seed: int) -> list[Timing]:
         timed("event: engine status", (partial(state.apply, status(i)) for i in range(calls))),
         timed("event + snapshot", (partial(both, progress()) for _ in range(calls))),
         timed("1,000 progress events + 1 snapshot, per event", steps(), 1000),
+        timed("10,000 in one ProgressedMany, per item", many(), LIVE),
         timed("snapshot without a change", (partial(state.snapshot, 1.0) for _ in range(calls))),
     ]
 

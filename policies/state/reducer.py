@@ -324,9 +324,7 @@ class ClusterState:
         if live.finishes_at_tokens is None:
             live.tokens = tokens
         else:
-            _book_departure(load, live, -1)
-            live.tokens = tokens
-            _book_departure(load, live, +1)
+            _regrow_departure(load, live, tokens)
         load.kv_tokens += grown
         self._dirty.add(worker)
 
@@ -504,6 +502,24 @@ class ClusterState:
             del sender.transfers[key]
         sender.transfers_view = None
         self._dirty.add(sender.up.worker)
+
+
+def _regrow_departure(load: _Load, live: _Live, tokens: int) -> None:
+    """The same as booking it off, growing it, and booking it on, in one go: it runs for most tokens."""
+    request, at_tokens, departures = live.request, live.finishes_at_tokens, load.departures
+    assert at_tokens is not None
+    slots, held = request.slots, request.prompt_tokens + live.tokens
+    before = max(1, math.ceil(at_tokens - live.tokens / slots))
+    after = max(1, math.ceil(at_tokens - tokens / slots))
+    sequences, kv_tokens = departures[before]
+    if sequences > slots:
+        departures[before] = sequences - slots, kv_tokens - held
+    else:
+        del departures[before]
+    sequences, kv_tokens = departures.get(after, (0, 0))
+    departures[after] = sequences + slots, kv_tokens + request.prompt_tokens + tokens
+    live.tokens = tokens
+    load.departures_view = None
 
 
 def _book_departure(load: _Load, live: _Live, sign: int) -> None:

@@ -1,0 +1,154 @@
+"""The dispatcher as a whole: requests from arrival to end, and events against a pool far longer than what fits."""
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from benchmarks.decisions.measure import Timing, timed
+from policies.dispatch import Action, DispatchConfig, Dispatcher, RouteDecode, RoutePrefill
+from policies.routing.oracle import Oracle, Place
+from policies.routing.registry import decode_policy, prefill_policy
+from policies.state import events as ev
+from policies.state.views import Request, Role
+
+ENGINES = 64  # a quarter of them prefill
+SLOTS = 32
+LIVE = 1300  # requests in the system at once: below the slots, so that the pool is short, as it is live
+STEP_S = 0.05
+PAIRS = (
+    ("round_robin", "round_robin"),
+    ("join_shortest_queue", "join_shortest_queue"),
+    ("predicted_ttft", "netkv"),
+    ("predicted_ttft", "balance_route_h"),
+    ("predicted_ttft", "composition"),
+)
+POOLS = (100, 1_000, 10_000)
+
+
+class Loop:
+    """A closed loop without time: every step each running request gains a token, and what ends is replaced."""
+
+    def __init__(self, prefill: str, decode: str, seed: int) -> None:
+        config = DispatchConfig(max_queue=10**6, queue_timeout_s=1e9, seed=seed)
+        self.dispatcher = Dispatcher(config, prefill_policy(prefill), decode_policy(decode))
+        self.rng, self.now_s, self.events, self.arrived, self.closed = random.Random(seed), 0.0, 0, 0, 0
+        self.running: dict[str, tuple[int, int]] = {}  # rid -> tokens, output length
+        self.computing: list[str] = []
+        self.names = [f"p{i:03d}" for i in range(ENGINES // 4)]
+        self.names += [f"d{i:03d}" for i in range(ENGINES - ENGINES // 4)]
+        for name in self.names:
+            role = Role.PREFILL if name[0] == "p" else Role.DECODE
+            self.feed(ev.EngineUp(0.0, name, role, "g", f"n{name}", SLOTS, 10_000_000))
+            self.feed(ev.EngineStatus(0.0, name, 0, 0, 0))
+        places = {f"n{name}": Place(f"r{i // 4}", f"p{i // 16}") for i, name in enumerate(self.names)}
+        self.feed(ev.OracleRefreshed(0.0, Oracle({0: 4e11, 1: 1e10, 2: 5e9, 3: 2.5e9}, places=places)))
+
+    def feed(self, event: ev.Event) -> list[Action]:
+        self.events += 1
+        actions = self.dispatcher.handle(event)
+        self.computing += [a.rid for a in actions if isinstance(a, RoutePrefill)]
+        for action in actions:
+            if isinstance(action, RouteDecode):
+                self.running[action.rid] = (0, self.rng.randint(20, 120))
+        return actions
+
+    def step(self) -> None:
+        """One step of all engines; a status of each and a Tick every tenth."""
+        self.now_s += STEP_S
+        if round(self.now_s / STEP_S) % 10 == 0:
+            for name in self.names:
+                self.feed(ev.EngineStatus(self.now_s, name, 10, 0, 0))
+            self.feed(ev.Tick(self.now_s))
+        while self.dispatcher.state.in_flight < LIVE:
+            request = Request(
+                f"r{self.arrived}", self.now_s, self.rng.randint(50, 8000), 1024, ttft_slo_s=10.0
+            )
+            self.arrived += 1
+            self.feed(ev.Arrived(self.now_s, request))
+        computed, self.computing = self.computing, []
+        for rid in computed:
+            self.feed(ev.PrefillDone(self.now_s, rid, self.now_s + 1e6, 80_000_000, 0))
+        grown = {rid: (tokens + 1, length) for rid, (tokens, length) in self.running.items()}
+        self.running = {rid: at for rid, at in grown.items() if at[0] < at[1]}
+        self.feed(ev.ProgressedMany(self.now_s, tuple((rid, at[0]) for rid, at in self.running.items())))
+        for rid in grown.keys() - self.running.keys():
+            self.closed += 1
+            self.feed(ev.Closed(self.now_s, rid, "finished", grown[rid][0]))
+
+
+def requests(number: int, seed: int) -> list[Timing]:
+    """CPU time of a request, the loop's own included (about 15 us); one figure, so p50 = p99."""
+    rows = []
+    for prefill, decode in PAIRS:
+        loop = Loop(prefill, decode, seed)
+        wall_s, cpu_s = time.perf_counter(), time.process_time()
+        while loop.closed < number:
+            loop.step()
+        wall_us = 1e6 * (time.perf_counter() - wall_s) / loop.closed
+        cpu_us = 1e6 * (time.process_time() - cpu_s) / loop.closed
+        note = f"{loop.events / loop.closed:.1f} events a request, {ENGINES} engines"
+        rows.append(Timing(f"request: {prefill} + {decode}", loop.closed, wall_us, wall_us, cpu_us, note))
+    return rows
+
+
+class Backlog:
+    """16 decode workers with a free slot each and no KV room for anything of a pool of `pool` entries."""
+
+    def __init__(self, decode: str, pool: int, seed: int) -> None:
+        self.rng, self.made, self.running = random.Random(seed), 0, list[str]()
+        config = DispatchConfig(max_queue=10**6, starvation_s=1e9, seed=seed)
+        self.dispatcher = Dispatcher(config, prefill_policy("round_robin"), decode_policy(decode))
+        self.handle(ev.EngineUp(0.0, "p", Role.PREFILL, "g", "n", 10**6, 10**9))
+        self.handle(ev.EngineStatus(0.0, "p", 0, 0, 0))
+        for i in range(16):
+            self.handle(ev.EngineUp(0.0, f"d{i:02d}", Role.DECODE, "g", "n", 2, 2000))
+        for _ in range(16 + pool):
+            self.handle(self.new_entry())
+
+    def handle(self, event: ev.Event) -> None:
+        """As the router does, its actions carried out."""
+        actions = self.dispatcher.handle(event)
+        self.running += [action.rid for action in actions if isinstance(action, RouteDecode)]
+
+    def new_entry(self) -> ev.PrefillDone:
+        """A prefill that is about to finish: above half of a worker's KV, so that no second one fits beside it."""
+        rid = f"r{self.made:05d}"
+        self.made += 1
+        self.handle(ev.Arrived(0.0, Request(rid, 0.0, self.rng.randint(1100, 1900), 64)))
+        return ev.PrefillDone(0.0, rid, 1e9, 80_000_000, 0)
+
+    def end(self) -> ev.Closed:
+        """The end of the request that has run longest; its worker has room for one again."""
+        return ev.Closed(0.0, self.running.pop(0), "finished")
+
+
+def long_pools(calls: int, seed: int) -> list[Timing]:
+    """What an event costs while the pool holds far more than fits: bounded, so the same for 1,000 as for 10,000."""
+    rows = []
+    for decode in ("join_shortest_queue", "balance_route_h"):
+        for pool in POOLS:
+            backlog = Backlog(decode, pool, seed)
+            state = backlog.dispatcher.state
+
+            def ends(backlog: Backlog = backlog) -> Iterator[Callable[[], object]]:
+                for _ in range(calls):
+                    yield partial(backlog.handle, backlog.end())
+                    backlog.handle(backlog.new_entry())
+
+            def entries(backlog: Backlog = backlog) -> Iterator[Callable[[], object]]:
+                for _ in range(calls):
+                    yield partial(backlog.handle, backlog.new_entry())
+
+            assert state.pool_size == pool
+            at = f"{decode}, pool {pool:,}"
+            grown = ev.ProgressedMany(0.0, ((backlog.running[0], 1),))
+            rows += [
+                timed(f"{at}: progress", (partial(backlog.handle, grown) for _ in range(calls))),
+                timed(
+                    f"{at}: Tick, nothing fits", (partial(backlog.handle, ev.Tick(0.0)) for _ in range(calls))
+                ),
+                timed(f"{at}: a request ends, one is sent", ends()),
+                timed(f"{at}: one more that does not fit", entries()),
+            ]
+    return rows
