@@ -13,6 +13,7 @@ than one margin.
 """
 
 import functools
+import itertools
 from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -35,6 +36,10 @@ class Loads(Protocol):
 
     def min_margin(self, row: int) -> float:
         """min_h m_g(h), tokens: what the worker takes without touching the envelope."""
+        ...
+
+    def only(self, rows: Sequence[int]) -> None:
+        """From now on `min_margin` is asked of these rows alone."""
         ...
 
     def peak(self, row: int) -> float:
@@ -68,6 +73,9 @@ class FlatLoads:
 
     def min_margin(self, row: int) -> float:
         return self._envelope[self._barrier[row]] - self._load[row]
+
+    def only(self, rows: Sequence[int]) -> None:
+        pass  # a margin is a subtraction
 
     def peak(self, row: int) -> float:
         return self.min_margin(row)
@@ -103,6 +111,14 @@ class HorizonLoads:
         self._envelope = np.stack([self._load[members].max(axis=0) for members in rows])
         self._min_margin: list[float] = self._all_margins().min(axis=1).tolist()
         self._seen: tuple[int, _Kinks] | None = None  # the row asked last
+        self._rows: npt.NDArray[np.int64] | None = None  # those that `only` left, if fewer than half
+
+    def only(self, rows: Sequence[int]) -> None:
+        if 2 * len(rows) < len(self.workers):
+            self._rows = np.array(rows, dtype=np.int64)
+            self._barrier_of_rows = [self._barrier[row] for row in rows]
+        else:
+            self._rows = None
 
     def group_size(self, row: int) -> int:
         return self._size[self._barrier[row]]
@@ -164,7 +180,14 @@ class HorizonLoads:
             self._min_margin[row] = least
             return False
         np.maximum(envelope, load, out=envelope)
-        self._min_margin = np.minimum.reduce(self._all_margins(), axis=1).tolist()
+        if self._rows is None:
+            self._min_margin = np.minimum.reduce(self._all_margins(), axis=1).tolist()
+        else:
+            margins = self._envelope[self._barrier_of_rows] - self._load[self._rows]
+            for other, margin in zip(
+                self._rows.tolist(), np.minimum.reduce(margins, axis=1).tolist(), strict=True
+            ):
+                self._min_margin[other] = margin
         return True
 
     def _beta_of(self, row: int) -> float:
@@ -206,17 +229,18 @@ def projected_loads(workers: Sequence[Worker], horizon: int) -> npt.NDArray[np.f
     steps = np.arange(horizon + 1, dtype=np.float64)
     tokens = np.array([worker.kv_tokens for worker in workers], dtype=np.float64)
     running = np.array([worker.slots_used for worker in workers], dtype=np.float64)
-    gone = [
-        (row, d.step, d.kv_tokens, d.sequences)
-        for row, worker in enumerate(workers)
-        for d in worker.departures
-        if d.step <= horizon
-    ]
     load: npt.NDArray[np.float64] = tokens[:, None] + running[:, None] * steps
-    if gone:
-        row_of, step, kv_tokens, sequences = np.array(gone, dtype=np.int64).T
-        left_tokens, left_running = np.zeros_like(load), np.zeros_like(load)
-        np.add.at(left_tokens, (row_of, step), kv_tokens)
-        np.add.at(left_running, (row_of, step), sequences)
+    if any(worker.departures for worker in workers):
+        cells = range(0, load.size, horizon + 1)  # where each worker's row starts
+        gone = [
+            (cell + step, sequences, kv_tokens)
+            for cell, worker in zip(cells, workers, strict=True)
+            for step, sequences, kv_tokens in worker.departures
+            if step <= horizon
+        ]
+        flat = np.fromiter(itertools.chain.from_iterable(gone), np.int64, 3 * len(gone))
+        at, sequences, kv_tokens = flat.reshape(-1, 3).T
+        left_tokens = np.bincount(at, kv_tokens, load.size).reshape(load.shape)
+        left_running = np.bincount(at, sequences, load.size).reshape(load.shape)
         load -= left_tokens.cumsum(axis=1) + left_running.cumsum(axis=1) * steps
     return load

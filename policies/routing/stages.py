@@ -64,9 +64,12 @@ def group_workers(snapshot: Snapshot, group: str) -> list[Worker]:
 def split_by_group(feasible: Feasible) -> dict[str, list[tuple[PoolEntry, Sequence[Worker]]]]:
     """The placeable entries by group, their order kept."""
     groups: dict[str, list[tuple[PoolEntry, Sequence[Worker]]]] = {}
-    for entry, workers in feasible:
-        if workers:
-            groups.setdefault(entry.group, []).append((entry, workers))
+    for placeable in feasible:
+        if placeable[1]:
+            group = placeable[0].group
+            if group not in groups:
+                groups[group] = []
+            groups[group].append(placeable)
     return groups
 
 
@@ -90,6 +93,7 @@ class Round:
         self._draw = [rng.random() for _ in self.workers]
         self._items = self._make_items(feasible)
         self._open = self._open_rows()
+        loads.only(self._open)
         self._others: dict[int, tuple[Ranked, ...]] = {}
         self._shown = tuple(self._show(row) for row in self._sorted_rows())
         self.left: list[Item] = []
@@ -100,8 +104,12 @@ class Round:
         overdue = self._place_overdue()
         classes: dict[int, list[Item]] = {}
         for item in self._items:
-            if not overdue or item.entry.request.rid not in overdue:
-                classes.setdefault(item.entry.request.priority, []).append(item)
+            request = item.entry.request
+            if overdue and request.rid in overdue:
+                continue
+            if request.priority not in classes:
+                classes[request.priority] = []
+            classes[request.priority].append(item)
         for _, same in sorted(classes.items()):
             self.left = sorted(same, key=_tokens, reverse=True)  # stable: equal sizes by age
             self._keys = [-item.tokens for item in self.left]
@@ -269,13 +277,13 @@ class Round:
         row_of = {worker.id: row for row, worker in enumerate(self.workers)}
         known: dict[int, int] = {}
         items: list[Item] = []
+        last, mask = None, 0
         for entry, workers in feasible:
-            mask = known.get(id(workers))
-            if mask is None:
-                mask = 0
-                for worker in workers:
-                    mask |= 1 << row_of[worker.id]
-                known[id(workers)] = mask
+            if workers is not last:
+                last = workers
+                if id(workers) not in known:
+                    known[id(workers)] = sum([1 << row_of[worker.id] for worker in workers])
+                mask = known[id(workers)]
             request = entry.request
             items.append(Item(entry, request.prompt_tokens or 1, request.slots, mask))
         self._masks = known.values()
