@@ -47,5 +47,6 @@ def test_it_prints_every_row_and_writes_them_as_json(
         "composition",
         "event",
         "prefix",
+        "journal",
     ):
         assert any(row["name"].startswith(name) for row in rows)

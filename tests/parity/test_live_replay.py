@@ -64,10 +64,11 @@ class Load:
 
     async def _client(self, http: httpx.AsyncClient, rng: random.Random) -> None:
         while not self._stop.is_set():
-            shared = " ".join(["word"] * rng.choice([8, 40, 200]))
+            words = ["word"] * rng.choice([8, 40, 200])  # half of the prompts share their beginning
+            words.insert(rng.choice([0, len(words)]), str(rng.random()))
             body = {
-                "messages": [{"role": "user", "content": f"{shared} {rng.random()}"}],
-                "max_tokens": rng.choice([4, 20, 60]),
+                "messages": [{"role": "user", "content": " ".join(words)}],
+                "max_tokens": rng.choice([4, 20, 200]),
                 "stream": True,
                 "n": rng.choice([1, 1, 1, 2]),
             }
@@ -86,7 +87,7 @@ class Load:
 
 def configure(folder: Path) -> Any:
     def change(args: dict[str, Any]) -> None:
-        slow = {"timing": {"decode_base_s": 0.01}, "slots": 4, "mean_output_tokens": 12}
+        slow = {"timing": {"decode_base_s": 0.01}, "slots": 4, "mean_output_tokens": 40}
         args["engines"] = [
             {"name": "prefill", "role": "prefill", "kind": "sim", "replicas": 1},
             {"name": "both", "role": "colocated", "kind": "sim", "replicas": 1, "options": slow},
