@@ -138,14 +138,15 @@ class ClusterState:
         entries (None: all), so that its cost does not grow with a backlog.
         """
         if self._dirty:
-            views = dict(self._views)
-            for worker in sorted(self._dirty):  # the order of views must not hang on hashes
+            views, joined = dict(self._views), not self._dirty <= self._views.keys()
+            for worker in self._dirty:
                 load = self._loads.get(worker)
                 if load is None:
                     views.pop(worker, None)
                 else:
                     views[worker] = _view(load)
-            self._views = views
+            # by id, whenever snapshots are taken: else sums over workers would differ in their last digit in a replay
+            self._views = dict(sorted(views.items())) if joined else views
             self._dirty.clear()
         shown = tuple(self.waiting()) if pool is None else tuple(pool)
         hits = IndexHits(self._prefix, self._hit_memo) if self._prefix else NO_HITS

@@ -76,7 +76,8 @@ def test_the_histories_hold_what_can_go_wrong() -> None:
 
 def test_what_was_decided_before_a_policy_error_stands_and_is_logged() -> None:
     lines: list[str] = []
-    dispatcher = Dispatcher(DispatchConfig(), prefill_policy("random"), decode_policy("netkv"))
+    config = DispatchConfig(kv_high_water=0.02)  # 80 of 4000 tokens: one prompt at a time
+    dispatcher = Dispatcher(config, prefill_policy("random"), decode_policy("netkv"))
     writer = JournalWriter(lambda text: lines.extend(text.splitlines()), dispatcher, "test")
     request = Request("r1", 10.0, 64, 8)
     for event in (
@@ -85,26 +86,24 @@ def test_what_was_decided_before_a_policy_error_stands_and_is_logged() -> None:
         ev.EngineStatus(10.0, "p", 0, 0, 0),
         ev.OracleRefreshed(10.0, HOPELESS),
         ev.Arrived(10.0, request),
+        ev.Arrived(10.1, dataclasses.replace(request, rid="r2")),
     ):
         writer.record(event, dispatcher.handle(event))
     failing: list[ev.Event] = [
-        ev.PrefillDone(10.1, "r1", 40.0, 2**20, 0),
-        ev.Arrived(10.2, dataclasses.replace(request, rid="r2")),
+        ev.PrefillDone(10.2, "r1", 40.0, 2**20, 0),
+        ev.PoliciesChanged(10.3, dispatch={"kv_high_water": 0.9}),  # r2 is routed, then r1 is tried again
     ]
     for failure in failing:
         with pytest.raises(PolicyError, match=r"policy netkv: cost of d is inf") as raised:
             dispatcher.handle(failure)
         writer.record(failure, raised.value.decided, raised.value)
     first, second = list(replay(lines))[-2:]
-    assert (
-        first.recorded
-        == first.replayed
-        == ('{"error":"PolicyError","message":"policy netkv: cost of d is inf"}',)
-    )
+    error = '{"error":"PolicyError","message":"policy netkv: cost of d is inf"}'
+    assert first.recorded == first.replayed == (error,)
     assert second.recorded == second.replayed
     action = parse_action(second.recorded[0])
     assert isinstance(action, RoutePrefill) and (action.rid, action.decision.worker) == ("r2", "p")
-    assert second.recorded[1] == first.recorded[0]
+    assert second.recorded[1] == error
 
 
 def test_another_process_with_other_hashes_decides_the_same(tmp_path: Path) -> None:

@@ -220,3 +220,15 @@ def test_whatever_happens_no_charge_is_negative_and_none_is_left_when_all_is_clo
             state.apply(ev.Closed(1e3, rid, "cancelled"))
     assert set(charges(state).values()) <= {(0, 0, 0, 0)}
     assert (state.in_flight, state.pool_size, state.leases) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("shown_between", [False, True])
+def test_workers_are_in_the_order_of_their_ids_whoever_looked_when(shown_between: bool) -> None:
+    state = ClusterState()
+    for name in ("d9", "d1", "d5", "d3"):
+        state.apply(ev.EngineUp(0.0, name, Role.DECODE, "g", "n", 4, 1000))
+        if shown_between:
+            state.snapshot(0.0)
+    state.apply(ev.EngineDown(1.0, "d5"))
+    state.apply(ev.EngineUp(1.0, "d2", Role.DECODE, "g", "n", 4, 1000))
+    assert list(state.snapshot(1.0).workers) == ["d1", "d2", "d3", "d9"]
