@@ -12,23 +12,22 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from benchmarks.sim.config import EngineSpec, SimConfig
-from benchmarks.sim.engine import BarrierGroup, Meter, StepGroup, Worker
-from benchmarks.sim.ingress import Ingress, Job, State
+from benchmarks.sim.build import Links, build_engines
+from benchmarks.sim.config import SimConfig
+from benchmarks.sim.engine import Meter, Worker
+from benchmarks.sim.forecasts import Forecasts
+from benchmarks.sim.ingress import Ingress
+from benchmarks.sim.job import Job
 from benchmarks.sim.kernel import Kernel
-from benchmarks.sim.layers import LayeredGroup
-from benchmarks.sim.links import FixedLinks, KvNetwork
 from benchmarks.sim.prompts import hashes_of
 from benchmarks.sim.pull import Pull
 from benchmarks.sim.records import RequestRecord, RunResult
+from benchmarks.sim.reports import Reports
 from benchmarks.workloads.record import WorkloadRequest
 from policies.dispatch import Action, Dispatcher, Reject, RoutePrefill
 from policies.journal import JournalWriter
 from policies.routing.registry import decode_policy, prefill_policy
 from policies.state import events as ev
-from policies.state.views import Role
-from predictors.feed import ForecastFeed, Tracked
-from predictors.protocol import Arrival
 
 Progress = Callable[[int, float], None]
 """Told now and then how many requests have ended, and the virtual time."""
@@ -70,9 +69,9 @@ class Cluster:
         )
         self.journal = None if journal is None else JournalWriter(journal, self.dispatcher, "simulation")  # type: ignore[arg-type]
         self._workload, self._progress = workload, progress
-        self._network, self._oracle = self._build_network()
-        self._links: dict[str, KvNetwork] = {}
+        self._links = Links(config, self.kernel)
         self.workers: dict[str, Worker] = {}
+        sizes = [spec.block_size_tokens for spec in config.engines if spec.prefix_cache]
         self.ingress = Ingress(
             config,
             self.kernel,
@@ -80,16 +79,15 @@ class Cluster:
             self,
             self._start_pull,
             self._on_kv_events,
-            max((spec.block_size_tokens for spec in config.engines if spec.prefix_cache), default=0),
+            block_tokens=max(sizes, default=0),
         )
-        self._groups = self._build_engines()
-        self._decoders = [worker for worker in self.workers.values() if worker.decodes]
-        decode = [w for w in self._decoders if w.spec.role is Role.DECODE]
-        self._balanced = [] if any(w.spec.barrier for w in self._decoders) else decode or self._decoders
-        self._lengths: dict[str, int] = {}
-        self._forecasts = self._build_forecasts()
-        self._reported = dict.fromkeys(self.workers, 0)  # steps of each engine at its last progress report
-        self._status: dict[str, tuple[float, tuple[int, int, int]]] = {}
+        workers, self._groups = build_engines(config, self.kernel, self.ingress, self.meter, self._links)
+        self.workers.update(workers)
+        wanted = config.forecasts
+        self._forecasts = None if wanted is None else Forecasts(wanted, config.default_max_tokens)
+        self._reports = Reports(
+            config.control, self.kernel, self.ingress, self.meter, self._forecasts, self.feed
+        )
         self._kv_seq = dict.fromkeys(self.workers, 0)
         self._records: list[RequestRecord] = []
         self._measured: set[str] = set()  # live or still to come to an end
@@ -97,51 +95,10 @@ class Cluster:
         self._exhausted = self._closed_window = False
         self._end_s = 0.0
         self._link_use: dict[str, float] = {}
-        self._imbalances, self._samples = 0, 0
         self.decisions: Counter[str] = Counter()
         self.stale = 0
         self.tier_bytes: Counter[int] = Counter()
         self._peaks = {"queue": 0.0, "pool": 0.0, "in_flight": 0.0}
-
-    # ------------------------------------------------------------------------------------------------------ building
-
-    def _build_network(self) -> tuple[KvNetwork | None, Callable[[float], Any] | None]:
-        setup = self.config.network
-        if setup is None:
-            return None, None
-        return setup.build(self.kernel, self.config.seed)
-
-    def _build_engines(self) -> list[StepGroup]:
-        barriers: dict[str, list[Worker]] = {}
-        groups: list[StepGroup] = []
-        control = self.config.control
-        for spec in self.config.engines:
-            for name, node, nic in spec.workers():
-                worker = Worker(name, node, nic, spec, self.ingress, control.kv_events)
-                self.workers[name] = worker
-                if spec.barrier:
-                    barriers.setdefault(spec.barrier, []).append(worker)
-                elif spec.layers is not None:
-                    links = self._links_of(spec)
-                    groups.append(LayeredGroup(self.kernel, worker, self.meter, spec.layers, links))
-                else:
-                    groups.append(StepGroup(self.kernel, [worker], self.meter))
-        return groups + [BarrierGroup(self.kernel, members, self.meter) for members in barriers.values()]
-
-    def _links_of(self, spec: EngineSpec) -> KvNetwork:
-        """The network, or the fixed bandwidth of that engine kind."""
-        if self._network is not None:
-            return self._network
-        if spec.name not in self._links:
-            self._links[spec.name] = FixedLinks(self.kernel, spec.profile)
-        return self._links[spec.name]
-
-    def _build_forecasts(self) -> ForecastFeed | None:
-        wanted = self.config.forecasts
-        if wanted is None:
-            return None
-        predictor = wanted.source(self._lengths)
-        return ForecastFeed(Tracked(predictor), wanted.states, wanted.window_tokens, wanted.total_at_arrival)
 
     # ------------------------------------------------------------------------------------------------------- running
 
@@ -151,22 +108,12 @@ class Cluster:
         for worker in self.workers.values():
             spec = worker.spec
             capacity = spec.kv_blocks * spec.block_size_tokens
-            self.feed(
-                ev.EngineUp(
-                    0.0,
-                    worker.name,
-                    spec.role,
-                    spec.group,
-                    worker.node,
-                    spec.slots,
-                    capacity,
-                    barrier=spec.barrier,
-                )
-            )
-        self._report_status()
-        self._every(control.status_s, self._report_status)
+            facts = (spec.role, spec.group, worker.node, spec.slots, capacity)
+            self.feed(ev.EngineUp(0.0, worker.name, *facts, barrier=spec.barrier))
+        self._reports.status()
+        self._every(control.status_s, self._reports.status)
         self._every(control.tick_s, self._tick)
-        self._every(control.progress_s, self._report_progress)
+        self._every(control.progress_s, self._reports.progress)
         if self._forecasts is not None:
             self._every(control.forecast_s, self._refresh_forecasts)
         if config.network is not None and config.network.oracle_s is not None:
@@ -214,9 +161,9 @@ class Cluster:
             ttft_slo_s=work.ttft_slo_s,
             tpot_slo_s=work.tpot_slo_s,
         )
+        if work.rid in self.ingress.jobs:
+            raise SimulationError(f"two live requests are called {work.rid}: rids must be unique")
         if now_s >= config.warmup_s and not self._closed_window:
-            if work.rid in self._measured:
-                raise SimulationError(f"two live requests are called {work.rid}: rids must be unique")
             self._records.append(record)
             self._measured.add(work.rid)
         self.ingress.arrive(work, record, hashes_of(work, config.engines))
@@ -225,8 +172,8 @@ class Cluster:
     def _open_window(self) -> None:
         for group in self._groups:
             group.settle()
-        if self._network is not None:
-            self._network.mark()
+        if self._links.network is not None:
+            self._links.network.mark()
         self.meter.measuring = True
 
     def _close_window(self) -> None:
@@ -234,11 +181,9 @@ class Cluster:
             return
         for group in self._groups:
             group.settle()
-        if self._samples:
-            stats = self.meter.stats
-            stats.imbalance_sum += stats.steps * self._imbalances / self._samples
-        if self._network is not None:
-            self._link_use = self._network.link_use()
+        self._reports.count_imbalance()
+        if self._links.network is not None:
+            self._link_use = self._links.network.link_use()
         self.meter.measuring = False
         self._closed_window = True
         self._end_s = self.kernel.now_s
@@ -300,27 +245,12 @@ class Cluster:
 
     def predicted(self, job: Job, now_s: float) -> float | None:
         """See `ingress.Router`."""
-        if self._forecasts is None or job.generated:
-            return None
-        work = job.work
-        self._lengths[job.rid] = work.output_tokens
-        arrival = Arrival(
-            request_id=job.rid,
-            arrival_s=now_s,
-            prompt_tokens=work.prompt_tokens,
-            max_tokens=work.max_tokens,
-            traffic_class=work.request_class,
-            client=work.client or None,
-            session=work.session or None,
-            prompt_key=work.prompt_key or None,
-        )
-        return self._forecasts.arrived(arrival, work.max_tokens or self.config.default_max_tokens)
+        return None if self._forecasts is None else self._forecasts.arrived(job, now_s)
 
     def closed(self, job: Job, outcome: ev.Outcome, tokens: int) -> None:
         """An attempt is over."""
         if self._forecasts is not None:
-            self._forecasts.closed(job.rid, outcome, tokens, self.kernel.now_s)
-            self._lengths.pop(job.rid, None)
+            self._forecasts.closed(job, outcome, tokens, self.kernel.now_s)
 
     def ended(self, job: Job) -> None:
         """A request is over."""
@@ -333,65 +263,15 @@ class Cluster:
 
     # ------------------------------------------------------------------------------------------------------- periods
 
-    def _report_status(self) -> None:
-        now_s = self.kernel.now_s
-        always_s = self.config.control.status_always_s - 1e-9
-        for name, worker in self.workers.items():
-            model = worker.model
-            kv_tokens = worker.used_blocks(worker.done_now) * worker.pool.block_size_tokens
-            status = (model.n_active, model.n_waiting, kv_tokens)
-            known = self._status.get(name)
-            if known is None or known[1] != status or now_s - known[0] >= always_s:
-                self._status[name] = (now_s, status)
-                self.feed(ev.EngineStatus(now_s, name, *status))
-
-    def _report_progress(self) -> None:
-        now_s = self.kernel.now_s
-        admissions, self.ingress.admissions = self.ingress.admissions, []
-        for job in admissions:
-            if job.state is State.DECODING:
-                self.feed(ev.Admitted(now_s, job.rid))
-        items: list[tuple[str, int]] = []
-        for worker in self._decoders:
-            running = worker.model.running
-            if running:
-                steps = worker.model.steps + worker.done_now
-                if steps != self._reported[worker.name]:
-                    self._reported[worker.name] = steps
-                    items += [(seq.owner.rid, steps - seq.offset) for seq in running]  # type: ignore[attr-defined]
-        if items:
-            if self._forecasts is not None:
-                self._note_ages(items)
-            self.feed(ev.ProgressedMany(now_s, tuple(items)))
-        if self.meter.measuring and self._balanced:
-            self._sample_imbalance()
-
-    def _sample_imbalance(self) -> None:
-        """Without a barrier there is no common step: the mean over time stands for the mean over steps."""
-        loads = [worker.kv_load_tokens(worker.done_now) for worker in self._balanced]
-        if any(loads):
-            self._imbalances += max(loads) - min(loads)
-            self._samples += 1
-
-    def _note_ages(self, items: list[tuple[str, int]]) -> None:
-        forecasts, jobs = self._forecasts, self.ingress.jobs
-        assert forecasts is not None
-        for rid, tokens in items:
-            job = jobs.get(rid)
-            if job is not None:
-                forecasts.progressed(rid, tokens + job.generated)
-
     def _refresh_forecasts(self) -> None:
         assert self._forecasts is not None
-        now_s = self.kernel.now_s
-        for made in self._forecasts.refresh():
-            tokens = made.age - self.ingress.jobs[made.request_id].generated
-            self.feed(ev.ForecastMade(now_s, made.request_id, tokens, made.finishes_in_tokens))
+        for event in self._forecasts.refresh(self.kernel.now_s, self.ingress.jobs):
+            self.feed(event)
 
     def _refresh_oracle(self) -> None:
-        assert self._oracle is not None
+        assert self._links.oracle is not None
         now_s = self.kernel.now_s
-        self.feed(ev.OracleRefreshed(now_s, self._oracle(now_s)))
+        self.feed(ev.OracleRefreshed(now_s, self._links.oracle(now_s)))
 
     def _tick(self) -> None:
         self.feed(ev.Tick(self.kernel.now_s))
@@ -419,9 +299,9 @@ class Cluster:
         assert target is not None
         assert seq is not None
         n_bytes = source.spec.profile.kv_bytes(seq.prompt_tokens - seq.cached_tokens)
-        links = self._links_of(target.spec)
+        links = self._links.of(target.spec)
         job.record.transfer_bytes = n_bytes
-        if self._network is not None:
+        if self._links.network is not None:
             job.record.tier = links.tier(source.node, target.node)
         released, groups = job.layers
         pull = Pull(links, source, target, n_bytes, job.work.priority, job.rid, groups, on_done)

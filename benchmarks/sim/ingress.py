@@ -9,12 +9,12 @@ it is. Deviations: a cancellation reaches its engine at once; engines do not die
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 from benchmarks.sim.config import SimConfig
 from benchmarks.sim.engine import Worker
-from benchmarks.sim.kernel import Kernel, Timer
+from benchmarks.sim.job import Job, Router, State
+from benchmarks.sim.kernel import Kernel
 from benchmarks.sim.pull import Pull
 from benchmarks.sim.records import RequestRecord
 from benchmarks.workloads.record import WorkloadRequest
@@ -23,57 +23,6 @@ from policies.engine_model.blocks import BlockError
 from policies.engine_model.scheduler import Sequence, Stage
 from policies.state import events as ev
 from policies.state.views import Request
-
-
-class State(Enum):
-    """What the job waits for."""
-
-    SUBMITTED = "submitted"
-    PREFILLING = "prefilling"
-    POOLED = "pooled"
-    ADMITTING = "admitting"
-    DECODING = "decoding"
-    DONE = "done"
-
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """A request on its way. `seq` is what its engine works on; `generated` counts tokens from before a preemption that
-    sent it back to the router: they are part of its prompt now.
-    """
-
-    work: WorkloadRequest
-    record: RequestRecord
-    hashes: tuple[int, ...]
-    deadline_s: float
-    rid: str
-    state: State = State.SUBMITTED
-    attempts: int = 0
-    avoid: tuple[str, ...] = ()
-    generated: int = 0
-    prefill: Worker | None = None
-    decode: Worker | None = None
-    seq: Sequence | None = None
-    pull: Pull | None = None
-    layers: tuple[int, int] = (1, 1)  # groups of layers whose KV may leave, of how many
-    lease: str | None = None
-    guard: Timer | None = None
-    timeout: Timer | None = None
-
-    @property
-    def prompt_tokens(self) -> int:
-        return self.work.prompt_tokens + self.generated
-
-
-class Router(Protocol):
-    """What an ingress tells the router."""
-
-    def feed(self, event: ev.Event) -> None: ...
-    def predicted(self, job: Job, now_s: float) -> float | None:
-        """Expected output tokens, where the router predicts them at arrival."""
-
-    def closed(self, job: Job, outcome: ev.Outcome, tokens: int) -> None: ...
-    def ended(self, job: Job) -> None: ...
 
 
 @dataclass(slots=True)

@@ -1,0 +1,49 @@
+"""Engines and links from a configuration."""
+
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.sim.config import EngineSpec, SimConfig
+from benchmarks.sim.engine import BarrierGroup, Meter, Owner, StepGroup, Worker
+from benchmarks.sim.kernel import Kernel
+from benchmarks.sim.layers import LayeredGroup
+from benchmarks.sim.links import FixedLinks, KvNetwork
+
+
+class Links:
+    """The network, or where there is none a fixed bandwidth per engine kind. `oracle` is None without a network."""
+
+    def __init__(self, config: SimConfig, kernel: Kernel) -> None:
+        self.network: KvNetwork | None = None
+        self.oracle: Callable[[float], Any] | None = None
+        self._kernel = kernel
+        self._fixed: dict[str, KvNetwork] = {}
+        if config.network is not None:
+            self.network, self.oracle = config.network.build(kernel, config.seed)
+
+    def of(self, spec: EngineSpec) -> KvNetwork:
+        """What moves the KV of engines of that kind."""
+        if self.network is not None:
+            return self.network
+        if spec.name not in self._fixed:
+            self._fixed[spec.name] = FixedLinks(self._kernel, spec.profile)
+        return self._fixed[spec.name]
+
+
+def build_engines(
+    config: SimConfig, kernel: Kernel, owner: Owner, meter: Meter, links: Links
+) -> tuple[dict[str, Worker], list[StepGroup]]:
+    """All workers by name, in the configuration's order, and the groups that they step in."""
+    workers: dict[str, Worker] = {}
+    groups: list[StepGroup] = []
+    barriers: dict[str, list[Worker]] = {}
+    for spec in config.engines:
+        for name, node, nic in spec.workers():
+            worker = workers[name] = Worker(name, node, nic, spec, owner, config.control.kv_events)
+            if spec.barrier:
+                barriers.setdefault(spec.barrier, []).append(worker)
+            elif spec.layers is not None:
+                groups.append(LayeredGroup(kernel, worker, meter, spec.layers, links.of(spec)))
+            else:
+                groups.append(StepGroup(kernel, [worker], meter))
+    return workers, groups + [BarrierGroup(kernel, members, meter) for members in barriers.values()]

@@ -1,0 +1,81 @@
+"""What engines and ingress tell the router now and then: status and progress; and the imbalance seen meanwhile."""
+
+from collections.abc import Callable
+
+from benchmarks.sim.config import ControlPlane
+from benchmarks.sim.engine import Meter
+from benchmarks.sim.forecasts import Forecasts
+from benchmarks.sim.ingress import Ingress
+from benchmarks.sim.job import State
+from benchmarks.sim.kernel import Kernel
+from policies.state import events as ev
+from policies.state.views import Role
+
+
+class Reports:
+    """`feed` gets the events."""
+
+    def __init__(
+        self,
+        control: ControlPlane,
+        kernel: Kernel,
+        ingress: Ingress,
+        meter: Meter,
+        forecasts: Forecasts | None,
+        feed: Callable[[ev.Event], None],
+    ) -> None:
+        self._control, self._kernel, self._ingress = control, kernel, ingress
+        self._meter, self._forecasts, self._feed = meter, forecasts, feed
+        self._workers = list(ingress.workers.values())
+        self._decoders = [worker for worker in self._workers if worker.decodes]
+        decode = {w.name for w in self._decoders if w.spec.role is Role.DECODE}
+        # whose loads are compared: the decode workers, where there are none the colocated ones; a barrier counts itself
+        at_barrier = any(w.spec.barrier for w in self._decoders)
+        self._compared = set() if at_barrier else decode or {w.name for w in self._decoders}
+        self._steps = dict.fromkeys(ingress.workers, 0)  # of each engine at its last progress report
+        self._status: dict[str, tuple[float, tuple[int, int, int]]] = {}
+        self._imbalances, self._samples = 0, 0
+
+    def status(self) -> None:
+        """Every engine whose counts have changed, or that has been silent for long."""
+        now_s, always_s = self._kernel.now_s, self._control.status_always_s - 1e-9
+        for worker in self._workers:
+            model = worker.model
+            kv_tokens = worker.used_blocks(worker.done_now) * worker.pool.block_size_tokens
+            status = (model.n_active, model.n_waiting, kv_tokens)
+            known = self._status.get(worker.name)
+            if known is None or known[1] != status or now_s - known[0] >= always_s:
+                self._status[worker.name] = (now_s, status)
+                self._feed(ev.EngineStatus(now_s, worker.name, *status))
+
+    def progress(self) -> None:
+        """Who was admitted, and all that gained a token since the last report."""
+        now_s, ingress = self._kernel.now_s, self._ingress
+        admissions, ingress.admissions = ingress.admissions, []
+        for job in admissions:
+            if job.state is State.DECODING:
+                self._feed(ev.Admitted(now_s, job.rid))
+        items: list[tuple[str, int]] = []
+        loads: list[int] = []
+        for worker in self._decoders:
+            running = worker.model.running
+            done = worker.done_now if running else 0
+            if worker.name in self._compared:
+                loads.append(worker.kv_load_tokens(done))
+            steps = worker.model.steps + done
+            if running and steps != self._steps[worker.name]:
+                self._steps[worker.name] = steps
+                items += [(seq.owner.rid, steps - seq.offset) for seq in running]  # type: ignore[attr-defined]
+        if items:
+            if self._forecasts is not None:
+                self._forecasts.progressed(items, ingress.jobs)
+            self._feed(ev.ProgressedMany(now_s, tuple(items)))
+        if self._meter.measuring and any(loads):
+            self._imbalances += max(loads) - min(loads)
+            self._samples += 1
+
+    def count_imbalance(self) -> None:
+        """At the end: without a barrier there is no common step, and the mean over time stands for that over steps."""
+        if self._samples:
+            stats = self._meter.stats
+            stats.imbalance_sum += stats.steps * self._imbalances / self._samples
