@@ -1,4 +1,4 @@
-"""One request on its way through the simulation: its state, what it holds, and what its ingress may ask of the router."""
+"""One request on its way through the simulation: its state, what it holds, what its ingress may ask of the router."""
 
 from dataclasses import dataclass
 from enum import Enum

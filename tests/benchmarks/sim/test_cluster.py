@@ -279,6 +279,20 @@ def test_a_request_ends_at_its_timeout_wherever_it_is() -> None:
     check_empty(cluster)
 
 
+@pytest.mark.parametrize("layers", [None, LayerPlan(groups=4)])
+@pytest.mark.parametrize("timeout_s", [5.0, 12.0, 15.0, 19.0])
+def test_a_timeout_in_any_stage_gives_everything_back(layers: LayerPlan | None, timeout_s: float) -> None:
+    """100 tokens: prefill to 11 s (its first quarter to 2.75), 0.5 + 10 s of transfer (by quarters 0.5 + 2.5 each)."""
+    config = SimConfig(
+        (spec("p", Role.PREFILL, layers=layers), spec("d", Role.DECODE)),
+        control=dataclasses.replace(IDEAL, request_timeout_s=timeout_s),
+    )
+    cluster = Cluster(config, iter([request("a", 0.0, 100, 20)]), None, None)
+    (record,) = cluster.run().requests
+    assert (record.rejected, record.finished_s) == ("timeout", None)
+    check_empty(cluster)
+
+
 def test_a_prompt_that_no_engine_can_hold_is_rejected() -> None:
     config = SimConfig((spec("c", Role.COLOCATED, kv_blocks=2, block_size_tokens=4),), control=IDEAL)
     result = simulate(config, [request("a", 0.0, 9, 1), request("b", 0.0, 4, 1)])
