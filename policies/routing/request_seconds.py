@@ -61,6 +61,7 @@ class RequestSecondsRound(Round):
         self._rows: dict[int, list[int]] = {}  # of a bitmask
         self._networks: dict[tuple[WorkerId, int | None], Network] = {}
         self._credits: dict[RequestId, float] = {}
+        self._weights: dict[RequestId, float] = {}
         running: dict[str, int] = {}
         for worker in self.workers:
             running[worker.barrier] = running.get(worker.barrier, 0) + worker.slots_used
@@ -80,7 +81,10 @@ class RequestSecondsRound(Round):
                 del self.left[0], self._keys[0]
                 continue
             over = self._horizon.overflow_everywhere(item.tokens)
-            values = [self._worth(item, r) - self._slowdown(r) * float(over[r]) for r in rows]
+            worths = self._worths(item, rows)
+            values = [
+                worth - self._slowdown(r) * float(over[r]) for worth, r in zip(worths, rows, strict=True)
+            ]
             best = max(range(len(rows)), key=lambda i: (values[i], -self._draw[rows[i]]))
             self._admit(rows[best], [0], Reason.FILL, values[best])
             return True
@@ -149,22 +153,30 @@ class RequestSecondsRound(Round):
 
     def _worth(self, item: Item, row: int) -> float:
         """credit_r - weight_r * cost(r, g)."""
-        prices, weight = self._prices, self._weight(item)
-        if prices.credit_s_per_token is not None:
-            credit = prices.credit_s_per_token * item.tokens
-        else:
-            credit = self._credit(item)
+        weight = self._weight(item)
+        credit = self._credit(item)
         return credit - weight * self.cost_s(item, row) if weight else credit
 
+    def _worths(self, item: Item, rows: Sequence[int]) -> list[float]:
+        """The same on each of the rows."""
+        weight, credit = self._weight(item), self._credit(item)
+        return [credit - weight * cost_s if weight else credit for cost_s in self._costs_s(item, rows)]
+
     def _weight(self, item: Item) -> float:
-        prices = self._prices
-        return prices.cost_weight * slack_weight(item.entry.request, self.snapshot.now_s, prices.max_weight)
+        rid = item.entry.request.rid
+        if rid not in self._weights:
+            prices = self._prices
+            slack = slack_weight(item.entry.request, self.snapshot.now_s, prices.max_weight)
+            self._weights[rid] = prices.cost_weight * slack
+        return self._weights[rid]
 
     def _credit(self, item: Item) -> float:
         """credit_r: the wait until the next chance plus the dearest cost there is, so that admitting is worth it."""
+        if self._prices.credit_s_per_token is not None:
+            return self._prices.credit_s_per_token * item.tokens
         rid = item.entry.request.rid
         if rid not in self._credits:
-            dearest = self._dearest_s(item)
+            dearest = max(self._costs_s(item, self._rows_of(item.rows)))
             weight = slack_weight(item.entry.request, self.snapshot.now_s, self._prices.max_weight)
             self._credits[rid] = weight * self._prices.wait_s + self._weight(item) * dearest
         return self._credits[rid]
@@ -177,20 +189,17 @@ class RequestSecondsRound(Round):
         queue_s, step_s = self._queue_and_step_s[row]
         return transfer_s + queue_s + step_s
 
-    def _dearest_s(self, item: Item) -> float:
-        """The largest of its costs on the workers that it may go to."""
-        rows, hits = self._rows_of(item.rows), self._hits(item)
-        workers = [self.workers[row] for row in rows]
+    def _costs_s(self, item: Item, rows: Sequence[int]) -> list[float]:
+        """The same on each of the rows."""
+        workers, hits = [self.workers[row] for row in rows], self._hits(item)
         transfers_s = self._network(item).seconds_each(workers, effective_bytes(item.entry, 0))
-        dearest_s = 0.0
-        for row, worker, transfer_s in zip(rows, workers, transfers_s, strict=True):
-            if hits and worker.id in hits:
-                cost_s = self.cost_s(item, row)
-            else:
-                queue_s, step_s = self._queue_and_step_s[row]
-                cost_s = transfer_s + queue_s + step_s
-            dearest_s = max(dearest_s, cost_s)
-        return dearest_s
+        steps_s = [self._queue_and_step_s[row] for row in rows]
+        costs = [t + queue_s + step_s for t, (queue_s, step_s) in zip(transfers_s, steps_s, strict=True)]
+        if hits:
+            for i, worker in enumerate(workers):
+                if worker.id in hits:
+                    costs[i] = self.cost_s(item, rows[i])
+        return costs
 
     def _rows_of(self, mask: int) -> list[int]:
         if mask not in self._rows:

@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from policies.routing.base import Assignment, Decision, Ranked, Reason
+from policies.routing.base import RANKED, Assignment, Decision, Ranked, Reason
 from policies.routing.loads import Loads
 from policies.routing.subset import best_subset
 from policies.state.views import PoolEntry, RequestId, Role, Snapshot, Worker
@@ -95,7 +95,7 @@ class Round:
         self._open = self._open_rows()
         loads.only(self._open)
         self._others: dict[int, tuple[Ranked, ...]] = {}
-        self._shown = tuple(self._show(row) for row in self._sorted_rows())
+        self._shown = tuple(self._show(row) for row in self._sorted_rows()[:RANKED])
         self.left: list[Item] = []
         self._keys: list[int] = []
 
@@ -310,7 +310,7 @@ class Round:
         return row, Ranked(self.workers[row].id, -float(self.free[row]), terms)
 
     def _ranking_without(self, row: int) -> tuple[Ranked, ...]:
-        """The workers that entries could go to as the round began, in the order of stage 2, without `row`."""
+        """The first workers that entries could go to as the round began, in the order of stage 2, without `row`."""
         if row not in self._others:
             self._others[row] = tuple(ranked for other, ranked in self._shown if other != row)
         return self._others[row]
