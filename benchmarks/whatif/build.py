@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any
 
 from benchmarks.sim import profiles
 from benchmarks.sim.config import EngineSpec, Forecasting, SimConfig
@@ -163,10 +162,9 @@ def _forecasts(base: Base, seed: int) -> Forecasting | None:
         if kind == "oracle":
             return Oracle(lengths)
         history: list[Outcome] = outcomes_of(_workload(base.workload, "train", seed + _TRAIN_SEED))
-        survival = EmpiricalSurvival.fit(history, frozen=False)
         if kind == "survival":
-            return survival
-        memory: Any = Memorised(survival=survival)
+            return EmpiricalSurvival.fit(history, frozen=False)
+        memory = Memorised()
         for outcome in history:
             memory.observe(outcome)
         return memory

@@ -2,7 +2,8 @@
 
 A `Synthetic` says when requests (or sessions) start, how long prompts and outputs are, and what recurs or is shared.
 Arrivals, prompts, outputs and sharing draw from generators of their own: another rate leaves the lengths as they are.
-Streams; the same seed gives the same requests.
+Streams; the same seed gives the same requests. Clients and recurring prompts are the model's, not the seed's: what is
+learnt of them on one seed holds on every other.
 
 - clients: each owns an interval of [0, 1) as wide as its share of the requests; an output's uniform is drawn from it,
   moved by `spread` and reflected at 0 and 1. The margin stays exact, and knowing the client tells something of the
@@ -39,6 +40,7 @@ _SESSION, _PROMPT, _GROUP, _OWN, _DOCUMENT = (
     14,
     15,
 )  # kinds of content, so that none equals another
+_POPULATION = 1  # draws which client and which prompt has long outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +150,13 @@ class _Maker:
         self._sessions: dict[int, list[int]] = {}
         self._spread = model.sessions.spread if model.sessions else 0.0
         clients, recurrence = model.clients, model.recurrence
-        self._clients = None if clients is None else _Owners(clients.clients, clients.zipf, lengths)
-        self._prompts = None if recurrence is None else _Owners(recurrence.prompts, recurrence.zipf, lengths)
+        population = np.random.default_rng(_POPULATION)
+        self._clients = None if clients is None else _Owners(clients.clients, clients.zipf, population)
+        self._prompts = (
+            None if recurrence is None else _Owners(recurrence.prompts, recurrence.zipf, population)
+        )
         self._prompt_u = (
-            None if recurrence is None else _Owners(recurrence.prompts, recurrence.zipf, lengths).middle
+            None if recurrence is None else _Owners(recurrence.prompts, recurrence.zipf, population).middle
         )
         self._group_ends = (
             None if model.sharing is None else zipf_weights(model.sharing.groups, model.sharing.zipf)

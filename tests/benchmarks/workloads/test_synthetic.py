@@ -79,6 +79,21 @@ def test_recurring_prompts_are_equal_and_have_alike_outputs():
     assert within < 0.4 * np.std(np.log(outputs))
 
 
+def test_what_is_learnt_of_a_prompt_on_one_seed_holds_on_another():
+    model = replace(PLAIN, clients=Clients(10, spread=0.05), recurrence=Recurrence(0.5, 20))
+    for group in ("prompt_key", "client"):
+        means = []
+        for seed in (1, 2):
+            by_group = defaultdict(list)
+            for r in take(model, 2_000, seed):
+                if group == "prompt_key" or not r.prompt_key:
+                    by_group[getattr(r, group)].append(np.log(r.output_tokens))
+            means.append({name: np.mean(v) for name, v in by_group.items() if name and len(v) > 10})
+        both = sorted(set(means[0]) & set(means[1]))
+        assert len(both) >= 5
+        assert np.corrcoef([means[0][b] for b in both], [means[1][b] for b in both])[0, 1] > 0.9
+
+
 def test_turns_of_a_session_extend_its_prompt():
     model = replace(PLAIN, sessions=Sessions(0.6, gap_median_s=20.0))
     made = take(model)
