@@ -13,7 +13,7 @@ from policies.engine_model.timing import TimingProfile
 from policies.routing.oracle import Oracle
 from policies.state.views import Role
 from predictors.forecast import ForecastConfig
-from predictors.protocol import Predictor
+from predictors.protocol import Outcome, Predictor
 
 
 def _require(who: str, checks: list[tuple[bool, str]]) -> None:
@@ -153,12 +153,16 @@ class ForecastSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Forecasting:
-    """Predictors in the router, as live: H, k, gate and floor; `source` makes the predictor."""
+    """Predictors in the router, as live: H, k, gate and floor; `source` makes the predictor (`sources`).
+
+    `history`: what predictor and features have seen before the run, in order of time; its times lie before the run's 0.
+    """
 
     source: ForecastSource
     window_tokens: int = 48  # ASSUMPTION: as the router's default
     states: ForecastConfig = field(default_factory=ForecastConfig)
     total_at_arrival: bool = False
+    history: tuple[Outcome, ...] = ()
 
 
 class NetworkSetup(Protocol):

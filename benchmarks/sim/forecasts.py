@@ -15,6 +15,9 @@ class Forecasts:
     def __init__(self, config: Forecasting, default_max_tokens: int) -> None:
         self._lengths: dict[str, int] = {}
         predictor = Tracked(config.source(self._lengths))
+        for outcome in config.history:
+            predictor.arrive(outcome.arrival)
+            predictor.observe(outcome)
         self._feed = ForecastFeed(predictor, config.states, config.window_tokens, config.total_at_arrival)
         self._default_max_tokens = default_max_tokens
 

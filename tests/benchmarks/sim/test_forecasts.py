@@ -1,0 +1,59 @@
+"""Predictors in the simulated router: what they are told, what the policies are told, and that history counts."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.sim.cluster import simulate
+from benchmarks.sim.config import IDEAL, EngineSpec, Forecasting, SimConfig
+from benchmarks.sim.sources import SOURCES, source_of
+from benchmarks.workloads.record import WorkloadRequest
+from policies.engine_model.timing import TICK_1MS
+from policies.state.views import Role
+from predictors.protocol import Arrival, Outcome
+
+
+def forecasts(
+    predictor: str, work: list[WorkloadRequest], **changes: object
+) -> list[tuple[str, int, float | None]]:
+    """(request, its tokens then, finishes in) of every forecast that the router was told."""
+    lines: list[str] = []
+    config = SimConfig(
+        (EngineSpec("c", Role.COLOCATED, 1, TICK_1MS),),
+        control=IDEAL,
+        forecasts=Forecasting(source_of(predictor), **changes),  # type: ignore[arg-type]
+    )
+    simulate(config, work, journal=lines.append)
+    events = [json.loads(line) for line in "".join(lines).splitlines()]
+    return [
+        (e["rid"], e["tokens"], e["finishes_in_tokens"]) for e in events if e.get("event") == "ForecastMade"
+    ]
+
+
+def test_the_oracle_says_when_it_ends() -> None:
+    told = forecasts("oracle", [WorkloadRequest("a", 0.0, 10, 500)], window_tokens=100)
+    assert len(told) >= 5
+    for rid, tokens, finishes_in in told:
+        left = 500 - tokens
+        assert (rid, finishes_in) == ("a", left if left <= 100 else None)
+
+
+def test_history_is_known_from_the_start() -> None:
+    """All that went before ended after 60 tokens; so will this one, it seems, when it has generated 20 or so."""
+    past = tuple(Outcome(Arrival(f"h{i}", -900.0 + i, 10), 60, -500.0 + i) for i in range(400))
+    work = [WorkloadRequest("a", 0.0, 10, 60)]
+    (_, tokens, finishes_in), *_ = forecasts("survival", work, window_tokens=60, history=past)
+    assert finishes_in == pytest.approx(60 - tokens, abs=2)
+    assert forecasts("survival", work, window_tokens=20)[0][2] is None
+
+
+@pytest.mark.parametrize("name", sorted(SOURCES))
+def test_every_source_makes_a_fresh_predictor(name: str) -> None:
+    source = source_of(name)
+    assert source({}) is not source({})
+
+
+def test_an_unknown_predictor_lists_what_there_is(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="choose one of oracle, survival, exact_match"):
+        source_of("crystal_ball")
