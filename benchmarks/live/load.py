@@ -9,7 +9,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -57,15 +57,18 @@ class LoadResult:
         return len(self.e2e_s)
 
 
-def drive(load: Load) -> LoadResult:
-    """Run it on an event loop of its own. Raises OSError when the server cannot be reached at all."""
+def drive(load: Load, stop: Callable[[], bool] = bool) -> LoadResult:
+    """Run it on an event loop of its own. Raises OSError when the server cannot be reached at all.
+
+    `stop` is asked before each request; once it says True no more are sent, and those under way may end.
+    """
     cpu_s, wall_s = time.process_time(), time.perf_counter()
     try:
         import uvloop
     except ImportError:
-        result = asyncio.run(_run(load))
+        result = asyncio.run(_run(load, stop))
     else:
-        result = uvloop.run(_run(load))
+        result = uvloop.run(_run(load, stop))
     result.wall_s, result.client_cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
     return result
 
@@ -94,8 +97,9 @@ def request_bytes(host: str, port: int, path: str, body: bytes) -> bytes:
 class _Run:
     """What the connections share: the work that is left and the result."""
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: Load, stop: Callable[[], bool]) -> None:
         self.load = load
+        self._stop = stop
         self.result = LoadResult()
         self._requests = [request_bytes(load.host, load.port, load.path, body) for body in load.bodies]
         self._taken = 0
@@ -103,7 +107,7 @@ class _Run:
 
     @property
     def over(self) -> bool:
-        return self._taken >= self.load.requests or time.perf_counter() >= self._end_s
+        return self._taken >= self.load.requests or time.perf_counter() >= self._end_s or self._stop()
 
     def take(self) -> bytes | None:
         """The next request, or None when nothing is to be sent any more."""
@@ -113,8 +117,8 @@ class _Run:
         return self._requests[(self._taken - 1) % len(self._requests)]
 
 
-async def _run(load: Load) -> LoadResult:
-    run = _Run(load)
+async def _run(load: Load, stop: Callable[[], bool]) -> LoadResult:
+    run = _Run(load, stop)
     workers = [asyncio.ensure_future(_worker(run)) for _ in range(min(load.concurrency, load.requests))]
     done, late = await asyncio.wait(workers, timeout=load.max_s + GRACE_S)
     for worker in late:
