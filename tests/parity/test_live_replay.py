@@ -37,7 +37,7 @@ DECODES = ["random", "power_of_two", *sorted(set(DECODE) - {"random", "power_of_
 
 @dataclass
 class Load:
-    """Clients that ask without a pause until told to stop; every third answer is left before its end."""
+    """Clients that ask without a pause until told to stop; every fourth answer is left before its end."""
 
     url: str
     codes: Counter[int] = field(default_factory=Counter)
@@ -68,11 +68,11 @@ class Load:
             words.insert(rng.choice([0, len(words)]), str(rng.random()))
             body = {
                 "messages": [{"role": "user", "content": " ".join(words)}],
-                "max_tokens": rng.choice([4, 20, 200]),
+                "max_tokens": rng.choice([8, 60, 200]),
                 "stream": True,
                 "n": rng.choice([1, 1, 1, 2]),
             }
-            leaves = rng.random() < 1 / 3
+            leaves = rng.random() < 1 / 4
             try:
                 async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
                     self.codes[answer.status_code] += 1
@@ -87,7 +87,7 @@ class Load:
 
 def configure(folder: Path) -> Any:
     def change(args: dict[str, Any]) -> None:
-        slow = {"timing": {"decode_base_s": 0.01}, "slots": 4, "mean_output_tokens": 40}
+        slow = {"timing": {"decode_base_s": 0.03}, "slots": 4, "mean_output_tokens": 40}
         args["engines"] = [
             {"name": "prefill", "role": "prefill", "kind": "sim", "replicas": 1},
             {"name": "both", "role": "colocated", "kind": "sim", "replicas": 1, "options": slow},
@@ -99,7 +99,7 @@ def configure(folder: Path) -> Any:
             "decode": {"name": DECODES[0]},
             "dispatch": {"seed": 20, "max_queue": 16},
             "predictor": {"enabled": True, "refresh_tokens": 4, "total_at_arrival": True},
-            "journal": {"folder": str(folder), "max_bytes": 2 << 20, "files": 1000},
+            "journal": {"folder": str(folder), "max_bytes": 1 << 19, "files": 1000},
         }
 
     return change
@@ -121,7 +121,7 @@ def journals(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
             drive(app, load)
             kill_router(app)
         app.wait_idle()
-        assert load.left > 20 and load.codes[200] > 200
+        assert load.left > 10 and load.codes[200] > 60
         assert set(load.codes) <= {200, 429, 503}
         # streams that were decoding on the killed engine end with an error event; connections do not break
         assert load.broken == 0
@@ -171,7 +171,7 @@ def test_every_decision_replays_byte_for_byte(journals: list[list[str]]) -> None
         steps += 1
         decisions += len(step.recorded)
     print(f"{steps} events, {decisions} decisions and failures, all equal")
-    assert steps > 2000 and decisions > 400
+    assert steps > 2000 and decisions > 150
 
 
 def test_the_run_had_in_it_what_makes_replay_hard(journals: list[list[str]]) -> None:
