@@ -12,7 +12,7 @@ SLOW = live or vllm or chaos or browser
 export VENV PORT CONFIG ARGS PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-cuda serve test test-fast test-live lint lint-format lint-rules lint-types lint-arrows format bench-predictors bench-decisions bench-overhead bench-papers clean
+.PHONY: help setup setup-cuda serve test test-fast test-live lint lint-format lint-rules lint-types lint-arrows format bench-predictors bench-decisions bench-overhead bench-policies bench-papers clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +61,11 @@ bench-predictors: setup ## accuracy and cost of the length predictors
 
 bench-decisions: setup ## time of a routing decision, a dispatcher tick, an event, an index lookup
 	$(PY) -m benchmarks.decisions $(ARGS)
+
+bench-policies: setup ## live on sim engines: policies switched under load, balance on 16 decode engines, NetKV on two tiers
+	$(PY) -m benchmarks.live.switching
+	$(PY) -m benchmarks.live.balance
+	$(PY) -m benchmarks.live.netkv_tiers
 
 bench-papers: setup ## the papers' figures re-run at a reduced size: paper, ours, difference (SLUICE_TRACES: the traces)
 	$(PY) -m benchmarks run all --quick $(ARGS)
