@@ -22,8 +22,7 @@ import httpx
 
 from benchmarks.live.sse import StreamReader
 from benchmarks.sim import profiles
-from benchmarks.sim.calibration import DecodeTime, PrefillTime, fit
-from policies.engine_model.timing import TimingProfile
+from benchmarks.sim.calibration import DecodeTime, PrefillTime, write_profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +94,10 @@ async def measure(client: httpx.AsyncClient, plan: Plan) -> tuple[list[PrefillTi
     return prefills, decodes
 
 
-async def calibrate(
-    client: httpx.AsyncClient, plan: Plan, like: TimingProfile, url: str, out: Path
-) -> TimingProfile:
-    """Measures, fits and writes `out`. Raises RuntimeError, CalibrationError."""
+async def calibrate(client: httpx.AsyncClient, plan: Plan, like: str | Path, url: str, out: Path) -> None:
+    """Measures, fits and writes `out`. Raises RuntimeError, CalibrationError, ProfileError."""
     prefills, decodes = await measure(client, plan)
-    source = (
-        f"measured by benchmarks.live.calibrate on {url}, {plan}; KV size and transfer as in: {like.source}"
-    )
-    profile, left = fit(like, source, prefills, decodes)
-    kept = ("kv_bytes_per_token", "transfer_bandwidth_bytes_per_s", "transfer_latency_s")
-    profiles.dump(out, profile, dict.fromkeys(kept, "not seen over HTTP; from --like"), left)
-    return profile
+    write_profile(out, like, f"benchmarks.live.calibrate on {url}, {plan}", prefills, decodes)
 
 
 def _lengths(text: str) -> tuple[int, ...]:
@@ -130,12 +121,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     plan = Plan(args.prompts, args.repeats, args.concurrency, args.decode_prompts, args.output_tokens)
 
-    async def run() -> TimingProfile:
+    async def run() -> None:
         limits = httpx.Limits(max_connections=max(plan.concurrency) + 1)
         async with httpx.AsyncClient(base_url=args.url, timeout=600.0, limits=limits) as client:
-            return await calibrate(client, plan, profiles.load(args.like), args.url, args.out)
+            await calibrate(client, plan, args.like, args.url, args.out)
 
-    profile = asyncio.run(run())
+    asyncio.run(run())
+    profile = profiles.load(args.out)
     for name in profiles.FIELDS:
         print(f"{name:32} {getattr(profile, name):.6g}")
     print(f"written to {args.out}")

@@ -4,16 +4,18 @@
     decode     a step   = decode_base_s + decode_per_seq_s * n + decode_per_kv_token_s * KV tokens
 
 Least squares of the relative errors, no coefficient below 0: a coefficient that would be is left out and the others are
-fitted again, all subsets being tried (there are seven at most). Pure: `benchmarks.live.calibrate` measures.
+fitted again, all subsets being tried (there are seven at most). `benchmarks.live.calibrate` measures.
 """
 
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.sim import profiles
 from policies.engine_model.timing import TimingProfile
 from predictors.protocol import FloatArray
 
@@ -71,6 +73,23 @@ def fit(
         },
     }
     return profile, left
+
+
+def write_profile(
+    out: Path,
+    like: str | Path,
+    measured_by: str,
+    prefills: Sequence[PrefillTime],
+    decodes: Sequence[DecodeTime],
+) -> None:
+    """Fits, and writes the profile with its residuals to `out`; KV size and transfer, which HTTP does not show, are
+    those of the profile `like`. Raises CalibrationError, ProfileError.
+    """
+    other = profiles.load(like)
+    source = f"measured by {measured_by}; KV size and transfer as in: {other.source}"
+    profile, left = fit(other, source, prefills, decodes)
+    kept = ("kv_bytes_per_token", "transfer_bandwidth_bytes_per_s", "transfer_latency_s")
+    profiles.dump(out, profile, dict.fromkeys(kept, "not seen over HTTP; from --like"), left)
 
 
 def nonnegative_fit(design: FloatArray, measured: FloatArray) -> list[float]:

@@ -19,12 +19,15 @@ PLAN = Plan(
 
 async def test_a_profile_of_a_running_server(tmp_path: Path) -> None:
     async with rig(tmp_path, []) as made:
-        sim = await Sim.start(made, tmp_path, "c", "colocated", timing={"decode_base_s": 0.004})
+        sim = await Sim.start(made, tmp_path, "c", "colocated", timing={"decode_base_s": 0.02})
         await until(lambda: len(made.hub.engines()) == 1 and made.hub.ready() is None)
         out = tmp_path / "mine.yaml"
-        profile = await calibrate(made.client, PLAN, CPU_SMOLLM2, "http://here", out)
+        await calibrate(made.client, PLAN, "cpu_smollm2", "http://here", out)
         await sim.stop()
-    assert profiles.load(out) == profile
+    profile = profiles.load(out)
+    assert profile.source.startswith(
+        "measured by benchmarks.live.calibrate on http://here, Plan(prompts=(16, 64)"
+    )
     assert profile.kv_bytes_per_token == CPU_SMOLLM2.kv_bytes_per_token
     written = yaml.safe_load(out.read_text())
     measured = written["fit"]["measured"]
@@ -35,9 +38,8 @@ async def test_a_profile_of_a_running_server(tmp_path: Path) -> None:
         [1, 68.0],
         [3, 204.0],
     ]
-    assert all(
-        row[2] >= 0.004 for row in measured["decode_sequences_kv_tokens_step_s"]
-    )  # a step takes that long
+    # a step takes 20 ms; a first token that is read late on a busy machine makes the mean of seven look shorter
+    assert all(row[2] >= 0.01 for row in measured["decode_sequences_kv_tokens_step_s"])
 
 
 async def test_a_refusal_is_an_error_with_the_servers_words() -> None:

@@ -36,10 +36,11 @@ class Link:
         return rid
 
     def run(self, transfers: int, at_once: int, rng: random.Random) -> None:
+        """Sizes that take at least 10 us up to 1e9 B/s: the estimator does not see what is over within `SECONDS[0]`."""
         begun = 0
         while begun < transfers or self.left:
             while begun < transfers and len(self.left) < rng.randint(1, at_once):
-                self.begin(f"{self.now_s}-{begun}", rng.randint(100, 10_000))
+                self.begin(f"{self.now_s}-{begun}", rng.randint(10_000, 1_000_000))
                 begun += 1
             if self.left:
                 self.end_next()
