@@ -190,6 +190,9 @@ class Cluster:
         self._look_for_end()
 
     def _look_for_end(self) -> None:
+        if self._closed_window and not self.config.drain:
+            self.kernel.stop()
+            return
         if self._measured or not (self._exhausted or self._closed_window):
             return
         if not self._closed_window:

@@ -185,7 +185,8 @@ class SimConfig:
 
     Requests that arrive in [warmup_s, warmup_s + measure_s) are measured (`measure_s` None: to the end of the
     workload); later ones keep the load up until the measured ones have ended. Steps, links and the duration are
-    measured in that same time, which ends early where the workload does.
+    measured in that same time, which ends early where the workload does. `drain` False: the run ends with that time,
+    and what has not ended by then is unfinished: for a cluster that never catches up with its load.
     """
 
     engines: tuple[EngineSpec, ...]
@@ -198,6 +199,7 @@ class SimConfig:
     seed: int = 0
     warmup_s: float = 0.0
     measure_s: float | None = None
+    drain: bool = True
     default_max_tokens: int = 16_384  # of a request that names none
 
     def __post_init__(self) -> None:

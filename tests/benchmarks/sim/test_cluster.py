@@ -42,8 +42,11 @@ def request(rid: str, at_s: float, prompt: int, output: int, **more: Any) -> Wor
     return WorkloadRequest(rid, at_s, prompt, output, **more)
 
 
-def times(result: RunResult, *names: str) -> dict[str, list[float]]:
-    return {r.rid: [round(getattr(r, name), 9) for name in names] for r in result.requests}
+def times(result: RunResult, *names: str) -> dict[str, list[float | None]]:
+    return {
+        r.rid: [None if (at := getattr(r, name)) is None else round(at, 9) for name in names]
+        for r in result.requests
+    }
 
 
 def test_three_requests_by_hand() -> None:
@@ -162,6 +165,15 @@ def test_window_measures_what_arrives_in_it() -> None:
     assert result.duration_s == 10.0
     # r1 and r2 decode in the window as well: r1's steps end at 10.1 and 12.71, r2's at 14.1, 16.71, r3's at 18.1
     assert result.steps.tokens == 5
+
+
+def test_without_draining_the_run_ends_with_its_window() -> None:
+    """See the hand-worked three: by 13.0 s a has 2 of its tokens, b is done, and c has just been pulled."""
+    work = [request("a", 1.0, 10, 3), request("b", 1.0, 20, 2), request("c", 10.0, 5, 4)]
+    result = simulate(pair(measure_s=13.0, drain=False), work)
+    assert times(result, "finished_s") == {"a": [None], "b": [12.91], "c": [None]}
+    assert result.duration_s == 13.0
+    assert result.steps.tokens == 2 + 2
 
 
 @pytest.mark.parametrize("preempted", ["engine", "router"])
