@@ -6,14 +6,15 @@ for ties. It returns a `Decision` and changes nothing. Costs are finite; smaller
 generator, never by the order of a set or a hash.
 """
 
-import heapq
 import math
 import random
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
+from policies.state.quick import quick
 from policies.state.views import PoolEntry, Request, RequestId, Snapshot, Worker, WorkerId
 
 
@@ -50,6 +51,9 @@ class Ranked:
     worker: WorkerId
     cost: float
     terms: Mapping[str, float]
+
+
+_ranked = quick(Ranked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,15 +136,18 @@ def best_of(
     if not math.isfinite(sum(costs)):
         i = next(i for i, cost in enumerate(costs) if not math.isfinite(cost))
         raise PolicyError(f"policy {policy}: cost of {workers[i].id} is {costs[i]}")
-    least = heapq.nsmallest(RANKED, costs)
-    lowest, highest = least[0], least[-1]
-    near = sorted([(cost, workers[i].id, i) for i, cost in enumerate(costs) if cost <= highest])
-    tied = [worker for cost, worker, _ in near if cost == lowest]
-    chosen = tied[0] if len(tied) == 1 else tied[rng.randrange(len(tied))]
-    near.sort(key=lambda r: (r[0], r[1] != chosen))  # stable: the drawn one first, then by id
-    best = [Ranked(worker, cost, terms(i)) for cost, worker, i in near[:RANKED]]
+    ascending = sorted(costs)
+    lowest, highest = ascending[0], ascending[:RANKED][-1]
+    near = [i for i, cost in enumerate(costs) if cost <= highest]
+    near.sort(key=lambda i: workers[i].id)
+    near.sort(key=costs.__getitem__)  # stable: equal ones by id
+    ties = bisect_right(ascending, lowest)
     reason = Reason.ONLY_CANDIDATE if len(costs) == 1 else Reason.LEAST_COST
-    return Decision(chosen, tuple(best), Reason.TIE_DRAWN if len(tied) > 1 else reason)
+    if ties > 1:
+        near.insert(0, near.pop(rng.randrange(ties)))  # the drawn one first
+        reason = Reason.TIE_DRAWN
+    best = [_ranked(workers[i].id, costs[i], terms(i)) for i in near[:RANKED]]
+    return Decision(best[0].worker, tuple(best), reason)
 
 
 def first_feasible(

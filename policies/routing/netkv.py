@@ -97,18 +97,21 @@ class NetKV:
     ) -> list[float]:
         """The sum of the three terms per worker."""
         transfers_s = network.seconds_each(workers, entry.kv_bytes)
-        if hits:
-            for i, worker in enumerate(workers):
-                if worker.id in hits:
-                    transfers_s[i] = network.seconds(worker, effective_bytes(entry, hits[worker.id]))
-        totals = [w.slots_used if w.engine_running is None else sequences_on(w) for w in workers]
+        for i in [i for i, worker in enumerate(workers) if worker.id in hits] if hits else ():
+            transfers_s[i] = network.seconds(workers[i], effective_bytes(entry, hits[workers[i].id]))
         first_s, per_seq_s = self.step_base_s + self.step_per_seq_s, self.step_per_seq_s
-        return [
-            transfer_s + (first_s + per_seq_s * total)  # a slot is free: no queue
-            if total < worker.slots
-            else transfer_s + sum(queue_and_step_seconds(total, worker.slots, self.step_base_s, per_seq_s))
-            for worker, transfer_s, total in zip(workers, transfers_s, totals, strict=True)
-        ]
+        costs: list[float] = []
+        for worker, transfer_s in zip(workers, transfers_s, strict=True):
+            total, running = worker.slots_used, worker.engine_running
+            if running is not None:  # `sequences_on`, written out: it runs for every candidate
+                reported = running + (worker.engine_waiting or 0)
+                total = reported if reported > total else total
+            if total < worker.slots:  # a slot is free: no queue
+                costs.append(transfer_s + (first_s + per_seq_s * total))
+            else:
+                seconds = queue_and_step_seconds(total, worker.slots, self.step_base_s, per_seq_s)
+                costs.append(transfer_s + sum(seconds))
+        return costs
 
     def _explain(
         self, entry: PoolEntry, worker: Worker, hits: Mapping[WorkerId, int], network: Network
@@ -117,12 +120,13 @@ class NetKV:
         queue_s, step_s = queue_and_step_seconds(
             sequences_on(worker), worker.slots, self.step_base_s, self.step_per_seq_s
         )
-        terms = {
-            "transfer_s": network.seconds(worker, n_bytes),
+        transfer_s = network.seconds(worker, n_bytes)
+        return {
+            "transfer_s": transfer_s,
             "queue_s": queue_s,
             "first_step_s": step_s,
+            **network.terms(worker),
         }
-        return terms | network.terms(worker)
 
 
 def sequences_on(worker: Worker) -> int:

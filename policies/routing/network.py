@@ -7,13 +7,10 @@ with a fresh estimate of its own is the exception. Without a path for one of the
 costs must stay comparable.
 """
 
-from collections.abc import Callable, Sequence
-from operator import attrgetter
+from collections.abc import Mapping, Sequence
 
 from policies.routing.oracle import Path, TransferIntent
 from policies.state.views import PoolEntry, Snapshot, Worker, WorkerId
-
-_id_and_node: Callable[[Worker], tuple[WorkerId, str]] = attrgetter("id", "node")
 
 
 class Network:
@@ -39,6 +36,7 @@ class Network:
         self._by_tier: dict[int, Path] = {}
         self._flows: dict[int, int] = {}
         self._terms: dict[int, tuple[float, float]] = {}  # tier -> seconds per byte, latency in seconds
+        self._shown: dict[int, Mapping[str, float]] = {}  # tier -> its `terms`
         self.known = self._oracle is not None and self._find_paths(workers)
         if self.known and source is not None and self._counts_flows():
             for to, priority, flows in source.transfers:
@@ -70,15 +68,16 @@ class Network:
         """T_xfer of the same bytes to each worker."""
         if not self.known or self._oracle is None:
             return [0.0] * len(workers)
-        if self._own:
-            return [self.seconds(worker, n_bytes) for worker in workers]
-        tiers = self._oracle.tiers(self._sender, self._node, list(map(_id_and_node, workers)))
-        seconds: dict[int | None, float] = {}
-        for tier in set(tiers):
-            assert tier is not None
+        tiers = self._oracle.tiers(self._sender, self._node, workers)
+        by_tier: dict[int | None, float] = {None: 0.0}  # only where all have a path of their own
+        for tier in self._oracle.bandwidth_bytes_per_s:
             per_byte_s, latency_s = self._terms[tier] if tier in self._terms else self._make_terms(tier)
-            seconds[tier] = n_bytes * per_byte_s + latency_s
-        return [seconds[tier] for tier in tiers]
+            by_tier[tier] = n_bytes * per_byte_s + latency_s
+        seconds = [by_tier[tier] for tier in tiers]
+        if self._own:
+            for i in [i for i, worker in enumerate(workers) if worker.id in self._own]:
+                seconds[i] = self.seconds(workers[i], n_bytes)
+        return seconds
 
     def flows(self, tier: int) -> int:
         """n[tau][p]."""
@@ -90,17 +89,25 @@ class Network:
         if tier is not None and self._most is not None and self._counts_flows():
             self._flows[tier] = min(self._most, self._flows.get(tier, 0) + flows)
             self._terms.pop(tier, None)
+            self._shown.pop(tier, None)
 
-    def terms(self, worker: Worker) -> dict[str, float]:
+    def terms(self, worker: Worker) -> Mapping[str, float]:
         """Tier, residual bandwidth and own flows, for `explain`; empty when the network is not known."""
         tier = self.tier(worker)
         if not self.known or tier is None:
             return {}
-        path = self._own.get(worker.id) or self._tier_path(tier)
+        own = self._own.get(worker.id) if self._own else None
+        if own is not None:
+            return self._path_terms(own)
+        if tier not in self._shown:
+            self._shown[tier] = self._path_terms(self._tier_path(tier))
+        return self._shown[tier]
+
+    def _path_terms(self, path: Path) -> Mapping[str, float]:
         return {
-            "tier": float(tier),
+            "tier": float(path.tier),
             "residual_bytes_per_s": path.residual_bytes_per_s,
-            "own_flows": float(self.flows(tier)),
+            "own_flows": float(self.flows(path.tier)),
         }
 
     def _counts_flows(self) -> bool:
@@ -108,11 +115,8 @@ class Network:
 
     def _find_paths(self, workers: Sequence[Worker]) -> bool:
         assert self._oracle is not None
-        if self._live and self._oracle.pairs:
-            for worker in workers:
-                path = self._oracle.path(self._sender, self._node, worker.id, worker.node, self._now_s)
-                if path is not None and path.source == "pair":
-                    self._own[worker.id] = path
+        if self._live:
+            self._own = self._oracle.pair_paths(self._sender, self._node, workers, self._now_s)
         return bool(self._oracle.bandwidth_bytes_per_s) or all(w.id in self._own for w in workers)
 
     def _tier_path(self, tier: int) -> Path:

@@ -18,6 +18,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 TIERS = (0, 1, 2, 3)
 
@@ -64,6 +65,26 @@ class Path:
     source: PathSource
 
 
+class Receiver(Protocol):
+    """A worker that KV is sent to: its name, and its node's."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def node(self) -> str: ...
+
+
+@dataclass(slots=True)
+class _Source:
+    """What was looked up for one sender. Keys are the receiver's worker and node, or its node."""
+
+    named: bool  # `tier_map` names the worker itself
+    tiers: dict[tuple[str, str], int | None] = field(default_factory=dict)
+    node_tiers: dict[str, int | None] = field(default_factory=dict)
+    learned: dict[tuple[str, str], tuple[Path, float] | None] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class Oracle:
     """See the module's docstring. Keys of pairs are (from, to): worker ids or node names, worker ids win.
@@ -81,7 +102,7 @@ class Oracle:
     pairs: Mapping[tuple[str, str], PairEstimate] = field(default_factory=dict)
     stale_after_s: float = 60.0  # NetKV's experiment 4: invariant up to a refresh every 60 s
     own_flows_excluded: bool = True
-    _tiers: dict[tuple[str, str], dict[tuple[str, str], int | None]] = field(
+    _sources: dict[tuple[str, str], "_Source"] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -116,20 +137,51 @@ class Oracle:
 
     def tier(self, worker: str, node: str, to_worker: str, to_node: str) -> int | None:
         """The tier of a pair (remembered); None if nothing places it and no tier has a bandwidth."""
-        known = self._tiers.setdefault((worker, node), {})
-        to = (to_worker, to_node)
+        known, to = self._source(worker, node).tiers, (to_worker, to_node)
         if to not in known:
             known[to] = self._find_tier(worker, node, to_worker, to_node)
         return known[to]
 
-    def tiers(self, worker: str, node: str, to: Sequence[tuple[str, str]]) -> list[int | None]:
-        """`tier` for many (worker, node) at once."""
-        known = self._tiers.setdefault((worker, node), {})
+    def tiers(self, worker: str, node: str, to: Sequence[Receiver]) -> list[int | None]:
+        """`tier` for many receivers at once; by their nodes alone where `tier_map` has no pair of this worker's."""
+        source = self._source(worker, node)
+        if source.named:
+            return [self.tier(worker, node, receiver.id, receiver.node) for receiver in to]
+        known = source.node_tiers
         try:
-            return [known[pair] for pair in to]
+            return [known[receiver.node] for receiver in to]
         except KeyError:  # the first time
-            known.update({pair: self._find_tier(worker, node, *pair) for pair in to})
-            return [known[pair] for pair in to]
+            known.update({r.node: self._find_tier(worker, node, r.id, r.node) for r in to})
+            return [known[receiver.node] for receiver in to]
+
+    def pair_paths(self, worker: str, node: str, to: Sequence[Receiver], now_s: float) -> dict[str, Path]:
+        """The learned paths that are fresh at `now_s`, by receiving worker."""
+        found: dict[str, Path] = {}
+        for receiver in to if self.pairs else ():
+            learned = self._learned(worker, node, receiver.id, receiver.node)
+            if learned is not None and now_s - learned[1] <= self.stale_after_s:
+                found[receiver.id] = learned[0]
+        return found
+
+    def _source(self, worker: str, node: str) -> "_Source":
+        key = (worker, node)
+        if key not in self._sources:
+            self._sources[key] = _Source(any(sender == worker for sender, _ in self.tier_map))
+        return self._sources[key]
+
+    def _learned(self, worker: str, node: str, to_worker: str, to_node: str) -> tuple[Path, float] | None:
+        """The path of a pair's estimate, and as of when (remembered); None: there is no estimate."""
+        known, to = self._source(worker, node).learned, (to_worker, to_node)
+        if to not in known:
+            estimate = self.pairs.get((worker, to_worker)) or self.pairs.get((node, to_node))
+            known[to] = None
+            if estimate is not None:
+                tier = self.tier(worker, node, to_worker, to_node)
+                at = 3 if tier is None else tier
+                learned_s = estimate.latency_s
+                latency_s = self.latency_s.get(at, 0.0) if learned_s is None else learned_s
+                known[to] = Path(at, estimate.bytes_per_s, latency_s, PathSource.PAIR), estimate.at_s
+        return known[to]
 
     def _find_tier(self, worker: str, node: str, to_worker: str, to_node: str) -> int | None:
         for pair in ((worker, to_worker), (node, to_node)):
@@ -149,14 +201,10 @@ class Oracle:
         self, worker: str, node: str, to_worker: str, to_node: str, now_s: float, live: bool = True
     ) -> Path | None:
         """The path of a pair by the best data that are fresh at `now_s`; `live=False` uses the static tiers only."""
+        learned = self._learned(worker, node, to_worker, to_node) if live and self.pairs else None
+        if learned is not None and now_s - learned[1] <= self.stale_after_s:
+            return learned[0]
         tier = self.tier(worker, node, to_worker, to_node)
-        if live and self.pairs:
-            estimate = self.pairs.get((worker, to_worker)) or self.pairs.get((node, to_node))
-            if estimate is not None and now_s - estimate.at_s <= self.stale_after_s:
-                at = 3 if tier is None else tier
-                learned_s = estimate.latency_s
-                latency_s = self.latency_s.get(at, 0.0) if learned_s is None else learned_s
-                return Path(at, estimate.bytes_per_s, latency_s, PathSource.PAIR)
         return None if tier is None else self.tier_path(tier, now_s, live)
 
     def tier_path(self, tier: int, now_s: float, live: bool = True) -> Path:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from policies.routing.oracle import Oracle, OracleError, PairEstimate, PathSource, Place
+from tests.policies.routing.views import worker
 
 B = {0: 400.0, 1: 100.0, 2: 50.0, 3: 25.0}
 PLACES = {
@@ -67,3 +68,24 @@ def test_a_learned_latency_wins_over_the_tiers() -> None:
 def test_inconsistent_data_are_refused_with_the_key(data: dict[str, Any], message: str) -> None:
     with pytest.raises(OracleError, match=message):
         Oracle(**data)
+
+
+@pytest.mark.parametrize("sender", ["p", "q"])  # the map names p itself, and q's node only
+@pytest.mark.parametrize("asked_before", [False, True])
+def test_many_receivers_at_once_get_what_each_would_alone(sender: str, asked_before: bool) -> None:
+    receivers = [worker(f"w{i}", node=node) for i, node in enumerate("abcdeabcde")]
+    pairs = {("p", "w1"): PairEstimate(7.0, 0.0), ("a", "c"): PairEstimate(9.0, 50.0)}
+    oracle, one_by_one = (
+        Oracle(B, places=PLACES, tier_map={("a", "b"): 2, ("p", "w6"): 3}, pairs=pairs) for _ in range(2)
+    )
+    if asked_before:
+        oracle.tiers(sender, "a", receivers[:3])
+        oracle.pair_paths(sender, "a", receivers[:3], 1.0)
+    assert oracle.tiers(sender, "a", receivers) == [
+        one_by_one.tier(sender, "a", w.id, w.node) for w in receivers
+    ]
+    for now_s, fresh in ((1.0, {"w1", "w2", "w7"}), (70.0, {"w2", "w7"}), (111.0, set())):
+        paths = {w.id: one_by_one.path(sender, "a", w.id, w.node, now_s) for w in receivers}
+        learned = {to: path for to, path in paths.items() if path and path.source is PathSource.PAIR}
+        assert oracle.pair_paths(sender, "a", receivers, now_s) == learned
+        assert learned.keys() == (fresh if sender == "p" else fresh - {"w1"})
