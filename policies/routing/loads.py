@@ -39,7 +39,11 @@ class Loads(Protocol):
         ...
 
     def only(self, rows: Sequence[int]) -> None:
-        """From now on `min_margin` is asked of these rows alone."""
+        """From now on nothing but `group_size` is asked of other rows."""
+        ...
+
+    def rank(self, row: int) -> float:
+        """Orders rows by `min_margin`, the largest first. Comparable until `add` says that margins have moved."""
         ...
 
     def peak(self, row: int) -> float:
@@ -51,7 +55,7 @@ class Loads(Protocol):
         ...
 
     def add(self, row: int, tokens: int, sequences: int) -> bool:
-        """Books an admission of w = `tokens`; True if the envelope moved, so that other margins grew."""
+        """Books an admission of w = `tokens`; True if the envelope moved, so that other ranks are no longer right."""
         ...
 
 
@@ -77,6 +81,10 @@ class FlatLoads:
     def only(self, rows: Sequence[int]) -> None:
         pass  # a margin is a subtraction
 
+    def rank(self, row: int) -> float:
+        """In a single barrier the loads order the margins, wherever the envelope is."""
+        return self._load[row] if len(self._size) == 1 else -self.min_margin(row)
+
     def peak(self, row: int) -> float:
         return self.min_margin(row)
 
@@ -90,7 +98,7 @@ class FlatLoads:
         moved = self._load[row] > self._envelope[barrier]
         if moved:
             self._envelope[barrier] = self._load[row]
-        return moved
+        return moved and len(self._size) > 1
 
 
 class HorizonLoads:
@@ -109,26 +117,33 @@ class HorizonLoads:
         rows = [[row for row, b in enumerate(self._barrier) if b == i] for i in range(len(names))]
         self._size = [len(members) for members in rows]
         self._envelope = np.stack([self._load[members].max(axis=0) for members in rows])
-        self._min_margin: list[float] = self._all_margins().min(axis=1).tolist()
+        self._barrier_of = np.array(self._barrier)  # of the rows that `_load` has
+        self._at = list(range(len(workers)))  # where `_load` has a row
+        self._rows: Sequence[int] = range(len(workers))
+        self._min_margin = self._min_margins()
         self._seen: tuple[int, _Kinks] | None = None  # the row asked last
-        self._rows: npt.NDArray[np.int64] | None = None  # those that `only` left, if fewer than half
 
     def only(self, rows: Sequence[int]) -> None:
         if 2 * len(rows) < len(self.workers):
-            self._rows = np.array(rows, dtype=np.int64)
-            self._barrier_of_rows = [self._barrier[row] for row in rows]
-        else:
-            self._rows = None
+            at = [self._at[row] for row in rows]
+            self._load, self._barrier_of = self._load[at], self._barrier_of[at]
+            self._min_margin = [self._min_margin[i] for i in at]
+            for i, row in enumerate(rows):
+                self._at[row] = i
+            self._rows = rows
 
     def group_size(self, row: int) -> int:
         return self._size[self._barrier[row]]
 
     def min_margin(self, row: int) -> float:
-        return self._min_margin[row]
+        return self._min_margin[self._at[row]]
+
+    def rank(self, row: int) -> float:
+        return -self._min_margin[self._at[row]]
 
     def margins(self, row: int) -> npt.NDArray[np.float64]:
         """m_g(h), tokens, shape (H + 1,)."""
-        margins: npt.NDArray[np.float64] = self._envelope[self._barrier[row]] - self._load[row]
+        margins: npt.NDArray[np.float64] = self._envelope[self._barrier[row]] - self._load[self._at[row]]
         return margins
 
     def peak(self, row: int) -> float:
@@ -142,7 +157,7 @@ class HorizonLoads:
         return kinks.margins[k] if k < len(kinks.margins) else float("inf")
 
     def scores(self, row: int, sums: Sequence[int]) -> list[float]:
-        if max(sums) <= self._min_margin[row]:
+        if max(sums) <= self._min_margin[self._at[row]]:
             return [self._gain * w for w in sums]
         kinks, beta = self._kinks(row), self._beta_of(row)
         return [self._gain * w - beta * kinks.overflow(w) for w in sums]
@@ -153,10 +168,14 @@ class HorizonLoads:
         return self._seen[1]
 
     def _all_margins(self) -> npt.NDArray[np.float64]:
-        """m_g(h) of every worker, shape (G, H + 1)."""
-        envelope = self._envelope if len(self._envelope) == 1 else self._envelope[self._barrier]
+        """m_g(h) of the rows that `_load` has, shape (rows, H + 1)."""
+        envelope = self._envelope if len(self._envelope) == 1 else self._envelope[self._barrier_of]
         margins: npt.NDArray[np.float64] = envelope - self._load
         return margins
+
+    def _min_margins(self) -> list[float]:
+        least: list[float] = np.minimum.reduce(self._all_margins(), axis=1).tolist()
+        return least
 
     def overflow(self, row: int, sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """sum_h gamma^h max(0, w - m_g(h)) of each sum, in token-steps."""
@@ -165,29 +184,24 @@ class HorizonLoads:
         return result
 
     def overflow_everywhere(self, w: float) -> npt.NDArray[np.float64]:
-        """The same of one w on every worker, shape (G,)."""
-        result: npt.NDArray[np.float64] = np.maximum(0.0, w - self._all_margins()) @ self._discount
+        """The same of one w on every worker, shape (G,); 0 on those that `only` has left out."""
+        result = np.zeros(len(self.workers))
+        result[self._rows] = np.maximum(0.0, w - self._all_margins()) @ self._discount
         return result
 
     def add(self, row: int, tokens: int, sequences: int) -> bool:
         self._seen = None
-        load = self._load[row]
+        at = self._at[row]
+        load = self._load[at]
         load += self._steps if sequences == 1 else sequences * self._steps
         load += tokens
         envelope = self._envelope[self._barrier[row]]
         least = float(np.minimum.reduce(envelope - load))
         if least >= 0:
-            self._min_margin[row] = least
+            self._min_margin[at] = least
             return False
         np.maximum(envelope, load, out=envelope)
-        if self._rows is None:
-            self._min_margin = np.minimum.reduce(self._all_margins(), axis=1).tolist()
-        else:
-            margins = self._envelope[self._barrier_of_rows] - self._load[self._rows]
-            for other, margin in zip(
-                self._rows.tolist(), np.minimum.reduce(margins, axis=1).tolist(), strict=True
-            ):
-                self._min_margin[other] = margin
+        self._min_margin = self._min_margins()
         return True
 
     def _beta_of(self, row: int) -> float:
@@ -230,16 +244,14 @@ def projected_loads(workers: Sequence[Worker], horizon: int) -> npt.NDArray[np.f
     tokens = np.array([worker.kv_tokens for worker in workers], dtype=np.float64)
     running = np.array([worker.slots_used for worker in workers], dtype=np.float64)
     load: npt.NDArray[np.float64] = tokens[:, None] + running[:, None] * steps
-    if any(worker.departures for worker in workers):
-        cells = range(0, load.size, horizon + 1)  # where each worker's row starts
-        gone = [
-            (cell + step, sequences, kv_tokens)
-            for cell, worker in zip(cells, workers, strict=True)
-            for step, sequences, kv_tokens in worker.departures
-            if step <= horizon
-        ]
-        flat = np.fromiter(itertools.chain.from_iterable(gone), np.int64, 3 * len(gone))
-        at, sequences, kv_tokens = flat.reshape(-1, 3).T
+    counts = [len(worker.departures) for worker in workers]
+    if any(counts):
+        gone = itertools.chain.from_iterable([worker.departures for worker in workers])
+        flat = np.fromiter(itertools.chain.from_iterable(gone), np.int64, 3 * sum(counts)).reshape(-1, 3)
+        row_starts = np.repeat(np.arange(0, load.size, horizon + 1), counts)
+        within = flat[:, 0] <= horizon
+        at = (row_starts + flat[:, 0])[within]
+        sequences, kv_tokens = flat[within, 1], flat[within, 2]
         left_tokens = np.bincount(at, kv_tokens, load.size).reshape(load.shape)
         left_running = np.bincount(at, sequences, load.size).reshape(load.shape)
         load -= left_tokens.cumsum(axis=1) + left_running.cumsum(axis=1) * steps

@@ -30,6 +30,7 @@ from operator import attrgetter
 from policies.routing.base import RANKED, Assignment, Decision, Ranked, Reason
 from policies.routing.loads import Loads
 from policies.routing.subset import best_subset
+from policies.state.quick import quick
 from policies.state.views import PoolEntry, RequestId, Role, Snapshot, Worker
 
 Feasible = Sequence[tuple[PoolEntry, Sequence[Worker]]]
@@ -74,6 +75,7 @@ def split_by_group(feasible: Feasible) -> dict[str, list[tuple[PoolEntry, Sequen
 
 
 _tokens: Callable[[Item], int] = attrgetter("tokens")
+_ranked, _decision, _assignment = quick(Ranked), quick(Decision), quick(Assignment)
 
 
 class Round:
@@ -86,13 +88,19 @@ class Round:
         self._reserve = limits.reserve_tokens
         self.workers = loads.workers
         self.free = [worker.free_slots for worker in self.workers]
-        self.room = [w.free_kv_tokens if w.slots_used else w.kv_capacity_tokens for w in self.workers]
         self._total_free = sum(self.free)
         self.touched = [False] * len(self.workers)
         self.assigned: list[Assignment] = []
         self._draw = [rng.random() for _ in self.workers]
+        self._alike = (
+            False  # all entries have one sequence and may go to the same workers: any that has room fits
+        )
         self._items = self._make_items(feasible)
         self._open = self._open_rows()
+        self.room = [0] * len(self.workers)
+        for row in self._open:
+            worker = self.workers[row]
+            self.room[row] = worker.free_kv_tokens if worker.slots_used else worker.kv_capacity_tokens
         loads.only(self._open)
         self._others: dict[int, tuple[Ranked, ...]] = {}
         self._shown = tuple(self._show(row) for row in self._sorted_rows()[:RANKED])
@@ -102,15 +110,9 @@ class Round:
     def run(self) -> tuple[Assignment, ...]:
         """Overdue entries, then the stages for each priority class."""
         overdue = self._place_overdue()
-        classes: dict[int, list[Item]] = {}
-        for item in self._items:
-            request = item.entry.request
-            if overdue and request.rid in overdue:
-                continue
-            if request.priority not in classes:
-                classes[request.priority] = []
-            classes[request.priority].append(item)
-        for _, same in sorted(classes.items()):
+        left = [i for i in self._items if i.entry.request.rid not in overdue] if overdue else self._items
+        for priority in sorted({item.entry.request.priority for item in left}):
+            same = [item for item in left if item.entry.request.priority == priority]
             self.left = sorted(same, key=_tokens, reverse=True)  # stable: equal sizes by age
             self._keys = [-item.tokens for item in self.left]
             self._stages()
@@ -119,18 +121,17 @@ class Round:
     # ---------------------------------------------------------------------------------------------------- stages
 
     def _stages(self) -> None:
-        full: set[int] = set()  # rows that nothing of this class fits any more
-        heap = self._heap(full)
+        heap = self._heap(
+            self._open
+        )  # a row leaves it when it is full or nothing of this class fits it any more
         enough = self.limits.abundance * len(self.workers)
         while heap and self.left:
             row = heapq.heappop(heap)[-1]
             abundant = self._total_free >= enough
             moved = self._fill(row) if abundant else self._refine(row)
-            if moved is None:
-                full.add(row)
-            elif moved:
-                heap = self._heap(full)
-            elif self.free[row]:
+            if moved:
+                heap = self._heap([row, *[key[-1] for key in heap]])
+            elif moved is not None and self.free[row]:
                 heapq.heappush(heap, self._key(row))
 
     def _fill(self, row: int) -> bool | None:
@@ -150,8 +151,8 @@ class Round:
             if not self.touched[row]:  # an empty worker takes one of any size, but no set that has no room
                 window = [i for i in window if self._room_for(row, self.left[i])]
             chosen = best_subset(
-                [self.left[i].tokens for i in window],
-                [self._slots(row, self.left[i]) for i in window],
+                [-self._keys[i] for i in window],
+                [1] * len(window) if self._alike else [self._slots(row, self.left[i]) for i in window],
                 self.free[row],
                 self.room[row],
                 self.limits.reserve_tokens,
@@ -187,13 +188,15 @@ class Round:
     def _best_single(self, row: int, peak: float) -> tuple[int, float] | None:
         """Index in `left` and score of the fitting entry of best score: the nearest to the peak from below or above."""
         start = bisect_left(self._keys, -peak)  # first entry not above the peak
-        below, above, end = start, start - 1, len(self.left)
-        while below < end and not self._fits(row, self.left[below]):
-            below += 1
-        while above >= 0 and not self._fits(row, self.left[above]):
-            above -= 1
+        first, end = self._first(row), len(self.left)
+        below, above = max(start, first), start - 1
+        if not self._alike:
+            while below < end and not self._fits(row, self.left[below]):
+                below += 1
+            while above >= first and not self._fits(row, self.left[above]):
+                above -= 1
         indices = [below] if below < end else []
-        if above >= 0:
+        if above >= first:
             indices.append(above)
         if not indices:
             return None
@@ -203,16 +206,19 @@ class Round:
 
     def _window(self, row: int) -> list[int]:
         """The first W entries by s_r descending that fit the worker on their own."""
-        left, found = self.left, []
-        start = (
-            bisect_left(self._keys, self._reserve - self.room[row]) if self.touched[row] else 0
-        )  # larger: no room
-        for i in range(start, len(left)):
+        first, left, found = self._first(row), self.left, list[int]()
+        if self._alike:
+            return list(range(first, min(first + self.limits.window, len(left))))
+        for i in range(first, len(left)):
             if self._fits(row, left[i]):
                 found.append(i)
                 if len(found) == self.limits.window:
                     break
         return found
+
+    def _first(self, row: int) -> int:
+        """The first entry that is not too large for what an admission has left of the worker's room."""
+        return bisect_left(self._keys, self._reserve - self.room[row]) if self.touched[row] else 0
 
     def _fits(self, row: int, item: Item) -> bool:
         if not item.rows >> row & 1:
@@ -249,9 +255,10 @@ class Round:
             "set_size": float(len(items)),
         }
         terms.update(self._extra_terms(row, items))
-        chosen = Ranked(self.workers[row].id, -float(score), terms)
-        decision = Decision(chosen.worker, (chosen, *self._ranking_without(row)), reason)
-        self.assigned += [Assignment(item.entry.request.rid, decision) for item in items]
+        chosen = _ranked(self.workers[row].id, -float(score), terms)
+        decision = _decision(chosen.worker, (chosen, *self._ranking_without(row)), reason)
+        for item in items:
+            self.assigned.append(_assignment(item.entry.request.rid, decision))
         self.free[row] -= sequences
         self._total_free -= sequences
         self.room[row] -= tokens + self._reserve * sequences
@@ -264,20 +271,20 @@ class Round:
         """Terms of a subclass' own objective, before the admission is booked."""
         return {}
 
-    def _heap(self, full: set[int]) -> list[tuple[int, float, float, int]]:
-        heap = [self._key(row) for row in self._open if self.free[row] > 0 and row not in full]
+    def _heap(self, rows: Sequence[int]) -> list[tuple[int, float, float, int]]:
+        heap = [self._key(row) for row in rows if self.free[row] > 0]
         heapq.heapify(heap)
         return heap
 
     def _key(self, row: int) -> tuple[int, float, float, int]:
-        return -self.free[row], -self.loads.min_margin(row), self._draw[row], row
+        return -self.free[row], self.loads.rank(row), self._draw[row], row
 
     def _make_items(self, feasible: Feasible) -> list[Item]:
         """Entries with their rows. Lists of workers that are one object are looked at once."""
         row_of = {worker.id: row for row, worker in enumerate(self.workers)}
         known: dict[int, int] = {}
         items: list[Item] = []
-        last, mask = None, 0
+        last, mask, several = None, 0, False
         for entry, workers in feasible:
             if workers is not last:
                 last = workers
@@ -285,8 +292,12 @@ class Round:
                     known[id(workers)] = sum([1 << row_of[worker.id] for worker in workers])
                 mask = known[id(workers)]
             request = entry.request
-            items.append(Item(entry, request.prompt_tokens or 1, request.slots, mask))
-        self._masks = known.values()
+            slots = request.slots
+            if slots > 1:
+                several = True
+            items.append(Item(entry, request.prompt_tokens or 1, slots, mask))
+        self._masks = set(known.values())
+        self._alike = len(self._masks) == 1 and not several
         return items
 
     def _open_rows(self) -> list[int]:

@@ -15,7 +15,7 @@ from policies.routing.base import Reason
 from policies.routing.composition import Composition
 from policies.routing.loads import FlatLoads, HorizonLoads, projected_loads
 from policies.routing.params import BadParameter
-from policies.routing.subset import best_subset
+from policies.routing.subset import _by_bitsets, _by_sums, best_subset
 from policies.state.views import Departure, PoolEntry, Snapshot, Worker
 from tests.policies.routing.views import entry, snapshot, worker
 
@@ -107,13 +107,17 @@ def test_a_horizon_score_by_hand() -> None:
     st.lists(st.integers(0, 300), min_size=2, max_size=5),
     st.lists(st.tuples(st.integers(0, 4), st.integers(1, 200), st.integers(1, 2)), max_size=6),
     st.integers(0, 6),
+    st.integers(1, 5),
+    st.integers(1, 2),
 )
-def test_updates_by_admissions_equal_a_fresh_projection(start, admissions, horizon) -> None:  # type: ignore[no-untyped-def]
-    workers = fleet(start)
+def test_updates_by_admissions_equal_a_fresh_projection(start, admissions, horizon, kept, barriers) -> None:  # type: ignore[no-untyped-def]
+    workers = [dataclasses.replace(w, barrier=f"b{i % barriers}") for i, w in enumerate(fleet(start))]
+    rows = list(range(len(workers)))[-kept:]  # from now on only these are asked for, and admit
     loads = HorizonLoads(workers, horizon, 0.9, 1.0, None)
+    loads.only(rows)
     flat = FlatLoads(workers)
     for row, tokens, sequences in admissions:
-        row %= len(workers)
+        row = rows[row % len(rows)]
         loads.add(row, tokens, sequences)
         flat.add(row, tokens, sequences)
         old = workers[row]
@@ -121,7 +125,9 @@ def test_updates_by_admissions_equal_a_fresh_projection(start, admissions, horiz
             old, kv_tokens=old.kv_tokens + tokens, slots_used=old.slots_used + sequences
         )
     fresh = HorizonLoads(workers, horizon, 0.9, 1.0, None)
-    for row in range(len(workers)):
+    everywhere = fresh.overflow_everywhere(100)
+    for row in rows:
+        assert loads.overflow_everywhere(100)[row] == pytest.approx(everywhere[row])
         assert loads.margins(row).tolist() == fresh.margins(row).tolist()
         assert loads.min_margin(row) == fresh.min_margin(row)
         assert flat.min_margin(row) == FlatLoads(workers).min_margin(row)
@@ -190,6 +196,24 @@ def test_brh_subsets_equal_brute_force(items, slots, room, drops, gamma, alpha, 
         worker("w2", kv_tokens=10, slots_used=0),
     ]
     check_subset(items, slots, room, 0, HorizonLoads(workers, len(drops), gamma, alpha, beta))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    ITEMS,
+    st.integers(1, 8),
+    st.integers(1, 300),
+    st.integers(0, 5),
+    st.integers(0, 150),
+    st.sampled_from([0, 1, 3]),
+)
+def test_sums_and_bitsets_choose_the_same_set(items, slots, room, reserve, peak, fall) -> None:  # type: ignore[no-untyped-def]
+    # concave with its top at the peak; fall 0: all sums above it are equal, and the order among equals decides
+    def score(sums: Sequence[int]) -> list[float]:
+        return [w - (1 + fall) * max(0, w - peak) for w in sums]
+
+    args = [t for t, _ in items], [k for _, k in items], slots, room, reserve, peak, score
+    assert _by_sums(*args) == _by_bitsets(*args)
 
 
 def test_a_set_that_just_fills_the_margin_beats_a_larger_one() -> None:
