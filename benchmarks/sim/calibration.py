@@ -32,7 +32,7 @@ class PrefillTime:
 class DecodeTime:
     """`step_s`: the mean time between tokens while `sequences` ran together with `kv_tokens` in all, in the mean."""
 
-    sequences: int
+    sequences: float
     kv_tokens: float
     step_s: float
 

@@ -1,0 +1,150 @@
+"""How well the simulator predicts a live system: the same requests' times, live and simulated, side by side. Pure.
+
+The error of a quantile is simulated / live - 1, of the two distributions over the same requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from benchmarks import plots
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+QUANTILES = (0.5, 0.95)
+MEASURES = ("ttft", "tpot", "jct")
+JUDGED = ("ttft", "tpot")
+AIM_PERCENT = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Of one request, seconds: to the first token, per token after it (None: it had one only), to the last token."""
+
+    ttft_s: float
+    tpot_s: float | None
+    jct_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One quantile, milliseconds. `low_ms` and `high_ms`: over the simulation's seeds (ties drawn differently)."""
+
+    measure: str
+    quantile: float
+    live_ms: float
+    simulated_ms: float
+    low_ms: float
+    high_ms: float
+
+    @property
+    def error_percent(self) -> float:
+        return 100.0 * (self.simulated_ms / self.live_ms - 1.0)
+
+    @property
+    def met(self) -> bool | None:
+        """Whether it is within the aim; None where there is none."""
+        return abs(self.error_percent) <= AIM_PERCENT if self.measure in JUDGED else None
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One answer's decode phase: seconds of the first and last token on one clock, and what it held."""
+
+    first_s: float
+    last_s: float
+    prompt_tokens: int
+    output_tokens: int
+
+
+def compare(live: Sequence[Times], simulated: Sequence[Sequence[Times]]) -> list[Line]:
+    """A line for each measure and quantile. `simulated`: one row a seed; their requests are taken together."""
+    if not live or not simulated or not all(simulated):
+        raise ValueError("nothing to compare: a side has no finished request")
+    lines = []
+    for measure in MEASURES:
+        seen = values(live, measure)
+        runs = [values(run, measure) for run in simulated]
+        for quantile in QUANTILES:
+            by_seed = [float(np.quantile(run, quantile)) for run in runs]
+            lines.append(
+                Line(
+                    measure,
+                    quantile,
+                    1e3 * float(np.quantile(seen, quantile)),
+                    1e3 * float(np.quantile(np.concatenate(runs), quantile)),
+                    1e3 * min(by_seed),
+                    1e3 * max(by_seed),
+                )
+            )
+    return lines
+
+
+def values(times: Sequence[Times], measure: str) -> np.ndarray:
+    """One measure of all requests that have it, seconds, sorted."""
+    found = [getattr(one, f"{measure}_s") for one in times]
+    return np.sort(np.array([value for value in found if value is not None], dtype=np.float64))
+
+
+def table(lines: Sequence[Line]) -> str:
+    """As text."""
+    rows = [f"{'':12}{'live':>10}{'simulated':>12}{'error':>10}   over seeds of the ties"]
+    for one in lines:
+        name = f"{one.measure.upper()} p{100 * one.quantile:.0f}"
+        flag = "" if one.met is not False else f"   above {AIM_PERCENT:.0f} %"
+        rows.append(
+            f"{name:12}{one.live_ms:8,.1f} ms{one.simulated_ms:9,.1f} ms{one.error_percent:+8.1f} %"
+            f"   {one.low_ms:,.1f} .. {one.high_ms:,.1f} ms{flag}"
+        )
+    return "\n".join(rows)
+
+
+def figure(cases: dict[str, tuple[Sequence[Times], Sequence[Sequence[Times]]]]) -> Figure:
+    """The distributions, a row of panels a case: live as a line, each simulated seed as a thin one."""
+    made, axes = plots.figure(columns=len(MEASURES), rows=len(cases), width=3.4, height=2.7)
+    panels = iter(axes)
+    for name, (live, simulated) in cases.items():
+        for measure in MEASURES:
+            panel = next(panels)
+            for run in simulated:
+                _cdf(panel, values(run, measure), plots.COLOURS[1], 0.7)
+            _cdf(panel, values(live, measure), plots.COLOURS[0], 1.8)
+            panel.set(xlabel=f"{measure.upper()}, ms", ylabel="share of requests", ylim=(0, 1))
+            panel.set_title(name if measure == MEASURES[0] else "", loc="left")
+            panel.text(0.97, 0.16, "live", color=plots.COLOURS[0], ha="right", transform=panel.transAxes)
+            panel.text(0.97, 0.06, "simulated", color=plots.COLOURS[1], ha="right", transform=panel.transAxes)
+    return made
+
+
+def _cdf(panel: plots.Axes, seconds: np.ndarray, colour: str, width: float) -> None:
+    panel.plot(1e3 * seconds, np.arange(1, len(seconds) + 1) / len(seconds), color=colour, linewidth=width)
+
+
+def decode_load(streams: Sequence[Stream]) -> list[tuple[float, float, float]]:
+    """For each answer that streamed: (sequences, KV tokens, seconds a step), the first two in the mean over its decode
+    phase, itself included. Answers that began or ended meanwhile count for the part that they ran.
+    """
+    found = []
+    for one in streams:
+        length_s = one.last_s - one.first_s
+        if one.output_tokens < 2 or length_s <= 0:
+            continue
+        sequences = kv_tokens = 0.0
+        for other in streams:
+            low, high = max(one.first_s, other.first_s), min(one.last_s, other.last_s)
+            if high > low:
+                share = (high - low) / length_s
+                sequences += share
+                kv_tokens += share * (other.prompt_tokens + _grown(other, (low + high) / 2))
+        found.append((sequences, kv_tokens, length_s / (one.output_tokens - 1)))
+    return found
+
+
+def _grown(stream: Stream, at_s: float) -> float:
+    """Output tokens at a time within its decode phase."""
+    return 1 + (stream.output_tokens - 1) * (at_s - stream.first_s) / (stream.last_s - stream.first_s)
