@@ -12,7 +12,7 @@ SLOW = live or vllm or chaos or browser
 export VENV PORT CONFIG ARGS PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-cuda serve test test-fast test-live lint lint-format lint-rules lint-types lint-arrows format bench-predictors bench-decisions bench-overhead bench-policies bench-papers clean
+.PHONY: help setup setup-cuda serve test test-fast test-live lint lint-format lint-rules lint-types lint-arrows format bench-predictors bench-decisions bench-overhead bench-policies bench-papers bench-truth clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -72,6 +72,9 @@ bench-papers: setup ## the papers' figures re-run at a reduced size: paper, ours
 
 bench-overhead: setup ## what Sluice adds to an engine: latency, throughput, CPU, memory
 	$(PY) -m benchmarks.live.overhead $(ARGS)
+
+bench-truth: setup ## the simulator against a live app on sim engines (ARGS="--engines vllm": against vLLM): errors of TTFT and TPOT
+	$(PY) -m benchmarks.experiments.validate_live $(ARGS)
 
 clean: ## remove the environment and all caches of this folder (not the converted model)
 	rm -rf $(VENV) .ci/work.* build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -14,6 +14,7 @@ import numpy as np
 from benchmarks import plots
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 QUANTILES = (0.5, 0.95)
@@ -121,7 +122,7 @@ def figure(cases: dict[str, tuple[Sequence[Times], Sequence[Sequence[Times]]]]) 
     return made
 
 
-def _cdf(panel: plots.Axes, seconds: np.ndarray, colour: str, width: float) -> None:
+def _cdf(panel: Axes, seconds: np.ndarray, colour: str, width: float) -> None:
     panel.plot(1e3 * seconds, np.arange(1, len(seconds) + 1) / len(seconds), color=colour, linewidth=width)
 
 

@@ -7,7 +7,7 @@ Both sides get the same arrivals (Poisson), prompt and output lengths, policies 
 told is measured before, on other requests than those judged:
 
     sim     the engines' timing is given; lone requests give what ingress, router and HTTP add (ControlPlane.ingress_s)
-    vllm    lone requests and bursts give the timing profile (benchmarks.sim.calibration); the control plane is as shipped
+    vllm    lone requests and bursts give the timing profile (benchmarks.sim.calibration); the control plane is stock
 
 Policies decide by drawn ties, so the simulation is run under several seeds. Not an experiment of `benchmarks run`: it
 needs a live app and a quiet machine. Exit status 1 if an answer was lost or an error is above the aim.
@@ -51,6 +51,9 @@ from policies.state.views import Role
 OUT = ROOT / "benchmarks" / "results" / "experiments" / "validate_live"
 COMPLETIONS = "/v1/completions"
 VOCABULARY = 30_000  # token ids are drawn below it, so that no prompt shares a prefix
+NICENESS = {
+    "RAY_worker_niceness": "0"
+}  # Ray's 15 would let any other program of the machine into the measurement
 PATIENCE_S = 120.0  # for the answers after the last request was sent
 
 SIM_PROFILE = TimingProfile(
@@ -114,7 +117,8 @@ class Setup:
         ]
         path = "sim" if self.kind == "sim" else MODEL
         args = {"model": {"path": path, "name": self.model}, "engines": engines}
-        return sluice_app(f"Sluice, {self.kind}", folder / "app.yaml", args, 600.0)
+        made = sluice_app(f"Sluice, {self.kind}", folder / "app.yaml", args, 600.0)
+        return replace(made, env=NICENESS)
 
     def simulated(
         self, profile: TimingProfile, control: ControlPlane, policies: tuple[str, str], seed: int

@@ -95,9 +95,9 @@ class _Pool:
         await connection.ask(answer, request)
 
     def close(self) -> None:
-        """Ends every connection."""
+        """Ends every connection; what is still under way stays unanswered."""
         for connection in self._all:
-            connection.transport.abort()
+            connection.drop()
 
 
 class _Connection(asyncio.Protocol):
@@ -123,6 +123,11 @@ class _Connection(asyncio.Protocol):
         answer.sent_s = time.monotonic() - self._pool.start_s
         self.transport.write(request)
         return self._ended
+
+    def drop(self) -> None:
+        """Ends the connection without a word about its request."""
+        self._answer = None
+        self.transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
