@@ -67,6 +67,17 @@ def events_and_snapshots(calls: int, seed: int) -> list[Timing]:
                 tokens[rid] += 1
             yield partial(state.apply, ev.ProgressedMany(1.0, tuple(tokens.items())))
 
+    def all_forecast(then_look: bool) -> Iterator[Callable[[], object]]:
+        """Every request has a forecast, as with a length predictor."""
+        for rid, done in tokens.items():
+            state.apply(ev.ForecastMade(1.0, rid, done, float(rng.randint(1, 300))))
+        for call in many():
+            yield partial(look_after, call) if then_look else call
+
+    def look_after(call: Callable[[], object]) -> None:
+        call()
+        state.snapshot(1.0)
+
     def steps() -> Iterator[Callable[[], object]]:
         for _ in range(max(5, calls // 100)):
             yield partial(step, [progress() for _ in range(1000)])
@@ -77,6 +88,8 @@ def events_and_snapshots(calls: int, seed: int) -> list[Timing]:
         timed("event + snapshot", (partial(both, progress()) for _ in range(calls))),
         timed("1,000 progress events + 1 snapshot, per event", steps(), 1000),
         timed("10,000 in one ProgressedMany, per item", many(), LIVE),
+        timed("the same, a forecast on every request", all_forecast(False), LIVE),
+        timed("the same, and a snapshot after each", all_forecast(True), LIVE),
         timed("snapshot without a change", (partial(state.snapshot, 1.0) for _ in range(calls))),
     ]
 

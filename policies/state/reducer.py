@@ -1,6 +1,6 @@
 """The one memory: events in, snapshot out. For the live router and the simulator alike (DESIGN section 1).
 
-Every charge (prefill in progress, KV tokens, decode slots, pool entry) hangs on exactly one `_Live` record and is a
+Every charge (prefill in progress, KV tokens, decode slots, pool entry) hangs on exactly one `Live` record and is a
 function of that record (`_book`): a change of stage books the old charges off and the new ones on, so a counter cannot
 drift, whatever ends the request.
 
@@ -16,95 +16,29 @@ worker the departure of every request that has a forecast. Engine reports are ke
 """
 
 import math
-from bisect import bisect_left, bisect_right, insort
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 from policies.routing.oracle import Oracle
 from policies.state import events as ev
+from policies.state.charges import Growth, Live, LiveStage, Load, view_of
 from policies.state.indicators import mean_indicators
+from policies.state.pool import Pool, PoolKey, pool_key
 from policies.state.prefix_hits import IndexHits
 from policies.state.prefix_index import PrefixIndex
-from policies.state.quick import quick
 from policies.state.views import (
     NO_HITS,
-    Departure,
-    Health,
-    Indicators,
     PoolEntry,
     Request,
     RequestId,
     Role,
     Snapshot,
-    Transfers,
     Worker,
     WorkerId,
 )
 
 INDICATOR_WINDOW_S = 2.0  # ASSUMPTION: FlowKV names a sliding window, not its length; 20 reports of 0.1 s
-
-
-class LiveStage(Enum):
-    """Where a live request is; see the module's table for what each stage charges."""
-
-    QUEUED = "queued"
-    PREFILL = "prefill"
-    POOL = "pool"
-    TRANSFER = "transfer"
-    DECODE = "decode"
-
-
-@dataclass(slots=True)
-class _Live:
-    """A live request and what it charges. Mutable, private to the reducer."""
-
-    request: Request
-    stage: LiveStage = LiveStage.QUEUED
-    prefill_worker: WorkerId | None = None
-    decode_worker: WorkerId | None = None
-    tokens: int = 0
-    prefills: int = 0
-    finishes_at_tokens: float | None = None  # forecast: tokens of one sequence at its end; None = stays
-
-    @property
-    def departure_step(self) -> int | None:
-        """Decode steps until it is gone (floor 1: while it runs it never counts as gone now); None = stays."""
-        if self.finishes_at_tokens is None:
-            return None
-        return max(1, math.ceil(self.finishes_at_tokens - self.tokens / self.request.slots))
-
-    @property
-    def colocated(self) -> bool:
-        """It prefills and decodes on one worker. (Past admission only the decode worker is kept.)"""
-        return self.stage is LiveStage.PREFILL and self.decode_worker is not None
-
-
-@dataclass(slots=True)
-class _Load:
-    """A worker's facts and charges. Mutable, private to the reducer; `view` is its cached frozen form."""
-
-    up: ev.EngineUp
-    health: Health
-    prefilling: int = 0
-    prefilling_tokens: int = 0
-    slots_used: int = 0
-    kv_tokens: int = 0
-    foreign_kv_tokens: int = 0
-    status: ev.EngineStatus | None = None
-    sending: int = 0
-    transfers: dict[tuple[WorkerId, int], int] = field(default_factory=dict)  # (to, priority) -> count
-    departures: dict[int, tuple[int, int]] = field(default_factory=dict)  # step -> sequences, KV tokens
-    reports: deque[tuple[ev.EngineStatus, int]] = field(default_factory=deque)  # with `sending` at that time
-    indicators: Indicators | None = None
-    unreported: int = 0
-    transfers_view: tuple[Transfers, ...] | None = ()  # None: changed since it was made
-    departures_view: tuple[Departure, ...] | None = ()
-
-
-PoolKey = tuple[int, float, RequestId]  # (priority, entered_s, rid): the order in which entries are served
 
 
 @dataclass(slots=True)
@@ -115,21 +49,18 @@ class ClusterState:
     they were last called; `fleet_version` grows when a worker comes, goes, or changes its facts or health.
     """
 
-    _live: dict[RequestId, _Live] = field(default_factory=dict)
-    _loads: dict[WorkerId, _Load] = field(default_factory=dict)
+    _live: dict[RequestId, Live] = field(default_factory=dict)
+    _loads: dict[WorkerId, Load] = field(default_factory=dict)
     _views: dict[WorkerId, Worker] = field(default_factory=dict)
     _dirty: set[WorkerId] = field(default_factory=set)
-    _pool: dict[RequestId, PoolEntry] = field(default_factory=dict)
-    _order: list[PoolKey] = field(default_factory=list)  # the pool's keys, ascending
+    _pool: Pool = field(default_factory=Pool)
     _eased: set[WorkerId] = field(default_factory=set)
-    _entered: list[RequestId] = field(default_factory=list)
     _last_chosen: dict[str, WorkerId] = field(default_factory=dict)
     _oracle: Oracle | None = None
     _prefix: dict[str, PrefixIndex] = field(default_factory=dict)  # by engine group
     _hit_memo: dict[RequestId, tuple[int, dict[WorkerId, int]]] = field(default_factory=dict)
     refused_items: int = 0  # of ProgressedMany, since the start
     fleet_version: int = 0
-    left_pool: int = 0  # entries that have left the pool, since the start
 
     # --------------------------------------------------------------------------------------------------- queries
 
@@ -144,7 +75,7 @@ class ClusterState:
                 if load is None:
                     views.pop(worker, None)
                 else:
-                    views[worker] = _view(load)
+                    views[worker] = view_of(load)
             # by id, whenever snapshots are taken: else sums over workers would differ in their last digit in a replay
             self._views = dict(sorted(views.items())) if joined else views
             self._dirty.clear()
@@ -157,22 +88,15 @@ class ClusterState:
         load = self._loads.get(worker)
         if load is None:
             return None
-        return _view(load) if worker in self._dirty else self._views[worker]
+        return view_of(load) if worker in self._dirty else self._views[worker]
 
     def waiting(self, after: PoolKey | None = None, most: int | None = None) -> list[PoolEntry]:
         """Pool entries in the order in which they should be served: the first `most` behind `after`."""
-        start = 0 if after is None else bisect_right(self._order, after)
-        keys = self._order[start:] if most is None else self._order[start : start + most]
-        return [self._pool[rid] for _, _, rid in keys]
+        return self._pool.waiting(after, most)
 
     def oldest_of_each_priority(self) -> list[PoolKey]:
         """The key of the entry that has waited longest, for each priority in the pool, most urgent first."""
-        keys: list[PoolKey] = []
-        at = 0
-        while at < len(self._order):
-            keys.append(self._order[at])
-            at = bisect_left(self._order, (keys[-1][0] + 1,))
-        return keys
+        return self._pool.oldest_of_each_priority()
 
     def take_eased(self) -> set[WorkerId]:
         """The workers where slots or KV were given back since the last call."""
@@ -181,8 +105,7 @@ class ClusterState:
 
     def take_entered(self) -> list[PoolEntry]:
         """The entries that came into the pool since the last call and are in it now, oldest first."""
-        entered, self._entered = self._entered, []
-        return [self._pool[rid] for rid in dict.fromkeys(entered) if rid in self._pool]
+        return self._pool.take_entered()
 
     def prefix_index(self, group: str) -> PrefixIndex | None:
         """The group's prefix index (sizes, and the feeds that want a replay); None before its first KV event."""
@@ -213,11 +136,11 @@ class ClusterState:
 
     def pool_entry(self, rid: RequestId) -> PoolEntry:
         """The pool's entry of `rid`. Raises KeyError when it is not in the pool."""
-        return self._pool[rid]
+        return self._pool.entries[rid]
 
     def find_waiting(self, rid: RequestId) -> PoolEntry | None:
         """The pool's entry of `rid`, if it is in the pool."""
-        return self._pool.get(rid)
+        return self._pool.entries.get(rid)
 
     @property
     def in_flight(self) -> int:
@@ -226,7 +149,12 @@ class ClusterState:
 
     @property
     def pool_size(self) -> int:
-        return len(self._pool)
+        return len(self._pool.entries)
+
+    @property
+    def left_pool(self) -> int:
+        """Entries that have left the pool, since the start."""
+        return self._pool.left
 
     @property
     def leases(self) -> int:
@@ -246,7 +174,7 @@ class ClusterState:
         if known is not None:
             self._move(known, LiveStage.QUEUED)
             self._hit_memo.pop(request.rid, None)  # its prompt may have grown
-        self._live[request.rid] = _Live(request, prefills=known.prefills if known else 0)
+        self._live[request.rid] = Live(request, prefills=known.prefills if known else 0)
 
     def _prefill_routed(self, event: ev.PrefillRouted) -> None:
         live, load = self._need(event.rid, LiveStage.QUEUED, LiveStage.POOL), self._need_worker(event.worker)
@@ -263,21 +191,11 @@ class ClusterState:
         self._move(live, LiveStage.POOL, prefill_worker=live.prefill_worker)
         self._enter_pool(live, event.now_s, event.lease_until_s, event.kv_bytes, event.cached_tokens)
 
-    def _enter_pool(
-        self, live: _Live, now_s: float, lease_until_s: float, kv_bytes: int, cached: int
-    ) -> None:
+    def _enter_pool(self, live: Live, now_s: float, lease_until_s: float, kv_bytes: int, cached: int) -> None:
         assert live.prefill_worker is not None
         group = self._loads[live.prefill_worker].up.group
         entry = PoolEntry(live.request, live.prefill_worker, group, now_s, lease_until_s, kv_bytes, cached)
-        self._pool[live.request.rid] = entry
-        insort(self._order, pool_key(entry))
-        self._entered.append(live.request.rid)
-
-    def _leave_pool(self, rid: RequestId) -> None:
-        entry = self._pool.pop(rid, None)
-        if entry is not None:
-            del self._order[bisect_left(self._order, pool_key(entry))]
-            self.left_pool += 1
+        self._pool.add(entry)
 
     def _decode_routed(self, event: ev.DecodeRouted) -> None:
         live, load = self._need(event.rid, LiveStage.POOL), self._need_worker(event.worker)
@@ -301,33 +219,38 @@ class ClusterState:
         self._grow(live, event.tokens)
 
     def _progressed_many(self, event: ev.ProgressedMany) -> None:
-        lives, decode, now_s = self._live, LiveStage.DECODE, event.now_s
+        lives, loads, decode = self._live, self._loads, LiveStage.DECODE
+        grown: dict[WorkerId, list[Growth]] = {}  # of the requests with a forecast
         for rid, tokens in event.items:
             live = lives.get(rid)
-            if live is not None and live.stage is decode and tokens >= live.tokens:
-                self._grow(live, tokens)
+            if live is None or live.stage is not decode or tokens < live.tokens:
+                try:  # its first: it is admitted by this, or refused
+                    self._progressed(ev.Progressed(event.now_s, rid, tokens))
+                except ev.StaleEvent:
+                    self.refused_items += 1
                 continue
-            try:
-                self._progressed(
-                    ev.Progressed(now_s, rid, tokens)
-                )  # its first: it is admitted by this, or refused
-            except ev.StaleEvent:
-                self.refused_items += 1
+            before, worker = live.tokens, live.decode_worker
+            live.tokens = tokens
+            if worker is not None:
+                loads[worker].kv_tokens += tokens - before
+                if worker not in grown:
+                    grown[worker] = []
+                if live.finishes_at_tokens is not None:
+                    grown[worker].append((live, before, tokens))
+        self._dirty.update(grown)
+        for worker, growths in grown.items():
+            if growths:
+                loads[worker].departures.grew(growths)
 
-    def _grow(self, live: _Live, tokens: int) -> None:
+    def _grow(self, live: Live, tokens: int) -> None:
         """A decoding request has generated so many tokens: only its worker's KV and its departure change."""
-        grown = tokens - live.tokens
-        worker = live.decode_worker
-        if worker is None:  # it died: what it did before may still be told
-            live.tokens = tokens
-            return
-        load = self._loads[worker]
-        if live.finishes_at_tokens is None:
-            live.tokens = tokens
-        else:
-            _regrow_departure(load, live, tokens)
-        load.kv_tokens += grown
-        self._dirty.add(worker)
+        before, live.tokens = live.tokens, tokens
+        if live.decode_worker is not None:  # else it died: what it did before may still be told
+            load = self._loads[live.decode_worker]
+            load.kv_tokens += tokens - before
+            if live.finishes_at_tokens is not None:
+                load.departures.grew([(live, before, tokens)])
+            self._dirty.add(live.decode_worker)
 
     def _forecast_made(self, event: ev.ForecastMade) -> None:
         live = self._need(event.rid)
@@ -339,14 +262,14 @@ class ClusterState:
         at_tokens = event.tokens / live.request.slots
         self._forecast(live, None if finishes_in is None else at_tokens + finishes_in)
 
-    def _forecast(self, live: _Live, finishes_at_tokens: float | None) -> None:
+    def _forecast(self, live: Live, finishes_at_tokens: float | None) -> None:
         load = self._loads.get(live.decode_worker) if live.decode_worker else None
         if load is not None and live.finishes_at_tokens is not None:
-            _book_departure(load, live, -1)
+            load.departures.book(live, -1)
         live.finishes_at_tokens = finishes_at_tokens
         if load is not None:
             if finishes_at_tokens is not None:
-                _book_departure(load, live, +1)
+                load.departures.book(live, +1)
             self._dirty.add(load.up.worker)
 
     def _oracle_refreshed(self, event: ev.OracleRefreshed) -> None:
@@ -375,7 +298,7 @@ class ClusterState:
         rid = event.request.rid
         if rid in self._live:
             raise ev.StaleEvent(f"request {rid} is known already")
-        live = _Live(event.request, tokens=event.tokens, prefills=1)
+        live = Live(event.request, tokens=event.tokens, prefills=1)
         prefill = event.prefill_worker if event.prefill_worker in self._loads else None
         decode = event.decode_worker if event.decode_worker in self._loads else None
         self._live[rid] = live
@@ -392,7 +315,7 @@ class ClusterState:
     def _engine_up(self, event: ev.EngineUp) -> None:
         load = self._loads.get(event.worker)
         if load is None:
-            self._loads[event.worker] = _Load(event, event.health)
+            self._loads[event.worker] = Load(event, event.health)
         else:
             if load.up.group != event.group and load.up.group in self._prefix:
                 self._prefix[load.up.group].drop(event.worker)
@@ -416,7 +339,7 @@ class ClusterState:
                 self._book_transfer(live, -1)  # it hangs on the sender, who may live
                 live.decode_worker = None
             if live.prefill_worker is None:
-                self._leave_pool(live.request.rid)
+                self._pool.remove(live.request.rid)
 
     def _engine_status(self, event: ev.EngineStatus) -> None:
         load = self._need_worker(event.worker)
@@ -435,7 +358,7 @@ class ClusterState:
 
     # --------------------------------------------------------------------------------------------------- charges
 
-    def _need(self, rid: RequestId, *stages: LiveStage) -> _Live:
+    def _need(self, rid: RequestId, *stages: LiveStage) -> Live:
         live = self._live.get(rid)
         if live is None:
             raise ev.StaleEvent(f"request {rid} is not known (closed, or from before a restart)")
@@ -443,7 +366,7 @@ class ClusterState:
             raise ev.StaleEvent(f"request {rid} is in stage {live.stage.value}: the event does not fit")
         return live
 
-    def _need_worker(self, worker: WorkerId) -> _Load:
+    def _need_worker(self, worker: WorkerId) -> Load:
         load = self._loads.get(worker)
         if load is None:
             raise ev.StaleEvent(f"worker {worker} is not known")
@@ -451,7 +374,7 @@ class ClusterState:
 
     def _move(
         self,
-        live: _Live,
+        live: Live,
         stage: LiveStage,
         prefill_worker: WorkerId | None = None,
         decode_worker: WorkerId | None = None,
@@ -463,13 +386,13 @@ class ClusterState:
             self._eased.add(live.decode_worker)
         self._book(live, -1)
         if live.stage is LiveStage.POOL:
-            self._leave_pool(live.request.rid)
+            self._pool.remove(live.request.rid)
         if stage in (LiveStage.QUEUED, LiveStage.PREFILL):
             live.tokens, live.finishes_at_tokens = 0, None
         live.stage, live.prefill_worker, live.decode_worker = stage, prefill_worker, decode_worker
         self._book(live, +1)
 
-    def _book(self, live: _Live, sign: int) -> None:
+    def _book(self, live: Live, sign: int) -> None:
         """Adds (+1) or takes back (-1) what `live` charges now, by the table in the module's docstring."""
         stage, request = live.stage, live.request
         prefill = self._loads.get(live.prefill_worker) if live.prefill_worker else None
@@ -488,10 +411,10 @@ class ClusterState:
             if decode is not prefill:  # a colocated prompt is charged once
                 decode.kv_tokens += sign * (request.prompt_tokens + live.tokens)
             if live.finishes_at_tokens is not None:
-                _book_departure(decode, live, sign)
+                decode.departures.book(live, sign)
             self._dirty.add(decode.up.worker)
 
-    def _book_transfer(self, live: _Live, sign: int) -> None:
+    def _book_transfer(self, live: Live, sign: int) -> None:
         sender = self._loads.get(live.prefill_worker) if live.prefill_worker else None
         if sender is None or live.stage is not LiveStage.TRANSFER or live.decode_worker is None:
             return
@@ -503,37 +426,6 @@ class ClusterState:
             del sender.transfers[key]
         sender.transfers_view = None
         self._dirty.add(sender.up.worker)
-
-
-def _regrow_departure(load: _Load, live: _Live, tokens: int) -> None:
-    """The same as booking it off, growing it, and booking it on, in one go: it runs for most tokens."""
-    request, at_tokens, departures = live.request, live.finishes_at_tokens, load.departures
-    assert at_tokens is not None
-    slots, held = request.slots, request.prompt_tokens + live.tokens
-    before = max(1, math.ceil(at_tokens - live.tokens / slots))
-    after = max(1, math.ceil(at_tokens - tokens / slots))
-    sequences, kv_tokens = departures[before]
-    if sequences > slots:
-        departures[before] = sequences - slots, kv_tokens - held
-    else:
-        del departures[before]
-    sequences, kv_tokens = departures.get(after, (0, 0))
-    departures[after] = sequences + slots, kv_tokens + request.prompt_tokens + tokens
-    live.tokens = tokens
-    load.departures_view = None
-
-
-def _book_departure(load: _Load, live: _Live, sign: int) -> None:
-    step = live.departure_step
-    assert step is not None
-    load.departures_view = None
-    sequences, kv_tokens = load.departures.get(step, (0, 0))
-    sequences += sign * live.request.slots
-    if sequences:
-        kv_tokens += sign * (live.request.prompt_tokens + live.tokens)
-        load.departures[step] = (sequences, kv_tokens)
-    else:
-        del load.departures[step]
 
 
 _HANDLERS: dict[type, Callable[[ClusterState, Any], None]] = {
@@ -558,51 +450,12 @@ _HANDLERS: dict[type, Callable[[ClusterState, Any], None]] = {
 }
 
 
-_quick_worker = quick(Worker)
-
-
-def _view(load: _Load) -> Worker:
-    """Its frozen form; the values in the order of Worker's fields."""
-    if load.transfers_view is None:
-        load.transfers_view = tuple([Transfers(*key, n) for key, n in sorted(load.transfers.items())])
-    if load.departures_view is None:
-        load.departures_view = tuple(
-            [Departure(step, *gone) for step, gone in sorted(load.departures.items())]
-        )
-    up, status = load.up, load.status
-    return _quick_worker(
-        up.worker,
-        up.role,
-        up.group,
-        up.node,
-        load.health,
-        up.slots,
-        up.kv_capacity_tokens,
-        load.prefilling,
-        load.prefilling_tokens,
-        load.slots_used,
-        load.kv_tokens,
-        load.foreign_kv_tokens,
-        status.running if status is not None else None,
-        status.waiting if status is not None else None,
-        status.now_s if status is not None else None,
-        up.barrier,
-        load.sending,
-        load.transfers_view,
-        load.departures_view,
-        load.indicators,
-        load.unreported,
-    )
-
-
-def pool_key(entry: PoolEntry) -> PoolKey:
-    """Where the entry stands in the pool."""
-    return entry.request.priority, entry.entered_s, entry.request.rid
-
-
 def role_of(name: str) -> Role:
     """The Role of a name from the wire or a config. Raises ValueError naming the allowed ones."""
     try:
         return Role(name)
     except ValueError:
         raise ValueError(f"role {name!r}: allowed are {', '.join(role.value for role in Role)}") from None
+
+
+__all__ = ["INDICATOR_WINDOW_S", "ClusterState", "LiveStage", "PoolKey", "pool_key", "role_of"]

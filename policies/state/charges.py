@@ -1,0 +1,193 @@
+"""What a live request charges and what a worker is charged: the reducer's mutable records, and a worker's frozen form.
+
+Private to `reducer`, which alone changes them, by the table in its docstring.
+"""
+
+import functools
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from policies.state import events as ev
+from policies.state.quick import quick
+from policies.state.views import (
+    Departure,
+    Health,
+    Indicators,
+    Request,
+    RequestId,
+    Transfers,
+    Worker,
+    WorkerId,
+)
+
+
+class LiveStage(Enum):
+    """Where a live request is; see the reducer's table for what each stage charges."""
+
+    QUEUED = "queued"
+    PREFILL = "prefill"
+    POOL = "pool"
+    TRANSFER = "transfer"
+    DECODE = "decode"
+
+
+@dataclass(slots=True)
+class Live:
+    """A live request and what it charges."""
+
+    request: Request
+    stage: LiveStage = LiveStage.QUEUED
+    prefill_worker: WorkerId | None = None
+    decode_worker: WorkerId | None = None
+    tokens: int = 0
+    prefills: int = 0
+    finishes_at_tokens: float | None = None  # forecast: tokens of one sequence at its end; None = stays
+
+    @property
+    def colocated(self) -> bool:
+        """It prefills and decodes on one worker. (Past admission only the decode worker is kept.)"""
+        return self.stage is LiveStage.PREFILL and self.decode_worker is not None
+
+
+# Departure(*row), without a call in Python for each
+_departure: Callable[[tuple[int, int, int]], Departure] = functools.partial(tuple.__new__, Departure)
+
+Growth = tuple[Live, int, int]  # a request, its tokens before and after
+
+
+@dataclass(slots=True)
+class Departures:
+    """The sequences of one worker that are forecast to go, by decode step from now (floor 1: while one runs it never
+    counts as gone now).
+
+    A token moves its request to another step. Where many of the worker's requests grow at once the steps are dropped
+    and counted anew when they are next looked at, which costs a quarter of moving each.
+    """
+
+    lives: dict[RequestId, Live] = field(default_factory=dict)
+    steps: dict[int, tuple[int, int]] | None = field(
+        default_factory=dict
+    )  # sequences, KV tokens; None: dropped
+    shown: tuple[Departure, ...] | None = ()  # None: changed since it was made
+
+    def book(self, live: Live, sign: int) -> None:
+        """Adds (+1) or takes off (-1) a request that has a forecast, as it is now."""
+        if sign > 0:
+            self.lives[live.request.rid] = live
+        else:
+            del self.lives[live.request.rid]
+        self.shown = None
+        if self.steps is not None:
+            _count(self.steps, live, live.tokens, sign)
+
+    def grew(self, growths: list[Growth]) -> None:
+        """Requests of this worker with a forecast have generated more tokens."""
+        self.shown = None
+        if self.steps is None:
+            return
+        if 4 * len(growths) >= len(self.lives):
+            self.steps = None
+            return
+        for live, before, after in growths:
+            _count(self.steps, live, before, -1)
+            _count(self.steps, live, after, +1)
+
+    def view(self) -> tuple[Departure, ...]:
+        """By step, ascending."""
+        if self.steps is None:
+            self.steps = self._count_all()
+        if self.shown is None:
+            rows = sorted([(step, *gone) for step, gone in self.steps.items()])
+            self.shown = tuple(map(_departure, rows))
+        return self.shown
+
+    def _count_all(self) -> dict[int, tuple[int, int]]:
+        """`_count` of every request, written out: it runs for most tokens."""
+        steps: dict[int, tuple[int, int]] = {}
+        ceil = math.ceil
+        for live in self.lives.values():
+            request, tokens, at_tokens = live.request, live.tokens, live.finishes_at_tokens
+            assert at_tokens is not None
+            slots, held = request.slots, request.prompt_tokens + tokens
+            step = ceil(at_tokens - (tokens if slots == 1 else tokens / slots))
+            if step < 1:
+                step = 1
+            if step in steps:
+                sequences, kv_tokens = steps[step]
+                steps[step] = sequences + slots, kv_tokens + held
+            else:
+                steps[step] = slots, held
+        return steps
+
+
+def _count(steps: dict[int, tuple[int, int]], live: Live, tokens: int, sign: int) -> None:
+    """Counts the request in or out at the step that follows from so many tokens."""
+    request, at_tokens = live.request, live.finishes_at_tokens
+    assert at_tokens is not None
+    slots = request.slots
+    step = math.ceil(at_tokens - tokens / slots)
+    if step < 1:
+        step = 1
+    sequences, kv_tokens = steps.get(step, (0, 0))
+    sequences += sign * slots
+    if sequences:
+        steps[step] = sequences, kv_tokens + sign * (request.prompt_tokens + tokens)
+    else:
+        del steps[step]
+
+
+@dataclass(slots=True)
+class Load:
+    """A worker's facts and charges."""
+
+    up: ev.EngineUp
+    health: Health
+    prefilling: int = 0
+    prefilling_tokens: int = 0
+    slots_used: int = 0
+    kv_tokens: int = 0
+    foreign_kv_tokens: int = 0
+    status: ev.EngineStatus | None = None
+    sending: int = 0
+    transfers: dict[tuple[WorkerId, int], int] = field(default_factory=dict)  # (to, priority) -> count
+    departures: Departures = field(default_factory=Departures)
+    reports: deque[tuple[ev.EngineStatus, int]] = field(default_factory=deque)  # with `sending` at that time
+    indicators: Indicators | None = None
+    unreported: int = 0
+    transfers_view: tuple[Transfers, ...] | None = ()  # None: changed since it was made
+
+
+_quick_worker = quick(Worker)
+
+
+def view_of(load: Load) -> Worker:
+    """Its frozen form; the values in the order of Worker's fields."""
+    if load.transfers_view is None:
+        load.transfers_view = tuple([Transfers(*key, n) for key, n in sorted(load.transfers.items())])
+    up, status = load.up, load.status
+    return _quick_worker(
+        up.worker,
+        up.role,
+        up.group,
+        up.node,
+        load.health,
+        up.slots,
+        up.kv_capacity_tokens,
+        load.prefilling,
+        load.prefilling_tokens,
+        load.slots_used,
+        load.kv_tokens,
+        load.foreign_kv_tokens,
+        status.running if status is not None else None,
+        status.waiting if status is not None else None,
+        status.now_s if status is not None else None,
+        up.barrier,
+        load.sending,
+        load.transfers_view,
+        load.departures.view(),
+        load.indicators,
+        load.unreported,
+    )

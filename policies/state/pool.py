@@ -1,0 +1,55 @@
+"""The pool of finished prefills that wait for a decode worker, kept in the order in which they should be served."""
+
+from bisect import bisect_left, bisect_right, insort
+from dataclasses import dataclass, field
+
+from policies.state.views import PoolEntry, RequestId
+
+PoolKey = tuple[int, float, RequestId]  # (priority, entered_s, rid): the order in which entries are served
+
+
+def pool_key(entry: PoolEntry) -> PoolKey:
+    """Where the entry stands in the pool."""
+    return entry.request.priority, entry.entered_s, entry.request.rid
+
+
+@dataclass(slots=True)
+class Pool:
+    """Mutable, private to the reducer. `left`: entries that have left it, since the start."""
+
+    entries: dict[RequestId, PoolEntry] = field(default_factory=dict)
+    left: int = 0
+    _order: list[PoolKey] = field(default_factory=list)  # ascending
+    _entered: list[RequestId] = field(default_factory=list)
+
+    def add(self, entry: PoolEntry) -> None:
+        self.entries[entry.request.rid] = entry
+        insort(self._order, pool_key(entry))
+        self._entered.append(entry.request.rid)
+
+    def remove(self, rid: RequestId) -> None:
+        """Nothing happens to one that is not in it."""
+        entry = self.entries.pop(rid, None)
+        if entry is not None:
+            del self._order[bisect_left(self._order, pool_key(entry))]
+            self.left += 1
+
+    def waiting(self, after: PoolKey | None = None, most: int | None = None) -> list[PoolEntry]:
+        """Entries in the order in which they should be served: the first `most` behind `after`."""
+        start = 0 if after is None else bisect_right(self._order, after)
+        keys = self._order[start:] if most is None else self._order[start : start + most]
+        return [self.entries[rid] for _, _, rid in keys]
+
+    def oldest_of_each_priority(self) -> list[PoolKey]:
+        """The key of the entry that has waited longest, for each priority there is, most urgent first."""
+        keys: list[PoolKey] = []
+        at = 0
+        while at < len(self._order):
+            keys.append(self._order[at])
+            at = bisect_left(self._order, (keys[-1][0] + 1,))
+        return keys
+
+    def take_entered(self) -> list[PoolEntry]:
+        """The entries that came since the last call and are still here, oldest first."""
+        entered, self._entered = self._entered, []
+        return [self.entries[rid] for rid in dict.fromkeys(entered) if rid in self.entries]
