@@ -61,23 +61,6 @@ def events_and_snapshots(calls: int, seed: int) -> list[Timing]:
             state.apply(event)
         state.snapshot(1.0)
 
-    def many() -> Iterator[Callable[[], object]]:
-        for _ in range(max(5, calls // 100)):
-            for rid in tokens:
-                tokens[rid] += 1
-            yield partial(state.apply, ev.ProgressedMany(1.0, tuple(tokens.items())))
-
-    def all_forecast(then_look: bool) -> Iterator[Callable[[], object]]:
-        """Every request has a forecast, as with a length predictor."""
-        for rid, done in tokens.items():
-            state.apply(ev.ForecastMade(1.0, rid, done, float(rng.randint(1, 300))))
-        for call in many():
-            yield partial(look_after, call) if then_look else call
-
-    def look_after(call: Callable[[], object]) -> None:
-        call()
-        state.snapshot(1.0)
-
     def steps() -> Iterator[Callable[[], object]]:
         for _ in range(max(5, calls // 100)):
             yield partial(step, [progress() for _ in range(1000)])
@@ -87,11 +70,30 @@ def events_and_snapshots(calls: int, seed: int) -> list[Timing]:
         timed("event: engine status", (partial(state.apply, status(i)) for i in range(calls))),
         timed("event + snapshot", (partial(both, progress()) for _ in range(calls))),
         timed("1,000 progress events + 1 snapshot, per event", steps(), 1000),
-        timed("10,000 in one ProgressedMany, per item", many(), LIVE),
-        timed("the same, a forecast on every request", all_forecast(False), LIVE),
-        timed("the same, and a snapshot after each", all_forecast(True), LIVE),
+        *whole_steps(state, tokens, max(5, calls // 100), rng),
         timed("snapshot without a change", (partial(state.snapshot, 1.0) for _ in range(calls))),
     ]
+
+
+def whole_steps(state: ClusterState, tokens: dict[str, int], steps: int, rng: random.Random) -> list[Timing]:
+    """All requests one token on, in one event; then with a forecast on every one, as a length predictor makes them."""
+
+    def many(apply: Callable[[ev.Event], object]) -> Iterator[Callable[[], object]]:
+        for _ in range(steps):
+            for rid in tokens:
+                tokens[rid] += 1
+            yield partial(apply, ev.ProgressedMany(1.0, tuple(tokens.items())))
+
+    def look_after(event: ev.Event) -> None:
+        state.apply(event)
+        state.snapshot(1.0)
+
+    rows = [timed("10,000 in one ProgressedMany, per item", many(state.apply), LIVE)]
+    for rid, done in tokens.items():
+        state.apply(ev.ForecastMade(1.0, rid, done, float(rng.randint(1, 300))))
+    rows.append(timed("the same, a forecast on every request", many(state.apply), LIVE))
+    rows.append(timed("the same, and a snapshot after each", many(look_after), LIVE))
+    return rows
 
 
 def prefix_index(calls: int, seed: int, quick: bool) -> list[Timing]:
