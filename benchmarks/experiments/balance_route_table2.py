@@ -1,0 +1,106 @@
+"""BalanceRoute Table 2: the same cluster with G = 4, 8 and 16 decode workers, BR-H with the oracle as in the paper.
+
+Load per worker is held constant (requests come at `OVERLOAD` times what G balanced workers serve, the pool grows with
+G). The paper's throughput at G = 16 is held back by its prefill (five nodes for twice the decode workers); here prefill
+never is, so only ratios at equal G compare. The trace is Table 1's `recurring-long`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from benchmarks import plots as look
+from benchmarks.experiments import balance_route_cluster as cluster
+from benchmarks.experiments.balance_route_table1 import FIGURES, figure_name
+from benchmarks.experiments.base import Config, Metrics, Results, Row, Variant
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SUMMARY = "BalanceRoute Table 2: routers behind a barrier of 4, 8 and 16 decode workers"
+SEEDS = (2, 1)
+WORKERS = (4, 8, 16)
+CASE = "recurring-long"
+METHODS = (*cluster.BASELINES, "br_0", "br_h oracle")
+
+# imbalance in tokens, TPOT P95 in ms, throughput in tok/s
+PAPER = {
+    4: {
+        "random": (80_118, 66.30, 364.7),
+        "round_robin": (68_108, 65.27, 365.7),
+        "power_of_two": (64_012, 65.40, 366.4),
+        "join_shortest_queue": (75_326, 66.45, 365.4),
+        "br_0": (9_711, 63.19, 407.1),
+        "br_h oracle": (6_576, 62.52, 415.3),
+    },
+    8: {
+        "random": (438_225, 85.15, 810.5),
+        "round_robin": (254_798, 83.16, 846.7),
+        "power_of_two": (262_940, 84.01, 836.3),
+        "join_shortest_queue": (215_110, 83.20, 842.8),
+        "br_0": (51_927, 79.32, 942.5),
+        "br_h oracle": (23_577, 78.04, 1_028.9),
+    },
+    16: {
+        "random": (638_062, 77.80, 923.6),
+        "round_robin": (616_089, 77.91, 925.3),
+        "power_of_two": (688_283, 77.46, 927.3),
+        "join_shortest_queue": (675_607, 77.40, 926.6),
+        "br_0": (215_170, 74.92, 1_117.8),
+        "br_h oracle": (117_067, 72.04, 1_247.4),
+    },
+}
+
+
+def variants(quick: bool) -> list[Variant]:
+    methods = ("join_shortest_queue", "br_0", "br_h oracle") if quick else METHODS
+    return [
+        Variant(f"{workers}/{method}", cluster.config_of(CASE, method, workers, quick))
+        for workers in WORKERS
+        for method in methods
+    ]
+
+
+def run_one(config: Config, seed: int) -> Metrics:
+    return cluster.run_one(config, seed)
+
+
+def compare(results: Results) -> list[Row]:
+    rows = []
+    for workers in WORKERS:
+        for method in METHODS:
+            variant = f"{workers}/{method}"
+            if variant not in results.variants:
+                continue
+            for i, (metric, unit) in enumerate(FIGURES):
+                seen = results.spread(variant, metric)
+                name = f"G = {workers}, {method}: {figure_name(metric)}"
+                rows.append(Row(name, PAPER[workers][method][i], seen.mean, unit, seen.half_width))
+        rows += [_gain(results, workers, method) for method in ("br_0", "br_h oracle")]
+    return rows
+
+
+def _gain(results: Results, workers: int, method: str) -> Row:
+    """Throughput over the best baseline that was run."""
+    run = [m for m in cluster.BASELINES if f"{workers}/{m}" in results.variants]
+    best = max(results.mean(f"{workers}/{m}", "throughput_tok_s") for m in run)
+    ours = 100.0 * (results.mean(f"{workers}/{method}", "throughput_tok_s") / best - 1.0)
+    table = PAPER[workers]
+    theirs = 100.0 * (table[method][2] / max(table[m][2] for m in cluster.BASELINES) - 1.0)
+    return Row(f"G = {workers}: throughput of {method} over the best baseline", theirs, ours, "%")
+
+
+def plots(results: Results) -> dict[str, Figure]:
+    made, axes = look.figure(columns=2)
+    methods = [m for m in METHODS if f"8/{m}" in results.variants]
+    for panel, metric, label in (
+        (axes[0], "imbalance_tokens", "mean of max - min, KV tokens"),
+        (axes[1], "throughput_tok_s", "output tokens/s"),
+    ):
+        lines = {}
+        for method in methods:
+            seen = [results.spread(f"{workers}/{method}", metric) for workers in WORKERS]
+            quiet = method in ("random", "round_robin", "power_of_two")
+            lines[method] = look.Series(WORKERS, [s.mean for s in seen], [s.half_width for s in seen], quiet)
+        look.lines(panel, lines, "decode workers G", label, log_x=True)
+    return {"balance_route_table2": made}
