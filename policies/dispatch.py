@@ -24,14 +24,14 @@ count in the next decision. What it costs at once is bounded by counts: at most 
 `tick_admissions` sent or rescued by one event; the next event, whatever it is, goes on behind them.
 """
 
-import dataclasses
 import heapq
 import random
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from policies.feasibility import FeasibleEntries, Tiers, has_room, rooms_of
+from policies.actions import Action, Reject, RouteDecode, RoutePrefill
+from policies.dispatch_config import DispatchConfig
+from policies.feasibility import FeasibleEntries, Tiers, may_prefill, rooms_of
 from policies.prefill_queue import PrefillQueue
 from policies.routing.base import (
     Assignment,
@@ -43,95 +43,10 @@ from policies.routing.base import (
     Reason,
 )
 from policies.routing.network import transfer_intent
-from policies.routing.oracle import TransferIntent
 from policies.routing.registry import decode_policy, prefill_policy
 from policies.state import events as ev
 from policies.state.reducer import ClusterState, LiveStage, PoolKey, pool_key
 from policies.state.views import PoolEntry, Request, RequestId, Role, Snapshot, Worker, WorkerId
-
-
-@dataclass(frozen=True, slots=True)
-class DispatchConfig:
-    """Limits of the dispatcher. Times in s. Raises ValueError for a value out of range."""
-
-    max_queue: int = 1024
-    queue_timeout_s: float = 60.0
-    kv_high_water: float = (
-        0.9  # ASSUMPTION: BalanceRoute D.1 has "a configurable threshold" and gives no value
-    )
-    status_stale_s: float = 3.0
-    lease_margin_s: float = 8.0  # ASSUMPTION: the slowest pull we want to survive, of vLLM's 30 s lease
-    starvation_s: float = 2.0  # ASSUMPTION
-    reserve_tokens: int = 16
-    overcommit_slots: int = 0  # sequences that a decode worker may get above its slots (BalanceRoute D.6)
-    max_prefills: int = 2
-    tick_entries: int = 512  # pool entries that one event has looked at
-    tick_admissions: int = 128  # entries that one event sends to decode workers, or rescues
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        checks = [
-            (self.max_queue >= 1, "max_queue must be >= 1"),
-            (self.queue_timeout_s > 0, "queue_timeout_s must be > 0"),
-            (0 < self.kv_high_water <= 1, "kv_high_water must be in (0, 1]"),
-            (self.status_stale_s > 0, "status_stale_s must be > 0"),
-            (self.lease_margin_s >= 0, "lease_margin_s must be >= 0"),
-            (self.starvation_s >= 0, "starvation_s must be >= 0"),
-            (self.reserve_tokens >= 0, "reserve_tokens must be >= 0"),
-            (self.overcommit_slots >= 0, "overcommit_slots must be >= 0"),
-            (self.max_prefills >= 1, "max_prefills must be >= 1"),
-            (self.tick_entries >= 1, "tick_entries must be >= 1"),
-            (self.tick_admissions >= 1, "tick_admissions must be >= 1"),
-        ]
-        for ok, message in checks:
-            if not ok:
-                raise ValueError(f"dispatch: {message}")
-
-    def changed(self, fields: Mapping[str, Any]) -> "DispatchConfig":
-        """A copy with these fields. Raises ValueError naming what is unknown, of the wrong type or out of range."""
-        now = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "seed"}
-        for name, value in fields.items():
-            if name not in now:
-                raise ValueError(f"dispatch: {name!r} cannot be changed at run time; {', '.join(now)} can")
-            kinds = (int,) if type(now[name]) is int else (int, float)
-            if type(value) not in kinds:
-                wanted = "a whole number" if kinds == (int,) else "a number"
-                raise ValueError(f"dispatch: {name} is {value!r}: it must be {wanted}")
-        return dataclasses.replace(self, **fields)
-
-
-@dataclass(frozen=True, slots=True)
-class RoutePrefill:
-    """Compute `rid` on the chosen worker. `colocated`: decode there as well. `degraded`: by a decode worker."""
-
-    rid: RequestId
-    decision: Decision
-    colocated: bool
-    degraded: bool
-    waited_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class RouteDecode:
-    """Decode `rid` on the chosen worker, which pulls the KV. `intent`: what that puts on the network."""
-
-    rid: RequestId
-    decision: Decision
-    waited_s: float
-    intent: TransferIntent
-
-
-@dataclass(frozen=True, slots=True)
-class Reject:
-    """Do not serve `rid` now; its charges are given back already."""
-
-    rid: RequestId
-    status: int
-    reason: str
-    retry_after_s: float
-
-
-Action = RoutePrefill | RouteDecode | Reject
 
 
 @dataclass(slots=True)
@@ -327,14 +242,10 @@ class Dispatcher:
         return [worker for worker in tier if self._prefill_fits(request, worker, now_s)], degraded
 
     def _prefill_fits(self, request: Request, worker: Worker, now_s: float) -> bool:
-        if worker.status_at_s is None or now_s - worker.status_at_s > self.config.status_stale_s:
-            return False
-        if worker.role is not Role.PREFILL:
-            return has_room(request, worker, self.config.reserve_tokens, 0)
-        if worker.prefilling >= worker.slots:
-            return False
-        used = worker.kv_tokens + worker.foreign_kv_tokens + request.prompt_tokens
-        return worker.kv_tokens == 0 or used <= self.config.kv_high_water * worker.kv_capacity_tokens
+        config = self.config
+        return may_prefill(
+            request, worker, now_s, config.status_stale_s, config.kv_high_water, config.reserve_tokens
+        )
 
     # ---------------------------------------------------------------------------------------------------- decode
 

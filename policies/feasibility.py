@@ -64,6 +64,25 @@ def has_room(request: Request, worker: Worker, reserve_tokens: int, overcommit_s
     return worker.slots_used == 0 or worker.free_kv_tokens >= need
 
 
+def may_prefill(
+    request: Request,
+    worker: Worker,
+    now_s: float,
+    status_stale_s: float,
+    kv_high_water: float,
+    reserve_tokens: int,
+) -> bool:
+    """A READY worker may compute the prompt now: it has reported lately, and has a turn and KV room left."""
+    if worker.status_at_s is None or now_s - worker.status_at_s > status_stale_s:
+        return False
+    if worker.role is not Role.PREFILL:
+        return has_room(request, worker, reserve_tokens, 0)
+    if worker.prefilling >= worker.slots:
+        return False
+    used = worker.kv_tokens + worker.foreign_kv_tokens + request.prompt_tokens
+    return worker.kv_tokens == 0 or used <= kv_high_water * worker.kv_capacity_tokens
+
+
 class Room:
     """Which workers of one group have room for a pool entry (`has_room`), each list made once: entries that fit the
     same workers share one object, so that a pool of P and G workers cost P log G and not P * G.
