@@ -76,9 +76,10 @@ class NetKV:
         if self.variant == "cla":
             return least_cost(self.name, [self._cla(entry.request, worker, hits) for worker in workers], rng)
         network = self._network(entry, workers, snapshot)
-        costs = self._costs(entry, workers, hits, network)
+        transfers_s = transfer_seconds(entry, workers, hits, network)
+        costs = self._costs(workers, transfers_s)
         return best_of(
-            self.name, workers, costs, lambda i: self._explain(entry, workers[i], hits, network), rng
+            self.name, workers, costs, lambda i: self._explain(workers[i], transfers_s[i], network), rng
         )
 
     def _cla(self, request: Request, worker: Worker, hits: Mapping[WorkerId, int]) -> Ranked:
@@ -92,13 +93,8 @@ class NetKV:
         lowest = entry.request.priority if self.strict_priorities else None
         return Network(snapshot, entry.prefill_worker, workers, self.variant == "full", most, lowest)
 
-    def _costs(
-        self, entry: PoolEntry, workers: Sequence[Worker], hits: Mapping[WorkerId, int], network: Network
-    ) -> list[float]:
+    def _costs(self, workers: Sequence[Worker], transfers_s: Sequence[float]) -> list[float]:
         """The sum of the three terms per worker."""
-        transfers_s = network.seconds_each(workers, entry.kv_bytes)
-        for i in [i for i, worker in enumerate(workers) if worker.id in hits] if hits else ():
-            transfers_s[i] = network.seconds(workers[i], effective_bytes(entry, hits[workers[i].id]))
         first_s, per_seq_s = self.step_base_s + self.step_per_seq_s, self.step_per_seq_s
         costs: list[float] = []
         for worker, transfer_s in zip(workers, transfers_s, strict=True):
@@ -113,20 +109,23 @@ class NetKV:
                 costs.append(transfer_s + sum(seconds))
         return costs
 
-    def _explain(
-        self, entry: PoolEntry, worker: Worker, hits: Mapping[WorkerId, int], network: Network
-    ) -> dict[str, float]:
-        n_bytes = effective_bytes(entry, hits.get(worker.id, 0))
+    def _explain(self, worker: Worker, transfer_s: float, network: Network) -> dict[str, float]:
         queue_s, step_s = queue_and_step_seconds(
             sequences_on(worker), worker.slots, self.step_base_s, self.step_per_seq_s
         )
-        transfer_s = network.seconds(worker, n_bytes)
-        return {
-            "transfer_s": transfer_s,
-            "queue_s": queue_s,
-            "first_step_s": step_s,
-            **network.terms(worker),
-        }
+        terms = {"transfer_s": transfer_s, "queue_s": queue_s, "first_step_s": step_s}
+        terms.update(network.terms(worker))
+        return terms
+
+
+def transfer_seconds(
+    entry: PoolEntry, workers: Sequence[Worker], hits: Mapping[WorkerId, int], network: Network
+) -> list[float]:
+    """T_xfer per worker; only those that hold some of the prompt get less than all of it."""
+    seconds = network.seconds_each(workers, entry.kv_bytes)
+    for i in [i for i, worker in enumerate(workers) if worker.id in hits] if hits else ():
+        seconds[i] = network.seconds(workers[i], effective_bytes(entry, hits[workers[i].id]))
+    return seconds
 
 
 def sequences_on(worker: Worker) -> int:
