@@ -11,6 +11,8 @@ EXPERIMENTS: dict[str, str] = {
     "balance_route_table1": "benchmarks.experiments.balance_route_table1",
     "balance_route_table2": "benchmarks.experiments.balance_route_table2",
     "balance_route_sensitivity": "benchmarks.experiments.balance_route_sensitivity",
+    "netkv_tuning": "benchmarks.experiments.netkv_tuning",
+    "netkv_load": "benchmarks.experiments.netkv_load",
 }
 
 NEEDED = ("SUMMARY", "variants", "run_one", "compare", "plots")

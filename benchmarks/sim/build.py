@@ -8,6 +8,7 @@ from benchmarks.sim.engine import BarrierGroup, Meter, Owner, StepGroup, Worker
 from benchmarks.sim.kernel import Kernel
 from benchmarks.sim.layers import LayeredGroup
 from benchmarks.sim.links import FixedLinks, KvNetwork
+from benchmarks.sim.unlimited import NoSteps, UnlimitedPrefill
 
 
 class Links:
@@ -39,8 +40,11 @@ def build_engines(
     barriers: dict[str, list[Worker]] = {}
     for spec in config.engines:
         for name, node, nic in spec.workers():
-            worker = workers[name] = Worker(name, node, nic, spec, owner, config.control.kv_events)
-            if spec.barrier:
+            kind = Worker if spec.prefill_queue else UnlimitedPrefill
+            worker = workers[name] = kind(name, node, nic, spec, owner, config.control.kv_events)
+            if isinstance(worker, UnlimitedPrefill):
+                groups.append(NoSteps(kernel, worker, meter))
+            elif spec.barrier:
                 barriers.setdefault(spec.barrier, []).append(worker)
             elif spec.layers is not None:
                 groups.append(LayeredGroup(kernel, worker, meter, spec.layers, links.of(spec)))

@@ -55,6 +55,7 @@ class EngineSpec:
     same non-empty name end every step together. `kv_blocks` blocks of `block_size_tokens`. `prefix_cache` False: no
     prompt block is ever shared, and none is reported. `preempted`: what a preempted request does, queue again at its
     engine (vLLM) or go back to the router. `transfer_flows`: parallel flows of one KV transfer into this engine.
+    `prefill_queue` False: a prefill engine that computes all prompts at once (`unlimited`).
     """
 
     name: str
@@ -75,6 +76,7 @@ class EngineSpec:
     preempted: Literal["engine", "router"] = "engine"
     transfer_flows: int = 1
     layers: LayerPlan | None = None
+    prefill_queue: bool = True
 
     def __post_init__(self) -> None:
         who = f"engines {self.name!r}"
@@ -99,6 +101,11 @@ class EngineSpec:
                 (
                     self.layers is None or not self.barrier,
                     "layers and a barrier exclude each other",
+                ),
+                (
+                    self.prefill_queue
+                    or (self.role is Role.PREFILL and self.layers is None and not self.barrier),
+                    "prefill_queue False is for engines of role prefill, without layers and barrier",
                 ),
             ],
         )

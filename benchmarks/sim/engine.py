@@ -105,6 +105,15 @@ class Worker:
     # ------------------------------------------------------------------------------------------ as of this instant
 
     @property
+    def n_active(self) -> int:
+        """Sequences that hold a slot."""
+        return self.model.n_active
+
+    @property
+    def n_waiting(self) -> int:
+        return self.model.n_waiting
+
+    @property
     def done_now(self) -> int:
         """Steps of the run under way that have ended by now; the model does not know of them yet."""
         return self.group.done_now() if self.group.stepping else 0

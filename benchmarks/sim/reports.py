@@ -40,9 +40,8 @@ class Reports:
         """Every engine whose counts have changed, or that has been silent for long."""
         now_s, always_s = self._kernel.now_s, self._control.status_always_s - 1e-9
         for worker in self._workers:
-            model = worker.model
             kv_tokens = worker.used_blocks(worker.done_now) * worker.pool.block_size_tokens
-            status = (model.n_active, model.n_waiting, kv_tokens)
+            status = (worker.n_active, worker.n_waiting, kv_tokens)
             known = self._status.get(worker.name)
             if known is None or known[1] != status or now_s - known[0] >= always_s:
                 self._status[worker.name] = (now_s, status)

@@ -1,0 +1,137 @@
+"""NetKV experiment 1 (VI-C, Table II): mean TTFT over load, and the tiers of Table VI."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from benchmarks.experiments.base import Results, Row, Variant
+from benchmarks.experiments.netkv_common import milliseconds, named, reduction, run_one, share
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["SUMMARY", "compare", "plots", "run_one", "variants"]
+
+SUMMARY = "NetKV experiment 1: mean TTFT of five schedulers from 50 to 250 % load, on Mooncake conversation"
+LOADS = (0.5, 1.0, 1.5, 2.0, 2.5)
+SHOWN = ("RR", "LA", "CA", "CLA*", "NetKV-Full")
+# Table II: load -> scheduler -> (TTFT ms, TBT ms, SLO share, transfer ms)
+TABLE_2 = {
+    1.0: {
+        "RR": (1969, 12.74, 0.907, 993),
+        "CLA*": (1812, 12.71, 0.923, 835),
+        "NetKV-Full": (1598, 12.94, 0.944, 620),
+    },
+    2.0: {
+        "RR": (2171, 13.01, 0.887, 1194),
+        "CLA*": (1995, 12.88, 0.906, 1018),
+        "NetKV-Full": (1710, 13.29, 0.933, 733),
+    },
+    2.5: {
+        "RR": (2224, 13.13, 0.882, 1246),
+        "CLA*": (2068, 12.97, 0.899, 1091),
+        "NetKV-Full": (1793, 13.42, 0.925, 816),
+    },
+}
+PEAKS = {
+    "chatbot": (-12.6, -6.8),
+    "rag": (-21.2, -14.3),
+    "long": (-23.9, -12.1),
+}  # vs RR, vs CLA*, over the loads
+
+
+def variants(quick: bool) -> list[Variant]:
+    loads = (1.0, 2.0) if quick else LOADS
+    schedulers = ("RR", "CLA*", "NetKV-Full") if quick else SHOWN
+    made = [
+        named(workload, scheduler, f"{load:.0%}", load=load)
+        for workload in (("rag",) if quick else ("chatbot", "rag", "long"))
+        for load in loads
+        for scheduler in schedulers
+    ]
+    return made + [
+        named("rag-conversation", scheduler, f"{load:.0%}", load=load)
+        for load in (1.0, 2.0)
+        for scheduler in ("RR", "CLA*", "NetKV-Full")
+    ]
+
+
+def compare(results: Results) -> list[Row]:
+    rows = []
+    for load, by_scheduler in TABLE_2.items():
+        at = f"rag {load:.0%}"
+        if f"{at} RR" not in results.runs:
+            continue
+        ours = f"{at} NetKV-Full"
+        for base in ("RR", "CLA*"):
+            paper = 100.0 * (by_scheduler["NetKV-Full"][0] / by_scheduler[base][0] - 1.0)
+            rows.append(
+                reduction(results, f"{at}, NetKV-Full vs {base}", f"{at} {base}", ours, round(paper, 1))
+            )
+        for scheduler, (ttft_ms, tbt_ms, slo, transfer_ms) in by_scheduler.items():
+            name = f"{at} {scheduler}"
+            rows += [
+                milliseconds(results, f"{name}: TTFT", name, "ttft_mean_s", ttft_ms),
+                milliseconds(results, f"{name}: transfer", name, "transfer_mean_s", transfer_ms),
+                milliseconds(results, f"{name}: TBT", name, "tbt_mean_s", tbt_ms),
+                share(results, f"{name}: SLO", name, "ttft_slo_share", 100 * slo),
+            ]
+    rows += [
+        share(results, "rag 100% CLA*: transfers in the pod", "rag 100% CLA*", "tier_share/2", 32.0),
+        share(
+            results, "rag 100% NetKV-Full: transfers in the pod", "rag 100% NetKV-Full", "tier_share/2", 68.9
+        ),
+    ]
+    for load in (1.0, 2.0):
+        at = f"rag-conversation {load:.0%}"
+        for base, paper in (
+            ("RR", -18.9 if load == 1.0 else -21.2),
+            ("CLA*", -11.8 if load == 1.0 else -14.3),
+        ):
+            what = f"{at}, NetKV-Full vs {base}"
+            rows.append(reduction(results, what, f"{at} {base}", f"{at} NetKV-Full", paper))
+    if not results.quick:
+        rows += [row for workload in PEAKS for row in _peaks(results, workload)]
+    return rows
+
+
+def _peaks(results: Results, workload: str) -> list[Row]:
+    """The largest reduction over the loads."""
+    made = []
+    for base, paper in zip(("RR", "CLA*"), PEAKS[workload], strict=True):
+        found = [
+            reduction(
+                results,
+                f"{workload} {load:.0%}, NetKV-Full vs {base}, the peak",
+                *_pair(workload, load, base),
+                paper,
+            )
+            for load in LOADS
+        ]
+        made.append(min(found, key=lambda row: row.ours or 0.0))
+    return made
+
+
+def _pair(workload: str, load: float, base: str) -> tuple[str, str]:
+    return f"{workload} {load:.0%} {base}", f"{workload} {load:.0%} NetKV-Full"
+
+
+def plots(results: Results) -> Mapping[str, Figure]:
+    from benchmarks import plots as look
+
+    workloads = [w for w in ("chatbot", "rag", "long") if f"{w} 100% RR" in results.runs]
+    made, axes = look.figure(columns=len(workloads))
+    for at, workload in zip(axes, workloads, strict=True):
+        found = {c["scheduler"]: c for c in results.variants.values() if c["workload"] == workload}
+        series = {}
+        for scheduler in found:
+            names = results.where(workload=workload, scheduler=scheduler)
+            spreads = [results.spread(name, "ttft_mean_s") for name in names]
+            series[scheduler] = look.Series(
+                [100 * results.variants[name]["load"] for name in names],
+                [s.mean for s in spreads],
+                [s.half_width for s in spreads],
+            )
+        look.lines(at, series, "load, % of capacity", "mean TTFT, s", workload)
+    return {"netkv_load": made}

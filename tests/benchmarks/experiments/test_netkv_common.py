@@ -1,0 +1,94 @@
+"""NetKV's runs: what the cluster is made of, which requests a window has, how TBT is read from records."""
+
+import itertools
+import statistics
+
+import pytest
+
+from benchmarks.experiments import netkv_common as netkv
+from benchmarks.sim.records import RequestRecord
+from benchmarks.workloads.record import WorkloadRequest
+
+ROWS = tuple(
+    WorkloadRequest(f"r{i}", float(i), 4096 + 100 * (i % 200), 20 + i % 7) for i in range(4000)
+)  # one a second
+
+
+@pytest.fixture(autouse=True)
+def rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(netkv, "_rows", lambda workload, seed: ROWS)
+
+
+def test_the_paper_s_cluster() -> None:
+    prefill, decode = netkv.sim_config(netkv.config("rag", "NetKV-Full"), 0).engines
+    assert (prefill.count, decode.count, decode.slots) == (4, 12, 64)
+    assert decode.kv_blocks * decode.block_size_tokens == pytest.approx(180e9 / 327_680, abs=128)
+    assert len(set(prefill.nodes)) == 2  # one rack
+    assert not set(prefill.nodes) & set(decode.nodes)
+
+
+@pytest.mark.parametrize("load", [1.0, 2.5])
+def test_a_window_has_the_rate_that_is_asked_for(load: float) -> None:
+    made = netkv.requests(netkv.config("rag", "RR", load=load), 3)
+    inside = [r for r in made if r.at_s < netkv.WARMUP_S + netkv.MEASURE_S]
+    assert len(inside) == pytest.approx(6.09 * load * 20, abs=1.5)
+    assert made[-1].at_s > 60  # the load stays up
+    assert {r.ttft_slo_s for r in made} == {5.0}
+
+
+def test_loads_and_schedulers_see_the_same_requests_and_seeds_others() -> None:
+    one, two = (netkv.requests(netkv.config("rag", "RR", load=load), 1) for load in (1.0, 2.0))
+    assert [r.prompt_tokens for r in one[:100]] == [r.prompt_tokens for r in two[:100]]
+    assert one == netkv.requests(netkv.config("rag", "NetKV-Full"), 1)
+    starts = {netkv.requests(netkv.config("rag", "RR"), seed)[0].rid for seed in range(5)}
+    assert len(starts) == 5
+
+
+def test_tuning_is_before_every_window() -> None:
+    tuned = netkv.requests(netkv.config("rag", "CLA*", tuning=True, load=0.8), 0)
+    used = [r.rid for r in tuned if r.at_s < netkv.TUNING_S]
+    first_window = netkv.requests(netkv.config("rag", "RR"), 0)[0].rid
+    assert len(used) == pytest.approx(6.09 * 0.8 * 30, abs=2)
+    assert ROWS[netkv.window_start(len(ROWS), 0)].rid == first_window
+    assert max(int(rid[1:]) for rid in used) < netkv.window_start(len(ROWS), 0)
+
+
+def test_a_large_cluster_goes_round_the_trace_without_repeating_a_request() -> None:
+    made = netkv.requests(netkv.config("rag", "RR", gpus=1024), 4)
+    assert len({r.rid for r in made}) == len(made) > 4000 * 3 // 16
+    assert all(a.at_s <= b.at_s for a, b in itertools.pairwise(made))
+
+
+def test_tbt_counts_the_batch_that_a_request_enters() -> None:
+    """Three on one worker, in a batch of 1, 2 and, as the first has gone, 2; one alone on another."""
+    lives = [("a", 0.0, 2.0), ("a", 1.0, 9.0), ("a", 3.0, 4.0), ("b", 1.0, 2.0)]
+    records = [
+        RequestRecord(f"r{i}", "rag", 1, 1, 0.0, decode_worker=worker, first_token_s=first, finished_s=last)
+        for i, (worker, first, last) in enumerate(lives)
+    ]
+    expected_s = 0.01237 + 0.000115 * statistics.mean([1, 2, 2, 1])
+    assert netkv.entry_tbt_s(records) == pytest.approx(expected_s)
+    assert netkv.entry_tbt_s([]) is None
+
+
+def test_a_run_gives_the_figures_and_repeats() -> None:
+    config = netkv.config("rag", "NetKV-Full", load=0.5)
+    found = netkv.run_one(config, 0)
+    assert found == netkv.run_one(config, 0)
+    assert found["ttft_mean_s"] is not None
+    assert found["tier_share/2"] is not None
+    assert "tier_share/0" not in found
+    assert "tier_share/1" not in found
+
+
+def test_thinning_keeps_short_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    netkv._rows.cache_clear()
+    monkeypatch.setattr(netkv, "build", lambda spec, seed: list(ROWS))
+    kept, kind = netkv._rows("rag", 0), netkv.WORKLOADS["rag"]
+    assert kind.thin_above is not None
+    short = [r for r in ROWS if r.prompt_tokens <= kind.thin_above]
+    assert [r for r in kept if r.prompt_tokens <= kind.thin_above] == short
+    assert len(kept) - len(short) == pytest.approx(0.2 * (len(ROWS) - len(short)), rel=0.15)
+    assert netkv._rows("rag", 1) == kept
+    netkv._rows.cache_clear()
