@@ -35,7 +35,6 @@ class Seen:
     pool: list[int] = field(default_factory=list)
     mean_load: list[float] = field(default_factory=list)
     tokens: int = 0
-    routed: list[str] = field(default_factory=list)
 
 
 def look(folder: Path, windows: Sequence[Window]) -> dict[str, Seen]:
@@ -53,7 +52,7 @@ def look(folder: Path, windows: Sequence[Window]) -> dict[str, Seen]:
             _sample(seen[window.policy], state, record)
         for line in record.outcome:  # the dispatcher applies its own decisions: so must we
             with contextlib.suppress(ev.StaleEvent):
-                _carry_out(state, event.now_s, json.loads(line), seen, window)
+                _carry_out(state, event.now_s, json.loads(line))
     return seen
 
 
@@ -66,17 +65,13 @@ def _records(folder: Path) -> Iterator[Record]:
     return (item for item in read(lines()) if isinstance(item, Record))
 
 
-def _carry_out(
-    state: ClusterState, now_s: float, action: dict[str, Any], seen: dict[str, Seen], window: Window | None
-) -> None:
+def _carry_out(state: ClusterState, now_s: float, action: dict[str, Any]) -> None:
     match action.get("action"):
         case "RoutePrefill":
             worker = action["decision"]["worker"]
             state.apply(ev.PrefillRouted(now_s, action["rid"], worker, bool(action["colocated"])))
         case "RouteDecode":
             state.apply(ev.DecodeRouted(now_s, action["rid"], action["decision"]["worker"]))
-            if window is not None:
-                seen[window.policy].routed.append(action["rid"])
         case "Reject":
             state.apply(ev.Closed(now_s, action["rid"], "rejected"))
 

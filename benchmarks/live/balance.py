@@ -1,13 +1,13 @@
 """Decode policies live on 16 sim engines near saturation, switched under load: imbalance, throughput, nothing lost.
 
-    python -m benchmarks.live.balance                       `make bench-balance`, about 6 minutes
+    python -m benchmarks.live.balance                       part of `make bench-policies`; about 12 minutes
     python -m benchmarks.live.balance --policies join_shortest_queue balance_route_0 --rounds 1
 
 One app (4 prefill and 16 decode engines, a process each) serves more connections than it has slots, so that the prompt
 pool is never empty. The policy is changed through the admin API while they stream; each is measured for a window after
 a settling time, in every round once. Imbalance is max - min over the decode engines of L_g, the KV tokens of their
 running requests, sampled at the router's clock ticks (5 a second) from its own journal. Every answer is checked whole:
-exit status 1 if one was lost, cut or refused, or if `explain` knows nothing of a request of some policy.
+exit status 1 if one was lost, cut or refused. (`benchmarks.live.switching` asks for explanations.)
 """
 
 import argparse
@@ -141,20 +141,6 @@ def run(setup: Setup, server: Server, say: Any) -> tuple[list[Window], LoadResul
     return windows, results[0]
 
 
-def explained(server: Server, seen: dict[str, Seen]) -> dict[str, str | None]:
-    """For each policy: the id of a request that `explain` shows decided by it; None where there is none."""
-    found: dict[str, str | None] = {}
-    with httpx.Client(base_url=f"http://127.0.0.1:{server.command.port}", timeout=30) as client:
-        for policy, what in seen.items():
-            found[policy] = None
-            for rid in reversed(what.routed):
-                answer = client.get(f"/sluice/admin/explain/{rid}")
-                if answer.status_code == 200 and policy in answer.text:
-                    found[policy] = rid
-                    break
-    return found
-
-
 def table(setup: Setup, seen: dict[str, Seen]) -> list[dict[str, Any]]:
     """One row a policy. `tok_s` counts the output of the requests that ended in the windows."""
     base = statistics.fmean(seen[setup.policies[0]].imbalance)
@@ -177,7 +163,7 @@ def table(setup: Setup, seen: dict[str, Seen]) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    """Exit status 0 if no request was lost and every policy's decisions can be explained."""
+    """Exit status 0 if no request was lost."""
     parser = argparse.ArgumentParser(prog="benchmarks.live.balance", description=__doc__)
     parser.add_argument("--policies", nargs="+", default=list(POLICIES), help="the first is the baseline")
     parser.add_argument("--rounds", type=int, default=Setup().rounds)
@@ -198,18 +184,14 @@ def main() -> int:
             windows, load = run(setup, server, say)
             time.sleep(1.0)  # the journal's last lines
             seen = look(folder / "journal", windows)
-            known = explained(server, seen)
     rows = table(setup, seen)
     _print(rows)
     print(f"{load.served} requests served, {sum(load.failures.values())} lost {dict(load.failures) or ''}")
-    unexplained = [policy for policy, rid in known.items() if rid is None]
-    if unexplained:
-        print(f"explain knew no request of {', '.join(unexplained)}")
     args.out.mkdir(parents=True, exist_ok=True)
     result = {"config": asdict(setup), "machine": machine, "rows": rows, "served": load.served}
-    result |= {"lost": dict(load.failures), "explained": known}
+    result |= {"lost": dict(load.failures)}
     (args.out / "balance.json").write_text(json.dumps(result, indent=1) + "\n")
-    return 1 if load.failures or unexplained else 0
+    return 1 if load.failures else 0
 
 
 def _print(rows: Sequence[dict[str, Any]]) -> None:
