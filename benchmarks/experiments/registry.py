@@ -13,6 +13,11 @@ EXPERIMENTS: dict[str, str] = {
     "balance_route_sensitivity": "benchmarks.experiments.balance_route_sensitivity",
     "netkv_tuning": "benchmarks.experiments.netkv_tuning",
     "netkv_load": "benchmarks.experiments.netkv_load",
+    "composition": "benchmarks.experiments.composition",
+    "deepflow_colocation": "benchmarks.experiments.deepflow_colocation",
+    "deepflow_heatmap": "benchmarks.experiments.deepflow_heatmap",
+    "deepflow_scheduling": "benchmarks.experiments.deepflow_scheduling",
+    "scale": "benchmarks.experiments.scale",
 }
 
 NEEDED = ("SUMMARY", "variants", "run_one", "compare", "plots")

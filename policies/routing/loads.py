@@ -123,6 +123,11 @@ class HorizonLoads:
         self._min_margin = self._min_margins()
         self._seen: tuple[int, _Kinks] | None = None  # the row asked last
 
+    @property
+    def total_discount(self) -> float:
+        """sum_h gamma^h."""
+        return float(self._discount.sum())
+
     def only(self, rows: Sequence[int]) -> None:
         if 2 * len(rows) < len(self.workers):
             at = [self._at[row] for row in rows]

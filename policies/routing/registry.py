@@ -19,6 +19,7 @@ from policies.routing.power_of_two import PowerOfTwo
 from policies.routing.predicted_ttft import PredictedTTFT
 from policies.routing.random_choice import RandomChoice
 from policies.routing.round_robin import RoundRobin
+from policies.routing.static_stack import StaticStack
 
 PREFILL: dict[str, type[PrefillPolicy]] = {
     "random": RandomChoice,
@@ -45,6 +46,7 @@ DECODE: dict[str, type[DecodePolicy]] = {
     "netkv": NetKV,
     "balance_route_0": BalanceRoute0,
     "balance_route_h": BalanceRouteH,
+    "static_stack": StaticStack,
     "composition": Composition,
 }
 
@@ -54,7 +56,7 @@ USES_HITS = frozenset(
 )
 """Policies that look at prefix hits: where none of them decides, prompts need not be hashed."""
 
-USES_NETWORK = frozenset(["netkv", "composition"])
+USES_NETWORK = frozenset(["netkv", "static_stack", "composition"])
 """Policies that look at the network oracle: where none of them decides, transfers need not be told."""
 
 

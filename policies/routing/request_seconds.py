@@ -1,5 +1,6 @@
 """One round of the composition: values in request-seconds on top of BalanceRoute's stages. Formulas: `composition`."""
 
+import heapq
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +20,12 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What things cost; see `composition` for each symbol. Seconds unless named otherwise."""
+    """What things cost; see `composition` for each symbol. Seconds unless named otherwise; u and k have no unit."""
 
     seconds_per_kv_token: float
+    hold_steps: float
+    stream_weight: float
+    scarcity: float
     step_base_s: float
     step_per_seq_s: float
     max_inflight: int
@@ -65,12 +69,22 @@ class RequestSecondsRound(Round):
         running: dict[str, int] = {}
         for worker in self.workers:
             running[worker.barrier] = running.get(worker.barrier, 0) + worker.slots_used
-        # N: who waits for the worker's step: its whole barrier, or its own batch; at least the request itself
-        self._waiting = [max(1, running[w.barrier] if w.barrier else w.slots_used) for w in self.workers]
+        # N: who is delayed by the worker's step: its whole barrier, or its own batch, and who finds no slot
+        queued = max(0, len(snapshot.pool) - self._total_free)
+        batches = [running[w.barrier] if w.barrier else w.slots_used for w in self.workers]
+        total = sum(worker.slots for worker in self.workers)
+        occupied = min(1.0, sum(worker.slots_used for worker in self.workers) / total)
+        each = prices.stream_weight + (1.0 - prices.stream_weight) * float(occupied**prices.scarcity)
+        self._waiting = [each * max(1, batch) + queued for batch in batches]
+        self._held = prices.hold_steps / loads.total_discount
         bits = np.arange(1, 1 << limits.window)[:, None] >> np.arange(limits.window) & 1
         self._subsets: FloatArray = bits.astype(np.float64)
 
     # ---------------------------------------------------------------------------------------------------- stages
+
+    def _abundant(self) -> bool:
+        """Enough free slots for all that wait: nobody's place is another's."""
+        return self._total_free >= self.limits.abundance * len(self.left)
 
     def _fill(self, row: int) -> bool | None:
         """Stage 1, request first: `row` only says that there is room. True: slots changed elsewhere."""
@@ -110,6 +124,11 @@ class RequestSecondsRound(Round):
         value, bit = max(singles)
         return self._admit(row, [window[-bit]], Reason.LEAST_HARM, value)
 
+    def _window(self, row: int) -> list[int]:
+        """The W entries that have waited longest of those that fit the worker on their own."""
+        fitting = [i for i, item in enumerate(self.left) if self._fits(row, item)]
+        return heapq.nsmallest(self.limits.window, fitting, key=lambda i: self.left[i].entry.entered_s)
+
     def subset_values(self, row: int, items: Sequence[Item]) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
         """value(S, g) of every non-empty subset (index + 1 is its bitmask), and whether it fits the worker."""
         n = len(items)
@@ -148,8 +167,8 @@ class RequestSecondsRound(Round):
     # ---------------------------------------------------------------------------------------------------- values
 
     def _slowdown(self, row: int) -> float:
-        """N * s: request-seconds that each step loses per KV token above the envelope."""
-        return self._waiting[row] * self._prices.seconds_per_kv_token
+        """N * s * D / sum gamma^h: request-seconds lost per discounted token-step above the envelope."""
+        return self._waiting[row] * self._prices.seconds_per_kv_token * self._held
 
     def _worth(self, item: Item, row: int) -> float:
         """credit_r - weight_r * cost(r, g)."""

@@ -124,15 +124,17 @@ class Round:
         heap = self._heap(
             self._open
         )  # a row leaves it when it is full or nothing of this class fits it any more
-        enough = self.limits.abundance * len(self.workers)
         while heap and self.left:
             row = heapq.heappop(heap)[-1]
-            abundant = self._total_free >= enough
-            moved = self._fill(row) if abundant else self._refine(row)
+            moved = self._fill(row) if self._abundant() else self._refine(row)
             if moved:
                 heap = self._heap([row, *[key[-1] for key in heap]])
             elif moved is not None and self.free[row]:
                 heapq.heappush(heap, self._key(row))
+
+    def _abundant(self) -> bool:
+        """Whether stage 1 goes on."""
+        return self._total_free >= self.limits.abundance * len(self.workers)
 
     def _fill(self, row: int) -> bool | None:
         """Stage 1: the single best of the whole pool."""

@@ -1,5 +1,6 @@
 """The composition: F_H up to a factor, brute force over subsets with per-pair costs, and what each term does."""
 
+import dataclasses
 import itertools
 import random
 from typing import Any
@@ -39,6 +40,11 @@ def fleet(drops: list[int]) -> list[Worker]:
     ]
 
 
+def discounted(gamma: float, horizon: int) -> float:
+    """sum_h gamma^h: as `hold_steps` it leaves the discounted overflow as it is."""
+    return sum(gamma**h for h in range(horizon + 1))
+
+
 SIZES = st.lists(st.integers(1, 120), min_size=1, max_size=6)
 DROPS = st.lists(st.integers(0, 100), min_size=1, max_size=5)
 
@@ -48,8 +54,17 @@ DROPS = st.lists(st.integers(0, 100), min_size=1, max_size=5)
 def test_with_cost_0_and_credit_by_tokens_the_value_is_f_h_up_to_a_factor(
     sizes, drops, gamma, credit
 ) -> None:  # type: ignore[no-untyped-def]
-    # k F_H = k alpha Gamma w - k beta P(w) with k beta = N s and k alpha Gamma = credit per token; N = 1 on w1
-    policy = Composition(len(drops), gamma, 1e-5, credit="tokens", credit_s_per_token=credit, cost_weight=0.0)
+    # k F_H = k alpha Gamma w - k beta P(w): k beta = N s D / Gamma, k alpha Gamma = credit per token; N = 1 on w1
+    policy = Composition(
+        len(drops),
+        gamma,
+        1e-5,
+        hold_steps=discounted(gamma, len(drops)),
+        stream_weight=1.0,
+        credit="tokens",
+        credit_s_per_token=credit,
+        cost_weight=0.0,
+    )
     workers = fleet(drops)
     view = snapshot([SENDER, *workers], [entry(f"r{i}", s) for i, s in enumerate(sizes)], ORACLE)
     made = start(policy, view, workers)
@@ -75,7 +90,15 @@ def test_with_cost_0_and_credit_by_tokens_the_value_is_f_h_up_to_a_factor(
     st.integers(50, 500),
 )
 def test_stage_2_equals_brute_force_with_per_pair_costs(requests, drops, free, room) -> None:  # type: ignore[no-untyped-def]
-    policy = Composition(len(drops), 0.9, 2e-3, abundance=99.0, reserve_tokens=2)
+    policy = Composition(
+        len(drops),
+        0.9,
+        2e-3,
+        hold_steps=discounted(0.9, len(drops)),
+        stream_weight=1.0,
+        abundance=99.0,
+        reserve_tokens=2,
+    )
     workers = fleet(drops)
     workers[1] = worker("w1", kv_tokens=20, slots_used=8 - free, kv_capacity_tokens=room + 20)
     pool = [
@@ -115,17 +138,17 @@ def place(
 
 
 def test_equal_loads_go_to_the_near_worker_until_balance_is_worth_more() -> None:
-    # 10 MB: near 0.101 s, far 0.402 s. 1000 tokens onto near (margin 0): N s (1 + .9) * 1000 = 8 * 1.9e3 s
+    # 10 MB: near 0.101 s, far 0.402 s. 1000 tokens onto near (margin 0): N s D * 1000 with N = 7, D = 2
     pool = [entry("r", 1000, kv_bytes=10 * MB)]
     for s, chosen in (
-        (1e-6, "near"),
+        (1e-5, "near"),
         (1e-4, "far"),
-    ):  # 0.0152 s against 0.301 s of transfer; 1.52 s against it
+    ):  # 0.14 s against 0.301 s of transfer; 1.4 s against it
         workers = [
             worker("near", kv_tokens=5000, slots_used=7, slots=16),
             worker("far", kv_tokens=1000, slots_used=7, slots=16),
         ]
-        policy = Composition(1, 0.9, s, abundance=0.0, step_per_seq_s=0.0)
+        policy = Composition(1, 0.9, s, hold_steps=2.0, stream_weight=1.0, abundance=0.0, step_per_seq_s=0.0)
         assert place(policy, workers, pool)["r"] == (chosen, Reason.FILL)
 
 
@@ -146,6 +169,27 @@ def test_without_a_balance_term_every_feasible_set_is_worth_more_than_none() -> 
     placed = place(Composition(seconds_per_kv_token=0.0, abundance=99.0), workers, pool)
     assert {reason for _, reason in placed.values()} == {Reason.BEST_SUBSET}
     assert len(placed) == 4
+
+
+def test_a_slower_step_costs_more_the_fewer_slots_are_left_and_the_more_wait() -> None:
+    # N = batch * (0.1 + 0.9 * occupancy^2) + queued, one worker of 8 slots; s D / Gamma = 1e-3
+    policy = Composition(0, 1.0, 1e-3, hold_steps=1.0, stream_weight=0.1, scarcity=2.0)
+    pool = [entry(f"r{i}", 10) for i in range(5)]
+    for used, waiting in ((2, 2 * (0.1 + 0.9 / 16)), (6, 6 * (0.1 + 0.9 * 9 / 16) + 3)):
+        workers = [worker("w1", slots_used=used)]
+        made = start(policy, snapshot([SENDER, *workers], pool, ORACLE), workers)
+        assert made._slowdown(0) == pytest.approx(1e-3 * waiting)
+
+
+def test_the_window_holds_who_waited_longest() -> None:
+    # one slot; sizes fall with age, and without a balance term the far worker costs all the same
+    workers = [worker("far", slots_used=7)]
+    pool = [dataclasses.replace(entry(f"r{i}", 100 * (i + 1)), entered_s=0.1 * i) for i in range(6)]
+    policy = Composition(window=2, abundance=99.0, seconds_per_kv_token=0.0)
+    made = start(policy, snapshot([SENDER, *workers], pool, ORACLE), workers)
+    made.left = sorted(made._items, key=lambda item: -item.tokens)
+    made._keys = [-item.tokens for item in made.left]
+    assert [made.left[i].entry.request.rid for i in made._window(0)] == ["r0", "r1"]
 
 
 def test_scarce_slots_go_to_who_has_least_slack() -> None:
@@ -179,6 +223,7 @@ def test_the_terms_add_up_to_the_score() -> None:
     [
         ({"window": 13}, r"window is 13: it must be a whole number 1\.\.12"),
         ({"credit": "gift"}, "credit is 'gift': choose one of wait, tokens"),
+        ({"stream_weight": 1.5}, "stream_weight is 1.5: it must be a number > 0.0 and <= 1.0"),
         ({"max_weight": 0.5}, "max_weight is 0.5: it must be a number >= 1.0"),
     ],
 )

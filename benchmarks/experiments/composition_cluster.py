@@ -1,0 +1,138 @@
+"""The cluster and the workloads of the experiments `composition` and `scale`.
+
+NetKV's fat tree of Llama-3-70B engines (TP = 4, one in four does prefill), whose decode steps also grow with the KV
+they read: BalanceRoute's balance and NetKV's transfers matter at once. The decode workers of two pods end their steps
+together (`barrier`, as data-parallel ranks under expert parallelism do) or each on its own.
+
+Outputs have one mean; `tail` "heavy" has a coefficient of variation of 1.8 before the cap (ServeGen's reasoning
+clients: 1.52), "light" one of 0.3. `load` is the rate over what the tightest resource carries: prefill, the uplinks of
+the senders' rack, or decode slots at the step time of full slots.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from itertools import takewhile
+from typing import Any
+
+from benchmarks.experiments.base import Config
+from benchmarks.sim import profiles
+from benchmarks.sim.config import ControlPlane, EngineSpec, Forecasting, SimConfig
+from benchmarks.sim.network.clusters import Instance, netkv_cluster, netkv_instances, prefill_and_decode
+from benchmarks.sim.network.fabric import Fabric, nodes_and_nics
+from benchmarks.sim.network.topology import RACK, Topology
+from benchmarks.workloads.arrivals import Poisson
+from benchmarks.workloads.lengths import Lognormal
+from benchmarks.workloads.prefixes import Sharing
+from benchmarks.workloads.record import WorkloadRequest
+from benchmarks.workloads.synthetic import Synthetic
+from policies.dispatch import DispatchConfig
+from policies.state.views import Role
+from predictors.memorise import Memorised
+from predictors.oracle import Oracle
+from predictors.protocol import Predictor
+
+# 328 kB of KV a token read at 60 % of 4 x 3.35 TB/s (H100's data sheet). ASSUMPTION: the share
+SECONDS_PER_KV_TOKEN = 327_680 / (0.6 * 4 * 3.35e12)
+PROFILE = dataclasses.replace(
+    profiles.load("netkv_llama3_70b_tp4_h100"), decode_per_kv_token_s=SECONDS_PER_KV_TOKEN
+)
+BLOCK_TOKENS = 256
+KV_TOKENS = 4 * 45 * 10**9 // PROFILE.kv_bytes_per_token  # 45 GB of free HBM a GPU (NetKV VI-A)
+SLOTS = 8  # ASSUMPTION: BalanceRoute's Table 1 implies some nine long contexts a worker
+OUTPUT_TOKENS = 1_200.0  # as in ServeGen's reasoning clients (1,527), less for the shorter run
+OUTPUT_CAP_TOKENS = 6_000
+OUTPUT_CV = {"light": 0.3, "heavy": 1.8}
+PROMPT_CV = 0.6  # BalanceRoute's Table 1: deviation 25,000 of a mean of 42,500
+SHARING = Sharing(0.3, groups=64, covered=(0.3, 0.7), block_tokens=BLOCK_TOKENS)  # ASSUMPTION
+BARRIER_WORKERS = 12  # the decode engines of two pods, all there are with 64 GPUs
+MANY = 1_000_000
+STEP = {"step_base_s": PROFILE.decode_base_s, "step_per_seq_s": PROFILE.decode_per_seq_s}
+
+
+def _placed(config: Config) -> tuple[Topology, list[Instance], list[Instance]]:
+    topology = netkv_cluster(config["gpus"], config["oversubscription"])
+    return topology, *prefill_and_decode(netkv_instances(topology))
+
+
+def outputs(config: Config) -> Lognormal:
+    """Of one mean but for the cap."""
+    return Lognormal.of_mean(OUTPUT_TOKENS, OUTPUT_CV[config["tail"]], OUTPUT_CAP_TOKENS)
+
+
+def capacity_per_s(config: Config) -> float:
+    """Requests a second that the tightest resource carries; prefix hits and queues left out."""
+    topology, prefill, decode = _placed(config)
+    context = config["context_tokens"]
+    racks = {topology.node(i.node).rack for i in prefill}
+    uplinks = len(racks) * topology.config.aggs_per_pod * topology.class_bytes_per_s[RACK]
+    full_s = PROFILE.step_s(0, SLOTS, int(SLOTS * (context + OUTPUT_TOKENS / 2)))
+    return min(
+        len(prefill) / (context * PROFILE.prefill_per_token_s),
+        uplinks / PROFILE.kv_bytes(context),
+        len(decode) * SLOTS / (outputs(config).mean_tokens * full_s),
+    )
+
+
+def workload(config: Config, seed: int) -> list[WorkloadRequest]:
+    """Arrivals of warm-up and window; the same lengths at every load."""
+    made = Synthetic(
+        "composition",
+        Poisson(config["load"] * capacity_per_s(config)),
+        prompt=Lognormal.of_mean(config["context_tokens"], PROMPT_CV, 65_536),
+        output=outputs(config),
+        sharing=SHARING,
+        block_tokens=BLOCK_TOKENS,
+    )
+    end_s = config["warmup_s"] + config["measure_s"]
+    return list(takewhile(lambda r: r.at_s < end_s, made.stream(seed)))
+
+
+def _oracle(lengths: Mapping[str, int]) -> Predictor:
+    return Oracle(lengths)
+
+
+def _survival(lengths: Mapping[str, int]) -> Predictor:
+    return Memorised()
+
+
+FORECASTS = {"oracle": _oracle, "survival": _survival}
+
+
+def sim_config(config: Config, seed: int) -> SimConfig:
+    """One run of the policy in `config`."""
+    topology, prefill, decode = _placed(config)
+
+    def engines(name: str, role: Role, where: list[Instance], **more: Any) -> EngineSpec:
+        nodes, nics = nodes_and_nics(topology, where)
+        return EngineSpec(
+            name, role, len(where), PROFILE, nodes=nodes, nics=nics, block_size_tokens=BLOCK_TOKENS, **more
+        )
+
+    forecasts = config.get("forecasts")
+    return SimConfig(
+        (
+            engines("p", Role.PREFILL, prefill, slots=MANY, kv_blocks=MANY, lease_s=120.0),
+            *(
+                engines(
+                    f"d{i}",
+                    Role.DECODE,
+                    decode[i * BARRIER_WORKERS : (i + 1) * BARRIER_WORKERS],
+                    slots=SLOTS,
+                    kv_blocks=KV_TOKENS // BLOCK_TOKENS,
+                    barrier=f"b{i}" if config["barrier"] else "",
+                )
+                for i in range(len(decode) // BARRIER_WORKERS)
+            ),
+        ),
+        prefill=("predicted_ttft", {}),
+        decode=(config["policy"], config["params"]),
+        dispatch=DispatchConfig(queue_timeout_s=600.0, max_queue=MANY, seed=seed),
+        control=ControlPlane(progress_s=0.1, forecast_s=0.1),
+        network=Fabric(topology),
+        forecasts=None if forecasts is None else Forecasting(FORECASTS[forecasts]),
+        seed=seed,
+        warmup_s=config["warmup_s"],
+        measure_s=config["measure_s"],
+    )

@@ -1,0 +1,141 @@
+"""DeepFlow Figure 6: PD-aware and combined scheduling against round robin, over rate and over predictor accuracy.
+
+Two colocated engines and a pair of disaggregated ones (1P1D); a code-generation trace (`deepflow_setup`). The figure's
+values are not in the text, which says (5.3.2): PD-aware beats round robin at some rates ("e.g., 10 reqs/s"), matches it
+at low ones, and is worse at very high ones, where the disaggregated pair overloads. The project's aim: within 1 % of
+the best at high rates too, which is what the load correction of `policies.routing.pd_heatmap` is for; "PD-aware, k = 0"
+is the paper's.
+
+The heatmap is `deepflow_setup.heatmap`, all rates added, made on a seed of its own.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.experiments import deepflow_setup as setup
+from benchmarks.experiments.base import Config, Metrics, Results, Row, Variant
+from benchmarks.sim.cluster import simulate
+from benchmarks.sim.metrics import summarise
+from benchmarks.workloads.catalog import available
+from policies.routing.heatmap import Heatmap
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SUMMARY = "DeepFlow Figure 6: PD-aware and combined against round robin, over rate and predictor accuracy"
+POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "RR": ("round_robin", {}),
+    "LA": ("load_aware", {}),
+    "PD-aware, k = 0": ("pd_heatmap", {"load_correction": 0.0}),
+    "PD-aware": ("pd_heatmap", {}),
+    "combined": ("combined", {}),
+}
+RATES = (2.0, 5.0, 8.0, 10.0, 12.0)
+ACCURACIES = (0.5, 0.75, 0.9, 1.0)
+ACCURACY_RATE = 8.0
+PRACTICE = 0.9  # "In practice, we use a predictor with 90% accuracy"
+HEATMAP_SEED = 900
+KEPT = (
+    "jct_mean_s",
+    "jct_p95_s",
+    "tpot_mean_s",
+    "ttft_mean_s",
+    "throughput_tok_s",
+    "colocated_share",
+    "unfinished",
+)
+
+
+def variants(quick: bool) -> list[Variant]:
+    workload = setup.TRACE if available(setup.TRACE) else "synthetic-code"
+    rates, length_s, map_s = ((2.0, 8.0, 12.0), 40.0, 20.0) if quick else (RATES, 100.0, 60.0)
+    base = {"workload": workload, "length_s": length_s, "heatmap_s": map_s, "heatmap_rates": [0.5, 1.0, 1.5]}
+    points = [(name, rate, PRACTICE) for name in POLICIES for rate in rates]
+    if not quick:
+        points += [("combined", ACCURACY_RATE, accuracy) for accuracy in ACCURACIES if accuracy != PRACTICE]
+    return [
+        Variant(
+            _name(policy, rate, accuracy),
+            {
+                **base,
+                "policy": policy,
+                "params": POLICIES[policy][1],
+                "rate_per_s": rate,
+                "accuracy": accuracy,
+            },
+        )
+        for policy, rate, accuracy in points
+    ]
+
+
+def _name(policy: str, rate: float, accuracy: float) -> str:
+    return f"{policy} at {rate:g}/s, accuracy {accuracy:g}"
+
+
+@lru_cache(maxsize=2)
+def _heatmap(rates: tuple[float, ...], length_s: float) -> Heatmap:
+    return setup.combined_heatmap(rates, length_s, HEATMAP_SEED)
+
+
+def run_one(config: Config, seed: int) -> Metrics:
+    work = setup.code(config["workload"], config["rate_per_s"], config["length_s"], seed)
+    policy, params = POLICIES[config["policy"]][0], dict(config["params"])
+    if policy in ("pd_heatmap", "combined"):
+        params["heatmap"] = _heatmap(tuple(config["heatmap_rates"]), config["heatmap_s"])
+    others = setup.outputs(config, seed)
+    run = setup.sim_config(
+        setup.engines(1, 1, 2),
+        (policy, params),
+        seed,
+        forecasts=setup.forecasting(config["accuracy"], others, seed),
+        warmup_s=config["length_s"] / 5,
+        measure_s=config["length_s"] * 0.8,
+    )
+    found = summarise(simulate(run, work))
+    return {name: found[name] for name in KEPT}
+
+
+def compare(results: Results) -> list[Row]:
+    rates = sorted({config["rate_per_s"] for config in results.variants.values()})
+    said = {
+        rates[0]: "as RR at low rates",
+        10.0: "better than RR",
+        rates[-1]: "worse than RR at very high rates",
+    }
+    rows = []
+    for rate in rates:
+        names = {policy: _name(policy, rate, PRACTICE) for policy in POLICIES}
+        means = {policy: results.mean(name, "jct_mean_s") for policy, name in names.items()}
+        best = min(means, key=lambda p: means[p])
+        for policy in ("PD-aware, k = 0", "PD-aware", "combined"):
+            gain, half = results.reduction_percent(names["RR"], names[policy], "jct_mean_s")
+            aim, met = "", None
+            if not policy.endswith("0"):
+                behind = 100.0 * (means[policy] / means[best] - 1.0)
+                aim, met = "within 1 % of the best or better", behind <= 1.0
+            note = f"best: {best}, {means[best]:.2f} s" + (
+                f"; the paper: {said[rate]}" if rate in said else ""
+            )
+            rows.append(Row(f"{policy}: JCT below RR at {rate:g}/s", None, gain, "%", half, aim, met, note))
+    for name in results.where(policy="combined", rate_per_s=ACCURACY_RATE):
+        spread = results.spread(name, "jct_mean_s")
+        rows.append(Row(f"JCT of {name}", None, spread.mean, "s", spread.half_width))
+    return rows
+
+
+def plots(results: Results) -> dict[str, Figure]:
+    from benchmarks import plots as look
+
+    made, axes = look.figure(2)
+    rates = sorted({config["rate_per_s"] for config in results.variants.values()})
+    for axis, metric, label in ((axes[0], "jct_mean_s", "JCT, s"), (axes[1], "tpot_mean_s", "TPOT, s")):
+        series = {}
+        for policy in POLICIES:
+            spreads = [results.spread(_name(policy, rate, PRACTICE), metric) for rate in rates]
+            series[policy] = look.Series(
+                rates, [s.mean for s in spreads], [s.half_width for s in spreads], quiet=policy == "RR"
+            )
+        look.lines(axis, series, "requests/s", label)
+    return {"deepflow_scheduling": made}

@@ -1,0 +1,94 @@
+"""From 64 to 1,024 GPUs: what each policy's decisions are worth. What they cost is `scale_cost`'s: time is no result.
+
+The composition's cluster and workload (`composition_cluster`) at 0.9 of what it carries, heavy-tailed outputs, one
+barrier for every two pods; as the cluster doubles so does the rate, so a policy that scales keeps its TTFT. NetKV's
+scale-up (VI-I, Table V) has the same sizes and another workload; `netkv_*` has its figures.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from benchmarks.experiments import composition
+from benchmarks.experiments.base import Config, Metrics, Results, Row, Variant
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SUMMARY = "64 to 1,024 GPUs at one load a GPU: the quality of decisions as clusters grow"
+SEEDS = (2, 1)
+SIZES = (64, 128, 256, 512, 1_024)
+SHOWN = ("NetKV", "BR-H", "JSQ", "composition")
+
+
+def variants(quick: bool) -> list[Variant]:
+    return [
+        Variant(f"{policy}, {gpus} GPUs", config(policy, gpus, quick))
+        for gpus in (SIZES[:3:2] if quick else SIZES)
+        for policy in SHOWN
+    ]
+
+
+def config(policy: str, gpus: int, quick: bool) -> Config:
+    """One run of a policy of the composition's experiment."""
+    return {
+        **composition.policy_config(policy),
+        "gpus": gpus,
+        "context_tokens": 9_000,
+        "oversubscription": 4.0,
+        "tail": "heavy",
+        "barrier": True,
+        "load": 0.9,
+        "warmup_s": 15.0 if quick else 25.0,
+        "measure_s": 10.0 if quick else 15.0,
+    }
+
+
+def run_one(config: Config, seed: int) -> Metrics:
+    return composition.run_one(config, seed)
+
+
+def compare(results: Results) -> list[Row]:
+    sizes = sorted({c["gpus"] for c in results.variants.values()})
+    rows = []
+    for gpus in sizes:
+        names = {policy: f"{policy}, {gpus} GPUs" for policy in SHOWN}
+        best = min(SHOWN[:-1], key=lambda p: results.mean(names[p], "ttft_mean_s"))
+        gain, half = results.reduction_percent(names[best], names["composition"], "ttft_mean_s")
+        ttft = results.mean(names["composition"], "ttft_mean_s")
+        rows.append(
+            Row(
+                f"{gpus} GPUs: TTFT",
+                None,
+                -gain,
+                "%",
+                half,
+                "<= +1 % of the best part",
+                -gain <= 1.0,
+                f"best: {best}; composition {ttft:.2f} s",
+            )
+        )
+    grown = [results.mean(f"composition, {gpus} GPUs", "ttft_mean_s") for gpus in (sizes[0], sizes[-1])]
+    change = 100.0 * (grown[1] / grown[0] - 1.0)
+    note = f"{sizes[0]} to {sizes[-1]} GPUs, composition"
+    return [
+        *rows,
+        Row("TTFT as the cluster grows", None, change, "%", None, "not above 0", change <= 0, note),
+    ]
+
+
+def plots(results: Results) -> dict[str, Figure]:
+    from benchmarks import plots as look
+
+    made, axes = look.figure(2)
+    sizes = sorted({c["gpus"] for c in results.variants.values()})
+    for axis, metric, label, per_gpu in (
+        (axes[0], "ttft_mean_s", "TTFT, s", False),
+        (axes[1], "throughput_tok_s", "tokens/s a GPU", True),
+    ):
+        series = {}
+        for policy in SHOWN:
+            spreads = [(results.spread(f"{policy}, {gpus} GPUs", metric), gpus) for gpus in sizes]
+            series[policy] = look.Series(sizes, [s.mean / (gpus if per_gpu else 1) for s, gpus in spreads])
+        look.lines(axis, series, "GPUs", label, log_x=True)
+    return {"scale": made}
