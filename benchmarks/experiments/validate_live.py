@@ -9,294 +9,63 @@ told is measured before, on other requests than those judged:
     sim     the engines' timing is given; lone requests give what ingress, router and HTTP add (ControlPlane.ingress_s)
     vllm    lone requests and bursts give the timing profile (benchmarks.sim.calibration); the control plane is stock
 
-Policies decide by drawn ties, so the simulation is run under several seeds. Not an experiment of `benchmarks run`: it
-needs a live app and a quiet machine. Exit status 1 if an answer was lost or an error is above the aim.
+Policies decide by drawn ties, so the simulation is run under several seeds. A replay of the sim engines during which
+the load client itself could not keep its times (another program had the cores) is done again, whatever it showed. Not
+an experiment of `benchmarks run`: it needs a live app and a quiet machine. Exit status 1 if an answer was lost or an
+error is above the aim.
 """
 
 import argparse
-import asyncio
 import json
-import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import psutil
 
 from benchmarks import plots
 from benchmarks.experiments import agreement
-from benchmarks.experiments.agreement import Stream, Times
-from benchmarks.live import calibrate, openloop
+from benchmarks.experiments.agreement import Times
+from benchmarks.experiments.twin import (
+    Setup,
+    ValidationError,
+    calibrate_control,
+    calibrate_engines,
+    live_times,
+    lone_requests,
+    replay_live,
+    sim_setup,
+    simulated_times,
+    vllm_setup,
+)
 from benchmarks.live.machine import facts
+from benchmarks.live.openloop import Answer
 from benchmarks.live.proctree import cpu_by_role, machine_busy_s, snapshot
-from benchmarks.live.servers import ROOT, Command, Server, ServerError, running
+from benchmarks.live.servers import ROOT, Server, ServerError, running
 from benchmarks.live.stats import percentile
-from benchmarks.live.targets import MODEL, engine_options, sluice_app
-from benchmarks.sim import metrics, profiles
-from benchmarks.sim.calibration import DecodeTime, PrefillTime, fit
-from benchmarks.sim.cluster import simulate
-from benchmarks.sim.config import ControlPlane, EngineSpec, SimConfig
-from benchmarks.workloads.arrivals import Poisson, until
+from benchmarks.sim.calibration import CalibrationError
+from benchmarks.sim.config import ControlPlane
 from benchmarks.workloads.record import WorkloadRequest
-from policies.dispatch import DispatchConfig
-from policies.engine_model.timing import SMOLLM2_KV_BYTES_PER_TOKEN, TimingProfile
-from policies.state.views import Role
+from policies.engine_model.timing import TimingProfile
 
 OUT = ROOT / "benchmarks" / "results" / "experiments" / "validate_live"
-COMPLETIONS = "/v1/completions"
-VOCABULARY = 30_000  # token ids are drawn below it, so that no prompt shares a prefix
-NICENESS = {
-    "RAY_worker_niceness": "0"
-}  # Ray's 15 would let any other program of the machine into the measurement
-PATIENCE_S = 120.0  # for the answers after the last request was sent
-
-SIM_PROFILE = TimingProfile(
-    source="artificial, for validate_live: steps of 20-30 ms, prefills of 50-280 ms",
-    prefill_base_s=0.02,
-    prefill_per_token_s=5e-4,
-    decode_base_s=0.02,
-    decode_per_seq_s=1e-3,
-    decode_per_kv_token_s=2e-6,
-    kv_bytes_per_token=SMOLLM2_KV_BYTES_PER_TOKEN,
-    transfer_bandwidth_bytes_per_s=0.5e9,
-    transfer_latency_s=1e-3,
-)
-
-
-class ValidationError(RuntimeError):
-    """The live system did not answer as asked, so there is nothing to compare with."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mix:
-    """A workload: Poisson arrivals for `seconds`, lengths uniform within the bounds (tokens)."""
-
-    rate_per_s: float
-    seconds: float
-    prompt_tokens: tuple[int, int]
-    output_tokens: tuple[int, int]
-
-    def requests(self, seed: int) -> list[WorkloadRequest]:
-        """The same for the same seed."""
-        rng = np.random.default_rng(seed)
-        times = list(until(Poisson(self.rate_per_s).times(rng), self.seconds))
-        prompts = rng.integers(self.prompt_tokens[0], self.prompt_tokens[1], len(times), endpoint=True)
-        outputs = rng.integers(self.output_tokens[0], self.output_tokens[1], len(times), endpoint=True)
-        columns = zip(times, prompts.tolist(), outputs.tolist(), strict=True)
-        return [WorkloadRequest(f"r{i}", at, p, o, max_tokens=o) for i, (at, p, o) in enumerate(columns)]
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """Live and simulated cluster in one. `profile`: given for sim engines, for vLLM where KV size and bandwidth
-    come from; `policies`: pairs of prefill and decode, one replay each.
-    """
-
-    kind: str
-    model: str
-    prefill: int
-    decode: int
-    slots: int
-    budget_tokens: int
-    profile: TimingProfile
-    mix: Mix
-    policies: tuple[tuple[str, str], ...]
-    options: dict[str, Any] = field(default_factory=dict)
-
-    def command(self, folder: Path) -> Command:
-        """The live app."""
-        engines = [
-            {"name": role, "role": role, "kind": self.kind, "replicas": count, "options": self.options}
-            for role, count in (("prefill", self.prefill), ("decode", self.decode))
-        ]
-        path = "sim" if self.kind == "sim" else MODEL
-        args = {"model": {"path": path, "name": self.model}, "engines": engines}
-        made = sluice_app(f"Sluice, {self.kind}", folder / "app.yaml", args, 600.0)
-        return replace(made, env=NICENESS)
-
-    def simulated(
-        self, profile: TimingProfile, control: ControlPlane, policies: tuple[str, str], seed: int
-    ) -> SimConfig:
-        """The same cluster in the simulator."""
-        specs = tuple(
-            EngineSpec(
-                role.value, role, count, profile, slots=self.slots, prefill_budget_tokens=self.budget_tokens
-            )
-            for role, count in ((Role.PREFILL, self.prefill), (Role.DECODE, self.decode))
-        )
-        return SimConfig(
-            specs,
-            prefill=(policies[0], {}),
-            decode=(policies[1], {}),
-            dispatch=DispatchConfig(seed=seed),
-            control=control,
-        )
-
-
-def sim_setup(policies: tuple[tuple[str, str], ...], seconds: float) -> Setup:
-    """Prefill about 40 % busy, decode slots about 75 %, so that requests queue at both."""
-    timing = {name: getattr(SIM_PROFILE, name) for name in profiles.FIELDS}
-    return Setup(
-        kind="sim",
-        model="sim",
-        prefill=2,
-        decode=4,
-        slots=4,
-        budget_tokens=8192,
-        profile=SIM_PROFILE,
-        mix=Mix(5.0, seconds, (64, 512), (32, 160)),
-        policies=policies or (("join_shortest_queue",) * 2, ("predicted_ttft", "balance_route_0")),
-        options={"profile": "tick_1ms", "timing": timing, "slots": 4},
-    )
-
-
-def vllm_setup(policies: tuple[tuple[str, str], ...], seconds: float) -> Setup:
-    """One prefill and one decode engine, lightly loaded: there is nothing to choose, so one pair is enough."""
-    return Setup(
-        kind="vllm",
-        model=MODEL,
-        prefill=1,
-        decode=1,
-        slots=32,
-        budget_tokens=2048,
-        profile=profiles.load("cpu_smollm2"),
-        mix=Mix(0.5, seconds, (16, 192), (16, 64)),
-        policies=policies or (("join_shortest_queue",) * 2,),
-        options=asdict(engine_options()),
-    )
-
-
-# ------------------------------------------------------------------------------------------------------ the two sides
-
-
-def replay_live(port: int, setup: Setup, work: Sequence[WorkloadRequest], seed: int) -> list[openloop.Answer]:
-    """Sends `work` at its times, with prompts of its lengths that are new for each `seed`: one seen before would be in
-    the engines' prefix caches. Raises ValidationError unless every answer came whole.
-    """
-    rng = np.random.default_rng(seed)
-    plan = []
-    for one in work:
-        body = {
-            "model": setup.model,
-            "prompt": rng.integers(1, VOCABULARY, one.prompt_tokens).tolist(),
-            "max_tokens": one.output_tokens,
-            "ignore_eos": True,
-            "temperature": 0,
-            "stream": True,
-        }
-        plan.append(openloop.Planned(one.at_s, json.dumps(body).encode()))
-    answers = openloop.replay(port, COMPLETIONS, plan, PATIENCE_S)
-    problems = [f"{one.rid}: {a.problem}" for one, a in zip(work, answers, strict=True) if a.problem]
-    if problems:
-        raise ValidationError(f"{len(problems)} of {len(work)} answers were lost; {'; '.join(problems[:5])}")
-    return answers
-
-
-def live_times(work: Sequence[WorkloadRequest], answers: Sequence[openloop.Answer]) -> list[Times]:
-    """From when a request was really sent."""
-    return [
-        Times(
-            a.first_s - a.sent_s,
-            (a.last_s - a.first_s) / (one.output_tokens - 1) if one.output_tokens > 1 else None,
-            a.last_s - a.sent_s,
-        )
-        for one, a in zip(work, answers, strict=True)
-    ]
-
-
-def simulated_times(config: SimConfig, work: Sequence[WorkloadRequest]) -> list[Times]:
-    """In the order of `work`. Raises ValidationError if a request did not finish."""
-    found = []
-    for record in simulate(config, work).requests:
-        ttft_s, jct_s = metrics.ttft_s(record), metrics.jct_s(record)
-        if ttft_s is None or jct_s is None:
-            raise ValidationError(f"simulated {record.rid} did not finish: {record.rejected}")
-        found.append(Times(ttft_s, metrics.tpot_s(record), jct_s))
-    return found
-
-
-# -------------------------------------------------------------------------------------------------------- calibration
-
-
-def lone_requests(setup: Setup, count: int, output_tokens: int, gap_s: float) -> list[WorkloadRequest]:
-    """One after the other, prompts spread over the workload's lengths; `gap_s` apart."""
-    lengths = np.linspace(*setup.mix.prompt_tokens, count).astype(int).tolist()
-    return [
-        WorkloadRequest(f"lone{i}", i * gap_s, p, output_tokens, max_tokens=output_tokens)
-        for i, p in enumerate(lengths)
-    ]
-
-
-def calibrate_control(port: int, setup: Setup, seed: int) -> tuple[ControlPlane, dict[str, Any]]:
-    """`ingress_s`: what lone requests took beyond the simulation of them with an ingress that takes no time."""
-    gap_s = 1.5 * setup.profile.step_s(setup.mix.prompt_tokens[1], 8, 0) + 0.5
-    work = lone_requests(setup, 24, 8, gap_s)
-    live = live_times(work, replay_live(port, setup, work, seed + 1))
-    bare = replace(ControlPlane(), ingress_s=0.0)
-    modelled = simulated_times(setup.simulated(setup.profile, bare, setup.policies[0], 0), work)
-    added = [a.ttft_s - b.ttft_s for a, b in zip(live, modelled, strict=True)]
-    ingress_s = max(0.0, statistics.median(added))
-    tpot = [a.tpot_s / b.tpot_s for a, b in zip(live, modelled, strict=True) if a.tpot_s and b.tpot_s]
-    found = {
-        "ingress_s": ingress_s,
-        "added_ttft_ms": {f"p{q}": 1e3 * percentile(added, q / 100) for q in (5, 50, 95)},
-        "tpot_live_over_modelled_p50": statistics.median(tpot),
-    }
-    return replace(bare, ingress_s=ingress_s), found
-
-
-def calibrate_engines(port: int, setup: Setup, seed: int) -> tuple[TimingProfile, dict[str, Any]]:
-    """A profile of the engines: prefill from lone requests of one token, decode from bursts.
-
-    The bursts' requests join one by one as the prefill engine gets through them, so each answer counts with the mean
-    batch that it really had (`agreement.decode_load`). What a lone TTFT holds beside the prefill (control plane,
-    transfer, first decode step) is taken from the simulation of the first fit, and the prefill fitted to the rest.
-    """
-    low, high = setup.mix.prompt_tokens
-    plan = calibrate.Plan(prompts=(low, 64, 128, high), repeats=4, concurrency=(), seed=seed + 1)
-
-    async def lone() -> list[PrefillTime]:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=300.0) as client:
-            return (await calibrate.measure(client, plan))[0]
-
-    prefills = asyncio.run(lone())
-    decodes = []
-    for index, (sequences, prompt) in enumerate((n, p) for p in (low, high // 2) for n in (1, 2, 4, 6)):
-        burst = [WorkloadRequest(f"b{i}", 0.0, prompt, 64, max_tokens=64) for i in range(sequences)]
-        answers = replay_live(port, setup, burst, seed + 2 + index)
-        streams = [Stream(a.first_s, a.last_s, prompt, 64) for a in answers]
-        decodes += [DecodeTime(*row) for row in agreement.decode_load(streams)]
-    source = "measured by benchmarks.experiments.validate_live; KV size and transfer as in cpu_smollm2"
-    first, _ = fit(setup.profile, source, prefills, decodes)
-    alone = [
-        WorkloadRequest(f"p{i}", 30.0 * i, p.prompt_tokens, 1, max_tokens=1) for i, p in enumerate(prefills)
-    ]
-    modelled = simulated_times(setup.simulated(first, ControlPlane(), setup.policies[0], 0), alone)
-    rest = [
-        PrefillTime(p.prompt_tokens, p.ttft_s - (m.ttft_s - first.step_s(p.prompt_tokens, 0, 0)))
-        for p, m in zip(prefills, modelled, strict=True)
-    ]
-    return fit(setup.profile, source, rest, decodes)
-
-
-# ---------------------------------------------------------------------------------------------------------------- run
 
 
 @dataclass(slots=True)
 class Case:
-    """One replay, live and simulated."""
+    """One replay, live and simulated. `disturbed_ms`: how late the client was in replays that were done again."""
 
     policies: tuple[str, str]
     live: list[Times]
     simulated: list[list[Times]]
     client_late_ms: dict[str, float]
     cores: dict[str, float]
+    disturbed_ms: list[float]
 
     @property
     def name(self) -> str:
@@ -304,32 +73,45 @@ class Case:
 
 
 def judge(
-    server: Server, setup: Setup, profile: TimingProfile, control: ControlPlane, seeds: int, seed: int
+    server: Server, setup: Setup, profile: TimingProfile, control: ControlPlane, settings: argparse.Namespace
 ) -> list[Case]:
     """Replays the workload under each pair of policies; the live app is idle before each."""
-    port, work, cases = server.command.port, setup.mix.requests(seed), []
-    for index, policies in enumerate(setup.policies):
-        _set_policies(port, policies)
-        before, busy_s, start_s, own_s = (
-            snapshot(server.pid),
-            machine_busy_s(),
-            time.monotonic(),
-            _own_cpu_s(),
-        )
-        answers = replay_live(port, setup, work, seed + 1000 + index)
-        wall_s = time.monotonic() - start_s
-        ours_s, busy_s = _own_cpu_s() - own_s, machine_busy_s() - busy_s
-        app_s = sum(cpu_by_role(before, snapshot(server.pid)).values())
-        cores = {
-            "app": app_s / wall_s,
-            "client": ours_s / wall_s,
-            "others": (busy_s - app_s - ours_s) / wall_s,
-        }
-        late_s = [answer.late_s for answer in answers]
-        late_ms = {"p50": 1e3 * percentile(late_s, 0.5), "p95": 1e3 * percentile(late_s, 0.95)}
-        runs = [simulated_times(setup.simulated(profile, control, policies, s), work) for s in range(seeds)]
-        cases.append(Case(policies, live_times(work, answers), runs, late_ms, cores))
+    work, cases, prompts = setup.mix.requests(settings.seed), [], settings.seed + 1000
+    for policies in setup.policies:
+        disturbed_ms: list[float] = []
+        while True:
+            _set_policies(server.command.port, policies)
+            prompts += 1
+            answers, cores = observed(server, setup, work, prompts)
+            late_s = [answer.late_s for answer in answers]
+            late_ms = {f"p{q}": 1e3 * percentile(late_s, q / 100) for q in (50, 95)}
+            limit_s = setup.late_limit_s
+            if (
+                limit_s is None
+                or late_ms["p95"] <= 1e3 * limit_s
+                or len(disturbed_ms) + 1 >= settings.attempts
+            ):
+                break
+            disturbed_ms.append(late_ms["p95"])
+        runs = [
+            simulated_times(setup.simulated(profile, control, policies, seed), work)
+            for seed in range(settings.seeds)
+        ]
+        cases.append(Case(policies, live_times(work, answers), runs, late_ms, cores, disturbed_ms))
     return cases
+
+
+def observed(
+    server: Server, setup: Setup, work: Sequence[WorkloadRequest], seed: int
+) -> tuple[list[Answer], dict[str, float]]:
+    """A replay, and how many cores the app, this client and everything else kept busy meanwhile."""
+    before, busy_s, start_s, own_s = snapshot(server.pid), machine_busy_s(), time.monotonic(), _own_cpu_s()
+    answers = replay_live(server.command.port, setup, work, seed)
+    wall_s = time.monotonic() - start_s
+    ours_s, busy_s = _own_cpu_s() - own_s, machine_busy_s() - busy_s
+    app_s = sum(cpu_by_role(before, snapshot(server.pid)).values())
+    others_s = max(0.0, busy_s - app_s - ours_s)
+    return answers, {"app": app_s / wall_s, "client": ours_s / wall_s, "others": others_s / wall_s}
 
 
 def _own_cpu_s() -> float:
@@ -350,9 +132,11 @@ def _set_policies(port: int, policies: tuple[str, str]) -> None:
     raise ValidationError(f"the app is not idle after 30 s: {status['requests']}, {status['leases']} leases")
 
 
-def run(setup: Setup, seeds: int, seed: int, say: Callable[[str], None]) -> tuple[list[Case], dict[str, Any]]:
+def run(
+    setup: Setup, settings: argparse.Namespace, say: Callable[[str], None]
+) -> tuple[list[Case], dict[str, Any]]:
     """Starts the app, calibrates, judges. Raises ServerError, ValidationError, CalibrationError."""
-    profile, control = setup.profile, ControlPlane()
+    profile, control, seed = setup.profile, ControlPlane(), settings.seed
     with (
         tempfile.TemporaryDirectory(prefix="sluice-validate-") as folder,
         running(setup.command(Path(folder)), say) as server,
@@ -364,7 +148,7 @@ def run(setup: Setup, seeds: int, seed: int, say: Callable[[str], None]) -> tupl
         else:
             profile, found = calibrate_engines(server.command.port, setup, seed)
         say(f"calibrated: {json.dumps({k: v for k, v in found.items() if k != 'measured'})}")
-        cases = judge(server, setup, profile, control, seeds, seed)
+        cases = judge(server, setup, profile, control, settings)
     return cases, {"profile": asdict(profile), "control": asdict(control), "calibration": found}
 
 
@@ -381,6 +165,7 @@ def document(setup: Setup, cases: Sequence[Case], used: dict[str, Any]) -> dict[
                 "simulated_seeds": len(case.simulated),
                 "client_late_ms": case.client_late_ms,
                 "busy_cores": case.cores,
+                "disturbed_replays_late_p95_ms": case.disturbed_ms,
                 "lines": [
                     {**asdict(line), "error_percent": line.error_percent, "met": line.met}
                     for line in agreement.compare(case.live, case.simulated)
@@ -397,7 +182,7 @@ def report(case: Case) -> str:
     late = case.client_late_ms
     return (
         f"\n{case.name}: {len(case.live)} requests; the client sent them {late['p50']:.2f} ms late (p95 "
-        f"{late['p95']:.2f}); cores busy: {cores}\n\n"
+        f"{late['p95']:.2f}); disturbed and done again: {len(case.disturbed_ms)}; cores busy: {cores}\n\n"
         f"{agreement.table(agreement.compare(case.live, case.simulated))}\n"
     )
 
@@ -418,6 +203,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--policies", type=_pair, action="append", default=[], metavar="PREFILL/DECODE")
     parser.add_argument("--seed", type=int, default=0, help="of arrivals, lengths and prompts")
     parser.add_argument("--seeds", type=int, default=10, help="simulations, each with ties drawn anew")
+    parser.add_argument("--attempts", type=int, default=3, help="replays at most, while they are disturbed")
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the results (default %(default)s)")
     args = parser.parse_args(argv)
     machine, begun_s = facts(), time.monotonic()
@@ -428,8 +214,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     make, seconds = (sim_setup, 60.0) if args.engines == "sim" else (vllm_setup, 150.0)
     setup = make(tuple(args.policies), args.seconds or seconds)
     try:
-        cases, used = run(setup, args.seeds, args.seed, say)
-    except (ServerError, ValidationError) as error:
+        cases, used = run(setup, args, say)
+    except (ServerError, ValidationError, CalibrationError) as error:
         print(f"validate_live: {error}", file=sys.stderr)
         return 1
     whole = document(setup, cases, used) | {"seed": args.seed, "machine": machine}
