@@ -35,8 +35,14 @@ from predictors.protocol import Predictor
 
 # 328 kB of KV a token read at 60 % of 4 x 3.35 TB/s (H100's data sheet). ASSUMPTION: the share
 SECONDS_PER_KV_TOKEN = 327_680 / (0.6 * 4 * 3.35e12)
+# ASSUMPTION: prefill at 15,500 tokens a second, whatever the prompts: 2 x 70e9 FLOP a token at 55 % of 4 x 990 TFLOPS.
+# NetKV's own fit has a part per prompt, which is a latency there and would be a throughput here.
+PREFILL_SECONDS_PER_TOKEN = 6.43e-5
 PROFILE = dataclasses.replace(
-    profiles.load("netkv_llama3_70b_tp4_h100"), decode_per_kv_token_s=SECONDS_PER_KV_TOKEN
+    profiles.load("netkv_llama3_70b_tp4_h100"),
+    prefill_base_s=0.0,
+    prefill_per_token_s=PREFILL_SECONDS_PER_TOKEN,
+    decode_per_kv_token_s=SECONDS_PER_KV_TOKEN,
 )
 BLOCK_TOKENS = 256
 KV_TOKENS = 4 * 45 * 10**9 // PROFILE.kv_bytes_per_token  # 45 GB of free HBM a GPU (NetKV VI-A)
