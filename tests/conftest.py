@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from tests.live.serving import App
@@ -15,6 +16,10 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 # Tests need no network: a model that is not on this machine is an error, not a download.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# A busy machine is no counterexample: no example has a time limit, and none is refused for being slow to draw.
+settings.register_profile("sluice", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("sluice")
 
 
 @pytest.fixture(scope="session")

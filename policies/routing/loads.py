@@ -112,11 +112,11 @@ class HorizonLoads:
         self._gain = alpha * float(self._discount.sum())
         self._beta = beta
         self._load = projected_loads(workers, horizon)
-        names = sorted({worker.barrier for worker in workers})
-        self._barrier = [names.index(worker.barrier) for worker in workers]
-        rows = [[row for row, b in enumerate(self._barrier) if b == i] for i in range(len(names))]
-        self._size = [len(members) for members in rows]
-        self._envelope = np.stack([self._load[members].max(axis=0) for members in rows])
+        index = {name: i for i, name in enumerate(sorted({worker.barrier for worker in workers}))}
+        self._barrier = [index[worker.barrier] for worker in workers]
+        self._size = [self._barrier.count(i) for i in range(len(index))]
+        members = [np.equal(self._barrier, i) for i in range(len(index))] if len(index) > 1 else [...]
+        self._envelope = np.stack([self._load[rows].max(axis=0) for rows in members])
         self._barrier_of = np.array(self._barrier)  # of the rows that `_load` has
         self._at = list(range(len(workers)))  # where `_load` has a row
         self._rows: Sequence[int] = range(len(workers))

@@ -274,7 +274,8 @@ class Round:
         return {}
 
     def _heap(self, rows: Sequence[int]) -> list[tuple[int, float, float, int]]:
-        heap = [self._key(row) for row in rows if self.free[row] > 0]
+        free, rank, draw = self.free, self.loads.rank, self._draw
+        heap = [(-free[row], rank(row), draw[row], row) for row in rows if free[row] > 0]  # `_key` of each
         heapq.heapify(heap)
         return heap
 
