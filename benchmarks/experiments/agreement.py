@@ -106,18 +106,18 @@ def table(lines: Sequence[Line]) -> str:
 
 
 def figure(cases: dict[str, tuple[Sequence[Times], Sequence[Sequence[Times]]]]) -> Figure:
-    """The distributions, a row of panels a case: live as a line, each simulated seed as a thin one."""
+    """The distributions, a row of panels a case: live as a broad line, each simulated seed as a thin one on it."""
     made, axes = plots.figure(columns=len(MEASURES), rows=len(cases), width=3.4, height=2.7)
     panels = iter(axes)
     for name, (live, simulated) in cases.items():
         for measure in MEASURES:
             panel = next(panels)
+            _cdf(panel, values(live, measure), plots.COLOURS[4], 3.5)
             for run in simulated:
-                _cdf(panel, values(run, measure), plots.COLOURS[1], 0.7)
-            _cdf(panel, values(live, measure), plots.COLOURS[0], 1.8)
+                _cdf(panel, values(run, measure), plots.COLOURS[1], 0.6)
             panel.set(xlabel=f"{measure.upper()}, ms", ylabel="share of requests", ylim=(0, 1))
             panel.set_title(name if measure == MEASURES[0] else "", loc="left")
-            panel.text(0.97, 0.16, "live", color=plots.COLOURS[0], ha="right", transform=panel.transAxes)
+            panel.text(0.97, 0.16, "live", color=plots.COLOURS[4], ha="right", transform=panel.transAxes)
             panel.text(0.97, 0.06, "simulated", color=plots.COLOURS[1], ha="right", transform=panel.transAxes)
     return made
 
