@@ -93,8 +93,8 @@ def _cells(quick: bool) -> dict[str, dict[str, Any]]:
                 "tail": tail,
                 "barrier": barrier,
                 "load": load,
-                "warmup_s": 30.0 if quick else 50.0,
-                "measure_s": 30.0 if quick else 50.0,
+                "warmup_s": 40.0 if quick else 50.0,
+                "measure_s": 40.0 if quick else 50.0,
                 "cell": name,
             }
     return cells

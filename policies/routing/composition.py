@@ -64,7 +64,7 @@ class Composition:
         300.0  # ASSUMPTION, as the next two: the best of a few on seeds 100 to 105 of the experiment
     )
     stream_weight: float = 0.01
-    scarcity: float = 4.0
+    scarcity: float = 8.0
     step_base_s: float = 0.02
     step_per_seq_s: float = 0.0005
     max_inflight: int = 16

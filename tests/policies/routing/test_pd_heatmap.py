@@ -116,9 +116,10 @@ def test_the_load_of_both_sides_corrects_the_cell(load: dict[str, int], k: float
 
 def test_within_the_kind_the_least_load_decides_and_combined_follows_hits_while_balanced() -> None:
     workers = fleet(prefilling=3)
-    assert choose(PdHeatmap(heatmap=MAP), workers, 1000, 100, p1=512) == "p0"
-    assert choose(Combined(heatmap=MAP, bound=0.5), workers, 1000, 100, p1=512) == "p1"
-    assert choose(Combined(heatmap=MAP, bound=0.0), workers, 1000, 100, p1=512) == "p0"
+    shared: dict[str, Any] = {"heatmap": MAP, "load_correction": 1.0}
+    assert choose(PdHeatmap(**shared), workers, 1000, 100, p1=512) == "p0"
+    assert choose(Combined(**shared, bound=0.5), workers, 1000, 100, p1=512) == "p1"
+    assert choose(Combined(**shared, bound=0.0), workers, 1000, 100, p1=512) == "p0"
 
 
 def test_one_kind_alone_needs_no_map_and_without_a_map_load_decides_the_kind() -> None:
