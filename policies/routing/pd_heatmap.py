@@ -6,9 +6,9 @@
 
 C_col, C_dis are the mean load scores of the two kinds; for the disaggregated one the busier of its prefill and decode
 sides. The paper's policy (k = 0) loses to round robin when the disaggregated side is overloaded (Figure 6): a JCT grows
-with the load of the side that serves it, so each side's measured JCT is scaled by its load. k is large because the score
-counts queues in shares of an engine's slots, of which it has many: with 128 slots one running request is 0.001 to 0.002
-of score, so k = 1 changes nothing until it is too late, and k = 300 makes a few requests more weigh as much as a cell.
+with the load of the side that serves it, so each side's measured JCT is scaled by its load. k is large because the
+score counts queues in shares of an engine's slots, of which it has many: with 128 slots one running request is 0.001 to
+0.002 of score, so that k = 1 changes nothing until it is too late; k = 300 lets a few requests more outweigh a cell.
 Deviations: without a prediction the request's max_tokens stands for the decode length; without a heatmap v = 0, which
 leaves the load alone to decide. Not claimed: that JCT is linear in the load score.
 """
