@@ -1,7 +1,8 @@
 """One round of the composition: values in request-seconds on top of BalanceRoute's stages. Formulas: `composition`."""
 
-import heapq
+import itertools
 import random
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -82,6 +83,11 @@ class RequestSecondsRound(Round):
 
     # ---------------------------------------------------------------------------------------------------- stages
 
+    def _stages(self) -> None:
+        self._by_age = sorted(self.left, key=lambda item: item.entry.entered_s)
+        self._aged = len(self._by_age)
+        super()._stages()
+
     def _abundant(self) -> bool:
         """Enough free slots for all that wait: nobody's place is another's."""
         return self._total_free >= self.limits.abundance * len(self.left)
@@ -126,8 +132,19 @@ class RequestSecondsRound(Round):
 
     def _window(self, row: int) -> list[int]:
         """The W entries that have waited longest of those that fit the worker on their own."""
-        fitting = [i for i, item in enumerate(self.left) if self._fits(row, item)]
-        return heapq.nsmallest(self.limits.window, fitting, key=lambda i: self.left[i].entry.entered_s)
+        if self._aged != len(self.left):  # entries have left since, from anywhere
+            left = set(map(id, self.left))
+            self._by_age = [item for item in self._by_age if id(item) in left]
+            self._aged = len(self._by_age)
+        fitting = (item for item in self._by_age if self._fits(row, item))
+        return [self._index(item) for item in itertools.islice(fitting, self.limits.window)]
+
+    def _index(self, item: Item) -> int:
+        """Where it stands in `left`, which is sorted by size."""
+        at = bisect_left(self._keys, -item.tokens)
+        while self.left[at] is not item:
+            at += 1
+        return at
 
     def subset_values(self, row: int, items: Sequence[Item]) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
         """value(S, g) of every non-empty subset (index + 1 is its bitmask), and whether it fits the worker."""

@@ -182,14 +182,23 @@ def test_a_slower_step_costs_more_the_fewer_slots_are_left_and_the_more_wait() -
 
 
 def test_the_window_holds_who_waited_longest() -> None:
-    # one slot; sizes fall with age, and without a balance term the far worker costs all the same
-    workers = [worker("far", slots_used=7)]
+    # one slot on far, where all cost the same and an empty envelope has room: the first two by age, not by size
+    workers = [worker("far", slots_used=7), worker("full", slots_used=8, kv_tokens=900)]
     pool = [dataclasses.replace(entry(f"r{i}", 100 * (i + 1)), entered_s=0.1 * i) for i in range(6)]
     policy = Composition(window=2, abundance=99.0, seconds_per_kv_token=0.0)
-    made = start(policy, snapshot([SENDER, *workers], pool, ORACLE), workers)
-    made.left = sorted(made._items, key=lambda item: -item.tokens)
-    made._keys = [-item.tokens for item in made.left]
-    assert [made.left[i].entry.request.rid for i in made._window(0)] == ["r0", "r1"]
+    view = snapshot([SENDER, *workers], pool, ORACLE)
+    made = policy.round("g", [(e, workers[:1]) for e in view.pool], view, random.Random(0))
+    seen: list[list[str]] = []
+    window = made._window
+
+    def spy(row: int) -> list[int]:
+        indices = window(row)
+        seen.append([made.left[i].entry.request.rid for i in indices])
+        return indices
+
+    made._window = spy  # type: ignore[method-assign]
+    made.run()
+    assert seen == [["r0", "r1"]]
 
 
 def test_scarce_slots_go_to_who_has_least_slack() -> None:
