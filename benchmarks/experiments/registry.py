@@ -18,6 +18,13 @@ EXPERIMENTS: dict[str, str] = {
     "deepflow_heatmap": "benchmarks.experiments.deepflow_heatmap",
     "deepflow_scheduling": "benchmarks.experiments.deepflow_scheduling",
     "scale": "benchmarks.experiments.scale",
+    "netkv_context": "benchmarks.experiments.netkv_context",
+    "netkv_topology": "benchmarks.experiments.netkv_topology",
+    "netkv_staleness": "benchmarks.experiments.netkv_staleness",
+    "netkv_prefix": "benchmarks.experiments.netkv_prefix",
+    "netkv_ladder": "benchmarks.experiments.netkv_ladder",
+    "netkv_scale": "benchmarks.experiments.netkv_scale",
+    "netkv_whole": "benchmarks.experiments.netkv_whole",
 }
 
 NEEDED = ("SUMMARY", "variants", "run_one", "compare", "plots")

@@ -1,0 +1,49 @@
+"""How fast the simulator is: `python -m benchmarks.sim.speed [--traces DIR]`.
+
+Mooncake conversation on NetKV's 64-GPU cluster under NetKV-Full, its network and its own prefixes (hash_ids) included:
+the first quarter, half and whole of the trace, at 6.09 requests/s. Aim: the whole in <= 60 s of one core and <= 2 GiB,
+at a cost per event that does not grow with the trace.
+"""
+
+import argparse
+import os
+import resource
+import time
+from collections.abc import Sequence
+
+from benchmarks.experiments import netkv_common as netkv
+from benchmarks.sim.cluster import simulate
+
+
+def measure(requests: int) -> tuple[float, int, float]:
+    """CPU seconds, kernel events and the process's peak memory in MiB so far, for the trace's first `requests`."""
+    config = netkv.config("conversation", "NetKV-Full", whole=True)
+    work = netkv.requests(config, 0)[:requests]
+    begin_s = time.process_time()
+    result = simulate(netkv.sim_config(config, 0), work)
+    spent_s = time.process_time() - begin_s
+    return spent_s, result.kernel_events, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--traces", help="folder of the published traces (default: SLUICE_TRACES)")
+    parser.add_argument(
+        "--requests", type=int, default=12_031, help="of the largest run (default %(default)s)"
+    )
+    args = parser.parse_args(argv)
+    if args.traces:
+        os.environ["SLUICE_TRACES"] = args.traces
+    print("requests   CPU s    events   us/event   peak MiB")
+    for requests in (args.requests // 8, args.requests // 4, args.requests // 2, args.requests):
+        spent_s, events, peak_mib = measure(requests)
+        print(
+            f"{requests:8d} {spent_s:7.1f} {events:9d} {1e6 * spent_s / events:10.1f} {peak_mib:10.0f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""The netkv_* experiments: what they run, and what they make of figures whose reductions are known."""
+
+import pytest
+from matplotlib import pyplot as plt
+
+from benchmarks.experiments import netkv_common as netkv
+from benchmarks.experiments import registry
+from benchmarks.experiments.base import Experiment, Results
+from benchmarks.experiments.netkv_tuning import best
+
+NAMES = [name for name in registry.EXPERIMENTS if name.startswith("netkv_")]
+TTFT_S = {
+    "RR": 2.0,
+    "LA": 2.0,
+    "CA": 1.9,
+    "CLA*": 1.8,
+    "NetKV-Topo-Only": 1.65,
+    "NetKV-Static": 1.62,
+    "NetKV-Full": 1.6,
+}
+
+
+def results(name: str, experiment: Experiment, quick: bool) -> Results:
+    """Every variant with two seeds, as if each scheduler always took the same time."""
+    runs, configs = {}, {}
+    for variant in experiment.variants(quick):
+        ttft_s = TTFT_S[variant.config["scheduler"]]
+        runs[variant.name] = {
+            seed: {
+                "ttft_mean_s": ttft_s,
+                "transfer_mean_s": ttft_s - 1,
+                "tbt_mean_s": 0.0127,
+                "ttft_slo_share": 0.9,
+            }
+            for seed in (0, 1)
+        }
+        configs[variant.name] = variant.config
+    return Results(name, quick, configs, runs)
+
+
+@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_figures_of_known_times(name: str, quick: bool) -> None:
+    experiment = registry.load(name)
+    found = results(name, experiment, quick)
+    rows = experiment.compare(found)
+    assert rows
+    for row in rows:
+        if row.name.endswith("NetKV-Full vs RR: mean TTFT"):
+            assert row.ours == pytest.approx(-20.0)
+        if row.name.endswith("NetKV-Full vs CLA*: mean TTFT"):
+            assert row.ours == pytest.approx(100 * (1.6 / 1.8 - 1))
+            assert row.met is (None if row.paper is None else abs(row.paper - row.ours) <= 3.0)
+    for figure in experiment.plots(found).values():
+        plt.close(figure)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_variants_can_be_built(name: str) -> None:
+    for variant in registry.load(name).variants(quick=False):
+        made = netkv.sim_config(variant.config, 0)
+        assert sum(spec.count for spec in made.engines) == variant.config.get("gpus", 64) // 4
+        assert variant.config["workload"] in netkv.WORKLOADS
+        assert ("weights" in variant.config) == (variant.config["scheduler"] == "CLA*")
+
+
+def test_the_best_weights_are_those_of_the_least_time() -> None:
+    experiment = registry.load("netkv_tuning")
+    found = results("netkv_tuning", experiment, True)
+    name = found.where(weights=[1.05, 0.1])[0]
+    found.runs[name][0]["ttft_mean_s"] = 1.5  # type: ignore[index]
+    assert best(found, "rag") == (name, (1.05, 0.1))
