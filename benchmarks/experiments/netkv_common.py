@@ -101,7 +101,13 @@ SCHEDULERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 LADDER = ("CLA*", "NetKV-Topo-Only", "NetKV-Static", "NetKV-Full")
 TUNED: Mapping[
     str, tuple[float, float]
-] = {}  # workload -> CLA*'s (cache_weight, load_weight); `netkv_tuning`
+] = {  # workload -> CLA*'s (cache_weight, load_weight); see `netkv_tuning`
+    "chatbot": (1.0, 1.0),
+    "rag": (1.0, 1.0),
+    "rag-conversation": (1.0, 1.0),
+    "long": (1.5, 0.7),
+    "conversation": (1.0, 1.0),
+}
 
 
 def config(workload: str, scheduler: str, **more: Any) -> dict[str, Any]:
@@ -111,7 +117,7 @@ def config(workload: str, scheduler: str, **more: Any) -> dict[str, Any]:
     """
     made = {"trace": TRACE, "workload": workload, "scheduler": scheduler, **more}
     if scheduler == "CLA*":
-        made.setdefault("weights", list(TUNED.get(workload, (1.0, 1.0))))
+        made.setdefault("weights", list(TUNED[workload]))
     return made
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["SUMMARY", "compare", "plots", "run_one", "variants"]
 
 SUMMARY = "NetKV experiment 1: mean TTFT of five schedulers from 50 to 250 % load, on Mooncake conversation"
-LOADS = (0.5, 1.0, 1.5, 2.0, 2.5)
+LOADS = {"rag": (0.5, 1.0, 1.5, 2.0, 2.5), "chatbot": (0.75, 1.0, 2.0), "long": (0.75, 1.0, 2.0)}
 SHOWN = ("RR", "LA", "CA", "CLA*", "NetKV-Full")
 # Table II: load -> scheduler -> (TTFT ms, TBT ms, SLO share, transfer ms)
 TABLE_2 = {
@@ -42,13 +42,11 @@ PEAKS = {
 
 
 def variants(quick: bool) -> list[Variant]:
-    loads = (1.0, 2.0) if quick else LOADS
-    schedulers = ("RR", "CLA*", "NetKV-Full") if quick else SHOWN
     made = [
         named(workload, scheduler, f"{load:.0%}", load=load)
-        for workload in (("rag",) if quick else ("chatbot", "rag", "long"))
-        for load in loads
-        for scheduler in schedulers
+        for workload in (("rag",) if quick else LOADS)
+        for load in ((1.0, 2.0) if quick else LOADS[workload])
+        for scheduler in (SHOWN if workload == "rag" and not quick else ("RR", "CLA*", "NetKV-Full"))
     ]
     return made + [
         named("rag-conversation", scheduler, f"{load:.0%}", load=load)
@@ -107,7 +105,7 @@ def _peaks(results: Results, workload: str) -> list[Row]:
                 *_pair(workload, load, base),
                 paper,
             )
-            for load in LOADS
+            for load in LOADS[workload]
         ]
         made.append(min(found, key=lambda row: row.ours or 0.0))
     return made
@@ -120,7 +118,7 @@ def _pair(workload: str, load: float, base: str) -> tuple[str, str]:
 def plots(results: Results) -> Mapping[str, Figure]:
     from benchmarks import plots as look
 
-    workloads = [w for w in ("chatbot", "rag", "long") if f"{w} 100% RR" in results.runs]
+    workloads = [w for w in LOADS if f"{w} 100% RR" in results.runs]
     made, axes = look.figure(columns=len(workloads))
     for at, workload in zip(axes, workloads, strict=True):
         found = {c["scheduler"]: c for c in results.variants.values() if c["workload"] == workload}

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["SUMMARY", "compare", "plots", "run_one", "variants"]
 
 SUMMARY = "NetKV experiment 5: p_share 0 to 0.9, RAG at 100 % load"
-SHARES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
+SHARES = (0.0, 0.3, 0.5, 0.7, 0.9)
 SHOWN = ("CA", "CLA*", "NetKV-Full")
 PAPER = -15.45  # per cent: 15.3 to 15.6 over both, at every p_share
 

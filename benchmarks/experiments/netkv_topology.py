@@ -23,12 +23,12 @@ SHARES = (0.0, 0.05, 0.1, 0.2, 0.4)
 CORNERS = ((1.0, 0.0), (8.0, 0.4))
 # VI-E: at the two corners, per cent
 PAPER = {"chatbot": (-1.3, -11.2), "rag": (-3.7, -15.9), "long": (-4.0, -11.2)}
-SHOWN = ("CLA*", "NetKV-Static", "NetKV-Full")
+SHOWN = ("CLA*", "NetKV-Full")
 
 
 def variants(quick: bool) -> list[Variant]:
     cells = CORNERS if quick else [(ratio, share) for ratio in RATIOS for share in SHARES]
-    made = [_variant("rag", s, *cell) for cell in cells for s in (SHOWN[::2] if quick else SHOWN)]
+    made = [_variant("rag", s, *cell) for cell in cells for s in SHOWN]
     if not quick:
         made += [_variant(w, s, *cell) for w in ("chatbot", "long") for cell in CORNERS for s in SHOWN]
     return made
