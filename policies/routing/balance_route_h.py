@@ -6,6 +6,8 @@ The two stages are BR-0's (`stages`), with F_H for F and min_h m_g(h) in stage 2
 are in `loads`, computed once a round and updated by each admission. H = 0, alpha = 1, beta = G is BR-0.
 The paper searches subsets by enumeration; two bitset probes are exact for F_H too (`subset`).
 Without forecasts every request stays: the lookahead then sees only that fuller batches grow faster.
+Beyond the paper, both 0 there: `slack` (margins count as smaller by that share of the pool's mean prompt, so that the
+envelope is not filled to its edge) and `ageing` (see `stages`).
 Not claimed: what later arrivals do; forecasts of requests that are still in the pool are not used (the paper's
 "constant of additional load").
 """
@@ -39,6 +41,8 @@ class BalanceRouteH:
     window: int = 8  # ASSUMPTION
     abundance: float = 2.0  # ASSUMPTION
     max_wait_s: float = 10.0  # ASSUMPTION
+    slack: float = 0.0
+    ageing: float = 0.0
     reserve_tokens: int = 16
     name: str = "balance_route_h"
 
@@ -48,13 +52,17 @@ class BalanceRouteH:
         params.number(self.name, "alpha", self.alpha, above=0.0)
         if self.beta is not None:
             params.number(self.name, "beta", self.beta, low=0.0)
+        params.number(self.name, "slack", self.slack, low=0.0)
+        params.number(self.name, "ageing", self.ageing, low=0.0)
         check_limits(self.name, self.window, self.abundance, self.max_wait_s, self.reserve_tokens)
 
     def assign(self, feasible: Feasible, snapshot: Snapshot, rng: random.Random) -> tuple[Assignment, ...]:
-        limits = StageLimits(self.window, self.abundance, self.max_wait_s, self.reserve_tokens)
+        limits = StageLimits(self.window, self.abundance, self.max_wait_s, self.reserve_tokens, self.ageing)
         assigned: tuple[Assignment, ...] = ()
         for group, entries in sorted(split_by_group(feasible).items()):
             workers = group_workers(snapshot, group)
-            loads = HorizonLoads(workers, self.horizon, self.gamma, self.alpha, self.beta)
+            mean_tokens = sum(entry.request.prompt_tokens for entry, _ in entries) / len(entries)
+            slack_tokens = self.slack * mean_tokens
+            loads = HorizonLoads(workers, self.horizon, self.gamma, self.alpha, self.beta, slack_tokens)
             assigned += Round(entries, snapshot, loads, limits, rng).run()
         return assigned

@@ -30,6 +30,11 @@ class Loads(Protocol):
     @property
     def workers(self) -> Sequence[Worker]: ...
 
+    @property
+    def gain(self) -> float:
+        """What a token adds to the score while nothing overflows."""
+        ...
+
     def group_size(self, row: int) -> int:
         """G: workers of the row's barrier."""
         ...
@@ -61,6 +66,8 @@ class Loads(Protocol):
 
 class FlatLoads:
     """H = 0: F(S, g) = alpha w - beta max(0, w - m_g); alpha 1 and beta G is BR-0."""
+
+    gain = 1.0
 
     def __init__(self, workers: Sequence[Worker]) -> None:
         self.workers = workers
@@ -102,14 +109,23 @@ class FlatLoads:
 
 
 class HorizonLoads:
-    """H >= 0 with discount gamma. `beta` None stands for G of the row's barrier."""
+    """H >= 0 with discount gamma. `beta` None stands for G of the row's barrier. `slack_tokens`: the score takes every
+    margin to be that much smaller, so that the envelope is not filled to its edge.
+    """
 
     def __init__(
-        self, workers: Sequence[Worker], horizon: int, gamma: float, alpha: float, beta: float | None
+        self,
+        workers: Sequence[Worker],
+        horizon: int,
+        gamma: float,
+        alpha: float,
+        beta: float | None,
+        slack_tokens: float = 0.0,
     ) -> None:
         self.workers = workers
         self._steps, self._discount = _discounts(horizon, gamma)
-        self._gain = alpha * float(self._discount.sum())
+        self.gain = alpha * float(self._discount.sum())
+        self._slack = slack_tokens
         self._beta = beta
         self._load = projected_loads(workers, horizon)
         index = {name: i for i, name in enumerate(sorted({worker.barrier for worker in workers}))}
@@ -155,21 +171,21 @@ class HorizonLoads:
         """The first margin, ascending, at which the penalty's slope reaches the gain's (F_H is concave in w)."""
         kinks = self._kinks(row)
         k = (
-            bisect_left(kinks.slopes, self._gain / self._beta_of(row))
+            bisect_left(kinks.slopes, self.gain / self._beta_of(row))
             if self._beta_of(row)
             else len(kinks.slopes)
         )
         return kinks.margins[k] if k < len(kinks.margins) else float("inf")
 
     def scores(self, row: int, sums: Sequence[int]) -> list[float]:
-        if max(sums) <= self._min_margin[self._at[row]]:
-            return [self._gain * w for w in sums]
+        if max(sums) <= self._min_margin[self._at[row]] - self._slack:
+            return [self.gain * w for w in sums]
         kinks, beta = self._kinks(row), self._beta_of(row)
-        return [self._gain * w - beta * kinks.overflow(w) for w in sums]
+        return [self.gain * w - beta * kinks.overflow(w) for w in sums]
 
     def _kinks(self, row: int) -> "_Kinks":
         if self._seen is None or self._seen[0] != row:
-            self._seen = (row, _Kinks.of(self.margins(row), self._discount))
+            self._seen = (row, _Kinks.of(self.margins(row) - self._slack, self._discount))
         return self._seen[1]
 
     def _all_margins(self) -> npt.NDArray[np.float64]:

@@ -44,12 +44,15 @@ def test_sizing_by_hand() -> None:
 def test_a_load_fills_the_cluster_first_and_then_outruns_it() -> None:
     load = cluster.load_of(SMALL, workers=2, pool=4.0, warmup_steps=500, steps=1_000, seed=3)
     times_s = [r.at_s for r in load.requests]
-    assert times_s.count(0.0) >= 2 * (9 + 4)
     assert times_s == sorted(times_s)
-    later = [t for t in times_s if t > 0]
+    assert times_s[:18] == pytest.approx(
+        [cluster.RUSH_S * i for i in range(18)]
+    )  # one by one into 2 * 9 slots
+    assert times_s[18:26] == pytest.approx([cluster.RUSH_S * 18] * 8)  # at once: 2 * 4 for the pool
+    later = times_s[26:]
     assert (
-        len(later) / later[-1] > 0.8 * cluster.OVERLOAD * load.sizing.requests_per_s
-    )  # a bursty stream's mean
+        len(later) / (later[-1] - later[0]) > 0.8 * cluster.OVERLOAD * load.sizing.requests_per_s
+    )  # it is bursty
     assert load.warmup_s == pytest.approx(500 * load.sizing.step_s)
     assert load.pool_tokens >= 2 * max(r.prompt_tokens for r in load.requests)
 

@@ -293,6 +293,48 @@ def test_an_overdue_entry_goes_first_whatever_its_size() -> None:
     assert assign(BalanceRoute0(), workers, pool, now_s=20.0) == {"old": ("w1", Reason.OVERDUE)}
 
 
+@pytest.mark.parametrize(("now_s", "chosen"), [(12.0, "fits"), (110.0, "old")])
+def test_age_counts_like_tokens_when_it_is_asked_to(now_s: float, chosen: str) -> None:
+    # margin 100, one slot: 90 against 30. The mean is 60, so a second is worth 10 * 60 / 1000 = 0.6 tokens:
+    # at 12 s "old" leads by 10 s = 6 tokens of the 60 that it lacks; at 110 s by 108 s = 65
+    workers = [worker("w0", kv_tokens=100, slots_used=8), worker("w1", slots_used=7)]
+    pool = [entry("old", 30, entered_s=2.0), entry("fits", 90, entered_s=now_s)]
+    policy = BalanceRouteH(0, 1.0, max_wait_s=1e3, ageing=10.0, slack=0.0)
+    assert set(assign(policy, workers, pool, now_s=now_s)) == {chosen}
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 300), st.floats(0.0, 90.0)), min_size=1, max_size=12),
+    st.integers(0, 300),
+    st.floats(0.1, 5.0),
+    st.sampled_from([0.0, 0.3]),
+)
+@settings(max_examples=100)
+def test_the_aged_choice_is_the_best_of_all(
+    pool: list[tuple[int, float]], margin: int, ageing: float, slack: float
+) -> None:
+    """Against scoring every entry: the search leaves out only what cannot be the best."""
+    workers = [worker("w0", kv_tokens=margin, slots_used=8), worker("w1", slots_used=7)]
+    entries = [entry(f"r{i}", tokens, entered_s=at_s) for i, (tokens, at_s) in enumerate(pool)]
+    policy = BalanceRouteH(0, 1.0, max_wait_s=1e3, ageing=ageing, slack=slack)
+    (rid,) = assign(policy, workers, entries, now_s=100.0)
+    mean = sum(tokens for tokens, _ in pool) / len(pool)
+    peak = margin - slack * mean
+
+    def worth(tokens: int, at_s: float) -> float:
+        return tokens - 2.0 * max(0.0, tokens - peak) + ageing * mean * (100.0 - at_s) / 1e3
+
+    assert worth(*pool[int(rid[1:])]) == pytest.approx(max(worth(*one) for one in pool))
+
+
+def test_slack_leaves_the_envelope_unfilled() -> None:
+    # margin 100; the mean of 100, 80, 60 is 80, so slack 0.25 aims at 80: 80 - 0 beats 100 - 2 * 20 and 60
+    workers = [worker("w0", kv_tokens=100, slots_used=8), worker("w1", slots_used=7)]
+    pool = [entry("a", 100), entry("b", 80), entry("c", 60)]
+    assert set(assign(BalanceRouteH(0, 1.0, slack=0.0, ageing=0.0), workers, pool)) == {"a"}
+    assert set(assign(BalanceRouteH(0, 1.0, slack=0.25, ageing=0.0), workers, pool)) == {"b"}
+
+
 def test_bypass_decides_one_entry_for_the_largest_margin() -> None:
     workers = [worker("w0", kv_tokens=100), worker("w1", kv_tokens=40), worker("w2", kv_tokens=70)]
     view = snapshot(workers)
@@ -422,6 +464,8 @@ def test_the_order_of_workers_does_not_matter(cluster, pool, mask, shuffler) -> 
         ({"gamma": 1.5}, "gamma is 1.5: it must be a number > 0.0 and <= 1.0"),
         ({"window": 0}, r"window is 0: it must be a whole number 1\.\.64"),
         ({"beta": -2.0}, "beta is -2.0"),
+        ({"slack": -0.1}, "slack is -0.1"),
+        ({"ageing": -1.0}, "ageing is -1.0"),
         ({"abundance": float("inf")}, "abundance is inf"),
     ],
 )
