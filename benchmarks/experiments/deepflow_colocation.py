@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SUMMARY = "DeepFlow Figure 4: P/D against colocated over rate (2P2D, 2P1D, 4 colocated)"
 SETUPS = {"2P2D": (2, 2, 0), "2P1D": (2, 1, 0), "4 colocated": (0, 0, 4)}
-RATES = (0.8, 1.6, 2.4, 3.2, 4.0, 4.8, 5.6)
+RATES = (0.8, 1.6, 2.4, 3.2, 4.8, 6.4, 8.0, 9.6)
 TPOT_SLA_S, TTFT_LIMIT_S = 0.05, 2.0
 KEPT = (
     "ttft_mean_s",
