@@ -114,6 +114,8 @@ def _end_on_signals(stop: threading.Event) -> None:
 def _start_ray(address: str | None, temp_dir: str | None, say: "_Progress") -> None:
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # keeps a single-node Ray on 127.0.0.1
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Ray would run its workers, so our router and engines, at nice 15: any other program would come before serving.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     import ray
 
     if address:

@@ -21,7 +21,9 @@ def trace(tmp_path):
             "timestamp": o.arrival.arrival_s * 1e3,
             "input_length": o.arrival.prompt_tokens,
             "output_length": o.output_tokens,
-            "hash_ids": [0, 1 if o.arrival.template_key == "short" else 2, i],
+            "hash_ids": [0, 1 if o.arrival.template_key == "short" else 2, i][
+                : -(-o.arrival.prompt_tokens // 512)
+            ],
         }
         for i, o in enumerate(two_kinds(800, seed=2))
     ]
