@@ -5,7 +5,8 @@ variation of 0.5 for both. Figure 6's comes from a code-generation service: Azur
 in, 28 out), or, where it is not at hand, a synthetic one of the same means.
 
 The KV of a prefill moves over fixed links (the profile's 100 Gbit/s). Azure's trace does not say what its prompts
-share; ASSUMPTION: half of them begin with one of 32 texts that covers a quarter to three quarters (repositories, templates).
+share; ASSUMPTION: half of them begin with one of 32 texts that covers a quarter to three quarters (repositories,
+templates).
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def heatmap_results(cells: dict[str, float]) -> Results:
 def test_heatmap_rows() -> None:
     same, low, high, ratio = deepflow_heatmap.compare(heatmap_results({"0.5/s": 1.0, "1.5/s": 3.0}))
     assert (same.ours, same.met) == (100.0, True)
-    assert (low.ours, high.ours) == (pytest.approx(-0.2), pytest.approx(0.8))  # means of the two rates, all ratios alike
+    assert (low.ours, high.ours) == (pytest.approx(-0.2), pytest.approx(0.8))  # means of the rates
     assert ratio.ours == pytest.approx(4.0)
     turned = deepflow_heatmap.compare(heatmap_results({"0.5/s": 1.0, "1.5/s": -1.0}))
     assert turned[0].met is False
