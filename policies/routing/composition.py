@@ -7,9 +7,10 @@
     weight_r    cost_weight * TTFT objective / slack, 1..max    -> Request.ttft_slo_s, .arrived_s; `max_weight`
     credit_r    weight * (wait until the next chance to be admitted + the dearest feasible cost): so that without a
                 balance term every feasible set is worth more than none        -> `wait_s`
-    N           who is delayed when that worker's step grows: N = B (u + (1 - u) occupancy^k) + Q
+    N           who is delayed when that worker's step grows: N = B (u + (1 - u) occupancy^k) + Q f
                 B the running requests of its barrier, else its own batch      -> Worker.slots_used, .barrier
                 Q the entries that find no free slot                           -> Snapshot.pool, Worker.free_slots
+                f the share of the workers that end their steps with it: so much of the departures comes later
                 u what a second of streaming counts against one of waiting     -> `stream_weight`; k -> `scarcity`
     s           seconds by which a step grows per KV token      -> `seconds_per_kv_token`
     D           steps for which an overflow lasts               -> `hold_steps`

@@ -67,16 +67,7 @@ class RequestSecondsRound(Round):
         self._networks: dict[tuple[WorkerId, int | None], Network] = {}
         self._credits: dict[RequestId, float] = {}
         self._weights: dict[RequestId, float] = {}
-        running: dict[str, int] = {}
-        for worker in self.workers:
-            running[worker.barrier] = running.get(worker.barrier, 0) + worker.slots_used
-        # N: who is delayed by the worker's step: its whole barrier, or its own batch, and who finds no slot
-        queued = max(0, len(snapshot.pool) - self._total_free)
-        batches = [running[w.barrier] if w.barrier else w.slots_used for w in self.workers]
-        total = sum(worker.slots for worker in self.workers)
-        occupied = min(1.0, sum(worker.slots_used for worker in self.workers) / total)
-        each = prices.stream_weight + (1.0 - prices.stream_weight) * float(occupied**prices.scarcity)
-        self._waiting = [each * max(1, batch) + queued for batch in batches]
+        self._waiting = self._delayed()
         self._held = prices.hold_steps / loads.total_discount
         bits = np.arange(1, 1 << limits.window)[:, None] >> np.arange(limits.window) & 1
         self._subsets: FloatArray = bits.astype(np.float64)
@@ -182,6 +173,22 @@ class RequestSecondsRound(Round):
         }
 
     # ---------------------------------------------------------------------------------------------------- values
+
+    def _delayed(self) -> list[float]:
+        """N of each worker, before this round's admissions."""
+        prices, queued = self._prices, max(0, len(self.snapshot.pool) - self._total_free)
+        running: dict[str, int] = {}
+        members: dict[str, int] = {}
+        for worker in self.workers:
+            running[worker.barrier] = running.get(worker.barrier, 0) + worker.slots_used
+            members[worker.barrier] = members.get(worker.barrier, 0) + 1
+        occupied = min(1.0, sum(running.values()) / sum(worker.slots for worker in self.workers))
+        each = prices.stream_weight + (1.0 - prices.stream_weight) * float(occupied**prices.scarcity)
+        return [
+            each * max(1, running[w.barrier] if w.barrier else w.slots_used)
+            + queued * (members[w.barrier] if w.barrier else 1) / len(self.workers)
+            for w in self.workers
+        ]
 
     def _slowdown(self, row: int) -> float:
         """N * s * D / sum gamma^h: request-seconds lost per discounted token-step above the envelope."""
