@@ -3,7 +3,8 @@
 Three setups: 2 prefill + 2 decode engines, 2 prefill + 1 decode, 4 colocated with chunked prefill. The figure's values
 are not in the text, which says: "Disaggregation greatly improves throughput under certain SLA and lowers TPOT with the
 same throughput" (4.5), the SLA being a TPOT of 50 ms (4.1). So compared here: TPOT at equal rates, and the highest rate
-of the sweep at which the mean TPOT is within 50 ms and, as a queue would make any TPOT easy, the mean TTFT within 2 s.
+of the sweep at which the mean TPOT is within 50 ms: alone, and with a mean TTFT within 2 s, as two prefill engines are
+half of what four colocated ones have for prompts, and a queue before them makes any TPOT easy.
 
 ASSUMPTION: the figure's rates (0.2 to 1.2 a second) are per engine, as 1.2 a second leaves four engines of this profile
 nearly idle; ours are for the whole cluster and go from 0.8 to where each setup is full.
@@ -11,6 +12,7 @@ nearly idle; ours are for the whole cluster and go from 0.8 to where each setup 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from benchmarks.experiments import deepflow_setup as setup
@@ -74,18 +76,29 @@ def compare(results: Results) -> list[Row]:
             aim = "lower TPOT at the same rate" if name == "2P2D" else ""
             met = gain > 0 if name == "2P2D" else None
             rows.append(Row(f"{name}: TPOT below colocated at {rate:g}/s", None, gain, "%", half, aim, met))
-    for name in SETUPS:
-        within = [rate for rate in rates if _holds(results, f"{name} at {rate:g}/s")]
-        note = f"mean TPOT <= {TPOT_SLA_S * 1e3:.0f} ms and TTFT <= {TTFT_LIMIT_S:g} s, to {rates[-1]:g}/s"
-        rows.append(
-            Row(f"{name}: highest rate within the SLA", None, max(within, default=0.0), "/s", note=note)
-        )
+    sweep = f"of {rates[0]:g} to {rates[-1]:g}/s"
+    for limit_s, what in ((None, "TPOT"), (TTFT_LIMIT_S, "TPOT and TTFT")):
+        best = {name: _highest(results, name, rates, limit_s) for name in SETUPS}
+        for name, rate in best.items():
+            aim, met = "", None
+            if name == "2P2D" and limit_s is None:
+                aim, met = "above colocated", rate > best["4 colocated"]
+            rows.append(
+                Row(f"{name}: highest rate within the SLA, {what}", None, rate, "/s", None, aim, met, sweep)
+            )
     return rows
 
 
-def _holds(results: Results, variant: str) -> bool:
-    tpot_s, ttft_s = results.mean(variant, "tpot_mean_s"), results.mean(variant, "ttft_mean_s")
-    return tpot_s <= TPOT_SLA_S and ttft_s <= TTFT_LIMIT_S
+def _highest(results: Results, name: str, rates: Sequence[float], ttft_limit_s: float | None) -> float:
+    """The highest rate of the sweep up to which the mean TPOT, and the mean TTFT if limited, hold; 0 if none."""
+    held = 0.0
+    for rate in rates:
+        variant = f"{name} at {rate:g}/s"
+        slow = results.mean(variant, "tpot_mean_s") > TPOT_SLA_S
+        if slow or (ttft_limit_s is not None and results.mean(variant, "ttft_mean_s") > ttft_limit_s):
+            break
+        held = rate
+    return held
 
 
 def plots(results: Results) -> dict[str, Figure]:

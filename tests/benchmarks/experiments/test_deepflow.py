@@ -72,3 +72,22 @@ def test_scheduling_is_compared_with_the_best_of_all_policies() -> None:
     assert (first["PD-aware"].ours, first["PD-aware"].met) == (pytest.approx(49.75), True)
     assert (first["combined"].ours, first["combined"].met) == (25.0, False)
     assert first["PD-aware, k = 0"].met is None
+
+
+def test_the_sla_holds_up_to_the_first_rate_at_which_it_does_not() -> None:
+    variants = {v.name: v.config for v in deepflow_colocation.variants(True)}
+    rates = sorted({c["rate_per_s"] for c in variants.values()})
+    tpot_s = dict(zip(rates, (0.02, 0.06, 0.04, 0.03), strict=True))
+    runs = {
+        name: {
+            0: {
+                "tpot_mean_s": tpot_s[c["rate_per_s"]] / (2 if c["setup"] == "2P2D" else 1),
+                "ttft_mean_s": 1.0,
+            }
+        }
+        for name, c in variants.items()
+    }
+    rows = {row.name: row for row in deepflow_colocation.compare(Results("x", True, variants, runs))}
+    assert rows["4 colocated: highest rate within the SLA, TPOT"].ours == rates[0]
+    assert rows["2P2D: highest rate within the SLA, TPOT"].ours == rates[-1]
+    assert rows["2P2D: highest rate within the SLA, TPOT"].met
