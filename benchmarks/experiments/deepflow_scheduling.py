@@ -108,14 +108,16 @@ def compare(results: Results) -> list[Row]:
     for rate in rates:
         names = {policy: _name(policy, rate, PRACTICE) for policy in POLICIES}
         means = {policy: results.mean(name, "jct_mean_s") for policy, name in names.items()}
-        best = min(means, key=lambda p: means[p])
         for policy in ("PD-aware, k = 0", "PD-aware", "combined"):
+            # what follows prefix hits is the combined policy's to beat, not that of its first stage
+            rivals = [p for p in means if p != "combined" or policy == p]
+            best = min(rivals, key=lambda p: means[p])
+            behind = 100.0 * (means[policy] / means[best] - 1.0)
             gain, half = results.reduction_percent(names["RR"], names[policy], "jct_mean_s")
             aim, met = "", None
             if not policy.endswith("0"):
-                behind = 100.0 * (means[policy] / means[best] - 1.0)
                 aim, met = "within 1 % of the best or better", behind <= 1.0
-            note = f"best: {best}, {means[best]:.2f} s" + (
+            note = f"{behind:+.1f} % of {best}'s {means[best]:.2f} s" + (
                 f"; the paper: {said[rate]}" if rate in said else ""
             )
             rows.append(Row(f"{policy}: JCT below RR at {rate:g}/s", None, gain, "%", half, aim, met, note))
