@@ -141,4 +141,5 @@ def sim_config(config: Config, seed: int) -> SimConfig:
         seed=seed,
         warmup_s=config["warmup_s"],
         measure_s=config["measure_s"],
+        drain=config.get("drain", True),
     )

@@ -1,4 +1,4 @@
-"""What a decision costs as the cluster grows: CPU time of the dispatcher in the runs of `scale`.
+"""What a decision costs as the cluster grows: CPU time of the dispatcher in shorter runs of `scale`.
 
     python -m benchmarks.experiments.scale_cost --out benchmarks/results/experiments
 
@@ -53,7 +53,12 @@ class _Timed:
 
 def measure(policy: str, gpus: int, quick: bool) -> dict[str, float]:
     """Microseconds of CPU a decision, and of all events together per request."""
-    config = scale.config(policy, gpus, quick)
+    config = {
+        **scale.config(policy, gpus, quick),
+        "warmup_s": 15.0,
+        "measure_s": 1.0 if quick else 5.0,
+        "drain": False,
+    }
     work = composition_cluster.workload(config, 0)
     cluster = Cluster(composition_cluster.sim_config(config, 0), iter(work), None, None)
     timed = _Timed(cluster.dispatcher)
