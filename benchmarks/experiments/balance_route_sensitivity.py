@@ -75,7 +75,7 @@ def plots(results: Results) -> dict[str, Figure]:
     made, axes = look.figure(columns=2, height=5.0)
     for panel, metric, label in (
         (axes[0], "imbalance_tokens", "mean of max - min, KV tokens"),
-        (axes[1], "throughput_tok_s", "output tokens/s"),
+        (axes[1], "throughput_same_load_tok_s", "output tokens/s"),
     ):
         seen = {name: results.spread(name, metric) for name in results.variants}
         look.bars(panel, {name: (s.mean, s.half_width) for name, s in seen.items()}, label)

@@ -83,8 +83,8 @@ def compare(results: Results) -> list[Row]:
 def _gain(results: Results, workers: int, method: str) -> Row:
     """Throughput over the best baseline that was run."""
     run = [m for m in cluster.BASELINES if f"{workers}/{m}" in results.variants]
-    best = max(results.mean(f"{workers}/{m}", "throughput_tok_s") for m in run)
-    ours = 100.0 * (results.mean(f"{workers}/{method}", "throughput_tok_s") / best - 1.0)
+    best = max(results.mean(f"{workers}/{m}", "throughput_same_load_tok_s") for m in run)
+    ours = 100.0 * (results.mean(f"{workers}/{method}", "throughput_same_load_tok_s") / best - 1.0)
     table = PAPER[workers]
     theirs = 100.0 * (table[method][2] / max(table[m][2] for m in cluster.BASELINES) - 1.0)
     return Row(f"G = {workers}: throughput of {method} over the best baseline", theirs, ours, "%")
@@ -95,7 +95,7 @@ def plots(results: Results) -> dict[str, Figure]:
     methods = [m for m in METHODS if f"8/{m}" in results.variants]
     for panel, metric, label in (
         (axes[0], "imbalance_tokens", "mean of max - min, KV tokens"),
-        (axes[1], "throughput_tok_s", "output tokens/s"),
+        (axes[1], "throughput_same_load_tok_s", "output tokens/s"),
     ):
         lines = {}
         for method in methods:
