@@ -30,6 +30,7 @@ from benchmarks.live.machine import facts
 from benchmarks.live.servers import ROOT, Server, ServerError, running
 from benchmarks.live.targets import sluice_app
 from benchmarks.loads import Seen, Window, look
+from benchmarks.plots import bars, figure, save
 
 POLICIES = (
     "join_shortest_queue",
@@ -162,6 +163,14 @@ def table(setup: Setup, seen: dict[str, Seen]) -> list[dict[str, Any]]:
     return rows
 
 
+def draw(rows: Sequence[dict[str, Any]], folder: Path) -> None:
+    """Writes balance.png and .svg: a bar a policy."""
+    made, (axes,) = figure()
+    values = {row["policy"]: (float(row["imbalance_tokens"]), None) for row in rows}
+    bars(axes, values, "KV tokens, max - min over 16 decode engines, mean", "Imbalance, live")
+    save(folder, "balance", made)
+
+
 def main() -> int:
     """Exit status 0 if no request was lost."""
     parser = argparse.ArgumentParser(prog="benchmarks.live.balance", description=__doc__)
@@ -191,6 +200,7 @@ def main() -> int:
     result = {"config": asdict(setup), "machine": machine, "rows": rows, "served": load.served}
     result |= {"lost": dict(load.failures)}
     (args.out / "balance.json").write_text(json.dumps(result, indent=1) + "\n")
+    draw(rows, args.out)
     return 1 if load.failures else 0
 
 
