@@ -124,6 +124,7 @@ def bars(axes: Axes, values: Mapping[str, tuple[float, float | None]], x: str, t
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
     axes.margins(x=0.12)
+    axes.locator_params(axis="x", nbins=5)
 
 
 def _figure(value: float) -> str:
