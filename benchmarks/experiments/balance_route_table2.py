@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks import plots as look
 from benchmarks.experiments import balance_route_cluster as cluster
-from benchmarks.experiments.balance_route_table1 import FIGURES, figure_name
+from benchmarks.experiments.balance_route_table1 import NAMES, RAW, SAME, figures
 from benchmarks.experiments.base import Config, Metrics, Results, Row, Variant
 
 if TYPE_CHECKING:
@@ -72,22 +72,20 @@ def compare(results: Results) -> list[Row]:
             variant = f"{workers}/{method}"
             if variant not in results.variants:
                 continue
-            for i, (metric, unit) in enumerate(FIGURES):
-                seen = results.spread(variant, metric)
-                name = f"G = {workers}, {method}: {figure_name(metric)}"
-                rows.append(Row(name, PAPER[workers][method][i], seen.mean, unit, seen.half_width))
-        rows += [_gain(results, workers, method) for method in ("br_0", "br_h oracle")]
+            rows += figures(results, variant, f"G = {workers}, {method}", PAPER[workers][method])
+        gains = [(method, metric) for method in ("br_0", "br_h oracle") for metric in (RAW, SAME)]
+        rows += [_gain(results, workers, method, metric) for method, metric in gains]
     return rows
 
 
-def _gain(results: Results, workers: int, method: str) -> Row:
+def _gain(results: Results, workers: int, method: str, metric: str) -> Row:
     """Throughput over the best baseline that was run."""
     run = [m for m in cluster.BASELINES if f"{workers}/{m}" in results.variants]
-    best = max(results.mean(f"{workers}/{m}", "throughput_same_load_tok_s") for m in run)
-    ours = 100.0 * (results.mean(f"{workers}/{method}", "throughput_same_load_tok_s") / best - 1.0)
+    best = max(results.mean(f"{workers}/{m}", metric) for m in run)
+    ours = 100.0 * (results.mean(f"{workers}/{method}", metric) / best - 1.0)
     table = PAPER[workers]
     theirs = 100.0 * (table[method][2] / max(table[m][2] for m in cluster.BASELINES) - 1.0)
-    return Row(f"G = {workers}: throughput of {method} over the best baseline", theirs, ours, "%")
+    return Row(f"G = {workers}: {NAMES[metric]} of {method} over the best baseline", theirs, ours, "%")
 
 
 def plots(results: Results) -> dict[str, Figure]:
@@ -95,7 +93,7 @@ def plots(results: Results) -> dict[str, Figure]:
     methods = [m for m in METHODS if f"8/{m}" in results.variants]
     for panel, metric, label in (
         (axes[0], "imbalance_tokens", "mean of max - min, KV tokens"),
-        (axes[1], "throughput_same_load_tok_s", "output tokens/s"),
+        (axes[1], SAME, "output tokens/s at the same load"),
     ):
         lines = {}
         for method in methods:

@@ -106,6 +106,7 @@ def test_rows_and_plots_from_any_results(experiment, quick: bool, monkeypatch: p
     metrics = {
         "imbalance_tokens": 100_000.0,
         "tpot_p95_ms": 80.0,
+        "throughput_tok_s": 900.0,
         "throughput_same_load_tok_s": 900.0,
         "barrier_free_tok_s": 1_000.0,
     }
@@ -116,7 +117,7 @@ def test_rows_and_plots_from_any_results(experiment, quick: bool, monkeypatch: p
             seed: metrics
             | {
                 "imbalance_tokens": better * 100_000.0 + seed,
-                "throughput_same_load_tok_s": 900.0 + 50.0 * (better < 1.0),
+                **dict.fromkeys((table1.RAW, table1.SAME), 900.0 + 50.0 * (better < 1.0)),
             }
             for seed in (0, 1)
         }
@@ -126,6 +127,16 @@ def test_rows_and_plots_from_any_results(experiment, quick: bool, monkeypatch: p
     assert any(row.paper is not None for row in rows)
     assert all(row.met for row in rows if row.aim)
     assert experiment.plots(results)
+
+
+def test_without_a_gain_there_is_no_share_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLUICE_TRACES", raising=False)
+    variants = table1.variants(quick=True)
+    same = dict.fromkeys([metric for metric, _ in table1.FIGURES] + ["barrier_free_tok_s"], 100.0)
+    results = Results("x", True, {v.name: v.config for v in variants}, {v.name: {0: same} for v in variants})
+    shares = [row for row in table1.compare(results) if "share of the oracle" in row.name]
+    assert shares
+    assert all(row.ours is None and row.met is None for row in shares)
 
 
 def test_only_known_cases_run_without_traces(monkeypatch: pytest.MonkeyPatch) -> None:
