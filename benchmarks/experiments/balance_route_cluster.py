@@ -60,7 +60,7 @@ RUSH_S = 0.1  # between the first arrivals, so that each finds a free slot: nobo
 BLOCK_TOKENS = 256
 
 # BR-H's parameters where they differ from its defaults: the pool holds minutes of work here, leases do not end. Chosen
-# on the training part of `reasoning-long`, other seeds (12,000 steps, seeds 100 and 101; JSQ 227,900 tokens of imbalance):
+# on the training part of `reasoning-long`, seeds 100 and 101 (12,000 steps; JSQ 227,900 tokens of imbalance):
 # slack 0 / 0.05 / 0.1 / 0.2: 37,300 / 26,100 / 19,900 / 28,000 with the oracle; ageing 2 / 6 / 20: 24,300 / 24,100 /
 # 23,400 with survival; gamma 0.9 / 0.98: 19,900 / 18,100; H 24 / 48: 20,900 / 19,900; H 96 at gamma 0.98: 19,800; beta
 # G/2 / G / 2G: 37,900 / 19,900 / 19,200.

@@ -12,11 +12,18 @@ a pool of over a hundred, so which of them run first differs by up to 10 % betwe
 balance does. The ceiling of the first is `without barrier idle`: the same batches if every step lasted as long as the
 mean worker's.
 
-What was found (seed 0; numbers in benchmarks/results/experiments/balance_route_table1.json):
+What was found (two seeds, which is few: the imbalance of one router differs by a third between them; numbers in
+benchmarks/results/experiments/balance_route_table1.json):
 
+- JSQ, BR-0 and the oracle come out near the paper's imbalance and gain on both long-context stand-ins.
 - With the paper's BR-0 the pool slowly fills with what fits seldom. Aiming `slack` = 0.1 mean prompts below the
-  envelope and letting age count (`stages`) keeps it useful: imbalance 43,000 -> 23,000 without any prediction. So most
-  of what the paper's lookahead gains is had without it, and predictors differ by less than seeds do.
+  envelope and letting age count (`stages`) keeps it useful: imbalance 52,700 -> 24,100 without any prediction (the
+  sweep in `balance_route_cluster`). So most of what the paper's lookahead gains is had without it.
+- Aims missed: the oracle's imbalance is 7.8 and 8.4 times below JSQ's, not 9 (a pool of 32 prompts a worker gave 10.4
+  in a single run of the sweep); LightGBM's 4.5 times on `recurring-long` (7.4 on `reasoning-long`, aim 6), where it does
+  worse than survival, which abstains: its rare *finishes* cost more than they bring, the cause is not known. Of the
+  oracle's throughput gain it keeps 93 and 98 % at the same load; as measured 46 and 118 %, which is noise of that size.
+  On `azure2023` it keeps 86 %, survival 79 %: a third of what separates survival from the oracle.
 - With a gate of 0.5 survival (and survival given the client) never says *finishes* on the heavy tails: of outputs of
   1,500 tokens few end within 48. LightGBM and exact match do, rarely.
 - `reasoning` (short prompts, long outputs) misses all its aims, and the ceiling is the trace's: 68 % of a running
