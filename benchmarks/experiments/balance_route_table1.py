@@ -19,11 +19,11 @@ benchmarks/results/experiments/balance_route_table1.json):
 - With the paper's BR-0 the pool slowly fills with what fits seldom. Aiming `slack` = 0.1 mean prompts below the
   envelope and letting age count (`stages`) keeps it useful: imbalance 52,700 -> 24,100 without any prediction (the
   sweep in `balance_route_cluster`). So most of what the paper's lookahead gains is had without it.
-- Aims missed: the oracle's imbalance is 7.8 and 8.4 times below JSQ's, not 9 (a pool of 32 prompts a worker gave 10.4
-  in a single run of the sweep); LightGBM's 4.5 times on `recurring-long` (7.4 on `reasoning-long`, aim 6), where it does
-  worse than survival, which abstains: its rare *finishes* cost more than they bring, the cause is not known. Of the
-  oracle's throughput gain it keeps 93 and 98 % at the same load; as measured 46 and 118 %, which is noise of that size.
-  On `azure2023` it keeps 86 %, survival 79 %: a third of what separates survival from the oracle.
+- Aims missed: the oracle's imbalance is 7.8 and 8.4 times below JSQ's, not 9 (one run of the sweep with a pool of 32
+  prompts a worker gave 10.4, another 7.8: seeds decide); LightGBM's 4.5 times on `recurring-long` and 7.4 on
+  `reasoning-long`, aim 6. That LightGBM is worse there than survival, which abstains, is one seed of two.
+- Of the oracle's throughput gain LightGBM keeps 93 and 98 % at the same load; as measured 46 and 118 %, which is noise
+  of that size. On `azure2023` it keeps 86 % (60 % as measured), survival 79 %.
 - With a gate of 0.5 survival (and survival given the client) never says *finishes* on the heavy tails: of outputs of
   1,500 tokens few end within 48. LightGBM and exact match do, rarely.
 - `reasoning` (short prompts, long outputs) misses all its aims, and the ceiling is the trace's: 68 % of a running
