@@ -41,8 +41,8 @@ class BalanceRouteH:
     window: int = 8  # ASSUMPTION
     abundance: float = 2.0  # ASSUMPTION
     max_wait_s: float = 10.0  # ASSUMPTION
-    # ASSUMPTION: 0, the paper's rule, as the sweeps have a pool of minutes. There slack 0.1 and one mean prompt per 600 s
-    # of age (ageing = max_wait_s / 600) halve the imbalance.
+    # ASSUMPTION: 0, the paper's rule, as the sweeps have a pool of minutes. There slack 0.1 and one mean prompt per
+    # 600 s of age (ageing = max_wait_s / 600) about halve the imbalance.
     slack: float = 0.0
     ageing: float = 0.0
     reserve_tokens: int = 16
