@@ -1,18 +1,16 @@
 """What a live router's journal shows of its decode engines' loads, policy by policy.
 
-The events are replayed through the reducer (`policies.state.reducer`), with the decisions as they were recorded;
-the loads are read at the router's clock ticks.
+The journal is replayed (`policies.replay`), every decision made again and compared; the loads are read from the
+dispatcher's state at the router's clock ticks.
 """
 
-import contextlib
-import json
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from policies.replay import Record, read
+from policies.journal import Header
+from policies.replay import Record, dispatcher_of, outcome, read
 from policies.state import events as ev
 from policies.state.reducer import ClusterState
 from policies.state.views import Role
@@ -37,47 +35,31 @@ class Seen:
     tokens: int = 0
 
 
-def look(folder: Path, windows: Sequence[Window]) -> dict[str, Seen]:
-    """Replays the journal's events through the reducer and samples it at each tick within a window."""
+def look(folder: Path, windows: Sequence[Window]) -> tuple[dict[str, Seen], int]:
+    """What each policy's windows show, and how many events were decided otherwise than recorded (0, or it is a bug)."""
     seen = {window.policy: Seen() for window in windows}
-    state = ClusterState()
-    for record in _records(folder):
-        event = record.event
-        if isinstance(event, ev.PoliciesChanged):
+    records = read(_lines(folder))
+    header = next(records)
+    assert isinstance(header, Header)
+    dispatcher, differ = dispatcher_of(header), 0
+    for record in records:
+        if not isinstance(record, Record):
             continue
-        with contextlib.suppress(ev.StaleEvent):
-            state.apply(event)
-        window = next((w for w in windows if w.start_s <= event.now_s < w.end_s), None)
+        differ += outcome(dispatcher, record.event) != record.outcome
+        at_s = record.event.now_s
+        window = next((w for w in windows if w.start_s <= at_s < w.end_s), None)
         if window is not None:
-            _sample(seen[window.policy], state, record)
-        for line in record.outcome:  # the dispatcher applies its own decisions: so must we
-            with contextlib.suppress(ev.StaleEvent):
-                _carry_out(state, event.now_s, json.loads(line))
-    return seen
+            _sample(seen[window.policy], dispatcher.state, record.event)
+    return seen, differ
 
 
-def _records(folder: Path) -> Iterator[Record]:
-    def lines() -> Iterator[str]:
-        for file in sorted(folder.glob("journal-*.jsonl")):
-            with file.open() as text:
-                yield from text
-
-    return (item for item in read(lines()) if isinstance(item, Record))
+def _lines(folder: Path) -> Iterator[str]:
+    for file in sorted(folder.glob("journal-*.jsonl")):
+        with file.open() as text:
+            yield from text
 
 
-def _carry_out(state: ClusterState, now_s: float, action: dict[str, Any]) -> None:
-    match action.get("action"):
-        case "RoutePrefill":
-            worker = action["decision"]["worker"]
-            state.apply(ev.PrefillRouted(now_s, action["rid"], worker, bool(action["colocated"])))
-        case "RouteDecode":
-            state.apply(ev.DecodeRouted(now_s, action["rid"], action["decision"]["worker"]))
-        case "Reject":
-            state.apply(ev.Closed(now_s, action["rid"], "rejected"))
-
-
-def _sample(seen: Seen, state: ClusterState, record: Record) -> None:
-    event = record.event
+def _sample(seen: Seen, state: ClusterState, event: ev.Event) -> None:
     if isinstance(event, ev.Closed):
         seen.tokens += event.output_tokens
     if not isinstance(event, ev.Tick):

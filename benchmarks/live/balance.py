@@ -172,7 +172,7 @@ def draw(rows: Sequence[dict[str, Any]], folder: Path) -> None:
 
 
 def main() -> int:
-    """Exit status 0 if no request was lost."""
+    """Exit status 0 if no request was lost and the journal replays to the same decisions."""
     parser = argparse.ArgumentParser(prog="benchmarks.live.balance", description=__doc__)
     parser.add_argument("--policies", nargs="+", default=list(POLICIES), help="the first is the baseline")
     parser.add_argument("--rounds", type=int, default=Setup().rounds)
@@ -192,16 +192,19 @@ def main() -> int:
         with running(command(setup, folder), say) as server:
             windows, load = run(setup, server, say)
             time.sleep(1.0)  # the journal's last lines
-            seen = look(folder / "journal", windows)
+            seen, differ = look(folder / "journal", windows)
     rows = table(setup, seen)
     _print(rows)
-    print(f"{load.served} requests served, {sum(load.failures.values())} lost {dict(load.failures) or ''}")
+    lost = dict(load.failures)
+    print(
+        f"{load.served} requests served, {sum(lost.values())} lost {lost or ''}; {differ} events replay otherwise"
+    )
     args.out.mkdir(parents=True, exist_ok=True)
     result = {"config": asdict(setup), "machine": machine, "rows": rows, "served": load.served}
-    result |= {"lost": dict(load.failures)}
+    result |= {"lost": lost, "replay_differs": differ}
     (args.out / "balance.json").write_text(json.dumps(result, indent=1) + "\n")
     draw(rows, args.out)
-    return 1 if load.failures else 0
+    return 1 if lost or differ else 0
 
 
 def _print(rows: Sequence[dict[str, Any]]) -> None:

@@ -1,0 +1,49 @@
+"""Loads read back from a journal, by hand."""
+
+from pathlib import Path
+
+from benchmarks.loads import Window, look
+from policies.dispatch import DispatchConfig, Dispatcher
+from policies.journal import JournalWriter
+from policies.routing.registry import decode_policy, prefill_policy
+from policies.state import events as ev
+from policies.state.views import Request, Role
+
+
+def journal(folder: Path) -> None:
+    """One prefill and two decode engines; a request of 300 tokens, then one of 100, each to the emptier engine."""
+    dispatcher = Dispatcher(
+        DispatchConfig(), prefill_policy("round_robin"), decode_policy("join_shortest_queue")
+    )
+    with (folder / "journal-a-00000.jsonl").open("w") as file:
+        log = JournalWriter(file.write, dispatcher, "test")
+        roles = {"p": Role.PREFILL, "d0": Role.DECODE, "d1": Role.DECODE}
+        up = [ev.EngineUp(0.0, name, role, "g", "n", 8, 10_000) for name, role in roles.items()]
+        told = [ev.EngineStatus(0.0, name, 0, 0, 0) for name in roles]
+        flow: list[ev.Event] = [*up, *told]
+        for rid, tokens, at_s in (("a", 300, 1.0), ("b", 100, 2.0)):
+            flow += [ev.Arrived(at_s, Request(rid, at_s, tokens, 16)), ev.PrefillDone(at_s, rid, 60.0, 1, 0)]
+            flow += [ev.Admitted(at_s, rid), ev.Tick(at_s + 0.5)]
+        flow += [ev.Closed(2.6, "b", "finished", 7), ev.Tick(2.8)]
+        for event in flow:
+            log.record(event, dispatcher.handle(event))
+
+
+def test_loads_at_the_ticks_of_each_window(tmp_path: Path) -> None:
+    journal(tmp_path)
+    seen, differ = look(tmp_path, [Window("first", 1.0, 2.0), Window("second", 2.0, 3.0)])
+    assert differ == 0
+    assert seen["first"].imbalance == [300]  # 300 - 0
+    assert seen["second"].imbalance == [200, 300]  # 300 - 100, and 300 - 0 once b is over
+    assert (seen["first"].tokens, seen["second"].tokens) == (0, 7)
+    assert seen["second"].mean_load == [200.0, 150.0]
+
+
+def test_a_changed_decision_is_counted(tmp_path: Path) -> None:
+    journal(tmp_path)
+    file = tmp_path / "journal-a-00000.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    at = next(i for i, line in enumerate(lines) if '"RouteDecode"' in line)
+    lines[at] = lines[at].replace('"waited_s":0.0', '"waited_s":0.5')
+    file.write_text("".join(lines))
+    assert look(tmp_path, [])[1] == 1
