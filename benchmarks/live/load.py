@@ -6,6 +6,7 @@ it takes little from the server it measures; it reports its own CPU all the same
 """
 
 import asyncio
+import functools
 import json
 import time
 from collections import Counter
@@ -105,13 +106,9 @@ class _Run:
         self._taken = 0
         self._end_s = time.perf_counter() + load.max_s
 
-    @property
-    def over(self) -> bool:
-        return self._taken >= self.load.requests or time.perf_counter() >= self._end_s or self._stop()
-
     def take(self) -> bytes | None:
         """The next request, or None when nothing is to be sent any more."""
-        if self.over:
+        if self._taken >= self.load.requests or time.perf_counter() >= self._end_s or self._stop():
             return None
         self._taken += 1
         return self._requests[(self._taken - 1) % len(self._requests)]
@@ -133,10 +130,9 @@ async def _run(load: Load, stop: Callable[[], bool]) -> LoadResult:
 
 async def _worker(run: _Run) -> None:
     loop = asyncio.get_running_loop()
-    while not run.over:
-        transport, protocol = await loop.create_connection(
-            lambda: _Connection(run), run.load.host, run.load.port
-        )
+    while (request := run.take()) is not None:  # before connecting: no connection is opened for nothing
+        connect = functools.partial(_Connection, run, request)
+        transport, protocol = await loop.create_connection(connect, run.load.host, run.load.port)
         try:
             await protocol.closed
         finally:
@@ -146,9 +142,10 @@ async def _worker(run: _Run) -> None:
 class _Connection(asyncio.Protocol):
     """One kept-alive connection; a new one is opened by the worker when the server closes it."""
 
-    def __init__(self, run: _Run) -> None:
+    def __init__(self, run: _Run, request: bytes) -> None:
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._run = run
+        self._first = request
         self._parser = ResponseParser(self)
         self._reader: StreamReader | None = None  # None: no request under way
         self._status = 0
@@ -158,7 +155,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._next()
+        self._send(self._first)
 
     def data_received(self, data: bytes) -> None:
         self._now_s = time.perf_counter()
@@ -218,7 +215,10 @@ class _Connection(asyncio.Protocol):
         request = self._run.take()
         if request is None:
             self._transport.close()
-            return
+        else:
+            self._send(request)
+
+    def _send(self, request: bytes) -> None:
         self._reader = StreamReader()
         self._sent_s = time.perf_counter()
         self._transport.write(request)
