@@ -1,0 +1,123 @@
+"""Ingress <-> router: the life of a request, as the ingress tells it, and the decisions about it."""
+
+from typing import Literal
+
+from actors.wire.messages.base import Mode, Wire
+
+
+class Submit(Wire, frozen=True):
+    """A request asks for a prefill engine. `slots` = sequences it will decode (n); `local`: must not be split;
+    `mode`: only engines of this kind may serve it.
+
+    `deadline_s` is what is left of its total time. `hints` (actors.router.forecasts.Hints) come where the router's
+    `Fleet.wants_hints`. `block_hashes` (bytes by `actors.wire.kv`) are of the prompt's KV blocks of `block_tokens`
+    tokens that a prefix cache can serve; they come where the router's `Fleet.block_tokens`.
+    `request_id`: the client's own x-request-id, where it sent one.
+    """
+
+    rid: str
+    prompt_tokens: int
+    max_tokens: int
+    slots: int = 1
+    priority: int = 0
+    request_class: str = "standard"
+    ttft_slo_s: float | None = None
+    tpot_slo_s: float | None = None
+    session: str = ""
+    deadline_s: float = 600.0
+    local: bool = False
+    avoid: tuple[str, ...] = ()
+    hints: bytes = b""
+    mode: Mode | None = None
+    block_hashes: bytes = b""
+    block_tokens: int = 0
+    request_id: str = ""
+
+
+class Prefilled(Wire, frozen=True):
+    """The prefill is done: the request enters the prompt pool. `lease_s` is what is left of the KV lease."""
+
+    rid: str
+    lease_s: float
+    kv_bytes: int
+    cached_tokens: int
+
+
+class Progress(Wire, frozen=True):
+    """Batched: (rid, event, value) with event "prefill" (started), "admitted", "tokens" (value = total so far)."""
+
+    items: list[tuple[str, str, int]]
+
+
+class Transferred(Wire, frozen=True):
+    """Batched, where the router's `Fleet.wants_transfers`: KV transfers that have ended, as the engines measured them.
+
+    Items: (rid, bytes, seconds, descriptors, seconds since it ended). Time that a flow scheduler held it is not in it.
+    """
+
+    items: list[tuple[str, int, float, int, float]]
+
+
+class Adopt(Wire, frozen=True):
+    """A request under way that a new router cannot know: sent for each decided request after a reconnect to the router.
+
+    stage: "prefill", "pool" (with what is left of its lease) or "decode"; `engine_id` is where its KV is computed or
+    kept, `decode_engine_id` where it decodes (the same for a colocated one); with their ranks.
+    """
+
+    submit: Submit
+    stage: Literal["prefill", "pool", "decode"]
+    engine_id: str | None
+    decode_engine_id: str | None = None
+    tokens: int = 0
+    lease_s: float = 0.0
+    kv_bytes: int = 0
+    dp_rank: int | None = None
+    decode_dp_rank: int | None = None
+
+
+class Closed(Wire, frozen=True):
+    """The request is over, however it ended; the router gives back all its charges. The one way out.
+
+    outcome: "finished", "cancelled", "failed", "rejected", "expired"; `engine_id` is the culprit of a failure.
+    """
+
+    rid: str
+    outcome: str
+    output_tokens: int = 0
+    engine_id: str | None = None
+    stage: str | None = None
+
+
+class RoutePrefill(Wire, frozen=True):
+    """Decision: run `rid` on `engine_id`, on its `dp_rank` (None: the engine chooses). mode: "prefill" (KV will move)
+    or "colocated" (prefill and decode there).
+
+    For a request that waits in the pool it means: its lease ends before a slot is free; release that KV, prefill again.
+    """
+
+    rid: str
+    engine_id: str
+    mode: Literal["prefill", "colocated"]
+    queue_s: float = 0.0
+    dp_rank: int | None = None
+
+
+class RouteDecode(Wire, frozen=True):
+    """Decision: decode `rid` on `engine_id`, there on `dp_rank` (None: the engine's choice)."""
+
+    rid: str
+    engine_id: str
+    pool_s: float = 0.0
+    dp_rank: int | None = None
+
+
+class Reject(Wire, frozen=True):
+    """The router will not (429: queue full; 503: no engine, expired in pool) serve `rid` now. All charges are given
+    back.
+    """
+
+    rid: str
+    status: int
+    reason: str
+    retry_after_s: float

@@ -1,0 +1,117 @@
+"""Ingress <-> engine: the work, its output, and how it ended."""
+
+from typing import Any, Literal
+
+from actors.wire.messages.base import Wire
+
+
+class Prefill(Wire, frozen=True):
+    """Compute the KV of `tokens` and hold it under a lease; the engine's own sampled token is discarded.
+
+    `deadline_s` counts from receipt: past it the engine aborts the work and answers Failed(code="deadline").
+    `dp_rank` None leaves the data-parallel rank to the engine.
+    """
+
+    rid: str
+    tokens: list[int]
+    params: dict[str, Any]
+    deadline_s: float
+    priority: int = 0
+    dp_rank: int | None = None
+
+
+class Decode(Wire, frozen=True):
+    """Generate. With `handle` the KV is pulled from the prefill engine first; without it the engine computes all
+    itself.
+
+    `params` are the OpenAI sampling fields that were given, nothing else: max_tokens, temperature, top_p, top_k, min_p,
+    seed, stop (list), stop_token_ids, ignore_eos, min_tokens, n, logprobs (int), prompt_logprobs (int),
+    presence_penalty, frequency_penalty, repetition_penalty, logit_bias, response_format, skip_special_tokens, detail
+    fields of `chat`. `chat` carries the original chat request where the engine must parse its output (tools); the
+    deltas then come ready made in `Out.delta`. `dp_rank` None leaves the data-parallel rank to the engine.
+    """
+
+    rid: str
+    tokens: list[int]
+    params: dict[str, Any]
+    handle: bytes | None
+    deadline_s: float
+    priority: int = 0
+    chat: bytes | None = None
+    dp_rank: int | None = None
+
+
+class Cancel(Wire, frozen=True):
+    """Stop `rid` whatever its stage; frees slot and blocks. Idempotent; an unknown rid is no error. Not answered."""
+
+    rid: str
+
+
+class ReleaseKV(Wire, frozen=True):
+    """Give back the KV that the prefill of `rid` holds under its lease, because no decode will ever pull it.
+    Idempotent.
+    """
+
+    rid: str
+
+
+class PrefillDone(Wire, frozen=True):
+    """The KV of `rid` is ready under `handle` (opaque bytes that the decode engine understands) for `lease_s`."""
+
+    rid: str
+    handle: bytes
+    prompt_tokens: int
+    cached_tokens: int
+    lease_s: float
+    queue_s: float
+    compute_s: float
+    kv_bytes: int
+
+
+class Admitted(Wire, frozen=True):
+    """The decode engine holds the KV now (or needs none) and the prefill engine's copy is given back by the engines."""
+
+    rid: str
+    transfer_bytes: int = 0
+    transfer_s: float = 0.0
+    descriptors: int = 0
+    cached_tokens: int = 0
+
+
+class Out(Wire, frozen=True):
+    """One piece of output of one choice. `finish` is None until the last; `text` may be empty (held back stop string).
+
+    `logprobs`: per token, (token text, token id, logprob, [(text, id, logprob), ...]) where asked. `delta`: a ready
+    OpenAI delta as JSON where the engine parses (tools). `prompt_logprobs` comes with the first piece where asked.
+    """
+
+    rid: str
+    text: str
+    n_tokens: int
+    index: int = 0
+    finish: str | None = None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | None = None
+    logprobs: list[Any] | None = None
+    delta: bytes | None = None
+    prompt_logprobs: list[Any] | None = None
+
+
+class Tokens(Wire, frozen=True):
+    """All output of one engine step for one connection; at c = 1 it has one entry."""
+
+    items: list[Out]
+
+
+class Failed(Wire, frozen=True):
+    """`rid` ended on this engine without finishing. `retryable`: the same work may succeed elsewhere or later.
+
+    code: "deadline", "kv_load", "bad_request", "engine_dead", "draining", "overloaded", "unknown_handle", "internal".
+    """
+
+    rid: str
+    stage: Literal["prefill", "decode"]
+    code: str
+    message: str
+    retryable: bool
+    param: str | None = None
