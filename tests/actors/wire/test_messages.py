@@ -8,7 +8,7 @@ import msgspec
 
 from actors.wire import messages as wire
 
-PARTS = {"Wire", "Out", "KvChange"}  # the base, and what other messages are made of
+PARTS = {"Wire", "Out", "KvChange", "EngineInfo"}  # the base, and what other messages are made of
 
 
 def _defined() -> dict[str, type]:
