@@ -11,9 +11,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 from benchmarks import report, results_io, runner
 from benchmarks.experiments import registry
@@ -23,22 +27,45 @@ from benchmarks.workloads.errors import WorkloadError
 from predictors.protocol import PredictorError
 
 
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM: ends what is going on as Ctrl-C does."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; 0 if all went well, 1 if runs failed, 2 for what cannot be done as asked."""
+    """Runs the command line; 0 if all went well, 1 if runs failed, 2 for what cannot be done as asked, 130 and 143 (as
+    shells have it) when it was interrupted or terminated.
+    """
     args = _arguments().parse_args(argv)
     if getattr(args, "traces", None) is not None:
         os.environ["SLUICE_TRACES"] = str(args.traces)  # inherited by the processes that run variants
     try:
-        return int(args.command(args))
+        with _terminated_like_interrupted():
+            return int(args.command(args))
     except runner.RunsFailedError as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 1
     except (ExperimentError, WorkloadError, PredictorError) as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("\nbenchmarks: interrupted; finished runs are kept, the same command goes on", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as error:
+        how, code = ("terminated", 143) if isinstance(error, _Terminated) else ("interrupted", 130)
+        print(f"\nbenchmarks: {how}; finished runs are kept, the same command goes on", file=sys.stderr)
+        return code
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """Meanwhile the first SIGTERM raises in the main thread; a second one kills, as without this."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _arguments() -> argparse.ArgumentParser:
@@ -108,8 +135,9 @@ def _run(args: argparse.Namespace) -> int:
     if not experiments:
         raise ExperimentError("benchmarks/experiments/registry.py names no experiment yet")
     options = Options(args.quick, args.seeds, _jobs(args.jobs), args.out, args.only, args.keep_stale)
-    failed = []
+    failed, start_s, first_cpu_s = [], time.monotonic(), _cpu_s()
     for name, experiment in experiments:
+        before_s = _cpu_s()
         try:
             results = runner.run(name, experiment, options)
         except runner.RunsFailedError as error:
@@ -120,7 +148,16 @@ def _run(args: argparse.Namespace) -> int:
             _finish(name, experiment, results, options, args)
         else:
             _print_metrics(results)
+        print(f"{name} took {_cpu_s() - before_s:.1f} s of CPU", flush=True)
+    if len(experiments) > 1:
+        cpu_min, wall_min = (_cpu_s() - first_cpu_s) / 60, (time.monotonic() - start_s) / 60
+        print(f"\nall {len(experiments)} took {cpu_min:.1f} min of CPU in {wall_min:.1f} min")
     return 1 if failed else 0
+
+
+def _cpu_s() -> float:
+    """CPU time of this process and of all processes that it has waited for."""
+    return sum(os.times()[:4])
 
 
 def _jobs(jobs: int) -> int:

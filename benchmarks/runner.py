@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -164,19 +166,36 @@ def _outcomes(
 
 @contextmanager
 def _pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """Fresh processes (`spawn`: no threads or state are inherited), one core each; none outlives an interrupt."""
+    """Fresh processes (`spawn`: no threads or state are inherited), one core each; none outlives an interrupt, nor this
+    process, however it ends.
+    """
     os.environ.setdefault(
         "OMP_NUM_THREADS", "1"
     )  # inherited: LightGBM and BLAS must not fight over the cores
-    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+    pool = ProcessPoolExecutor(
+        jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_follow_parent
+    )
     try:
         yield pool
     except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
         for process in list((pool._processes or {}).values()):  # there is no public way to end a running job
             process.terminate()
+        pool.shutdown(cancel_futures=True)  # only now: it forgets its processes
         raise
     pool.shutdown()
+
+
+def _follow_parent() -> None:
+    """In a worker: it ends as soon as its parent is gone. Ctrl-C, which a terminal sends to all, is the parent's."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_exit_after_parent, daemon=True).start()
+
+
+def _exit_after_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "only a worker follows"
+    parent.join()
+    os._exit(1)  # the job's thread would go on, and then wait for work for ever
 
 
 def _one(module: str, config: Config, seed: int) -> dict[str, float | None]:
