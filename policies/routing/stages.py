@@ -178,21 +178,28 @@ class Round:
 
     def _place_overdue(self) -> set[RequestId]:
         """Entries above `max_wait_s`, in the order in which they should be served."""
-        limit_s = self.snapshot.now_s - self.limits.max_wait_s
         placed: set[RequestId] = set()
-        late = [item for item in self._items if item.entry.entered_s < limit_s]
-        for item in late:
+        for item in [item for item in self._items if item.entry.entered_s < self._overdue_before_s(item)]:
             if not any(self.free[row] for row in self._open):
                 break
             rows = [row for row in self._open if self._fits(row, item)]
             if not rows:
                 continue
-            row = max(rows, key=lambda r: (self.loads.min_margin(r), -self._draw[r]))
+            row, score = self._best_row(item, rows)
             self.left = [item]
             self._keys = [-item.tokens]
-            self._admit(row, [0], Reason.OVERDUE, self.loads.scores(row, [item.tokens])[0])
+            self._admit(row, [0], Reason.OVERDUE, score)
             placed.add(item.entry.request.rid)
         return placed
+
+    def _overdue_before_s(self, item: Item) -> float:
+        """The entry is overdue if it came before this."""
+        return self.snapshot.now_s - self.limits.max_wait_s
+
+    def _best_row(self, item: Item, rows: Sequence[int]) -> tuple[int, float]:
+        """Where an overdue entry goes, and its score there: the largest margin."""
+        row = max(rows, key=lambda r: (self.loads.min_margin(r), -self._draw[r]))
+        return row, self.loads.scores(row, [item.tokens])[0]
 
     # ------------------------------------------------------------------------------------------------- selection
 
