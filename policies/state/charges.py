@@ -1,6 +1,6 @@
 """What a live request charges and what a worker is charged: the reducer's mutable records, and a worker's frozen form.
 
-Private to `reducer`, which alone changes them, by the table in its docstring.
+Private to `ledger` and the handlers of events; what is charged when stands in the table of `ledger`.
 """
 
 import functools
@@ -25,7 +25,7 @@ from policies.state.views import (
 
 
 class LiveStage(Enum):
-    """Where a live request is; see the reducer's table for what each stage charges."""
+    """Where a live request is; see the ledger's table for what each stage charges."""
 
     QUEUED = "queued"
     PREFILL = "prefill"

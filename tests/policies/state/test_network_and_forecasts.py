@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from policies.routing.oracle import Oracle
 from policies.state import events as ev
-from policies.state.reducer import INDICATOR_WINDOW_S, ClusterState
+from policies.state.reducer import ClusterState
 from policies.state.views import Departure, Request, Role, Transfers, Worker
+from policies.state.worker_events import INDICATOR_WINDOW_S
 
 P, D = "p0", "d0"
 

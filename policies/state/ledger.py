@@ -1,0 +1,141 @@
+"""What the state remembers of requests and workers, and the one way to change what they charge.
+
+Every charge (prefill in progress, KV tokens, decode slots, pool entry) hangs on exactly one `Live` record and is a
+function of that record (`_book`): a change of stage books the old charges off and the new ones on, so a counter cannot
+drift, whatever ends the request.
+
+    stage      charged to the prefill worker                     charged to the decode worker
+    QUEUED     -                                                 -
+    PREFILL    1 prefilling, its tokens, prompt KV tokens        (colocated: slots, on the same worker)
+    POOL       prompt KV tokens                                  -
+    TRANSFER   prompt KV tokens                                  slots, prompt KV tokens
+    DECODE     -                                                 slots, prompt + generated KV tokens
+
+A prefill worker is also charged `sending` from POOL to TRANSFER and the transfer itself during TRANSFER; a decode
+worker the departure of every request that has a forecast.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from policies.routing.oracle import Oracle
+from policies.state import events as ev
+from policies.state.charges import Live, LiveStage, Load
+from policies.state.pool import Pool
+from policies.state.prefix_index import PrefixIndex
+from policies.state.views import PoolEntry, RequestId, WorkerId
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Mutable, private to the state: its events' handlers change it, its queries read it.
+
+    `dirty`: workers that changed since the last snapshot; `eased`: those where slots or KV were given back.
+    """
+
+    live: dict[RequestId, Live] = field(default_factory=dict)
+    loads: dict[WorkerId, Load] = field(default_factory=dict)
+    dirty: set[WorkerId] = field(default_factory=set)
+    eased: set[WorkerId] = field(default_factory=set)
+    pool: Pool = field(default_factory=Pool)
+    last_chosen: dict[str, WorkerId] = field(default_factory=dict)
+    oracle: Oracle | None = None
+    prefix: dict[str, PrefixIndex] = field(default_factory=dict)  # by engine group
+    hit_memo: dict[RequestId, tuple[int, dict[WorkerId, int]]] = field(default_factory=dict)
+    refused_items: int = 0  # of ProgressedMany, since the start
+    fleet_version: int = 0
+
+    def need(self, rid: RequestId, *stages: LiveStage) -> Live:
+        """The request, in one of these stages (any, where none is given). Raises StaleEvent where it is not."""
+        live = self.live.get(rid)
+        if live is None:
+            raise ev.StaleEvent(f"request {rid} is not known (closed, or from before a restart)")
+        if stages and live.stage not in stages:
+            raise ev.StaleEvent(f"request {rid} is in stage {live.stage.value}: the event does not fit")
+        return live
+
+    def need_worker(self, worker: WorkerId) -> Load:
+        """The worker's record. Raises StaleEvent when there is none."""
+        load = self.loads.get(worker)
+        if load is None:
+            raise ev.StaleEvent(f"worker {worker} is not known")
+        return load
+
+    def move(
+        self,
+        live: Live,
+        stage: LiveStage,
+        prefill_worker: WorkerId | None = None,
+        decode_worker: WorkerId | None = None,
+    ) -> None:
+        """The one way to change a request's stage or workers: old charges off, new ones on."""
+        if live.prefill_worker and (live.stage is LiveStage.PREFILL or prefill_worker != live.prefill_worker):
+            self.eased.add(live.prefill_worker)
+        if live.decode_worker and decode_worker != live.decode_worker:
+            self.eased.add(live.decode_worker)
+        self._book(live, -1)
+        if live.stage is LiveStage.POOL:
+            self.pool.remove(live.request.rid)
+        if stage in (LiveStage.QUEUED, LiveStage.PREFILL):
+            live.tokens, live.finishes_at_tokens = 0, None
+        live.stage, live.prefill_worker, live.decode_worker = stage, prefill_worker, decode_worker
+        self._book(live, +1)
+
+    def enter_pool(self, live: Live, now_s: float, lease_until_s: float, kv_bytes: int, cached: int) -> None:
+        """The request, which is in stage POOL, waits from now on for a decode worker."""
+        assert live.prefill_worker is not None
+        group = self.loads[live.prefill_worker].up.group
+        entry = PoolEntry(live.request, live.prefill_worker, group, now_s, lease_until_s, kv_bytes, cached)
+        self.pool.add(entry)
+
+    def forecast(self, live: Live, finishes_at_tokens: float | None) -> None:
+        """The request is expected to end at so many tokens of one sequence; None: not soon."""
+        load = self.loads.get(live.decode_worker) if live.decode_worker else None
+        if load is not None and live.finishes_at_tokens is not None:
+            load.departures.book(live, -1)
+        live.finishes_at_tokens = finishes_at_tokens
+        if load is not None:
+            if finishes_at_tokens is not None:
+                load.departures.book(live, +1)
+            self.dirty.add(load.up.worker)
+
+    def _book(self, live: Live, sign: int) -> None:
+        """Adds (+1) or takes back (-1) what `live` charges now, by the table in the module's docstring."""
+        stage, request = live.stage, live.request
+        prefill = self.loads.get(live.prefill_worker) if live.prefill_worker else None
+        decode = self.loads.get(live.decode_worker) if live.decode_worker else None
+        if prefill is not None:
+            prefill.kv_tokens += sign * request.prompt_tokens
+            if stage is LiveStage.PREFILL:
+                prefill.prefilling += sign
+                prefill.prefilling_tokens += sign * request.prompt_tokens
+            elif stage is LiveStage.POOL or stage is LiveStage.TRANSFER:
+                prefill.sending += sign
+                self.book_transfer(live, sign)
+            self.dirty.add(prefill.up.worker)
+        if decode is not None:
+            decode.slots_used += sign * request.slots
+            if decode is not prefill:  # a colocated prompt is charged once
+                decode.kv_tokens += sign * (request.prompt_tokens + live.tokens)
+            if live.finishes_at_tokens is not None:
+                decode.departures.book(live, sign)
+            self.dirty.add(decode.up.worker)
+
+    def book_transfer(self, live: Live, sign: int) -> None:
+        """Adds (+1) or takes back (-1) the transfer of `live`, if it is in one, at its sender."""
+        sender = self.loads.get(live.prefill_worker) if live.prefill_worker else None
+        if sender is None or live.stage is not LiveStage.TRANSFER or live.decode_worker is None:
+            return
+        key = (live.decode_worker, live.request.priority)
+        count = sender.transfers.get(key, 0) + sign
+        if count:
+            sender.transfers[key] = count
+        else:
+            del sender.transfers[key]
+        sender.transfers_view = None
+        self.dirty.add(sender.up.worker)
+
+
+Handlers = dict[type, Callable[[Ledger, Any], None]]
+"""How each kind of event changes a ledger."""

@@ -1,0 +1,144 @@
+"""Events of a request's life: how each changes the ledger. Each raises StaleEvent, and changes nothing, where it does
+not fit.
+"""
+
+import math
+
+from policies.state import events as ev
+from policies.state.charges import Growth, Live, LiveStage
+from policies.state.ledger import Handlers, Ledger
+from policies.state.views import WorkerId
+
+
+def _arrived(ledger: Ledger, event: ev.Arrived) -> None:
+    request = event.request
+    known = ledger.live.get(request.rid)
+    if known is not None:
+        ledger.move(known, LiveStage.QUEUED)
+        ledger.hit_memo.pop(request.rid, None)  # its prompt may have grown
+    ledger.live[request.rid] = Live(request, prefills=known.prefills if known else 0)
+
+
+def _prefill_routed(ledger: Ledger, event: ev.PrefillRouted) -> None:
+    live, load = ledger.need(event.rid, LiveStage.QUEUED, LiveStage.POOL), ledger.need_worker(event.worker)
+    decode_worker = event.worker if event.colocated else None
+    ledger.move(live, LiveStage.PREFILL, prefill_worker=event.worker, decode_worker=decode_worker)
+    live.prefills += 1
+    load.unreported += 1
+    ledger.last_chosen["prefill"] = event.worker
+
+
+def _prefill_done(ledger: Ledger, event: ev.PrefillDone) -> None:
+    live = ledger.need(event.rid, LiveStage.PREFILL)
+    if live.colocated or live.prefill_worker is None:
+        raise ev.StaleEvent(f"request {event.rid} is colocated or its worker is gone: no hand-over")
+    ledger.move(live, LiveStage.POOL, prefill_worker=live.prefill_worker)
+    ledger.enter_pool(live, event.now_s, event.lease_until_s, event.kv_bytes, event.cached_tokens)
+
+
+def _decode_routed(ledger: Ledger, event: ev.DecodeRouted) -> None:
+    live, load = ledger.need(event.rid, LiveStage.POOL), ledger.need_worker(event.worker)
+    ledger.move(live, LiveStage.TRANSFER, prefill_worker=live.prefill_worker, decode_worker=event.worker)
+    load.unreported += 1
+    ledger.last_chosen["decode"] = event.worker
+
+
+def _admitted(ledger: Ledger, event: ev.Admitted | ev.Progressed) -> None:
+    rid = event.rid
+    live = ledger.need(rid, LiveStage.PREFILL, LiveStage.TRANSFER, LiveStage.DECODE)
+    if live.stage is LiveStage.PREFILL and not live.colocated:
+        raise ev.StaleEvent(f"request {rid} still computes its prefill: it cannot be admitted")
+    if live.stage is not LiveStage.DECODE:  # else told twice, by its own message and by progress
+        ledger.move(live, LiveStage.DECODE, decode_worker=live.decode_worker)
+
+
+def _progressed(ledger: Ledger, event: ev.Progressed) -> None:
+    _admitted(ledger, event)
+    live = ledger.need(event.rid)
+    if event.tokens < live.tokens:
+        raise ev.StaleEvent(f"request {event.rid}: {event.tokens} tokens after {live.tokens}")
+    _grow(ledger, live, event.tokens)
+
+
+def _progressed_many(ledger: Ledger, event: ev.ProgressedMany) -> None:
+    lives, loads, decode = ledger.live, ledger.loads, LiveStage.DECODE
+    grown: dict[WorkerId, list[Growth]] = {}  # of the requests with a forecast
+    for rid, tokens in event.items:
+        live = lives.get(rid)
+        if live is None or live.stage is not decode or tokens < live.tokens:
+            try:  # its first: it is admitted by this, or refused
+                _progressed(ledger, ev.Progressed(event.now_s, rid, tokens))
+            except ev.StaleEvent:
+                ledger.refused_items += 1
+            continue
+        before, worker = live.tokens, live.decode_worker
+        live.tokens = tokens
+        if worker is not None:
+            loads[worker].kv_tokens += tokens - before
+            if worker not in grown:
+                grown[worker] = []
+            if live.finishes_at_tokens is not None:
+                grown[worker].append((live, before, tokens))
+    ledger.dirty.update(grown)
+    for worker, growths in grown.items():
+        if growths:
+            loads[worker].departures.grew(growths)
+
+
+def _grow(ledger: Ledger, live: Live, tokens: int) -> None:
+    """A decoding request has generated so many tokens: only its worker's KV and its departure change."""
+    before, live.tokens = live.tokens, tokens
+    if live.decode_worker is not None:  # else it died: what it did before may still be told
+        load = ledger.loads[live.decode_worker]
+        load.kv_tokens += tokens - before
+        if live.finishes_at_tokens is not None:
+            load.departures.grew([(live, before, tokens)])
+        ledger.dirty.add(live.decode_worker)
+
+
+def _forecast_made(ledger: Ledger, event: ev.ForecastMade) -> None:
+    live = ledger.need(event.rid)
+    finishes_in = event.finishes_in_tokens
+    if finishes_in is not None and not (math.isfinite(finishes_in) and finishes_in >= 0):
+        raise ValueError(
+            f"request {event.rid}: forecast of {finishes_in} tokens; must be finite, >= 0, or None"
+        )
+    at_tokens = event.tokens / live.request.slots
+    ledger.forecast(live, None if finishes_in is None else at_tokens + finishes_in)
+
+
+def _closed(ledger: Ledger, event: ev.Closed) -> None:
+    ledger.move(ledger.need(event.rid), LiveStage.QUEUED)
+    del ledger.live[event.rid]
+    ledger.hit_memo.pop(event.rid, None)
+
+
+def _adopted(ledger: Ledger, event: ev.Adopted) -> None:
+    rid = event.request.rid
+    if rid in ledger.live:
+        raise ev.StaleEvent(f"request {rid} is known already")
+    live = Live(event.request, tokens=event.tokens, prefills=1)
+    prefill = event.prefill_worker if event.prefill_worker in ledger.loads else None
+    decode = event.decode_worker if event.decode_worker in ledger.loads else None
+    ledger.live[rid] = live
+    if event.stage == "decode":
+        ledger.move(live, LiveStage.DECODE, decode_worker=decode)
+    elif event.stage == "pool" and prefill is not None:
+        ledger.move(live, LiveStage.POOL, prefill_worker=prefill)
+        ledger.enter_pool(live, event.now_s, event.lease_until_s, event.kv_bytes, 0)
+    else:
+        ledger.move(live, LiveStage.PREFILL, prefill_worker=prefill, decode_worker=decode)
+
+
+HANDLERS: Handlers = {
+    ev.Arrived: _arrived,
+    ev.PrefillRouted: _prefill_routed,
+    ev.PrefillDone: _prefill_done,
+    ev.DecodeRouted: _decode_routed,
+    ev.Admitted: _admitted,
+    ev.Progressed: _progressed,
+    ev.ProgressedMany: _progressed_many,
+    ev.ForecastMade: _forecast_made,
+    ev.Closed: _closed,
+    ev.Adopted: _adopted,
+}
