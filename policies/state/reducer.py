@@ -1,8 +1,8 @@
 """The one memory: events in, snapshot out. For the live router and the simulator alike (DESIGN section 1).
 
-What is remembered, and what each request charges, is the `ledger`'s; how the events of a request's life change it stands
-in `request_events`, how those of the workers, their caches and the network do in `worker_events`. Here are what the
-deciding side may ask, and the choice of an event's handler.
+What is remembered, and what each request charges, is the `ledger`'s; how the events of a request's life change it
+stands in `request_events`, how those of the workers, their caches and the network do in `worker_events`. Here are what
+the deciding side may ask, and the choice of an event's handler.
 """
 
 from collections.abc import Sequence
