@@ -21,52 +21,23 @@ reported fits it. The pool: when an entry came (it alone, where nothing else cha
 the starving entry that held the others back has left. Both at a Tick and when workers come, go or change: that is what
 catches time, and a policy that declined. Progress, forecasts and the network never make room, so they wake nobody; they
 count in the next decision. What it costs at once is bounded by counts: at most `tick_entries` entries are looked at and
-`tick_admissions` sent or rescued by one event; the next event, whatever it is, goes on behind them.
+`tick_admissions` sent or rescued by one event; the next event, whatever it is, goes on behind them (`pool_look`).
 """
 
-import heapq
 import random
-from dataclasses import dataclass
-from typing import NamedTuple
 
 from policies.actions import Action, Reject, RouteDecode, RoutePrefill
 from policies.dispatch_config import DispatchConfig
 from policies.feasibility import FeasibleEntries, Tiers, may_prefill, rooms_of
+from policies.lease_watch import LeaseWatch, rescue
+from policies.pool_look import Placed, PoolLook
 from policies.prefill_queue import PrefillQueue
-from policies.routing.base import (
-    Assignment,
-    Decision,
-    DecodePolicy,
-    PolicyError,
-    PrefillPolicy,
-    Ranked,
-    Reason,
-)
+from policies.routing.base import Assignment, DecodePolicy, PolicyError, PrefillPolicy
 from policies.routing.network import transfer_intent
 from policies.routing.registry import decode_policy, prefill_policy
 from policies.state import events as ev
-from policies.state.reducer import ClusterState, LiveStage, PoolKey, pool_key
+from policies.state.reducer import ClusterState, LiveStage
 from policies.state.views import PoolEntry, Request, RequestId, Role, Snapshot, Worker, WorkerId
-
-
-@dataclass(slots=True)
-class _Look:
-    """How far the pool has been looked at since room came."""
-
-    unfinished: bool = False  # a bound stopped it: the next event goes on
-    behind: PoolKey | None = None  # entries up to this one fit nowhere
-    oldest_s: float = float("inf")  # when the oldest of those came
-    again: bool = False  # more room came on the way: once more from the front after this
-    blocked: bool = False  # over, a starving entry holds the others back
-    left_pool: int = 0  # entries that had left the pool by then
-
-
-class _Placed(NamedTuple):
-    """How an assignment of entries ended: at its bound; with a slot left; at a starving entry that fits nowhere."""
-
-    bounded: bool
-    open: bool
-    blocked: bool
 
 
 class Dispatcher:
@@ -80,9 +51,9 @@ class Dispatcher:
         self._rng = random.Random(config.seed)
         self._queue = PrefillQueue()
         self._stuck: Request | None = None  # the queue's head that fitted nowhere when last tried
-        self._leases: list[tuple[float, RequestId, float]] = []  # heap: due, rid, entered; may hold dead ones
+        self._leases = LeaseWatch(self.state)
         self._rescuing = False  # a bound stopped the rescue of leases
-        self._look = _Look()
+        self._look = PoolLook(self.state)
         self._tiers = Tiers.of({})
         self._tiers_version = 0
         self._gap_s: float | None = None  # smoothed time between two closings, for Retry-After
@@ -110,7 +81,8 @@ class Dispatcher:
 
     def _decide(self, event: ev.Event, actions: list[Action]) -> None:
         now_s = event.now_s
-        entered = self._note_entered()
+        entered = self.state.take_entered()
+        self._leases.add(entered, self.config.lease_margin_s)
         everything = self._fleet_changed(now_s) or isinstance(event, ev.Tick | ev.PoliciesChanged)
         if isinstance(event, ev.Arrived):
             self._enqueue(event.request, now_s, actions)
@@ -127,7 +99,10 @@ class Dispatcher:
         elif everything or self._head_may_fit(event, eased):
             self._dispatch_prefill(now_s, actions)
         if self.state.pool_size:
-            self._dispatch_decode(everything or self._room_came(eased), entered, now_s, actions)
+            room_came = everything or self._room_came(eased)
+            self._look.look(
+                room_came, entered, now_s, self.config, lambda some: self._place(some, now_s, actions)
+            )
 
     def _change_policies(self, event: ev.PoliciesChanged) -> None:
         """All or nothing: what is wrong raises before anything is replaced."""
@@ -138,7 +113,7 @@ class Dispatcher:
             decode = decode_policy(event.decode.name, event.decode.params)
         self.config = self.config.changed(event.dispatch)
         self.prefill, self.decode = prefill, decode
-        self._watch_leases(self.state.waiting())  # with what may be another margin
+        self._leases.restart(self.config.lease_margin_s)
 
     # -------------------------------------------------------------------------------------------------- wake-ups
 
@@ -161,25 +136,12 @@ class Dispatcher:
 
     def _room_came(self, eased: set[WorkerId]) -> bool:
         """A decode worker gave something back and has a free slot, or a starving entry is out of the others' way."""
-        if self._look.blocked and self._look.left_pool != self.state.left_pool:
+        if self._look.unblocked():
             return True
         workers, extra = [self.state.worker(worker) for worker in eased], self.config.overcommit_slots
         return any(
             w is not None and w.role is Role.DECODE and w.slots + extra > w.slots_used for w in workers
         )
-
-    def _note_entered(self) -> list[PoolEntry]:
-        """The pool's new entries; their leases are watched from here on."""
-        entered = self.state.take_entered()
-        for entry in entered:
-            heapq.heappush(self._leases, (self._due_s(entry), entry.request.rid, entry.entered_s))
-        if len(self._leases) > 1024 + 4 * self.state.pool_size:  # mostly entries that have left
-            self._watch_leases(self.state.waiting())
-        return entered
-
-    def _watch_leases(self, pool: list[PoolEntry]) -> None:
-        self._leases = [(self._due_s(entry), entry.request.rid, entry.entered_s) for entry in pool]
-        heapq.heapify(self._leases)
 
     # ----------------------------------------------------------------------------------------------------- queue
 
@@ -249,45 +211,7 @@ class Dispatcher:
 
     # ---------------------------------------------------------------------------------------------------- decode
 
-    def _dispatch_decode(
-        self, room_came: bool, entered: list[PoolEntry], now_s: float, actions: list[Action]
-    ) -> None:
-        if room_came or self._look.unfinished:
-            self._look_through(room_came, entered, now_s, actions)
-        elif entered:
-            self._look_at_new(entered, now_s, actions)
-
-    def _look_through(
-        self, room_came: bool, entered: list[PoolEntry], now_s: float, actions: list[Action]
-    ) -> None:
-        """Sends what fits, most urgent first, as far as the bounds go; the next event goes on from there."""
-        look, most = self._look, self.config.tick_entries
-        if look.behind is not None:
-            starved = now_s - look.oldest_s > self.config.starvation_s
-            if starved or any(pool_key(entry) < look.behind for entry in entered):
-                look = self._look = _Look()
-            look.again |= room_came and look.behind is not None
-        look.unfinished = True  # until it is known better; a policy may raise
-        entries = self.state.waiting(look.behind, most)
-        placed = self._place(entries, now_s, actions)
-        if placed.bounded:
-            return
-        if placed.open and not placed.blocked and len(entries) == most:
-            look.behind = pool_key(entries[-1])
-            look.oldest_s = min(look.oldest_s, min(entry.entered_s for entry in entries))
-        else:
-            self._look = _Look(look.again, blocked=placed.blocked, left_pool=self.state.left_pool)
-
-    def _look_at_new(self, entered: list[PoolEntry], now_s: float, actions: list[Action]) -> None:
-        """Nothing that waited before fits anywhere: only the new entries may, as far as no starving one forbids it."""
-        before_s = now_s - self.config.starvation_s
-        starving = [key for key in self.state.oldest_of_each_priority() if key[1] < before_s]
-        ordered = sorted((e for e in entered if not starving or pool_key(e) < starving[0]), key=pool_key)
-        most = self.config.tick_entries
-        placed = self._place(ordered[:most], now_s, actions)
-        self._look.unfinished = placed.bounded or len(ordered) > most
-
-    def _place(self, entries: list[PoolEntry], now_s: float, actions: list[Action]) -> _Placed:
+    def _place(self, entries: list[PoolEntry], now_s: float, actions: list[Action]) -> Placed:
         """Assigns by the policy until nothing fits or the bound is met."""
         config = self.config
         left, blocked = config.tick_admissions, False
@@ -301,7 +225,7 @@ class Dispatcher:
             blocked |= feasible.blocked
             entries = feasible.left({assignment.rid for assignment in assigned})
             if not (assigned and entries and left):
-                return _Placed(not left, any(rooms.values()), blocked)
+                return Placed(not left, any(rooms.values()), blocked)
 
     def _assign(self, feasible: FeasibleEntries, snapshot: Snapshot) -> tuple[Assignment, ...]:
         """The policy's choice. Raises PolicyError when it is not feasible."""
@@ -323,34 +247,19 @@ class Dispatcher:
 
     # ---------------------------------------------------------------------------------------------------- leases
 
-    def _due_s(self, entry: PoolEntry) -> float:
-        return min(entry.lease_until_s - self.config.lease_margin_s, entry.request.deadline_s)
-
     def _rescue_leases(self, now_s: float, actions: list[Action]) -> None:
         left = self.config.tick_admissions
-        while self._leases and self._leases[0][0] <= now_s and left:
-            _, rid, entered_s = self._leases[0]
-            entry = self.state.find_waiting(rid)
-            if entry is not None and entry.entered_s == entered_s:
-                actions.append(self._rescue(entry, now_s))
-                left -= 1
-            heapq.heappop(self._leases)
-        self._rescuing = bool(self._leases) and self._leases[0][0] <= now_s
+        while left and (entry := self._leases.due(now_s)) is not None:
+            actions.append(self._rescue(entry, now_s))  # it leaves the pool
+            left -= 1
+        self._rescuing = self._leases.due(now_s) is not None
 
     def _rescue(self, entry: PoolEntry, now_s: float) -> Action:
         snapshot, request = self.state.snapshot(now_s, (entry,)), entry.request
         if now_s < request.deadline_s:
-            workers = [
-                snapshot.workers[worker] for worker in self._tiers.decode_by_group.get(entry.group, ())
-            ]
-            room = [w for w in workers if w.free_kv_tokens >= request.prompt_tokens]
-            if room and now_s < entry.lease_until_s:
-                ranked = sorted(room, key=lambda w: (w.slots_used / w.slots, w.id))
-                ranking = tuple(
-                    Ranked(w.id, w.slots_used / w.slots, {"slot_usage": w.slots_used / w.slots})
-                    for w in ranked
-                )
-                decision = Decision(ranked[0].id, ranking, Reason.LEASE_RESCUE)
+            ids = self._tiers.decode_by_group.get(entry.group, ())
+            decision = rescue(entry, [snapshot.workers[worker] for worker in ids])
+            if decision is not None and now_s < entry.lease_until_s:
                 return self._route_decode(Assignment(request.rid, decision), snapshot)
             if self.state.prefills(request.rid) < self.config.max_prefills:
                 again = self._route_prefill(request, snapshot)
