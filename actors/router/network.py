@@ -130,7 +130,8 @@ class RouterNetwork:
             tier = None  # no tiers: the oracle's one stands for "anywhere"
         latency_s = None if tier is None else file.latency_s.get(tier)
         pair = (source.node, destination.node)
-        self.estimator.routed(intent.rid, intent.source, pair, tier, latency_s, now_s)
+        uplinks = 1 if tier is None else file.uplinks.get(tier, 1)
+        self.estimator.routed(intent.rid, intent.source, pair, tier, latency_s, now_s, uplinks)
 
     def transferred(self, message: Transferred, now_s: float) -> None:
         """What an ingress observed."""
@@ -217,6 +218,7 @@ class RouterNetwork:
             congestion_at_s=at_s,
             pairs=pairs,
             stale_after_s=stale_s,
+            uplinks=file.uplinks,
         )
 
     # ----------------------------------------------------------------------------------------------- metrics
@@ -273,10 +275,11 @@ def _differs(old: Oracle | None, new: Oracle | None, now_s: float, ratio: float)
     """Whether the dispatcher has to hear of `new`; estimates may move by `ratio` without."""
     if old is None or new is None:
         return old is not new
-    if (old.tier_map, old.places, old.own_flows_excluded) != (
+    if (old.tier_map, old.places, old.own_flows_excluded, old.uplinks) != (
         new.tier_map,
         new.places,
         new.own_flows_excluded,
+        new.uplinks,
     ):
         return True
     if old.pairs.keys() != new.pairs.keys() or old.congestion.keys() != new.congestion.keys():

@@ -2,12 +2,16 @@
 
 tiers:                       # 0 node, 1 rack, 2 pod, 3 beyond; those that are left out fall to the next farther one
   1: {bandwidth_bytes_per_s: 1.25e+10, latency_s: 2.0e-5}
-  3: {bandwidth_bytes_per_s: 3.0e+9, latency_s: 2.0e-4}
+  3: {bandwidth_bytes_per_s: 3.0e+9, latency_s: 2.0e-4, uplinks: 8}
 nodes:                       # optional: rack and pod of a node
   host-a: {rack: r1, pod: p1}
 pairs:                       # optional: the tier of a pair of nodes, one way (write both ways where both are meant)
   - {from: host-a, to: host-b, tier: 3}
 congestion: {3: 0.25}        # optional: share of a tier's bandwidth that others use; as old as the file
+
+`uplinks` (default 1): over how many equal links the fabric spreads (ECMP) what leaves a node (tier 1), a rack (2) or a
+pod (3). `bandwidth_bytes_per_s` is what one flow gets on one of them; an own transfer in flight then slows the next one
+down by 1 / uplinks of a share, not by a whole one. 1 is right for one NIC or a single uplink, and NetKV's formula.
 """
 
 from dataclasses import dataclass, field
@@ -27,6 +31,7 @@ class _Strict(BaseModel):
 class _Tier(_Strict):
     bandwidth_bytes_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     latency_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    uplinks: Annotated[int, Field(ge=1, le=1_000_000)] = 1
 
 
 class _Place(_Strict):
@@ -56,6 +61,7 @@ class NetworkFile:
     nodes: dict[str, Place] = field(default_factory=dict)
     pairs: dict[tuple[str, str], int] = field(default_factory=dict)
     congestion: dict[int, float] = field(default_factory=dict)
+    uplinks: dict[int, int] = field(default_factory=dict)  # of the tiers that have more than one
 
 
 def read_network_file(path: str) -> NetworkFile:
@@ -77,6 +83,7 @@ def read_network_file(path: str) -> NetworkFile:
         {name: Place(place.rack, place.pod) for name, place in parsed.nodes.items()},
         {(pair.source, pair.to): pair.tier for pair in parsed.pairs},
         dict(parsed.congestion),
+        {tier: item.uplinks for tier, item in parsed.tiers.items() if item.uplinks > 1},
     )
     try:
         Oracle(file.bandwidth_bytes_per_s, file.latency_s, file.pairs, congestion=file.congestion)

@@ -97,6 +97,7 @@ SCHEDULERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "NetKV-Topo-Only": ("netkv", {"variant": "topo_only", **_STEP}),
     "NetKV-Static": ("netkv", {"variant": "static", **_STEP}),
     "NetKV-Full": ("netkv", {"variant": "full", **_STEP}),
+    "NetKV-Uplinks": ("netkv", {"variant": "full", **_STEP}),  # ours: the oracle tells the tiers' uplinks
 }
 LADDER = ("CLA*", "NetKV-Topo-Only", "NetKV-Static", "NetKV-Full")
 TUNED: Mapping[
@@ -181,7 +182,9 @@ def _turned(rows: Sequence[WorkloadRequest], start: int) -> list[WorkloadRequest
 
 def sim_config(config: Config, seed: int) -> SimConfig:
     """The cluster under one scheduler."""
-    topology = netkv_cluster(config.get("gpus", 64), config.get("oversubscription", 4.0), nics_per_node=8)
+    topology = netkv_cluster(
+        config.get("gpus", 64), config.get("oversubscription", 4.0), config.get("nics", 8)
+    )
     prefill, decode = prefill_and_decode(netkv_instances(topology))
 
     def engines(name: str, role: Role, where: list[Instance], **more: Any) -> EngineSpec:
@@ -217,7 +220,12 @@ def sim_config(config: Config, seed: int) -> SimConfig:
         decode=(policy, params),
         dispatch=DispatchConfig(max_queue=UNBOUNDED, queue_timeout_s=600.0, seed=seed),
         control=ControlPlane(hop_s=0.0, ingress_s=0.0, progress_s=0.1, request_timeout_s=600.0),
-        network=Fabric(topology, _background(config), config.get("oracle_s", 1.0)),
+        network=Fabric(
+            topology,
+            _background(config),
+            config.get("oracle_s", 1.0),
+            uplinks_told=config["scheduler"] == "NetKV-Uplinks",
+        ),
         seed=seed,
         warmup_s=WARMUP_S,
         measure_s=None if config.get("whole") else TUNING_S - WARMUP_S if config.get("tuning") else MEASURE_S,

@@ -1,6 +1,7 @@
 """The live half of the network oracle: learns B*(1-c) of (source node, destination node) from observed transfers.
 
-    share = integral over the transfer of dt / n(t)    n(t): own flows of that sender on that tier, itself included
+    share = integral over the transfer of dt / n(t)    n(t): own flows of that sender on that tier, itself included;
+                                                       over U equal links 1 + (n - 1) / U of them (`Oracle.uplinks`)
     B*(1-c) = median over the last `window` transfers of bytes / (share - L)
     c[tau] = 1 - median over the tier's pairs of B*(1-c) / B[tau], within [0, MAX_CONGESTION]
 
@@ -70,6 +71,7 @@ class _Flow:
     link: tuple[str, int] | None  # sender and tier: flows of one link share it; None: nobody knows
     latency_s: float | None
     routed_s: float
+    uplinks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +117,20 @@ class BandwidthEstimator:
         self._tiers: dict[Pair, int] = {}
 
     def routed(
-        self, rid: str, source: str, pair: Pair, tier: int | None, latency_s: float | None, now_s: float
+        self,
+        rid: str,
+        source: str,
+        pair: Pair,
+        tier: int | None,
+        latency_s: float | None,
+        now_s: float,
+        uplinks: int = 1,
     ) -> None:
         """A transfer by worker `source` over `pair` (nodes) was decided. `latency_s`: the tier's, None = not known."""
         if len(self._flows) >= MAX_FLOWS:
             self.dropped(next(iter(self._flows)))
         self.dropped(rid)
-        flow = _Flow(pair, None if tier is None else (source, tier), latency_s, now_s)
+        flow = _Flow(pair, None if tier is None else (source, tier), latency_s, now_s, uplinks)
         self._flows[rid] = flow
         if flow.link is not None:
             self._links.setdefault(flow.link, _Link()).open[rid] = flow
@@ -197,7 +206,8 @@ class BandwidthEstimator:
                 if ended.end_s <= earliest_s or now_s - ended.end_s >= self.config.settle_s:
                     from_s = min(ended.end_s, ended.start_s + (ended.flow.latency_s or 0.0))
                     assert intervals is not None
-                    share_s = _share_s(from_s, ended.end_s, intervals.over(from_s, ended.end_s))
+                    near = intervals.over(from_s, ended.end_s)
+                    share_s = _share_s(from_s, ended.end_s, near, ended.flow.uplinks)
                     self._learn(ended, share_s + (from_s - ended.start_s))
                 else:
                     left.append(ended)
@@ -227,8 +237,8 @@ class _Intervals:
         return self._sorted[first : bisect.bisect_right(self._ends, end_s + self._longest_s)]
 
 
-def _share_s(start_s: float, end_s: float, intervals: Iterable[tuple[float, float]]) -> float:
-    """Integral of dt / n(t) over [start, end]; the transfer itself is one of the intervals."""
+def _share_s(start_s: float, end_s: float, intervals: Iterable[tuple[float, float]], uplinks: int) -> float:
+    """Integral of dt / (1 + (n(t) - 1) / uplinks) over [start, end]; the transfer itself is one of the intervals."""
     changes = [(start_s, 0), (end_s, 0)]
     for from_s, to_s in intervals:
         if from_s < end_s and to_s > start_s:
@@ -237,7 +247,7 @@ def _share_s(start_s: float, end_s: float, intervals: Iterable[tuple[float, floa
     flows, share_s = 0, 0.0
     for (at_s, step), (next_s, _) in itertools.pairwise(changes):
         flows += step
-        share_s += (next_s - at_s) / max(1, flows)
+        share_s += (next_s - at_s) / (1 + max(0, flows - 1) / uplinks)
     return share_s
 
 

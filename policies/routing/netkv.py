@@ -1,7 +1,8 @@
 """NetKV: the decode worker of least transfer + queue + first step (NetKV III-V, algorithm 1), with its ablation ladder.
 
     b_eff  = b_r * (1 - lambda_r(d)/l_r)                   b_r -> PoolEntry.kv_bytes, lambda -> Snapshot.hits
-    B_eff  = B[tau] * (1 - c[tau]) / (1 + n[tau][p])       B, c, L -> Oracle; n -> Worker.transfers of p (`network`)
+    B_eff  = B[tau] * (1 - c[tau]) / (1 + n[tau][p])       B, c, L -> Oracle; n -> Worker.transfers of p (`network`,
+                                                           which divides n by the tier's uplinks if they are told)
     T_xfer = b_eff / B_eff + L[tau]
     T_queue = max(0, q_d - (beta_max - beta_d)) * t_iter(beta_d)
     T_decode = t_iter(beta_d + 1),  t_iter(beta) = a + b * beta          a, b -> step_base_s, step_per_seq_s

@@ -1,7 +1,10 @@
 """NetKV's network term for one sender at one moment: seconds to move a request's KV to any worker.
 
-    T_xfer = b_eff * (1 + n[tau][p]) / (B[tau] (1 - c[tau])) + L[tau]
+    T_xfer = b_eff * (1 + n[tau][p] / U[tau]) / (B[tau] (1 - c[tau])) + L[tau]
 
+U is NetKV's 1 unless the operator says over how many equal links the fabric spreads a tier's flows (`Oracle.uplinks`):
+of n own transfers in flight the next one then meets n / U in the mean, not all. Where U is large and taken for 1, a
+transfer is sent to a slower tier to avoid others that it would not have met (benchmarks.experiments.netkv_ladder).
 Everything but b_eff belongs to a tier, so it is worked out once per tier and sender, not once per candidate; a pair
 with a fresh estimate of its own is the exception. Without a path for one of the candidates there is no term for any:
 costs must stay comparable.
@@ -58,7 +61,7 @@ class Network:
             return 0.0
         if worker.id in self._own:
             path = self._own[worker.id]
-            return n_bytes * (1 + self.flows(path.tier)) / path.residual_bytes_per_s + path.latency_s
+            return n_bytes * self._sharing(path.tier) / path.residual_bytes_per_s + path.latency_s
         tier = self.tier(worker)
         assert tier is not None
         per_byte_s, latency_s = self._terms[tier] if tier in self._terms else self._make_terms(tier)
@@ -83,6 +86,11 @@ class Network:
         """n[tau][p]."""
         return self._flows.get(tier, 0)
 
+    def _sharing(self, tier: int) -> float:
+        """1 + n / U: how many share a link of the tier in the mean, the new transfer included."""
+        assert self._oracle is not None
+        return 1 + self.flows(tier) / self._oracle.uplinks.get(tier, 1)
+
     def add_flows(self, worker: Worker, flows: int) -> None:
         """More own transfers on the way to a worker."""
         tier = self.tier(worker)
@@ -104,11 +112,14 @@ class Network:
         return self._shown[tier]
 
     def _path_terms(self, path: Path) -> Mapping[str, float]:
-        return {
+        assert self._oracle is not None
+        terms = {
             "tier": float(path.tier),
             "residual_bytes_per_s": path.residual_bytes_per_s,
             "own_flows": float(self.flows(path.tier)),
         }
+        uplinks = self._oracle.uplinks.get(path.tier)
+        return terms if uplinks is None else {**terms, "uplinks": float(uplinks)}
 
     def _counts_flows(self) -> bool:
         return self._most is not None and self._oracle is not None and self._oracle.own_flows_excluded
@@ -127,7 +138,7 @@ class Network:
 
     def _make_terms(self, tier: int) -> tuple[float, float]:
         path = self._tier_path(tier)
-        self._terms[tier] = ((1 + self.flows(tier)) / path.residual_bytes_per_s, path.latency_s)
+        self._terms[tier] = (self._sharing(tier) / path.residual_bytes_per_s, path.latency_s)
         return self._terms[tier]
 
 

@@ -6,6 +6,8 @@
     congestion      c_tau in [0, 1), own KV flows excluded               -> Oracle.congestion, as of congestion_at_s
     (ours)          the product B*(1-c) of a pair, learned from its own  -> Oracle.pairs; a fresh one overrides its tier
                     transfers (it alone is identifiable)
+    (ours)          over how many equal links the fabric spreads the flows of a tier (ECMP), 1 where it is not told
+                                                                         -> Oracle.uplinks
 
 What is stale or missing degrades step by step (`Oracle.path`): pair estimate -> tier with congestion -> static tier ->
 None, which the policies take as no network term. A pair that nothing places counts as the farthest tier that has a
@@ -90,7 +92,7 @@ class Oracle:
     """See the module's docstring. Keys of pairs are (from, to): worker ids or node names, worker ids win.
 
     Raises OracleError: tiers outside 0..3, a bandwidth that is not above 0, a farther tier with more bandwidth than a
-    nearer one, congestion outside [0, 1), a mapped tier without bandwidth.
+    nearer one, congestion outside [0, 1), a mapped tier without bandwidth, less than one uplink.
     """
 
     bandwidth_bytes_per_s: Mapping[int, float] = field(default_factory=dict)
@@ -102,6 +104,7 @@ class Oracle:
     pairs: Mapping[tuple[str, str], PairEstimate] = field(default_factory=dict)
     stale_after_s: float = 60.0  # NetKV's experiment 4: invariant up to a refresh every 60 s
     own_flows_excluded: bool = True
+    uplinks: Mapping[int, int] = field(default_factory=dict)
     _sources: dict[tuple[str, str], "_Source"] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -110,6 +113,7 @@ class Oracle:
         _check_tiers("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s, low=0.0, open_low=True)
         _check_tiers("latency_s", self.latency_s, low=0.0)
         _check_tiers("congestion", self.congestion, low=0.0, below=1.0)
+        _check_tiers("uplinks", self.uplinks, low=1.0)
         known = sorted(self.bandwidth_bytes_per_s)
         for near, far in itertools.pairwise(known):
             if self.bandwidth_bytes_per_s[far] > self.bandwidth_bytes_per_s[near]:

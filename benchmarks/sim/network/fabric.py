@@ -19,6 +19,7 @@ from policies.routing.oracle import Oracle
 class Fabric:
     """A topology and its background. `oracle_s`: how often the router gets a new oracle, None: it gets none.
 
+    `uplinks_told`: it says over how many links a tier's flows are spread, which NetKV's (VI) does not.
     `use_from_s`: links' use is measured from that time on; give it the run's `warmup_s`.
     """
 
@@ -27,6 +28,7 @@ class Fabric:
     oracle_s: float | None = 1.0  # NetKV V-B
     own_flows_excluded: bool = True
     use_from_s: float = 0.0
+    uplinks_told: bool = False
 
     def __post_init__(self) -> None:
         if self.oracle_s is not None and not self.oracle_s > 0:
@@ -38,7 +40,9 @@ class Fabric:
         if self.use_from_s > 0:
             kernel.at(self.use_from_s, network.mark)
         refresh_s = self.oracle_s or 1.0
-        return network, lambda now_s: measured_oracle(network, now_s, refresh_s, self.own_flows_excluded)
+        return network, lambda now_s: measured_oracle(
+            network, now_s, refresh_s, self.own_flows_excluded, self.uplinks_told
+        )
 
 
 class _NetKVKeys(BaseModel):
@@ -57,6 +61,7 @@ class _FabricKeys(BaseModel):
     background: tuple[dict[str, Any], ...] = ()
     oracle_s: Annotated[float, Field(gt=0)] | None = 1.0
     own_flows_excluded: bool = True
+    uplinks_told: bool = False
 
     @model_validator(mode="after")
     def _one_topology(self) -> Self:
@@ -69,7 +74,9 @@ class _FabricKeys(BaseModel):
 
 def parse_fabric(raw: Mapping[str, Any], use_from_s: float = 0.0) -> Fabric:
     """From a config: `topology` (`TopologyConfig`'s keys) or `netkv` (`netkv_cluster`'s), `background` (a list, see
-    `parse_background`), `oracle_s` (null: none), `own_flows_excluded`. Raises TopologyError with every wrong key."""
+    `parse_background`), `oracle_s` (null: none), `own_flows_excluded`, `uplinks_told`. Raises TopologyError with every
+    wrong key.
+    """
     try:
         keys = _FabricKeys.model_validate(raw)
     except ValidationError as error:
@@ -79,7 +86,7 @@ def parse_fabric(raw: Mapping[str, Any], use_from_s: float = 0.0) -> Fabric:
     background = parse_background(keys.background)
     for load in background:
         load.link_indices(topology)
-    return Fabric(topology, background, keys.oracle_s, keys.own_flows_excluded, use_from_s)
+    return Fabric(topology, background, keys.oracle_s, keys.own_flows_excluded, use_from_s, keys.uplinks_told)
 
 
 def nodes_and_nics(

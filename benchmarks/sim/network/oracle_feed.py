@@ -48,7 +48,11 @@ class OracleFeed:
 
 
 def measured_oracle(
-    network: Network, now_s: float, refresh_s: float, own_flows_excluded: bool = True
+    network: Network,
+    now_s: float,
+    refresh_s: float,
+    own_flows_excluded: bool = True,
+    uplinks_told: bool = False,
 ) -> Oracle:
     """What the operator measures now, meant to last `refresh_s`; `now_s` is the kernel's time."""
     topology = network.topology
@@ -60,6 +64,7 @@ def measured_oracle(
         congestion_at_s=now_s,
         stale_after_s=max(60.0, 2.0 * refresh_s),
         own_flows_excluded=own_flows_excluded,
+        uplinks=topology.tier_uplinks if uplinks_told else {},
     )
 
 

@@ -192,6 +192,13 @@ class Topology:
         return {tier: self.config.latency_us[tier] * 1e-6 for tier in self.tiers}
 
     @cached_property
+    def tier_uplinks(self) -> dict[int, int]:
+        """Over how many equal links a flow may leave: a node's NICs, a rack's and a pod's uplinks by the config."""
+        c = self.config
+        links = {0: 1, 1: c.nics_per_node, 2: c.aggs_per_pod, 3: c.aggs_per_pod * c.cores_per_agg}
+        return {tier: links[tier] for tier in self.tiers}
+
+    @cached_property
     def places(self) -> dict[str, Place]:
         """Rack and pod labels by node, as the oracle wants them."""
         return {n.name: Place(rack=f"rack{n.rack}", pod=f"pod{n.pod}") for n in self.nodes.values()}

@@ -112,6 +112,10 @@ def test_pairs_of_the_file_are_found_by_host_name_and_win_over_racks(tmp_path: P
         (TIERS + "congestion: {2: 0.5}", r"congestion names tier 2, which has no bandwidth"),
         (TIERS + "pairs: [{from: a, to: b, tier: 2}]", r"puts a -> b on tier 2, which has no bandwidth"),
         (TIERS + "racks: {}", r"racks: Extra inputs are not permitted"),
+        (
+            TIERS.replace("latency_s: 0.5", "uplinks: 0"),
+            r"tiers.1.uplinks: .*greater than or equal to 1 \(got 0\)",
+        ),
         ("", r"tiers: Field required"),
         ("tiers: [", r"cannot be read"),
     ],
@@ -184,8 +188,23 @@ def test_reported_transfers_become_pair_estimates_and_congestion(tmp_path: Path)
     assert found.totals()["network_transfer_descriptors"] == 9.0
 
 
+def test_uplinks_of_the_file_are_told_and_count_in_what_is_learned(tmp_path: Path) -> None:
+    """Two transfers of 1000 B at once, 2.5 s each, 0.5 s of it latency: 2 s at 1 + 1/4 a link are 1.6 s of one link."""
+    found = network(tmp_path, TIERS.replace("latency_s: 0.5", "latency_s: 0.5, uplinks: 4"), min_samples=2)
+    assert told(found, 0.0).uplinks == {1: 4}
+    for rid in ("a", "b"):
+        found.routed(TransferIntent(rid, "p", "near", 1000, 0, 1), 0.0)
+    found.transferred(Transferred([(rid, 1000, 2.5, 3, 0.0) for rid in ("a", "b")]), 2.5)
+    path = told(found, 3.0).path("p", "np", "near", "nn", 3.0)
+    assert path is not None
+    assert path.residual_bytes_per_s == pytest.approx(1000 / 1.6)
+    (tmp_path / "network.yaml").write_text(TIERS)
+    os.utime(tmp_path / "network.yaml", (1e9, 1e9))  # another time than before, whatever the clock's steps
+    assert told(found, 4.0).uplinks == {}
+
+
 def test_what_is_told_survives_the_journal_exactly(tmp_path: Path) -> None:
-    found = network(tmp_path)
+    found = network(tmp_path, TIERS.replace("latency_s: 0.5", "latency_s: 0.5, uplinks: 4"))
     for i in range(3):
         move(found, "near", 2.5, 10.0 * i + 10, tier=1)
     event = found.refresh(31.0)

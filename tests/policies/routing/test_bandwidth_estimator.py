@@ -76,6 +76,18 @@ def test_two_overlapping_flows_by_hand() -> None:
     assert learned(estimator, 4.0) == pytest.approx(100.0)
 
 
+def test_flows_over_several_links_share_less() -> None:
+    """Two links of 100 B/s, and both flows for 3 s: each has 1 + 1/2 on its link in the mean, so 200 B in 3 s are 2 s'
+    worth of one link. Taken for one link they would be 1.5 s' worth, 133 B/s.
+    """
+    estimator = BandwidthEstimator(EstimatorConfig(min_samples=2))
+    for rid in ("a", "b"):
+        estimator.routed(rid, "p", PAIR, 2, None, 0.0, uplinks=2)
+    for rid in ("a", "b"):
+        estimator.transferred(rid, 200, 3.0, 3.0)
+    assert learned(estimator, 3.0) == pytest.approx(100.0)
+
+
 def test_a_flow_that_never_ends_does_not_hold_the_others_back_for_ever() -> None:
     estimator = BandwidthEstimator(EstimatorConfig(min_samples=1, settle_s=2.0))
     estimator.routed("lost", "p", PAIR, 1, None, 0.0)

@@ -182,6 +182,23 @@ def test_own_transfers_count_by_tier_capped_and_by_priority(
 
 
 @pytest.mark.parametrize(
+    ("uplinks", "d1_s"),
+    # 5 GB over 5 GB/s, one own transfer on tier 2: the paper's share is a half; of 4 links it is on one in the mean
+    [({}, 1.0 * 2), ({2: 1}, 1.0 * 2), ({2: 4}, 1.0 * (1 + 1 / 4)), ({3: 4}, 1.0 * 2)],
+)
+def test_own_transfers_are_spread_over_the_uplinks_that_are_told(
+    uplinks: dict[int, int], d1_s: float
+) -> None:
+    decision = decide(dataclasses.replace(ORACLE, uplinks=uplinks))
+    assert term(decision, "d1", "transfer_s") == pytest.approx(d1_s)
+    assert term(decision, "d2", "transfer_s") == pytest.approx(0.4)
+    shown = next(r for r in decision.ranking if r.worker == "d1").terms
+    assert shown.get("uplinks") == uplinks.get(2)
+    learned = dataclasses.replace(ORACLE, uplinks=uplinks, pairs={("p", "d1"): PairEstimate(5 * GB, 0.0)})
+    assert term(decide(learned), "d1", "transfer_s") == pytest.approx(d1_s)
+
+
+@pytest.mark.parametrize(
     ("used", "reported", "queue_steps"),
     [(8, (0, 0), 0), (10, (8, 0), 2), (4, (8, 3), 3), (0, (None, None), 0)],
 )

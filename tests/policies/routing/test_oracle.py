@@ -63,6 +63,8 @@ def test_a_learned_latency_wins_over_the_tiers() -> None:
         ({"pairs": {("p", "w"): PairEstimate(0.0, 0.0)}}, r"pair p -> w has 0.0 bytes/s"),
         ({"pairs": {("p", "w"): PairEstimate(1.0, 0.0, -1.0)}}, r"pair p -> w has latency_s -1.0"),
         ({"stale_after_s": 0.0}, r"stale_after_s is 0.0"),
+        ({"uplinks": {2: 0}}, r"uplinks\[2\] is 0: allowed is \[1.0, inf\)"),
+        ({"uplinks": {4: 1}}, r"uplinks names tier 4"),
     ],
 )
 def test_inconsistent_data_are_refused_with_the_key(data: dict[str, Any], message: str) -> None:

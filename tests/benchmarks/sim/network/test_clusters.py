@@ -19,6 +19,17 @@ def test_bandwidths_and_latencies_of_the_paper():
     assert topology.tier_latency_s == pytest.approx({0: 1e-6, 1: 3e-6, 2: 8e-6, 3: 15e-6})
 
 
+@pytest.mark.parametrize(
+    ("nics", "uplinks"), [(2, {0: 1, 1: 2, 2: 4, 3: 8}), (8, {0: 1, 1: 8, 2: 16, 3: 32})]
+)
+def test_uplinks_are_the_links_out_of_a_node_a_rack_and_a_pod(nics, uplinks):
+    topology = netkv_cluster(nics_per_node=nics)
+    assert topology.tier_uplinks == uplinks
+    for start, tier in (("node0/nic", 1), ("rack0/", 2), ("pod0/", 3)):
+        found = [link for link in topology.links if link.name.startswith(start) and link.name.endswith("/up")]
+        assert len(found) == uplinks[tier]
+
+
 @pytest.mark.parametrize("nics", [1, 2, 8])
 @pytest.mark.parametrize(
     ("ratio", "gbit"), [(1.0, (100, 100)), (2.0, (50, 50)), (4.0, (50, 25)), (8.0, (50, 12.5))]
