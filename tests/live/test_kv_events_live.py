@@ -1,6 +1,6 @@
 """The prefix index at work in the whole application: requests go to the engine that holds their prefix, and the hits
 that the router predicts are those that the engines have. The decode engine has four data-parallel ranks behind a step
-barrier: each is a worker, with a feed of its own.
+barrier: each is a worker, with a feed of its own. Each test has prompts of its own and needs no other to run first.
 """
 
 import os
@@ -70,6 +70,9 @@ def test_requests_go_where_their_prefix_is_and_hit_what_was_predicted(app: App) 
 
 
 def test_the_index_is_reported(app: App) -> None:
+    for n in range(PREFIXES):
+        ask(app, prefix(20 + n))
+    time.sleep(REPORTED_S)
     assert app.metric("sluice_router_prefix_index_blocks") >= PREFIXES * 25
     assert app.metric("sluice_router_prefix_index_bytes") > 0
     assert app.metric("sluice_router_prefix_index_feeds") == 3 + RANKS
@@ -78,7 +81,7 @@ def test_the_index_is_reported(app: App) -> None:
 
 def test_a_mass_disconnect_leaves_nothing_on_any_rank(app: App) -> None:
     def leave_early(n: int) -> None:
-        body = {"prompt": prefix(50 + n, 40), "max_tokens": 4000, "stream": True}
+        body = {"prompt": prefix(100 + n, 40), "max_tokens": 4000, "stream": True}
         with httpx.stream("POST", f"{app.url}/v1/completions", json=body, timeout=60) as answer:
             next(answer.iter_lines())
 
@@ -88,7 +91,9 @@ def test_a_mass_disconnect_leaves_nothing_on_any_rank(app: App) -> None:
 
 
 def test_a_router_that_was_killed_knows_every_prefix_again(app: App) -> None:
-    ask(app, prefix(PREFIXES))
+    known = [prefix(30 + n) for n in range(PREFIXES)]
+    for prompt in known:
+        ask(app, prompt)
     time.sleep(REPORTED_S)
     blocks = app.metric("sluice_router_prefix_index_blocks")
     killed = app.replica_pid("Router")
@@ -100,4 +105,4 @@ def test_a_router_that_was_killed_knows_every_prefix_again(app: App) -> None:
         time.sleep(0.2)
     time.sleep(REPORTED_S)
     assert app.metric("sluice_router_prefix_index_blocks") == blocks
-    assert [ask(app, prefix(n) + [5] * 20) for n in range(PREFIXES + 1)] == [25 * BLOCK] * (PREFIXES + 1)
+    assert [ask(app, prompt + [5] * 20) for prompt in known] == [25 * BLOCK] * PREFIXES
