@@ -9,9 +9,10 @@ pairs:                       # optional: the tier of a pair of nodes, one way (w
   - {from: host-a, to: host-b, tier: 3}
 congestion: {3: 0.25}        # optional: share of a tier's bandwidth that others use; as old as the file
 
-`uplinks` (default 1): over how many equal links the fabric spreads (ECMP) what leaves a node (tier 1), a rack (2) or a
-pod (3). `bandwidth_bytes_per_s` is what one flow gets on one of them; an own transfer in flight then slows the next one
-down by 1 / uplinks of a share, not by a whole one. 1 is right for one NIC or a single uplink, and NetKV's formula.
+`uplinks` (default 1, NetKV's formula): how many transfers of this tier's bandwidth leave a sender at once before they
+slow each other down. Where each has one NIC, that NIC's bandwidth over the tier's; where the fabric spreads them (ECMP)
+over all NICs and uplinks, the bandwidth of them all together over the tier's, for the narrowest of node, rack (from
+tier 2 on) and pod (tier 3). An own transfer in flight then slows the next one down by 1 / uplinks of a share.
 """
 
 from dataclasses import dataclass, field

@@ -43,7 +43,13 @@ from benchmarks.sim.cluster import simulate
 from benchmarks.sim.config import ControlPlane, EngineSpec, SimConfig
 from benchmarks.sim.metrics import summarise
 from benchmarks.sim.network.background import Background, Load, OnOff, Static
-from benchmarks.sim.network.clusters import Instance, netkv_cluster, netkv_instances, prefill_and_decode
+from benchmarks.sim.network.clusters import (
+    Instance,
+    netkv_cluster,
+    netkv_instances,
+    nic_of,
+    prefill_and_decode,
+)
 from benchmarks.sim.network.fabric import Fabric
 from benchmarks.sim.records import RequestRecord
 from benchmarks.workloads import transform
@@ -114,7 +120,8 @@ TUNED: Mapping[
 def config(workload: str, scheduler: str, **more: Any) -> dict[str, Any]:
     """What `run_one` takes. Further keys: `load` (1 = 100 %), `prompt_tokens`, `p_share`, `gpus`, `oversubscription`,
     `background` (share of every link, all the time), `switching` (share, on and off), `oracle_s`, `tuning`, `weights`
-    (of CLA*, else the tuned ones), `prefill_queue`, `whole` (the whole trace, measured from the warm-up to its end).
+    (of CLA*, else the tuned ones), `prefill_queue`, `whole` (the whole trace, measured from the warm-up to its end),
+    `fixed_nic` (an instance sends by one of its server's NICs).
     """
     made = {"trace": TRACE, "workload": workload, "scheduler": scheduler, **more}
     if scheduler == "CLA*":
@@ -182,9 +189,7 @@ def _turned(rows: Sequence[WorkloadRequest], start: int) -> list[WorkloadRequest
 
 def sim_config(config: Config, seed: int) -> SimConfig:
     """The cluster under one scheduler."""
-    topology = netkv_cluster(
-        config.get("gpus", 64), config.get("oversubscription", 4.0), config.get("nics", 8)
-    )
+    topology = netkv_cluster(config.get("gpus", 64), config.get("oversubscription", 4.0), nics_per_node=8)
     prefill, decode = prefill_and_decode(netkv_instances(topology))
 
     def engines(name: str, role: Role, where: list[Instance], **more: Any) -> EngineSpec:
@@ -195,6 +200,7 @@ def sim_config(config: Config, seed: int) -> SimConfig:
             PROFILE,
             block_size_tokens=BLOCK_TOKENS,
             nodes=tuple(instance.node for instance in where),
+            nics=tuple(nic_of(topology, instance) for instance in where) if config.get("fixed_nic") else (),
             lease_s=600.0,
             **more,
         )
@@ -224,7 +230,9 @@ def sim_config(config: Config, seed: int) -> SimConfig:
             topology,
             _background(config),
             config.get("oracle_s", 1.0),
-            uplinks_told=config["scheduler"] == "NetKV-Uplinks",
+            uplinks=topology.tier_uplinks(1 if config.get("fixed_nic") else None)
+            if config["scheduler"] == "NetKV-Uplinks"
+            else None,
         ),
         seed=seed,
         warmup_s=WARMUP_S,

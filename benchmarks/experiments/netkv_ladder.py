@@ -15,6 +15,7 @@ without background there is no congestion to tell.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from benchmarks.experiments.base import Results, Row, Variant
@@ -32,16 +33,25 @@ TABLE_4 = {
     "rag": (1812, 1627, 1596, 1592),
     "long": (7121, 6326, 6150, 6160),
 }
-BUSY = 2.5
+OURS = "NetKV-Uplinks"
+LOADS = (2.0, 2.5)  # besides 1, for RAG
+FIXED = "one NIC"  # an instance sends by one NIC of its server
+FIXED_LOADS = (1.0, 2.5)
 
 
 def variants(quick: bool) -> list[Variant]:
+    shown = (*LADDER, OURS)
     made = [
         named(workload, scheduler, "100%", load=1.0)
         for workload in (("rag",) if quick else TABLE_4)
-        for scheduler in LADDER
+        for scheduler in shown
     ]
-    return made + [named("rag", scheduler, "250%", load=BUSY) for scheduler in LADDER]
+    made += [named("rag", s, f"{load:.0%}", load=load) for load in LOADS[quick:] for s in shown]
+    return made + [
+        named("rag", s, f"{load:.0%}", FIXED, load=load, fixed_nic=True)
+        for load in FIXED_LOADS
+        for s in shown
+    ]
 
 
 def compare(results: Results) -> list[Row]:
@@ -57,9 +67,26 @@ def compare(results: Results) -> list[Row]:
             name = f"{workload} 100% {scheduler}"
             rows.append(milliseconds(results, f"{name}: TTFT", name, "ttft_mean_s", theirs))
             rows.append(share(results, f"{name}: transfers in the pod", name, "tier_share/2", None))
-    for scheduler in LADDER[1:]:
-        what = f"rag 250%, {scheduler} vs CLA*"
-        rows.append(reduction(results, what, "rag 250% CLA*", f"rag 250% {scheduler}", None))
+    return rows + _uplinks(results)
+
+
+def _uplinks(results: Results) -> list[Row]:
+    """RAG with the count of own transfers, without it, and with it over the uplinks, in both fabrics."""
+    rows = []
+    for name in results.where(scheduler=OURS):
+        at = name.removesuffix(f" {OURS}")
+        if at not in [f"{workload} 100%" for workload in TABLE_4]:
+            for scheduler in LADDER[1:]:
+                what = f"{at}, {scheduler} vs CLA*"
+                rows.append(reduction(results, what, f"{at} CLA*", f"{at} {scheduler}", None))
+        rows.append(reduction(results, f"{at}, {OURS} vs CLA*", f"{at} CLA*", name, None))
+        rivals = {s: results.mean(f"{at} {s}", "ttft_mean_s") for s in ("NetKV-Topo-Only", "NetKV-Full")}
+        for base in rivals:
+            row = reduction(results, f"{at}, {OURS} vs {base}", f"{at} {base}", name, None)
+            if rivals[base] == min(rivals.values()):
+                met = row.ours is not None and row.ours <= 1.0
+                row = replace(row, aim="within 1 % of the better of the two, or better", met=met)
+            rows.append(row)
     return rows
 
 
@@ -69,6 +96,6 @@ def plots(results: Results) -> Mapping[str, Figure]:
     workloads = [w for w in TABLE_4 if f"{w} 100% CLA*" in results.runs]
     made, axes = look.figure(columns=len(workloads))
     for at, workload in zip(axes, workloads, strict=True):
-        found = {s: results.spread(f"{workload} 100% {s}", "ttft_mean_s") for s in LADDER}
+        found = {s: results.spread(f"{workload} 100% {s}", "ttft_mean_s") for s in (*LADDER, OURS)}
         look.bars(at, {s: (f.mean, f.half_width) for s, f in found.items()}, "mean TTFT, s", workload)
     return {"netkv_ladder": made}

@@ -2,9 +2,10 @@
 
     T_xfer = b_eff * (1 + n[tau][p] / U[tau]) / (B[tau] (1 - c[tau])) + L[tau]
 
-U is NetKV's 1 unless the operator says over how many equal links the fabric spreads a tier's flows (`Oracle.uplinks`):
-of n own transfers in flight the next one then meets n / U in the mean, not all. Where U is large and taken for 1, a
-transfer is sent to a slower tier to avoid others that it would not have met (benchmarks.experiments.netkv_ladder).
+U is NetKV's 1 unless the operator says how many flows of B fit at once into the links that the sender's flows leave by
+(`Oracle.uplinks`): of n own transfers in flight the next one then meets n / U in the mean, not all. Where U is large
+and taken for 1, a transfer is sent to a slower tier to avoid others that it would not have met
+(benchmarks.experiments.netkv_ladder has the numbers).
 Everything but b_eff belongs to a tier, so it is worked out once per tier and sender, not once per candidate; a pair
 with a fresh estimate of its own is the exception. Without a path for one of the candidates there is no term for any:
 costs must stay comparable.

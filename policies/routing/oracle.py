@@ -6,8 +6,8 @@
     congestion      c_tau in [0, 1), own KV flows excluded               -> Oracle.congestion, as of congestion_at_s
     (ours)          the product B*(1-c) of a pair, learned from its own  -> Oracle.pairs; a fresh one overrides its tier
                     transfers (it alone is identifiable)
-    (ours)          over how many equal links the fabric spreads the flows of a tier (ECMP), 1 where it is not told
-                                                                         -> Oracle.uplinks
+    (ours)          U_tau: how many flows of B_tau fit at once into the links that a sender's flows leave by (ECMP
+                    spreads them), 1 where it is not told                -> Oracle.uplinks
 
 What is stale or missing degrades step by step (`Oracle.path`): pair estimate -> tier with congestion -> static tier ->
 None, which the policies take as no network term. A pair that nothing places counts as the farthest tier that has a

@@ -19,7 +19,7 @@ from policies.routing.oracle import Oracle
 class Fabric:
     """A topology and its background. `oracle_s`: how often the router gets a new oracle, None: it gets none.
 
-    `uplinks_told`: it says over how many links a tier's flows are spread, which NetKV's (VI) does not.
+    `uplinks`: what it tells of the tiers' uplinks (`Topology.tier_uplinks`), None: nothing, as in NetKV.
     `use_from_s`: links' use is measured from that time on; give it the run's `warmup_s`.
     """
 
@@ -28,7 +28,7 @@ class Fabric:
     oracle_s: float | None = 1.0  # NetKV V-B
     own_flows_excluded: bool = True
     use_from_s: float = 0.0
-    uplinks_told: bool = False
+    uplinks: Mapping[int, int] | None = None
 
     def __post_init__(self) -> None:
         if self.oracle_s is not None and not self.oracle_s > 0:
@@ -41,7 +41,7 @@ class Fabric:
             kernel.at(self.use_from_s, network.mark)
         refresh_s = self.oracle_s or 1.0
         return network, lambda now_s: measured_oracle(
-            network, now_s, refresh_s, self.own_flows_excluded, self.uplinks_told
+            network, now_s, refresh_s, self.own_flows_excluded, self.uplinks
         )
 
 
@@ -86,7 +86,8 @@ def parse_fabric(raw: Mapping[str, Any], use_from_s: float = 0.0) -> Fabric:
     background = parse_background(keys.background)
     for load in background:
         load.link_indices(topology)
-    return Fabric(topology, background, keys.oracle_s, keys.own_flows_excluded, use_from_s, keys.uplinks_told)
+    uplinks = topology.tier_uplinks() if keys.uplinks_told else None
+    return Fabric(topology, background, keys.oracle_s, keys.own_flows_excluded, use_from_s, uplinks)
 
 
 def nodes_and_nics(

@@ -13,6 +13,7 @@ measurement, all others get the last one. So no timer keeps the kernel alive, an
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from benchmarks.sim.network.network import Network
@@ -52,9 +53,11 @@ def measured_oracle(
     now_s: float,
     refresh_s: float,
     own_flows_excluded: bool = True,
-    uplinks_told: bool = False,
+    uplinks: Mapping[int, int] | None = None,
 ) -> Oracle:
-    """What the operator measures now, meant to last `refresh_s`; `now_s` is the kernel's time."""
+    """What the operator measures now, meant to last `refresh_s`; `now_s` is the kernel's time. `uplinks` None: NetKV's
+    operator, who says nothing of them.
+    """
     topology = network.topology
     return Oracle(
         bandwidth_bytes_per_s=topology.tier_bytes_per_s,
@@ -64,7 +67,7 @@ def measured_oracle(
         congestion_at_s=now_s,
         stale_after_s=max(60.0, 2.0 * refresh_s),
         own_flows_excluded=own_flows_excluded,
-        uplinks=topology.tier_uplinks if uplinks_told else {},
+        uplinks=uplinks or {},
     )
 
 

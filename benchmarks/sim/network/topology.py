@@ -191,12 +191,17 @@ class Topology:
         """L_tau."""
         return {tier: self.config.latency_us[tier] * 1e-6 for tier in self.tiers}
 
-    @cached_property
-    def tier_uplinks(self) -> dict[int, int]:
-        """Over how many equal links a flow may leave: a node's NICs, a rack's and a pod's uplinks by the config."""
-        c = self.config
-        links = {0: 1, 1: c.nics_per_node, 2: c.aggs_per_pod, 3: c.aggs_per_pod * c.cores_per_agg}
-        return {tier: links[tier] for tier in self.tiers}
+    def tier_uplinks(self, nics: int | None = None) -> dict[int, int]:
+        """How many flows of B_tau fit at once into the links that a sender's flows leave by: `nics` of its node (None:
+        all), the rack's and the pod's uplinks, by the config.
+        """
+        c, speed = self.config, self.class_bytes_per_s
+        links = {NVLINK: 1, NIC: nics or c.nics_per_node, RACK: c.aggs_per_pod}
+        links[CORE] = c.aggs_per_pod * c.cores_per_agg
+        fit = {
+            t: min(links[k] * speed[k] for k in TIER_CLASSES[t]) / b for t, b in self.tier_bytes_per_s.items()
+        }
+        return {tier: max(1, int(flows + 1e-9)) for tier, flows in fit.items()}
 
     @cached_property
     def places(self) -> dict[str, Place]:

@@ -17,6 +17,7 @@ TTFT_S = {
     "NetKV-Topo-Only": 1.65,
     "NetKV-Static": 1.62,
     "NetKV-Full": 1.6,
+    "NetKV-Uplinks": 1.5,
 }
 
 

@@ -24,7 +24,9 @@ def test_bandwidths_and_latencies_of_the_paper():
 )
 def test_uplinks_are_the_links_out_of_a_node_a_rack_and_a_pod(nics, uplinks):
     topology = netkv_cluster(nics_per_node=nics)
-    assert topology.tier_uplinks == uplinks
+    assert topology.tier_uplinks() == uplinks
+    # one NIC of 100 Gbit/s carries two flows of tier 2's 50 and four of tier 3's 25
+    assert topology.tier_uplinks(nics=1) == {0: 1, 1: 1, 2: 2, 3: 4}
     for start, tier in (("node0/nic", 1), ("rack0/", 2), ("pod0/", 3)):
         found = [link for link in topology.links if link.name.startswith(start) and link.name.endswith("/up")]
         assert len(found) == uplinks[tier]

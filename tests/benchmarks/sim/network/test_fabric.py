@@ -134,15 +134,15 @@ def test_a_fabric_from_a_config() -> None:
     assert parse_fabric(raw, use_from_s=5.0) == Fabric(netkv_cluster(128), (load,), None, True, 5.0)
     own = {"topology": SMALL, "own_flows_excluded": False}
     assert parse_fabric(own) == Fabric(Topology.build(SMALL), (), 1.0, False, 0.0)
-    assert parse_fabric({"netkv": {}, "uplinks_told": True}) == Fabric(netkv_cluster(), uplinks_told=True)
+    assert parse_fabric({"netkv": {}, "uplinks_told": True}) == Fabric(
+        netkv_cluster(), uplinks={0: 1, 1: 2, 2: 4, 3: 8}
+    )
 
 
 def test_uplinks_are_told_only_where_that_is_asked_for() -> None:
-    told = {}
-    for uplinks_told in (False, True):
-        _, oracle = Fabric(netkv_cluster(), uplinks_told=uplinks_told).build(Kernel(), 0)
-        told[uplinks_told] = oracle(0.0).uplinks
-    assert told == {False: {}, True: netkv_cluster().tier_uplinks}
+    for uplinks, told in ((None, {}), ({2: 4}, {2: 4})):
+        _, oracle = Fabric(netkv_cluster(), uplinks=uplinks).build(Kernel(), 0)
+        assert oracle(0.0).uplinks == told
 
 
 @pytest.mark.parametrize(
