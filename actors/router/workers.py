@@ -1,17 +1,20 @@
-"""Engines and workers: a policy's worker is one data-parallel rank of an engine.
+"""What the wire says, in the policies' words. A policy's worker is one data-parallel rank of an engine.
 
 An engine of one rank is one worker of the same name; of several, rank r is the worker `engine#r`. Slots and KV are
 divided evenly, as the engines do; ranks that step together name their engine as their barrier.
 """
 
-from actors.wire.messages import EngineInfo, Status
+from actors.wire.kv import unpack_hashes
+from actors.wire.messages import EngineInfo, Status, Submit
 from policies.state import events as ev
 from policies.state.reducer import role_of
-from policies.state.views import Health, WorkerId
+from policies.state.views import Health, Mode, Request, WorkerId
 
 
 def workers_of(info: EngineInfo) -> tuple[WorkerId, ...]:
-    """The workers of an engine, by rank."""
+    """The workers of an engine, by rank. Raises ValueError for one without any, or without a slot for each."""
+    if not 1 <= info.dp_ranks <= info.slots:
+        raise ValueError(f"engine {info.id} announces {info.dp_ranks} ranks with {info.slots} slots in all")
     if info.dp_ranks == 1:
         return (info.id,)
     return tuple(f"{info.id}#{rank}" for rank in range(info.dp_ranks))
@@ -54,3 +57,25 @@ def reports(info: EngineInfo, status: Status, now_s: float) -> list[ev.EngineSta
         )
         for worker, one in zip(workers, each, strict=True)
     ]  # fmt: skip
+
+
+def request_of(message: Submit, now_s: float, avoid: tuple[WorkerId, ...]) -> Request:
+    """The request that an ingress submits now. Raises ValueError when its block hashes are not whole ones."""
+    return Request(
+        rid=message.rid,
+        arrived_s=now_s,
+        prompt_tokens=message.prompt_tokens,
+        max_tokens=message.max_tokens,
+        slots=message.slots,
+        priority=message.priority,
+        request_class=message.request_class,
+        ttft_slo_s=message.ttft_slo_s,
+        tpot_slo_s=message.tpot_slo_s,
+        session=message.session,
+        deadline_s=now_s + message.deadline_s,
+        local=message.local,
+        avoid=avoid,
+        block_hashes=unpack_hashes(message.block_hashes),
+        block_tokens=message.block_tokens,
+        mode=Mode(message.mode) if message.mode else None,
+    )

@@ -11,10 +11,11 @@ import pytest
 
 from actors.router.journal import JournalConfig, RouterJournal
 from policies.dispatch import DispatchConfig, Dispatcher
-from policies.replay import JournalError, Step, replay
+from policies.engine_model.blocks import Stored
+from policies.journal import JournalError
+from policies.replay import Step, replay
 from policies.routing.registry import decode_policy, prefill_policy
 from policies.state import events as ev
-from policies.state.prefix_index import Stored
 from policies.state.views import Request, Role
 
 

@@ -279,7 +279,7 @@ async def test_prompts_are_hashed_in_the_blocks_of_the_engines_that_tell_what_th
     await cluster.engine("a")
     await cluster.engine("quiet", kv_events=False, block_size_tokens=32)
     await until(lambda: len(cluster.router.status().statuses) == 2, "two engines")
-    assert cluster.router._fleet().block_tokens == BLOCK
+    assert cluster.router.fleet().block_tokens == BLOCK
     assert cluster.router.status().gauges["prefix_index_feeds"] == 1
 
 
@@ -289,13 +289,13 @@ async def test_engines_send_only_while_some_policy_looks_at_hits(cluster: Cluste
     await cluster.settled("a")
     ingress = await peer(cluster.router, "ingress", "i")
     await policy(ingress, "round_robin", "round_robin")
-    assert cluster.router._fleet().block_tokens is None
+    assert cluster.router.fleet().block_tokens is None
     batches = cluster.total("batches")
     unseen = await cluster.run("a", 1)
     mirror = cluster.reporters["a"]._mirrors[0]
     await until(lambda: mirror.blocks == len(cluster.cached("a")), "a mirror that follows")
     await policy(ingress, "random", "cache_aware")
-    assert cluster.router._fleet().block_tokens == BLOCK
+    assert cluster.router.fleet().block_tokens == BLOCK
     await cluster.settled("a")
     assert cluster.total("batches") == batches
     assert (cluster.hits(first), cluster.hits(unseen)) == ({"a": 6}, {"a": 6})

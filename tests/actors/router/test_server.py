@@ -9,8 +9,9 @@ import pytest
 from actors.router.server import RouterServer
 from actors.wire import messages as wire
 from actors.wire.channel import Channel, Identity, connect
-from policies.dispatch import DispatchConfig, Dispatcher
+from policies.dispatch import Action, DispatchConfig, Dispatcher
 from policies.routing.join_shortest_queue import JoinShortestQueue
+from policies.state import events as ev
 
 
 class Peer:
@@ -193,3 +194,52 @@ async def test_a_report_without_the_ranks_ends_that_engine_s_connection(router: 
     d = await ranks(router, "d", "decode")
     d.channel.send(wire.Status("d", 0, 0, 0, 0, 0.0))
     await d.channel.closed
+
+
+@pytest.mark.parametrize(("ranks", "slots"), [(0, 4), (-1, 4), (8, 4), (1, 0)])
+async def test_an_engine_that_cannot_be_is_refused_and_leaves_nothing(
+    router: RouterServer, ranks: int, slots: int
+) -> None:
+    e = await peer(router, "engine", "odd")
+    facts = ("odd", "decode", "sim", "m", "g", ("unix:/x",), slots, 200, 16, 1024, "n", 1, 30.0)
+    e.channel.send(wire.Announce(wire.EngineInfo(*facts, dp_ranks=ranks)))  # type: ignore[arg-type]
+    await e.channel.closed
+    i = await peer(router, "ingress", "i")
+    assert (await i.get(wire.Fleet)).engines == []  # type: ignore[attr-defined]
+    assert not router.dispatcher.state.snapshot(0).workers
+
+
+async def test_an_engine_that_comes_back_with_other_ranks_leaves_no_ghosts(router: RouterServer) -> None:
+    await ranks(router, "d", "decode")
+    await until(lambda: len(router.status().statuses) == 1)
+    await engine(router, "d", "decode")
+    await until(lambda: set(router.dispatcher.state.snapshot(0).workers) == {"d"})
+
+
+async def test_a_report_of_the_same_health_in_another_word_is_no_news(router: RouterServer) -> None:
+    p, _, i = await serving(router)
+    p.channel.send(wire.Status("p", 0, 0, 0, 0, 0.0, "down"))
+    await i.get(wire.Fleet, lambda fleet: fleet.engines[1].state == "draining")  # type: ignore[attr-defined]
+    for _ in range(3):
+        p.channel.send(wire.Status("p", 1, 0, 0, 0, 0.0, "down"))
+    await until(lambda: any(status.running == 1 for status in router.status().statuses))
+    p.channel.send(wire.Status("p", 0, 0, 0, 0, 0.0))
+    back = await i.get(wire.Fleet)
+    assert [e.state for e in back.engines] == ["ready", "ready"]  # type: ignore[attr-defined]
+
+
+async def test_a_tick_that_fails_is_counted_and_followed_by_others(
+    router: RouterServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle, ticks = router.dispatcher.handle, 0
+
+    def fails_once(event: ev.Event) -> list[Action]:
+        nonlocal ticks
+        ticks += isinstance(event, ev.Tick)
+        if isinstance(event, ev.Tick) and ticks == 1:
+            raise ZeroDivisionError("a bug")
+        return handle(event)
+
+    monkeypatch.setattr(router.dispatcher, "handle", fails_once)
+    await until(lambda: ticks >= 2)
+    assert router.status().totals["internal_errors"] == 1

@@ -36,7 +36,9 @@ async def advance(made: Rig, stage: str) -> str:
         return rid
     if stage == "pool":
         d.kill()  # nowhere to decode
-        await until(lambda: not made.router._engines["d"].channel.open)
+        link = made.router.engines.channel("d")
+        assert link is not None
+        await until(lambda: not link.open)
     p.finish_prefill(rid)
     if stage == "pool":
         await until(lambda: made.hub.jobs[rid].state.value == "pooled")

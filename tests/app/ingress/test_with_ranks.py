@@ -87,9 +87,10 @@ async def test_answers_are_whole_and_each_rank_s_cache_is_in_the_index(made: tup
 
 async def test_an_engine_of_several_ranks_that_lost_its_link_serves_on(made: tuple[Rig, SimRanks]) -> None:
     rig, engine = made
-    (link,) = [e for e in rig.router._engines.values() if e.info.id == "d"]
-    link.channel.abort("link lost")
-    await until(lambda: rig.router._engines["d"].channel is not link.channel, "the engine is back")
+    link = rig.router.engines.channel("d")
+    assert link is not None
+    link.abort("link lost")
+    await until(lambda: rig.router.engines.channel("d") is not link, "the engine is back")
     assert set(by_router(rig)) == set(by_engine(engine))
     await stream(rig, 1, 5)
     await rig.idle()

@@ -1,0 +1,143 @@
+"""The connected engines: what each announced and reported last, told to the dispatcher as events about its workers.
+
+A lost engine gets no new work at once and is forgotten after a grace period (its own process may only have lost the
+link). What an engine says that cannot be ends its connection.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from actors.router.kv_feed import KvFeed
+from actors.router.network import RouterNetwork
+from actors.router.workers import reports, ups, workers_of
+from actors.wire.channel import Channel
+from actors.wire.messages import KV_EVENTS, EngineInfo, EngineState, Status
+from policies.state import events as ev
+from policies.state.views import Health, WorkerId
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Engine:
+    """A connected engine: what it announced and reported last."""
+
+    info: EngineInfo
+    channel: Channel
+    status: Status | None = None
+    forget: asyncio.TimerHandle | None = None
+
+
+class Engines:
+    """`feed` takes the events; `changed` runs when what ingresses know of the fleet has changed."""
+
+    def __init__(
+        self,
+        grace_s: float,
+        kv_feed: KvFeed,
+        network: RouterNetwork,
+        feed: Callable[[ev.Event], None],
+        changed: Callable[[], None],
+    ) -> None:
+        self._grace_s, self._kv_feed, self._network = grace_s, kv_feed, network
+        self._feed, self._changed = feed, changed
+        self._engines: dict[str, _Engine] = {}
+
+    # ---------------------------------------------------------------------------------------------------- messages
+
+    def announced(self, channel: Channel, info: EngineInfo) -> None:
+        """A new engine, one that is back or has changed. Raises ValueError (nothing changed) for an impossible one."""
+        workers = workers_of(info)
+        known = self._engines.get(info.id)
+        if known is not None:
+            if known.forget is not None:
+                known.forget.cancel()
+            self._drop([worker for worker in workers_of(known.info) if worker not in workers])
+        engine = self._engines[info.id] = _Engine(info, channel, known.status if known else None)
+        self._network.engine(info)
+        self._set_health(engine, _health(info.state))
+        if KV_EVENTS in info.features:
+            for rank, worker in enumerate(workers):
+                self._kv_feed.announced(worker, rank, channel)
+        self._changed()
+
+    def reported(self, status: Status) -> None:
+        """What an engine counts. Raises ValueError when that is not of the ranks that it announced."""
+        engine = self._engines.get(status.engine_id)
+        if engine is None:
+            return  # announced before it reports; a late report of a forgotten engine is nothing
+        told = reports(engine.info, status, time.time())
+        engine.status = status
+        if _health(status.state) is not _health(engine.info.state):
+            self._set_health(engine, _health(status.state))
+            self._changed()
+        for event in told:
+            self._feed(event)
+
+    def lost(self, channel: Channel, reason: str) -> None:
+        """A connection has ended, which may have been an engine's."""
+        for engine in list(self._engines.values()):
+            if engine.channel is channel:
+                log.warning("engine %s lost (%s)", engine.info.id, reason)
+                self._set_health(engine, Health.DRAINING)
+                loop = asyncio.get_running_loop()
+                engine.forget = loop.call_later(self._grace_s, self._forget, engine)
+                self._changed()
+
+    def close(self, reason: str) -> None:
+        """Closes all connections."""
+        for engine in self._engines.values():
+            engine.channel.close(reason)
+
+    def _set_health(self, engine: _Engine, health: Health) -> None:
+        state: EngineState = "ready" if health is Health.READY else "draining"
+        engine.info = msgspec.structs.replace(engine.info, state=state)
+        for event in ups(engine.info, health, time.time()):
+            self._feed(event)
+
+    def _forget(self, engine: _Engine) -> None:
+        if self._engines.get(engine.info.id) is engine:
+            del self._engines[engine.info.id]
+            self._network.forget(engine.info.id)
+            self._drop(workers_of(engine.info))
+            self._changed()
+
+    def _drop(self, workers: Sequence[WorkerId]) -> None:
+        for worker in workers:
+            self._feed(ev.EngineDown(time.time(), worker))
+            self._kv_feed.gone(worker)
+
+    # ----------------------------------------------------------------------------------------------------- queries
+
+    def infos(self) -> list[EngineInfo]:
+        """By id."""
+        return sorted((engine.info for engine in self._engines.values()), key=lambda info: info.id)
+
+    def statuses(self) -> list[Status]:
+        """The last ones of those that have reported."""
+        return [engine.status for engine in self._engines.values() if engine.status is not None]
+
+    def channel(self, engine_id: str) -> Channel | None:
+        """The engine's connection, closed or not; None for an unknown or forgotten one."""
+        engine = self._engines.get(engine_id)
+        return None if engine is None else engine.channel
+
+    def worker(self, engine_id: str, rank: int) -> WorkerId:
+        """The worker that an engine's message is about; the engine's own name for an unknown one."""
+        engine = self._engines.get(engine_id)
+        workers = (engine_id,) if engine is None else workers_of(engine.info)
+        return workers[rank] if 0 <= rank < len(workers) else engine_id
+
+    def workers(self, engine_ids: Sequence[str]) -> tuple[WorkerId, ...]:
+        """All workers of these engines; unknown ones have none."""
+        known = [self._engines[engine_id] for engine_id in engine_ids if engine_id in self._engines]
+        return tuple(worker for engine in known for worker in workers_of(engine.info))
+
+
+def _health(state: str) -> Health:
+    return Health.READY if state == "ready" else Health.DRAINING

@@ -1,0 +1,84 @@
+"""What every ingress is told of the router and its engines: the fleet at each change, the figures every second."""
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+
+from actors.router.decisions import DECISION_BOUNDS_S, DecisionLog
+from actors.router.engines import Engines
+from actors.router.forecasts import Forecasts
+from actors.router.journal import RouterJournal
+from actors.router.kv_feed import KvFeed
+from actors.router.network import RouterNetwork
+from actors.wire.messages import KV_EVENTS, EngineInfo, Fleet, FleetStatus
+from policies.dispatch import Dispatcher
+from policies.routing.registry import USES_HITS
+
+
+class FleetReport:
+    """Reads the router's parts; changes none."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        decisions: DecisionLog,
+        engines: Engines,
+        kv_feed: KvFeed,
+        network: RouterNetwork,
+        forecasts: Forecasts | None,
+        journal: RouterJournal | None,
+    ) -> None:
+        self._dispatcher, self._decisions, self._engines = dispatcher, decisions, engines
+        self._kv_feed, self._network = kv_feed, network
+        self._forecasts, self._journal = forecasts, journal
+
+    def fleet(self) -> Fleet:
+        """The engines, the policies, and what ingresses have to do for these."""
+        infos = self._engines.infos()
+        decode = self._dispatcher.decode.name
+        return Fleet(
+            infos,
+            self._dispatcher.prefill.name,
+            decode,
+            wants_hints=self._forecasts is not None,
+            block_tokens=block_tokens(infos) if looks_at_hits(self._dispatcher) else None,
+            wants_transfers=self._network.wants_transfers(decode),
+        )
+
+    def status(self, own_totals: Mapping[str, float]) -> FleetStatus:
+        """The figures; `own_totals` are the server's."""
+        state = self._dispatcher.state
+        totals = {f"decisions_{name}": float(count) for name, count in self._decisions.totals.items()}
+        totals |= own_totals
+        totals |= self._kv_feed.totals() | self._network.totals()
+        gauges = self._kv_feed.gauges() | self._network.gauges(time.time())
+        if self._forecasts is not None:
+            totals |= self._forecasts.totals()
+            gauges |= self._forecasts.gauges()
+        if self._journal is not None:
+            totals |= self._journal.totals()
+        return FleetStatus(
+            statuses=self._engines.statuses(),
+            queued=self._dispatcher.queue_size,
+            pool=state.pool_size,
+            in_flight=state.in_flight,
+            leases=state.leases,
+            totals=totals,
+            decision_bounds_s=DECISION_BOUNDS_S,
+            decision_buckets=self._decisions.cumulative(),
+            decision_sum_s=self._decisions.sum_s,
+            gauges=gauges,
+        )
+
+
+def looks_at_hits(dispatcher: Dispatcher) -> bool:
+    """Whether one of its policies looks at prefix hits."""
+    return bool({dispatcher.prefill.name, dispatcher.decode.name} & USES_HITS)
+
+
+def block_tokens(infos: list[EngineInfo]) -> int | None:
+    """In blocks of how many tokens prompts are to be hashed: those of most engines that tell what they cache (no prompt
+    ever hits in blocks of another size); None where none tells.
+    """
+    sizes = Counter(info.block_size_tokens for info in infos if KV_EVENTS in info.features)
+    return max(sizes, key=lambda size: (sizes[size], size), default=None)
