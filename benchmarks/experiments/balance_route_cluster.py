@@ -344,6 +344,7 @@ def figures(result: RunResult, load: Load, workers: int, slots: int) -> Metrics:
     throughput = steps.tokens / result.duration_s
     return {
         "imbalance_tokens": steps.mean_imbalance_tokens,
+        "full_imbalance_tokens": steps.full_imbalance_tokens,
         "tpot_p95_ms": None if found["tpot_p95_s"] is None else 1e3 * found["tpot_p95_s"],
         "throughput_tok_s": throughput,
         "throughput_same_load_tok_s": running / (fixed_s + profile.decode_per_kv_token_s * same_load),

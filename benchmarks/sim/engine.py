@@ -317,7 +317,11 @@ class BarrierGroup(StepGroup):
         load = np.array([model.kv_tokens for model in models]) + batch * np.arange(first, upto)[:, None]
         times, stats = self._times[first:upto], self.meter.stats
         stats.steps += upto - first
-        stats.imbalance_sum += float((load.max(axis=1) - load.min(axis=1)).sum())
+        imbalance = float((load.max(axis=1) - load.min(axis=1)).sum())
+        stats.imbalance_sum += imbalance
+        if all(len(worker.model.running) == worker.spec.slots for worker in self.workers):
+            stats.full_steps += upto - first
+            stats.full_imbalance_sum += imbalance
         stats.idle_s += float((times.max(axis=1, keepdims=True) - times).sum())
         stats.busy_s += float(times.sum())
         stats.tokens += int(batch.sum()) * (upto - first)

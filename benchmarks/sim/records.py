@@ -44,7 +44,8 @@ class StepStats:
 
     `imbalance_sum` sums max_g L_g - min_g L_g in KV tokens over the steps: exact at a barrier; without one there is no
     common step, and the mean over time (looked at with each progress report) counts for every step.
-    `idle_s` is what workers waited at barriers, `busy_s` what they computed.
+    `idle_s` is what workers waited at barriers, `busy_s` what they computed. `full_steps` and `full_imbalance_sum` are
+    of those steps at a barrier in which every slot of every member ran.
     """
 
     steps: int = 0
@@ -52,10 +53,17 @@ class StepStats:
     idle_s: float = 0.0
     busy_s: float = 0.0
     tokens: int = 0
+    full_steps: int = 0
+    full_imbalance_sum: float = 0.0
 
     @property
     def mean_imbalance_tokens(self) -> float:
         return self.imbalance_sum / self.steps if self.steps else 0.0
+
+    @property
+    def full_imbalance_tokens(self) -> float | None:
+        """The same over the steps in which every slot ran; None if there was none."""
+        return self.full_imbalance_sum / self.full_steps if self.full_steps else None
 
 
 @dataclass(slots=True)

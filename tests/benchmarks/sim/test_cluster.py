@@ -100,6 +100,16 @@ def test_barrier_step_is_the_slowest_members() -> None:
     assert steps.imbalance_sum == pytest.approx(10 + 11 + 12 + (30 - 13) + 31)
     assert steps.idle_s == pytest.approx(2.6 + 2.61 + 2.62 + (2.8 - 2.63) + 2.81)
     assert steps.busy_s == pytest.approx(2.6 + 2.61 + 2.62 + 2.63 + 2.8 + 2.81)
+    assert (steps.full_steps, steps.full_imbalance_tokens) == (0, None)  # there are more slots than that
+
+
+def test_steps_in_which_every_slot_runs_are_told_apart() -> None:
+    """The same with one slot a worker: only the step of both is full, max - min = 30 - 13."""
+    config = SimConfig(
+        (spec("p", Role.PREFILL, 2), spec("d", Role.DECODE, 2, barrier="b", slots=1)), control=IDEAL
+    )
+    steps = simulate(config, [request("a", 0.0, 10, 4), request("b", 0.0, 30, 2)]).steps
+    assert (steps.steps, steps.full_steps, steps.full_imbalance_tokens) == (5, 1, 17.0)
 
 
 def test_prefix_hits_shorten_prefill_and_transfer() -> None:

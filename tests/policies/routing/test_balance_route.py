@@ -335,6 +335,24 @@ def test_slack_leaves_the_envelope_unfilled() -> None:
     assert set(assign(BalanceRouteH(0, 1.0, slack=0.25, ageing=0.0), workers, pool)) == {"b"}
 
 
+@pytest.mark.parametrize(
+    ("tokens", "pool_lag", "chosen"),
+    [
+        # margin 100; 1,500 tokens of 15 sequences are 100 each, and the pool's mean is 80: 20 are missing
+        ((100, 80, 60), 0.0, "r0"),
+        ((100, 80, 60), 1.0, "r1"),  # aims at 80: 80 beats 100 - 2 * 20 and 60
+        ((100, 80, 60), 2.0, "r2"),  # aims at 60: 60 beats 80 - 2 * 20
+        ((100, 150, 80), 2.0, "r0"),  # a mean of 110 lacks nothing
+    ],
+)
+def test_a_pool_of_small_prompts_lowers_the_aim(
+    tokens: tuple[int, ...], pool_lag: float, chosen: str
+) -> None:
+    workers = [worker("w0", kv_tokens=800, slots_used=8), worker("w1", kv_tokens=700, slots_used=7)]
+    pool = [entry(f"r{i}", one) for i, one in enumerate(tokens)]
+    assert set(assign(BalanceRouteH(0, 1.0, pool_lag=pool_lag), workers, pool)) == {chosen}
+
+
 def test_bypass_decides_one_entry_for_the_largest_margin() -> None:
     workers = [worker("w0", kv_tokens=100), worker("w1", kv_tokens=40), worker("w2", kv_tokens=70)]
     view = snapshot(workers)
@@ -466,6 +484,7 @@ def test_the_order_of_workers_does_not_matter(cluster, pool, mask, shuffler) -> 
         ({"beta": -2.0}, "beta is -2.0"),
         ({"slack": -0.1}, "slack is -0.1"),
         ({"ageing": -1.0}, "ageing is -1.0"),
+        ({"pool_lag": float("nan")}, "pool_lag is nan"),
         ({"abundance": float("inf")}, "abundance is inf"),
     ],
 )
