@@ -1,11 +1,12 @@
 """Configuration of a sim engine."""
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from actors.engine.sim_links import SimLink
-from actors.wire.messages import Role
+from actors.wire.messages import KV_EVENTS, EngineInfo, Role
 from policies.engine_model.timing import PROFILES, TimingProfile
 
 
@@ -97,3 +98,28 @@ class SimEngineConfig:
         """KV moves only between engines of one group: same model, block size and bytes per token."""
         derived = f"sim:{self.model}:{self.block_size_tokens}:{self.timing_profile().kv_bytes_per_token}"
         return self.group or derived
+
+    def info(self, addresses: tuple[str, ...]) -> EngineInfo:
+        """What the engine announces; the server fills in its node and replica."""
+        return EngineInfo(
+            id=self.engine_id,
+            role=self.role,
+            kind="sim",
+            model=self.model,
+            group=self.compatibility_group(),
+            addresses=addresses,
+            slots=self.slots,
+            kv_blocks=self.kv_blocks,
+            block_size_tokens=self.block_size_tokens,
+            max_model_len=self.max_model_len,
+            node="",
+            pid=os.getpid(),
+            lease_s=self.lease_s,
+            features=(
+                "n",
+                "stop",
+                "logprobs",
+                "prompt_logprobs",
+                *((KV_EVENTS,) if self.kv_events else ()),
+            ),
+        )

@@ -7,16 +7,18 @@ what is here is the life of requests around it:
     decode    queued -> loading (KV is read from the prefill engine) -> decoding -> finished
     decode    queued -> computing -> decoding -> finished                               (colocated, no handle)
 
-A KV read under way is let end before its blocks are used again, on both sides. The engine that decodes frees the
-prefill engine's copy: after the read, and also when the request ends before it. After a retryable Failed the copy is
-the ingress' again: it may send the handle to another engine, or release it.
+A KV read (`sim_reads`) under way is let end before its blocks are used again, on both sides. The engine that decodes
+frees the prefill engine's copy: after the read, and also when the request ends before it. After a retryable Failed the
+copy is the ingress' again: it may send the handle to another engine, or release it.
+
+The file is long because these transitions are one state machine, which reads best in one place.
 """
 
 import asyncio
 import logging
 import os
 import time
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import msgspec
 
@@ -24,12 +26,12 @@ from actors.engine.protocol import EngineMetrics, Sink
 from actors.engine.sim_clock import StepClock
 from actors.engine.sim_config import SimEngineConfig
 from actors.engine.sim_leases import LeaseKeeper
-from actors.engine.sim_output import Choice
-from actors.engine.sim_peers import Puller, SimHandle
+from actors.engine.sim_output import Choice, pieces
+from actors.engine.sim_peers import SimHandle
+from actors.engine.sim_reads import KvReads
 from actors.engine.sim_requests import DecodeWork, PrefillWork, Refused, decode_of
 from actors.wire.channel import Channel, Identity
 from actors.wire.messages import (
-    KV_EVENTS,
     Admitted,
     Decode,
     EngineInfo,
@@ -40,7 +42,6 @@ from actors.wire.messages import (
     PrefillDone,
     Status,
 )
-from policies.engine_model import text
 from policies.engine_model.blocks import Allocation, BlockPool, Change
 from policies.engine_model.scheduler import EngineModel, Sequence, Stage, StepResult
 
@@ -64,14 +65,11 @@ class SimEngine:
         )
         self._prefills: dict[str, PrefillWork] = {}
         self._decodes: dict[str, DecodeWork] = {}
-        self._loads: set[DecodeWork] = set()
-        self._puller = Puller(config.pull_timeout_s)
+        self._reads = KvReads(config, self._timing, self._model, self._read_failed, self._clock.kick)
         self._addresses: tuple[str, ...] = ()
         self._draining = False
         self._stopped = False
         self._dead: Exception | None = None
-        self._transfers = self._transfer_bytes = self._transfer_blocks = self._transfer_failures = 0
-        self._transfer_s = 0.0
 
     # ------------------------------------------------------------------------------------------------ life
 
@@ -87,37 +85,16 @@ class SimEngine:
             self._free_lease,
             self.config.links,
         )
+        self._reads.start(sink, self._leases)
 
     def attach(self, me: Identity, addresses: tuple[str, ...]) -> None:
         """Called by the server when it listens: where other engines pull this engine's KV from."""
         self._addresses = addresses
-        self._puller.attach(me)
+        self._reads.attach(me)
 
     def info(self) -> EngineInfo:
         """Static facts."""
-        config = self.config
-        return EngineInfo(
-            id=config.engine_id,
-            role=config.role,
-            kind="sim",
-            model=config.model,
-            group=config.compatibility_group(),
-            addresses=self._addresses,
-            slots=config.slots,
-            kv_blocks=config.kv_blocks,
-            block_size_tokens=config.block_size_tokens,
-            max_model_len=config.max_model_len,
-            node="",
-            pid=os.getpid(),
-            lease_s=config.lease_s,
-            features=(
-                "n",
-                "stop",
-                "logprobs",
-                "prompt_logprobs",
-                *((KV_EVENTS,) if config.kv_events else ()),
-            ),
-        )
+        return self.config.info(self._addresses)
 
     def status(self) -> Status:
         """Counts of this moment; `running` are the sequences that hold a slot. It knows the share of the token budget
@@ -141,11 +118,11 @@ class SimEngine:
         return EngineMetrics(
             prefill_tokens=self._model.prefill_tokens_total,
             decode_tokens=self._model.decode_tokens_total,
-            transfers=self._transfers,
-            transfer_bytes=self._transfer_bytes,
-            transfer_s=self._transfer_s,
-            transfer_descriptors=self._transfer_blocks,
-            transfer_failures=self._transfer_failures,
+            transfers=self._reads.transfers,
+            transfer_bytes=self._reads.n_bytes,
+            transfer_s=self._reads.seconds,
+            transfer_descriptors=self._reads.blocks,
+            transfer_failures=self._reads.failures,
             leases_expired=self._leases.expired,
             kv_blocks_total=self._pool.total,
             kv_blocks_used=self._pool.used,
@@ -168,7 +145,7 @@ class SimEngine:
         """New work is refused from now on; waits until all work and all leases have ended."""
         self._draining = True
         deadline_s = self._loop.time() + timeout_s
-        while self._prefills or self._decodes or self._loads or self._leases:
+        while self._prefills or self._decodes or self._reads or self._leases:
             if self._loop.time() >= deadline_s:
                 return False
             await asyncio.sleep(0.01)
@@ -179,12 +156,12 @@ class SimEngine:
         if self._stopped:
             return
         self._stopped = True
-        self._puller.close()
+        self._reads.stop()
         self._leases.stop()
         works: list[PrefillWork | DecodeWork] = [*self._prefills.values(), *self._decodes.values()]
-        for timer in [work.timer for work in works] + [work.transfer for work in self._loads]:
-            if timer is not None:
-                timer.cancel()
+        for work in works:
+            if work.timer is not None:
+                work.timer.cancel()
 
     # ------------------------------------------------------------------------------------------------ requests
 
@@ -206,7 +183,7 @@ class SimEngine:
         """Queues a decode, with the KV of another engine (`handle`) or computing all itself."""
         try:
             self._check_open(msg.rid in self._decodes)
-            work = DecodeWork(self, msg)
+            work = DecodeWork(self.config, self._reads, msg)
         except Refused as error:
             self._sink.failed(error.failed(msg.rid, "decode"))
             return
@@ -274,28 +251,16 @@ class SimEngine:
             self._die(error)
 
     def _items(self, result: StepResult) -> list[Out]:
-        """The pieces of all sequences that gained a token. The engine's hottest loop: plain words are made inline."""
+        """The pieces of all sequences that gained a token, and what follows from them."""
         for seq in result.finished:
             cast(Choice, seq.owner).ends()
-        last, words = self._model.steps - 1, text.WORDS
-        stride, mix, mask = text.TOKEN_STRIDE, text.TOKEN_MIX, text.MASK32
-        items: list[Out] = []
-        append = items.append
-        ended: list[Sequence] = []
-        for seq in result.decoded:
-            choice: Any = seq.owner
-            i = last - seq.offset
-            if choice.special:
-                out = choice.piece(i)
-                append(out)
-                if out.finish is not None:
-                    ended.append(seq)
-            else:
-                x = (choice.start + i * stride) & mask
-                append(Out(choice.rid, words[(x ^ x >> 15) * mix >> 26 & 63], 1, choice.index))
-            if i == 0 and choice.params.n > len(choice.request.seqs):
-                for _ in range(1, choice.params.n):  # now that the prompt's blocks are here to be shared
-                    self._add_choice(choice.request)
+        items, first, ended = pieces(result.decoded, self._model.steps - 1)
+        for choice in first:
+            work = cast(DecodeWork, choice.request)
+            for _ in range(
+                len(work.seqs), choice.params.n
+            ):  # now that the prompt's blocks are here to be shared
+                self._add_choice(work)
         for seq in ended:
             self._choice_ended(seq)
         return items
@@ -313,7 +278,7 @@ class SimEngine:
             return
         work = decode_of(seq)
         if seq.stage is Stage.LOADING:
-            self._load(work)
+            self._reads.begin(work)
         elif not work.started:
             work.started = True
             self._sink.admitted(Admitted(work.rid, cached_tokens=seq.cached_tokens))
@@ -362,91 +327,16 @@ class SimEngine:
     def _end_decode(self, work: DecodeWork) -> None:
         """Ends it before its time; frees slot and blocks here and the copy there, after a read that is under way."""
         self._forget_decode(work)
-        if work in self._loads:
-            return  # `_load_ended` does the rest
+        if work in self._reads:
+            return  # the read's end does the rest
         for seq in work.seqs:
             self._model.remove(seq)
         if work.handle is not None and not work.started:
-            self._end_remote(work.handle)
+            self._reads.end_remote(work.handle)
 
-    # ------------------------------------------------------------------------------------------------ KV reads (decode)
-
-    def _load(self, work: DecodeWork) -> None:
-        """Slot and blocks are taken: read the KV."""
-        handle = cast(SimHandle, work.handle)
-        self._loads.add(work)
-        if handle.engine_id != self.config.engine_id:
-            self._puller.pull(handle, self._bytes_to_read(work), work)
-        elif self._leases.begin_read(handle.lease):
-            self._loop.call_soon(self.read_granted, work)
-        else:
-            self._loop.call_soon(self.read_failed, work, "this engine does not hold the KV any more")
-
-    def _bytes_to_read(self, work: DecodeWork) -> int:
-        """What of the KV is not cached here."""
-        handle = cast(SimHandle, work.handle)
-        if handle.engine_id == self.config.engine_id:
-            return 0
-        return handle.kv_bytes * (handle.tokens - work.seqs[0].cached_tokens) // handle.tokens
-
-    def read_granted(self, work: DecodeWork, paced: bool = False) -> None:
-        """The prefill engine protects the KV; the bytes that are not cached here move now. `paced`: it says when they
-        have arrived (`read_sent`)."""
-        if self._stopped:
-            return
-        if work.gone:  # nothing has moved yet
-            self._load_ended(work, 0, 0.0)
-            return
-        if not paced:
-            n_bytes = self._bytes_to_read(work)
-            seconds = self._timing.transfer_s(n_bytes)
-            work.transfer = self._loop.call_later(
-                seconds + self.config.hold_transfers_s, self._load_ended, work, n_bytes, seconds
-            )
-
-    def read_sent(self, work: DecodeWork, seconds: float) -> None:
-        """The bytes have arrived; the prefill engine took `seconds` for them."""
-        if not self._stopped and work in self._loads:
-            n_bytes, hold_s = self._bytes_to_read(work), self.config.hold_transfers_s
-            work.transfer = self._loop.call_later(hold_s, self._load_ended, work, n_bytes, seconds)
-
-    def _load_ended(self, work: DecodeWork, n_bytes: int, seconds: float) -> None:
-        """`seconds` without the hold."""
-        handle, seq = cast(SimHandle, work.handle), work.seqs[0]
-        self._loads.discard(work)
-        self._end_remote(handle)
-        if work.gone:
-            self._model.remove(seq)
-        else:
-            blocks = self._pool.blocks_for(handle.tokens - seq.cached_tokens) if n_bytes else 0
-            self._transfers += 1
-            self._transfer_bytes += n_bytes
-            self._transfer_s += seconds
-            self._transfer_blocks += blocks
-            self._model.loaded(seq)
-            work.started = True
-            self._sink.admitted(Admitted(work.rid, n_bytes, seconds, blocks, seq.cached_tokens))
-        self._clock.kick()
-
-    def read_failed(self, work: DecodeWork, reason: str) -> None:
-        """The KV cannot be read, or not to its end."""
-        if work not in self._loads:
-            return  # it was over already
-        self._loads.discard(work)
-        self._transfer_failures += 1
-        if work.transfer is not None:
-            work.transfer.cancel()
-        self._model.remove(work.seqs[0])
-        if not work.gone:
-            self._forget_decode(work)
-            self._fail(work.rid, "decode", "kv_load", reason, True)
-        self._clock.kick()
-
-    def _end_remote(self, handle: SimHandle) -> None:
-        if handle.engine_id != self.config.engine_id:
-            self._puller.end(handle)
-        else:
-            self._leases.end_read(handle.lease)
+    def _read_failed(self, work: DecodeWork, reason: str) -> None:
+        self._forget_decode(work)
+        self._fail(work.rid, "decode", "kv_load", reason, True)
 
     # ------------------------------------------------------------------------------------------------ leases (prefill)
 

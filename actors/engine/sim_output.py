@@ -1,11 +1,11 @@
 """What a sim engine answers: the pieces of one choice, with stop strings, stop tokens and logprobs where asked."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from actors.engine.sim_params import SimParams
 from actors.wire.messages import Out
-from policies.engine_model import text
+from policies.engine_model import scheduler, text
 
 
 class Choice:
@@ -77,6 +77,33 @@ class Choice:
 
     def _logprob(self, i: int, token: int, k: int) -> tuple[str, int, float, list[Any]]:
         return (text.WORDS[token], token, text.logprob(self.base, i), text.alternatives(self.base, i, k))
+
+
+def pieces(
+    decoded: Iterable[scheduler.Sequence], last: int
+) -> tuple[list[Out], list[Choice], list[scheduler.Sequence]]:
+    """(a piece of each sequence that gained a token, the choices whose first it is, the sequences that are over).
+    `last`: the number of the step that is over. The engine's hottest loop: plain words are made inline.
+    """
+    words, stride, mix, mask = text.WORDS, text.TOKEN_STRIDE, text.TOKEN_MIX, text.MASK32
+    items: list[Out] = []
+    append = items.append
+    first: list[Choice] = []
+    ended: list[scheduler.Sequence] = []
+    for seq in decoded:
+        choice: Any = seq.owner
+        i = last - seq.offset
+        if choice.special:
+            out = choice.piece(i)
+            append(out)
+            if out.finish is not None:
+                ended.append(seq)
+        else:
+            x = (choice.start + i * stride) & mask
+            append(Out(choice.rid, words[(x ^ x >> 15) * mix >> 26 & 63], 1, choice.index))
+        if i == 0:
+            first.append(choice)
+    return items, first, ended
 
 
 def prompt_logprobs(tokens: Sequence[int], k: int) -> list[Any]:

@@ -15,7 +15,7 @@ from policies.engine_model.blocks import BlockHash, block_hashes
 from policies.engine_model.scheduler import Sequence
 
 if TYPE_CHECKING:
-    from actors.engine.sim_engine import SimEngine
+    from actors.engine.sim_reads import KvReads
 
 _handles = msgspec.msgpack.Decoder(SimHandle)
 
@@ -53,19 +53,19 @@ class DecodeWork:
     """
 
     __slots__ = (
-        "engine", "gone", "handle", "hashes", "left", "msg", "params", "prompt_hash", "rid", "seqs", "started", "timer",
+        "gone", "handle", "hashes", "left", "msg", "params", "prompt_hash", "reads", "rid", "seqs", "started", "timer",
         "transfer",
     )  # fmt: skip
 
-    def __init__(self, engine: "SimEngine", msg: Decode) -> None:
+    def __init__(self, config: SimEngineConfig, reads: "KvReads", msg: Decode) -> None:
         if msg.chat is not None:
             raise Refused(
                 "bad_request", "a sim engine cannot call tools: its text is synthetic", param="tools"
             )
-        self.hashes, self.params = check(engine.config, msg)
+        self.hashes, self.params = check(config, msg)
         self.prompt_hash = text.prompt_hash(msg.tokens)
         self.handle = None if msg.handle is None else self._read_handle(msg.handle, len(msg.tokens))
-        self.engine, self.msg, self.rid = engine, msg, msg.rid
+        self.reads, self.msg, self.rid = reads, msg, msg.rid
         self.seqs: list[Sequence] = []  # one a choice, as far as they have started
         self.left = self.params.n  # choices that are not finished
         self.started = False  # Admitted was sent: the prefill engine's copy is given back already
@@ -99,13 +99,13 @@ class DecodeWork:
         return seq
 
     def granted(self, paced: bool) -> None:
-        self.engine.read_granted(self, paced)
+        self.reads.granted(self, paced)
 
     def sent(self, seconds: float) -> None:
-        self.engine.read_sent(self, seconds)
+        self.reads.sent(self, seconds)
 
     def read_failed(self, reason: str) -> None:
-        self.engine.read_failed(self, reason)
+        self.reads.failed(self, reason)
 
 
 def decode_of(seq: Sequence) -> DecodeWork:

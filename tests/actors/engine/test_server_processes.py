@@ -91,7 +91,7 @@ async def test_kill_of_the_prefill_engine_fails_its_pulls_only(hosts: Any, tmp_p
             to_p.prefill(f"r{i}", [i, *PROMPT])
             done = await to_p.wait(f"r{i}", PrefillDone)
             d.client.decode(f"r{i}", [i, *PROMPT], done.handle)
-        await until(lambda: len(d.engine._loads) == 10, "transfers")  # type: ignore[attr-defined]
+        await until(lambda: len(d.engine._reads) == 10, "transfers")  # type: ignore[attr-defined]
         d.client.cancel("r9")
         await until(lambda: "r9" not in d.engine._decodes, "cancel")  # type: ignore[attr-defined]
         p.process.kill()
