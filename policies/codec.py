@@ -45,11 +45,13 @@ def dumps(plain: Any) -> str:
 
 
 def loads(line: str) -> Any:
-    """The data of one line. Raises CodecError where it is no JSON."""
+    """The data of one line. Raises CodecError where it is no JSON, or nested too deeply to be read."""
     try:
         return json.loads(line)
     except ValueError as error:
         raise CodecError(f"no JSON: {error}") from None
+    except RecursionError:
+        raise CodecError("nested too deeply") from None
 
 
 def _spell(value: Any) -> Any:

@@ -8,6 +8,7 @@
 A change lasts until the router restarts: what shall last belongs into the configuration.
 """
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,6 +20,8 @@ from policies.codec import CodecError, dumps, encoder, loads
 from policies.dispatch import DispatchConfig, Dispatcher
 from policies.routing.registry import DECODE, PREFILL
 from policies.state import events as ev
+
+log = logging.getLogger(__name__)
 
 MAX_TAIL = 1000
 
@@ -48,12 +51,16 @@ class RouterAdmin:
         self._feed, self._changed = feed, changed
 
     def answer(self, message: wire.Admin) -> wire.AdminAnswer:
-        """Never raises for what was asked."""
+        """Never raises: an exception would end the connection of the ingress that asks, and all its requests."""
         try:
-            status, value = 200, self._answer(message)
+            status, text = 200, dumps(self._answer(message))
         except Refused as refused:
-            status, value = refused.status, {"message": str(refused)}
-        return wire.AdminAnswer(message.ask, status, dumps(value).encode("ascii"))
+            status, text = refused.status, dumps({"message": str(refused)})
+        except Exception as error:  # a bug
+            log.exception("the administrator's question %s cannot be answered", message.what)
+            status = 500
+            text = dumps({"message": f"the router cannot answer this: {error!r}; its log says more"})
+        return wire.AdminAnswer(message.ask, status, text.encode("ascii"))
 
     def _answer(self, message: wire.Admin) -> dict[str, Any]:
         asked = _read(message.body)

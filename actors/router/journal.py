@@ -2,8 +2,8 @@
 
 What a file holds is `policies.journal`'s; `policies.replay` decides it all again. Recording an event costs two appends:
 lines are made and written a moment later, in slices between which the event loop serves others, the writing itself in
-a thread. A disk that fails is counted and logged and never holds up serving: what could not be written is kept for the
-next attempt, up to `max_unwritten_bytes`; what is dropped beyond that leaves a gap, which a replay names.
+a thread. A disk that fails or hangs is counted and logged and never holds up serving: what could not be written is kept
+for the next attempt, up to `max_unwritten_bytes`; what is dropped beyond that leaves a gap, which a replay names.
 
     <folder>/journal-<start, UTC>-<pid>-00000.jsonl, -00001 ...   one log per life of a router, in files of `max_bytes`
 """
@@ -27,6 +27,7 @@ from policies.state import events as ev
 log = logging.getLogger(__name__)
 
 SLICE = 64  # records made into lines before others get their turn (about 1 ms)
+BYTES_PER_RECORD = 2048  # ASSUMPTION: what a record takes in memory, on average
 KV_HASHES_PER_EVENT = 32  # so many block hashes weigh as much in the ring as one ordinary event
 _PREFIX, _SUFFIX = "journal-", ".jsonl"
 
@@ -90,6 +91,7 @@ class RouterJournal:
         self._ring: deque[_Entry] = deque()
         self._ring_weight = 0
         self._pending: deque[_Entry] = deque()
+        self._max_pending = max(16 * SLICE, config.max_unwritten_bytes // BYTES_PER_RECORD)
         self._chunks: deque[_Chunk] = deque()
         self._flushing = asyncio.Lock()
         self._writer: ThreadPoolExecutor | None = None  # one thread: writes never overtake each other
@@ -115,7 +117,10 @@ class RouterJournal:
         entry = _Entry(self.n, event, actions, None if error is None else error_line(error))
         self.n += 1
         if self._folder is not None:
-            self._pending.append(entry)
+            if len(self._pending) < self._max_pending:
+                self._pending.append(entry)
+            else:  # a write hangs, or the disk is slower than the events come
+                self._counts["records_dropped"] += 1
         if self.config.ring_events:
             self._ring.append(entry)
             self._ring_weight += _weight(event)

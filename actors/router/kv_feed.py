@@ -117,7 +117,7 @@ class KvFeed:
     def prefill_routed(self, request: Request, worker: WorkerId, now_s: float) -> None:
         """Counts the hit that the index predicts for the prefill of a request on the worker that was chosen."""
         if request.block_hashes:
-            hits = self._state.snapshot(now_s).hits.tokens(request)
+            hits = self._state.snapshot(now_s, ()).hits.tokens(request)
             self._predicted_tokens += hits.get(worker, 0)
 
     def prefilled(self, request: Request | None, cached_tokens: int) -> None:

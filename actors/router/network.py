@@ -93,7 +93,7 @@ class RouterNetwork:
         self._read_nodes = read_nodes
         self._told: Oracle | None = None
         self._pairs: Pairs = {}
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._news = asyncio.Event()
         self._errors = self._refreshes = self._descriptors = 0
         self._closed: tuple[list[str], list[str]] = (
@@ -147,22 +147,24 @@ class RouterNetwork:
 
     def start(self, feed: Callable[[OracleRefreshed], None]) -> None:
         """Refreshes every `refresh_s`; `feed` takes the events."""
-        self._task = asyncio.create_task(self._run(feed), name="network oracle")
+        self._tasks = [asyncio.create_task(self._run(feed), name="network oracle")]
+        if self._read_nodes is not None:
+            self._tasks += [asyncio.create_task(self._poll_labels(self._read_nodes), name="node labels")]
 
     def stop(self) -> None:
         """No more events. Idempotent."""
-        if self._task is not None:
-            self._task.cancel()
+        for task in self._tasks:
+            task.cancel()
 
     async def _run(self, feed: Callable[[OracleRefreshed], None]) -> None:
-        labels_at_s = -math.inf
         while True:
-            if self._read_nodes is not None and time.monotonic() - labels_at_s >= LABELS_EVERY_S:
-                labels_at_s = time.monotonic()
-                await self._poll_labels(self._read_nodes)
-            event = self.refresh(time.time())
-            if event is not None:
-                feed(event)
+            try:
+                event = self.refresh(time.time())
+                if event is not None:
+                    feed(event)
+            except Exception:  # a bug; without refreshes all that is known would grow stale
+                self._errors += 1
+                log.exception("the network oracle cannot be refreshed; it is tried again")
             await self._wait()
 
     async def _wait(self) -> None:
@@ -175,11 +177,15 @@ class RouterNetwork:
         self._news.clear()
 
     async def _poll_labels(self, read_nodes: ReadNodes) -> None:
-        try:
-            self.sources.set_nodes(await asyncio.to_thread(read_nodes))
-        except Exception:  # Ray's control plane may be away for a while
-            self._errors += 1
-            log.exception("cannot read the labels of the Ray nodes; those known stay in use")
+        """A task of its own: without Ray's control plane the answer may take minutes."""
+        while True:
+            try:
+                self.sources.set_nodes(await asyncio.to_thread(read_nodes))
+                self._news.set()
+            except Exception:
+                self._errors += 1
+                log.exception("cannot read the labels of the Ray nodes; those known stay in use")
+            await asyncio.sleep(LABELS_EVERY_S)
 
     def refresh(self, now_s: float) -> OracleRefreshed | None:
         """Looks at all sources; the event to feed, if the dispatcher's view has to change."""

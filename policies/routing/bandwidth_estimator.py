@@ -150,7 +150,8 @@ class BandwidthEstimator:
         flow = self._flows.get(rid)
         self.dropped(rid)
         took_s = seconds - held_s
-        if flow is None or n_bytes <= 0 or not SECONDS[0] <= took_s <= SECONDS[1]:
+        measured = SECONDS[0] <= took_s <= SECONDS[1] and math.isfinite(ended_s)
+        if flow is None or n_bytes <= 0 or not measured:
             self.unusable += 1
             return
         self.transfers += 1

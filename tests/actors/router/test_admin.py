@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from actors.router.decisions import DecisionLog
 from actors.router.journal import JournalConfig, RouterJournal
 from actors.router.server import RouterServer
 from actors.wire import messages as wire
@@ -154,4 +155,19 @@ async def test_a_question_that_is_no_json_is_answered_and_the_connection_lives(r
     ingress.channel.send(wire.Admin(1, "set_policy", b"{"))
     answer = await ingress.get(wire.AdminAnswer)
     assert isinstance(answer, wire.AdminAnswer) and answer.status == 400
+    ingress.channel.send(wire.Admin(2, "set_policy", b"[" * 100_000))
+    answer = await ingress.get(wire.AdminAnswer)
+    assert isinstance(answer, wire.AdminAnswer) and answer.status == 400
+    assert b"nested too deeply" in answer.body
+    assert (await ask(ingress, "policy"))[0] == 200
+
+
+async def test_a_bug_behind_a_question_is_answered_and_the_connection_lives(
+    router: RouterServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, _, ingress = await serving(router)
+    await route(ingress, "a-1")
+    monkeypatch.setattr(DecisionLog, "explain", lambda self, request_id: [{"no JSON": object()}])
+    status, told = await ask(ingress, "explain", {"id": "a"})
+    assert status == 500 and "its log says more" in told["message"]
     assert (await ask(ingress, "policy"))[0] == 200

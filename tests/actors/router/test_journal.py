@@ -3,13 +3,14 @@
 import asyncio
 import resource
 import stat
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from actors.router.journal import JournalConfig, RouterJournal
+from actors.router.journal import SLICE, JournalConfig, RouterJournal
 from policies.dispatch import DispatchConfig, Dispatcher
 from policies.engine_model.blocks import Stored
 from policies.journal import JournalError
@@ -199,3 +200,23 @@ def test_the_ring_is_bounded_and_block_hashes_weigh(tmp_path: Path) -> None:
 def test_bad_options_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=f"journal: {message}"):
         JournalConfig(**options)  # type: ignore[arg-type]
+
+
+async def test_a_disk_that_hangs_costs_records_and_no_more_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, dispatcher = made(tmp_path, max_unwritten_bytes=1, ring_events=0)
+    hangs, write = threading.Event(), journal._write_chunks
+    monkeypatch.setattr(journal, "_write_chunks", lambda: (hangs.wait(30), write()))
+    feed(journal, dispatcher, 1)
+    flush = asyncio.create_task(journal.flush())
+    while journal.status()["unwritten_records"] != 3 + 7 or journal._pending:
+        await asyncio.sleep(0)  # its records are lines now, and the writer's thread has them
+    feed(journal, dispatcher, 200, first=1)
+    status = journal.status()
+    assert status["unwritten_records"] == 3 + 7 + 16 * SLICE
+    assert status["records_dropped"] == 200 * 7 - 16 * SLICE
+    hangs.set()
+    await flush
+    await journal.stop()
+    assert journal.status()["records_written"] == 3 + 7 + 16 * SLICE

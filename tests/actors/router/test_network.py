@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -278,6 +279,36 @@ async def test_a_new_engine_is_told_long_before_the_next_refresh(tmp_path: Path)
     found.stop()
     assert events[1].oracle is not None
     assert events[1].oracle.places["nx"] == Place("r1")
+
+
+async def test_neither_a_silent_control_plane_nor_a_bug_stops_the_refreshes(tmp_path: Path) -> None:
+    asked, answer = threading.Event(), threading.Event()
+
+    def nodes() -> list[dict[str, Any]]:
+        asked.set()
+        answer.wait(30)
+        raise ConnectionError("no control plane")
+
+    found = RouterNetwork(network(tmp_path).config, nodes)
+    events: list[OracleRefreshed] = []
+
+    def take(event: OracleRefreshed) -> None:
+        events.append(event)
+        if len(events) == 1:
+            raise ZeroDivisionError("a bug")
+
+    found.start(take)
+    async with asyncio.timeout(10):
+        while not (events and asked.is_set()):
+            await asyncio.sleep(0.005)
+        found.engine(info("new", "nx", rack="r1"))  # the control plane has not answered yet
+        while len(events) < 2:
+            await asyncio.sleep(0.005)
+        assert found.totals()["network_errors"] == 1
+        answer.set()
+        while found.totals()["network_errors"] < 2:
+            await asyncio.sleep(0.005)
+    found.stop()
 
 
 def test_ingresses_are_asked_while_the_network_decides() -> None:

@@ -218,6 +218,14 @@ def test_impossible_settings_are_refused(bad: dict[str, float]) -> None:
         EstimatorConfig(**bad)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("ended_s", [float("nan"), float("inf"), float("-inf")])
+def test_a_transfer_that_ended_at_no_time_is_not_kept(ended_s: float) -> None:
+    estimator = BandwidthEstimator(EstimatorConfig(min_samples=1))
+    estimator.routed("r", "p", PAIR, 1, None, 0.0)
+    estimator.transferred("r", 100, 1.0, ended_s)
+    assert estimator.unusable == 1 and estimator.pairs(1e6) == {} and estimator._links == {}
+
+
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(["route", "end", "drop", "look"]),
