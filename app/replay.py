@@ -14,6 +14,7 @@ from policies.journal import JournalError
 from policies.replay import Step, TornJournal, replay
 
 SHOWN = 3  # differences printed for one log
+WHAT = "the folder of router.journal, or files of it"
 
 
 class ReplayCommand:
@@ -24,14 +25,19 @@ class ReplayCommand:
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Adds the arguments."""
-        parser.add_argument(
-            "paths", nargs="+", type=Path, metavar="PATH", help="the folder of router.journal, or files of it"
-        )
+        parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help=WHAT)
 
     def run(self, args: argparse.Namespace) -> int:
         """Replays each log that the paths hold."""
         code = 0
-        for name, files in logs(args.paths):
+        for path in args.paths:
+            if not path.exists():
+                print(f"{path}: no such file or folder: give {WHAT}", file=sys.stderr)
+                code = 2
+            elif path.is_dir() and not any(path.glob("*.jsonl")):
+                print(f"{path}: no journal in it (*.jsonl): give {WHAT}", file=sys.stderr)
+                code = 2
+        for name, files in logs([path for path in args.paths if path.exists()]):
             try:
                 code = max(code, _replay(name, files))
             except (JournalError, OSError, ValueError) as error:

@@ -46,12 +46,19 @@ def run(args: argparse.Namespace) -> int:
     """Serves until Ctrl-C; see `main` for the exit status."""
     try:
         schema = load(args.config, args.port, args.http_port)
-    except (OSError, ConfigError, yaml.YAMLError, KeyError) as error:
+    except OSError as error:
+        print(
+            f"sluice: {args.config}: {error.strerror}: give a Serve config file with --config",
+            file=sys.stderr,
+        )
+        return 2
+    except (ConfigError, yaml.YAMLError, KeyError) as error:
         print(f"sluice: {args.config}: {error}", file=sys.stderr)
         return 2
     taken = [port for port in _ports(schema) if not _free(port)]
     if taken:
-        print(f"sluice: port {taken[0]} is in use. Choose another: make serve PORT=8010", file=sys.stderr)
+        option = "--port 8010 and --http-port 8011, say (make serve PORT=8010)"
+        print(f"sluice: port {taken[0]} is in use. Choose others: {option}", file=sys.stderr)
         return 1
     return _run(schema, args)
 

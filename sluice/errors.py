@@ -16,6 +16,15 @@ from typing import Any, Literal
 
 _EXCERPT_CHARS = 500
 
+_HINTS = {
+    "admin_key": "set SLUICE_ADMIN_KEY (or admin_key=) to one of the server's admin keys",
+    "decision_not_found": "give the id of an answer (chatcmpl-...), its x-request-id header, or one of the ids above;"
+    " decisions that the router has forgotten are in its journal, if router.journal.folder is set in its configuration",
+    "model_not_found": "`sluice models` lists the served models",
+    "not_found": "SLUICE_BASE_URL (or base_url=) must be the root of a Sluice server, such as http://127.0.0.1:8000",
+}
+"""By the server's `code`: better than what its status alone can tell."""
+
 
 class SluiceError(Exception):
     """Base of all errors of this package."""
@@ -94,6 +103,7 @@ class ApiError(SluiceError):
     def __init__(self, detail: ErrorDetail) -> None:
         super().__init__(detail)
         self.detail = detail
+        self.hint = _HINTS.get(detail.code or "", type(self).hint)
 
     def __str__(self) -> str:
         detail = self.detail
@@ -137,17 +147,17 @@ class ApiError(SluiceError):
 class BadRequestError(ApiError):
     """400, 413, 422 and other 4xx: the request itself is wrong; `param` names the field."""
 
-    hint = "correct the named field; the same request would fail again"
+    hint = "correct what the message names; the same request would fail again"
 
 
 class AuthenticationError(ApiError):
     """401 or 403: the key is missing, unknown or not allowed to do this."""
 
-    hint = "set SLUICE_API_KEY (or api_key=) to a valid key; for policy and explain SLUICE_ADMIN_KEY (or admin_key=)"
+    hint = "set SLUICE_API_KEY (or api_key=) to a valid key"
 
 
 class NotFoundError(ApiError):
-    """404: an unknown model or path."""
+    """404: an unknown model, path, or request to be explained; `reason` says which."""
 
     hint = "`sluice models` lists the served models; check the id, and SLUICE_BASE_URL too"
 

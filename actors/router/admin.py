@@ -24,6 +24,7 @@ from policies.state import events as ev
 log = logging.getLogger(__name__)
 
 MAX_TAIL = 1000
+NEWEST = 3  # ids that help whoever asks for an unknown one
 
 _CONFIG = encoder(DispatchConfig)
 
@@ -104,10 +105,13 @@ class RouterAdmin:
     def _explain(self, request_id: str) -> dict[str, Any]:
         decisions = self._decisions.explain(request_id)
         if not decisions:
+            newest = ", ".join(self._decisions.newest(NEWEST))
             raise Refused(
                 404,
-                f"no decision is known for {request_id!r}: the router keeps those of its last"
-                f" {self._decisions.capacity} requests since it started, and none that an ingress made without it",
+                f"no decision is known for {request_id[:80]!r}: the router keeps those of its last"
+                f" {self._decisions.capacity} requests since it started ({self._decisions.requests} now"
+                + (f"; the newest are {newest}" if newest else "")
+                + "), and none that an ingress made without it",
             )
         return {"id": request_id, "decisions": decisions}
 

@@ -5,6 +5,7 @@ A request has one id for its client and a rid for each of its jobs and attempts,
 """
 
 import bisect
+import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -79,6 +80,15 @@ class DecisionLog:
             if candidate in self._ring:
                 return [_shown(*made) for made in self._ring[candidate]]
         return []
+
+    def newest(self, most: int) -> list[str]:
+        """The ids of the last requests about which something was decided, the newest first."""
+        return list(itertools.islice(reversed(self._ring), most))
+
+    @property
+    def requests(self) -> int:
+        """How many can be explained."""
+        return len(self._ring)
 
 
 def request_of(rid: RequestId) -> str:

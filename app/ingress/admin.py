@@ -66,7 +66,8 @@ class AdminApi:
                 self._respond(reply, request_id, 200, answer)
             else:
                 message = str(orjson.loads(answer)["message"])
-                error = ApiError(status, message, retry_after_s=2.0 if status == 503 else None)
+                code = "decision_not_found" if (what, status) == ("explain", 404) else None
+                error = ApiError(status, message, code=code, retry_after_s=2.0 if status == 503 else None)
                 self._respond(reply, request_id, status, error.body())
 
         self._hub.ask_router(what, body, answered)
@@ -147,6 +148,8 @@ def _heatmap(name: str) -> dict[str, Any]:
     if name not in shipped():
         known = ", ".join(shipped()) or "none"
         raise bad_request(
-            f"heatmap {name!r} is not shipped ({known} are); give its content instead", "heatmap"
+            f"heatmap {name!r} is not shipped (there is: {known}); give the content of a heatmap file instead,"
+            " which the `sluice` command reads from --param heatmap=@FILE",
+            "heatmap",
         )
     return load_heatmap(name, Path())

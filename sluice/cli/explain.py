@@ -41,6 +41,8 @@ def configure_explain(parser: argparse.ArgumentParser) -> None:
 
 def run_explain(args: argparse.Namespace) -> int:
     """Prints every decision made for the request."""
+    if not args.request_id.strip():
+        raise UsageError("REQUEST_ID is empty: give the id of an answer (chatcmpl-...) or its x-request-id")
     with connect(args) as client:
         explanation = client.explain(args.request_id)
     print(_json(explanation) if args.json else render_explanation(explanation, args.top))

@@ -64,3 +64,12 @@ def test_a_log_without_its_start_is_refused(folder: Path, capsys: Captured) -> N
     assert main([str(folder)]) == 2
     assert "give its earlier files too" in capsys.readouterr().err
     assert main([str(first)]) == 2
+
+
+def test_a_path_without_a_journal_is_refused_by_name(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "empty").mkdir()
+    assert main([str(tmp_path / "empty")]) == 2
+    assert main([str(tmp_path / "missing")]) == 2
+    err = capsys.readouterr().err
+    for what in ("empty: no journal in it", "missing: no such file or folder"):
+        assert what in err

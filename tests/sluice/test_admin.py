@@ -186,15 +186,23 @@ def test_explain_json_is_the_server_s_answer(capsys: Captured) -> None:
 
 def test_explain_of_an_unknown_request_says_so(server: ContractServer, capsys: Captured) -> None:
     message = "no decision is known for 'x'"
-    server.on("GET /sluice/admin/explain/x", answers(404, api_error(message)))
+    server.on("GET /sluice/admin/explain/x", answers(404, api_error(message, code="decision_not_found")))
     assert main(["explain", "x"]) == 2
-    assert message in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert message in err and "x-request-id" in err and "router.journal.folder" in err
+    assert "sluice models" not in err
+
+
+def test_explain_without_an_id_asks_nobody(capsys: Captured) -> None:
+    assert main(["explain", " ", "--base-url", "http://127.0.0.1:1"]) == 2
+    assert "chatcmpl-" in capsys.readouterr().err
 
 
 def test_without_a_key_the_command_names_the_variable(server: ContractServer, capsys: Captured) -> None:
     server.on(f"GET {POLICY}", answers(401, api_error("Administration needs a key.", code="admin_key")))
     assert main(["policy", "show"]) == 2
-    assert "SLUICE_ADMIN_KEY" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "SLUICE_ADMIN_KEY" in err and "SLUICE_API_KEY" not in err
 
 
 def test_policy_show_lists_what_is_in_use_and_what_there_is(capsys: Captured) -> None:

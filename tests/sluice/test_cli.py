@@ -329,6 +329,22 @@ def test_errors_have_exit_codes_and_say_what_to_do(
     assert says in err
 
 
+@pytest.mark.parametrize(
+    ("code", "says", "says_not"),
+    [
+        ("model_not_found", "sluice models", "SLUICE_BASE_URL"),
+        ("not_found", "SLUICE_BASE_URL", "sluice models"),
+    ],
+)
+def test_what_was_not_found_decides_what_to_do(
+    server: ContractServer, capsys: Captured, code: str, says: str, says_not: str
+) -> None:
+    server.on(CHAT, answers(404, api_error("why", code=code)))
+    assert main(["chat", "hi", "--retries", "0"]) == 2
+    err = capsys.readouterr().err
+    assert says in err and says_not not in err
+
+
 def test_an_engine_that_dies_leaves_the_text_and_a_clear_error(
     server: ContractServer, capsys: Captured
 ) -> None:

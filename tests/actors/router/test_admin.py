@@ -126,6 +126,7 @@ async def test_a_request_is_explained_by_any_name_that_its_client_may_know(route
     assert "prefilling + decoding" in first["policy"]["formula"]
     status, told = await ask(ingress, "explain", {"id": "other"})
     assert status == 404 and "no decision is known for 'other'" in told["message"]
+    assert "last 4096 requests" in told["message"] and "1 now; the newest are abc)" in told["message"]
 
 
 async def test_refused_and_accepted_changes_are_in_the_journal_and_replay(
