@@ -3,7 +3,7 @@
 python -m benchmarks list
 python -m benchmarks run netkv --quick
 python -m benchmarks run all --out benchmarks/results/papers
-python -m benchmarks report --results benchmarks/results/papers
+python -m benchmarks report --results benchmarks/results/experiments
 python -m benchmarks workload mooncake-conversation --traces DIR
 """
 
@@ -97,6 +97,7 @@ def _arguments() -> argparse.ArgumentParser:
         "--results", type=Path, default=Options().out, metavar="DIR", help="default %(default)s"
     )
     page.add_argument("--out", type=Path, metavar="FILE", help="default: report.html in the results' folder")
+    page.add_argument("--redraw", action="store_true", help="draw the plots again first, from the results")
     page.set_defaults(command=_report)
 
     workload = commands.add_parser("workload", help="what a workload looks like")
@@ -202,8 +203,27 @@ def _print_metrics(results: Results) -> None:
 
 def _report(args: argparse.Namespace) -> int:
     target = args.out or args.results / "report.html"
-    print(f"{report.write_html(args.results, target)} experiments written to {target}")
+    if args.redraw:
+        _redraw(args.results)
+    experiments, others = report.write_html(args.results, target)
+    print(f"{experiments} experiments written to {target}")
+    for path in others:
+        print(f"left out: {path}, which `python -m benchmarks run` did not write", file=sys.stderr)
     return 0
+
+
+def _redraw(folder: Path) -> None:
+    from benchmarks import plots
+
+    for path, stored in results_io.load_all(folder)[0].items():
+        name = stored.results.experiment
+        try:
+            drawn = registry.load(name).plots(stored.results)
+        except ExperimentError as error:  # the experiment has changed since
+            print(f"{name}: its old plot stays: {error}", file=sys.stderr)
+            continue
+        for plot, made in drawn.items():
+            plots.save(path.parent / name, plot, made)
 
 
 def _workload(args: argparse.Namespace) -> int:

@@ -16,10 +16,14 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 # Distinct also without colour vision (Okabe and Ito), and as grey.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7F7F7F")
 QUIET = "#9A9A9A"
+MAX_BANDS = 3
+LABEL_POINTS = 10.0  # between the middles of two labels
+_TICKS = FuncFormatter(lambda value, _: f"{value:,.6g}")
 _STYLE = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -66,6 +70,7 @@ def lines(
     """Draws lines with their intervals, and names each at its end (moved apart where they would overlap)."""
     colours = iter(COLOURS * (1 + len(series) // len(COLOURS)))
     ends = []
+    with_intervals = sum(one.half_width is not None for one in series.values())
     if log_x:
         axes.set_xscale("log", base=2)
         ticks = sorted({x for one in series.values() for x in one.x})
@@ -74,29 +79,38 @@ def lines(
         colour = QUIET if one.quiet else next(colours)
         axes.plot(one.x, one.y, color=colour, marker="o", markersize=3)
         if one.half_width is not None:
-            halves = [h or 0.0 for h in one.half_width]
-            low = [v - h for v, h in zip(one.y, halves, strict=True)]
-            high = [v + h for v, h in zip(one.y, halves, strict=True)]
-            axes.fill_between(one.x, low, high, color=colour, alpha=0.15, linewidth=0)
+            _intervals(axes, one, colour, as_band=with_intervals <= MAX_BANDS)
         ends.append((one.y[-1], one.x[-1], name, colour))
     axes.set(xlabel=x, ylabel=y)
     axes.set_title(title, loc="left")
     axes.margins(x=0.03)
+    axes.yaxis.set_major_formatter(_TICKS)
     _label_ends(axes, ends)
 
 
+def _intervals(axes: Axes, one: Series, colour: str, as_band: bool) -> None:
+    """Bands where they are few; thin bars where many bands would hide each other."""
+    assert one.half_width is not None
+    halves = [h or 0.0 for h in one.half_width]
+    if as_band:
+        low = [v - h for v, h in zip(one.y, halves, strict=True)]
+        high = [v + h for v, h in zip(one.y, halves, strict=True)]
+        axes.fill_between(one.x, low, high, color=colour, alpha=0.15, linewidth=0)
+    else:
+        axes.errorbar(one.x, one.y, yerr=halves, fmt="none", ecolor=colour, elinewidth=0.8, alpha=0.45)
+
+
 def _label_ends(axes: Axes, ends: list[tuple[float, float, str, str]]) -> None:
-    """Names beside the last points, from the lowest up, each at least a line's height above the one below."""
+    """Names beside the last points. Those that would overlap stand in a pile around the mean of their points."""
     low, high = axes.get_ylim()
-    height = 0.055 * (high - low)
-    taken = float("-inf")
-    for at, x, name, colour in sorted(ends):
-        y = max(at, taken + height)
-        taken = y
+    points = axes.bbox.height * 72.0 / axes.figure.dpi / (high - low)  # a unit of y
+    ends = sorted(ends)
+    wanted = [at * points for at, _, _, _ in ends]
+    for (at, x, name, colour), y in zip(ends, spread(wanted, LABEL_POINTS), strict=True):
         axes.annotate(
             name,
             xy=(x, at),
-            xytext=(6, (y - at) / (high - low) * axes.bbox.height * 72.0 / axes.figure.dpi),
+            xytext=(6, y - at * points),
             textcoords="offset points",
             color=colour,
             va="center",
@@ -105,8 +119,28 @@ def _label_ends(axes: Axes, ends: list[tuple[float, float, str, str]]) -> None:
         )
 
 
+def spread(wanted: Sequence[float], gap: float) -> list[float]:
+    """Places as near to the wanted ones (ascending) as they can be with `gap` between any two, in the same order."""
+    piles: list[list[float]] = []
+    for at in wanted:
+        piles.append([at])
+        while (
+            len(piles) > 1
+            and _middle(piles[-1]) - _middle(piles[-2]) < gap * (len(piles[-1]) + len(piles[-2])) / 2
+        ):
+            last = piles.pop()
+            piles[-1] += last
+    return [_middle(pile) + gap * (i - (len(pile) - 1) / 2) for pile in piles for i in range(len(pile))]
+
+
+def _middle(pile: Sequence[float]) -> float:
+    return sum(pile) / len(pile)
+
+
 def bars(axes: Axes, values: Mapping[str, tuple[float, float | None]], x: str, title: str = "") -> None:
-    """Horizontal bars, the first on top, with their intervals and their figures beside them."""
+    """Horizontal bars, the first on top, with their intervals and their figures beside them. The axis is made for the
+    bars: of an interval that is far longer than they are (two seeds, say) the end is cut off.
+    """
     names = list(values)[::-1]
     means = [values[n][0] for n in names]
     halves = [values[n][1] or 0.0 for n in names]
@@ -114,17 +148,19 @@ def bars(axes: Axes, values: Mapping[str, tuple[float, float | None]], x: str, t
     axes.barh(
         names, means, xerr=halves, color=COLOURS[0], height=0.62, error_kw={"ecolor": "#555555", "lw": 1}
     )
-    reach = max((abs(m) + h for m, h in zip(means, halves, strict=True)), default=1.0) or 1.0
+    longest = max(map(abs, means), default=1.0) or 1.0
+    low = min(0.0, *(1.15 * m for m in means)) if means else 0.0
+    high = longest * min(1.6, 1.2 + max((h / longest for h in halves), default=0.0))
     for i, (mean, half) in enumerate(zip(means, halves, strict=True)):
-        axes.text(
-            max(mean, 0.0) + half + 0.015 * reach, i, _figure(mean), va="center", fontsize=8, color="#333333"
-        )
+        beside = min(max(mean, 0.0) + half, high) + 0.015 * longest
+        axes.text(beside, i, _figure(mean), va="center", fontsize=8, color="#333333")
     axes.set(xlabel=x)
     axes.set_title(title, loc="left")
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
-    axes.margins(x=0.12)
+    axes.set_xlim(low, high)
     axes.locator_params(axis="x", nbins=5)
+    axes.xaxis.set_major_formatter(_TICKS)
 
 
 def _figure(value: float) -> str:

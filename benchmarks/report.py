@@ -53,25 +53,28 @@ def markdown_table(rows: Sequence[Row]) -> str:
     )
 
 
-def write_html(folder: Path, target: Path) -> int:
-    """Writes the page of all results in `folder`; returns how many. Raises ExperimentError where there are none."""
-    found = load_all(folder)
+def write_html(folder: Path, target: Path) -> tuple[int, list[Path]]:
+    """Writes the page of all results in `folder` and below; returns how many, and the JSON files that are none. Raises
+    ExperimentError where there are none.
+    """
+    found, others = load_all(folder)
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_text(
-        target, page("Sluice: the papers' figures re-run", [_section(one, folder) for one in found], found)
-    )
-    return len(found)
+    sections = [_section(one, path.parent) for path, one in found.items()]
+    write_text(target, page("Sluice: the papers' figures re-run", sections, [*found.values()]))
+    return len(found), others
 
 
 def page(title: str, sections: Iterable[str], contents: Sequence[Stored] = ()) -> str:
     """A whole HTML page."""
-    links = "".join(f'<li><a href="#{_id(s)}">{_id(s)}</a> {escaped(s.summary)}</li>' for s in contents)
+    links = "".join(
+        f'<li><a href="#{_id(s)}">{_id(s)}</a> {escaped(s.summary)}{_verdicts(s)}</li>' for s in contents
+    )
     body = "\n".join(sections)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escaped(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{_STYLE}</style></head>\n<body><h1>{escaped(title)}</h1>\n"
-        + (f"<ul>{links}</ul>\n" if links else "")
+        f'<style>{_STYLE}</style></head>\n<body><h1 id="top">{escaped(title)}</h1>\n'
+        + (f"<nav><ul>{links}</ul></nav>\n{_LEGEND}\n" if links else "")
         + f"{body}\n</body></html>\n"
     )
 
@@ -95,16 +98,25 @@ def _section(stored: Stored, folder: Path) -> str:
     notes = "".join(f"<li>{escaped(row.name)}: {escaped(row.note)}</li>" for row in stored.rows if row.note)
     size = "reduced size" if results.quick else "full size"
     parts = [
-        f'<section id="{_id(stored)}"><h2>{escaped(results.experiment)}</h2><p>{escaped(stored.summary)}</p>',
+        f'<section id="{_id(stored)}"><h2>{escaped(results.experiment)} <a href="#top">contents</a></h2>'
+        f"<p>{escaped(stored.summary)}{_verdicts(stored)}</p>",
+        *(_plot(folder / results.experiment / name) for name in stored.plots if name.endswith(".svg")),
         html_table(HEADER, (cells(row) for row in stored.rows), marks),
         f"<ul class=notes>{notes}</ul>" if notes else "",
-        *(_plot(folder / results.experiment / name) for name in stored.plots if name.endswith(".svg")),
         f"<p class=origin>{size}, {len(results.variants)} variants, seeds {_seeds(results.seeds)}; "
         f"commit {escaped(stored.commit)}, {escaped(stored.date)}; <code>{escaped(stored.command)}</code></p>",
         _runs(stored),
         "</section>",
     ]
     return "\n".join(part for part in parts if part)
+
+
+def _verdicts(stored: Stored) -> str:
+    """How many of its aims are met, and how many are not."""
+    met = [row.met for row in stored.rows if row.met is not None]
+    told = [(met.count(True), "met", "met"), (met.count(False), "missed", "not met")]
+    shown = ", ".join(f"<b class={mark}>{count} {word}</b>" for count, mark, word in told if count)
+    return f" · aims: {shown}" if shown else ""
 
 
 def _runs(stored: Stored) -> str:
@@ -146,6 +158,11 @@ def escaped(text: str) -> str:
     return html.escape(text)
 
 
+_LEGEND = (
+    "<p class=origin>paper: as printed there, – where it has no such figure; ours: mean over the seeds, ± half of its "
+    "95 % interval (wide where the seeds are few); difference: ours against the paper's.</p>"
+)
+
 _STYLE = """
 :root{color-scheme:light}
 body{font:15px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}
@@ -155,7 +172,9 @@ ul{padding-left:1.2rem}a{color:#0060a0}
 th,td{text-align:left;padding:.25rem .9rem .25rem 0;border-bottom:1px solid #e6e6e6;vertical-align:top}
 th{font-weight:600;color:#555;font-size:.85rem}
 td:not(:first-child),th:not(:first-child){white-space:nowrap}
-tr.met td:last-child{color:#00734f}.missed,tr.missed td:last-child{color:#b04000;font-weight:600}
-figure{margin:1rem 0}figure svg{max-width:100%;height:auto}
+td:first-child,th:first-child{min-width:11rem}
+.met td:last-child,b.met{color:#00734f}.missed td:last-child,b.missed,p.missed{color:#b04000;font-weight:600}
+h2 a{font-size:.8rem;font-weight:400;margin-left:.5rem}b{white-space:nowrap}nav b{font-size:.85rem}
+figure{margin:1rem 0;overflow-x:auto}figure svg{max-width:100%;min-width:34rem;height:auto}
 .origin,.notes,details{font-size:.85rem;color:#555}code{font-size:.85em}
 """

@@ -20,6 +20,8 @@ from benchmarks.checkout import commit
 from benchmarks.experiments.base import Config, ExperimentError, Metrics, Results, Row
 
 FORMAT = 1
+RUNS = "runs"
+"""The folder of finished runs, beside the results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +175,28 @@ def load(path: Path) -> Stored:
         raise ExperimentError(f"{path}: not a results file: {error!r}; run the experiment again") from error
 
 
-def load_all(folder: Path) -> list[Stored]:
-    """All results files in `folder`, by name. Raises ExperimentError where there are none."""
-    found = [load(path) for path in sorted(folder.glob("*.json"))]
+def load_all(folder: Path) -> tuple[dict[Path, Stored], list[Path]]:
+    """(all results files in `folder` and below it, by name; other JSON files there, which are no results of `run`).
+    Raises ExperimentError where there are none, and for a damaged one.
+    """
+    found: dict[Path, Stored] = {}
+    others: list[Path] = []
+    for path in sorted(folder.rglob("*.json"), key=lambda path: path.name):
+        if path.relative_to(folder).parts[0] == RUNS:
+            continue
+        if _is_results_file(path):
+            found[path] = load(path)
+        else:
+            others.append(path)
     if not found:
         raise ExperimentError(f"{folder} holds no results; make some: python -m benchmarks run EXPERIMENT")
-    return found
+    return found, others
+
+
+def _is_results_file(path: Path) -> bool:
+    """Damaged ones count as results files: they are refused by name, not passed over."""
+    try:
+        whole = json.loads(path.read_text("utf-8"))
+    except ValueError:
+        return True
+    return isinstance(whole, dict) and "format" in whole

@@ -31,7 +31,7 @@ from benchmarks.experiments.base import (
 )
 from benchmarks.experiments.registry import EXPERIMENTS
 from benchmarks.progress import Progress
-from benchmarks.results_io import RunCache, checked_metrics
+from benchmarks.results_io import RUNS, RunCache, checked_metrics
 
 _SHARED_CODE = ("benchmarks/sim", "benchmarks/workloads", "policies", "predictors")
 
@@ -79,7 +79,7 @@ def run(name: str, experiment: Experiment, options: Options) -> Results:
     """All runs of the experiment. Raises ExperimentError, and RunsFailedError after all others have ended."""
     variants = _variants(name, experiment, options)
     seeds = range(_seeds(experiment, options))
-    cache = RunCache(options.out / "runs", name, code_of(experiment), options.keep_stale)
+    cache = RunCache(options.out / RUNS, name, code_of(experiment), options.keep_stale)
     runs: dict[str, dict[int, dict[str, float | None]]] = {v.name: {} for v in variants}
     todo: list[Job] = []
     for seed in seeds:  # seed by seed: an interrupted sweep has whole seeds

@@ -98,5 +98,8 @@ def plots(results: Results) -> dict[str, Figure]:
         for (i, j), cell in np.ndenumerate(cells):
             axis.text(j, i, f"{cell:+.2f}", ha="center", va="center", fontsize=7)
         axis.set(xlabel="decode / prefill length", ylabel="prompt tokens")
-        axis.set_title(variant, loc="left")
+        axis.set_title(variant.replace("/s", " requests/s"), loc="left")
+    made.suptitle(
+        "JCT colocated / disaggregated - 1: above 0 (red) disaggregated is faster", x=0.01, ha="left"
+    )
     return {"deepflow_heatmap": made}

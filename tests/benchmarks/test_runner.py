@@ -221,6 +221,26 @@ def test_a_missing_plot_is_named_in_the_report(toy, tmp_path):
     assert "wait.svg is missing" in (tmp_path / "r.html").read_text()
 
 
+def test_the_report_takes_folders_below_and_names_what_is_no_result(toy, tmp_path, capsys):
+    program.main(["run", "toy", "--quick", "--jobs", "1", "--out", str(tmp_path / "below")])
+    (tmp_path / "other.json").write_text("[1]")
+    assert program.main(["report", "--results", str(tmp_path)]) == 0
+    out, err = capsys.readouterr()
+    assert "1 experiments written" in out and f"left out: {tmp_path}/other.json" in err
+    assert "<svg" in (tmp_path / "report.html").read_text()
+    (tmp_path / "torn.json").write_text('{"format": 1')
+    assert program.main(["report", "--results", str(tmp_path)]) == 2
+    assert "torn.json: not a results file" in capsys.readouterr().err
+
+
+def test_plots_are_drawn_again_from_the_results(toy, tmp_path):
+    program.main(["run", "toy", "--quick", "--jobs", "1", "--out", str(tmp_path)])
+    drawn = (tmp_path / "toy/wait.svg").read_bytes()
+    (tmp_path / "toy/wait.svg").unlink()
+    assert program.main(["report", "--results", str(tmp_path), "--redraw"]) == 0
+    assert (tmp_path / "toy/wait.svg").read_bytes() == drawn
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
