@@ -121,7 +121,8 @@ def config(workload: str, scheduler: str, **more: Any) -> dict[str, Any]:
     """What `run_one` takes. Further keys: `load` (1 = 100 %), `prompt_tokens`, `p_share`, `gpus`, `oversubscription`,
     `background` (share of every link, all the time), `switching` (share, on and off), `oracle_s`, `tuning`, `weights`
     (of CLA*, else the tuned ones), `prefill_queue`, `whole` (the whole trace, measured from the warm-up to its end),
-    `fixed_nic` (an instance sends by one of its server's NICs).
+    `fixed_nic` (an instance sends by one of its server's NICs), `shared_tokens` (what is shared is so long),
+    `nics` (of a server, else 8; uplinks in proportion), `windows` (seeds begin at so many places, else 5).
     """
     made = {"trace": TRACE, "workload": workload, "scheduler": scheduler, **more}
     if scheduler == "CLA*":
@@ -153,7 +154,10 @@ def requests(config: Config, seed: int) -> list[WorkloadRequest]:
         start, count = 0, round(kind.rate_per_s * TUNING_S) + 1
         most = 2 * count
     else:
-        start, count = window_start(len(rows), seed), round(rate * (WARMUP_S + MEASURE_S)) + 1
+        start, count = (
+            window_start(len(rows), seed, config.get("windows", 5)),
+            round(rate * (WARMUP_S + MEASURE_S)) + 1,
+        )
         most = 4 * count  # a minute more than is measured
     ahead = _turned(rows, start)[:most]
     made = list(transform.compress(ahead, transform.compression_for(ahead[:count], rate)))
@@ -161,13 +165,15 @@ def requests(config: Config, seed: int) -> list[WorkloadRequest]:
         made = list(transform.with_prompt_tokens(made, config["prompt_tokens"]))
     p_share = config.get("p_share", kind.p_share)
     if p_share is not None:
-        made = list(share_prefixes(made, Sharing(p_share, block_tokens=BLOCK_TOKENS), seed))
+        fixed = config.get("shared_tokens")
+        sharing = Sharing(p_share, block_tokens=BLOCK_TOKENS, covered_tokens=fixed)
+        made = list(share_prefixes(made, sharing, seed))
     return list(transform.with_class(made, config["workload"], kind.ttft_slo_s))
 
 
-def window_start(rows: int, seed: int) -> int:
-    """The row with which seed k's warm-up begins: five starts over the trace, behind the tuning slice."""
-    return rows * (1 + 3 * (seed % 5)) // 16
+def window_start(rows: int, seed: int, windows: int = 5) -> int:
+    """The row with which seed k's warm-up begins: starts spread over the trace, behind the tuning slice."""
+    return rows * (windows + 15 * (seed % windows)) // (16 * windows)
 
 
 @lru_cache(maxsize=16)
@@ -189,7 +195,9 @@ def _turned(rows: Sequence[WorkloadRequest], start: int) -> list[WorkloadRequest
 
 def sim_config(config: Config, seed: int) -> SimConfig:
     """The cluster under one scheduler."""
-    topology = netkv_cluster(config.get("gpus", 64), config.get("oversubscription", 4.0), nics_per_node=8)
+    topology = netkv_cluster(
+        config.get("gpus", 64), config.get("oversubscription", 4.0), config.get("nics", 8)
+    )
     prefill, decode = prefill_and_decode(netkv_instances(topology))
 
     def engines(name: str, role: Role, where: list[Instance], **more: Any) -> EngineSpec:

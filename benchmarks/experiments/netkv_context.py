@@ -13,6 +13,7 @@ At 1K and 16K the gain over RR agrees. Where we differ by more than 3 points:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from benchmarks.experiments.base import Results, Row, Variant
@@ -34,15 +35,26 @@ TABLE_3 = {
     65536: (0.0, 0.2),
 }
 SHOWN = ("RR", "CLA*", "NetKV-Full")
+SHARED, SHARED_TOKENS = "2K shared", 2_048
+NARROW, NARROW_TOKENS, NARROW_NICS = (
+    "2K shared, 62 GB/s",
+    32_768,
+    5,
+)  # 5 NICs a server: 10 uplinks of 50 Gbit/s a rack
+ALL_NEAR, ALL_NEAR_TOKENS = "NetKV-Topo-Only", 16_384
 SLO_16K = {"RR": 79.1, "NetKV-Full": 99.2}
 
 
 def variants(quick: bool) -> list[Variant]:
-    return [
-        named("rag", scheduler, str(tokens), prompt_tokens=tokens)
-        for tokens in ((1024, 16384) if quick else TABLE_3)
-        for scheduler in SHOWN
-    ]
+    lengths = (1024, 16384) if quick else tuple(TABLE_3)
+    made = [named("rag", s, str(tokens), prompt_tokens=tokens) for tokens in lengths for s in SHOWN]
+    if quick:
+        return made
+    made.append(named("rag", ALL_NEAR, str(ALL_NEAR_TOKENS), prompt_tokens=ALL_NEAR_TOKENS))
+    fixed = {"shared_tokens": SHARED_TOKENS}
+    made += [named("rag", s, str(n), SHARED, prompt_tokens=n, **fixed) for n in lengths for s in SHOWN]
+    narrow = {"prompt_tokens": NARROW_TOKENS, "nics": NARROW_NICS, **fixed}
+    return made + [named("rag", s, str(NARROW_TOKENS), NARROW, **narrow) for s in SHOWN]
 
 
 def compare(results: Results) -> list[Row]:
@@ -57,7 +69,32 @@ def compare(results: Results) -> list[Row]:
     for scheduler, theirs in SLO_16K.items():
         name = f"rag 16384 {scheduler}"
         rows.append(share(results, f"16384 tokens, {scheduler}: SLO", name, "ttft_slo_share", theirs))
+    return rows if results.quick else rows + _causes(results)
+
+
+def _causes(results: Results) -> list[Row]:
+    """The figures behind the causes above: what Table III implies beside ours, without an aim."""
+    rows = []
+    for label in ("", f" {SHARED}"):
+        for tokens, (vs_rr, vs_cla) in TABLE_3.items():
+            paper = round(100.0 * ((1 + vs_rr / 100) / (1 + vs_cla / 100) - 1), 1)
+            at = f"rag {tokens}{label}"
+            rows.append(
+                _measured(results, f"{tokens} tokens{label}, CLA* vs RR", f"{at} RR", f"{at} CLA*", paper)
+            )
+    cells = [(tokens, f"rag {tokens} {SHARED}") for tokens in TABLE_3]
+    for tokens, at in [*cells, (NARROW_TOKENS, f"rag {NARROW_TOKENS} {NARROW}")]:
+        for base, paper in zip(("RR", "CLA*"), TABLE_3[tokens], strict=True):
+            what = f"{at.removeprefix('rag ')}, NetKV-Full against {base}"
+            rows.append(_measured(results, what, f"{at} {base}", f"{at} NetKV-Full", paper))
+    at = f"rag {ALL_NEAR_TOKENS}"
+    what = f"{ALL_NEAR_TOKENS} tokens, all in the pod, vs CLA*"
+    rows.append(_measured(results, what, f"{at} CLA*", f"{at} {ALL_NEAR}", TABLE_3[ALL_NEAR_TOKENS][1]))
     return rows
+
+
+def _measured(results: Results, what: str, base: str, ours: str, paper: float) -> Row:
+    return replace(reduction(results, what, base, ours, paper), aim="", met=None)
 
 
 def plots(results: Results) -> Mapping[str, Figure]:

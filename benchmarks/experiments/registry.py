@@ -25,6 +25,7 @@ EXPERIMENTS: dict[str, str] = {
     "netkv_ladder": "benchmarks.experiments.netkv_ladder",
     "netkv_scale": "benchmarks.experiments.netkv_scale",
     "netkv_whole": "benchmarks.experiments.netkv_whole",
+    "netkv_windows": "benchmarks.experiments.netkv_windows",
 }
 
 NEEDED = ("SUMMARY", "variants", "run_one", "compare", "plots")

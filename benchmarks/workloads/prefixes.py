@@ -66,7 +66,8 @@ def zipf_weights(count: int, exponent: float) -> FloatArray:
 @dataclass(frozen=True, slots=True)
 class Sharing:
     """With probability `p_share` a prompt begins with one of `groups` known texts (Zipf popularity), which covers a
-    share of it drawn uniformly from `covered`; two prompts of a group share the shorter cover.
+    share of it drawn uniformly from `covered`, or `covered_tokens` of it (all of a shorter one); two prompts of a group
+    share the shorter cover.
 
     NetKV (VI-A) gives p_share (0.3 chatbot, 0.7 RAG, 0.1 long context) and no more:
     """
@@ -76,11 +77,14 @@ class Sharing:
     zipf: float = 1.0  # ASSUMPTION: their popularity
     covered: tuple[float, float] = (0.25, 0.75)  # ASSUMPTION: half a prompt on average
     block_tokens: int = 512  # as Mooncake's hash_ids
+    covered_tokens: int | None = None
 
     def __post_init__(self) -> None:
         low, high = self.covered
         if not (0.0 <= self.p_share <= 1.0 and 0.0 <= low <= high <= 1.0 and self.block_tokens >= 1):
             raise WorkloadError(f"{self}: p_share and covered must lie in 0..1, block_tokens be at least 1")
+        if self.covered_tokens is not None and self.covered_tokens < 1:
+            raise WorkloadError(f"{self}: covered_tokens must be at least 1, or None for `covered`")
 
 
 def share_prefixes(
@@ -100,6 +104,8 @@ def share_prefixes(
         if shares < sharing.p_share:
             group = int(np.searchsorted(ends, group_at, side="right"))
             head = int(r.prompt_tokens * (low + (high - low) * cover))
+            if sharing.covered_tokens is not None:
+                head = min(sharing.covered_tokens, r.prompt_tokens)
             segments.append((mix(1, group), head))
         segments.append((mix(2 + seed, number), r.prompt_tokens - head))
         yield replace(

@@ -44,6 +44,26 @@ def test_loads_and_schedulers_see_the_same_requests_and_seeds_others() -> None:
     assert len(starts) == 5
 
 
+def test_more_windows_lie_closer_and_five_are_among_twenty() -> None:
+    starts = [netkv.window_start(16_000, seed, 20) for seed in range(20)]
+    assert starts == list(range(1_000, 16_000, 750))
+    assert [netkv.window_start(16_000, seed) for seed in range(6)] == [
+        1_000,
+        4_000,
+        7_000,
+        10_000,
+        13_000,
+        1_000,
+    ]
+
+
+def test_one_nic_an_instance_and_its_uplinks_are_told() -> None:
+    made = netkv.sim_config(netkv.config("rag", "NetKV-Uplinks", fixed_nic=True), 0)
+    assert [spec.nics for spec in made.engines] == [(0, 4, 0, 4), (0, 4) * 6]
+    assert made.network.uplinks == {0: 1, 1: 1, 2: 2, 3: 4}  # type: ignore[union-attr]
+    assert netkv.sim_config(netkv.config("rag", "NetKV-Full", fixed_nic=True), 0).network.uplinks is None  # type: ignore[union-attr]
+
+
 def test_tuning_is_before_every_window() -> None:
     tuned = netkv.requests(netkv.config("rag", "CLA*", tuning=True, load=0.8), 0)
     used = [r.rid for r in tuned if r.at_s < netkv.TUNING_S]

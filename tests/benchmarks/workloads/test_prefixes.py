@@ -1,5 +1,6 @@
 """Shared heads."""
 
+import itertools
 import math
 from collections import Counter
 
@@ -90,6 +91,17 @@ def test_the_shared_part_is_within_its_bounds():
         assert agree <= 50 or r is longest
 
 
+def test_a_shared_part_of_fixed_length_is_that_long_or_all_of_a_shorter_prompt():
+    sharing = Sharing(1.0, 1, block_tokens=64, covered_tokens=640)
+    long = list(share_prefixes(requests(20, 6_400), sharing, 3))
+    short = list(share_prefixes(requests(20, 320), sharing, 3))
+    for a, b in itertools.pairwise(long):
+        assert [x == y for x, y in zip(a.block_hashes, b.block_hashes, strict=True)] == [True] * 10 + [
+            False
+        ] * 90
+    assert {r.block_hashes for r in short} == {long[0].block_hashes[:5]}
+
+
 def test_the_ideal_hit_by_hand():
     def one(hashes: tuple[int, ...], prompt: int) -> WorkloadRequest:
         return WorkloadRequest("r", 0, prompt, 1, hashes, 10)
@@ -104,6 +116,7 @@ def test_impossible_sharing_is_refused():
         lambda: Sharing(1.2),
         lambda: Sharing(0.5, covered=(0.9, 0.1)),
         lambda: Sharing(0.5, block_tokens=0),
+        lambda: Sharing(0.5, covered_tokens=0),
     ):
         with pytest.raises(WorkloadError):
             make()
