@@ -1,8 +1,9 @@
 """BalanceRoute 6.4 and appendix H: BR-H with the oracle over its parameters, G = 8.
 
 The paper sweeps a cross around its default: H in {1, 24, 48, 96} and a second parameter in {0.5, 0.7, 0.9, 1.0}, whose
-label the text has lost; it looks like gamma. Here both, and beyond the paper: beta, our slack and ageing, the
-predictor's gate and refresh, and how much the pool holds. The trace is Table 1's `recurring-long`.
+label the text has lost; it looks like gamma. Here both, at the paper's aim and projection ("envelope" in Table 1), and
+the predictor's gate and refresh. Beyond the paper: our aim at the mean, its beta, ageing and pool_lag, what the paper's
+projection does to it, and how much the pool holds. The trace is Table 1's `recurring-long`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from benchmarks.experiments.base import Config, Metrics, Results, Row, Variant
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SUMMARY = "BalanceRoute sensitivity (Table 6 and beyond): H, gamma, beta, slack, ageing, pool, gate"
+SUMMARY = "BalanceRoute sensitivity (Table 6 and beyond): H, gamma, gate, our aim, beta, ageing, pool"
 SEEDS = (1, 1)
 CASE = "recurring-long"
 
@@ -32,29 +33,33 @@ PAPER = {
     (48, 1.0): (29_318, 77.310, 1_026.77),
 }
 OURS: dict[str, dict[str, Any]] = {
-    "beta 4": {"beta": 4.0},
-    "beta 32": {"beta": 32.0},
-    "no slack": {"slack": 0.0},
-    "no ageing": {"ageing": 0.0, "max_wait_s": cluster.ENDLESS_S},
-    "neither": {"slack": 0.0, "ageing": 0.0, "max_wait_s": cluster.ENDLESS_S},
+    "ours": {},
+    "ours, beta 2": {"beta": 2.0},
+    "ours, beta 4": {"beta": 4.0},
+    "ours, beta 8": {"beta": 8.0},
+    "ours, no ageing": {"ageing": 0.0, "max_wait_s": cluster.ENDLESS_S},
+    "ours, no pool_lag": {"pool_lag": 0.0},
+    "ours, the paper's projection": {"refill": False},
 }
 POOLS = (4.0, 32.0)
 
 
 def variants(quick: bool) -> list[Variant]:
-    made = [_variant(f"H {h}, gamma {g}", quick, horizon=h, gamma=g) for h, g in PAPER]
+    made = [_variant(f"H {h}, gamma {g}", "envelope oracle", quick, horizon=h, gamma=g) for h, g in PAPER]
     if quick:
         return made
-    made += [_variant(name, quick, **params) for name, params in OURS.items()]
-    made += [Variant(f"pool {pool:g}", _config("br_h oracle", quick) | {"pool": pool}) for pool in POOLS]
-    deployed = _config("br_h lightgbm", quick)
+    deployed = _config("envelope lightgbm", quick)
     made += [Variant("gate 0.25, lightgbm", deployed | {"gate": 0.25})]
     made += [Variant("refresh 4, lightgbm", deployed | {"refresh_tokens": 4})]
-    return made
+    plain = {"pool_lag": 0.0, "ageing": 0.0, "max_wait_s": cluster.ENDLESS_S}
+    made += [_variant("the paper's, nothing added", "envelope oracle", quick, **plain)]
+    made += [_variant(name, "br_h oracle", quick, **params) for name, params in OURS.items()]
+    ours = _config("br_h oracle", quick)
+    return made + [Variant(f"ours, pool {pool:g}", ours | {"pool": pool}) for pool in POOLS]
 
 
-def _variant(name: str, quick: bool, **params: Any) -> Variant:
-    return Variant(name, _config("br_h oracle", quick, **params))
+def _variant(name: str, method: str, quick: bool, **params: Any) -> Variant:
+    return Variant(name, _config(method, quick, **params))
 
 
 def _config(method: str, quick: bool, **params: Any) -> dict[str, Any]:

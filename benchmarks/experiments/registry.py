@@ -11,6 +11,7 @@ EXPERIMENTS: dict[str, str] = {
     "balance_route_table1": "benchmarks.experiments.balance_route_table1",
     "balance_route_table2": "benchmarks.experiments.balance_route_table2",
     "balance_route_sensitivity": "benchmarks.experiments.balance_route_sensitivity",
+    "balance_route_bound": "benchmarks.experiments.balance_route_bound",
     "composition": "benchmarks.experiments.composition",
     "deepflow_colocation": "benchmarks.experiments.deepflow_colocation",
     "deepflow_heatmap": "benchmarks.experiments.deepflow_heatmap",

@@ -6,21 +6,28 @@ The two stages are BR-0's (`stages`), with F_H for F and min_h m_g(h) in stage 2
 are in `loads`, computed once a round and updated by each admission. H = 0, alpha = 1, beta = G is BR-0.
 The paper searches subsets by enumeration; two bitset probes are exact for F_H too (`subset`).
 Without forecasts every request stays: the lookahead then sees only that fuller batches grow faster.
-Beyond the paper, all 0 there: `ageing` (see `stages`), and two by which margins count as smaller, so that the envelope
-is not filled to its edge: `slack`, in mean prompts of the pool, and
+Beyond the paper, all 0 there: `ageing` (see `stages`), and three by which margins count as smaller, in tokens:
 
-    pool_lag * max(0, mean KV tokens of a running sequence - mean prompt of the pool)
+    slack * mean prompt of the pool
+    pool_lag * max(0, mean KV of a running sequence - mean prompt of the pool)
+    center * mean margin of the workers without a free slot
 
-A margin is what left plus what it had generated, so who fills margins takes more than what comes in on the average, and
-the pool is left with the small ones, which soon fit nowhere. This lowers the aim as far as that has happened: from
-`slack` alone (0.1) the imbalance falls by a sixth, and its spread over seeds by half (`balance_route_cluster`).
+A margin is what left with all that it had generated, so who fills margins to the envelope takes more than what comes in
+on the average: the pool is left with the small ones, which soon fit nowhere, and the envelope can only rise. `pool_lag`
+lowers the aim as far as that has happened. `center` 1 aims at the mean load instead of the heaviest one, where a miss
+on either side is half as far; beta is then no longer G: a token above the mean costs beta - 1 of those below it.
+Together they halve the imbalance that slack and ageing leave (`balance_route_cluster`).
+`refill` True, also beyond the paper: a slot that a forecast departure frees is taken to be filled again, with what kept
+the balance, as long as the pool lasts: the first departures of the group are left out, as many as entries remain. The
+paper's projection lets such a load drop and prefers to fill the drop ahead of time, which with `center` costs more than
+it gains even with true lengths (`balance_route_table1`). Where the pool runs dry the projection is the paper's.
 Not claimed: what later arrivals do; forecasts of requests that are still in the pool are not used (the paper's
 "constant of additional load").
 """
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from policies.routing import params
@@ -28,7 +35,7 @@ from policies.routing.balance_route_0 import check_limits
 from policies.routing.base import Assignment
 from policies.routing.loads import HorizonLoads
 from policies.routing.stages import Feasible, Round, StageLimits, group_workers, split_by_group
-from policies.state.views import Snapshot, Worker
+from policies.state.views import Departure, Snapshot, Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +55,13 @@ class BalanceRouteH:
     window: int = 8  # ASSUMPTION
     abundance: float = 2.0  # ASSUMPTION
     max_wait_s: float = 10.0  # ASSUMPTION
-    # ASSUMPTION: 0, the paper's rule, as the sweeps have a pool of minutes. There pool_lag 1 (or slack 0.1) and one
-    # mean prompt per 600 s of age (ageing = max_wait_s / 600) about halve the imbalance.
+    # ASSUMPTION: 0, the paper's rule, as the sweeps have a pool of minutes. There beta 3, pool_lag 1, center 1 and one
+    # mean prompt per 1,200 s of age (ageing = max_wait_s / 1,200) divide the imbalance by three.
     slack: float = 0.0
     ageing: float = 0.0
     pool_lag: float = 0.0
+    center: float = 0.0
+    refill: bool = False
     reserve_tokens: int = 16
     name: str = "balance_route_h"
 
@@ -65,6 +74,8 @@ class BalanceRouteH:
         params.number(self.name, "slack", self.slack, low=0.0)
         params.number(self.name, "ageing", self.ageing, low=0.0)
         params.number(self.name, "pool_lag", self.pool_lag, low=0.0)
+        params.number(self.name, "center", self.center, low=0.0, high=1.0)
+        params.flag(self.name, "refill", self.refill)
         check_limits(self.name, self.window, self.abundance, self.max_wait_s, self.reserve_tokens)
 
     def assign(self, feasible: Feasible, snapshot: Snapshot, rng: random.Random) -> tuple[Assignment, ...]:
@@ -72,6 +83,8 @@ class BalanceRouteH:
         assigned: tuple[Assignment, ...] = ()
         for group, entries in sorted(split_by_group(feasible).items()):
             workers = group_workers(snapshot, group)
+            if self.refill:
+                workers = _refilled(workers, len(entries) - sum([worker.free_slots for worker in workers]))
             slack_tokens = self._slack_tokens(entries, workers)
             loads = HorizonLoads(workers, self.horizon, self.gamma, self.alpha, self.beta, slack_tokens)
             assigned += Round(entries, snapshot, loads, limits, rng).run()
@@ -79,9 +92,37 @@ class BalanceRouteH:
 
     def _slack_tokens(self, entries: Feasible, workers: Sequence[Worker]) -> float:
         """By how much margins count as smaller; see above."""
-        if not (self.slack or self.pool_lag):
-            return 0.0
-        mean_tokens = sum([entry.request.prompt_tokens for entry, _ in entries]) / len(entries)
-        running = sum([worker.slots_used for worker in workers])
-        context_tokens = sum([worker.kv_tokens for worker in workers]) / running if running else 0.0
-        return self.slack * mean_tokens + self.pool_lag * max(0.0, context_tokens - mean_tokens)
+        slack_tokens = 0.0
+        if self.slack or self.pool_lag:
+            mean_tokens = sum([entry.request.prompt_tokens for entry, _ in entries]) / len(entries)
+            slack_tokens += self.slack * mean_tokens
+            running = sum([worker.slots_used for worker in workers])
+            if self.pool_lag and running:
+                context_tokens = sum([worker.kv_tokens for worker in workers]) / running
+                slack_tokens += self.pool_lag * max(0.0, context_tokens - mean_tokens)
+        if self.center:
+            slack_tokens += self.center * _mean_margin_of_full(workers)
+        return slack_tokens
+
+
+def _mean_margin_of_full(workers: Sequence[Worker]) -> float:
+    """Tokens between the envelope of its barrier and a worker without a free slot; 0 if all have one."""
+    envelope: dict[str, int] = {}
+    for worker in workers:
+        envelope[worker.barrier] = max(worker.kv_tokens, envelope.get(worker.barrier, 0))
+    margins = [envelope[worker.barrier] - worker.kv_tokens for worker in workers if not worker.free_slots]
+    return sum(margins) / len(margins) if margins else 0.0
+
+
+def _refilled(workers: list[Worker], entries: int) -> list[Worker]:
+    """The workers without the first departures: as many sequences as `entries` can follow. Equal steps by worker."""
+    order = sorted((gone.step, row, gone) for row, worker in enumerate(workers) for gone in worker.departures)
+    kept: dict[int, list[Departure]] = {row: [] for _, row, _ in order}
+    for _, row, gone in order:
+        entries -= gone.sequences
+        if entries < 0:
+            kept[row].append(gone)
+    return [
+        replace(worker, departures=tuple(kept[row])) if row in kept else worker
+        for row, worker in enumerate(workers)
+    ]

@@ -109,6 +109,7 @@ def test_rows_and_plots_from_any_results(experiment, quick: bool, monkeypatch: p
         "throughput_tok_s": 900.0,
         "throughput_same_load_tok_s": 900.0,
         "barrier_free_tok_s": 1_000.0,
+        "full_imbalance_tokens": 8_000.0,
     }
     runs = {}
     for variant in variants:
@@ -132,7 +133,9 @@ def test_rows_and_plots_from_any_results(experiment, quick: bool, monkeypatch: p
 def test_without_a_gain_there_is_no_share_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLUICE_TRACES", raising=False)
     variants = table1.variants(quick=True)
-    same = dict.fromkeys([metric for metric, _ in table1.FIGURES] + ["barrier_free_tok_s"], 100.0)
+    same = dict.fromkeys(
+        [*(metric for metric, _ in table1.FIGURES), "barrier_free_tok_s", "full_imbalance_tokens"], 100.0
+    )
     results = Results("x", True, {v.name: v.config for v in variants}, {v.name: {0: same} for v in variants})
     shares = [row for row in table1.compare(results) if "share of the oracle" in row.name]
     assert shares

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.routing.balance_route_0 import BalanceRoute0
-from policies.routing.balance_route_h import BalanceRouteH
+from policies.routing.balance_route_h import BalanceRouteH, _refilled
 from policies.routing.base import Reason
 from policies.routing.composition import Composition
 from policies.routing.loads import FlatLoads, HorizonLoads, projected_loads
@@ -353,6 +353,89 @@ def test_a_pool_of_small_prompts_lowers_the_aim(
     assert set(assign(BalanceRouteH(0, 1.0, pool_lag=pool_lag), workers, pool)) == {chosen}
 
 
+@pytest.mark.parametrize(
+    ("center", "used", "chosen"),
+    [
+        # loads 100, 60 and 0: the envelope is 100, the two full workers' mean 80
+        (0.0, 8, "at-envelope"),
+        (0.5, 8, "between"),  # aims at 90
+        (1.0, 8, "at-mean"),
+        (1.0, 7, "at-envelope"),  # with no full worker there is nothing to aim at but the envelope
+    ],
+)
+def test_the_aim_can_be_the_mean_of_the_full_workers(center: float, used: int, chosen: str) -> None:
+    workers = [
+        worker("w0", kv_tokens=100, slots_used=used),
+        worker("w1", kv_tokens=60, slots_used=used),
+        worker("w2", slots_used=min(used, 7) - (used < 8)),
+    ]
+    pool = [entry("at-envelope", 100), entry("between", 90), entry("at-mean", 80)]
+    made = assign(BalanceRouteH(0, 1.0, center=center), workers, pool)
+    assert next(iter(made)) == chosen
+
+
+def test_a_barrier_has_its_own_mean() -> None:
+    """The far barrier's full worker is its envelope, 1,000: no margin; x's two have 0 and 40. The mean is 13 1/3."""
+    workers = [
+        worker("w0", kv_tokens=100, slots_used=8, barrier="x"),
+        worker("w1", kv_tokens=60, slots_used=8, barrier="x"),
+        worker("w2", slots_used=7, barrier="x"),
+        worker("w3", kv_tokens=1_000, slots_used=8, barrier="y"),
+    ]
+    pool = [entry("a", 100), entry("b", 86), entry("c", 80)]  # aims at 86 2/3
+    assert set(assign(BalanceRouteH(0, 1.0, center=1.0), workers, pool)) == {"b"}
+
+
+@pytest.mark.parametrize(
+    ("refill", "spare", "chosen"),
+    [
+        # w1's margin: 10 now and 60 from step 1 on, when 50 of its tokens are gone. H = 2, gamma 1, G = 2:
+        # 60: 3 * 60 - 2 * 50 = 80; 10: 3 * 10 = 30
+        (False, 1, "large"),
+        (
+            True,
+            1,
+            "small",
+        ),  # two entries, one slot: the other entry follows the one that goes. 60: 180 - 2 * 3 * 50
+        (True, 0, "large"),  # nothing is left to follow it
+    ],
+)
+def test_a_departure_that_the_pool_makes_up_for_opens_no_margin(
+    refill: bool, spare: int, chosen: str
+) -> None:
+    workers = [
+        worker("w0", kv_tokens=110, slots_used=8),
+        worker("w1", kv_tokens=100, slots_used=7, departures=(Departure(1, 1, 50),)),
+    ]
+    pool = [entry("large", 60), entry("small", 10)][: 1 + spare]
+    made = assign(BalanceRouteH(2, 1.0, refill=refill), workers, pool)
+    assert next(iter(made)) == chosen
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 3)), max_size=4), min_size=1, max_size=4),
+    st.integers(-2, 12),
+)
+def test_the_first_departures_are_made_up_for(steps: list[list[tuple[int, int]]], entries: int) -> None:
+    """What is left is what the pool cannot follow, and nothing left out comes after something kept."""
+    workers = [
+        worker(f"w{i}", departures=tuple(Departure(step, n, 10 * n) for step, n in one))
+        for i, one in enumerate(steps)
+    ]
+    after = _refilled(workers, entries)
+    assert [w.id for w in after] == [w.id for w in workers]
+    kept = [gone for w in after for gone in w.departures]
+    every = [gone for w in workers for gone in w.departures]
+    followed = sum(gone.sequences for gone in every) - sum(gone.sequences for gone in kept)
+    assert followed <= max(0, entries)
+    if kept:
+        assert followed + max(gone.sequences for gone in every) > entries
+        left_out = list(every)
+        for gone in kept:
+            left_out.remove(gone)
+        assert max((gone.step for gone in left_out), default=0) <= min(gone.step for gone in kept)
+
+
 def test_bypass_decides_one_entry_for_the_largest_margin() -> None:
     workers = [worker("w0", kv_tokens=100), worker("w1", kv_tokens=40), worker("w2", kv_tokens=70)]
     view = snapshot(workers)
@@ -485,6 +568,8 @@ def test_the_order_of_workers_does_not_matter(cluster, pool, mask, shuffler) -> 
         ({"slack": -0.1}, "slack is -0.1"),
         ({"ageing": -1.0}, "ageing is -1.0"),
         ({"pool_lag": float("nan")}, "pool_lag is nan"),
+        ({"refill": 1}, "refill is 1: it must be true or false"),
+        ({"center": 1.5}, "center is 1.5: it must be a number >= 0.0 and <= 1.0"),
         ({"abundance": float("inf")}, "abundance is inf"),
     ],
 )
