@@ -14,7 +14,7 @@ import msgspec
 
 from actors.router.kv_feed import KvFeed
 from actors.router.network import RouterNetwork
-from actors.router.workers import reports, ups, workers_of
+from actors.router.workers import check, reports, ups, workers_of
 from actors.wire.channel import Channel
 from actors.wire.messages import KV_EVENTS, EngineInfo, EngineState, Status
 from policies.state import events as ev
@@ -52,6 +52,7 @@ class Engines:
 
     def announced(self, channel: Channel, info: EngineInfo) -> None:
         """A new engine, one that is back or has changed. Raises ValueError (nothing changed) for an impossible one."""
+        check(info)
         workers = workers_of(info)
         known = self._engines.get(info.id)
         if known is not None:

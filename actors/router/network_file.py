@@ -70,14 +70,14 @@ def read_network_file(path: str) -> NetworkFile:
     try:
         raw = yaml.safe_load(Path(path).read_text())
         parsed = _File.model_validate({} if raw is None else raw)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise OracleError(f"network file {path} cannot be read: {error}") from None
     except ValidationError as error:
         lines = [
             f"  {'.'.join(map(str, problem['loc'])) or 'file'}: {problem['msg']} (got {str(problem['input'])[:60]})"
             for problem in error.errors()
         ]
         raise OracleError(f"network file {path}:\n" + "\n".join(lines)) from None
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise OracleError(f"network file {path} cannot be read: {error}") from None
     file = NetworkFile(
         {tier: item.bandwidth_bytes_per_s for tier, item in parsed.tiers.items()},
         {tier: item.latency_s for tier, item in parsed.tiers.items()},

@@ -11,10 +11,18 @@ from policies.state.reducer import role_of
 from policies.state.views import Health, Mode, Request, WorkerId
 
 
-def workers_of(info: EngineInfo) -> tuple[WorkerId, ...]:
-    """The workers of an engine, by rank. Raises ValueError for one without any, or without a slot for each."""
+def check(info: EngineInfo) -> None:
+    """Raises ValueError for an engine that cannot be: its share of a rank, or of a block, would divide by 0."""
     if not 1 <= info.dp_ranks <= info.slots:
         raise ValueError(f"engine {info.id} announces {info.dp_ranks} ranks with {info.slots} slots in all")
+    if info.block_size_tokens < 1 or info.kv_blocks < info.dp_ranks:
+        raise ValueError(f"engine {info.id}: {info.kv_blocks} KV blocks of {info.block_size_tokens} tokens")
+    if "#" in info.id:
+        raise ValueError(f"engine {info.id}: '#' is what parts an engine's name from its rank")
+
+
+def workers_of(info: EngineInfo) -> tuple[WorkerId, ...]:
+    """The workers of an engine, by rank."""
     if info.dp_ranks == 1:
         return (info.id,)
     return tuple(f"{info.id}#{rank}" for rank in range(info.dp_ranks))

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import orjson
 
 from app.api.errors import ApiError, bad_request
-from app.ingress.reply import Reply, Request
+from app.ingress.reply import Headers, Reply, Request
 from app.profile.file import load_heatmap, shipped
 
 if TYPE_CHECKING:
@@ -36,10 +36,10 @@ _PROXIED = (b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via")
 
 
 class AdminApi:
-    """`respond(reply, request_id, status, body)` sends JSON."""
+    """`respond(reply, request_id, status, body, headers)` sends JSON."""
 
     def __init__(
-        self, keys: tuple[str, ...], hub: "Hub", respond: Callable[[Reply, str, int, bytes], None]
+        self, keys: tuple[str, ...], hub: "Hub", respond: Callable[[Reply, str, int, bytes, Headers], None]
     ) -> None:
         self._keys = [key.encode() for key in keys]
         self._hub, self._respond = hub, respond
@@ -63,12 +63,12 @@ class AdminApi:
 
         def answered(status: int, answer: bytes) -> None:
             if status == 200:
-                self._respond(reply, request_id, 200, answer)
+                self._respond(reply, request_id, 200, answer, [])
             else:
                 message = str(orjson.loads(answer)["message"])
                 code = "decision_not_found" if (what, status) == ("explain", 404) else None
                 error = ApiError(status, message, code=code, retry_after_s=2.0 if status == 503 else None)
-                self._respond(reply, request_id, status, error.body())
+                self._respond(reply, request_id, status, error.body(), error.headers())
 
         self._hub.ask_router(what, body, answered)
 

@@ -26,7 +26,7 @@ from app.ingress.http_protocol import too_large
 from app.ingress.hub import Hub
 from app.ingress.intake import Intake
 from app.ingress.metrics import IngressMetrics
-from app.ingress.reply import AsgiReply, Reply, Request
+from app.ingress.reply import AsgiReply, Headers, Reply, Request
 from app.ingress.status import fleet_view, status_of
 from app.ingress.tokenizer import TextCodec
 
@@ -235,8 +235,10 @@ class IngressApp:
     def _json(self, reply: Reply, request_id: str, value: Any, status: int = 200) -> None:
         self._respond_json(reply, request_id, status, orjson.dumps(value))
 
-    def _respond_json(self, reply: Reply, request_id: str, status: int, body: bytes) -> None:
-        reply.respond(status, [JSON, (b"x-request-id", request_id.encode())], body)
+    def _respond_json(
+        self, reply: Reply, request_id: str, status: int, body: bytes, headers: Headers | None = None
+    ) -> None:
+        reply.respond(status, [JSON, (b"x-request-id", request_id.encode()), *(headers or [])], body)
 
     def _models(self, request: Request, reply: Reply, request_id: str) -> None:
         self._json(

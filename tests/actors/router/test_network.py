@@ -119,6 +119,7 @@ def test_pairs_of_the_file_are_found_by_host_name_and_win_over_racks(tmp_path: P
         ),
         ("", r"tiers: Field required"),
         ("tiers: [", r"cannot be read"),
+        ("tiers: 2026-02-31", r"cannot be read"),  # a date that YAML itself cannot make
     ],
 )
 def test_a_wrong_file_is_refused_with_the_key_and_what_is_allowed(

@@ -3,7 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from actors.router.server import RouterServer
@@ -196,13 +198,24 @@ async def test_a_report_without_the_ranks_ends_that_engine_s_connection(router: 
     await d.channel.closed
 
 
-@pytest.mark.parametrize(("ranks", "slots"), [(0, 4), (-1, 4), (8, 4), (1, 0)])
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"dp_ranks": 0},
+        {"dp_ranks": -1},
+        {"dp_ranks": 8},
+        {"slots": 0},
+        {"block_size_tokens": 0},
+        {"kv_blocks": 0},
+        {"id": "odd#x"},
+    ],
+)
 async def test_an_engine_that_cannot_be_is_refused_and_leaves_nothing(
-    router: RouterServer, ranks: int, slots: int
+    router: RouterServer, odd: dict[str, Any]
 ) -> None:
     e = await peer(router, "engine", "odd")
-    facts = ("odd", "decode", "sim", "m", "g", ("unix:/x",), slots, 200, 16, 1024, "n", 1, 30.0)
-    e.channel.send(wire.Announce(wire.EngineInfo(*facts, dp_ranks=ranks)))  # type: ignore[arg-type]
+    info = wire.EngineInfo("odd", "decode", "sim", "m", "g", ("unix:/x",), 4, 200, 16, 1024, "n", 1, 30.0)
+    e.channel.send(wire.Announce(msgspec.structs.replace(info, **odd)))
     await e.channel.closed
     i = await peer(router, "ingress", "i")
     assert (await i.get(wire.Fleet)).engines == []  # type: ignore[attr-defined]
