@@ -30,7 +30,10 @@ class Tiers:
         """The tiers of a snapshot's workers."""
         ready = [workers[worker] for worker in sorted(workers) if workers[worker].health is Health.READY]
         decode = [w for w in ready if w.role is Role.DECODE]
-        groups = {w.group: tuple(other.id for other in decode if other.group == w.group) for w in decode}
+        members: dict[str, list[WorkerId]] = {}
+        for w in decode:
+            members.setdefault(w.group, []).append(w.id)
+        groups = {group: tuple(ids) for group, ids in members.items()}
         split = [w.id for w in ready if w.role is Role.PREFILL and w.group in groups]
         whole = [w.id for w in ready if w.role is Role.COLOCATED]
         either = tuple(sorted(split + whole))
@@ -138,7 +141,7 @@ class FeasibleEntries(Sequence[Placeable]):
 
     def placeable(self) -> bool:
         """Some entry fits somewhere."""
-        return any(self._rooms.values()) and (bool(self._made) or self._make())
+        return any(self._rooms.values()) and (bool(self._made) or self._make(1))
 
     def allows(self, rid: RequestId, worker: WorkerId) -> bool:
         """The request is one of those looked at, and fits the worker."""
@@ -154,22 +157,26 @@ class FeasibleEntries(Sequence[Placeable]):
         kept = [entry for entry, _ in self._made if entry.request.rid not in assigned]
         return kept if self.blocked else kept + list(self._entries[self._looked :])
 
-    def _make(self) -> bool:
-        """Looks on to the next entry that fits; False: there is none."""
+    def _make(self, most: int) -> bool:
+        """Looks on until so many more entries that fit are found; False: there are not so many."""
         if self.blocked:
             return False
+        made, rooms, starved_before_s = self._made, self._rooms, self._starved_before_s
+        enough = len(made) + most
         for at in range(self._looked, len(self._entries)):
             entry = self._entries[at]
-            room, request = self._rooms.get(entry.group), entry.request
+            room, request = rooms.get(entry.group), entry.request
             if room is not None and request.prompt_tokens <= room.most_tokens:
                 fits = room.for_request(request)
                 if fits:
                     if request.avoid:
                         fits = [w for w in fits if w.id not in request.avoid] or fits
-                    self._made.append((entry, fits))
-                    self._looked = at + 1
-                    return True
-            if entry.entered_s < self._starved_before_s:
+                    made.append((entry, fits))
+                    if len(made) == enough:
+                        self._looked = at + 1
+                        return True
+                    continue
+            if entry.entered_s < starved_before_s:
                 self.blocked = True
                 break
         self._looked = len(self._entries)
@@ -177,13 +184,12 @@ class FeasibleEntries(Sequence[Placeable]):
 
     def __iter__(self) -> Iterator[Placeable]:
         at = 0
-        while at < len(self._made) or self._make():
+        while at < len(self._made) or self._make(1):
             yield self._made[at]
             at += 1
 
     def __len__(self) -> int:
-        while self._make():
-            pass
+        self._make(len(self._entries))
         return len(self._made)
 
     @overload

@@ -25,6 +25,7 @@ from actors.wire import messages as wire
 from actors.wire.channel import Channel, Identity, listen, remove_sockets
 from policies.dispatch import Action, Dispatcher, Reject, RouteDecode, RoutePrefill
 from policies.routing.base import PolicyError
+from policies.routing.registry import prepare
 from policies.state import events as ev
 from policies.state.views import Request
 
@@ -71,7 +72,10 @@ class RouterServer:
         self._internal_errors = 0
 
     async def start(self, addresses: list[str]) -> None:
-        """Listens on all `addresses` (`unix:/path`, `tcp:host:0`) and starts the clock."""
+        """Listens on all `addresses` (`unix:/path`, `tcp:host:0`) and starts the clock. What policies have to load is
+        loaded first: no decision and no change of policy waits for it (seconds, where nothing is cached yet).
+        """
+        prepare()
         for address in addresses:
             server, bound = await listen(address, self._new_channel)
             self._servers.append(server)

@@ -88,7 +88,9 @@ def requests(number: int, seed: int) -> list[Timing]:
         wall_us = 1e6 * (time.perf_counter() - wall_s) / loop.closed
         cpu_us = 1e6 * (time.process_time() - cpu_s) / loop.closed
         note = f"{loop.events / loop.closed:.1f} events a request, {ENGINES} engines"
-        rows.append(Timing(f"request: {prefill} + {decode}", loop.closed, wall_us, wall_us, cpu_us, note))
+        rows.append(
+            Timing(f"request: {prefill} + {decode}", loop.closed, wall_us, wall_us, cpu_us, cpu_us, note)
+        )
     return rows
 
 

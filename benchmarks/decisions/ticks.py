@@ -1,7 +1,8 @@
 """Decisions of the policies: NetKV per request, BR-0, BR-H and the composition per tick."""
 
+import dataclasses
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from benchmarks.decisions.cases import Case, tick_case
@@ -33,6 +34,11 @@ def netkv(calls: int, seed: int) -> list[Timing]:
     return rows
 
 
+def tick_name(policy: DecodePolicy, workers: int, pool: int) -> str:
+    """The row of a tick."""
+    return f"{policy.name}, G = {workers}, pool {pool}"
+
+
 def ticks(policy: DecodePolicy, calls: int, seed: int, quick: bool) -> list[Timing]:
     """A tick over every size of cluster and pool."""
     sizes = [(64, 256)] if quick else [(g, p) for g in WORKERS for p in POOLS]
@@ -41,9 +47,9 @@ def ticks(policy: DecodePolicy, calls: int, seed: int, quick: bool) -> list[Timi
         rng = random.Random(seed)
         admitted: list[int] = []
         work = _tick_calls(policy, workers, pool, calls, rng, admitted)
-        row = timed(f"{policy.name}, G = {workers}, pool {pool}", work)
+        row = timed(tick_name(policy, workers, pool), work)
         note = f"{sum(admitted) / len(admitted):.0f} admitted a tick"
-        rows.append(Timing(row.name, row.n, row.p50_us, row.p99_us, row.cpu_p50_us, note))
+        rows.append(dataclasses.replace(row, note=note))
     return rows
 
 
@@ -86,6 +92,16 @@ def feasibility(calls: int, seed: int) -> list[Timing]:
             yield partial(feasible, tick_case(64, 256, rng))
 
     return [timed("dispatcher: feasible lists, G = 64, pool 256", cases())]
+
+
+def growth(policy: DecodePolicy, rows: Sequence[Timing]) -> list[str]:
+    """How a tick's CPU p50 grows: a line per size of cluster, a column per pool, in ms."""
+    cpu_us = {row.name: row.cpu_p50_us for row in rows}
+    lines = [f"{policy.name}, CPU p50 ms" + "".join(f"{f'pool {pool}':>12}" for pool in POOLS)]
+    for workers in WORKERS:
+        cells = [cpu_us[tick_name(policy, workers, pool)] / 1e3 for pool in POOLS]
+        lines.append(f"{f'G = {workers}':>{len(policy.name) + 12}}" + "".join(f"{ms:>12.2f}" for ms in cells))
+    return lines
 
 
 def all_policies() -> list[DecodePolicy]:

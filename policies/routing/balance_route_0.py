@@ -3,7 +3,8 @@
     F(S, g) = w - G max(0, w - m_g),  w = sum of s_r over S,  m_g = M - L_g,  M = max_g L_g
             = minus the change of I = sum_g (M - L_g) when S is admitted to g
 
-The two stages are in `stages`, loads and margins (symbol -> field) in `loads`, the subset search in `subset`.
+The two stages are in `stages`, loads and margins (symbol -> field) in `loads`, the subset search in `subset`; what runs
+is the same compiled (`rounds`, `quick_round`).
 With `bypass` (D.6) an entry is decided at once: argmax_g F({r}, g) over all feasible workers; virtual load and slots
 are the same fields, and how far a worker may be filled above beta_max is the dispatcher's `overcommit_slots`.
 Deviations: see `stages` (priorities, overdue entries, KV room). Not claimed: anything about who leaves when (BR-H).
@@ -15,8 +16,9 @@ from typing import ClassVar
 
 from policies.routing import params
 from policies.routing.base import Assignment, Ranked, first_feasible, least_cost
-from policies.routing.loads import FlatLoads
-from policies.routing.stages import Feasible, Round, StageLimits, group_workers, split_by_group
+from policies.routing.loads import Aim, FlatLoads
+from policies.routing.rounds import balance
+from policies.routing.stages import Feasible, StageLimits, group_workers, split_by_group
 from policies.state.views import Snapshot
 
 
@@ -42,8 +44,8 @@ class BalanceRoute0:
         limits = StageLimits(self.window, self.abundance, self.max_wait_s, self.reserve_tokens)
         assigned: tuple[Assignment, ...] = ()
         for group, entries in sorted(split_by_group(feasible).items()):
-            loads = FlatLoads(group_workers(snapshot, group))
-            assigned += Round(entries, snapshot, loads, limits, rng).run()
+            workers = group_workers(snapshot, group)
+            assigned += balance(entries, snapshot, workers, Aim(), limits, rng)
         return assigned
 
     def _at_once(self, feasible: Feasible, snapshot: Snapshot, rng: random.Random) -> tuple[Assignment, ...]:

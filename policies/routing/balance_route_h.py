@@ -3,7 +3,8 @@
     F_H(S, g) = alpha w sum_h gamma^h - beta sum_h gamma^h max(0, w - m_g(h)),  h = 0..H
 
 The two stages are BR-0's (`stages`), with F_H for F and min_h m_g(h) in stage 2's key; projections (symbol -> field)
-are in `loads`, computed once a round and updated by each admission. H = 0, alpha = 1, beta = G is BR-0.
+are in `loads`, computed once a round and updated by each admission. What runs is the same compiled (`rounds`).
+H = 0, alpha = 1, beta = G is BR-0.
 The paper searches subsets by enumeration; two bitset probes are exact for F_H too (`subset`).
 Without forecasts every request stays: the lookahead then sees only that fuller batches grow faster.
 Beyond the paper, all 0 there: `ageing` (see `stages`), and three by which margins count as smaller, in tokens:
@@ -33,8 +34,9 @@ from typing import ClassVar
 from policies.routing import params
 from policies.routing.balance_route_0 import check_limits
 from policies.routing.base import Assignment
-from policies.routing.loads import HorizonLoads
-from policies.routing.stages import Feasible, Round, StageLimits, group_workers, split_by_group
+from policies.routing.loads import Aim
+from policies.routing.rounds import balance
+from policies.routing.stages import Feasible, StageLimits, group_workers, split_by_group
 from policies.state.views import Departure, Snapshot, Worker
 
 
@@ -86,8 +88,8 @@ class BalanceRouteH:
             if self.refill:
                 workers = _refilled(workers, len(entries) - sum([worker.free_slots for worker in workers]))
             slack_tokens = self._slack_tokens(entries, workers)
-            loads = HorizonLoads(workers, self.horizon, self.gamma, self.alpha, self.beta, slack_tokens)
-            assigned += Round(entries, snapshot, loads, limits, rng).run()
+            aim = Aim(self.horizon, self.gamma, self.alpha, self.beta, slack_tokens)
+            assigned += balance(entries, snapshot, workers, aim, limits, rng)
         return assigned
 
     def _slack_tokens(self, entries: Feasible, workers: Sequence[Worker]) -> float:

@@ -108,6 +108,21 @@ class FlatLoads:
         return moved and len(self._size) > 1
 
 
+class Aim(NamedTuple):
+    """F_H: the parameters of `HorizonLoads`. As it stands here it is BR-0's F."""
+
+    horizon: int = 0
+    gamma: float = 1.0
+    alpha: float = 1.0
+    beta: float | None = None
+    slack_tokens: float = 0.0
+
+    @property
+    def gain(self) -> float:
+        """alpha * sum_h gamma^h."""
+        return self.alpha * float(discounts(self.horizon, self.gamma)[1].sum())
+
+
 class HorizonLoads:
     """H >= 0 with discount gamma. `beta` None stands for G of the row's barrier. `slack_tokens`: the score takes every
     margin to be that much smaller, so that the envelope is not filled to its edge.
@@ -123,16 +138,11 @@ class HorizonLoads:
         slack_tokens: float = 0.0,
     ) -> None:
         self.workers = workers
-        self._steps, self._discount = _discounts(horizon, gamma)
+        self._steps, self._discount = discounts(horizon, gamma)
         self.gain = alpha * float(self._discount.sum())
         self._slack = slack_tokens
         self._beta = beta
-        self._load = projected_loads(workers, horizon)
-        index = {name: i for i, name in enumerate(sorted({worker.barrier for worker in workers}))}
-        self._barrier = [index[worker.barrier] for worker in workers]
-        self._size = [self._barrier.count(i) for i in range(len(index))]
-        members = [np.equal(self._barrier, i) for i in range(len(index))] if len(index) > 1 else [...]
-        self._envelope = np.stack([self._load[rows].max(axis=0) for rows in members])
+        self._load, self._envelope, self._barrier, self._size = project(workers, horizon)
         self._barrier_of = np.array(self._barrier)  # of the rows that `_load` has
         self._at = list(range(len(workers)))  # where `_load` has a row
         self._rows: Sequence[int] = range(len(workers))
@@ -253,10 +263,33 @@ class _Kinks(NamedTuple):
 
 
 @functools.cache
-def _discounts(horizon: int, gamma: float) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """h and gamma^h, h = 0..H."""
+def discounts(horizon: int, gamma: float) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """h and gamma^h, h = 0..H, not to be changed."""
     steps = np.arange(horizon + 1, dtype=np.float64)
     return steps, gamma**steps
+
+
+class Projection(NamedTuple):
+    """Before any admission: L_g(h), shape (G, H + 1); M(h), shape (barriers, H + 1); each worker's barrier, a row of
+    that; how many workers each barrier has.
+    """
+
+    load: npt.NDArray[np.float64]
+    envelope: npt.NDArray[np.float64]
+    barrier: list[int]
+    size: list[int]
+
+
+def project(workers: Sequence[Worker], horizon: int) -> Projection:
+    """Loads, and the envelope of each barrier."""
+    load = projected_loads(workers, horizon)
+    index = {name: i for i, name in enumerate(sorted({worker.barrier for worker in workers}))}
+    if len(index) == 1:
+        return Projection(load, load.max(axis=0)[None], [0] * len(workers), [len(workers)])
+    barrier = [index[worker.barrier] for worker in workers]
+    members = [np.equal(barrier, i) for i in range(len(index))]
+    envelope = np.stack([load[rows].max(axis=0) for rows in members])
+    return Projection(load, envelope, barrier, [barrier.count(i) for i in range(len(index))])
 
 
 def projected_loads(workers: Sequence[Worker], horizon: int) -> npt.NDArray[np.float64]:
@@ -266,7 +299,7 @@ def projected_loads(workers: Sequence[Worker], horizon: int) -> npt.NDArray[np.f
     running = np.array([worker.slots_used for worker in workers], dtype=np.float64)
     load: npt.NDArray[np.float64] = tokens[:, None] + running[:, None] * steps
     counts = [len(worker.departures) for worker in workers]
-    if any(counts):
+    if horizon and any(counts):
         gone = itertools.chain.from_iterable([worker.departures for worker in workers])
         flat = np.fromiter(itertools.chain.from_iterable(gone), np.int64, 3 * sum(counts)).reshape(-1, 3)
         row_starts = np.repeat(np.arange(0, load.size, horizon + 1), counts)

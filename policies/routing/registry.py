@@ -1,6 +1,7 @@
 """The one table of policies: name -> (parameters, constructor is the parameter dataclass itself)."""
 
 import dataclasses
+import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -58,6 +59,13 @@ USES_HITS = frozenset(
 
 USES_NETWORK = frozenset(["netkv", "static_stack", "composition"])
 """Policies that look at the network oracle: where none of them decides, transfers need not be told."""
+
+
+def prepare() -> None:
+    """Loads what policies would else load at their first decision: compiled code. Seconds where it is not cached yet
+    (`policies.routing.stages_kernel`); who serves requests calls it before, so that no change of policy stalls it.
+    """
+    importlib.import_module("policies.routing.quick_round")
 
 
 class UnknownPolicy(ValueError):

@@ -22,6 +22,9 @@ choosing by size alone would starve some sizes under lasting load (the paper lea
 admission is booked on loads, slots and KV room at once, so that a batch fits as a whole; equal keys are ordered by one
 seeded draw per worker and round. What fits nowhere stays. Workers are tried only for entries that the dispatcher calls
 feasible for them.
+
+`Round` is the composition's base, and does windows of more than `subset.FEW` entries. BR-0 and BR-H with smaller ones
+run the same steps compiled (`quick_round`), some four times as fast.
 """
 
 import heapq
@@ -31,7 +34,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from policies.routing.base import RANKED, Assignment, Decision, Ranked, Reason
+from policies.routing.balance_decisions import Others, decide, terms_of
+from policies.routing.base import Assignment, Reason
 from policies.routing.loads import Loads
 from policies.routing.subset import best_subset
 from policies.state.quick import quick
@@ -63,6 +67,13 @@ class Item:
     rows: int
 
 
+def price_of_age(limits: StageLimits, mean_tokens: float, gain: float) -> float:
+    """What a second in the pool adds to a score; `mean_tokens` of the pool's prompts."""
+    if not (limits.ageing and limits.max_wait_s):
+        return 0.0
+    return limits.ageing * mean_tokens * gain / limits.max_wait_s
+
+
 def group_workers(snapshot: Snapshot, group: str) -> list[Worker]:
     """The decode workers of a group, by id: all that step, whether they may take more or not."""
     workers = [w for w in snapshot.workers.values() if w.role is Role.DECODE and w.group == group]
@@ -72,7 +83,7 @@ def group_workers(snapshot: Snapshot, group: str) -> list[Worker]:
 def split_by_group(feasible: Feasible) -> dict[str, list[tuple[PoolEntry, Sequence[Worker]]]]:
     """The placeable entries by group, their order kept."""
     groups: dict[str, list[tuple[PoolEntry, Sequence[Worker]]]] = {}
-    for placeable in feasible:
+    for placeable in feasible[:]:  # all at once: a dispatcher's are looked for when asked for
         if placeable[1]:
             group = placeable[0].group
             if group not in groups:
@@ -82,7 +93,7 @@ def split_by_group(feasible: Feasible) -> dict[str, list[tuple[PoolEntry, Sequen
 
 
 _tokens: Callable[[Item], int] = attrgetter("tokens")
-_ranked, _decision, _assignment = quick(Ranked), quick(Decision), quick(Assignment)
+_assignment = quick(Assignment)
 
 
 class Round:
@@ -109,10 +120,12 @@ class Round:
             worker = self.workers[row]
             self.room[row] = worker.free_kv_tokens if worker.slots_used else worker.kv_capacity_tokens
         loads.only(self._open)
-        self._others: dict[int, tuple[Ranked, ...]] = {}
-        self._worth_per_s = self._price_of_age()
+        mean_tokens = (
+            sum([item.tokens for item in self._items]) / max(1, len(self._items)) if limits.ageing else 0.0
+        )
+        self._worth_per_s = price_of_age(limits, mean_tokens, loads.gain)
         self._oldest_s = min([item.entry.entered_s for item in self._items], default=0.0)
-        self._shown = tuple(self._show(row) for row in self._sorted_rows()[:RANKED])
+        self._others = Others(self.workers, sorted(self._open, key=self._key), self.free, loads.min_margin)
         self.left: list[Item] = []
         self._keys: list[int] = []
 
@@ -287,17 +300,10 @@ class Round:
             tokens, sequences = items[0].tokens, self._slots(row, items[0])
         else:
             tokens, sequences = sum(i.tokens for i in items), sum(self._slots(row, i) for i in items)
-        terms = {
-            "score": float(score),
-            "w_tokens": float(tokens),
-            "margin_tokens": float(self.loads.min_margin(row)),
-            "workers": float(self.loads.group_size(row)),
-            "free_slots": float(self.free[row]),
-            "set_size": float(len(items)),
-        }
+        margin, size = self.loads.min_margin(row), self.loads.group_size(row)
+        terms = terms_of(score, tokens, margin, size, self.free[row], len(items))
         terms.update(self._extra_terms(row, items))
-        chosen = _ranked(self.workers[row].id, -float(score), terms)
-        decision = _decision(chosen.worker, (chosen, *self._ranking_without(row)), reason)
+        decision = decide(self.workers[row].id, terms, self._others.without(row), reason)
         for item in items:
             self.assigned.append(_assignment(item.entry.request.rid, decision))
         self.free[row] -= sequences
@@ -342,36 +348,9 @@ class Round:
         self._alike = len(self._masks) == 1 and not several
         return items
 
-    def _price_of_age(self) -> float:
-        """What a second in the pool adds to a score."""
-        limits = self.limits
-        if not (limits.ageing and limits.max_wait_s and self._items):
-            return 0.0
-        mean_tokens = sum(item.tokens for item in self._items) / len(self._items)
-        return limits.ageing * mean_tokens * self.loads.gain / limits.max_wait_s
-
     def _open_rows(self) -> list[int]:
         """Rows that some entry may go to."""
         masks = 0
         for mask in self._masks:
             masks |= mask
         return [row for row in range(len(self.workers)) if masks >> row & 1]
-
-    # -------------------------------------------------------------------------------------------------- explain
-
-    def _sorted_rows(self) -> list[int]:
-        return sorted(self._open, key=self._key)
-
-    def _show(self, row: int) -> tuple[int, Ranked]:
-        terms = {
-            "free_slots": float(self.free[row]),
-            "margin_tokens": float(self.loads.min_margin(row)),
-            "load_tokens": float(self.workers[row].kv_tokens),
-        }
-        return row, Ranked(self.workers[row].id, -float(self.free[row]), terms)
-
-    def _ranking_without(self, row: int) -> tuple[Ranked, ...]:
-        """The first workers that entries could go to as the round began, in the order of stage 2, without `row`."""
-        if row not in self._others:
-            self._others[row] = tuple(ranked for other, ranked in self._shown if other != row)
-        return self._others[row]

@@ -10,6 +10,7 @@ alike (the paper probes twice for BR-0 only, and enumerates 2^W subsets for BR-H
 Sums above peak + max s are never needed: taking any item out of such a set leaves a sum above the peak, nearer to it.
 Cost: W * slots shift-ORs of (peak + max s) bits. A set must also fit the worker: w <= room - reserve * sequences.
 Windows of up to FEW items have so few subsets that all their sums in one product are cheaper; the same set is chosen.
+(`stages_kernel.best_set` is that compiled, for BR-0 and BR-H.)
 """
 
 import functools

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.decisions import measure, ticks
 from benchmarks.decisions.__main__ import main
 from benchmarks.decisions.cases import BETA_MAX, tick_case
-from benchmarks.decisions.measure import timed
+from benchmarks.decisions.measure import Timing, timed
+from policies.routing.balance_route_0 import BalanceRoute0
 
 
 @pytest.mark.parametrize("workers", [8, 64, 144])
@@ -29,6 +31,22 @@ def test_every_call_is_made_once_and_divided_by_what_it_does() -> None:
     assert made == list(range(7))
     assert row.n == 7
     assert 0 <= row.p50_us <= row.p99_us
+    assert 0 <= row.cpu_p50_us <= row.cpu_p99_us
+
+
+def test_a_row_ends_in_time_but_not_before_some_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "ROW_S", 0.0)
+    assert timed("x", ((lambda: None) for _ in range(1000))).n == measure.LEAST
+
+
+def test_growth_shows_every_size_once() -> None:
+    policy = BalanceRoute0()
+    sizes = [(g, p) for g in ticks.WORKERS for p in ticks.POOLS]
+    rows = [
+        Timing(ticks.tick_name(policy, g, p), 1, 0.0, 0.0, 1000.0 * i, 0.0) for i, (g, p) in enumerate(sizes)
+    ]
+    shown = [cell for line in ticks.growth(policy, rows)[1:] for cell in line.split()[3:]]
+    assert shown == [f"{i:.2f}" for i in range(len(sizes))]
 
 
 def test_it_prints_every_row_and_writes_them_as_json(
