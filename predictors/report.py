@@ -110,6 +110,8 @@ def plot(path: Path, title: str, evaluations: Mapping[str, Evaluation]) -> None:
         xlabel="predicted P(finish within H)", ylabel="observed", title="reliability, bins of 30+ rows"
     )
     age.set(xlabel="age, tokens", ylabel="Brier / Brier of survival", title="stage 1 by age")
+    if age.get_ylim()[1] > 4:  # one bad age would make a line of all others
+        age.set_yscale("log")
     window.set(xlabel="window H, tokens", ylabel="conditional MAE / H", title="stage 2 by window")
     calibration.legend(fontsize=7)
     figure.tight_layout()

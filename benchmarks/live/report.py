@@ -205,8 +205,10 @@ def draw(results: Results, file: Path) -> None:
     figure, axes = plt.subplots(1, 3, figsize=(20, 7), layout="constrained")
     cases = [case for case in results.cases if case.tokens <= 100]
     rates = axes[0].barh([_row(case) for case in cases], [case.requests_per_s for case in cases])
-    axes[0].bar_label(rates, fmt="%.0f", padding=2)
-    axes[0].set(xlabel="requests/s", title="16 streamed tokens a request", xscale="log")
+    axes[0].bar_label(
+        rates, fmt="{:,.3g}" if max(rates.datavalues, default=0) < 1000 else "{:,.0f}", padding=2
+    )
+    axes[0].set(xlabel="requests/s", title="16 streamed tokens a request")
     axes[0].margins(x=0.15)
     several = [
         case for case in cases if case.concurrency > 1
