@@ -6,14 +6,19 @@ together (`barrier`, as data-parallel ranks under expert parallelism do) or each
 
 Outputs have one mean; `tail` "heavy" has a coefficient of variation of 1.8 before the cap (ServeGen's reasoning
 clients: 1.52), "light" one of 0.3. `load` is the rate over what the tightest resource carries: prefill, the uplinks of
-the senders' rack, or decode slots at the step time of full slots.
+the senders' rack, or decode slots at the step time of full slots. It goes on for `KEEP_UP_S` after the measured window,
+so that a request that others overtook is not served in a cluster that has nothing else to do.
+
+Each request has one of 20 clients, who differ in the length of their outputs (as ServeGen's do): what a predictor that
+can be deployed has to learn from. It has seen `HISTORY` outcomes of them before the run.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Any
 
 from benchmarks.experiments.base import Config
@@ -26,12 +31,12 @@ from benchmarks.workloads.arrivals import Poisson
 from benchmarks.workloads.lengths import Lognormal
 from benchmarks.workloads.prefixes import Sharing
 from benchmarks.workloads.record import WorkloadRequest
-from benchmarks.workloads.synthetic import Synthetic
+from benchmarks.workloads.synthetic import Clients, Synthetic
 from policies.dispatch import DispatchConfig
 from policies.state.views import Role
-from predictors.memorise import Memorised
+from predictors.memorise import CLIENT, Memorised
 from predictors.oracle import Oracle
-from predictors.protocol import Predictor
+from predictors.protocol import Arrival, Outcome, Predictor
 
 # 328 kB of KV a token read at 60 % of 4 x 3.35 TB/s (H100's data sheet). ASSUMPTION: the share
 SECONDS_PER_KV_TOKEN = 327_680 / (0.6 * 4 * 3.35e12)
@@ -52,6 +57,9 @@ OUTPUT_CAP_TOKENS = 6_000
 OUTPUT_CV = {"light": 0.3, "heavy": 1.8}
 PROMPT_CV = 0.6  # BalanceRoute's Table 1: deviation 25,000 of a mean of 42,500
 SHARING = Sharing(0.3, groups=64, covered=(0.3, 0.7), block_tokens=BLOCK_TOKENS)  # ASSUMPTION
+CLIENTS = Clients(clients=20, zipf=1.0, spread=0.25)  # ASSUMPTION, as in `benchmarks.workloads.standins`
+HISTORY, HISTORY_SEED = 1_000, 1_000_000
+KEEP_UP_S = 60.0
 BARRIER_WORKERS = 12  # the decode engines of two pods, all there are with 64 GPUs
 MANY = 1_000_000
 STEP = {"step_base_s": PROFILE.decode_base_s, "step_per_seq_s": PROFILE.decode_per_seq_s}
@@ -81,29 +89,57 @@ def capacity_per_s(config: Config) -> float:
     )
 
 
-def workload(config: Config, seed: int) -> list[WorkloadRequest]:
-    """Arrivals of warm-up and window; the same lengths at every load."""
-    made = Synthetic(
+def _requests(config: Config) -> Synthetic:
+    return Synthetic(
         "composition",
         Poisson(config["load"] * capacity_per_s(config)),
         prompt=Lognormal.of_mean(config["context_tokens"], PROMPT_CV, 65_536),
         output=outputs(config),
+        clients=CLIENTS,
         sharing=SHARING,
         block_tokens=BLOCK_TOKENS,
     )
-    end_s = config["warmup_s"] + config["measure_s"]
-    return list(takewhile(lambda r: r.at_s < end_s, made.stream(seed)))
+
+
+def workload(config: Config, seed: int) -> list[WorkloadRequest]:
+    """Arrivals of warm-up, window and `KEEP_UP_S`; the same lengths at every load."""
+    end_s = config["warmup_s"] + config["measure_s"] + KEEP_UP_S
+    return list(takewhile(lambda r: r.at_s < end_s, _requests(config).stream(seed)))
+
+
+@functools.lru_cache(maxsize=4)
+def history(tail: str) -> tuple[Outcome, ...]:
+    """Requests of the same clients, ended before the run, one a second; of a seed that is never measured."""
+    config = {"tail": tail, "context_tokens": 4_000, "load": 1.0, "gpus": 64, "oversubscription": 4.0}
+    seen = islice(_requests(config).stream(HISTORY_SEED), HISTORY)
+    return tuple(
+        Outcome(
+            Arrival(r.rid, at_s - 1.0, r.prompt_tokens, client=r.client, traffic_class=r.request_class),
+            r.output_tokens,
+            at_s,
+        )
+        for at_s, r in zip(range(-HISTORY, 0), seen, strict=True)
+    )
 
 
 def _oracle(lengths: Mapping[str, int]) -> Predictor:
     return Oracle(lengths)
 
 
-def _survival(lengths: Mapping[str, int]) -> Predictor:
-    return Memorised()
+def _client(lengths: Mapping[str, int]) -> Predictor:
+    """Survival given the client."""
+    return Memorised((CLIENT,))
 
 
-FORECASTS = {"oracle": _oracle, "survival": _survival}
+def _forecasting(config: Config) -> Forecasting | None:
+    name = config.get("forecasts")
+    if name is None:
+        return None
+    known = history(config["tail"]) if name == "client" else ()
+    return Forecasting(FORECASTS[name], total_at_arrival=True, history=known)
+
+
+FORECASTS = {"oracle": _oracle, "client": _client}
 
 
 def sim_config(config: Config, seed: int) -> SimConfig:
@@ -116,7 +152,6 @@ def sim_config(config: Config, seed: int) -> SimConfig:
             name, role, len(where), PROFILE, nodes=nodes, nics=nics, block_size_tokens=BLOCK_TOKENS, **more
         )
 
-    forecasts = config.get("forecasts")
     return SimConfig(
         (
             engines("p", Role.PREFILL, prefill, slots=MANY, kv_blocks=MANY, lease_s=120.0),
@@ -137,7 +172,7 @@ def sim_config(config: Config, seed: int) -> SimConfig:
         dispatch=DispatchConfig(queue_timeout_s=600.0, max_queue=MANY, seed=seed),
         control=ControlPlane(progress_s=0.1, forecast_s=0.1),
         network=Fabric(topology),
-        forecasts=None if forecasts is None else Forecasting(FORECASTS[forecasts]),
+        forecasts=_forecasting(config),
         seed=seed,
         warmup_s=config["warmup_s"],
         measure_s=config["measure_s"],

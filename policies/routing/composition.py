@@ -1,12 +1,13 @@
 """The composition of BR-H, NetKV and classes in one unit, request-seconds (DESIGN 3.6; no paper has it).
 
-    value(S, g) = sum over r in S of (credit_r - weight_r * cost(r, g)) - N s D * mean overflow
+    value(S, g) = sum over r in S of (credit_r - weight_r * cost(r, g) - rent(r, g)) - N s D * mean overflow
     mean overflow = sum_h gamma^h max(0, w - m_g(h)) / sum_h gamma^h
 
     cost(r, g)  transfer + queue + first step                   -> netkv's terms, own transfers of this round counted
     weight_r    cost_weight * TTFT objective / slack, 1..max    -> Request.ttft_slo_s, .arrived_s; `max_weight`
     credit_r    weight * (wait until the next chance to be admitted + the dearest feasible cost): so that without a
-                balance term every feasible set is worth more than none        -> `wait_s`
+                balance term and rent every feasible set is worth more than none        -> `wait_s`
+    rent(r, g)  what others lose while r holds its slot         -> `slot_rent`: `rent_weight`, `near_scarcity`
     N           who is delayed when that worker's step grows: N = B (u + (1 - u) occupancy^k) + Q f
                 B the running requests of its barrier, else its own batch      -> Worker.slots_used, .barrier
                 Q the entries that find no free slot                           -> Snapshot.pool, Worker.free_slots
@@ -16,20 +17,20 @@
     D           steps for which an overflow lasts               -> `hold_steps`
     m_g(h), w   as in BR-H                                      -> loads.HorizonLoads
 
-What the experiment `composition` changed in DESIGN's first design, which lost up to 3 % of throughput to BR-H and, when
-slots ran out, 4 % of TTFT to NetKV:
+What the experiment `composition` changed in DESIGN's first design, and what each change was worth: docs/composition.md.
+- rent: without it the pool is served by age whatever the outputs, and near slots go to who comes first.
 - D: the discounted sum made an overflow last 10 steps; a request that does not fit under the envelope stays hundreds.
 - N: a slower step delays a first token only where slots are scarce; where they are not, a price that all running
-  requests pay outbids every transfer (TTFT 4 % above NetKV's at 60 % load). Occupancy stands for the chance to wait.
-- all that wait find a slot: each takes its best worker, largest first. (Before: above 2 free slots a worker; below, the
-  emptiest worker took what there was, whatever it cost.) `abundance`: free slots an entry of the pool.
-- the window holds who waited longest, not the largest: those first are the slowest steps first (TTFT 5 % above NetKV's
-  without a barrier). The pool's best single one by F_H is in it all the same.
+  requests pay outbids every transfer. Occupancy stands for the chance to wait.
+- all that wait find a slot: each takes its best worker, largest first. `abundance`: free slots an entry of the pool.
+- the window holds the W entries of most value on the worker, not the largest: those first are the slowest steps first.
+- overdue entries (older than `max_wait_s`, or two thirds of their lease gone) go before all others, oldest first, each
+  to its best worker: nobody starves behind shorter ones.
 
 When slots are scarce all 2^W subsets of the window are valued at once: value depends on more than w, so two probes are
 not exact. Both stages equal brute force.
-`credit` "tokens" pays `credit_s_per_token` * s_r instead: with cost_weight 0 the value is F_H up to a factor, with
-alpha : beta = credit_s_per_token / sum_h gamma^h : N s D / sum_h gamma^h.
+`credit` "tokens" pays `credit_s_per_token` * s_r instead: with cost_weight 0 and no rent the value is F_H up to a
+factor, with alpha : beta = credit_s_per_token / sum_h gamma^h : N s D / sum_h gamma^h.
 Not claimed: joint choice over several workers; collisions with flows of other senders on shared uplinks, which NetKV's
 count of own transfers does not see either.
 """
@@ -41,8 +42,9 @@ from typing import ClassVar
 from policies.routing import params
 from policies.routing.balance_route_0 import check_limits
 from policies.routing.base import Assignment
+from policies.routing.entry_costs import Prices
 from policies.routing.loads import HorizonLoads
-from policies.routing.request_seconds import Prices, RequestSecondsRound
+from policies.routing.request_seconds import RequestSecondsRound
 from policies.routing.stages import Feasible, StageLimits, group_workers, split_by_group
 from policies.state.views import Snapshot
 
@@ -55,8 +57,9 @@ class Composition:
     """Parameters: see the module's docstring, `balance_route_h` and `netkv`. Times in s."""
 
     formula: ClassVar[str] = (
-        "cost = -score, score = credit_less_cost_s - slowdown_s"
-        " (slowdown = N * seconds_per_kv_token * hold_steps * sum_h gamma^h * max(0, w_tokens - m(h)) / sum_h gamma^h)"
+        "cost = -score, score = credit_less_cost_s - rent_s - slowdown_s"
+        " (rent_s = usual_holds * (queue_rent_s + near_rent_s), slowdown_s = N * seconds_per_kv_token * hold_steps"
+        " * sum_h gamma^h * max(0, w_tokens - m(h)) / sum_h gamma^h)"
     )
     horizon: int = 48  # ASSUMPTION: this one and all below that `netkv` and `balance_route_h` mark so
     gamma: float = 0.9
@@ -75,9 +78,11 @@ class Composition:
     cost_weight: float = 1.0
     credit: str = "wait"
     credit_s_per_token: float = 1e-6
+    rent_weight: float = 1.0
+    near_scarcity: float = 8.0
     window: int = 8
     abundance: float = 1.0
-    max_wait_s: float = 10.0
+    max_wait_s: float = 60.0
     reserve_tokens: int = 16
     name: str = "composition"
 
@@ -97,6 +102,8 @@ class Composition:
         params.number(self.name, "cost_weight", self.cost_weight, low=0.0)
         params.one_of(self.name, "credit", self.credit, CREDITS)
         params.number(self.name, "credit_s_per_token", self.credit_s_per_token, above=0.0)
+        params.number(self.name, "rent_weight", self.rent_weight, low=0.0)
+        params.number(self.name, "near_scarcity", self.near_scarcity, low=0.0)
         check_limits(self.name, self.window, self.abundance, self.max_wait_s, self.reserve_tokens)
         params.integer(self.name, "window", self.window, 1, MAX_WINDOW)
 
@@ -125,5 +132,7 @@ class Composition:
             self.max_weight,
             self.cost_weight,
             self.credit_s_per_token if self.credit == "tokens" else None,
+            self.rent_weight,
+            self.near_scarcity,
         )
         return RequestSecondsRound(entries, snapshot, loads, limits, prices, rng)

@@ -3,7 +3,9 @@
 from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass, field
 
-from policies.state.views import PoolEntry, RequestId
+from policies.state.views import PoolEntry, RequestId, Usual
+
+USUAL_OF = 64  # ASSUMPTION: entries that `Usual` looks back on
 
 PoolKey = tuple[int, float, RequestId]  # (priority, entered_s, rid): the order in which entries are served
 
@@ -19,6 +21,9 @@ class Pool:
 
     entries: dict[RequestId, PoolEntry] = field(default_factory=dict)
     left: int = 0
+    usual: Usual | None = None
+    _came: int = 0
+    _forecast: int = 0  # of those that came
     _order: list[PoolKey] = field(default_factory=list)  # ascending
     _entered: list[RequestId] = field(default_factory=list)
 
@@ -26,6 +31,7 @@ class Pool:
         self.entries[entry.request.rid] = entry
         insort(self._order, pool_key(entry))
         self._entered.append(entry.request.rid)
+        self._note_usual(entry)
 
     def remove(self, rid: RequestId) -> None:
         """Nothing happens to one that is not in it."""
@@ -53,3 +59,19 @@ class Pool:
         """The entries that came since the last call and are still here, oldest first."""
         entered, self._entered = self._entered, []
         return [self.entries[rid] for rid in dict.fromkeys(entered) if rid in self.entries]
+
+    def _note_usual(self, entry: PoolEntry) -> None:
+        """Plain means of the first entries, then exponential ones."""
+        before, tokens = self.usual, entry.request.predicted_tokens
+        self._came += 1
+        kv_bytes = _moved(before.kv_bytes if before else 0.0, entry.kv_bytes, self._came)
+        mean_tokens = before.output_tokens if before else None
+        if tokens is not None:
+            self._forecast += 1
+            mean_tokens = _moved(mean_tokens or 0.0, tokens, self._forecast)
+        self.usual = Usual(kv_bytes, mean_tokens)
+
+
+def _moved(mean: float, value: float, seen: int) -> float:
+    """The mean of `seen` values, the last of them `value`."""
+    return mean + (value - mean) / min(seen, USUAL_OF)

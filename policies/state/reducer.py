@@ -58,7 +58,9 @@ class ClusterState:
             ledger.dirty.clear()
         shown = tuple(self.waiting()) if pool is None else tuple(pool)
         hits = IndexHits(ledger.prefix, ledger.hit_memo) if ledger.prefix else NO_HITS
-        return Snapshot(now_s, self._views, shown, dict(ledger.last_chosen), ledger.oracle, hits)
+        return Snapshot(
+            now_s, self._views, shown, dict(ledger.last_chosen), ledger.oracle, hits, ledger.pool.usual
+        )
 
     def worker(self, worker: WorkerId) -> Worker | None:
         """One worker as it is now; None: it is gone."""

@@ -78,6 +78,16 @@ class PoolEntry:
     cached_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """What pool entries are like: moving means over the last 64 or so. `output_tokens` of a sequence, of those with a
+    forecast (None: there was none).
+    """
+
+    kv_bytes: float
+    output_tokens: float | None = None
+
+
 class Departure(NamedTuple):
     """Sequences forecast to be gone at decode step `step` from now (>= 1): how many, with what KV now."""
 
@@ -187,7 +197,7 @@ class Snapshot:
     """The cluster at `now_s`. `workers` is in no meaningful order: policies sort by id. `pool` are the waiting entries
     that the decision is about, in the order in which they should be served. `last_chosen` is the cursor of
     the last worker chosen per stage ("prefill" / "decode"), for policies that go round. `oracle` is what is known of
-    the network (None: nothing), `hits` what the prefix index knows."""
+    the network (None: nothing), `hits` what the prefix index knows, `usual` what entries were like (None: none yet)."""
 
     now_s: float
     workers: Mapping[WorkerId, Worker]
@@ -195,3 +205,4 @@ class Snapshot:
     last_chosen: Mapping[str, WorkerId]
     oracle: Oracle | None = None
     hits: PrefixHits = NO_HITS
+    usual: Usual | None = None

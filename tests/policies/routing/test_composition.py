@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from policies.routing.base import Reason
 from policies.routing.composition import Composition
+from policies.routing.entry_costs import slack_weight
 from policies.routing.loads import HorizonLoads
 from policies.routing.oracle import Oracle
 from policies.routing.params import BadParameter
-from policies.routing.request_seconds import RequestSecondsRound, slack_weight
-from policies.state.views import Departure, PoolEntry, Request, Role, Snapshot, Transfers, Worker
+from policies.routing.request_seconds import RequestSecondsRound
+from policies.state.views import Departure, PoolEntry, Request, Role, Snapshot, Transfers, Usual, Worker
 from tests.policies.routing.views import entry, snapshot, worker
 
 MB = 1_000_000
@@ -102,10 +103,11 @@ def test_stage_2_equals_brute_force_with_per_pair_costs(requests, drops, free, r
     workers = fleet(drops)
     workers[1] = worker("w1", kv_tokens=20, slots_used=8 - free, kv_capacity_tokens=room + 20)
     pool = [
-        entry(f"r{i}", size, kv_bytes=mb * MB, slots=k, ttft_slo_s=slo)
+        entry(f"r{i}", size, kv_bytes=mb * MB, slots=k, ttft_slo_s=slo, predicted_tokens=size)
         for i, (size, mb, k, slo) in enumerate(requests)
     ]
     view = snapshot([SENDER, *workers], pool, ORACLE, {"r0": {"w1": requests[0][0] // 2}})
+    view = dataclasses.replace(view, usual=Usual(20.0 * MB, 40.0))
     made = start(policy, view, workers)
     best = None
     margins = made._horizon.margins(1)
@@ -119,8 +121,11 @@ def test_stage_2_equals_brute_force_with_per_pair_costs(requests, drops, free, r
             value = -slow
             for i in subset:
                 weight = slack_weight(i.entry.request, 1.0, 8.0)
-                dearest = max(made.cost_s(i, row) for row in range(3))
-                value += weight * (0.5 + dearest) - weight * made.cost_s(i, 1)
+                # the slowest path of the oracle, and the first step of the fullest batch
+                fullest = max(len(drops), waiting, 2)
+                dearest = 0.002 + i.entry.kv_bytes / (25.0 * MB) + 0.02 + 0.0005 * (fullest + 1)
+                value += weight * (0.5 + dearest) - weight * made.costs.one_s(i, 1)
+                value -= made.rent_s(i, 1)
             best = value if best is None else max(best, value)
     values, ok = made.subset_values(1, made._items)
     if best is None:
@@ -181,24 +186,99 @@ def test_a_slower_step_costs_more_the_fewer_slots_are_left_and_the_more_wait() -
         assert made._slowdown(0) == pytest.approx(1e-3 * waiting)
 
 
-def test_the_window_holds_who_waited_longest() -> None:
-    # one slot on far, where all cost the same and an empty envelope has room: the first two by age, not by size
+def one_slot(pool: list[PoolEntry], usual: Usual, **params: Any) -> set[str]:
+    """Who gets the only free slot, on far."""
+    workers = [worker("near", slots_used=8), worker("far", slots_used=7)]
+    view = dataclasses.replace(snapshot([SENDER, *workers], pool, ORACLE), usual=usual)
+    policy = Composition(abundance=99.0, **params)
+    made = policy.assign([(e, workers[1:]) for e in view.pool], view, random.Random(0))
+    return {a.rid for a in made}
+
+
+def test_scarce_slots_go_to_the_shortest_outputs() -> None:
+    # by hand: Q = 2 - 1, T = 100 tokens at 20 + 8 * 0.5 ms = 2.4 s, S = 16: a usual hold costs 1 * 2.4 / 16 = 0.15 s
+    pool = [entry("long", 100, predicted_tokens=300.0), entry("short", 100, predicted_tokens=30.0)]
+    usual = Usual(1.0, 100.0)
+    assert one_slot(pool, usual, seconds_per_kv_token=0.0) == {"short"}
+    assert one_slot(pool, usual, seconds_per_kv_token=0.0, rent_weight=0.0) == {"long"}  # the first of equals
+    workers = [worker("near", slots_used=8), worker("far", slots_used=7)]
+    view = dataclasses.replace(snapshot([SENDER, *workers], pool, ORACLE), usual=usual)
+    made = start(Composition(seconds_per_kv_token=0.0), view, workers)
+    assert made.rent.queue_s == pytest.approx(0.15)
+    assert made.rent.hold(pool[0]) == pytest.approx(3.0)
+
+
+def test_without_forecasts_nobody_is_told_from_others() -> None:
+    pool = [entry("first", 100), entry("second", 100)]
+    assert one_slot(pool, Usual(1.0)) == {"first"}
+    assert one_slot(pool, Usual(1.0), rent_weight=50.0) == {"first"}
+
+
+def test_a_near_slot_rents_for_what_the_next_one_loses_when_all_of_them_are_taken() -> None:
+    # a usual entry of 10 MB: near 0.101 s, far 0.402 s; near is 7/8 full: (7/8)^2 * 0.301 s; far has nothing behind it
+    workers = [worker("near", slots_used=7), worker("far", slots_used=2)]
+    view = snapshot([SENDER, *workers], [entry("r", 10, kv_bytes=5 * MB)], ORACLE)
+    view = dataclasses.replace(view, usual=Usual(10.0 * MB))
+    made = start(Composition(near_scarcity=2.0), view, workers)
+    rents_s = dict(zip([w.id for w in made.workers], made.rent.near_s("p"), strict=True))
+    assert rents_s == {"near": pytest.approx(0.301 * 49 / 64), "far": 0.0}
+
+
+def test_the_last_near_slot_goes_to_much_kv_and_few_tokens() -> None:
+    workers = [worker("near", slots_used=7), worker("far", slots_used=2)]
+    for kv_bytes, tokens, chosen in (
+        (10 * MB, 30.0, "near"),
+        (
+            10 * MB,
+            300.0,
+            "far",
+        ),  # three usual holds of (7/8)^8 * 0.301 s = 0.31 s against 0.301 s of transfer
+        (MB, 100.0, "far"),  # 0.103 s against 0.031 s
+        (40 * MB, 300.0, "near"),
+    ):
+        pool = [entry("r", 10, kv_bytes, predicted_tokens=tokens)]
+        view = dataclasses.replace(snapshot([SENDER, *workers], pool, ORACLE), usual=Usual(10.0 * MB, 100.0))
+        policy = Composition(seconds_per_kv_token=0.0, step_per_seq_s=0.0)
+        made = policy.assign([(e, workers) for e in pool], view, random.Random(0))
+        assert made[0].decision.worker == chosen
+
+
+def test_overdue_entries_go_first_each_to_its_best_worker() -> None:
+    # near costs 0.301 s less; the margin alone would send it to far, which is empty
+    workers = [worker("near", kv_tokens=50, slots_used=1), worker("far")]
+    pool = [
+        dataclasses.replace(entry("old", 10, 10 * MB, predicted_tokens=900.0), lease_until_s=300.0),
+        dataclasses.replace(
+            entry("new", 10, 10 * MB, entered_s=55.0, predicted_tokens=1.0), lease_until_s=300.0
+        ),
+    ]
+    for now_s, reason in ((59.0, Reason.FILL), (61.0, Reason.OVERDUE)):
+        placed = place(Composition(seconds_per_kv_token=1e-9), workers, pool, now_s=now_s)
+        assert placed == {"old": ("near", reason), "new": ("near", Reason.FILL)}
+    short_lease = [dataclasses.replace(entry, lease_until_s=entry.entered_s + 30.0) for entry in pool]
+    for now_s, reason in ((19.0, Reason.FILL), (21.0, Reason.OVERDUE)):
+        assert place(Composition(), workers, short_lease[:1], now_s=now_s)["old"][1] == reason
+
+
+def test_the_window_holds_the_entries_of_most_value() -> None:
+    # all cost the same and an empty envelope has room: the shortest two by forecast
     workers = [worker("far", slots_used=7), worker("full", slots_used=8, kv_tokens=900)]
-    pool = [dataclasses.replace(entry(f"r{i}", 100 * (i + 1)), entered_s=0.1 * i) for i in range(6)]
+    tokens = [50.0, 10.0, 80.0, 20.0, 60.0, 70.0]
+    pool = [entry(f"r{i}", 100 + i, predicted_tokens=t) for i, t in enumerate(tokens)]
     policy = Composition(window=2, abundance=99.0, seconds_per_kv_token=0.0)
-    view = snapshot([SENDER, *workers], pool, ORACLE)
+    view = dataclasses.replace(snapshot([SENDER, *workers], pool, ORACLE), usual=Usual(1.0, 50.0))
     made = policy.round("g", [(e, workers[:1]) for e in view.pool], view, random.Random(0))
-    seen: list[list[str]] = []
+    seen: list[set[str]] = []
     window = made._window
 
     def spy(row: int) -> list[int]:
         indices = window(row)
-        seen.append([made.left[i].entry.request.rid for i in indices])
+        seen.append({made.left[i].entry.request.rid for i in indices})
         return indices
 
     made._window = spy  # type: ignore[method-assign]
     made.run()
-    assert seen == [["r0", "r1"]]
+    assert seen == [{"r1", "r3"}]
 
 
 def test_scarce_slots_go_to_who_has_least_slack() -> None:
@@ -219,12 +299,17 @@ def test_the_weight_grows_as_the_slack_shrinks(slo_s: float | None, now_s: float
 
 def test_the_terms_add_up_to_the_score() -> None:
     workers = [worker("near", kv_tokens=100, slots_used=8), worker("far", slots_used=6)]
-    view = snapshot([SENDER, *workers], [entry("a", 90, MB), entry("b", 80, MB)], ORACLE)
+    pool = [entry(f"r{i}", 90 - i, MB, predicted_tokens=20.0) for i in range(4)]
+    view = dataclasses.replace(snapshot([SENDER, *workers], pool, ORACLE), usual=Usual(MB, 40.0))
     feasible = [(e, workers[1:]) for e in view.pool]
     made = Composition(abundance=99.0).assign(feasible, view, random.Random(0))
     terms = made[0].decision.ranking[0].terms
-    assert terms["score"] == pytest.approx(terms["credit_less_cost_s"] - terms["slowdown_s"])
-    assert terms["slowdown_s"] > 0
+    assert terms["score"] == pytest.approx(
+        terms["credit_less_cost_s"] - terms["rent_s"] - terms["slowdown_s"]
+    )
+    rent_s = terms["usual_holds"] * (terms["queue_rent_s"] + terms["near_rent_s"])
+    assert terms["rent_s"] == pytest.approx(rent_s)
+    assert min(terms["slowdown_s"], terms["rent_s"]) > 0
 
 
 @pytest.mark.parametrize(
