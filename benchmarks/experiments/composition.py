@@ -104,7 +104,7 @@ def _cells(quick: bool) -> dict[str, dict[str, Any]]:
                 "barrier": barrier,
                 "load": load,
                 "warmup_s": 40.0 if quick else 50.0,
-                "measure_s": 40.0 if quick else 50.0,
+                "measure_s": 40.0 if quick else 100.0,
                 "cell": name,
             }
     return cells

@@ -6,8 +6,8 @@ together (`barrier`, as data-parallel ranks under expert parallelism do) or each
 
 Outputs have one mean; `tail` "heavy" has a coefficient of variation of 1.8 before the cap (ServeGen's reasoning
 clients: 1.52), "light" one of 0.3. `load` is the rate over what the tightest resource carries: prefill, the uplinks of
-the senders' rack, or decode slots at the step time of full slots. It goes on for `KEEP_UP_S` after the measured window,
-so that a request that others overtook is not served in a cluster that has nothing else to do.
+the senders' rack, or decode slots at the step time of full slots. It ends with the measured window, and everybody who
+came in it is waited for: who overtakes whom moves waits between requests that all count.
 
 Each request has one of 20 clients, who differ in the length of their outputs (as ServeGen's do): what a predictor that
 can be deployed has to learn from. It has seen `HISTORY` outcomes of them before the run.
@@ -59,7 +59,6 @@ PROMPT_CV = 0.6  # BalanceRoute's Table 1: deviation 25,000 of a mean of 42,500
 SHARING = Sharing(0.3, groups=64, covered=(0.3, 0.7), block_tokens=BLOCK_TOKENS)  # ASSUMPTION
 CLIENTS = Clients(clients=20, zipf=1.0, spread=0.25)  # ASSUMPTION, as in `benchmarks.workloads.standins`
 HISTORY, HISTORY_SEED = 1_000, 1_000_000
-KEEP_UP_S = 60.0
 BARRIER_WORKERS = 12  # the decode engines of two pods, all there are with 64 GPUs
 MANY = 1_000_000
 STEP = {"step_base_s": PROFILE.decode_base_s, "step_per_seq_s": PROFILE.decode_per_seq_s}
@@ -102,8 +101,8 @@ def _requests(config: Config) -> Synthetic:
 
 
 def workload(config: Config, seed: int) -> list[WorkloadRequest]:
-    """Arrivals of warm-up, window and `KEEP_UP_S`; the same lengths at every load."""
-    end_s = config["warmup_s"] + config["measure_s"] + KEEP_UP_S
+    """Arrivals of warm-up and window; the same lengths at every load."""
+    end_s = config["warmup_s"] + config["measure_s"]
     return list(takewhile(lambda r: r.at_s < end_s, _requests(config).stream(seed)))
 
 
@@ -170,7 +169,7 @@ def sim_config(config: Config, seed: int) -> SimConfig:
         prefill=("predicted_ttft", {}),
         decode=(config["policy"], config["params"]),
         dispatch=DispatchConfig(queue_timeout_s=600.0, max_queue=MANY, seed=seed),
-        control=ControlPlane(progress_s=0.1, forecast_s=0.1),
+        control=ControlPlane(status_s=0.25, progress_s=0.25, forecast_s=0.25),
         network=Fabric(topology),
         forecasts=_forecasting(config),
         seed=seed,

@@ -57,7 +57,7 @@ class Composition:
     """Parameters: see the module's docstring, `balance_route_h` and `netkv`. Times in s."""
 
     formula: ClassVar[str] = (
-        "cost = -score, score = credit_less_cost_s - rent_s - slowdown_s"
+        "cost = -score, score = credit_less_cost_s + age_s - rent_s - slowdown_s"
         " (rent_s = usual_holds * (queue_rent_s + near_rent_s), slowdown_s = N * seconds_per_kv_token * hold_steps"
         " * sum_h gamma^h * max(0, w_tokens - m(h)) / sum_h gamma^h)"
     )
@@ -80,6 +80,7 @@ class Composition:
     credit_s_per_token: float = 1e-6
     rent_weight: float = 1.0
     near_scarcity: float = 8.0
+    ageing: float = 0.25
     window: int = 8
     abundance: float = 1.0
     max_wait_s: float = 60.0
@@ -104,6 +105,7 @@ class Composition:
         params.number(self.name, "credit_s_per_token", self.credit_s_per_token, above=0.0)
         params.number(self.name, "rent_weight", self.rent_weight, low=0.0)
         params.number(self.name, "near_scarcity", self.near_scarcity, low=0.0)
+        params.number(self.name, "ageing", self.ageing, low=0.0)
         check_limits(self.name, self.window, self.abundance, self.max_wait_s, self.reserve_tokens)
         params.integer(self.name, "window", self.window, 1, MAX_WINDOW)
 
@@ -134,5 +136,6 @@ class Composition:
             self.credit_s_per_token if self.credit == "tokens" else None,
             self.rent_weight,
             self.near_scarcity,
+            self.ageing,
         )
         return RequestSecondsRound(entries, snapshot, loads, limits, prices, rng)

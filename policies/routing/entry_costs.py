@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from policies.routing.fleet_network import Fleet, FleetNetwork
 from policies.routing.netkv import queue_and_step_seconds, sequences_on
-from policies.routing.network import Network, effective_bytes
+from policies.routing.network import effective_bytes
 from policies.routing.stages import Item
 from policies.state.views import PoolEntry, Request, RequestId, Snapshot, Worker, WorkerId
 
@@ -13,7 +14,7 @@ GIGABYTE = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What things cost; see `composition` for each symbol. Seconds unless named otherwise; u, k and j have no unit."""
+    """What things cost; see `composition` for each symbol. Seconds unless named otherwise; others have no unit."""
 
     seconds_per_kv_token: float
     hold_steps: float
@@ -29,6 +30,7 @@ class Prices:
     credit_s_per_token: float | None
     rent_weight: float
     near_scarcity: float
+    ageing: float
 
 
 def slack_weight(request: Request, now_s: float, most: float) -> float:
@@ -51,7 +53,8 @@ class EntryCosts:
         self._queue_and_step_s = [self._after_admissions(row) for row in range(len(workers))]
         self._hit_tokens: dict[RequestId, Mapping[WorkerId, int]] = {}
         self._dearest: dict[tuple[WorkerId, int, int], tuple[float, float]] = {}  # s, s per byte
-        self._networks: dict[tuple[WorkerId, int | None], Network] = {}
+        self._fleets: dict[int | None, Fleet] = {}  # by the lowest class that counts
+        self._networks: dict[tuple[WorkerId, int | None], FleetNetwork] = {}
         self._credits: dict[RequestId, float] = {}
         self._weights: dict[RequestId, float] = {}
 
@@ -98,10 +101,12 @@ class EntryCosts:
     def admit(self, item: Item, row: int, slots: int) -> None:
         """Its transfer and its sequences are on their way."""
         entry = item.entry
-        self._network(entry)
-        for (sender, lowest), network in self._networks.items():
-            if sender == entry.prefill_worker and (lowest is None or entry.request.priority <= lowest):
-                network.add_flows(self._workers[row], 1)
+        self._network(entry)  # the snapshot's transfers are counted before this one
+        for lowest, fleet in self._fleets.items():
+            if lowest is None or entry.request.priority <= lowest:
+                fleet.add(entry.prefill_worker, self._workers[row], 1)
+        for network in self._networks.values():
+            network.moved()
         self._admitted[row] += slots
         self._queue_and_step_s[row] = self._after_admissions(row)
 
@@ -130,13 +135,15 @@ class EntryCosts:
         on_it = sequences_on(worker) + self._admitted[row]
         return queue_and_step_seconds(on_it, worker.slots, prices.step_base_s, prices.step_per_seq_s)
 
-    def _network(self, entry: PoolEntry) -> Network:
+    def _network(self, entry: PoolEntry) -> FleetNetwork:
         """The sender's network as of now; with strict priorities one per class."""
         sender, prices = entry.prefill_worker, self._prices
         lowest = entry.request.priority if prices.strict_priorities else None
         key = (sender, lowest)
         if key not in self._networks:
-            self._networks[key] = Network(
-                self._snapshot, sender, self._workers, True, prices.max_inflight, lowest
+            if lowest not in self._fleets:
+                self._fleets[lowest] = Fleet(self._snapshot, lowest)
+            self._networks[key] = FleetNetwork(
+                self._snapshot, sender, self._workers, prices.max_inflight, self._fleets[lowest]
             )
         return self._networks[key]

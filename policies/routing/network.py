@@ -83,7 +83,7 @@ class Network:
                 seconds[i] = self.seconds(workers[i], n_bytes)
         return seconds
 
-    def flows(self, tier: int) -> int:
+    def flows(self, tier: int) -> float:
         """n[tau][p]."""
         return self._flows.get(tier, 0)
 

@@ -1,5 +1,6 @@
 """One round of the composition: values in request-seconds on top of BalanceRoute's stages. Formulas: `composition`."""
 
+import heapq
 import random
 from collections.abc import Sequence
 
@@ -91,16 +92,14 @@ class RequestSecondsRound(Round):
         return self._admit(row, [window[-bit]], Reason.LEAST_HARM, value)
 
     def _window(self, row: int) -> list[int]:
-        """The W entries of most value there, each on its own; equal ones by age."""
+        """The W entries that should be served first by rent and age alone: without forecasts the oldest ones."""
         fitting = [i for i, item in enumerate(self.left) if self._fits(row, item)]
         if len(fitting) <= self.limits.window:
             return fitting
-        sums = np.array([self.left[i].tokens for i in fitting], dtype=np.float64)
-        worth = np.array([self._worth(self.left[i], row) for i in fitting])
-        values = (worth - self._slowdown(row) * self._horizon.overflow(row, sums)).tolist()
-        entered = [self.left[i].entry.entered_s for i in fitting]
-        order = sorted(range(len(fitting)), key=lambda n: (-values[n], entered[n]))
-        return [fitting[n] for n in order[: self.limits.window]]
+        return heapq.nsmallest(self.limits.window, fitting, key=lambda i: self._turn(self.left[i]))
+
+    def _turn(self, item: Item) -> tuple[float, float]:
+        return self.rent.hold(item.entry) * self.rent.queue_s - self._age_s(item), item.entry.entered_s
 
     def subset_values(self, row: int, items: Sequence[Item]) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
         """value(S, g) of every non-empty subset (index + 1 is its bitmask), and whether it fits the worker."""
@@ -127,8 +126,10 @@ class RequestSecondsRound(Round):
         w = np.array([sum(item.tokens for item in items)], dtype=np.float64)
         holds = sum(self.rent.hold(item.entry) for item in items)
         rent_s = sum(self.rent_s(item, row) for item in items)
+        age_s = sum(self._age_s(item) for item in items)
         return {
-            "credit_less_cost_s": sum(self._worth(item, row) for item in items) + rent_s,
+            "credit_less_cost_s": sum(self._worth(item, row) for item in items) + rent_s - age_s,
+            "age_s": age_s,
             "cost_s": sum(self.costs.one_s(item, row) for item in items),
             "rent_s": rent_s,
             "usual_holds": holds,
@@ -169,15 +170,19 @@ class RequestSecondsRound(Round):
         """N * s * D / sum gamma^h: request-seconds lost per discounted token-step above the envelope."""
         return self._waiting[row] * self._prices.seconds_per_kv_token * self._held
 
+    def _age_s(self, item: Item) -> float:
+        """What the wait until now adds to a value."""
+        return self._prices.ageing * max(0.0, self.snapshot.now_s - item.entry.entered_s)
+
     def _worth(self, item: Item, row: int) -> float:
-        """credit_r - weight_r * cost(r, g) - rent(r, g)."""
+        """credit_r + age_r - weight_r * cost(r, g) - rent(r, g)."""
         weight, credit = self.costs.weight(item), self.costs.credit(item)
         worth = credit - weight * self.costs.one_s(item, row) if weight else credit
-        return worth - self.rent_s(item, row)
+        return worth + self._age_s(item) - self.rent_s(item, row)
 
     def _worths(self, item: Item, rows: Sequence[int]) -> list[float]:
         """The same on each of the rows."""
-        weight, credit = self.costs.weight(item), self.costs.credit(item)
+        weight, credit = self.costs.weight(item), self.costs.credit(item) + self._age_s(item)
         costs_s = self.costs.each_s(item, rows) if weight else [0.0] * len(rows)
         return [
             credit - weight * cost_s - self.rent_s(item, row)

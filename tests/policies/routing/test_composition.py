@@ -64,6 +64,7 @@ def test_with_cost_0_and_credit_by_tokens_the_value_is_f_h_up_to_a_factor(
         stream_weight=1.0,
         credit="tokens",
         credit_s_per_token=credit,
+        ageing=0.0,
         cost_weight=0.0,
     )
     workers = fleet(drops)
@@ -125,7 +126,7 @@ def test_stage_2_equals_brute_force_with_per_pair_costs(requests, drops, free, r
                 fullest = max(len(drops), waiting, 2)
                 dearest = 0.002 + i.entry.kv_bytes / (25.0 * MB) + 0.02 + 0.0005 * (fullest + 1)
                 value += weight * (0.5 + dearest) - weight * made.costs.one_s(i, 1)
-                value -= made.rent_s(i, 1)
+                value += 0.25 * 1.0 - made.rent_s(i, 1)  # all have waited for 1 s
             best = value if best is None else max(best, value)
     values, ok = made.subset_values(1, made._items)
     if best is None:
@@ -260,8 +261,7 @@ def test_overdue_entries_go_first_each_to_its_best_worker() -> None:
         assert place(Composition(), workers, short_lease[:1], now_s=now_s)["old"][1] == reason
 
 
-def test_the_window_holds_the_entries_of_most_value() -> None:
-    # all cost the same and an empty envelope has room: the shortest two by forecast
+def test_the_window_holds_the_shortest_by_forecast() -> None:
     workers = [worker("far", slots_used=7), worker("full", slots_used=8, kv_tokens=900)]
     tokens = [50.0, 10.0, 80.0, 20.0, 60.0, 70.0]
     pool = [entry(f"r{i}", 100 + i, predicted_tokens=t) for i, t in enumerate(tokens)]
@@ -279,6 +279,35 @@ def test_the_window_holds_the_entries_of_most_value() -> None:
     made._window = spy  # type: ignore[method-assign]
     made.run()
     assert seen == [{"r1", "r3"}]
+
+
+def test_age_makes_up_for_length() -> None:
+    # one waits besides: a usual hold costs 0.15 s (above), three of them 0.45 s; 0.25 s a second of age
+    usual = Usual(1.0, 100.0)
+    for entered_s, first in (
+        (0.0, "long"),
+        (0.7, "short"),
+    ):  # 1 s or 0.3 s older than the other: 0.25 s or 0.075 s
+        old = dataclasses.replace(entry("long", 100, predicted_tokens=150.0), entered_s=entered_s)
+        new = dataclasses.replace(entry("short", 100, predicted_tokens=30.0), entered_s=1.0)  # 0.18 s cheaper
+        assert one_slot([old, new], usual, seconds_per_kv_token=0.0) == {first}
+
+
+def test_transfers_of_all_senders_count_by_their_mean() -> None:
+    # 2 senders: other's 2 near and 2 far transfers are n = (2 + 2) / 2 near and 2 / 2 far: 0.301 s against 0.802 s
+    workers = [worker("far"), worker("near")]
+    other = worker("q", Role.PREFILL, transfers=(Transfers("near", 0, 2), Transfers("far", 0, 2)))
+    tiers = {(p, d): t for p in ("p", "q") for d, t in (("near", 1), ("far", 3))}
+    oracle = Oracle({1: 100.0 * MB, 3: 25.0 * MB}, {1: 0.001, 3: 0.002}, tiers)
+    pool = [entry("r", 10, kv_bytes=10 * MB)]
+    view = snapshot([SENDER, other, *workers], pool, oracle)
+    costs = start(Composition(step_base_s=1e-9, step_per_seq_s=0.0), view, workers).costs
+    item = start(Composition(), view, workers)._items[0]
+    assert costs.each_s(item, [0, 1]) == pytest.approx([0.802, 0.301], abs=1e-6)
+    costs.admit(item, 1, 1)  # one more near: n = 2.5
+    assert costs.each_s(item, [0, 1]) == pytest.approx([0.802, 0.351], abs=1e-6)
+    blind = start(Composition(max_inflight=0, step_base_s=1e-9, step_per_seq_s=0.0), view, workers).costs
+    assert blind.each_s(item, [0, 1]) == pytest.approx([0.402, 0.101], abs=1e-6)
 
 
 def test_scarce_slots_go_to_who_has_least_slack() -> None:
@@ -305,11 +334,11 @@ def test_the_terms_add_up_to_the_score() -> None:
     made = Composition(abundance=99.0).assign(feasible, view, random.Random(0))
     terms = made[0].decision.ranking[0].terms
     assert terms["score"] == pytest.approx(
-        terms["credit_less_cost_s"] - terms["rent_s"] - terms["slowdown_s"]
+        terms["credit_less_cost_s"] + terms["age_s"] - terms["rent_s"] - terms["slowdown_s"]
     )
     rent_s = terms["usual_holds"] * (terms["queue_rent_s"] + terms["near_rent_s"])
     assert terms["rent_s"] == pytest.approx(rent_s)
-    assert min(terms["slowdown_s"], terms["rent_s"]) > 0
+    assert min(terms["slowdown_s"], terms["rent_s"], terms["age_s"]) > 0
 
 
 @pytest.mark.parametrize(
