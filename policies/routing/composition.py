@@ -1,13 +1,15 @@
 """The composition of BR-H, NetKV and classes in one unit, request-seconds (DESIGN 3.6; no paper has it).
 
-    value(S, g) = sum over r in S of (credit_r - weight_r * cost(r, g) - rent(r, g)) - N s D * mean overflow
+    value(S, g) = sum over r in S of (credit_r + age_r - weight_r * cost(r, g) - rent(r, g)) - N s D * mean overflow
     mean overflow = sum_h gamma^h max(0, w - m_g(h)) / sum_h gamma^h
 
-    cost(r, g)  transfer + queue + first step                   -> netkv's terms, own transfers of this round counted
+    cost(r, g)  transfer + queue + first step                   -> netkv's terms, with the transfers of all senders
+                                                                   (`fleet_network`) and of this round
     weight_r    cost_weight * TTFT objective / slack, 1..max    -> Request.ttft_slo_s, .arrived_s; `max_weight`
-    credit_r    weight * (wait until the next chance to be admitted + the dearest feasible cost): so that without a
-                balance term and rent every feasible set is worth more than none        -> `wait_s`
-    rent(r, g)  what others lose while r holds its slot         -> `slot_rent`: `rent_weight`, `near_scarcity`
+    credit_r    weight * (wait until the next chance to be admitted + no less than any cost): so that without a balance
+                term and rent every feasible set is worth more than none        -> `wait_s`
+    age_r       ageing * seconds in the pool                    -> PoolEntry.entered_s; `ageing`
+    rent(r, g)  what others lose while r holds its slot         -> `slot_rent`; `rent_weight`, `near_scarcity`
     N           who is delayed when that worker's step grows: N = B (u + (1 - u) occupancy^k) + Q f
                 B the running requests of its barrier, else its own batch      -> Worker.slots_used, .barrier
                 Q the entries that find no free slot                           -> Snapshot.pool, Worker.free_slots
@@ -19,20 +21,21 @@
 
 What the experiment `composition` changed in DESIGN's first design, and what each change was worth: docs/composition.md.
 - rent: without it the pool is served by age whatever the outputs, and near slots go to who comes first.
+- age: the shortest first alone leaves the longest until they are overdue.
 - D: the discounted sum made an overflow last 10 steps; a request that does not fit under the envelope stays hundreds.
 - N: a slower step delays a first token only where slots are scarce; where they are not, a price that all running
   requests pay outbids every transfer. Occupancy stands for the chance to wait.
 - all that wait find a slot: each takes its best worker, largest first. `abundance`: free slots an entry of the pool.
-- the window holds the W entries of most value on the worker, not the largest: those first are the slowest steps first.
+- the window holds the W entries that are first by rent and age, not the largest: those first are the slowest steps
+  first. Without forecasts they are the oldest.
 - overdue entries (older than `max_wait_s`, or two thirds of their lease gone) go before all others, oldest first, each
   to its best worker: nobody starves behind shorter ones.
 
 When slots are scarce all 2^W subsets of the window are valued at once: value depends on more than w, so two probes are
 not exact. Both stages equal brute force.
-`credit` "tokens" pays `credit_s_per_token` * s_r instead: with cost_weight 0 and no rent the value is F_H up to a
-factor, with alpha : beta = credit_s_per_token / sum_h gamma^h : N s D / sum_h gamma^h.
-Not claimed: joint choice over several workers; collisions with flows of other senders on shared uplinks, which NetKV's
-count of own transfers does not see either.
+`credit` "tokens" pays `credit_s_per_token` * s_r instead: with cost_weight and ageing 0 and no rent the value is F_H up
+to a factor, with alpha : beta = credit_s_per_token / sum_h gamma^h : N s D / sum_h gamma^h.
+Not claimed: joint choice over several workers; which of several equal paths a transfer takes.
 """
 
 import random
@@ -64,11 +67,10 @@ class Composition:
     horizon: int = 48  # ASSUMPTION: this one and all below that `netkv` and `balance_route_h` mark so
     gamma: float = 0.9
     seconds_per_kv_token: float = 1e-7  # ASSUMPTION: 100 kB of KV per token read at 1 TB/s
-    hold_steps: float = (
-        300.0  # ASSUMPTION, as the next two: the best of a few on seeds 100 to 105 of the experiment
-    )
-    stream_weight: float = 0.01
-    scarcity: float = 8.0
+    # ASSUMPTION, and all marked "tried": the best of a few on seeds 100 to 105 of the experiment
+    hold_steps: float = 300.0
+    stream_weight: float = 0.01  # tried
+    scarcity: float = 8.0  # tried
     step_base_s: float = 0.02
     step_per_seq_s: float = 0.0005
     max_inflight: int = 16
@@ -79,11 +81,11 @@ class Composition:
     credit: str = "wait"
     credit_s_per_token: float = 1e-6
     rent_weight: float = 1.0
-    near_scarcity: float = 8.0
-    ageing: float = 0.25
+    near_scarcity: float = 3.0  # tried
+    ageing: float = 1.0  # tried: 0 has the least mean wait and twice the 95th percentile
     window: int = 8
     abundance: float = 1.0
-    max_wait_s: float = 60.0
+    max_wait_s: float = 60.0  # ASSUMPTION
     reserve_tokens: int = 16
     name: str = "composition"
 

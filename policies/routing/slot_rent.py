@@ -24,6 +24,8 @@ from policies.state.views import PoolEntry, Snapshot, Usual, Worker, WorkerId
 
 _NO_USUAL = Usual(0.0)
 
+FOREVER_S = 1e9  # a path of no bandwidth takes no longer than this
+
 
 class SlotRent:
     """Rents as of one snapshot. `queued` is Q, `step_s` the length of a decode step, s."""
@@ -67,7 +69,7 @@ class SlotRent:
         network = Network(self._snapshot, sender, workers, True, None)
         if not network.known or not usual_bytes:
             return [0.0] * len(workers)
-        seconds = np.array(network.seconds_each(workers, usual_bytes))
+        seconds = np.minimum(network.seconds_each(workers, usual_bytes), FOREVER_S)
         order = seconds.argsort(kind="stable")
         full = self._used[order].cumsum() / self._slots[order].cumsum()  # of the workers up to each
         gaps_s = np.diff(seconds[order], append=seconds[order[-1]])  # not 0 where the next one is farther

@@ -117,5 +117,6 @@ def test_throughput_counts_from_below_and_the_static_stack_is_no_part() -> None:
     assert (throughput.ours, throughput.met) == (pytest.approx(-5.0), False)
     assert rows[f"composition, {CELL_NAME}: TTFT"].met is True
     assert rows["composition: heavy tails, TTFT below NetKV's, mean of cells"].ours == pytest.approx(50.0)
+    assert rows[f"composition, oracle, {CELL_NAME}: TTFT against NetKV"].ours == pytest.approx(0.0)
     against = rows["composition, all cells: TTFT against static stack"]
     assert (against.ours, against.met) == (pytest.approx(100.0), False)

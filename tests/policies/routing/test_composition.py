@@ -126,7 +126,7 @@ def test_stage_2_equals_brute_force_with_per_pair_costs(requests, drops, free, r
                 fullest = max(len(drops), waiting, 2)
                 dearest = 0.002 + i.entry.kv_bytes / (25.0 * MB) + 0.02 + 0.0005 * (fullest + 1)
                 value += weight * (0.5 + dearest) - weight * made.costs.one_s(i, 1)
-                value += 0.25 * 1.0 - made.rent_s(i, 1)  # all have waited for 1 s
+                value += 1.0 - made.rent_s(i, 1)  # all have waited for 1 s
             best = value if best is None else max(best, value)
     values, ok = made.subset_values(1, made._items)
     if best is None:
@@ -239,7 +239,7 @@ def test_the_last_near_slot_goes_to_much_kv_and_few_tokens() -> None:
     ):
         pool = [entry("r", 10, kv_bytes, predicted_tokens=tokens)]
         view = dataclasses.replace(snapshot([SENDER, *workers], pool, ORACLE), usual=Usual(10.0 * MB, 100.0))
-        policy = Composition(seconds_per_kv_token=0.0, step_per_seq_s=0.0)
+        policy = Composition(seconds_per_kv_token=0.0, step_per_seq_s=0.0, near_scarcity=8.0)
         made = policy.assign([(e, workers) for e in pool], view, random.Random(0))
         assert made[0].decision.worker == chosen
 
@@ -282,14 +282,11 @@ def test_the_window_holds_the_shortest_by_forecast() -> None:
 
 
 def test_age_makes_up_for_length() -> None:
-    # one waits besides: a usual hold costs 0.15 s (above), three of them 0.45 s; 0.25 s a second of age
+    # one waits besides: a usual hold costs 0.15 s (above), so the short one is worth (1.5 - 0.3) * 0.15 = 0.18 s more
     usual = Usual(1.0, 100.0)
-    for entered_s, first in (
-        (0.0, "long"),
-        (0.7, "short"),
-    ):  # 1 s or 0.3 s older than the other: 0.25 s or 0.075 s
+    for entered_s, first in ((0.8, "long"), (0.9, "short")):  # worth 0.2 s or 0.1 s more by its age
         old = dataclasses.replace(entry("long", 100, predicted_tokens=150.0), entered_s=entered_s)
-        new = dataclasses.replace(entry("short", 100, predicted_tokens=30.0), entered_s=1.0)  # 0.18 s cheaper
+        new = dataclasses.replace(entry("short", 100, predicted_tokens=30.0), entered_s=1.0)
         assert one_slot([old, new], usual, seconds_per_kv_token=0.0) == {first}
 
 
