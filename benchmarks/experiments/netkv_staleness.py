@@ -1,8 +1,8 @@
 """NetKV experiment 4 (VI-F, Fig. 2): the oracle refreshed every 0.1 to 60 s.
 
 Without other traffic congestion is 0 and staleness cannot matter, which is the paper's flat line. So also with a
-background of 40 % that comes and goes on every link (5 s each, each link by itself): the gain then moves by about as
-much as the seeds' intervals are wide, in no order of the interval.
+background of 40 % that comes and goes on every link (5 s each, each link by itself): the gain then moves between 15.4
+and 17.2 %, less than the seeds' intervals (2 to 4.5 points), in no order of the refresh; the mean TTFT by 2.2 %.
 """
 
 from __future__ import annotations

@@ -188,6 +188,18 @@ def test_the_program_runs_stores_and_reports(toy, tmp_path, capsys):
     assert balanced(page)
 
 
+def test_the_cpu_of_each_experiment_and_of_all_is_printed(toy, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(registry.EXPERIMENTS, "twin", TOY)
+    arguments = ["--quick", "--jobs", "1", "--only", "rho 0.2", "--out", str(tmp_path)]
+    assert program.main(["run", "toy", "twin", *arguments]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"^toy took \d+\.\d s of CPU$", printed, re.M)
+    assert re.search(r"^twin took \d+\.\d s of CPU$", printed, re.M)
+    assert re.search(r"^all 2 took \d+\.\d min of CPU in \d+\.\d min$", printed, re.M)
+    assert program.main(["run", "toy", *arguments]) == 0
+    assert "all 1" not in capsys.readouterr().out
+
+
 def balanced(page: str) -> bool:
     """Whether every element that must be closed is."""
     open_elements: list[str] = []
