@@ -1,7 +1,8 @@
 """One round of the composition: values in request-seconds on top of BalanceRoute's stages. Formulas: `composition`."""
 
-import heapq
+import itertools
 import random
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
@@ -44,6 +45,11 @@ class RequestSecondsRound(Round):
         self._subsets: FloatArray = bits.astype(np.float64)
 
     # ---------------------------------------------------------------------------------------------------- stages
+
+    def _stages(self) -> None:
+        self._in_turn = sorted(self.left, key=self._turn)
+        self._counted = len(self.left)
+        super()._stages()
 
     def _abundant(self) -> bool:
         """Enough free slots for all that wait: nobody's place is another's."""
@@ -92,14 +98,24 @@ class RequestSecondsRound(Round):
         return self._admit(row, [window[-bit]], Reason.LEAST_HARM, value)
 
     def _window(self, row: int) -> list[int]:
-        """The W entries that should be served first by rent and age alone: without forecasts the oldest ones."""
-        fitting = [i for i, item in enumerate(self.left) if self._fits(row, item)]
-        if len(fitting) <= self.limits.window:
-            return fitting
-        return heapq.nsmallest(self.limits.window, fitting, key=lambda i: self._turn(self.left[i]))
+        """The W entries that fit the worker and whose turn is first."""
+        if self._counted != len(self.left):  # entries have left since, from anywhere
+            left = set(map(id, self.left))
+            self._in_turn = [item for item in self._in_turn if id(item) in left]
+            self._counted = len(self.left)
+        fitting = (item for item in self._in_turn if self._fits(row, item))
+        return [self._index(item) for item in itertools.islice(fitting, self.limits.window)]
 
     def _turn(self, item: Item) -> tuple[float, float]:
+        """By rent and age alone, then by age: without forecasts the oldest is first."""
         return self.rent.hold(item.entry) * self.rent.queue_s - self._age_s(item), item.entry.entered_s
+
+    def _index(self, item: Item) -> int:
+        """Where it stands in `left`, which is sorted by size."""
+        at = bisect_left(self._keys, -item.tokens)
+        while self.left[at] is not item:
+            at += 1
+        return at
 
     def subset_values(self, row: int, items: Sequence[Item]) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
         """value(S, g) of every non-empty subset (index + 1 is its bitmask), and whether it fits the worker."""
