@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from policies.routing.balance_decisions import Others, decide, terms_of
-from policies.routing.base import Assignment
+from policies.routing.base import RANKED, Assignment
 from policies.routing.loads import Aim, discounts
 from policies.routing.stages import Feasible, StageLimits
 from policies.routing.stages_arrays import REASONS, Fleet, fleet_of, kinds_of, pool_of, table
@@ -63,7 +63,7 @@ def quick_round(
 
 def _others(workers: Sequence[Worker], fleet: Fleet) -> Others:
     """What rankings name beside the chosen worker, as the round began."""
-    margin, draw = fleet.workers["first_margin"].tolist(), fleet.workers["draw"].tolist()
-    rows = np.flatnonzero(fleet.workers["open"]).tolist()
-    rows.sort(key=lambda row: (-fleet.free[row], -margin[row], draw[row]))
-    return Others(workers, rows, fleet.free, margin.__getitem__)
+    facts, margin = fleet.workers, fleet.workers["first_margin"]
+    order = np.lexsort((facts["draw"], -margin, -np.array(fleet.free), facts["open"] == 0))
+    rows = order[: min(RANKED, int(facts["open"].sum()))].tolist()
+    return Others(workers, rows, fleet.free, lambda row: float(margin[row]))

@@ -1,7 +1,8 @@
 """What the compiled stages work on: a group's workers, pool entries and rules as the arrays of `stages_kernel`."""
 
 import itertools
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -20,7 +21,8 @@ Table = npt.NDArray[np.void]
 
 REASONS = (Reason.FILL, Reason.BEST_SUBSET, Reason.LEAST_HARM, Reason.OVERDUE)  # by the kernel's numbers
 
-_facts = attrgetter("prompt_tokens", "slots", "priority")
+_request_facts = attrgetter("prompt_tokens", "slots", "priority")
+_worker_facts = attrgetter("kv_tokens", "slots_used", "slots", "kv_capacity_tokens", "foreign_kv_tokens")
 
 
 def table(fields: Any, rows: int) -> Table:
@@ -40,26 +42,36 @@ class Fleet(NamedTuple):
 
 def fleet_of(workers: Sequence[Worker], truths: Truths, aim: Aim, draws: Sequence[float]) -> Fleet:
     """All workers of a group. `truths`: where entries of a kind may go."""
-    index = {name: i for i, name in enumerate(sorted({worker.barrier for worker in workers}))}
-    barrier = [index[worker.barrier] for worker in workers]
-    members = [barrier.count(i) for i in range(len(index))]
-    sizes = [members[i] for i in barrier]
-    free = [worker.free_slots for worker in workers]
+    facts = _integers(_worker_facts, workers)
+    tokens, used, slots, capacity, foreign = facts.T
+    barrier, sizes = _barriers(workers)
     made = table(WORKER, len(workers))
-    made["tokens"] = [worker.kv_tokens for worker in workers]
-    made["running"] = [worker.slots_used for worker in workers]
-    made["slots"] = [worker.slots for worker in workers]
-    made["barrier"], made["free"] = barrier, free
-    made["beta"] = sizes if aim.beta is None else aim.beta
+    made["tokens"], made["running"], made["slots"] = tokens, used, slots
+    made["barrier"], made["beta"] = barrier, sizes if aim.beta is None else aim.beta
     made["draw"], made["open"] = draws, truths.any(axis=0)
-    made["room"] = [w.free_kv_tokens if w.slots_used else w.kv_capacity_tokens for w in workers]
+    made["free"] = np.maximum(0, slots - used)
+    made["room"] = np.where(used > 0, np.maximum(0, capacity - tokens - foreign), capacity)
     departures = np.empty((0, 3), np.int64)
     if aim.horizon:
         each = [worker.departures for worker in workers]
         made["departures"] = [len(some) for some in each]
         flat = itertools.chain.from_iterable(itertools.chain.from_iterable(each))
         departures = np.fromiter(flat, np.int64).reshape(-1, 3)
-    return Fleet(made, departures, len(index), free, sizes)
+    return Fleet(made, departures, max(barrier) + 1, made["free"].tolist(), sizes)
+
+
+def _barriers(workers: Sequence[Worker]) -> tuple[list[int], list[int]]:
+    """Each worker's barrier as a number, and how many workers it has."""
+    names = [worker.barrier for worker in workers]
+    sizes = Counter(names)
+    index = {name: i for i, name in enumerate(sizes)}
+    return [index[name] for name in names], [sizes[name] for name in names]
+
+
+def _integers(facts: Callable[[Any], tuple[int, ...]], things: Sequence[Any]) -> Integers:
+    """A row of whole numbers of each."""
+    flat = np.fromiter(itertools.chain.from_iterable(map(facts, things)), np.int64)
+    return flat.reshape(len(things), -1)
 
 
 class Pool(NamedTuple):
@@ -77,7 +89,7 @@ def pool_of(
 ) -> Pool:
     """`kind` of each entry; `group`: how many workers it has."""
     requests, n = [entry.request for entry, _ in feasible], len(feasible)
-    facts = np.fromiter(itertools.chain.from_iterable(map(_facts, requests)), np.int64, 3 * n).reshape(-1, 3)
+    facts = _integers(_request_facts, requests)
     entered_s = np.fromiter([entry.entered_s for entry, _ in feasible], np.float64, n)
     tokens = np.maximum(facts[:, 0], 1)
     per_s = price_of_age(limits, int(tokens.sum()) / n, aim.gain)
