@@ -1,4 +1,4 @@
-"""What pool entries are usually like: plain means first, then moving ones; an entry without a forecast moves no length."""
+"""What pool entries are usually like: plain means first, then moving ones; no forecast moves no length."""
 
 import pytest
 
