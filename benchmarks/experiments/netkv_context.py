@@ -9,8 +9,9 @@ Against RR it agrees at 1K and 16K, against CLA* at 8K and 64K. What the others 
   shared") it is below RR by 7.5, 8.7, 5.7, 5.3, 3.9 and 0.2 %.
 - 32K: the paper is overloaded, whatever the scheduler; our prefill rack's uplinks carry 100 GB/s and drain the 65 GB/s
   that 32K ask for. The paper follows 49 GB/s (250 % load) and not 65: with 62 GB/s and 2K shared both rows are within
-  3 points (-8.7 and -6.8 %; the paper -6.7 and -4.3). At 64K (131 GB/s) either is overloaded; with 2K shared, which
-  leaves CLA* nothing to save, both rows agree.
+  3 points (-8.7 and -6.8 %; the paper -6.7 and -4.3). A quarter of the KV memory, as if a request's whole KV had to fit
+  into one GPU's 45 GB, overloads it as well (tried with three seeds: -3.1 and -0.8 %); the paper's text can mean
+  either. At 64K (131 GB/s) ours is overloaded too; with 2K shared, which leaves CLA* nothing to save, both rows agree.
 - 16K vs CLA*: -18 % if all goes within the pod ("all in the pod": Topo-Only), the paper -17.6; NetKV-Full keeps 73 %
   there, because of the count of own transfers (`netkv_ladder`).
 - 4K vs both, 1K vs CLA*: not explained. By the same arithmetic the paper's NetKV shortens CLA*'s transfers by 10, 9, 22
