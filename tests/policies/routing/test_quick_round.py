@@ -1,5 +1,6 @@
 """The compiled round makes the decisions of `stages.Round`: order, sets, reasons, terms and rankings, bit for bit."""
 
+import dataclasses
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,10 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.decisions.cases import tick_case
+from policies.routing.balance_route_0 import BalanceRoute0
+from policies.routing.balance_route_h import BalanceRouteH
 from policies.routing.base import Assignment, Reason
 from policies.routing.loads import Aim, FlatLoads, HorizonLoads
 from policies.routing.quick_round import quick_round
 from policies.routing.stages import Feasible, Round, StageLimits
+from policies.routing.subset import FEW
 from policies.state.views import Departure, PoolEntry, Snapshot, Worker
 from tests.policies.routing.views import entry, snapshot, worker
 
@@ -123,6 +127,16 @@ def test_br_0_is_the_same_with_whole_numbers(fleet: Fleet, limits: StageLimits) 
     view, feasible, workers = fleet.build()
     made = quick_round(feasible, view, workers, Aim(), limits, random.Random(5))
     assert made == Round(feasible, view, FlatLoads(workers), limits, random.Random(5)).run()
+
+
+@settings(max_examples=100, deadline=None)
+@given(FLEETS, st.sampled_from([BalanceRoute0, BalanceRouteH]))
+def test_a_window_too_wide_for_it_sees_no_more_of_a_pool_that_fits_both(
+    fleet: Fleet, kind: type[BalanceRoute0 | BalanceRouteH]
+) -> None:
+    view, feasible, _ = dataclasses.replace(fleet, pool=FEW).build()
+    compiled = kind(window=FEW, max_wait_s=99.0).assign(feasible, view, random.Random(5))
+    assert kind(window=FEW + 1, max_wait_s=99.0).assign(feasible, view, random.Random(5)) == compiled
 
 
 def test_the_random_cases_reach_every_reason_and_sets_of_several() -> None:
