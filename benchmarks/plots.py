@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import matplotlib as mpl
 
@@ -21,6 +22,7 @@ from matplotlib.ticker import FuncFormatter
 # Distinct also without colour vision (Okabe and Ito), and as grey.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7F7F7F")
 QUIET = "#9A9A9A"
+_BY_NAME: WeakKeyDictionary[object, dict[str, str]] = WeakKeyDictionary()  # figure -> name -> colour
 MAX_BANDS = 3
 LABEL_POINTS = 10.0  # between the middles of two labels
 _TICKS = FuncFormatter(lambda value, _: f"{value:,.6g}")
@@ -67,8 +69,10 @@ def figure(
 def lines(
     axes: Axes, series: Mapping[str, Series], x: str, y: str, title: str = "", log_x: bool = False
 ) -> None:
-    """Draws lines with their intervals, and names each at its end (moved apart where they would overlap)."""
-    colours = iter(COLOURS * (1 + len(series) // len(COLOURS)))
+    """Draws lines with their intervals, and names each at its end (moved apart where they would overlap). A name has
+    one colour in all panels of a figure.
+    """
+    colours = _BY_NAME.setdefault(axes.figure, {})
     ends = []
     with_intervals = sum(one.half_width is not None for one in series.values())
     if log_x:
@@ -76,7 +80,7 @@ def lines(
         ticks = sorted({x for one in series.values() for x in one.x})
         axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
     for name, one in series.items():
-        colour = QUIET if one.quiet else next(colours)
+        colour = QUIET if one.quiet else colours.setdefault(name, COLOURS[len(colours) % len(COLOURS)])
         axes.plot(one.x, one.y, color=colour, marker="o", markersize=3)
         if one.half_width is not None:
             _intervals(axes, one, colour, as_band=with_intervals <= MAX_BANDS)

@@ -30,6 +30,16 @@ def test_labels_never_overlap_and_keep_their_order_and_their_middle(wanted):
     assert sum(places) == pytest.approx(sum(wanted), abs=1e-6)
 
 
+def test_a_name_has_one_colour_in_all_panels():
+    made, (left, right) = plots.figure(2)
+    a, b = plots.Series([0, 1], [1, 2]), plots.Series([0, 1], [3, 4])
+    plots.lines(left, {"a": a, "b": b}, "x", "y")
+    plots.lines(right, {"b": b, "c": a}, "x", "y")
+    colours = [line.get_color() for axes in (left, right) for line in axes.lines]
+    assert colours[1] == colours[2] and len({*colours}) == 3
+    plots.plt.close(made)
+
+
 def test_an_interval_far_longer_than_the_bars_does_not_make_the_axis():
     made, (axes,) = plots.figure()
     plots.bars(axes, {"a": (100.0, 5_000.0), "b": (80.0, None)}, "tokens")
