@@ -142,7 +142,12 @@ class HorizonLoads:
         self.gain = alpha * float(self._discount.sum())
         self._slack = slack_tokens
         self._beta = beta
-        self._load, self._envelope, self._barrier, self._size = project(workers, horizon)
+        self._load = projected_loads(workers, horizon)
+        index = {name: i for i, name in enumerate(sorted({worker.barrier for worker in workers}))}
+        self._barrier = [index[worker.barrier] for worker in workers]
+        self._size = [self._barrier.count(i) for i in range(len(index))]
+        members = [np.equal(self._barrier, i) for i in range(len(index))] if len(index) > 1 else [...]
+        self._envelope = np.stack([self._load[rows].max(axis=0) for rows in members])
         self._barrier_of = np.array(self._barrier)  # of the rows that `_load` has
         self._at = list(range(len(workers)))  # where `_load` has a row
         self._rows: Sequence[int] = range(len(workers))
@@ -267,29 +272,6 @@ def discounts(horizon: int, gamma: float) -> tuple[npt.NDArray[np.float64], npt.
     """h and gamma^h, h = 0..H, not to be changed."""
     steps = np.arange(horizon + 1, dtype=np.float64)
     return steps, gamma**steps
-
-
-class Projection(NamedTuple):
-    """Before any admission: L_g(h), shape (G, H + 1); M(h), shape (barriers, H + 1); each worker's barrier, a row of
-    that; how many workers each barrier has.
-    """
-
-    load: npt.NDArray[np.float64]
-    envelope: npt.NDArray[np.float64]
-    barrier: list[int]
-    size: list[int]
-
-
-def project(workers: Sequence[Worker], horizon: int) -> Projection:
-    """Loads, and the envelope of each barrier."""
-    load = projected_loads(workers, horizon)
-    index = {name: i for i, name in enumerate(sorted({worker.barrier for worker in workers}))}
-    if len(index) == 1:
-        return Projection(load, load.max(axis=0)[None], [0] * len(workers), [len(workers)])
-    barrier = [index[worker.barrier] for worker in workers]
-    members = [np.equal(barrier, i) for i in range(len(index))]
-    envelope = np.stack([load[rows].max(axis=0) for rows in members])
-    return Projection(load, envelope, barrier, [barrier.count(i) for i in range(len(index))])
 
 
 def projected_loads(workers: Sequence[Worker], horizon: int) -> npt.NDArray[np.float64]:
