@@ -116,7 +116,7 @@ def figure(cases: dict[str, tuple[Sequence[Times], Sequence[Sequence[Times]]]]) 
             for run in simulated:
                 _cdf(panel, values(run, measure), plots.COLOURS[1], 0.6)
             panel.set(xlabel=f"{measure.upper()}, ms", ylabel="share of requests", ylim=(0, 1))
-            panel.set_title(name if measure == MEASURES[0] else "", loc="left")
+            panel.set_title(name if measure == MEASURES[0] else "", loc="left", fontsize="medium")
             panel.text(0.97, 0.16, "live", color=plots.COLOURS[4], ha="right", transform=panel.transAxes)
             panel.text(0.97, 0.06, "simulated", color=plots.COLOURS[1], ha="right", transform=panel.transAxes)
     return made
