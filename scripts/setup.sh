@@ -94,6 +94,8 @@ make_venv
 uv=("$venv/bin/uv" pip install --python "$venv/bin/python" --quiet)
 export UV_HTTP_TIMEOUT=${UV_HTTP_TIMEOUT:-180}
 "install_$variant"
+step "compiling the policies' inner loops" \
+    "$venv/bin/python" -c "from policies.routing.registry import prepare; prepare()"
 step "checking what was installed" "$venv/bin/python" scripts/check_environment.py "$variant"
 echo "$wanted" >"$stamp"
 say "the environment $venv is ready"
