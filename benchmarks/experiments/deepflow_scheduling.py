@@ -6,6 +6,13 @@ at low ones, and is worse at very high ones, where the disaggregated pair overlo
 the best at high rates too, which is what the load correction of `policies.routing.pd_heatmap` is for; "PD-aware, k = 0"
 is the paper's.
 
+At 2/s five stretches of 200 requests cannot decide 1 %: PD-aware was 1.3 +- 3.5 and combined 4.4 +- 6.7 % behind the
+load-aware policy. Over 57 such stretches they are 0.2 and 2.9 % ahead (seeds 0 to 31: 1.7 +- 1.5 behind, 1.6 +- 2.4
+ahead; 100 to 124: 2.7 +- 2.9 and 4.5 +- 3.0 ahead), so it was noise. Hence 1,000 requests a run at 2 and 5/s here; such
+stretches have bursts that queue (5 s of JCT, not 1.7). Tried for the load correction on seeds 100 to 124, and no
+better: the least loaded engine of a kind for the kind's mean (0.3 +- 1.7 ahead), for combined with bounds of 0.3, 0.01,
+0.003 and 0.001 (2.0, 1.9, 1.5, 0.9 ahead).
+
 The heatmap is `deepflow_setup.heatmap`, all rates added, made on a seed of its own.
 """
 
