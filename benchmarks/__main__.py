@@ -145,10 +145,10 @@ def _run(args: argparse.Namespace) -> int:
             print(f"benchmarks: {error}", file=sys.stderr)
             failed.append(name)
             continue
-        if options.only is None:
-            _finish(name, experiment, results, options, args)
-        else:
+        if options.only is not None:
             _print_metrics(results)
+        elif not _compared(name, experiment, results, options, args):
+            failed.append(name)
         print(f"{name} took {_cpu_s() - before_s:.1f} s of CPU", flush=True)
     if len(experiments) > 1:
         cpu_min, wall_min = (_cpu_s() - first_cpu_s) / 60, (time.monotonic() - start_s) / 60
@@ -165,6 +165,18 @@ def _jobs(jobs: int) -> int:
     if jobs < 1:
         raise ExperimentError(f"--jobs {jobs}: give at least 1")
     return jobs
+
+
+def _compared(
+    name: str, experiment: Experiment, results: Results, options: Options, args: argparse.Namespace
+) -> bool:
+    """Whether the results could be compared; an experiment whose cannot does not stop the others."""
+    try:
+        _finish(name, experiment, results, options, args)
+    except ExperimentError as error:
+        print(f"benchmarks: {name} cannot be compared, its runs are kept: {error}", file=sys.stderr)
+        return False
+    return True
 
 
 def _finish(

@@ -200,6 +200,20 @@ def test_the_cpu_of_each_experiment_and_of_all_is_printed(toy, tmp_path, monkeyp
     assert "all 1" not in capsys.readouterr().out
 
 
+def test_results_that_cannot_be_compared_do_not_stop_the_other_experiments(
+    toy, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setitem(registry.EXPERIMENTS, "odd", "tests_odd_experiment")
+    odd = ModuleType("tests_odd_experiment")
+    odd.__dict__.update({part: getattr(toy, part) for part in registry.NEEDED})
+    odd.__dict__["compare"] = lambda results: results.values("rho 0.2", "unmeasured")
+    monkeypatch.setitem(sys.modules, "tests_odd_experiment", odd)
+    assert program.main(["run", "odd", "toy", "--quick", "--jobs", "1", "--out", str(tmp_path)]) == 1
+    assert "odd cannot be compared" in capsys.readouterr().err
+    assert (tmp_path / "toy.json").exists()
+    assert not (tmp_path / "odd.json").exists()
+
+
 def balanced(page: str) -> bool:
     """Whether every element that must be closed is."""
     open_elements: list[str] = []
