@@ -3,6 +3,10 @@
 Load per worker is held constant (requests come at `OVERLOAD` times what G balanced workers serve, the pool grows with
 G). The paper's throughput at G = 16 is held back by its prefill (five nodes for twice the decode workers); here prefill
 never is, so only ratios at equal G compare. The trace is Table 1's `recurring-long`.
+
+What was found (two seeds): with its aim at the mean BR-H's imbalance hardly grows with G: 15,100 / 17,000 / 20,300
+tokens (the paper: 6,576 / 23,577 / 117,067), as it no longer follows the one heaviest of G workers; beta is 3 for every
+G. The gain over the best baseline at the same load is 14 / 20 / 30 % (13 / 22 / 35).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ Together they halve the imbalance that slack and ageing leave (`balance_route_cl
 `refill` True, also beyond the paper: a slot that a forecast departure frees is taken to be filled again, with what kept
 the balance, as long as the pool lasts: the first departures of the group are left out, as many as entries remain. The
 paper's projection lets such a load drop and prefers to fill the drop ahead of time, which with `center` costs more than
-it gains even with true lengths (`balance_route_table1`). Where the pool runs dry the projection is the paper's.
+it gains even with true lengths (`balance_route_sensitivity`). Where the pool runs dry the projection is the paper's.
 Not claimed: what later arrivals do; forecasts of requests that are still in the pool are not used (the paper's
 "constant of additional load").
 """
@@ -58,7 +58,7 @@ class BalanceRouteH:
     abundance: float = 2.0  # ASSUMPTION
     max_wait_s: float = 10.0  # ASSUMPTION
     # ASSUMPTION: 0, the paper's rule, as the sweeps have a pool of minutes. There beta 3, pool_lag 1, center 1 and one
-    # mean prompt per 1,200 s of age (ageing = max_wait_s / 1,200) divide the imbalance by three.
+    # mean prompt per 1,200 s of age (ageing = max_wait_s / 1,200) more than halve the imbalance.
     slack: float = 0.0
     ageing: float = 0.0
     pool_lag: float = 0.0
