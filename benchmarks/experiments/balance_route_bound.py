@@ -14,7 +14,7 @@ three steps of 3 GB. `balance_route_table1` counts those steps apart.
 
 What was found (three seeds): `recurring-long` 11,400 by the rule, 7,900 and 7,700 by the two searches; `reasoning-long`
 9,300, 4,800 and 4,200. So four times the search gains little more, and with the slots that wait for KV a router that
-knew everything would stand some 13 to 14 times below JSQ, where Table 1's stand 10 to 11.
+knew everything would stand some 13 to 14 times below JSQ, where Table 1's stand 10.5 to 11.6.
 
 Not claimed: that such a search could be deployed. It knows each length, and the requests that are still to come.
 """

@@ -30,7 +30,7 @@ What was found (five seeds; numbers in benchmarks/results/experiments/balance_ro
   differs began before it was full), so the share of the oracle's gain that LightGBM keeps under `br_h` says no more
   than that. Under `envelope`, where forecasts count, it keeps 100 and 100 % of that rule's oracle's, same load.
 - So expected departures (a share of a request leaving in each step) instead of the gate were not built: the most that
-  they could bring is what the oracle has on survival under `envelope`, -0.0 and +0.1 % of throughput.
+  they could bring is what the oracle has on survival under `envelope`, 0.0 and 0.1 % of throughput (within its noise).
 - LightGBM once stood behind survival on `recurring-long` (40,100 against 28,700 tokens, two seeds of an earlier rule).
   Its forecasts are right: of those with p in 0.5-0.75 / 0.75-0.9 / above, 71 / 95 / 100 % finish within H (300 requests
   of the training part, every 16 tokens), and they cover a third of what finishes; exact match's cover 38 %, survival's
