@@ -34,8 +34,8 @@ What was found (five seeds; numbers in benchmarks/results/experiments/balance_ro
 - LightGBM once stood behind survival on `recurring-long` (40,100 against 28,700 tokens, two seeds of an earlier rule).
   Its forecasts are right: of those with p in 0.5-0.75 / 0.75-0.9 / above, 71 / 95 / 100 % finish within H (300 requests
   of the training part, every 16 tokens), and they cover a third of what finishes; exact match's cover 38 %, survival's
-  gate never opens. Runs of one rule differ by a tenth to a third between seeds and, from any small change, within one:
-  that was the difference.
+  gate never opens. Runs of one rule differ by a tenth to a third between seeds and, from any small change, within one,
+  which is enough to explain it (that rule was not run again); under `envelope` the two are equal within their spread.
 - `reasoning` (short prompts, long outputs) misses its aims, and the ceiling is the trace's: 68 % of a running
   context is its own output, the median margin at an admission is 14,600 tokens, the largest prompt in the pool 660 on
   the average; 91 % of the admissions find nothing that would fill their margin, whatever is predicted. There BR-0,
