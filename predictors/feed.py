@@ -64,7 +64,6 @@ class ForecastFeed:
     predictor: Learner
     states: ForecastConfig
     window_tokens: int
-    total_at_arrival: bool = False
     book: ForecastBook = field(init=False)
     _features: dict[str, Features] = field(default_factory=dict)
     _limits: dict[str, int] = field(default_factory=dict)
@@ -72,12 +71,12 @@ class ForecastFeed:
     def __post_init__(self) -> None:
         self.book = ForecastBook(self.states)
 
-    def arrived(self, arrival: Arrival, max_tokens: int) -> float | None:
-        """Takes the features; the expected output length where that is asked for (`total_at_arrival`)."""
+    def arrived(self, arrival: Arrival, max_tokens: int, total: bool = False) -> float | None:
+        """Takes the features; the expected output length where that is asked for (`total`)."""
         features = self.predictor.arrive(arrival)
         self._features[arrival.request_id] = features
         self._limits[arrival.request_id] = max_tokens
-        if not self.total_at_arrival:
+        if not total:
             return None
         made = self.predictor.predict([features], np.zeros(1, dtype=np.int64), self.window_tokens, True)
         return None if made.total is None else float(made.total.mean_tokens[0])

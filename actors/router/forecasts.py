@@ -40,14 +40,17 @@ class Hints(msgspec.Struct, array_like=True, frozen=True):
     prompt_key: str | None = None
     template_key: str | None = None
     text: tuple[int, int, int, int, int, int | None] | None = None
+    user: str | None = None  # digest
 
 
 @dataclass(frozen=True, slots=True)
 class PredictorConfig:
     """`folder` keeps the outcome log and the models; None: nothing is logged and nothing is ever fitted.
 
-    `window_tokens` is H of BR-H; k, gate and floor are those of the state machine. A refit starts when `refit_every_s`
-    have passed and `refit_outcomes` new outcomes are in, or at once on drift (then at most every tenth of that time).
+    `window_tokens` is H of BR-H; k, gate and floor are those of the state machine. Total lengths are forecast at
+    arrival where `total_at_arrival` is true; None: while a policy decides that looks at them. A refit starts when
+    `refit_every_s` have passed and `refit_outcomes` new outcomes are in, or at once on drift (then at most every tenth
+    of that time).
     """
 
     enabled: bool = False
@@ -56,7 +59,7 @@ class PredictorConfig:
     refresh_tokens: int = 16
     gate: float = 0.5
     floor_tokens: float = 1.0
-    total_at_arrival: bool = False
+    total_at_arrival: bool | None = None
     refit_every_s: float = 3600.0
     refit_outcomes: int = 1000
     log_file_bytes: int = 16 << 20
@@ -82,7 +85,7 @@ class Forecasts:
         self.config = config
         self.predictor = LivePredictor()
         states = ForecastConfig(config.refresh_tokens, config.gate, config.floor_tokens)
-        self._feed = ForecastFeed(self.predictor, states, config.window_tokens, config.total_at_arrival)
+        self._feed = ForecastFeed(self.predictor, states, config.window_tokens)
         self._run_refit = run_refit
         self._folder = Path(config.folder) if config.folder else None
         self._log = (
@@ -99,9 +102,12 @@ class Forecasts:
 
     # -------------------------------------------------------------------------------------------- life of a request
 
-    def arrived(self, submit: Submit, now_s: float) -> float | None:
-        """Takes the features; returns the expected output length where that is asked for (`total_at_arrival`)."""
-        return self._feed.arrived(arrival_of(submit, now_s), submit.max_tokens)
+    def arrived(self, submit: Submit, now_s: float, wanted: bool = False) -> float | None:
+        """Takes the features; returns the expected output length where it is `wanted` or configured."""
+        total = self.config.total_at_arrival
+        return self._feed.arrived(
+            arrival_of(submit, now_s), submit.max_tokens, wanted if total is None else total
+        )
 
     def progressed(self, rid: str, tokens: int) -> None:
         """`tokens` generated so far."""
@@ -203,6 +209,7 @@ def arrival_of(submit: Submit, now_s: float) -> Arrival:
         ),
         traffic_class=submit.request_class,
         model=hints.model,
+        client=hints.user,
         session=submit.session or None,
         prompt_key=hints.prompt_key,
         template_key=hints.template_key,

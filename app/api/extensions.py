@@ -4,6 +4,7 @@ body                                header
 priority (class name or integer)    x-sluice-priority
 slo.ttft_ms, slo.tpot_ms            x-sluice-slo-ttft-ms, x-sluice-slo-tpot-ms
 session                             x-sluice-session
+user (OpenAI's own field)           x-sluice-user: whose requests these are; lengths are learnt for each
 -                                   x-sluice-mode (colocated, disaggregated: only engines of that kind; for
                                     measurements, by whoever may administer: `app.ingress.admin`)
 """
@@ -20,7 +21,7 @@ PRIORITY_OF_CLASS = {"interactive": -1, "standard": 0, "batch": 1}
 """Class name -> priority on the wire; lower is served earlier, as in vLLM. A number maps to a class by its sign."""
 
 MAX_PRIORITY = 1000
-MAX_SESSION_CHARS = 512
+MAX_NAME_CHARS = 512
 
 
 def priority_of(value: int | str | None, headers: dict[bytes, bytes]) -> tuple[int, str]:
@@ -44,12 +45,14 @@ def slo_of(slo: Slo | None, headers: dict[bytes, bytes]) -> tuple[float | None, 
     return (None if ttft_ms is None else ttft_ms / 1e3), (None if tpot_ms is None else tpot_ms / 1e3)
 
 
-def session_of(session: str | None, headers: dict[bytes, bytes]) -> str:
-    """The session's name, "" where there is none. Raises `ApiError` 400 for a header that is too long or no text."""
-    if session is not None:
-        return session
-    raw = headers.get(b"x-sluice-session")
-    return "" if raw is None else _text(raw, "x-sluice-session")
+def name_of(value: str | None, headers: dict[bytes, bytes], header: str) -> str:
+    """What the body or else the header names, "" where neither does. Raises `ApiError` 400 for a header that is too
+    long or no text.
+    """
+    if value is not None:
+        return value
+    raw = headers.get(header.encode())
+    return "" if raw is None else _text(raw, header)
 
 
 def mode_of(headers: dict[bytes, bytes]) -> Mode | None:
@@ -96,6 +99,6 @@ def _text(raw: bytes, name: str) -> str:
         text = raw.decode()
     except UnicodeDecodeError:
         raise bad_request(f"'{name}' is not valid UTF-8.", name) from None
-    if len(text) > MAX_SESSION_CHARS:
-        raise bad_request(f"'{name}' is longer than {MAX_SESSION_CHARS} characters.", name)
+    if len(text) > MAX_NAME_CHARS:
+        raise bad_request(f"'{name}' is longer than {MAX_NAME_CHARS} characters.", name)
     return text

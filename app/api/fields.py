@@ -1,8 +1,8 @@
 """Request fields that OpenAI or vLLM know and Sluice does not serve: each is refused by name, never ignored.
 
 A field is listed with the values that ask for nothing (its default), which pass. Unknown fields are ignored,
-as vLLM's own server does; fields that have no influence on the output (`user`, `metadata`, `store`,
-`service_tier`, ...) too.
+as vLLM's own server does; fields that have no influence on the output (`metadata`, `store`, `service_tier`,
+...) too.
 """
 
 from typing import Any

@@ -9,7 +9,7 @@ from typing import Any
 
 from actors.wire.messages import Mode
 from app.api.errors import bad_request
-from app.api.extensions import mode_of, priority_of, session_of, slo_of
+from app.api.extensions import mode_of, name_of, priority_of, slo_of
 from app.api.fields import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED, refuse_unsupported
 from app.api.schema import ChatRequest, CompletionRequest, parse
 
@@ -45,6 +45,7 @@ class Plan:
     ttft_slo_s: float | None
     tpot_slo_s: float | None
     session: str
+    user: str
     add_special_tokens: bool
     prompts: list[str | list[int]] = field(default_factory=list)
     request: ChatRequest | None = None
@@ -217,7 +218,8 @@ def _common(request: ChatRequest | CompletionRequest, headers: dict[bytes, bytes
         request_class=request_class,
         ttft_slo_s=ttft_slo_s,
         tpot_slo_s=tpot_slo_s,
-        session=session_of(request.session, headers),
+        session=name_of(request.session, headers, "x-sluice-session"),
+        user=name_of(request.user, headers, "x-sluice-user"),
         add_special_tokens=True,
         mode=mode_of(headers),
     )

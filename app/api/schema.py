@@ -82,6 +82,7 @@ class _Request(BaseModel):
     priority: Priority | None = None
     slo: Slo | None = None
     session: Annotated[str, Field(max_length=512)] | None = None
+    user: Annotated[str, Field(max_length=512)] | None = None
 
 
 class ChatRequest(_Request):

@@ -89,6 +89,7 @@ class Exchange:
                 ttft_slo_s=plan.ttft_slo_s,
                 tpot_slo_s=plan.tpot_slo_s,
                 session=plan.session,
+                user=plan.user,
                 local=plan.local,
                 chat=plan.engine_chat,
                 deadline_s=deadline_s,

@@ -1,12 +1,12 @@
 """What an ingress tells the router's predictors of a request: sampling, keyed digests, and signals of the text.
 
-Never the text itself. The digests are keyed (by the wire's secret where there is one), so a log of them does not reveal
-a prompt to somebody who can guess it but lacks the key.
+Never the text itself, nor the user's name. The digests are keyed (by the wire's secret where there is one), so a log of
+them does not reveal a prompt or a name to somebody who can guess it but lacks the key.
 """
 
 from actors.router.forecasts import Hints, encode_hints
 from app.ingress.job_parts import Work
-from predictors.text import prompt_key, signals, template_key
+from predictors.text import digest, prompt_key, signals, template_key
 
 
 def hints_of(work: Work, model: str, salt: bytes) -> bytes:
@@ -27,5 +27,6 @@ def hints_of(work: Work, model: str, salt: bytes) -> bytes:
             prompt_key=None if text is None else prompt_key(text, salt),
             template_key=None if text is None else template_key(text, salt),
             text=found,
+            user=digest(work.user, salt) if work.user else None,
         )
     )

@@ -89,6 +89,7 @@ class Work:
     mode: Mode | None = None  # only engines of this kind
     id: str = ""
     client_id: str = ""
+    user: str = ""
     text: str | None = (
         None  # the prompt as text, where the client sent text; only looked at for the router's hints
     )

@@ -18,7 +18,8 @@ class Forecasts:
         for outcome in config.history:
             predictor.arrive(outcome.arrival)
             predictor.observe(outcome)
-        self._feed = ForecastFeed(predictor, config.states, config.window_tokens, config.total_at_arrival)
+        self._feed = ForecastFeed(predictor, config.states, config.window_tokens)
+        self._total = config.total_at_arrival
         self._default_max_tokens = default_max_tokens
 
     def arrived(self, job: Job, now_s: float) -> float | None:
@@ -37,7 +38,7 @@ class Forecasts:
             session=work.session or None,
             prompt_key=work.prompt_key or None,
         )
-        return self._feed.arrived(arrival, work.max_tokens or self._default_max_tokens)
+        return self._feed.arrived(arrival, work.max_tokens or self._default_max_tokens, self._total)
 
     def progressed(self, items: Sequence[tuple[str, int]], jobs: Mapping[str, Job]) -> None:
         """Pairs (rid, tokens of this stay at an engine)."""

@@ -60,6 +60,9 @@ USES_HITS = frozenset(
 USES_NETWORK = frozenset(["netkv", "static_stack", "composition"])
 """Policies that look at the network oracle: where none of them decides, transfers need not be told."""
 
+USES_LENGTHS = frozenset(["pd_heatmap", "combined", "composition"])
+"""Policies that look at `Request.predicted_tokens`: where none of them decides, lengths are not forecast at arrival."""
+
 
 def prepare() -> None:
     """Loads what policies would else load at their first decision: compiled code. Seconds where it is not cached yet

@@ -17,14 +17,14 @@ class Watched(Oracle):
         self.seen.append(outcome)
 
 
-def feed(lengths: dict[str, int], total: bool = False) -> tuple[ForecastFeed, Watched]:
+def feed(lengths: dict[str, int]) -> tuple[ForecastFeed, Watched]:
     oracle = Watched(lengths)
-    return ForecastFeed(Tracked(oracle), ForecastConfig(refresh_tokens=4), 10, total), oracle
+    return ForecastFeed(Tracked(oracle), ForecastConfig(refresh_tokens=4), 10), oracle
 
 
 def test_the_expected_length_is_told_where_it_is_asked_for() -> None:
     assert feed({"a": 30})[0].arrived(Arrival("a", 0.0, 5), 100) is None
-    assert feed({"a": 30}, total=True)[0].arrived(Arrival("a", 0.0, 5), 100) == 30.0
+    assert feed({"a": 30})[0].arrived(Arrival("a", 0.0, 5), 100, total=True) == 30.0
 
 
 def test_refreshed_at_admission_and_every_k_tokens() -> None:

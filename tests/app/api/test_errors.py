@@ -90,6 +90,8 @@ BOTH: list[tuple[dict[str, Any], str]] = [
     ({"slo": 5}, "slo"),
     ({"session": 5}, "session"),
     ({"session": "x" * 513}, "session"),
+    ({"user": 5}, "user"),
+    ({"user": "x" * 513}, "user"),
     ({"ignore_eos": "x"}, "ignore_eos"),
     # known to the peers, not served here: refused by name
     ({"use_beam_search": True}, "use_beam_search"),

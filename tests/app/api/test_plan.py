@@ -100,8 +100,10 @@ def test_the_body_wins_over_the_headers() -> None:
         b"x-sluice-slo-ttft-ms": b"900",
         b"x-sluice-slo-tpot-ms": b"90",
         b"x-sluice-session": b"header",
+        b"x-sluice-user": b"header",
     }
-    plan = chat(headers, priority="interactive", slo={"ttft_ms": 500}, session="body")
+    plan = chat(headers, priority="interactive", slo={"ttft_ms": 500}, session="body", user="someone")
+    assert plan.user == "someone"
     assert (plan.request_class, plan.ttft_slo_s, plan.tpot_slo_s, plan.session) == (
         "interactive",
         0.5,
@@ -109,6 +111,7 @@ def test_the_body_wins_over_the_headers() -> None:
         "body",
     )
     plan = chat(headers)
+    assert plan.user == "header"
     assert (plan.request_class, plan.ttft_slo_s, plan.tpot_slo_s, plan.session) == (
         "batch",
         0.9,

@@ -5,6 +5,7 @@ import dataclasses
 import math
 import random
 from collections.abc import Sequence
+from typing import ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -12,9 +13,17 @@ from hypothesis import strategies as st
 
 from policies.routing.base import RANKED, PolicyError, Ranked, Reason, best_of, least_cost
 from policies.routing.join_shortest_queue import JoinShortestQueue
-from policies.routing.registry import DECODE, PREFILL, USES_HITS, UnknownPolicy, decode_policy, prefill_policy
+from policies.routing.registry import (
+    DECODE,
+    PREFILL,
+    USES_HITS,
+    USES_LENGTHS,
+    UnknownPolicy,
+    decode_policy,
+    prefill_policy,
+)
 from policies.routing.round_robin import RoundRobin
-from policies.state.views import Health, PoolEntry, Request, Role, Snapshot, Worker
+from policies.state.views import Health, PoolEntry, Request, Role, Snapshot, Usual, Worker
 
 
 def worker(name: str, role: Role = Role.DECODE, **kw: int) -> Worker:
@@ -98,6 +107,35 @@ def test_the_policies_that_look_at_hits_are_the_ones_that_say_so(name: str) -> N
     if name in DECODE:
         decode_policy(name).assign([(ENTRY, workers)], view, random.Random(0))
     assert hits.looked == (name in USES_HITS)
+
+
+class Curious(Request):
+    """A request that notes who looks at its expected length."""
+
+    looked: ClassVar[set[str]] = set()
+
+    def __getattribute__(self, name: str) -> object:
+        if name == "predicted_tokens":
+            Curious.looked.add("predicted_tokens")
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("name", sorted(PREFILL | DECODE))
+def test_the_policies_that_look_at_lengths_are_the_ones_that_say_so(name: str) -> None:
+    workers = [worker("a"), worker("b")]
+    kinds = [worker("p", Role.PREFILL), worker("c", Role.COLOCATED)]
+    cells = {"prefill_tokens": [100], "ratios": [0.1], "cells": [[0.5]]}
+    params = {"heatmap": cells} if name in ("pd_heatmap", "combined") else {}
+    facts = {field.name: getattr(REQUEST, field.name) for field in dataclasses.fields(REQUEST)}
+    request = Curious(**facts | {"predicted_tokens": 7.0})
+    entry = dataclasses.replace(ENTRY, request=request)
+    view = dataclasses.replace(snapshot(workers + kinds, [entry]), usual=Usual(100.0, 10.0))
+    Curious.looked.clear()
+    if name in PREFILL:
+        prefill_policy(name, params).choose(request, kinds, view, random.Random(0))
+    if name in DECODE:
+        decode_policy(name).assign([(entry, workers)], view, random.Random(0))
+    assert bool(Curious.looked) == (name in USES_LENGTHS)
 
 
 def test_a_long_ranking_keeps_the_best_few_and_the_drawn_one_first() -> None:

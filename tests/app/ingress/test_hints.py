@@ -1,0 +1,31 @@
+"""What an ingress tells the router of a request's text and user: digests, never themselves."""
+
+from actors.router.forecasts import arrival_of
+from actors.wire.messages import Submit
+from app.ingress.hints import hints_of
+from app.ingress.job_parts import Work
+from predictors.protocol import Arrival
+
+SALT = b"secret"
+
+
+def told(user: str, text: str | None = None, salt: bytes = SALT) -> tuple[Arrival, bytes]:
+    work = Work([1, 2], {"temperature": 0.5}, 5, 1, 0, "standard", None, None, "", False, None, 700.0)
+    work = Work(**{name: getattr(work, name) for name in Work.__slots__} | {"user": user, "text": text})
+    hints = hints_of(work, "m", salt)
+    return arrival_of(Submit("r", 2, 5, hints=hints), 1.0), hints
+
+
+def test_requests_of_one_user_meet_and_those_of_none_have_no_client() -> None:
+    first, again, other = told("ann")[0], told("ann")[0], told("bob")[0]
+    assert first.client == again.client is not None
+    assert other.client != first.client
+    assert told("")[0].client is None
+
+
+def test_neither_name_nor_text_leaves_the_ingress_and_another_key_gives_other_digests() -> None:
+    arrival, hints = told("ann", "how many words?")
+    assert b"ann" not in hints
+    assert b"words" not in hints
+    assert arrival.text is not None
+    assert arrival.client != told("ann", salt=b"other")[0].client
