@@ -23,13 +23,19 @@ def test_a_refit_runs_beside_the_traffic(tmp_path: Path) -> None:
             {"name": "all", "role": "colocated", "kind": "sim", "options": {"mean_output_tokens": 20}}
         ]
         args["router"] = {
-            "predictor": {"enabled": True, "folder": str(folder), "refit_every_s": 2.0, "refit_outcomes": 300}
+            "decode": {"name": "composition"},  # looks at expected lengths
+            "predictor": {
+                "enabled": True,
+                "folder": str(folder),
+                "refit_every_s": 2.0,
+                "refit_outcomes": 300,
+            },
         }
 
     with serving(config_file(tmp_path, "sim.yaml", learning)) as app, httpx.Client(timeout=60) as http:
 
         def ask(n: int) -> int:
-            body = {"prompt": f"request number {n} of many", "max_tokens": 100}
+            body = {"prompt": f"request number {n} of many", "max_tokens": 100, "user": f"somebody {n % 3}"}
             return http.post(f"{app.url}/v1/completions", json=body).status_code
 
         with ThreadPoolExecutor(8) as pool:
@@ -44,4 +50,7 @@ def test_a_refit_runs_beside_the_traffic(tmp_path: Path) -> None:
     outcomes = read_log(folder / "outcomes")
     assert len(outcomes.outcomes) == REQUESTS + 100
     assert outcomes.damage == ()
-    assert b"request number" not in b"".join(f.read_bytes() for f in (folder / "outcomes").glob("*"))
+    assert len({outcome.arrival.client for outcome in outcomes.outcomes} - {None}) == 3
+    logged = b"".join(f.read_bytes() for f in (folder / "outcomes").glob("*"))
+    assert b"request number" not in logged
+    assert b"somebody" not in logged
