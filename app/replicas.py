@@ -4,6 +4,7 @@ Ray places, supervises and restarts these; requests, decisions and tokens never 
 handle call is `Router.addresses`, asked at each connect). Each is a plain class: `app.graph` makes deployments of them.
 """
 
+import gc
 import importlib.metadata
 import logging
 import os
@@ -71,6 +72,8 @@ class RouterReplica:
         journal = RouterJournal(router.journal_config(), dispatcher, importlib.metadata.version("sluice"))
         self._server = RouterServer(me, dispatcher, router.engine_grace_s, forecasts, network, journal)
         await self._server.start(listen_addresses(config, "router"))
+        gc.collect()
+        gc.freeze()  # what is loaded by now stays; a full collection would walk it for some 50 ms, compiled policies most
         log.info("router listens on %s", ", ".join(self._server.addresses))
 
     async def addresses(self) -> tuple[str, ...]:
