@@ -73,7 +73,7 @@ class RouterReplica:
         self._server = RouterServer(me, dispatcher, router.engine_grace_s, forecasts, network, journal)
         await self._server.start(listen_addresses(config, "router"))
         gc.collect()
-        gc.freeze()  # what is loaded by now stays; a full collection would walk it for some 50 ms, compiled policies most
+        gc.freeze()  # what is loaded by now stays: a full collection would walk it for some 50 ms
         log.info("router listens on %s", ", ".join(self._server.addresses))
 
     async def addresses(self) -> tuple[str, ...]:
