@@ -188,9 +188,10 @@ def _aims(results: Results, case: str) -> list[Row]:
                 free.half_width,
             )
         )
-    full = results.spread(f"{case}/br_h oracle", "full_imbalance_tokens")
-    name = f"{case}, br_h oracle: imbalance while every slot runs"
-    rows.append(Row(name, None, full.mean, "tokens", full.half_width))
+    if results.measured(f"{case}/br_h oracle", "full_imbalance_tokens"):  # short runs may have no such step
+        full = results.spread(f"{case}/br_h oracle", "full_imbalance_tokens")
+        name = f"{case}, br_h oracle: imbalance while every slot runs"
+        rows.append(Row(name, None, full.mean, "tokens", full.half_width))
     reference = SIGNAL.get(case) or "survival"
     change = results.paired(f"{case}/br_h {reference}", f"{case}/br_h lightgbm", SAME)
     percent = change.relative_percent

@@ -108,6 +108,10 @@ class Results:
             raise ExperimentError(f"{self.experiment}: no seed has finished for every variant")
         return found
 
+    def measured(self, variant: str, metric: str) -> bool:
+        """Whether every seed has it."""
+        return all(self.runs[variant][seed].get(metric) is not None for seed in self.seeds)
+
     def mean(self, variant: str, metric: str) -> float:
         """Mean over the seeds."""
         return self.spread(variant, metric).mean

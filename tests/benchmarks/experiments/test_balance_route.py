@@ -142,6 +142,19 @@ def test_without_a_gain_there_is_no_share_of_it(monkeypatch: pytest.MonkeyPatch)
     assert all(row.ours is None and row.met is None for row in shares)
 
 
+def test_a_run_without_a_step_in_which_every_slot_ran_is_compared_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("SLUICE_TRACES", raising=False)
+    variants = table1.variants(quick=True)
+    same = dict.fromkeys([*(metric for metric, _ in table1.FIGURES), "barrier_free_tok_s"], 100.0)
+    without = same | {"full_imbalance_tokens": None}
+    configs = {v.name: v.config for v in variants}
+    rows = table1.compare(Results("x", True, configs, {v.name: {0: without} for v in variants}))
+    assert rows
+    assert not [row for row in rows if "while every slot runs" in row.name]
+
+
 def test_only_known_cases_run_without_traces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLUICE_TRACES", raising=False)
     names = {v.config["case"] for v in table1.variants(quick=False)}
