@@ -34,7 +34,7 @@ from policies.pool_look import Placed, PoolLook
 from policies.prefill_queue import PrefillQueue
 from policies.routing.base import Assignment, DecodePolicy, PolicyError, PrefillPolicy
 from policies.routing.network import transfer_intent
-from policies.routing.registry import decode_policy, prefill_policy
+from policies.routing.registry import USES_LENGTHS, decode_policy, prefill_policy
 from policies.state import events as ev
 from policies.state.reducer import ClusterState, LiveStage
 from policies.state.views import PoolEntry, Request, RequestId, Role, Snapshot, Worker, WorkerId
@@ -63,6 +63,11 @@ class Dispatcher:
     def queue_size(self) -> int:
         """Requests that wait for a prefill worker."""
         return len(self._queue)
+
+    @property
+    def looks_at_lengths(self) -> bool:
+        """Whether one of its policies looks at `Request.predicted_tokens`."""
+        return bool({self.prefill.name, self.decode.name} & USES_LENGTHS)
 
     def handle(self, event: ev.Event) -> list[Action]:
         """Applies one event and returns what is to be done now. Raises StaleEvent if it does not fit and ValueError for

@@ -12,7 +12,7 @@ from actors.router.kv_feed import KvFeed
 from actors.router.network import RouterNetwork
 from actors.wire.messages import KV_EVENTS, EngineInfo, Fleet, FleetStatus
 from policies.dispatch import Dispatcher
-from policies.routing.registry import USES_HITS, USES_LENGTHS
+from policies.routing.registry import USES_HITS
 
 
 class FleetReport:
@@ -74,11 +74,6 @@ class FleetReport:
 def looks_at_hits(dispatcher: Dispatcher) -> bool:
     """Whether one of its policies looks at prefix hits."""
     return bool({dispatcher.prefill.name, dispatcher.decode.name} & USES_HITS)
-
-
-def looks_at_lengths(dispatcher: Dispatcher) -> bool:
-    """Whether one of its policies looks at how long answers are expected to be."""
-    return bool({dispatcher.prefill.name, dispatcher.decode.name} & USES_LENGTHS)
 
 
 def block_tokens(infos: list[EngineInfo]) -> int | None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from actors.router.admin import RouterAdmin
 from actors.router.decisions import DecisionLog
 from actors.router.engines import Engines
-from actors.router.fleet import FleetReport, looks_at_hits, looks_at_lengths
+from actors.router.fleet import FleetReport, looks_at_hits
 from actors.router.forecasts import Forecasts
 from actors.router.ingresses import Ingresses
 from actors.router.journal import RouterJournal
@@ -167,7 +167,7 @@ class RouterServer:
         now_s = time.time()
         request = self._request(message, now_s)
         if self._forecasts is not None:
-            predicted = self._forecasts.arrived(message, now_s, looks_at_lengths(self.dispatcher))
+            predicted = self._forecasts.arrived(message, now_s, self.dispatcher.looks_at_lengths)
             request = dataclasses.replace(request, predicted_tokens=predicted)
         self._feed(ev.Arrived(now_s, request))
 

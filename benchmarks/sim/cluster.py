@@ -248,7 +248,11 @@ class Cluster:
 
     def predicted(self, job: Job, now_s: float) -> float | None:
         """See `ingress.Router`."""
-        return None if self._forecasts is None else self._forecasts.arrived(job, now_s)
+        return (
+            None
+            if self._forecasts is None
+            else self._forecasts.arrived(job, now_s, self.dispatcher.looks_at_lengths)
+        )
 
     def closed(self, job: Job, outcome: ev.Outcome, tokens: int) -> None:
         """An attempt is over."""

@@ -162,13 +162,14 @@ class ForecastSource(Protocol):
 class Forecasting:
     """Predictors in the router, as live: H, k, gate and floor; `source` makes the predictor (`sources`).
 
+    `total_at_arrival`: total lengths are forecast at arrival; None: while a policy decides that looks at them.
     `history`: what predictor and features have seen before the run, in order of time; its times lie before the run's 0.
     """
 
     source: ForecastSource
     window_tokens: int = 48  # ASSUMPTION: as the router's default
     states: ForecastConfig = field(default_factory=ForecastConfig)
-    total_at_arrival: bool = False
+    total_at_arrival: bool | None = None
     history: tuple[Outcome, ...] = ()
 
 

@@ -22,8 +22,8 @@ class Forecasts:
         self._total = config.total_at_arrival
         self._default_max_tokens = default_max_tokens
 
-    def arrived(self, job: Job, now_s: float) -> float | None:
-        """Expected output tokens, where they are predicted at arrival; None for one that comes back."""
+    def arrived(self, job: Job, now_s: float, wanted: bool) -> float | None:
+        """Expected output tokens, where they are `wanted` or configured; None for one that comes back."""
         if job.generated:
             return None
         work = job.work
@@ -38,7 +38,8 @@ class Forecasts:
             session=work.session or None,
             prompt_key=work.prompt_key or None,
         )
-        return self._feed.arrived(arrival, work.max_tokens or self._default_max_tokens, self._total)
+        total = wanted if self._total is None else self._total
+        return self._feed.arrived(arrival, work.max_tokens or self._default_max_tokens, total)
 
     def progressed(self, items: Sequence[tuple[str, int]], jobs: Mapping[str, Job]) -> None:
         """Pairs (rid, tokens of this stay at an engine)."""

@@ -57,3 +57,28 @@ def test_every_source_makes_a_fresh_predictor(name: str) -> None:
 def test_an_unknown_predictor_lists_what_there_is(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="choose one of oracle, survival, exact_match"):
         source_of("crystal_ball")
+
+
+@pytest.mark.parametrize(
+    ("decode", "told", "expected"),
+    [
+        ("composition", None, 500.0),  # as in the live router: it looks at lengths
+        ("join_shortest_queue", None, None),
+        ("join_shortest_queue", True, 500.0),
+        ("composition", False, None),
+    ],
+)
+def test_lengths_are_forecast_at_arrival_while_a_policy_looks_at_them(
+    decode: str, told: bool | None, expected: float | None
+) -> None:
+    lines: list[str] = []
+    config = SimConfig(
+        (EngineSpec("c", Role.COLOCATED, 1, TICK_1MS),),
+        decode=(decode, {}),
+        control=IDEAL,
+        forecasts=Forecasting(source_of("oracle"), total_at_arrival=told),
+    )
+    simulate(config, [WorkloadRequest("a", 0.0, 10, 500)], journal=lines.append)
+    events = [json.loads(line) for line in "".join(lines).splitlines()]
+    (arrived,) = [e for e in events if e.get("event") == "Arrived"]
+    assert arrived["request"]["predicted_tokens"] == expected
