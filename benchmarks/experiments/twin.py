@@ -4,7 +4,6 @@
 live control plane takes, `calibrate_engines` what its engines take. `validate_live` is the command.
 """
 
-import asyncio
 import json
 import statistics
 from collections.abc import Sequence
@@ -12,12 +11,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 
 from benchmarks.experiments import agreement
 from benchmarks.experiments.agreement import Stream, Times
-from benchmarks.live import calibrate, openloop
+from benchmarks.live import openloop
 from benchmarks.live.servers import Command
 from benchmarks.live.stats import percentile
 from benchmarks.live.targets import MODEL, engine_options, sluice_app
@@ -236,21 +234,40 @@ def calibrate_control(port: int, setup: Setup, seed: int) -> tuple[ControlPlane,
     return replace(bare, ingress_s=ingress_s), found
 
 
-def calibrate_engines(port: int, setup: Setup, seed: int) -> tuple[TimingProfile, dict[str, Any]]:
-    """A profile of the engines: prefill from lone requests of one token, decode from bursts.
-
-    The bursts' requests join one by one as the prefill engine gets through them, so each answer counts with the mean
-    batch that it really had (`agreement.decode_load`). What a lone TTFT holds beside the prefill (control plane,
-    transfer, first decode step) is taken from the simulation of the first fit, and the prefill fitted to the rest.
+def probes(setup: Setup, repeats: int, gap_s: float) -> list[WorkloadRequest]:
+    """Lone requests of one token, one every `gap_s`, beside one (the first) that decodes all the while: the two engines
+    share caches and memory, so a prefill beside a decode takes longer than one on an idle machine.
     """
     low, high = setup.mix.prompt_tokens
-    plan = calibrate.Plan(prompts=(low, 64, 128, high), repeats=4, concurrency=(), seed=seed + 1)
+    lengths = [low, 64, 128, high] * repeats
+    begin_s = 2.0
+    steps = round((begin_s + gap_s * len(lengths)) / 0.03)
+    beside = WorkloadRequest("beside", 0.0, low, steps, max_tokens=steps)
+    return [beside] + [
+        WorkloadRequest(f"p{i}", begin_s + i * gap_s, length, 1, max_tokens=1)
+        for i, length in enumerate(lengths)
+    ]
 
-    async def lone() -> list[PrefillTime]:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=300.0) as client:
-            return (await calibrate.measure(client, plan))[0]
 
-    prefills = asyncio.run(lone())
+def by_length(work: Sequence[WorkloadRequest], times: Sequence[Times]) -> list[PrefillTime]:
+    """The median time to first token of each prompt length."""
+    found: dict[int, list[float]] = {}
+    for one, time in zip(work, times, strict=True):
+        found.setdefault(one.prompt_tokens, []).append(time.ttft_s)
+    return [PrefillTime(length, statistics.median(ttft)) for length, ttft in sorted(found.items())]
+
+
+def calibrate_engines(port: int, setup: Setup, seed: int) -> tuple[TimingProfile, dict[str, Any]]:
+    """A profile of the engines: prefill from `probes`, decode from bursts.
+
+    The bursts' requests join one by one as the prefill engine gets through them, so each answer counts with the mean
+    batch that it really had (`agreement.decode_load`). What a probe's TTFT holds beside the prefill (control plane,
+    transfer, waiting for a decode step, that step) is taken from the simulation of the first fit, and the prefill
+    fitted to the rest.
+    """
+    low, high = setup.mix.prompt_tokens
+    work = probes(setup, repeats=8, gap_s=1.0)
+    alone = by_length(work[1:], live_times(work, replay_live(port, setup, work, seed + 1))[1:])
     decodes = []
     for index, (sequences, prompt) in enumerate((n, p) for p in (low, high // 2) for n in (1, 2, 4, 6)):
         burst = [WorkloadRequest(f"b{i}", 0.0, prompt, 64, max_tokens=64) for i in range(sequences)]
@@ -258,13 +275,10 @@ def calibrate_engines(port: int, setup: Setup, seed: int) -> tuple[TimingProfile
         streams = [Stream(a.first_s, a.last_s, prompt, 64) for a in answers]
         decodes += [DecodeTime(*row) for row in agreement.decode_load(streams)]
     source = "measured by benchmarks.experiments.validate_live; KV size and transfer as in cpu_smollm2"
-    first, _ = fit(setup.profile, source, prefills, decodes)
-    alone = [
-        WorkloadRequest(f"p{i}", 30.0 * i, p.prompt_tokens, 1, max_tokens=1) for i, p in enumerate(prefills)
-    ]
-    modelled = simulated_times(setup.simulated(first, ControlPlane(), setup.policies[0], 0), alone)
+    first, _ = fit(setup.profile, source, alone, decodes)
+    times = simulated_times(setup.simulated(first, ControlPlane(), setup.policies[0], 0), work)
     rest = [
         PrefillTime(p.prompt_tokens, p.ttft_s - (m.ttft_s - first.step_s(p.prompt_tokens, 0, 0)))
-        for p, m in zip(prefills, modelled, strict=True)
+        for p, m in zip(alone, by_length(work[1:], times[1:]), strict=True)
     ]
     return fit(setup.profile, source, rest, decodes)

@@ -7,7 +7,8 @@ Both sides get the same arrivals (Poisson), prompt and output lengths, policies 
 told is measured before, on other requests than those judged:
 
     sim     the engines' timing is given; lone requests give what ingress, router and HTTP add (ControlPlane.ingress_s)
-    vllm    lone requests and bursts give the timing profile (benchmarks.sim.calibration); the control plane is stock
+    vllm    lone requests beside one that decodes, and bursts, give the timing profile (benchmarks.sim.calibration); the
+            control plane is stock
 
 Policies decide by drawn ties, so the simulation is run under several seeds. A replay of the sim engines during which
 the load client itself could not keep its times (another program had the cores) is done again, whatever it showed. Not

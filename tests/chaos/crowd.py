@@ -1,7 +1,7 @@
 """Many clients that leave: opens streaming requests over raw sockets and cuts them at a chosen stage of their life.
 
 The stage is read from the server (`/sluice/status` counts its jobs by state), so a disconnect is counted only where it
-really happened. Loops are bounded in count and time.
+really happened. Loads are such that a stage lasts for seconds, or until the cut; loops are bounded in count and time.
 """
 
 import json
@@ -11,9 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import httpx
-
-from tests.live.serving import App
+from tests.live.serving import App, pressure
 
 STATE_OF = {
     "queued": "submitted",
@@ -23,6 +21,8 @@ STATE_OF = {
     "decode": "decoding",
 }
 MAX_ROUNDS = 40
+ROUND_S = 20.0
+ALL_ROUNDS_S = 600.0
 
 
 def prompt(words: int, salt: str) -> str:
@@ -56,7 +56,7 @@ class Crowd:
                 }
             ).encode()
             head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
-            s = socket.create_connection(self._address, timeout=10)
+            s = socket.create_connection(self._address, timeout=60)
             s.sendall(head + body)
             self._sockets.append(s)
 
@@ -76,21 +76,27 @@ def jobs(status: dict[str, Any], stage: str) -> int:
 def leave_at(app: App, stage: str, need: int, load: Callable[[Crowd, int], None], want: int = 1) -> int:
     """Rounds of `load`, each cut when at least `want` requests are in `stage`, until `need` were cut there in all.
 
-    Returns the count; fails when a stage is not reached within a bounded number of rounds.
+    Returns the count; fails with what each round saw when a stage is not reached within a bounded number of rounds.
     """
     cut = 0
-    for round_number in range(MAX_ROUNDS):
+    rounds: list[str] = []
+    end_s = time.monotonic() + ALL_ROUNDS_S
+    while len(rounds) < MAX_ROUNDS and time.monotonic() < end_s:
         crowd = Crowd(app)
-        load(crowd, round_number)
-        deadline_s = time.monotonic() + 20.0
-        seen = 0
-        with httpx.Client(timeout=10) as http:
-            while time.monotonic() < deadline_s:
-                seen = jobs(http.get(f"{app.url}/sluice/status").json(), stage)
-                if seen >= min(want, need - cut):
-                    break
+        load(crowd, len(rounds))
+        began_s = time.monotonic()
+        seen = most = polls = 0
+        while time.monotonic() < began_s + ROUND_S:
+            seen = jobs(app.status(), stage)
+            polls, most = polls + 1, max(most, seen)
+            if seen >= min(want, need - cut):
+                break
         crowd.leave()
         cut += seen
         if cut >= need:
             return cut
-    raise AssertionError(f"{stage}: only {cut} of {need} disconnects hit the stage in {MAX_ROUNDS} rounds")
+        rounds.append(f"{most} at most, {seen} cut, {polls} polls in {time.monotonic() - began_s:.1f} s")
+    raise AssertionError(
+        f"{stage}: only {cut} of {need} disconnects hit the stage; {pressure()}; rounds:\n  "
+        + "\n  ".join(rounds)
+    )

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,9 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 420.0
-STOP_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 120.0
+PATIENCE_S = 180.0
+"""How long a test waits for what must come. Only what never comes takes that long, however busy the machine is."""
 
 
 def free_ports(count: int) -> list[int]:
@@ -34,6 +36,12 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
+def plain_client() -> httpx.Client:
+    """A client that neither loads certificates, which may take longer than what is looked at lasts, nor keeps
+    connections to a process that a test kills."""
+    return httpx.Client(timeout=30, verify=False, limits=httpx.Limits(max_keepalive_connections=0))
+
+
 @dataclass
 class App:
     """A running Sluice. `log` is what it printed, with Ray's session directory beside it."""
@@ -43,9 +51,10 @@ class App:
     serve_url: str
     log: Path
     name: str
+    http: httpx.Client = field(default_factory=plain_client)
 
     def status(self) -> dict[str, Any]:
-        answer = httpx.get(f"{self.url}/sluice/status", timeout=10)
+        answer = self.http.get(f"{self.url}/sluice/status")
         answer.raise_for_status()
         result: dict[str, Any] = answer.json()
         return result
@@ -53,11 +62,22 @@ class App:
     def metric(self, name: str, **labels: str) -> float:
         """Sum of a metric's samples with these labels; 0.0 when there is none yet."""
         total = 0.0
-        for line in httpx.get(f"{self.url}/metrics", timeout=10).text.splitlines():
+        for line in self.http.get(f"{self.url}/metrics").text.splitlines():
             match = re.match(rf"{re.escape(name)}(?:\{{(.*)\}})? (\S+)$", line)
             if match and all(f'{k}="{v}"' in (match[1] or "") for k, v in labels.items()):
                 total += float(match[2])
         return total
+
+    def settle(self, *names: str, quiet_s: float = 3.0) -> None:
+        """Until these metrics have been reported unchanged for a while: what was under way has arrived."""
+        end_s = time.monotonic() + PATIENCE_S
+        last, since_s = [self.metric(name) for name in names], time.monotonic()
+        while time.monotonic() < since_s + quiet_s:
+            assert time.monotonic() < end_s, f"{names} still change after {PATIENCE_S} s"
+            time.sleep(0.2)
+            now = [self.metric(name) for name in names]
+            if now != last:
+                last, since_s = now, time.monotonic()
 
     def processes(self) -> list[psutil.Process]:
         """Every process of this app: the tree of its Ray."""
@@ -73,21 +93,26 @@ class App:
         assert len(found) == 1, f"{deployment}: {found}"
         return found[0]
 
-    def wait(self, condition: Any, timeout_s: float, what: str) -> Any:
-        """Polls until `condition(status)` is true; fails with the last status."""
-        deadline_s = time.monotonic() + timeout_s
+    def wait(self, condition: Any, what: str, timeout_s: float = PATIENCE_S) -> Any:
+        """Polls until `condition(status)` is true; fails with the last status and how polling went."""
+        began_s = time.monotonic()
+        polls, slowest_s = 0, 0.0
         status: dict[str, Any] = {}
-        while time.monotonic() < deadline_s:
+        while (poll_s := time.monotonic()) < began_s + timeout_s:
             try:
                 status = self.status()
                 if condition(status):
                     return status
             except httpx.HTTPError as error:
                 status = {"error": repr(error)}
+            polls, slowest_s = polls + 1, max(slowest_s, time.monotonic() - poll_s)
             time.sleep(0.2)
-        raise AssertionError(f"not within {timeout_s} s: {what}; last status {status}")
+        raise AssertionError(
+            f"not within {timeout_s} s: {what}; {polls} polls, the slowest took {slowest_s:.1f} s; {pressure()}; "
+            f"last status {status}"
+        )
 
-    def wait_idle(self, timeout_s: float = 40.0) -> dict[str, Any]:
+    def wait_idle(self, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
         """Until every counter is 0 and no engine uses a KV block."""
 
         def idle(status: dict[str, Any]) -> bool:
@@ -98,8 +123,15 @@ class App:
                 and all(e["kv_blocks_used"] == 0 and not e["running"] and not e["waiting"] for e in engines)
             )
 
-        result: dict[str, Any] = self.wait(idle, timeout_s, "idle")
+        result: dict[str, Any] = self.wait(idle, "idle", timeout_s)
         return result
+
+
+def pressure() -> str:
+    """How busy the machine is, for the text of a failure: load, and the share of time that tasks waited for a core."""
+    load = " ".join(f"{value:.1f}" for value in os.getloadavg())
+    waits = Path("/proc/pressure/cpu")
+    return f"load {load}" + (f", cpu {waits.read_text().splitlines()[0]}" if waits.exists() else "")
 
 
 def still_running(processes: list[psutil.Process], timeout_s: float) -> list[psutil.Process]:
@@ -145,6 +177,7 @@ def serving(config: Path) -> Iterator[App]:
         yield app
     finally:
         _stop(app)
+        app.http.close()
         log.unlink(missing_ok=True)
 
 
@@ -156,7 +189,7 @@ def _wait_ready(app: App) -> None:
                 f"app.serve ended with {app.process.returncode}:\n{app.log.read_text()[-4000:]}"
             )
         try:
-            if httpx.get(f"{app.url}/health/ready", timeout=2).status_code == 200:
+            if app.http.get(f"{app.url}/health/ready").status_code == 200:
                 return
         except httpx.HTTPError:
             pass
@@ -175,7 +208,7 @@ def _stop(app: App) -> None:
             f"Ctrl-C did not end it within {STOP_TIMEOUT_S} s:\n{app.log.read_text()[-4000:]}"
         ) from None
     finally:
-        alive = still_running(tree, timeout_s=15)
+        alive = still_running(tree, timeout_s=60)
         left = [" ".join(p.cmdline())[:100] for p in alive]
         for p in alive:
             p.kill()

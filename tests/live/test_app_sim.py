@@ -9,9 +9,9 @@ import pytest
 from openai import OpenAI
 
 from sluice import Sluice
-from tests.live.serving import ROOT, App, config_file, serving
+from tests.live.serving import PATIENCE_S, ROOT, App, config_file, serving
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
 
 def chat(url: str, **kw: object) -> httpx.Response:
     body = {"messages": [{"role": "user", "content": "hello there"}], "max_tokens": 8} | kw
-    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=30)
+    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=PATIENCE_S)
 
 
 def test_both_ports_answer_the_same(app: App) -> None:
@@ -35,7 +35,9 @@ def test_both_ports_answer_the_same(app: App) -> None:
 
 def test_serve_s_port_streams_too(app: App) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "stream": True}
-    with httpx.stream("POST", f"{app.serve_url}/v1/chat/completions", json=body, timeout=30) as answer:
+    with httpx.stream(
+        "POST", f"{app.serve_url}/v1/chat/completions", json=body, timeout=PATIENCE_S
+    ) as answer:
         lines = [line for line in answer.iter_lines() if line]
     assert lines[-1] == "data: [DONE]"
     assert len(lines) > 3
@@ -68,7 +70,7 @@ def test_the_sdk_and_the_command_work_against_it(app: App) -> None:
     env = {"SLUICE_BASE_URL": app.url, "PATH": "/usr/bin:/bin"}
     for words in (["status"], ["models"], ["chat", "hello", "--max-tokens", "5"]):
         done = subprocess.run(
-            [*command, *words], cwd=ROOT, env=env, capture_output=True, text=True, timeout=60
+            [*command, *words], cwd=ROOT, env=env, capture_output=True, text=True, timeout=PATIENCE_S
         )
         assert done.returncode == 0, done.stderr
         assert done.stdout.strip()
@@ -84,6 +86,6 @@ def test_requests_go_through_prefill_pool_and_decode(app: App) -> None:
 
 
 def test_version_says_which_path_is_on(app: App) -> None:
-    version = httpx.get(f"{app.url}/version").json()
+    version = httpx.get(f"{app.url}/version", timeout=PATIENCE_S).json()
     assert version["transport"] == "fast"
     assert version["version"]

@@ -1,7 +1,6 @@
 """The main promise, through Ray Serve and HTTP: a real model, prefilled on one engine and decoded on another."""
 
 import math
-import time
 from typing import Any
 
 import httpx
@@ -74,7 +73,7 @@ def test_the_router_predicts_the_prefix_hits_that_vllm_has(vllm_app: App) -> Non
         assert answer.status_code == 200, answer.text
         cached.append(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
         vllm_app.wait_idle()
-        time.sleep(1.5)  # KV events within 0.1 s, the router's figures within 1 s
+        vllm_app.settle("sluice_router_kv_event_batches_total", predicted, reported)
     assert cached == [0, 384]
     # a prompt of the tests before may share blocks with another; what counts is that both sides agree
     assert vllm_app.metric(predicted) == vllm_app.metric(reported) >= 384

@@ -4,13 +4,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from predictors.outcomes import read_log
-from tests.live.serving import config_file, serving
+from tests.live.serving import config_file, plain_client, serving
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 
 REQUESTS = 600
 
@@ -32,7 +31,7 @@ def test_a_refit_runs_beside_the_traffic(tmp_path: Path) -> None:
             },
         }
 
-    with serving(config_file(tmp_path, "sim.yaml", learning)) as app, httpx.Client(timeout=60) as http:
+    with serving(config_file(tmp_path, "sim.yaml", learning)) as app, plain_client() as http:
 
         def ask(n: int) -> int:
             body = {"prompt": f"request number {n} of many", "max_tokens": 100, "user": f"somebody {n % 3}"}
@@ -40,10 +39,10 @@ def test_a_refit_runs_beside_the_traffic(tmp_path: Path) -> None:
 
         with ThreadPoolExecutor(8) as pool:
             assert set(pool.map(ask, range(REQUESTS))) == {200}
-        app.wait(lambda _: app.metric("sluice_router_predictor_refits_total") >= 1, 60, "a refit has begun")
+        app.wait(lambda _: app.metric("sluice_router_predictor_refits_total") >= 1, "a refit has begun")
         with ThreadPoolExecutor(8) as pool:
             assert set(pool.map(ask, range(REQUESTS, REQUESTS + 100))) == {200}
-        app.wait(lambda _: list((folder / "models").glob("*")) != [], 90, "the refit has saved its model")
+        app.wait(lambda _: list((folder / "models").glob("*")) != [], "the refit has saved its model")
         assert app.metric("sluice_router_predictor_refit_failures_total") == 0
         assert app.metric("sluice_router_predictor_outcomes_total") >= REQUESTS
         app.wait_idle()

@@ -15,6 +15,7 @@ import msgspec
 import psutil
 
 from actors.wire.messages import Admitted, Decode, Failed, Message, Out, Prefill, PrefillDone, Status, Tokens
+from tests.live.serving import PATIENCE_S
 
 HOST = Path(__file__).with_name("vllm_host.py")
 ANSWERS = msgspec.msgpack.Decoder(Message | dict)
@@ -71,7 +72,7 @@ class Engine:
 
     def ask(self, what: str) -> Any:
         self.send(what)
-        return self._answer(what, 20.0)
+        return self._answer(what, PATIENCE_S)
 
     def status(self) -> Status:
         return Status(**self.ask("status"))
@@ -80,7 +81,7 @@ class Engine:
         with self._changed:
             return list(self._seen[rid])
 
-    def wait_for(self, rid: str, kind: Any, timeout_s: float = 40.0) -> Any:
+    def wait_for(self, rid: str, kind: Any, timeout_s: float = PATIENCE_S) -> Any:
         """The first message of one of the types `kind` about `rid`."""
         return self._until(
             lambda: next((m for m in self._seen[rid] if isinstance(m, kind)), None),
@@ -90,7 +91,7 @@ class Engine:
         )
 
     def prefill(self, rid: str, tokens: list[int]) -> PrefillDone:
-        self.send(Prefill(rid, tokens, {}, 60.0))
+        self.send(Prefill(rid, tokens, {}, PATIENCE_S))
         done = self.wait_for(rid, (PrefillDone, Failed))
         assert isinstance(done, PrefillDone), done
         return done
@@ -99,7 +100,7 @@ class Engine:
         self, rid: str, tokens: list[int], params: dict[str, Any], handle: bytes | None, **more: Any
     ) -> list[Out]:
         """Run a decode to its end; all its pieces."""
-        self.send(Decode(rid, tokens, params, handle, 60.0, **more))
+        self.send(Decode(rid, tokens, params, handle, PATIENCE_S, **more))
         return self.finish(rid, int(params.get("n", 1)))
 
     def finish(self, rid: str, choices: int = 1) -> list[Out]:
@@ -108,13 +109,13 @@ class Engine:
             assert not failed, failed
             return sum(1 for m in self._seen[rid] if isinstance(m, Out) and m.finish) == choices
 
-        self._until(ended, 60.0, f"the end of {rid}", rid)
+        self._until(ended, PATIENCE_S, f"the end of {rid}", rid)
         return [m for m in self.seen(rid) if isinstance(m, Out)]
 
     def admitted(self, rid: str) -> Admitted:
         return self.wait_for(rid, Admitted)
 
-    def until_status(self, holds: Any, timeout_s: float = 20.0) -> Status:
+    def until_status(self, holds: Any, timeout_s: float = PATIENCE_S) -> Status:
         """Ask for the status until `holds(status)`; the last one is in the error."""
         until_s = time.monotonic() + timeout_s
         while not holds(status := self.status()):
@@ -123,7 +124,7 @@ class Engine:
             time.sleep(0.05)
         return status
 
-    def until_idle(self, blocks: int, timeout_s: float = 20.0) -> Status:
+    def until_idle(self, blocks: int, timeout_s: float = PATIENCE_S) -> Status:
         """Nothing runs, waits or is leased, and exactly `blocks` KV blocks are in use."""
         return self.until_status(
             lambda s: (s.running, s.waiting, s.leases, s.kv_blocks_used) == (0, 0, 0, blocks), timeout_s
