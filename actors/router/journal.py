@@ -3,7 +3,8 @@
 What a file holds is `policies.journal`'s; `policies.replay` decides it all again. Recording an event costs two appends:
 lines are made and written a moment later, in slices between which the event loop serves others, the writing itself in
 a thread. A disk that fails or hangs is counted and logged and never holds up serving: what could not be written is kept
-for the next attempt, up to `max_unwritten_bytes`; what is dropped beyond that leaves a gap, which a replay names.
+for the next attempt, up to `max_unwritten_bytes`; what is dropped beyond that leaves a gap, which a replay names. Nor
+does it hold up the end: `stop` gives the disk `stop_s`, then says what is lost and leaves its thread behind.
 
     <folder>/journal-<start, UTC>-<pid>-00000.jsonl, -00001 ...   one log per life of a router, in files of `max_bytes`
 """
@@ -14,12 +15,13 @@ import os
 import time
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
+from actors.patience import within
+from actors.router.aside import Aside
 from policies.dispatch import Action, Dispatcher
 from policies.journal import CodecError, action_line, error_line, header_line, record_text
 from policies.state import events as ev
@@ -37,7 +39,8 @@ class JournalConfig:
     """`folder` None: nothing is written. `events` False: only decisions are, which cannot be replayed.
 
     `max_bytes` a file, and `files` of them in the folder: the oldest are deleted (a log without its first file can be
-    read but not replayed). `ring_events` bounds the memory of the ring, some 2 kB each; 0: no ring.
+    read but not replayed). `ring_events` bounds the memory of the ring, some 2 kB each; 0: no ring. `stop_s`: how long
+    a disk that does not answer is waited for at the end.
     """
 
     folder: str | None = None
@@ -47,6 +50,7 @@ class JournalConfig:
     ring_events: int = 2048
     flush_s: float = 0.1
     max_unwritten_bytes: int = 64 << 20
+    stop_s: float = 5.0
 
     def __post_init__(self) -> None:
         checks = [
@@ -59,6 +63,7 @@ class JournalConfig:
             (self.ring_events >= 0, "ring_events must be >= 0"),
             (self.flush_s > 0, "flush_s must be > 0"),
             (self.max_unwritten_bytes >= 1, "max_unwritten_bytes must be >= 1"),
+            (self.stop_s > 0, "stop_s must be > 0"),
         ]
         for ok, message in checks:
             if not ok:
@@ -79,7 +84,8 @@ class _Chunk(NamedTuple):
 
 
 class RouterJournal:
-    """`record` on the hot path; `run` is the task that writes; `stop` writes the rest. Make it with the dispatcher new.
+    """`record` on the hot path; `run` is the task that writes; `stop` writes the rest, as far as the disk lets it, and
+    what is recorded later is in the ring only. Make it with the dispatcher new.
 
     Raises OSError if the folder cannot be made.
     """
@@ -93,12 +99,11 @@ class RouterJournal:
         self._pending: deque[_Entry] = deque()
         self._max_pending = max(16 * SLICE, config.max_unwritten_bytes // BYTES_PER_RECORD)
         self._chunks: deque[_Chunk] = deque()
-        self._flushing = asyncio.Lock()
-        self._writer: ThreadPoolExecutor | None = None  # one thread: writes never overtake each other
+        self._writer: Aside | None = None  # one thread: writes never overtake each other
         self._folder = Path(config.folder) if config.folder else None
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._writer = ThreadPoolExecutor(1, "journal")
+            self._writer = Aside("journal")
             self._first_header = header_line(dispatcher, version)
         started = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
         self._run_name = f"{_PREFIX}{started}-{os.getpid()}"
@@ -107,8 +112,11 @@ class RouterJournal:
         self._file_bytes = 0
         self._segment = 0
         self._counts = dict.fromkeys(
-            ("records_written", "records_dropped", "bytes_written", "write_errors", "encode_errors"), 0
-        )
+            (
+                "records_written", "records_dropped", "bytes_written", "write_errors", "encode_errors",
+                "records_unwritten_at_stop", "bytes_unwritten_at_stop",
+            ), 0,
+        )  # fmt: skip
 
     # ---------------------------------------------------------------------------------------------------- hot path
 
@@ -116,7 +124,7 @@ class RouterJournal:
         """One event that was handled, with what it led to."""
         entry = _Entry(self.n, event, actions, None if error is None else error_line(error))
         self.n += 1
-        if self._folder is not None:
+        if self._writer is not None:
             if len(self._pending) < self._max_pending:
                 self._pending.append(entry)
             else:  # a write hangs, or the disk is slower than the events come
@@ -130,30 +138,57 @@ class RouterJournal:
     # ----------------------------------------------------------------------------------------------------- writing
 
     async def run(self) -> None:
-        """Writes what has come, every `flush_s`, for ever. Returns at once where nothing is to be written."""
-        while self._folder is not None:
+        """Writes what has come, every `flush_s`, until `stop`. Returns at once where nothing is to be written."""
+        while self._writer is not None:
             await asyncio.sleep(self.config.flush_s)
-            await self.flush()
+            try:
+                await self.flush()
+            except Exception:  # a bug; without this task nothing more would be written
+                self._counts["write_errors"] += 1
+                log.exception(
+                    "the journal could not be written; it is tried again in %g s", self.config.flush_s
+                )
 
     async def flush(self) -> None:
         """Writes what was recorded until now; what the disk refuses stays for the next time."""
-        async with self._flushing:
-            for _ in range(0, len(self._pending), SLICE):
-                self._encode([self._pending.popleft() for _ in range(min(SLICE, len(self._pending)))])
-                await asyncio.sleep(0)
-            if self._chunks and self._writer is not None:
-                await asyncio.get_running_loop().run_in_executor(self._writer, self._write_chunks)
+        await self._encode_pending()
+        if self._chunks and self._writer is not None:
+            await self._writer.call(self._write_chunks)
 
     async def stop(self) -> None:
-        """Writes the rest and closes the file. Idempotent."""
-        if self._writer is None:
+        """Writes the rest and closes the file, or gives up after `stop_s` and says so. Idempotent."""
+        writer, self._writer = self._writer, None
+        if writer is None:
             return
-        await self.flush()
-        self._writer.shutdown()
-        self._writer = None
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        await self._encode_pending()
+        last = asyncio.ensure_future(writer.call(self._write_and_close))
+        writer.close()
+        if await within(self.config.stop_s, last):
+            last.result()
+        else:
+            last.cancel()
+        unwritten = list(self._chunks)
+        if unwritten:
+            records, n_bytes = (
+                sum(chunk.records for chunk in unwritten),
+                sum(len(chunk.data) for chunk in unwritten),
+            )
+            self._counts["records_unwritten_at_stop"] += records
+            self._counts["bytes_unwritten_at_stop"] += n_bytes
+            why = (
+                "refused them"
+                if last.done() and not last.cancelled()
+                else f"has not answered for {self.config.stop_s:g} s"
+            )
+            log.error(
+                "the journal ends without its last %d records (%d bytes): the disk of %s %s", records, n_bytes,
+                self._folder, why,
+            )  # fmt: skip
+
+    async def _encode_pending(self) -> None:
+        for _ in range(0, len(self._pending), SLICE):
+            self._encode([self._pending.popleft() for _ in range(min(SLICE, len(self._pending)))])
+            await asyncio.sleep(0)
 
     def _encode(self, entries: list[_Entry]) -> None:
         make = _record if self.config.events else _decisions
@@ -182,6 +217,13 @@ class RouterJournal:
             self._file_bytes += len(chunk.data)
             self._counts["records_written"] += chunk.records
             self._counts["bytes_written"] += len(chunk.data)
+
+    def _write_and_close(self) -> None:
+        """In the writer's thread: closing may hang too."""
+        self._write_chunks()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def _next_file(self, first: int) -> None:
         assert self._folder is not None

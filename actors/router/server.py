@@ -89,7 +89,13 @@ class RouterServer:
             self._tasks += [asyncio.create_task(self._journal.run())]
 
     async def stop(self) -> None:
-        """Closes every connection; ingresses fall back to their local policy. Idempotent."""
+        """Closes every connection; ingresses fall back to their local policy. Idempotent.
+
+        The journal ends first, while all else goes on, and what its disk did not take is in the last status sent.
+        """
+        if self._journal is not None:
+            await self._journal.stop()
+            self._broadcast_status()
         for task in self._tasks:
             task.cancel()
         for server in self._servers:
@@ -100,8 +106,6 @@ class RouterServer:
         if self._forecasts is not None:
             self._forecasts.stop()
         self._network.stop()
-        if self._journal is not None:
-            await self._journal.stop()
         self._tasks, self._servers = [], []
 
     # --------------------------------------------------------------------------------------------- connections

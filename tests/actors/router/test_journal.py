@@ -1,8 +1,12 @@
 """The router's event log on a real disk: whole, rotated, bounded, and no harm to serving when the disk refuses."""
 
 import asyncio
+import os
 import resource
 import stat
+import subprocess
+import sys
+import textwrap
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -195,6 +199,7 @@ def test_the_ring_is_bounded_and_block_hashes_weigh(tmp_path: Path) -> None:
         ({"folder": "log"}, "folder is 'log': it must be an absolute path"),
         ({"max_bytes": 1}, "max_bytes must be >= 4096"),
         ({"flush_s": 0.0}, "flush_s must be > 0"),
+        ({"stop_s": 0.0}, "stop_s must be > 0"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, object], message: str) -> None:
@@ -220,3 +225,101 @@ async def test_a_disk_that_hangs_costs_records_and_no_more_memory(
     await flush
     await journal.stop()
     assert journal.status()["records_written"] == 3 + 7 + 16 * SLICE
+
+
+def dead_disk(journal: RouterJournal) -> None:
+    """The kernel lets nobody write the first file: a FIFO without a reader hangs in open(2) for ever."""
+    assert journal.config.folder is not None
+    os.mkfifo(Path(journal.config.folder) / f"{journal._run_name}-00000.jsonl")
+
+
+async def test_a_disk_that_hangs_for_ever_does_not_hold_up_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal, dispatcher = made(tmp_path, stop_s=0.2, flush_s=0.01)
+    dead_disk(journal)
+    feed(journal, dispatcher, 3)
+    task = asyncio.create_task(journal.run())
+    await asyncio.sleep(0.05)  # the task's own write hangs by now
+    feed(journal, dispatcher, 2, first=3)
+    await journal.stop()
+    n_bytes = len("".join(f"{line}\n" for line in journal.tail(journal.n)))
+    totals = journal.totals()
+    assert totals["journal_records_unwritten_at_stop"] == journal.n == 3 + 5 * 7
+    assert totals["journal_bytes_unwritten_at_stop"] == n_bytes
+    assert f"without its last {journal.n} records ({n_bytes} bytes)" in caplog.text
+    feed(journal, dispatcher, 1, first=5)
+    assert journal.status()["unwritten_records"] == 3 + 5 * 7  # what comes later is in the ring only
+    await journal.stop()
+    task.cancel()
+    (fifo,) = files(tmp_path)
+    assert await asyncio.to_thread(lambda: len(fifo.read_bytes())) > n_bytes  # lets the thread end
+
+
+async def test_a_disk_that_refuses_until_the_end_is_told_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal, dispatcher = made(tmp_path / "journal")
+    (tmp_path / "journal").rmdir()
+    feed(journal, dispatcher, 1)
+    await journal.stop()
+    assert journal.totals()["journal_records_unwritten_at_stop"] == 3 + 7
+    assert "refused them" in caplog.text
+
+
+async def test_a_bug_while_writing_does_not_end_the_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, dispatcher = made(tmp_path, flush_s=0.01)
+    write = journal._write_chunks
+    failures = [ValueError("a bug"), None]
+
+    def breaks_once() -> None:
+        failure = failures.pop(0) if failures else None
+        if failure is not None:
+            raise failure
+        write()
+
+    monkeypatch.setattr(journal, "_write_chunks", breaks_once)
+    task = asyncio.create_task(journal.run())
+    feed(journal, dispatcher, 1)
+    async with asyncio.timeout(10):
+        while journal.status()["records_written"] != journal.n:
+            await asyncio.sleep(0.005)
+    assert journal.status()["write_errors"] == 1
+    await journal.stop()
+    await task
+
+
+PROCESS = """
+    import asyncio, sys
+    from pathlib import Path
+    from actors.router.journal import JournalConfig, RouterJournal
+    from actors.router.server import RouterServer
+    from actors.wire.channel import Identity
+    from policies.state import events as ev
+    from tests.actors.router.test_journal import dead_disk, feed, made
+
+    async def main():
+        journal, dispatcher = made(Path(sys.argv[1]), stop_s=0.3, flush_s=0.01)
+        dead_disk(journal)
+        server = RouterServer(Identity("router", "r"), dispatcher, journal=journal)
+        await server.start([f"unix:{sys.argv[1]}/router.sock"])
+        feed(journal, dispatcher, 5)
+        await asyncio.sleep(0.1)
+        await server.stop()
+        print("stopped", int(server.status().totals["journal_records_unwritten_at_stop"]), ">=", 3 + 5 * 7, flush=True)
+
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.timeout(400)
+def test_the_process_of_a_router_whose_disk_hangs_really_ends(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(PROCESS), str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)  # at best some 2 s
+    assert ended.returncode == 0, ended.stderr
+    word, unwritten, _, fed = ended.stdout.split()
+    assert word == "stopped"
+    assert int(unwritten) >= int(fed)
+    assert "has not answered for 0.3 s" in ended.stderr

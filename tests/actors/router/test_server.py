@@ -23,8 +23,8 @@ class Peer:
         self.channel, self.inbox = channel, inbox
 
     async def get(self, kind: type, where: Callable[[object], bool] = lambda m: True) -> object:
-        """The next message of a kind; fails after 5 s."""
-        async with asyncio.timeout(5):
+        """The next message of a kind; fails after 60 s."""
+        async with asyncio.timeout(60):
             while True:
                 for message in self.inbox:
                     if isinstance(message, kind) and where(message):
@@ -65,7 +65,7 @@ async def engine(router: RouterServer, name: str, role: str) -> Peer:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -91,13 +91,16 @@ async def test_a_new_ingress_learns_the_fleet_and_hears_of_changes(router: Route
 async def test_an_engine_that_only_lost_its_link_stays_in_the_fleet(router: RouterServer) -> None:
     _, d, i = await serving(router)
     await i.get(wire.Fleet)
+    router.engines._grace_s = 600.0  # or a busy machine could let it pass before the engine is back
     d.channel.abort("link lost")
     await i.get(wire.Fleet, lambda f: any(e.state == "draining" for e in f.engines))  # type: ignore[attr-defined]
+    forget = router.engines._engines["d"].forget
     await engine(router, "d", "decode")
     back = await i.get(wire.Fleet)
     assert [(e.id, e.state) for e in back.engines] == [("d", "ready"), ("p", "ready")]  # type: ignore[attr-defined]
-    await asyncio.sleep(0.25)  # past the grace: the first connection's timer must not forget the second
-    assert not [m for m in i.inbox if isinstance(m, wire.Fleet)]
+    assert (
+        forget is not None and forget.cancelled()
+    )  # the first connection's timer must not forget the second
 
 
 async def test_submit_prefilled_closed(router: RouterServer) -> None:
