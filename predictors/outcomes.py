@@ -9,6 +9,7 @@ line and goes on.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -76,7 +77,12 @@ class OutcomeLog:
         if self._file is None or self._bytes + len(line) > self._max_file_bytes:
             self._rotate()
         assert self._file is not None
-        self._file.write(line)
+        try:
+            if self._file.write(line) != len(line):
+                raise OSError(errno.ENOSPC, "only a part of the line found room", str(self._folder))
+        except OSError:
+            self._file.truncate(self._bytes)  # or the next line would be damaged too
+            raise
         self._bytes += len(line)
 
     def close(self) -> None:

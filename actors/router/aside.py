@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from actors.patience import within
+
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -59,11 +61,27 @@ class Aside:
         self.post(run)
         return await future
 
+    @property
+    def waiting(self) -> int:
+        """Calls that have not begun."""
+        return self._queue.qsize()
+
     def close(self) -> None:
         """The thread ends after what was given to it; waits for nothing. Idempotent."""
         if self._thread is not None:
             self._queue.put(None)
             self._thread = None
+
+    async def end(self, last: Callable[[], None], limit_s: float) -> bool:
+        """Closes after one call more; whether all was done within so many seconds. Raises what `last` raises."""
+        ending = asyncio.ensure_future(self.call(last))
+        await asyncio.sleep(0)  # it is in the queue now
+        self.close()
+        if not await within(limit_s, ending):
+            ending.cancel()
+            return False
+        ending.result()
+        return True
 
     def _work(self) -> None:
         while True:

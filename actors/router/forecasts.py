@@ -3,17 +3,20 @@
 Off by default. When on: features are taken at arrival, forecasts of all running requests are refreshed in one batched
 call when k tokens have passed and given to the reducer as `ForecastMade` events; every end is observed and logged (no
 prompt text, only keyed digests, unless asked); from time to time a refit runs elsewhere, and its model is adopted if it
-was promoted. Nothing here decides or waits: a refit is a coroutine that the shell supplies (a Ray task in the product).
+was promoted. Nothing here decides or waits: a refit is a coroutine that the shell supplies (a Ray task in the product);
+outcomes are written in a thread: a disk that fails or hangs costs outcomes, which are counted, and nothing else.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
+from actors.router.aside import Aside
 from actors.wire.messages import Submit
 from policies.state.events import ForecastMade
 from predictors.feed import ForecastFeed
@@ -21,9 +24,15 @@ from predictors.forecast import ForecastConfig
 from predictors.live import LivePredictor
 from predictors.outcomes import OutcomeLog
 from predictors.promote import RefitJob, RefitResult
-from predictors.protocol import Arrival, Sampling, TextSignals
+from predictors.protocol import Arrival, Outcome, Sampling, TextSignals
 
 log = logging.getLogger(__name__)
+
+MOST_UNWRITTEN = 16_384
+"""Outcomes that wait for a slow disk, some 2 kB each; more are dropped and counted."""
+
+STOP_S = 5.0
+"""What a disk that does not answer gets at the end."""
 
 RunRefit = Callable[[RefitJob], Awaitable[RefitResult]]
 
@@ -93,10 +102,12 @@ class Forecasts:
             if self._folder
             else None
         )
+        self._disk = Aside("outcomes")
         self._new_outcomes = 0
         self._last_refit_s: float | None = None
         self._refit: asyncio.Task[None] | None = None
-        self._counts = {"refits": 0, "promotions": 0, "refit_failures": 0}
+        self._counts = {"refits": 0, "promotions": 0, "refit_failures": 0, "outcomes_dropped": 0}
+        self._write_errors = 0  # counted by the thread alone
         if self._folder is not None:
             self.predictor.adopt_promoted(self._folder / "models")
 
@@ -119,8 +130,21 @@ class Forecasts:
         if ended is None:
             return
         self._new_outcomes += 1
-        if self._log is not None:
-            self._log.append(ended)
+        if self._log is None:
+            return
+        if self._disk.waiting < MOST_UNWRITTEN:
+            self._disk.post(partial(self._write, self._log, ended))
+        else:
+            self._counts["outcomes_dropped"] += 1
+
+    def _write(self, outcomes: OutcomeLog, ended: Outcome) -> None:
+        """In the thread."""
+        try:
+            outcomes.append(ended)
+        except OSError as error:
+            if self._write_errors % 1000 == 0:
+                log.error("outcomes cannot be written (%s): make room in %s", error, self._folder)
+            self._write_errors += 1
 
     # --------------------------------------------------------------------------------------------------- in batches
 
@@ -146,6 +170,7 @@ class Forecasts:
 
     async def _refit_once(self, folder: Path, run_refit: RunRefit) -> None:
         try:
+            await self._disk.call(lambda: None)  # what has ended by now is in the log
             result = await run_refit(RefitJob(folder / "outcomes", folder / "models"))
             log.info(
                 "refit of %d outcomes: promoted %s (%s)", result.requests, result.promoted, result.reason
@@ -158,12 +183,16 @@ class Forecasts:
         finally:
             self._refit = None
 
-    def stop(self) -> None:
-        """Closes the log and gives up a refit that runs. Idempotent."""
+    async def stop(self) -> None:
+        """Closes the log, as far as the disk lets it, and gives up a refit that runs. Idempotent."""
         if self._refit is not None:
             self._refit.cancel()
-        if self._log is not None:
-            self._log.close()
+        outcomes, self._log = self._log, None
+        if outcomes is not None and not await self._disk.end(outcomes.close, STOP_S):
+            lost = self._disk.waiting
+            log.error(
+                "%d outcomes are lost: the disk of %s has not answered for %g s", lost, self._folder, STOP_S
+            )
 
     def totals(self) -> dict[str, float]:
         """Monotonic counts, for the router's metrics."""
@@ -174,6 +203,7 @@ class Forecasts:
             "predictions": stats.predictions,
             "predictions_abstained": stats.abstained,
             "models_refused": stats.refused_models,
+            "outcome_write_errors": self._write_errors,
             **self._counts,
         }
         return {f"predictor_{name}": float(value) for name, value in shown.items()}

@@ -20,7 +20,6 @@ from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
-from actors.patience import within
 from actors.router.aside import Aside
 from policies.dispatch import Action, Dispatcher
 from policies.journal import CodecError, action_line, error_line, header_line, record_text
@@ -161,29 +160,16 @@ class RouterJournal:
         if writer is None:
             return
         await self._encode_pending()
-        last = asyncio.ensure_future(writer.call(self._write_and_close))
-        writer.close()
-        if await within(self.config.stop_s, last):
-            last.result()
-        else:
-            last.cancel()
+        answered = await writer.end(self._write_and_close, self.config.stop_s)
         unwritten = list(self._chunks)
         if unwritten:
-            records, n_bytes = (
-                sum(chunk.records for chunk in unwritten),
-                sum(len(chunk.data) for chunk in unwritten),
-            )
+            records = sum(chunk.records for chunk in unwritten)
+            n_bytes = sum(len(chunk.data) for chunk in unwritten)
             self._counts["records_unwritten_at_stop"] += records
             self._counts["bytes_unwritten_at_stop"] += n_bytes
-            why = (
-                "refused them"
-                if last.done() and not last.cancelled()
-                else f"has not answered for {self.config.stop_s:g} s"
-            )
-            log.error(
-                "the journal ends without its last %d records (%d bytes): the disk of %s %s", records, n_bytes,
-                self._folder, why,
-            )  # fmt: skip
+            why = "refused them" if answered else f"has not answered for {self.config.stop_s:g} s"
+            where = f"the disk of {self._folder} {why}"
+            log.error("the journal ends without its last %d records (%d bytes): %s", records, n_bytes, where)
 
     async def _encode_pending(self) -> None:
         for _ in range(0, len(self._pending), SLICE):

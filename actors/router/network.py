@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from actors.router.aside import Aside
 from actors.router.network_sources import LabelNames, NetworkSources
 from actors.router.workers import place_of
 from actors.wire.messages import EngineInfo, Transferred
@@ -36,7 +37,7 @@ FARTHEST = 3
 
 Pairs = Mapping[tuple[str, str], PairEstimate]
 ReadNodes = Callable[[], Sequence[Mapping[str, Any]]]
-"""What `ray.nodes()` answers; it blocks, so it is called in a thread."""
+"""What `ray.nodes()` answers; it blocks, so it is called in a thread, which does not hold up the process's end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ class RouterNetwork:
         self.sources = NetworkSources(config.file, LabelNames(config.rack_labels, config.pod_labels))
         self.sources.read_file()
         self._read_nodes = read_nodes
+        self._control_plane = Aside("node labels")
         self._told: Oracle | None = None
         self._pairs: Pairs = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -155,6 +157,7 @@ class RouterNetwork:
         """No more events. Idempotent."""
         for task in self._tasks:
             task.cancel()
+        self._control_plane.close()
 
     async def _run(self, feed: Callable[[OracleRefreshed], None]) -> None:
         while True:
@@ -180,7 +183,7 @@ class RouterNetwork:
         """A task of its own: without Ray's control plane the answer may take minutes."""
         while True:
             try:
-                self.sources.set_nodes(await asyncio.to_thread(read_nodes))
+                self.sources.set_nodes(await self._control_plane.call(read_nodes))
                 self._news.set()
             except Exception:
                 self._errors += 1

@@ -104,7 +104,7 @@ class RouterServer:
         self._ingresses.close("router stops")
         remove_sockets(self.addresses)
         if self._forecasts is not None:
-            self._forecasts.stop()
+            await self._forecasts.stop()
         self._network.stop()
         self._tasks, self._servers = [], []
 

@@ -1,6 +1,7 @@
 """The outcome log: what is written is read, damage is named, size is bounded, prompts stay out."""
 
 import json
+import resource
 
 import pytest
 from hypothesis import given, settings
@@ -72,6 +73,24 @@ def test_rotation_bounds_files_and_bytes(tmp_path):
     assert sum(f.stat().st_size for f in files) <= 3_000
     read = [o.output_tokens for o in read_log(tmp_path).outcomes]
     assert read == list(range(200 - len(read), 200))
+
+
+def test_a_line_that_finds_no_room_leaves_no_part_of_itself(tmp_path):
+    with OutcomeLog(tmp_path) as log:
+        log.append(outcome(0))
+        (file,) = log_files(tmp_path)
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        for room in (10, 0):  # the kernel takes a part of the line, or none
+            resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + room, hard))
+            try:
+                with pytest.raises(OSError):
+                    log.append(outcome(1))
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        log.append(outcome(2))
+    contents = read_log(tmp_path)
+    assert [o.output_tokens for o in contents.outcomes] == [0, 2]
+    assert contents.damage == ()
 
 
 def test_damage_is_named_and_the_rest_is_read(tmp_path):

@@ -2,12 +2,17 @@
 
 import asyncio
 import multiprocessing
+import os
 import random
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
+from actors.router import forecasts as module
 from actors.router.forecasts import Forecasts, Hints, PredictorConfig, arrival_of, encode_hints
 from actors.router.server import RouterServer
 from actors.wire import messages as wire
@@ -67,7 +72,7 @@ def test_several_sequences_have_no_forecast_and_a_rejected_request_teaches_nothi
     assert forecasts.totals()["predictor_outcomes"] == 0
 
 
-def test_outcomes_are_logged_with_their_reason_and_without_text(tmp_path: Path) -> None:
+async def test_outcomes_are_logged_with_their_reason_and_without_text(tmp_path: Path) -> None:
     forecasts = Forecasts(PredictorConfig(enabled=True, folder=str(tmp_path)))
     for n, (outcome, tokens) in enumerate(
         [("finished", 400), ("finished", 7), ("cancelled", 0), ("failed", 9)]
@@ -75,7 +80,7 @@ def test_outcomes_are_logged_with_their_reason_and_without_text(tmp_path: Path) 
         forecasts.arrived(submit(f"r{n}", prompt_key="digest"), float(n))
         forecasts.progressed(f"r{n}", 3)
         forecasts.closed(f"r{n}", outcome, tokens, n + 0.5)
-    forecasts.stop()
+    await forecasts.stop()
     outcomes = read_log(tmp_path / "outcomes").outcomes
     assert [(o.output_tokens, o.reason) for o in outcomes] == [
         (400, FinishReason.LENGTH),
@@ -83,6 +88,61 @@ def test_outcomes_are_logged_with_their_reason_and_without_text(tmp_path: Path) 
         (3, FinishReason.CANCELLED),
         (9, FinishReason.ERROR),
     ]
+
+
+async def test_a_disk_that_fails_or_hangs_costs_outcomes_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Over real sockets: the ingress whose request ends keeps its connection, and the router comes to its end."""
+    monkeypatch.setattr(module, "STOP_S", 0.2)
+    monkeypatch.setattr(module, "MOST_UNWRITTEN", 2)
+    policy = JoinShortestQueue()
+    forecasts = Forecasts(PredictorConfig(enabled=True, folder=str(tmp_path)))
+    folder = tmp_path / "outcomes"
+    folder.rmdir()  # every write fails
+    router = RouterServer(
+        Identity("router", "r"), Dispatcher(DispatchConfig(), policy, policy), forecasts=forecasts
+    )
+    await router.start([f"unix:{tmp_path}/r.sock"])
+    await engine(router, "c", "colocated")
+    await until(lambda: len(router.status().statuses) == 1)
+    ingress = await peer(router, "ingress", "i")
+
+    async def one(rid: str) -> None:
+        ingress.channel.send(submit(rid))
+        await ingress.get(wire.RoutePrefill)
+        ingress.channel.send(wire.Closed(rid, "finished", 5))
+        await until(lambda: router.status().in_flight == 0)
+
+    await one("x")
+    await until(lambda: forecasts.totals()["predictor_outcome_write_errors"] == 1)
+    assert f"make room in {tmp_path}" in caplog.text
+    with full_pipe(tmp_path / "pipe") as pipe:
+        assert forecasts._log is not None
+        forecasts._log._file = pipe  # write(2) hangs until the end of the test
+        for rid in "abcde":
+            await one(rid)
+        assert forecasts.totals()["predictor_outcomes_dropped"] >= 1
+        await router.stop()
+    assert "has not answered" in caplog.text
+
+
+@contextmanager
+def full_pipe(path: Path) -> Iterator[BinaryIO]:
+    """The end of a pipe that takes no byte more until the context ends."""
+    os.mkfifo(path)
+    reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    filling = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    try:
+        while True:
+            os.write(filling, b"x" * 4096)
+    except BlockingIOError:
+        pass
+    try:
+        yield path.open("ab", buffering=0)
+    finally:
+        os.close(filling)
+        os.close(reading)  # what hangs gets EPIPE
 
 
 async def _elsewhere(job: RefitJob) -> RefitResult:
@@ -110,8 +170,8 @@ async def test_a_refit_runs_elsewhere_and_its_promoted_model_serves(tmp_path: Pa
     assert forecasts.gauges()["predictor_model_in_use"] == 1
     again = Forecasts(config, _elsewhere)
     assert again.gauges()["predictor_model_in_use"] == 1  # a restarted router starts with it
-    forecasts.stop()
-    again.stop()
+    await forecasts.stop()
+    await again.stop()
 
 
 async def test_a_refit_that_fails_leaves_the_model_and_is_counted(tmp_path: Path) -> None:
@@ -125,7 +185,7 @@ async def test_a_refit_that_fails_leaves_the_model_and_is_counted(tmp_path: Path
     forecasts.maintain(now_s + 2)
     await until(lambda: forecasts.totals()["predictor_refit_failures"] == 1)
     assert forecasts.gauges()["predictor_model_in_use"] == 0
-    forecasts.stop()
+    await forecasts.stop()
 
 
 async def test_forecasts_reach_the_reducer_and_metrics_over_real_sockets(tmp_path: Path) -> None:
