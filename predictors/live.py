@@ -18,7 +18,7 @@ from pathlib import Path
 from predictors.drift import DriftReport, DriftWatch
 from predictors.features import FeatureTracker
 from predictors.lgbm import LgbmPredictor
-from predictors.memorise import Memorised
+from predictors.memorise import COLD, Memorised
 from predictors.protocol import (
     ANY_WINDOW,
     Arrival,
@@ -62,7 +62,7 @@ class LivePredictor:
         """`cold` answers before there is a model, and for windows that the model does not cover."""
         if sample_every < 1:
             raise ValueError(f"sample_every {sample_every} must be at least 1")
-        self._cold = cold or Memorised()
+        self._cold = cold or Memorised(COLD)
         self._tracker = tracker or FeatureTracker()
         self._sample_every = sample_every
         self._model: Predictor | None = None

@@ -16,7 +16,7 @@ from pathlib import Path
 from predictors.evaluate import Evaluation, HeldOut, evaluate
 from predictors.features import replay
 from predictors.lgbm_fit import LgbmConfig
-from predictors.memorise import Memorised
+from predictors.memorise import COLD, Memorised
 from predictors.outcomes import read_log
 from predictors.protocol import NotEnoughData, Outcome, Predictor
 from predictors.store import SUFFIX, ModelRefused, load_current, promote, prune, save
@@ -134,5 +134,5 @@ def _in_use(folder: Path) -> tuple[Predictor, str]:
     try:
         loaded = load_current(folder)
     except ModelRefused as error:
-        return Memorised(), f" (the current model was refused: {error})"
-    return (Memorised(), "") if loaded is None else (loaded[0], "")
+        return Memorised(COLD), f" (the current model was refused: {error})"
+    return (Memorised(COLD), "") if loaded is None else (loaded[0], "")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from predictors.features import FeatureTracker
-from predictors.memorise import CLIENT, PROMPT, TEMPLATE, Level, Memorised
+from predictors.memorise import CLIENT, COLD, PROMPT, TEMPLATE, Level, Memorised
 from predictors.oracle import Oracle
 from predictors.protocol import Arrival, FinishReason, Outcome
 from predictors.survival import EmpiricalSurvival
@@ -98,3 +98,36 @@ def test_the_oracle_knows():
     assert made.total.mean_tokens[0] == 30.0
     assert not ask(oracle, 30, 8)[2].valid[0]
     assert not Oracle({}).predict([FeatureTracker().arrive(Arrival("r", 0.0, 1))], np.array([0]), 8).valid[0]
+
+
+def cold_mean(predictor, **keys):
+    return ask(predictor, 0, 20, **keys)[2].total.mean_tokens[0]
+
+
+@pytest.mark.parametrize("keys", [{}, {"template_key": "the system prompt of all"}])
+def test_a_router_without_a_model_tells_clients_apart(keys):
+    """Also where all send one template, which alone would mix them."""
+    predictor = Memorised(COLD)
+    for _ in range(100):
+        predictor.observe(outcome(10, client="short", **keys))
+        predictor.observe(outcome(90, client="long", **keys))
+    assert cold_mean(predictor, client="short", **keys) == pytest.approx(10, abs=8)
+    assert cold_mean(predictor, client="long", **keys) == pytest.approx(90, abs=8)
+    assert 30 < cold_mean(predictor, **keys) < 75  # one group; the survival curve's tail is prior knowledge
+
+
+def test_a_new_template_of_a_known_client_is_that_clients():
+    predictor = Memorised(COLD)
+    for _ in range(100):
+        predictor.observe(outcome(10, client="short", template_key="a"))
+        predictor.observe(outcome(90, client="long", template_key="b"))
+    assert cold_mean(predictor, client="short", template_key="new") == pytest.approx(10, abs=8)
+
+
+def test_without_clients_a_router_answers_by_exact_match():
+    both = Memorised(COLD), Memorised()
+    for predictor in both:
+        for tokens in (12, 80, 33):
+            predictor.observe(outcome(tokens, prompt_key="k", template_key="t"))
+    one, other = (ask(predictor, 5, 20, prompt_key="k", template_key="t")[:2] for predictor in both)
+    assert one == other
