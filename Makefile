@@ -62,10 +62,11 @@ bench-predictors: setup ## accuracy and cost of the length predictors
 bench-decisions: setup ## time of a routing decision, a dispatcher tick, an event, an index lookup
 	$(PY) -m benchmarks.decisions $(ARGS)
 
-bench-policies: setup ## live on sim engines: policies switched under load, balance on 16 decode engines, NetKV on two tiers
+bench-policies: setup ## live on sim engines: policies switched under load, balance, NetKV on two tiers, the composition's TTFT
 	$(PY) -m benchmarks.live.switching
 	$(PY) -m benchmarks.live.balance
 	$(PY) -m benchmarks.live.netkv_tiers
+	$(PY) -m benchmarks.live.composition
 
 bench-papers: setup ## the papers' figures re-run at a reduced size: paper, ours, difference (SLUICE_TRACES: the traces)
 	$(PY) -m benchmarks run all --quick $(ARGS)

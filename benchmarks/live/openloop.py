@@ -42,20 +42,24 @@ class Answer:
         return self.sent_s - self.planned_s
 
 
-def replay(port: int, path: str, plan: Sequence[Planned], patience_s: float) -> list[Answer]:
+def replay(
+    port: int, path: str, plan: Sequence[Planned], patience_s: float, finish: str = "length"
+) -> list[Answer]:
     """Sends all of `plan` to 127.0.0.1 and waits at most `patience_s` after the last; answers in the plan's order.
 
-    Raises OSError when the server cannot be reached.
+    `finish`: the finish reason of a whole answer. Raises OSError when the server cannot be reached.
     """
     try:
         import uvloop
     except ImportError:
-        return asyncio.run(_replay(port, path, plan, patience_s))
-    return uvloop.run(_replay(port, path, plan, patience_s))
+        return asyncio.run(_replay(port, path, plan, patience_s, finish))
+    return uvloop.run(_replay(port, path, plan, patience_s, finish))
 
 
-async def _replay(port: int, path: str, plan: Sequence[Planned], patience_s: float) -> list[Answer]:
-    pool = _Pool(port)
+async def _replay(
+    port: int, path: str, plan: Sequence[Planned], patience_s: float, finish: str
+) -> list[Answer]:
+    pool = _Pool(port, finish)
     requests = [request_bytes("127.0.0.1", port, path, one.body) for one in plan]
     answers = [Answer(one.at_s) for one in plan]
     pool.start_s = time.monotonic() + LEAD_S
@@ -77,7 +81,8 @@ async def _replay(port: int, path: str, plan: Sequence[Planned], patience_s: flo
 class _Pool:
     """The connections; `idle` those at rest."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, finish: str) -> None:
+        self.finish = finish
         self.start_s = 0.0
         self.idle: list[_Connection] = []
         self._port = port
@@ -161,7 +166,7 @@ class _Connection(asyncio.Protocol):
         if self._status != 200:
             problem: str | None = f"status {self._status}: {self._bad_body[:200].decode(errors='replace')}"
         else:
-            problem = self._reader.problem()
+            problem = self._reader.problem(self._pool.finish)
         if not self._last:
             self._pool.idle.append(self)
         self._end(problem)

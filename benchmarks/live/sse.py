@@ -49,14 +49,14 @@ class StreamReader:
         if _DONE in data:
             self.done = True
 
-    def problem(self) -> str | None:
-        """Why this answer is not a whole one of the asked length; None when it is."""
+    def problem(self, finish: str = "length") -> str | None:
+        """Why this answer is not a whole one that ended as it should; None when it is."""
         if self.error is not None:
             return f"error event: {self.error}"
         if self.first_s is None:
             return "no text"
-        if self.finish != "length":
-            return f"finish_reason is {self.finish}, not length"
+        if self.finish != finish:
+            return f"finish_reason is {self.finish}, not {finish}"
         return None if self.done else "no [DONE]"
 
     def _look_for_text(self, data: bytes, now_s: float) -> None:

@@ -1,0 +1,316 @@
+"""The composition's gain in TTFT, live, and beside it what the simulator says of the same requests.
+
+    python -m benchmarks.live.composition            3 loads, 5 policies, 2 rounds of blocks: less than 10 minutes
+    python -m benchmarks.live.composition --quick    one load, one round: less than 2 minutes
+
+One app (4 prefill and 8 decode sim engines on two network tiers: `composition_twin`) with the router's predictor on. A
+first part of the run is not measured: requests of the same clients, from which the predictor learns their lengths. Then
+a round is, at each load, a block for every policy, which is set through the admin API. All blocks of a round and load
+send the same requests (times, lengths, clients) with new prompts, open loop, each to an idle app, and wait for the last
+answer; every round begins with another policy. So a block is compared with NetKV's of the same requests. "Users not
+told" leaves out the field `user`: the same forecasts, but not by client.
+
+TTFT and TPOT are of the requests that were sent after the first second. tok/s: what streamed between that second and
+the last arrival. Afterwards each block is simulated under the same policy, the predictor having seen the same training
+part; the live one has also seen the blocks before, so it knows the clients a little better. Not claimed: real
+engines; links that several senders share, which the composition reckons with and sim engines do not have.
+
+Exit status 1 if an answer was lost, cut or refused.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import psutil
+
+from benchmarks.live import composition_report as report
+from benchmarks.live import openloop
+from benchmarks.live.composition_report import Block, Stream
+from benchmarks.live.composition_twin import (
+    MODEL,
+    Case,
+    Cluster,
+    Mix,
+    asked,
+    capacity_per_s,
+    cases,
+    command,
+    simulated,
+    training,
+)
+from benchmarks.live.machine import facts
+from benchmarks.live.netkv_tiers import scrape
+from benchmarks.live.proctree import cpu_by_role, machine_busy_s, snapshot
+from benchmarks.live.servers import ROOT, Server, ServerError, running
+from benchmarks.live.stats import percentile
+from benchmarks.sim.cluster import simulate
+from benchmarks.sim.config import ControlPlane
+from benchmarks.workloads.record import WorkloadRequest
+
+POLICIES = tuple(case.name for case in cases(Cluster()))
+CHOSEN = ("policies", "loads", "rounds", "seconds", "train")  # fields of Setup, as options
+QUICK = ("NetKV", "JSQ", "composition")
+OUT = ROOT / "benchmarks" / "results" / "composition"
+COMPLETIONS = "/v1/completions"
+VOCABULARY = 30_000  # prompts are token ids drawn below it: no two share a prefix
+PATIENCE_S = 60.0  # for the answers after the last request was sent
+IDLE_S = 30.0
+REPORTED_S = 2.5  # the router reports once a second, the ingress shows the last report
+PREDICTIONS = "sluice_router_predictor_predictions_total"
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What is run. `train`: requests before the first block, at `train_load`; `seconds`: of arrivals in a block;
+    `ties`: simulations of each block, with the policies' ties drawn anew.
+    """
+
+    cluster: Cluster = field(default_factory=Cluster)
+    mix: Mix = field(default_factory=Mix)
+    policies: tuple[str, ...] = POLICIES
+    loads: tuple[float, ...] = (0.6, 0.9, 1.1)
+    rounds: int = 2
+    seconds: float = 8.0
+    train: int = 600
+    train_load: float = 0.8
+    ties: int = 3
+    seed: int = 0
+
+    def rate_per_s(self, load: float) -> float:
+        return load * capacity_per_s(self.cluster, self.mix)
+
+    def trained_on(self) -> list[WorkloadRequest]:
+        return training(self.mix, self.rate_per_s(self.train_load), self.seed, self.train)
+
+    def work(self, load: float, round_: int) -> list[WorkloadRequest]:
+        """What every policy's block of this round and load is sent."""
+        seed = 1000 * self.seed + 100 * round_ + round(10 * load)
+        return self.mix.requests(self.rate_per_s(load), self.seconds, seed)
+
+    def order(self, round_: int) -> list[Case]:
+        """The round's policies, beginning with another one each time."""
+        every = [case for case in cases(self.cluster) if case.name in self.policies]
+        return [every[(i + round_) % len(every)] for i in range(len(every))]
+
+
+class Run:
+    """The live side. Raises ServerError when the app does not come to rest, and httpx's errors."""
+
+    def __init__(self, server: Server, setup: Setup, say: Callable[[str], None]) -> None:
+        self._server, self._setup, self._say = server, setup, say
+        self._port = server.command.port
+        self._client = httpx.Client(base_url=f"http://127.0.0.1:{self._port}", timeout=30.0)
+        self._prompts = np.random.default_rng(setup.seed)
+        self.problems: list[str] = []
+        self.sent = 0
+
+    def train(self) -> None:
+        """The part that is not measured."""
+        case = cases(self._setup.cluster)[-1]
+        self._set(case)
+        self._replay(self._setup.trained_on())
+
+    def blocks(self) -> list[Block]:
+        """All of them, in the order in which they ran."""
+        found = []
+        for round_ in range(self._setup.rounds):
+            for load in self._setup.loads:
+                for case in self._setup.order(round_):
+                    found.append(self._block(case, load, round_))
+                    self._say(report.line(found[-1]))
+        return found
+
+    def _block(self, case: Case, load: float, round_: int) -> Block:
+        self._set(case)
+        work = asked(case, self._setup.work(load, round_))
+        before, busy_s, own_s, start_s = (
+            snapshot(self._server.pid),
+            machine_busy_s(),
+            _own_cpu_s(),
+            time.monotonic(),
+        )
+        answers = self._replay(work)
+        wall_s, own_s, busy_s = time.monotonic() - start_s, _own_cpu_s() - own_s, machine_busy_s() - busy_s
+        roles = cpu_by_role(before, snapshot(self._server.pid))
+        cores = {role: spent / wall_s for role, spent in roles.items()} | {"client": own_s / wall_s}
+        cores["others"] = max(0.0, busy_s / wall_s - sum(cores.values()))
+        whole = [
+            Stream(a.sent_s, a.first_s, a.last_s, one.output_tokens)
+            for one, a in zip(work, answers, strict=True)
+            if a.problem is None
+        ]
+        late_ms = 1e3 * percentile([a.late_s for a in answers], 0.95)
+        lost = len(answers) - len(whole)
+        measured = report.measure(whole, self._setup.seconds)
+        return Block(case.name, load, round_, len(work), lost, measured, cores, late_ms)
+
+    def forecasts(self) -> float:
+        """Predictions a request so far: without any, nothing was learnt."""
+        time.sleep(REPORTED_S)
+        return scrape(self._port)[PREDICTIONS] / self.sent
+
+    def _set(self, case: Case) -> None:
+        """Waits until nothing is under way, and switches."""
+        deadline_s = time.monotonic() + IDLE_S
+        while True:
+            status = self._client.get("/sluice/status").raise_for_status().json()
+            if not status["requests"]["in_flight"] and not status["leases"]:
+                break
+            if time.monotonic() > deadline_s:
+                raise ServerError(
+                    f"not idle after {IDLE_S:.0f} s: {status['requests']}, {status['leases']} leases"
+                )
+            time.sleep(0.1)
+        change = {"decode": {"name": case.policy, "params": dict(case.params)}}
+        self._client.put("/sluice/admin/policy", json=change).raise_for_status()
+
+    def _replay(self, work: Sequence[WorkloadRequest]) -> list[openloop.Answer]:
+        plan = [openloop.Planned(one.at_s, self._body(one)) for one in work]
+        answers = openloop.replay(self._port, COMPLETIONS, plan, PATIENCE_S, finish="stop")
+        self.sent += len(answers)
+        self.problems += [a.problem for a in answers if a.problem is not None]
+        return answers
+
+    def _body(self, one: WorkloadRequest) -> bytes:
+        """Its engine ends the answer after `min_tokens`; router and predictor see the cap alone."""
+        body = {
+            "model": MODEL,
+            "prompt": self._prompts.integers(1, VOCABULARY, one.prompt_tokens).tolist(),
+            "min_tokens": one.output_tokens,
+            "max_tokens": one.max_tokens,
+            "temperature": 0,
+            "stream": True,
+        }
+        return json.dumps(body | ({"user": one.client} if one.client else {})).encode()
+
+
+def _own_cpu_s() -> float:
+    times = psutil.Process().cpu_times()
+    return times.user + times.system
+
+
+def simulate_block(setup: Setup, case: Case, load: float, round_: int) -> Block:
+    """The block in the simulator, the mean of its runs. Raises ServerError if a request did not finish there."""
+    work = asked(case, setup.work(load, round_))
+    runs = []
+    for tie in range(setup.ties):
+        config = simulated(setup.cluster, case, ControlPlane(), setup.trained_on(), tie)
+        streams = []
+        for one in simulate(config, work).requests:
+            if one.first_token_s is None or one.finished_s is None:
+                raise ServerError(f"simulated {one.rid} did not finish: {one.rejected}")
+            streams.append(Stream(one.arrived_s, one.first_token_s, one.finished_s, one.output_tokens))
+        runs.append(report.measure(streams, setup.seconds))
+    mean = {name: sum(run[name] for run in runs) / len(runs) for name in report.FIGURES}
+    return Block(case.name, load, round_, len(work), 0, mean, {}, 0.0)
+
+
+def simulate_all(setup: Setup) -> list[Block]:
+    """Every block, on all cores."""
+    todo = [
+        (setup, case, load, round_)
+        for round_ in range(setup.rounds)
+        for load in setup.loads
+        for case in setup.order(round_)
+    ]
+    with ProcessPoolExecutor() as pool:
+        return list(pool.map(simulate_block, *zip(*todo, strict=True)))
+
+
+def measure_live(setup: Setup, say: Callable[[str], None]) -> tuple[list[Block], dict[str, Any]]:
+    """All blocks on an app of their own, and what else is to be said of them. Raises ServerError."""
+    with (
+        tempfile.TemporaryDirectory(prefix="sluice-composition-") as folder,
+        running(command(setup.cluster, setup.mix, Path(folder)), say) as server,
+    ):
+        run = Run(server, setup, say)
+        run.train()
+        capacity = setup.rate_per_s(1.0)
+        say(f"the predictor has seen {setup.train} requests; capacity {capacity:.1f} requests/s")
+        blocks = run.blocks()
+        return blocks, {
+            "sent": run.sent,
+            "lost": run.problems,
+            "capacity_per_s": capacity,
+            "forecasts_a_request": run.forecasts(),
+        }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """See the module's docstring."""
+    args = _arguments(argv)
+    setup = Setup(**{name: getattr(args, name) for name in (*CHOSEN, "seed")})
+    machine, begun_s = facts(), time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"[{time.monotonic() - begun_s:6.1f} s] {text}", flush=True)
+
+    try:
+        live, seen = measure_live(setup, say)
+    except ServerError as error:
+        print(f"composition: {error}", file=sys.stderr)
+        return 1
+    twins = simulate_all(setup)
+    say(f"{len(twins)} blocks simulated")
+    print(f"\n{report.text(live, twins)}")
+    lost = seen["lost"]
+    print(f"{seen['sent']} requests, {seen['forecasts_a_request']:.1f} forecasts each; {len(lost)} lost")
+    for problem in sorted(set(lost))[:3]:
+        print(f"lost: {problem}", file=sys.stderr)
+    given = argv if argv is not None else sys.argv[1:]
+    whole: dict[str, Any] = {
+        "command": " ".join(["python -m benchmarks.live.composition", *given]),
+        "config": asdict(setup),
+        "cases": [asdict(case) for case in cases(setup.cluster)],
+        "machine": machine,
+        **seen,
+        "rows": report.rows(live, twins),
+        "live": [asdict(block) for block in live],
+        "simulated": [asdict(block) for block in twins],
+    }
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "composition.json").write_text(json.dumps(whole, indent=1) + "\n")
+    report.draw(live, twins, args.out)
+    say(f"written to {args.out}")
+    return 1 if lost else 0
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.live.composition", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    stock = Setup()
+    quick = Setup(policies=QUICK, loads=(1.1,), rounds=1, seconds=6.0, train=300)
+    parser.add_argument(
+        "--quick", action="store_true", help="load 1.1, three policies, one round, short blocks"
+    )
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, help="NetKV is always among them")
+    parser.add_argument(
+        "--loads", type=float, nargs="+", help=f"shares of the decode slots' rate {stock.loads}"
+    )
+    parser.add_argument("--rounds", type=int, help=f"blocks of each policy and load ({stock.rounds})")
+    parser.add_argument("--seconds", type=float, help=f"of arrivals in a block ({stock.seconds:g})")
+    parser.add_argument("--train", type=int, help=f"requests before the first block ({stock.train})")
+    parser.add_argument("--seed", type=int, default=0, help="of arrivals, lengths, clients and prompts")
+    parser.add_argument("--out", type=Path, default=OUT, help="folder of the result (default %(default)s)")
+    args = parser.parse_args(argv)
+    for name in CHOSEN:
+        given = getattr(args, name)
+        if given is None:
+            given = getattr(quick if args.quick else stock, name)
+        setattr(args, name, tuple(given) if isinstance(given, list) else given)
+    args.policies = tuple(dict.fromkeys((report.BASE, *args.policies)))
+    return args
+
+
+if __name__ == "__main__":
+    sys.exit(main())

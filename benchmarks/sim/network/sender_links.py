@@ -1,0 +1,162 @@
+"""The links of live sim engines (`actors.engine.sim_links`) in virtual time, to simulate what was measured on them.
+
+Every sender has a link of its own into each tier, shared evenly by what it carries: of n transfers on a link each gets
+1/n of the bandwidth, and is there `latency_s` after its last byte. Links of different senders, and of one sender into
+different tiers, do not touch each other, nor do receivers.
+"""
+
+import heapq
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from benchmarks.sim.kernel import Kernel, Timer
+from benchmarks.sim.links import Done
+from policies.routing.oracle import Oracle, Place
+
+
+class Flow:
+    """One transfer. `served_at_end`: what a transfer that was there from the start would have got by its end."""
+
+    __slots__ = ("arrival", "link", "on_done", "served_at_end")
+
+    def __init__(self, link: "_Link", on_done: Done, served_at_end: float) -> None:
+        self.link, self.on_done, self.served_at_end = link, on_done, served_at_end
+        self.arrival: Timer | None = None  # its bytes have left
+
+
+class _Link:
+    """Processor sharing: between two changes each of the n flows gets bandwidth / n."""
+
+    def __init__(self, kernel: Kernel, bytes_per_s: float, latency_s: float) -> None:
+        self._kernel, self._bytes_per_s, self._latency_s = kernel, bytes_per_s, latency_s
+        self._served = self._at_s = self._busy_s = 0.0
+        self._heap: list[tuple[float, int, Flow]] = []  # may hold cancelled ones
+        self._live: set[Flow] = set()
+        self._number = 0
+        self._timer: Timer | None = None
+
+    def start(self, n_bytes: int, on_done: Done) -> Flow:
+        self._advance()
+        flow = Flow(self, on_done, self._served + n_bytes)
+        self._number += 1
+        self._live.add(flow)
+        heapq.heappush(self._heap, (flow.served_at_end, self._number, flow))
+        self._set_timer()
+        return flow
+
+    def cancel(self, flow: Flow) -> None:
+        if flow.arrival is not None:
+            flow.arrival.cancel()
+        self._advance()
+        self._live.discard(flow)
+        self._set_timer()
+
+    def busy_s(self) -> float:
+        """Seconds until now in which it carried something."""
+        self._advance()
+        return self._busy_s
+
+    def _advance(self) -> None:
+        now_s = self._kernel.now_s
+        if self._live:
+            self._served += (now_s - self._at_s) * self._bytes_per_s / len(self._live)
+            self._busy_s += now_s - self._at_s
+        self._at_s = now_s
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        while self._heap and self._heap[0][2] not in self._live:
+            heapq.heappop(self._heap)
+        self._timer = None
+        if self._heap:
+            left = max(0.0, self._heap[0][0] - self._served)
+            self._timer = self._kernel.after(left * len(self._live) / self._bytes_per_s, self._end_next)
+
+    def _end_next(self) -> None:
+        self._advance()
+        _, _, flow = heapq.heappop(self._heap)
+        self._live.discard(flow)
+        flow.arrival = self._kernel.after(self._latency_s, lambda: flow.on_done(flow))
+        self._set_timer()
+
+
+class SenderLinkNetwork:
+    """See the module's docstring; a `KvNetwork`."""
+
+    def __init__(self, kernel: Kernel, setup: "SenderLinks") -> None:
+        self._kernel, self._setup = kernel, setup
+        self._tiers = setup.oracle()
+        self._links: dict[tuple[str, int], _Link] = {}
+        self._marked_s: dict[tuple[str, int], float] = {}
+        self._mark_s = 0.0
+
+    def start(
+        self,
+        source: str,
+        target: str,
+        n_bytes: int,
+        priority: int,
+        on_done: Done,
+        *,
+        source_nic: int | None = None,
+        target_nic: int | None = None,
+        path_key: str | None = None,
+    ) -> Flow:
+        tier = self.tier(source, target)
+        key = source, tier
+        if key not in self._links:
+            setup = self._setup
+            self._links[key] = _Link(self._kernel, setup.bytes_per_s[tier], setup.latency_s[tier])
+        return self._links[key].start(n_bytes, on_done)
+
+    def cancel(self, flow: Flow) -> None:
+        flow.link.cancel(flow)
+
+    def tier(self, source: str, target: str) -> int:
+        """See `KvNetwork.tier`; where nobody placed them, the farthest with a bandwidth."""
+        found = self._tiers.tier(source, source, target, target)
+        assert found is not None  # SenderLinks has a tier
+        return found
+
+    def mark(self) -> None:
+        self._mark_s = self._kernel.now_s
+        self._marked_s = {key: link.busy_s() for key, link in self._links.items()}
+
+    def link_use(self) -> dict[str, float]:
+        """Mean over the senders' links of a tier that carried anything yet."""
+        wall_s = self._kernel.now_s - self._mark_s
+        by_tier: dict[int, list[float]] = {}
+        for key, link in self._links.items():
+            by_tier.setdefault(key[1], []).append(link.busy_s() - self._marked_s.get(key, 0.0))
+        if wall_s <= 0:
+            return {}
+        return {f"tier {tier}": sum(busy) / len(busy) / wall_s for tier, busy in sorted(by_tier.items())}
+
+
+@dataclass(frozen=True, slots=True)
+class SenderLinks:
+    """A cluster's `network` (`benchmarks.sim.config.NetworkSetup`). `bytes_per_s` and `latency_s` by tier, `places` by
+    node; workers stand on nodes of their own. The oracle says just that, once: a static network file.
+    """
+
+    bytes_per_s: Mapping[int, float]
+    latency_s: Mapping[int, float]
+    places: Mapping[str, Place]
+    oracle_s: float | None = 3600.0
+
+    def __post_init__(self) -> None:
+        if not self.bytes_per_s or self.bytes_per_s.keys() != self.latency_s.keys():
+            raise ValueError(
+                "sender links: give a bandwidth and a latency for each of the same tiers, one at least"
+            )
+        self.oracle()
+
+    def oracle(self) -> Oracle:
+        """Raises OracleError for impossible tiers."""
+        return Oracle(self.bytes_per_s, self.latency_s, places=self.places)
+
+    def build(self, kernel: Kernel, seed: int) -> tuple[SenderLinkNetwork, Callable[[float], Oracle]]:
+        """See `NetworkSetup.build`."""
+        told = self.oracle()
+        return SenderLinkNetwork(kernel, self), lambda now_s: told
