@@ -16,7 +16,10 @@ from app.ingress.replica import IngressReplica
 from app.replicas import DRAIN_S, EngineReplica, RouterReplica
 
 HEALTH_CHECK_PERIOD_S = 2.0
-HEALTH_CHECK_TIMEOUT_S = 10.0
+HEALTH_CHECK_TIMEOUT_S = 30.0
+"""Serve replaces a replica after three probes in a row that got no answer in this time. A dead process, or an engine
+that says it is dead, is replaced at once; this is for one that hangs, and on an overloaded machine all seem to.
+"""
 
 
 def build(args: Mapping[str, Any]) -> serve.Application:

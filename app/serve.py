@@ -123,6 +123,8 @@ def _start_ray(address: str | None, temp_dir: str | None, say: "_Progress") -> N
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray would run its workers, so our router and engines, at nice 15: any other program would come before serving.
     os.environ.setdefault("RAY_worker_niceness", "0")
+    # Ray gives up a node that is silent for long, here all there is: a laptop may sleep, a machine be overloaded.
+    os.environ.setdefault("RAY_health_check_timeout_ms", "60000")
     import ray
 
     if address:
@@ -222,7 +224,7 @@ def _ready(config: Any) -> bool:
 
         return bool(ray.is_initialized()) and _all_running()
     try:
-        with urllib.request.urlopen(f"{_url(config)}/health/ready", timeout=2) as answer:
+        with urllib.request.urlopen(f"{_url(config)}/health/ready", timeout=10) as answer:
             return bool(answer.status == 200)
     except OSError:
         return False

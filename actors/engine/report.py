@@ -109,8 +109,12 @@ class Reporter:
         last, sent_s, loop = None, 0.0, asyncio.get_running_loop()
         while True:
             await asyncio.sleep(STATUS_CHANGED_S)
-            self._send_kv_events()
-            status = self._status()
+            try:
+                self._send_kv_events()
+                status = self._status()
+            except Exception:  # a bug; an engine without reports gets no work, for ever and without a word
+                log.exception("engine %s cannot report; it is tried again", self._server.info().id)
+                continue
             due = status != last or loop.time() - sent_s >= STATUS_ALWAYS_S
             if due and self._link.send(status):
                 last, sent_s = status, loop.time()

@@ -38,6 +38,9 @@ log = logging.getLogger(__name__)
 
 M = TypeVar("M", PrefillDone, Admitted, Failed)
 
+CLOSE_S = 5.0
+"""So long a peer may take to read what was queued for it when the engine ends."""
+
 MAX_IN_FLIGHT = 4096  # ASSUMPTION: far above any engine's slots; a router that works never gets near
 
 
@@ -165,7 +168,10 @@ class EngineServer:
         for channel in channels:
             channel.close("engine stops")
         if channels:
-            await asyncio.wait([channel.closed for channel in channels], timeout=1.0)
+            _, unread = await asyncio.wait([channel.closed for channel in channels], timeout=CLOSE_S)
+            for channel in channels:
+                if channel.closed in unread:
+                    channel.abort("engine stops, and the peer does not read")
         await self.engine.stop()
         remove_sockets(self.addresses)
 

@@ -40,7 +40,7 @@ class SimEngineConfig:
     mean_output_tokens: float | None = None
     vocab_size: int | None = None
     hold_transfers_s: float = 0.0
-    pull_timeout_s: float = 10.0
+    pull_timeout_s: float = 30.0
     kv_events: bool = True
     links: Mapping[str, SimLink] = field(default_factory=dict)
     dp_ranks: int = 1

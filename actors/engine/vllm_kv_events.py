@@ -29,7 +29,7 @@ from policies.engine_model.blocks import (
 log = logging.getLogger(__name__)
 
 _END = (-1).to_bytes(8, "big", signed=True)
-REPLAY_TIMEOUT_S = 2.0
+REPLAY_TIMEOUT_S = 10.0
 
 
 class _Place(Protocol):

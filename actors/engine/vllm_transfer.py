@@ -28,7 +28,7 @@ _WORD_BYTES = 8
 
 # A generation is read by spinning: it arrives in microseconds, and waiting for the next engine step would cost the
 # request a whole step. Past this the read counts as failed.
-PROBE_TIMEOUT_S = 2.0
+PROBE_TIMEOUT_S = 10.0
 _SPIN_S = 0.002
 
 

@@ -9,10 +9,10 @@ A change lasts until the router restarts: what shall last belongs into the confi
 """
 
 import logging
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from actors.router.clock import clock_s
 from actors.router.decisions import DecisionLog, described
 from actors.router.journal import RouterJournal
 from actors.wire import messages as wire
@@ -97,7 +97,7 @@ class RouterAdmin:
         prefill, decode = _choice("prefill", asked), _choice("decode", asked)
         dispatch = _object(asked.get("dispatch") or {}, "dispatch")
         try:
-            self._feed(ev.PoliciesChanged(time.time(), prefill, decode, dispatch))
+            self._feed(ev.PoliciesChanged(clock_s(), prefill, decode, dispatch))
         except ValueError as error:
             raise Refused(400, f"{error}; nothing was changed") from None
         self._changed()

@@ -6,12 +6,12 @@ link). What an engine says that cannot be ends its connection.
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from actors.router.clock import clock_s
 from actors.router.kv_feed import KvFeed
 from actors.router.network import RouterNetwork
 from actors.router.workers import check, reports, ups, workers_of
@@ -72,7 +72,7 @@ class Engines:
         engine = self._engines.get(status.engine_id)
         if engine is None:
             return  # announced before it reports; a late report of a forgotten engine is nothing
-        told = reports(engine.info, status, time.time())
+        told = reports(engine.info, status, clock_s())
         engine.status = status
         if _health(status.state) is not _health(engine.info.state):
             self._set_health(engine, _health(status.state))
@@ -98,7 +98,7 @@ class Engines:
     def _set_health(self, engine: _Engine, health: Health) -> None:
         state: EngineState = "ready" if health is Health.READY else "draining"
         engine.info = msgspec.structs.replace(engine.info, state=state)
-        for event in ups(engine.info, health, time.time()):
+        for event in ups(engine.info, health, clock_s()):
             self._feed(event)
 
     def _forget(self, engine: _Engine) -> None:
@@ -110,7 +110,7 @@ class Engines:
 
     def _drop(self, workers: Sequence[WorkerId]) -> None:
         for worker in workers:
-            self._feed(ev.EngineDown(time.time(), worker))
+            self._feed(ev.EngineDown(clock_s(), worker))
             self._kv_feed.gone(worker)
 
     # ----------------------------------------------------------------------------------------------------- queries

@@ -1,9 +1,9 @@
 """What every ingress is told of the router and its engines: the fleet at each change, the figures every second."""
 
-import time
 from collections import Counter
 from collections.abc import Mapping
 
+from actors.router.clock import clock_s
 from actors.router.decisions import DECISION_BOUNDS_S, DecisionLog
 from actors.router.engines import Engines
 from actors.router.forecasts import Forecasts
@@ -51,7 +51,7 @@ class FleetReport:
         totals = {f"decisions_{name}": float(count) for name, count in self._decisions.totals.items()}
         totals |= own_totals
         totals |= self._kv_feed.totals() | self._network.totals()
-        gauges = self._kv_feed.gauges() | self._network.gauges(time.time())
+        gauges = self._kv_feed.gauges() | self._network.gauges(clock_s())
         if self._forecasts is not None:
             totals |= self._forecasts.totals()
             gauges |= self._forecasts.gauges()

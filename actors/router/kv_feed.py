@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from actors.router.clock import clock_s
 from actors.wire.channel import Channel
 from actors.wire.kv import from_wire
 from actors.wire.messages import KvEvents, KvReplay, KvState, KvStop
@@ -26,6 +27,8 @@ from policies.state.views import Request, WorkerId
 log = logging.getLogger(__name__)
 
 ASK_AGAIN_S = 2.0
+ASK_AGAIN_MOST_S = 60.0
+"""An engine that is slow to answer is asked ever less often: each question may cost it a whole snapshot."""
 
 
 @dataclass(slots=True)
@@ -36,6 +39,7 @@ class _Source:
     rank: int
     asked: KvReplay | None = None
     asked_s: float = 0.0
+    patience_s: float = 0.0
     parts: list[Change] = field(default_factory=list)
 
 
@@ -94,7 +98,7 @@ class KvFeed:
             return
         self._batches += 1
         changes = from_wire(message.changes)
-        self._apply(ev.KvBatch(time.time(), worker, message.epoch, message.seq, changes))
+        self._apply(ev.KvBatch(clock_s(), worker, message.epoch, message.seq, changes))
         self._look(worker, source)
 
     def state(self, worker: WorkerId, channel: Channel, message: KvState) -> None:
@@ -111,7 +115,7 @@ class KvFeed:
         chains = tuple(chain for chain in source.parts if isinstance(chain, Stored))
         source.parts, source.asked = [], None
         self._snapshots += 1
-        self._apply(ev.KvSnapshot(time.time(), worker, message.epoch, message.next_seq, chains))
+        self._apply(ev.KvSnapshot(clock_s(), worker, message.epoch, message.next_seq, chains))
         self._look(worker, source)
 
     def prefill_routed(self, request: Request, worker: WorkerId, now_s: float) -> None:
@@ -129,12 +133,14 @@ class KvFeed:
         """Puts questions again that were not answered; a few times a second."""
         now_s = time.monotonic()
         for worker, source in self._sources.items():
-            if source.asked is not None and now_s - source.asked_s > ASK_AGAIN_S:
+            if source.asked is not None and now_s - source.asked_s > source.patience_s:
                 asked, source.asked = source.asked, None
+                patience_s = min(ASK_AGAIN_MOST_S, 2 * source.patience_s)
                 if asked.first is None:
                     self._ask(source, asked)
                 else:
                     self._look(worker, source)
+                source.patience_s = patience_s
 
     def _look(self, worker: WorkerId, source: _Source) -> None:
         """Asks for what is missing, unless that was asked already."""
@@ -149,7 +155,7 @@ class KvFeed:
             self._ask(source, KvReplay(hole.epoch, hole.first, hole.last, source.rank))
 
     def _ask(self, source: _Source, message: KvReplay) -> None:
-        source.asked, source.asked_s = message, time.monotonic()
+        source.asked, source.asked_s, source.patience_s = message, time.monotonic(), ASK_AGAIN_S
         self._replays += message.first is not None
         source.channel.send(message)
 

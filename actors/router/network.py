@@ -15,12 +15,12 @@ import asyncio
 import logging
 import math
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from actors.router.aside import Aside
+from actors.router.clock import clock_s
 from actors.router.network_sources import LabelNames, NetworkSources
 from actors.router.workers import place_of
 from actors.wire.messages import EngineInfo, Transferred
@@ -162,7 +162,7 @@ class RouterNetwork:
     async def _run(self, feed: Callable[[OracleRefreshed], None]) -> None:
         while True:
             try:
-                event = self.refresh(time.time())
+                event = self.refresh(clock_s())
                 if event is not None:
                     feed(event)
             except Exception:  # a bug; without refreshes all that is known would grow stale

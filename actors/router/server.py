@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from actors.router.admin import RouterAdmin
+from actors.router.clock import clock_s
 from actors.router.decisions import DecisionLog
 from actors.router.engines import Engines
 from actors.router.fleet import FleetReport, looks_at_hits
@@ -135,7 +136,7 @@ class RouterServer:
             case wire.Submit():
                 self._submit(channel, message)
             case wire.Prefilled():
-                now_s = time.time()
+                now_s = clock_s()
                 lease_s = now_s + message.lease_s
                 self._kv_feed.prefilled(self.dispatcher.state.request(message.rid), message.cached_tokens)
                 self._feed(
@@ -144,7 +145,7 @@ class RouterServer:
             case wire.Progress():
                 self._progress(message)
             case wire.Transferred():
-                self._network.transferred(message, time.time())
+                self._network.transferred(message, clock_s())
             case wire.Closed():
                 self._close(message.rid, message.outcome, message.output_tokens)
             case wire.Adopt():
@@ -168,7 +169,7 @@ class RouterServer:
         self._ingresses.own(channel, message.rid)
         if message.request_id:
             self.decisions.name(message.rid, message.request_id)
-        now_s = time.time()
+        now_s = clock_s()
         request = self._request(message, now_s)
         if self._forecasts is not None:
             predicted = self._forecasts.arrived(message, now_s, self.dispatcher.looks_at_lengths)
@@ -176,7 +177,7 @@ class RouterServer:
         self._feed(ev.Arrived(now_s, request))
 
     def _progress(self, message: wire.Progress) -> None:
-        now_s = time.time()
+        now_s = clock_s()
         grown: list[tuple[str, int]] = []
         for rid, what, value in message.items:
             if what == "tokens":
@@ -193,12 +194,12 @@ class RouterServer:
             return  # rejected by us, or from before a restart
         self._network.closed(rid)
         if self._forecasts is not None:
-            self._forecasts.closed(rid, outcome, output_tokens, time.time())
-        self._feed(ev.Closed(time.time(), rid, outcome, output_tokens))  # type: ignore[arg-type]
+            self._forecasts.closed(rid, outcome, output_tokens, clock_s())
+        self._feed(ev.Closed(clock_s(), rid, outcome, output_tokens))  # type: ignore[arg-type]
 
     def _adopt(self, channel: Channel, message: wire.Adopt) -> None:
         self._ingresses.own(channel, message.submit.rid)
-        now_s = time.time()
+        now_s = clock_s()
         self._feed(
             ev.Adopted(
                 now_s,
@@ -262,13 +263,13 @@ class RouterServer:
                     wire.RoutePrefill(action.rid, engine_id, mode, action.waited_s, rank)  # type: ignore[arg-type]
                 )
             case RouteDecode():
-                self._network.routed(action.intent, time.time())
+                self._network.routed(action.intent, clock_s())
                 engine_id, rank = place_of(action.decision.worker)
                 owner.send(wire.RouteDecode(action.rid, engine_id, action.waited_s, rank))
             case Reject():
                 self._ingresses.disown(action.rid)
                 if self._forecasts is not None:
-                    self._forecasts.closed(action.rid, "rejected", 0, time.time())
+                    self._forecasts.closed(action.rid, "rejected", 0, clock_s())
                 owner.send(wire.Reject(action.rid, action.status, action.reason, action.retry_after_s))
 
     async def _every(self, period_s: float, what: Callable[[], None]) -> None:
@@ -282,12 +283,12 @@ class RouterServer:
 
     def _refresh_forecasts(self) -> None:
         assert self._forecasts is not None
-        for event in self._forecasts.refresh(time.time()):
+        for event in self._forecasts.refresh(clock_s()):
             self._feed(event)
-        self._forecasts.maintain(time.time())
+        self._forecasts.maintain(clock_s())
 
     def _tick(self) -> None:
-        self._feed(ev.Tick(time.time()))
+        self._feed(ev.Tick(clock_s()))
         self._kv_feed.tick()
 
     # ----------------------------------------------------------------------------------------------- broadcasts

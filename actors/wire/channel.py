@@ -22,6 +22,7 @@ from typing import Literal
 
 import msgspec
 
+from actors.patience import Patience
 from actors.wire.messages import PROTOCOL_VERSION, Hello, Message, Prove
 
 log = logging.getLogger(__name__)
@@ -30,7 +31,8 @@ _HEADER = struct.Struct(">I")
 MAX_FRAME_BYTES = 256 * 2**20  # a 1M-token prompt is 5 MB; anything near this is garbage or an attack
 MAX_FRAME_BEFORE_HELLO_BYTES = 64 * 2**10
 MAX_OUTBOX_BYTES = 256 * 2**20  # a peer that is this far behind is dead to us
-HANDSHAKE_TIMEOUT_S = 10.0
+HANDSHAKE_TIMEOUT_S = 30.0
+CONNECT_TIMEOUT_S = 20.0  # TCP to a node that is gone would try for two minutes
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[Message])
@@ -82,7 +84,7 @@ class Channel(asyncio.Protocol):
         self._peer_proved = me.secret is None
         self._close_reason: str | None = None
         self._closed = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._patience: Patience | None = None
         self.closed: asyncio.Future[str] = self._loop.create_future()
         self.opened: asyncio.Future[None] = self._loop.create_future()
 
@@ -131,7 +133,7 @@ class Channel(asyncio.Protocol):
         if self._close_reason is not None:  # closed by its owner before it was connected
             transport.abort()  # type: ignore[attr-defined]
             return
-        self._timer = self._loop.call_later(HANDSHAKE_TIMEOUT_S, self._handshake_timeout)
+        self._patience = Patience(HANDSHAKE_TIMEOUT_S, self._handshake_timeout)
         self._write([Hello(PROTOCOL_VERSION, self.me.kind, self.me.id, self._nonce)])
 
     def data_received(self, data: bytes) -> None:
@@ -166,8 +168,8 @@ class Channel(asyncio.Protocol):
         if self._closed:
             return
         self._closed, self.open = True, False
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._patience is not None:
+            self._patience.cancel()
         reason = self._close_reason = self._close_reason or (
             f"connection lost: {exc}" if exc else "closed by peer"
         )
@@ -228,8 +230,8 @@ class Channel(asyncio.Protocol):
 
     def _established(self) -> None:
         self.open = True
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._patience is not None:
+            self._patience.cancel()
         if not self.opened.done():  # whoever waited may have been cancelled
             self.opened.set_result(None)
         if self._on_open is not None:
@@ -295,11 +297,15 @@ async def connect(addresses: tuple[str, ...], factory: Callable[[], Channel]) ->
     for address in addresses:
         scheme, _, rest = address.partition(":")
         try:
-            if scheme == "unix":
-                _, channel = await loop.create_unix_connection(factory, rest)
-            else:
-                host, _, port = rest.rpartition(":")
-                _, channel = await loop.create_connection(factory, host, int(port))
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                if scheme == "unix":
+                    _, channel = await loop.create_unix_connection(factory, rest)
+                else:
+                    host, _, port = rest.rpartition(":")
+                    _, channel = await loop.create_connection(factory, host, int(port))
+        except TimeoutError:
+            errors.append(f"{address}: not connected within {CONNECT_TIMEOUT_S:g} s")
+            continue
         except OSError as error:
             errors.append(f"{address}: {error}")
             continue

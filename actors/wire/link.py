@@ -9,6 +9,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 
+from actors.patience import within
 from actors.wire.channel import Channel, Identity, WireError, connect
 from actors.wire.messages import Message
 
@@ -17,6 +18,11 @@ log = logging.getLogger(__name__)
 BACKOFF_FIRST_S = 0.05
 BACKOFF_MOST_S = 2.0
 FIND_TIMEOUT_S = 5.0
+FIND_TIMEOUT_MOST_S = 60.0
+"""An answer that takes long is given more time at each attempt: else a slow machine would ask for ever."""
+
+CLOSE_S = 5.0
+"""So long a peer may take to read what was queued for it when the link ends."""
 
 Find = Callable[[], Awaitable[tuple[str, ...]]]
 
@@ -53,8 +59,10 @@ class Link:
             self._task.cancel()
             self._task = None
         if self.channel is not None:
-            self.channel.close()
-            await asyncio.wait([self.channel.closed], timeout=1.0)
+            channel = self.channel
+            channel.close()
+            if not await within(CLOSE_S, channel.closed):
+                channel.abort("closed by us, and the peer does not read")
 
     def send(self, message: Message) -> bool:
         """Queues `message`; False, and nothing is sent, while there is no connection."""
@@ -64,12 +72,16 @@ class Link:
         return True
 
     async def _keep(self) -> None:
-        backoff_s = BACKOFF_FIRST_S
+        backoff_s, find_s = BACKOFF_FIRST_S, FIND_TIMEOUT_S
         while True:
             try:
-                addresses = await asyncio.wait_for(self._find(), FIND_TIMEOUT_S)
+                addresses = await asyncio.wait_for(self._find(), find_s)
+                find_s = FIND_TIMEOUT_S
                 channel = await connect(addresses, self._new_channel)
-            except (OSError, WireError, TimeoutError) as error:
+            except TimeoutError:  # of `find`: `connect` tells its own as ConnectionError
+                log.info("%s: not found within %g s; next try in %.2f s", self._name, find_s, backoff_s)
+                find_s = min(FIND_TIMEOUT_MOST_S, 2 * find_s)
+            except (OSError, WireError) as error:
                 log.info("%s: no connection (%s); next try in %.2f s", self._name, error, backoff_s)
             except (
                 Exception

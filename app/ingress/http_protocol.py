@@ -13,7 +13,6 @@ per request.
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -56,9 +55,7 @@ class FastHttpProtocol(asyncio.Protocol):
         self._paused = False
         self._closing = False  # no further request is read
         self._closed = False
-        self.since_s = (
-            time.monotonic()
-        )  # of the last change; the listener's sweep closes idle connections by it
+        self._sweeps = 0  # since the last change
         self._reset()
 
     def _reset(self) -> None:
@@ -114,7 +111,7 @@ class FastHttpProtocol(asyncio.Protocol):
     def on_message_begin(self) -> None:
         self._reset()
         self._in_request = True
-        self.since_s = time.monotonic()
+        self._sweeps = 0
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -192,7 +189,7 @@ class FastHttpProtocol(asyncio.Protocol):
         """The current answer is written."""
         self._current = None
         self._server.total_requests += 1
-        self.since_s = time.monotonic()
+        self._sweeps = 0
         if self._closed or self.transport is None:
             return
         if not keep_alive or (self._closing and not self._waiting):
@@ -234,18 +231,23 @@ class FastHttpProtocol(asyncio.Protocol):
         headers = [*_JSON, *error.headers(), (b"content-length", b"%d" % len(body))]
         head = build_head(error.status, self.date_line(), headers, keep_alive=False)
         self.write(head + body)
-        self.since_s = time.monotonic()
+        self._sweeps = 0
         log.info("refused a request: %s", error.message)
 
     # ------------------------------------------------------------------ what the listener and uvicorn's Server use
 
-    def sweep(self, now_s: float, idle_s: float, request_s: float) -> None:
-        """Close a connection that idles, sends or reads too slowly, or lingers after a refusal."""
+    def sweep(self, period_s: float, idle_s: float, request_s: float) -> None:
+        """Close a connection that idles, sends or reads too slowly, or lingers after a refusal.
+
+        Called every `period_s`, and counted by these calls, not by the clock: where this process stood still for a
+        minute, the client did not idle.
+        """
         if self.transport is None or self._current is not None or (self._waiting and not self._paused):
             return
         slow = self._in_request or self._paused
         limit_s = LINGER_S if self._closing else request_s if slow else idle_s
-        if now_s - self.since_s > limit_s:
+        self._sweeps += 1  # the first may come right after the change
+        if (self._sweeps - 1) * period_s > limit_s:
             self.transport.abort() if self._paused else self.transport.close()
 
     def shutdown(self) -> None:

@@ -200,7 +200,10 @@ class Hub:
     def retried(self, job: Job, stage: str, code: str) -> None:
         self.metrics.retries.labels(stage, code).inc()
         log.warning(
-            "retry of a request after a failed %s (%s), now avoiding %s", stage, code, ", ".join(job.avoid)
+            "retry of a request after a failed %s (%s), now avoiding %s",
+            stage,
+            code,
+            ", ".join(job.avoid) or "no engine",
         )
 
     def transfer_failed(self, job: Job) -> None:
@@ -302,7 +305,7 @@ class Hub:
                 self._questions.answer(message)
             case Fleet():
                 self.fleet = message
-                self._engines.update(message.engines, self.now_s())
+                self._engines.update(message.engines)
                 if message.engines:  # a router just restarted may know none yet
                     self._context_tokens = min(info.max_model_len for info in message.engines)
             case _:
@@ -345,7 +348,11 @@ class Hub:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(self.config.sweep_interval_s)
-            now_s = self.now_s()
-            self._engines.sweep(now_s)
-            for job in list(self.jobs.values()):
-                job.sweep(now_s)
+            try:
+                self._engines.sweep(self.config.sweep_interval_s)
+                now_s = self.now_s()
+                for job in list(self.jobs.values()):
+                    job.sweep(now_s)
+            except Exception:  # a bug; without this task no request would ever expire
+                self.metrics.internal_errors.inc()
+                log.exception("the sweep failed; it is tried again in %g s", self.config.sweep_interval_s)

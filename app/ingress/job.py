@@ -134,8 +134,18 @@ class Job:
                 ApiError(504, "The request took longer than the server allows.", code="deadline"), "expired"
             )
         elif self.state is State.POOLED and self.lease_guard_s is not None and now_s >= self.lease_guard_s:
-            message = "No decode engine had room before the prompt's KV lease ended; try again later."
-            self._fail(ApiError(503, message, code="pool_timeout", retry_after_s=1.0), "expired")
+            self._lease_ends()
+
+    def _lease_ends(self) -> None:
+        """The router, which looks after leases earlier than we do, was held up: once more from the start."""
+        if self.attempts < self.ports.max_retries:
+            self._end("expired")
+            self.attempts += 1
+            self.ports.retried(self, "decode", "pool_timeout")
+            self.start()
+            return
+        message = "No decode engine had room before the prompt's KV lease ended; try again later."
+        self._fail(ApiError(503, message, code="pool_timeout", retry_after_s=1.0), "expired")
 
     # ------------------------------------------------------------------------------------------------ handlers
 

@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CONNECT_GRACE_S = 2.0
+CONNECT_GRACE_S = 10.0
 """The router may route to an engine before our connection to it stands: so long its work is kept for it."""
 
-MISSING_GRACE_S = 5.0
+MISSING_GRACE_S = 15.0
 """A router that was restarted knows no engine until they announce themselves: one that we are connected to
 stays so long.
+
+Both are counted by our own sweeps, not by the clock: after a time in which this process stood still the engine's answer
+is read first.
 """
 
 
@@ -36,15 +39,14 @@ class EngineLink:
         info: EngineInfo,
         on_message: Callable[["EngineLink", Message], None],
         on_lost: Callable[["EngineLink", str], None],
-        now_s: float,
     ) -> None:
         self.info = info
         self.jobs: dict[str, Job] = {}
         self.retired = False
-        self.missing_since_s: float | None = None  # not in the router's list any more
+        self.missing_s: float | None = None  # so long it is not in the router's list any more
         self._on_message, self._on_lost = on_message, on_lost
         self._early: list[Message] = []
-        self._waiting_since_s: float | None = now_s  # None once up or given up
+        self._waited_s: float | None = 0.0  # None once up or given up
         self._link = Link(me, self._find, self._received, self._up, self._down, name=f"engine {info.id}")
         self._link.start()
 
@@ -56,28 +58,33 @@ class EngineLink:
         """False if the engine is not connected (and is not just being connected for the first time)."""
         if self._link.send(message):
             return True
-        if self._waiting_since_s is None:
+        if self._waited_s is None:
             return False
         self._early.append(message)
         return True
 
-    def sweep(self, now_s: float) -> None:
-        """Gives up on a first connection that does not come about."""
-        if self._waiting_since_s is not None and now_s - self._waiting_since_s > CONNECT_GRACE_S:
-            self._waiting_since_s = None
+    def sweep(self, period_s: float) -> None:
+        """Gives up on a first connection that does not come about; called every `period_s`."""
+        if self.missing_s is not None:
+            self.missing_s += period_s
+        if self._waited_s is None:
+            return
+        self._waited_s += period_s
+        if self._waited_s > CONNECT_GRACE_S:
+            self._waited_s = None
             if self._early:
                 self._early.clear()
                 self._on_lost(self, "cannot be reached")
 
     async def stop(self) -> None:
-        self._waiting_since_s = None
+        self._waited_s = None
         await self._link.stop()
 
     async def _find(self) -> tuple[str, ...]:
         return self.info.addresses
 
     def _up(self, channel: Channel) -> None:
-        self._waiting_since_s = None
+        self._waited_s = None
         early, self._early = self._early, []
         for message in early:
             channel.send(message)
@@ -103,22 +110,22 @@ class EngineLinks:
         self._retired: set[EngineLink] = set()
         self._stopping: set[asyncio.Task[None]] = set()
 
-    def update(self, engines: list[EngineInfo], now_s: float) -> None:
+    def update(self, engines: list[EngineInfo]) -> None:
         """Makes the links match the fleet. An engine that came back at other addresses gets a new link."""
         wanted = {info.id: info for info in engines}
         for engine_id, link in list(self._links.items()):
             info = wanted.get(engine_id)
             if info is None:
-                if link.missing_since_s is None:
-                    link.missing_since_s = now_s
+                if link.missing_s is None:
+                    link.missing_s = 0.0
             elif (info.addresses, info.pid) != (link.info.addresses, link.info.pid):
                 self._retire(link)
         for info in engines:
             known = self._links.get(info.id)
             if known is None:
-                self._links[info.id] = EngineLink(self._me, info, self._on_message, self._on_lost, now_s)
+                self._links[info.id] = EngineLink(self._me, info, self._on_message, self._on_lost)
             else:
-                known.info, known.missing_since_s = info, None
+                known.info, known.missing_s = info, None
 
     def get(self, engine_id: str) -> EngineLink | None:
         """The engine's link, if it is in the fleet."""
@@ -138,11 +145,11 @@ class EngineLinks:
         """The links of the fleet, by engine id."""
         return [self._links[engine_id] for engine_id in sorted(self._links)]
 
-    def sweep(self, now_s: float) -> None:
+    def sweep(self, period_s: float) -> None:
+        """Called every `period_s`."""
         for link in (*self._links.values(), *self._retired):
-            link.sweep(now_s)
-            since_s = link.missing_since_s
-            if since_s is not None and (not link.connected or now_s - since_s > MISSING_GRACE_S):
+            link.sweep(period_s)
+            if link.missing_s is not None and (not link.connected or link.missing_s > MISSING_GRACE_S):
                 self._retire(link)
             if link.retired and (not link.jobs or not link.connected):
                 self._stop(link)
@@ -155,7 +162,7 @@ class EngineLinks:
 
     def _retire(self, link: EngineLink) -> None:
         self._links.pop(link.info.id, None)
-        link.missing_since_s = None
+        link.missing_s = None
         link.retired = True
         self._retired.add(link)
 

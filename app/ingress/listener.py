@@ -9,7 +9,6 @@ import asyncio
 import gc
 import logging
 import socket
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +23,9 @@ try:
     from app.ingress.http_protocol import FastHttpProtocol
 except ImportError:  # httptools has no wheel for this platform
     FastHttpProtocol = None  # type: ignore[assignment, misc]
+
+
+SWEEP_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +119,11 @@ class Listener:
     async def _tick(self, server: uvicorn.Server, fast: bool) -> None:
         """Once a second: the Date header, and connections that have idled too long."""
         while True:
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(SWEEP_S)
             await server.on_tick(0)
             if fast:
-                now_s = time.monotonic()
                 for connection in list(server.server_state.connections):
-                    connection.sweep(now_s, self._config.keep_alive_s, self._config.request_read_s)  # type: ignore[union-attr]
+                    connection.sweep(SWEEP_S, self._config.keep_alive_s, self._config.request_read_s)  # type: ignore[union-attr]
 
 
 def protocol_class(app: IngressApp, local: bool) -> type[Any]:

@@ -106,6 +106,9 @@ class IngressMetrics:
         self.slow_clients = Counter(
             "sluice_slow_clients_total", "Streams cut because their client did not read", registry=reg
         )
+        self.internal_errors = Counter(
+            "sluice_internal_errors_total", "Failures of our own that were logged and survived", registry=reg
+        )
         self._in_flight = Gauge("sluice_in_flight", "Requests that this replica serves now", registry=reg)
 
     def bind(

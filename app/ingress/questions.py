@@ -1,14 +1,14 @@
 """Questions to the router that wait for their answers: each is answered exactly once, whatever happens."""
 
-import asyncio
 import itertools
 from collections.abc import Callable
 
 import orjson
 
+from actors.patience import Patience
 from actors.wire.messages import Admin, AdminAnswer, Message
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 
 Answered = Callable[[int, bytes], None]
 """Status as in HTTP, and JSON: with a status above 200 it is {"message"}."""
@@ -20,7 +20,7 @@ class Questions:
     def __init__(self, send: Callable[[Message], bool]) -> None:
         self._send = send
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, tuple[Answered, asyncio.TimerHandle]] = {}
+        self._waiting: dict[int, tuple[Answered, Patience]] = {}
 
     def ask(self, what: str, body: bytes, answered: Answered) -> None:
         """`answered` runs later, or at once with 503 where there is no router."""
@@ -30,14 +30,9 @@ class Questions:
                 503, _message("The router is not connected; this replica decides alone. Try again later.")
             )
             return
-        timer = asyncio.get_running_loop().call_later(
-            TIMEOUT_S,
-            self._end,
-            number,
-            504,
-            _message(f"The router has not answered within {TIMEOUT_S:g} s."),
-        )
-        self._waiting[number] = (answered, timer)
+        late = _message(f"The router has not answered within {TIMEOUT_S:g} s; whether it acted is not known.")
+        patience = Patience(TIMEOUT_S, lambda: self._end(number, 504, late))
+        self._waiting[number] = (answered, patience)
 
     def answer(self, message: AdminAnswer) -> None:
         """The router's answer; one that nobody waits for any more is dropped."""
@@ -53,9 +48,9 @@ class Questions:
             )
 
     def _end(self, number: int, status: int, body: bytes) -> None:
-        answered, timer = self._waiting.pop(number, (None, None))
-        if answered is not None and timer is not None:
-            timer.cancel()
+        answered, patience = self._waiting.pop(number, (None, None))
+        if answered is not None and patience is not None:
+            patience.cancel()
             answered(status, body)
 
 

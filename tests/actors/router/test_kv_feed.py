@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from actors.engine.server import EngineServer
 from actors.engine.sim_config import SimEngineConfig
 from actors.engine.sim_engine import SimEngine
 from actors.router import kv_feed
+from actors.router.kv_feed import KvFeed
 from actors.router.server import RouterServer
 from actors.wire.channel import Identity
 from actors.wire.messages import Admin, AdminAnswer, KvEvents, Message
@@ -22,6 +24,7 @@ from policies.engine_model.blocks import block_hashes
 from policies.routing.cache_aware import CacheAware
 from policies.routing.locality import Locality
 from policies.state.prefix_index import PrefixIndex
+from policies.state.reducer import ClusterState
 from tests.actors.engine.rig import Client, until
 from tests.actors.router.test_server import Peer, peer
 
@@ -189,6 +192,39 @@ async def test_a_question_that_was_lost_is_put_again(
     await cluster.run("a", 2)
     await cluster.settled("a")
     assert len(asked) == 2
+
+
+async def test_a_report_that_fails_is_not_the_last(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    await cluster.engine("a")
+    server, failures = cluster.reporters["a"]._server, list[bool]()
+    status = server.status
+
+    def fails_once() -> object:
+        if not failures:
+            failures.append(True)
+            raise ValueError("a bug")
+        return status()
+
+    monkeypatch.setattr(server, "status", fails_once)
+    await until(lambda: failures, "a failed report")
+    await cluster.run("a", 0)
+    await cluster.settled("a")
+
+
+def test_an_engine_that_does_not_answer_is_asked_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, sent = [0.0], list[Any]()
+    monkeypatch.setattr(kv_feed, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    feed = KvFeed(ClusterState(), lambda event: None)
+    feed.announced("w", 0, SimpleNamespace(send=sent.append))  # type: ignore[arg-type]
+    feed.want(True)
+    asked_s: list[float] = []
+    for tick in range(1, 5 * 300):
+        now_s[0] = tick / 5
+        before = len(sent)
+        feed.tick()
+        asked_s += [now_s[0]] * (len(sent) - before)
+    # after 2, 4, 8, 16, 32 and then every 60 s, at the tick after it
+    assert asked_s == pytest.approx([2.2, 6.4, 14.6, 30.8, 63.0, 123.2, 183.4, 243.6], abs=0.21)
 
 
 async def test_where_the_engine_has_the_batches_no_more_it_tells_all_it_holds(cluster: Cluster) -> None:

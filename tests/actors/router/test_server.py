@@ -1,6 +1,7 @@
 """The router over real sockets: decisions reach the owner, and whatever a connection held ends with it."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,20 @@ async def test_submit_prefilled_closed(router: RouterServer) -> None:
     await until(lambda: router.status().in_flight == 0)
     assert router.status().leases == 0
     assert [d["action"] for d in router.decisions.explain("x")] == ["RoutePrefill", "RouteDecode"]
+
+
+async def test_a_clock_that_is_set_expires_nothing(
+    router: RouterServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, _, i = await serving(router)
+    for n in range(router.dispatcher.config.max_prefills + 1):
+        i.channel.send(wire.Submit(f"x{n}", prompt_tokens=10, max_tokens=4))
+    await until(lambda: router.status().queued >= 1)
+    before_s = time.time()
+    monkeypatch.setattr(time, "time", lambda: before_s + 3600.0)  # a suspended machine resumes
+    await asyncio.sleep(0.5)  # some ticks
+    assert router.status().queued >= 1
+    assert not [m for m in i.inbox if isinstance(m, wire.Reject)]
 
 
 async def test_a_lost_ingress_leaves_nothing(router: RouterServer) -> None:

@@ -2,7 +2,9 @@
 
 import asyncio
 import hmac
+import socket
 import struct
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -57,7 +59,7 @@ def frame(*messages: Message) -> bytes:
 
 
 async def until(condition: object) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():  # type: ignore[operator]
             await asyncio.sleep(0.002)
 
@@ -178,6 +180,49 @@ async def test_a_peer_that_says_nothing_is_dropped(unsecured: Pair, monkeypatch:
     await until(lambda: unsecured.server.reasons)
     assert "no handshake" in unsecured.server.reasons[0]
     writer.close()
+
+
+async def test_a_time_in_which_we_stood_still_is_no_reason_to_drop_a_peer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "HANDSHAKE_TIMEOUT_S", 0.5)
+    server, client = Side(Identity("engine", "e1", b"secret")), Side(Identity("ingress", "i1", b"secret"))
+    made = Channel.connection_made
+
+    def slowly(channel: Channel, transport: asyncio.BaseTransport) -> None:
+        made(channel, transport)
+        if channel in server.channels:
+            time.sleep(1.0)  # twice the limit, while two messages each way are still to come
+
+    monkeypatch.setattr(Channel, "connection_made", slowly)
+    listener, address = await listen(f"unix:{tmp_path}/s.sock", server.new)
+    channel = await connect((address,), client.new)
+    await until(lambda: server.opened)
+    assert server.reasons == client.reasons == []
+    channel.close()
+    listener.close()
+
+
+async def test_an_address_that_does_not_answer_gives_way_to_the_next(
+    unsecured: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "CONNECT_TIMEOUT_S", 3.0)
+    with socket.create_server(
+        ("127.0.0.1", 0), backlog=0
+    ) as deaf:  # its queue is full: further SYNs are dropped
+        address = deaf.getsockname()
+        queue = [socket.socket() for _ in range(4)]
+        for one in queue:
+            one.setblocking(False)
+            one.connect_ex(address)
+        dead = f"tcp:127.0.0.1:{address[1]}"
+        channel = await connect((dead, unsecured.address), unsecured.client.new)
+        assert channel.peer_name == "engine e1"
+        with pytest.raises(ConnectionError, match=f"{dead}: not connected within 3 s"):
+            await connect((dead,), unsecured.client.new)
+        for one in queue:
+            one.close()
+    channel.close()
 
 
 async def test_a_peer_that_does_not_read_is_dropped(unsecured: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,9 +34,9 @@ VOCAB = 1000
 
 
 async def until(condition: Callable[[], object], what: str = "the condition") -> None:
-    """Waits for `condition`; fails after 10 s."""
+    """Waits for `condition`; fails after 60 s."""
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition():
                 await asyncio.sleep(0.002)
     except TimeoutError:
@@ -241,7 +241,7 @@ async def rig(
     hub = Hub(config, Identity("ingress", config.replica_id), find, metrics)
     app = IngressApp(config, hub, WordCodec(VOCAB), metrics, {"version": "0.0"})
     http = Listener(app, listener or ListenerConfig(port=0))
-    client = httpx.AsyncClient(timeout=20)
+    client = httpx.AsyncClient(timeout=100)
     made = Rig(router, hub, app, http, client, {engine.name: engine for engine in engines})
     try:
         await http.start()

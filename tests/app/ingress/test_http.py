@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -281,6 +282,19 @@ async def test_what_is_no_http_is_refused_in_openais_shape(fast: Rig, data: byte
         length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
         assert set(json.loads(await reader.readexactly(length))) == {"error"}
     writer.close()
+
+
+async def test_a_time_in_which_we_stood_still_does_not_close_a_connection(tmp_path: Path) -> None:
+    listener = ListenerConfig(port=0, keep_alive_s=3.0)
+    async with rig(tmp_path, pair(tmp_path), listener=listener) as made:
+        reader, writer = await asyncio.open_connection("127.0.0.1", made.listener.port)
+        await asyncio.sleep(0.1)
+        time.sleep(4.5)  # noqa: ASYNC251
+        await asyncio.sleep(0.1)  # the listener's sweep has had its turn
+        writer.write(raw("GET", "/version"))
+        async with asyncio.timeout(60):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        writer.close()
 
 
 async def test_an_idle_connection_is_closed(tmp_path: Path) -> None:

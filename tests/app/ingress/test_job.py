@@ -458,8 +458,25 @@ def test_no_engine_and_no_router_is_503_with_retry_after() -> None:
     assert not world.live
 
 
-def test_a_pooled_request_is_given_up_before_its_lease_ends() -> None:
+def test_a_pooled_request_whose_lease_is_about_to_end_is_computed_again() -> None:
+    """The router would have looked after it long before, had it not stood still."""
     world = Recorder()  # lease 30 s from 100.0, margin 2 s: until 128
+    job = at(State.POOLED, world)
+    first = job.rid
+    job.sweep(127.9)
+    assert now(job) is State.POOLED
+    job.sweep(128.0)
+    assert now(job) is State.SUBMITTED
+    assert len(world.sent("p", ReleaseKV)) == 1
+    assert world.told(Closed) == [Closed(first, "expired", 0)]
+    assert [submit.rid for submit in world.told(Submit)] == [first, job.rid]
+    assert world.told(Submit)[1].avoid == ()  # the engine has done nothing wrong
+    assert world.retries == [("decode", "pool_timeout")]
+    assert world.ends == []
+
+
+def test_a_pooled_request_is_given_up_before_its_lease_ends_once_too_often() -> None:
+    world = Recorder(max_retries=0)  # lease 30 s from 100.0, margin 2 s: until 128
     job = at(State.POOLED, world)
     job.sweep(127.9)
     assert now(job) is State.POOLED

@@ -221,7 +221,8 @@ async def test_a_restarted_router_that_knows_no_engine_yet_stops_nothing(tmp_pat
 
 async def test_a_pooled_request_is_answered_before_its_lease_ends(tmp_path: Path) -> None:
     engines = pair(tmp_path, auto=False, lease_s=0.5)
-    async with rig(tmp_path, engines, lease_margin_s=0.001, max_prefills=1) as made:
+    config = IngressConfig(served_names=(MODEL,), max_retries=0, sweep_interval_s=0.02)
+    async with rig(tmp_path, engines, config, lease_margin_s=0.001, max_prefills=1) as made:
         task = post(made)
         rid = await advance(made, "pool")
         answer = await task

@@ -1,12 +1,14 @@
 """Connections to engines: one that cannot be reached, one that leaves the fleet, one that comes back elsewhere."""
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from actors.wire import messages as wire
+from actors.wire.channel import listen
 from app.ingress import links
 from app.ingress.config import ClassSlo, IngressConfig
 from tests.app.ingress.rig import MODEL, ScriptedEngine, pair, rig, until
@@ -32,6 +34,42 @@ async def test_an_engine_that_nobody_can_reach_costs_a_retry_not_the_request(
         await made.idle()
         await real.stop()
         await ghost.stop()
+
+
+async def test_a_time_in_which_we_stood_still_is_no_reason_to_give_an_engine_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "CONNECT_GRACE_S", 2.0)
+    _, d = pair(tmp_path)
+    slow = ScriptedEngine("slow", "prefill", tmp_path)
+    async with rig(tmp_path, [d]) as made:
+        await slow.announce(made.router)  # nobody listens there yet
+        await until(lambda: len(made.hub.engines()) == 2)
+        task = asyncio.create_task(made.client.post("/v1/chat/completions", json=made.chat()))
+        await until(lambda: made.hub.jobs)
+        slow.server, _ = await listen(slow.address, slow._channel)
+        d.peers.append(slow)
+        time.sleep(3.0)  # noqa: ASYNC251  (the whole machine was away, longer than the grace)
+        assert (await task).status_code == 200
+        assert len(slow.of(wire.Prefill)) == 1
+        assert made.metric("sluice_retries_total", stage="prefill", reason="engine_dead") == 0
+        made.engines["slow"] = slow
+        await made.idle()
+        await slow.stop()
+
+
+async def test_a_bug_in_the_sweep_does_not_end_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with rig(tmp_path, pair(tmp_path)) as made:
+        swept: list[float] = []
+
+        def sweep(period_s: float) -> None:
+            swept.append(period_s)
+            if len(swept) == 1:
+                raise ValueError("a bug")
+
+        monkeypatch.setattr(made.hub._engines, "sweep", sweep)
+        await until(lambda: len(swept) >= 3)
+        assert made.metric("sluice_internal_errors_total") == 1
 
 
 async def test_an_engine_that_left_the_list_finishes_what_it_has(

@@ -1,0 +1,64 @@
+"""A link that is kept: it finds a peer that is slow to be found, and ends even where the peer does not read."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from actors.wire import link as module
+from actors.wire.channel import Channel, Identity, listen
+from actors.wire.link import Link
+from actors.wire.messages import Cancel, Hello
+from tests.actors.wire.test_channel import Side, frame, until
+
+ME = Identity("ingress", "i")
+
+
+async def test_who_takes_long_to_be_found_is_given_more_time_at_each_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FIND_TIMEOUT_S", 0.05)
+    server = Side(Identity("router", "r"))
+    listener, address = await listen(f"unix:{tmp_path}/s.sock", server.new)
+    cut: list[bool] = []
+
+    async def find() -> tuple[str, ...]:
+        cut.append(True)
+        await asyncio.sleep(0.3)
+        cut[-1] = False
+        return (address,)
+
+    up: list[Channel] = []
+    link = Link(ME, find, lambda c, m: None, up.append, lambda reason: None, "router")
+    link.start()
+    await until(lambda: up)
+    assert cut[0] and not cut[-1]
+    await link.stop()
+    listener.close()
+
+
+async def test_a_peer_that_does_not_read_does_not_keep_the_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CLOSE_S", 0.2)
+
+    async def greets_and_never_reads(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(frame(Hello(1, "router", "r", b"n" * 16)))
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+
+    server = await asyncio.start_unix_server(greets_and_never_reads, tmp_path / "s.sock")
+    up: list[Channel] = []
+    down: list[str] = []
+
+    async def find() -> tuple[str, ...]:
+        return (f"unix:{tmp_path}/s.sock",)
+
+    link = Link(ME, find, lambda c, m: None, up.append, down.append, "router")
+    link.start()
+    await until(lambda: up)
+    for _ in range(8):
+        link.send(Cancel("x" * 10**6))
+    await link.stop()
+    await until(lambda: down)
+    assert up[0].closed.done()
+    server.close()
