@@ -45,14 +45,6 @@ def text_table(rows: Sequence[Row]) -> str:
     return "\n".join([*shown, *notes])
 
 
-def markdown_table(rows: Sequence[Row]) -> str:
-    """The same as Markdown."""
-    lines = ["| " + " | ".join(HEADER) + " |", "|---" * len(HEADER) + "|"]
-    return "\n".join(
-        [*lines, *("| " + " | ".join(c.replace("|", "/") for c in cells(row)) + " |" for row in rows)]
-    )
-
-
 def write_html(folder: Path, target: Path) -> tuple[int, list[Path]]:
     """Writes the page of all results in `folder` and below; returns how many, and the JSON files that are none. Raises
     ExperimentError where there are none.

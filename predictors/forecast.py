@@ -19,10 +19,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from predictors.protocol import FloatArray
-
 
 @dataclass(frozen=True, slots=True)
 class Stays:
@@ -107,13 +103,4 @@ def refresh_due(config: ForecastConfig, state: ForecastState | None, age: int) -
     return (
         isinstance(state.forecast, FinishesIn)
         and state.forecast.steps - (age - state.age) < config.floor_tokens
-    )
-
-
-def composites(p: FloatArray, mu: FloatArray, window_tokens: int, floor_tokens: float = 1.0) -> FloatArray:
-    """`composite` for a batch, (n,)."""
-    if window_tokens < 1:
-        raise ValueError(f"window {window_tokens}: a composite needs H >= 1; H = 0 needs no forecast")
-    return np.clip(
-        p * mu + (1.0 - p) * window_tokens, min(floor_tokens, float(window_tokens)), float(window_tokens)
     )

@@ -8,14 +8,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import httpx
 
 from .core import Deadline
 from .errors import SluiceError
-from .events import ChunkT, StreamState, interruption
-from .types import Usage
+from .events import ChunkT, StreamFacts, StreamState, interruption
 
 T = TypeVar("T")
 
@@ -40,7 +39,7 @@ class AsyncOpenResponse:
     failure: Callable[[httpx.RequestError], SluiceError]
 
 
-class AsyncStream(Generic[ChunkT]):
+class AsyncStream(StreamFacts[ChunkT]):
     """Chunks of one answer, in order; see `Stream`.
 
         async with client.stream_chat("Tell me a story") as stream:
@@ -54,25 +53,10 @@ class AsyncStream(Generic[ChunkT]):
         self, open_response: Callable[[], Awaitable[AsyncOpenResponse]], chunk_type: type[ChunkT]
     ) -> None:
         self._open_response = open_response
-        self._state: StreamState[ChunkT] = StreamState(chunk_type)
+        self._state = StreamState(chunk_type)
         self._opened: AsyncOpenResponse | None = None
         self._raw: AsyncIterator[bytes] | None = None
         self._closed = False
-
-    @property
-    def request_id(self) -> str | None:
-        """The response's `x-request-id`; None before the stream is open."""
-        return self._state.request_id
-
-    @property
-    def usage(self) -> Usage | None:
-        """Token counts; known once the stream has ended."""
-        return self._state.usage
-
-    @property
-    def finish_reason(self) -> str | None:
-        """Why choice 0 ended; known once it has."""
-        return self._state.finish_reason
 
     def __aiter__(self) -> AsyncStream[ChunkT]:
         return self

@@ -112,3 +112,24 @@ class StreamState(Generic[ChunkT]):
         for choice in chunk.choices:
             if choice.index == 0 and choice.finish_reason is not None:
                 self.finish_reason = choice.finish_reason
+
+
+class StreamFacts(Generic[ChunkT]):
+    """What any stream tells of itself, read from the `StreamState` that it makes."""
+
+    _state: StreamState[ChunkT]
+
+    @property
+    def request_id(self) -> str | None:
+        """The response's `x-request-id`; None before the stream is open."""
+        return self._state.request_id
+
+    @property
+    def usage(self) -> Usage | None:
+        """Token counts; known once the stream has ended."""
+        return self._state.usage
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why choice 0 ended; known once it has."""
+        return self._state.finish_reason

@@ -9,14 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Generic
 
 import httpx
 
 from .core import Deadline
 from .errors import SluiceError
-from .events import ChunkT, StreamState, interruption
-from .types import Usage
+from .events import ChunkT, StreamFacts, StreamState, interruption
 
 
 class Watchdog:
@@ -66,7 +64,7 @@ class OpenResponse:
         self.response.close()
 
 
-class Stream(Generic[ChunkT]):
+class Stream(StreamFacts[ChunkT]):
     """Chunks of one answer, in order.
 
     The request is sent (with retries) when the stream is entered or first iterated. Use it as a context manager:
@@ -83,25 +81,10 @@ class Stream(Generic[ChunkT]):
 
     def __init__(self, open_response: Callable[[], OpenResponse], chunk_type: type[ChunkT]) -> None:
         self._open_response = open_response
-        self._state: StreamState[ChunkT] = StreamState(chunk_type)
+        self._state = StreamState(chunk_type)
         self._opened: OpenResponse | None = None
         self._raw: Iterator[bytes] = iter(())
         self._closed = False
-
-    @property
-    def request_id(self) -> str | None:
-        """The response's `x-request-id`; None before the stream is open."""
-        return self._state.request_id
-
-    @property
-    def usage(self) -> Usage | None:
-        """Token counts; known once the stream has ended."""
-        return self._state.usage
-
-    @property
-    def finish_reason(self) -> str | None:
-        """Why choice 0 ended; known once it has."""
-        return self._state.finish_reason
 
     def __iter__(self) -> Stream[ChunkT]:
         return self

@@ -109,7 +109,7 @@ class Forecasts:
         self._counts = {"refits": 0, "promotions": 0, "refit_failures": 0, "outcomes_dropped": 0}
         self._write_errors = 0  # counted by the thread alone
         if self._folder is not None:
-            self.predictor.adopt_promoted(self._folder / "models")
+            self._adopt(self._folder)
 
     # -------------------------------------------------------------------------------------------- life of a request
 
@@ -175,13 +175,26 @@ class Forecasts:
             log.info(
                 "refit of %d outcomes: promoted %s (%s)", result.requests, result.promoted, result.reason
             )
-            if result.promoted and self.predictor.adopt_promoted(folder / "models"):
+            if result.damaged_lines:
+                log.warning(
+                    "%d lines of the log in %s are damaged and taught nothing", result.damaged_lines, folder
+                )
+            if result.promoted and self._adopt(folder):
                 self._counts["promotions"] += 1
         except Exception:  # the model in use goes on; the next interval tries again
             self._counts["refit_failures"] += 1
             log.exception("the refit failed; the model in use stays")
         finally:
             self._refit = None
+
+    def _adopt(self, folder: Path) -> bool:
+        """Takes the promoted model into use, if it is a new one; why one is refused is said."""
+        refused = self.predictor.stats().refused_models
+        adopted = self.predictor.adopt_promoted(folder / "models")
+        stats = self.predictor.stats()
+        if stats.refused_models > refused:
+            log.error("the promoted model in %s is refused: %s", folder, stats.last_refusal)
+        return adopted
 
     async def stop(self) -> None:
         """Closes the log, as far as the disk lets it, and gives up a refit that runs. Idempotent."""

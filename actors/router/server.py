@@ -260,12 +260,12 @@ class RouterServer:
                     self._kv_feed.prefill_routed(request, action.decision.worker, request.arrived_s)
                 engine_id, rank = place_of(action.decision.worker)
                 owner.send(
-                    wire.RoutePrefill(action.rid, engine_id, mode, action.waited_s, rank)  # type: ignore[arg-type]
+                    wire.RoutePrefill(action.rid, engine_id, mode, rank)  # type: ignore[arg-type]
                 )
             case RouteDecode():
                 self._network.routed(action.intent, clock_s())
                 engine_id, rank = place_of(action.decision.worker)
-                owner.send(wire.RouteDecode(action.rid, engine_id, action.waited_s, rank))
+                owner.send(wire.RouteDecode(action.rid, engine_id, rank))
             case Reject():
                 self._ingresses.disown(action.rid)
                 if self._forecasts is not None:

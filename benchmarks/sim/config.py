@@ -1,6 +1,5 @@
 """What is simulated: engines, control plane, predictor, network, windows. Plain frozen values, checked when made."""
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -221,7 +220,3 @@ class SimConfig:
                 (self.measure_s is None or self.measure_s > 0, f"measure_s is {self.measure_s}: must be > 0"),
             ],
         )
-
-    def with_policies(self, prefill: str, decode: str, **decode_params: Any) -> "SimConfig":
-        """The same run under other policies, with their default parameters but `decode_params`."""
-        return dataclasses.replace(self, prefill=(prefill, {}), decode=(decode, decode_params))

@@ -10,7 +10,6 @@ from predictors.forecast import (
     ForecastConfig,
     ForecastState,
     composite,
-    composites,
     forecast_at,
     refresh,
     refresh_due,
@@ -52,12 +51,8 @@ def test_a_window_of_zero_needs_no_forecast():
 
 @settings(deadline=None, derandomize=True)
 @given(st.floats(0, 1), st.floats(0, 200), st.integers(1, 96))
-def test_composite_stays_in_its_range_and_batches_agree(p, mu, window):
-    import numpy as np
-
-    c = composite(p, mu, window)
-    assert 1.0 <= c <= window
-    assert composites(np.array([p]), np.array([mu]), window)[0] == pytest.approx(c)
+def test_composite_stays_in_its_range(p, mu, window):
+    assert 1.0 <= composite(p, mu, window) <= window
 
 
 def test_gate_open_finishes_gate_closed_stays():

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 Role = Literal["prefill", "decode", "colocated"]
 EngineKind = Literal["vllm", "sim"]

@@ -99,7 +99,6 @@ class RoutePrefill(Wire, frozen=True):
     rid: str
     engine_id: str
     mode: Literal["prefill", "colocated"]
-    queue_s: float = 0.0
     dp_rank: int | None = None
 
 
@@ -108,7 +107,6 @@ class RouteDecode(Wire, frozen=True):
 
     rid: str
     engine_id: str
-    pool_s: float = 0.0
     dp_rank: int | None = None
 
 

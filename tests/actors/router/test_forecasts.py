@@ -150,6 +150,15 @@ async def _elsewhere(job: RefitJob) -> RefitResult:
         return await asyncio.get_running_loop().run_in_executor(pool, refit, job)
 
 
+def test_a_promoted_model_that_is_refused_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    models = tmp_path / "models"
+    models.mkdir()
+    (models / "current.json").write_text("{")
+    Forecasts(PredictorConfig(enabled=True, folder=str(tmp_path)))
+    assert "the promoted model" in caplog.text
+    assert "delete it to start from survival" in caplog.text
+
+
 @pytest.mark.timeout(900)  # on a busy machine the fit takes minutes
 async def test_a_refit_runs_elsewhere_and_its_promoted_model_serves(tmp_path: Path) -> None:
     config = PredictorConfig(enabled=True, folder=str(tmp_path), refit_every_s=100.0, refit_outcomes=500)

@@ -4,12 +4,12 @@ import pytest
 
 from actors.router.ingresses import Ingresses
 from actors.wire.channel import Channel, Identity
-from actors.wire.messages import Hello
+from actors.wire.messages import PROTOCOL_VERSION, Hello
 
 
 def channel(name: str) -> Channel:
     made = Channel(Identity("router", "r"), lambda channel, message: None)
-    made.peer = Hello(1, "ingress", name)
+    made.peer = Hello(PROTOCOL_VERSION, "ingress", name)
     return made
 
 

@@ -13,9 +13,9 @@ import pytest
 
 from actors.wire import channel as wire
 from actors.wire.channel import Channel, Identity, WireError, connect, listen
-from actors.wire.messages import Cancel, Hello, Message, Out, Prove, Tokens
+from actors.wire.messages import PROTOCOL_VERSION, Cancel, Hello, Message, Out, Prove, Tokens
 
-HELLO = Hello(1, "ingress", "raw", b"n" * 16)
+HELLO = Hello(PROTOCOL_VERSION, "ingress", "raw", b"n" * 16)
 
 
 class Side:
@@ -317,7 +317,7 @@ async def test_a_proof_cannot_be_reflected(secured: Pair) -> None:
     (size,) = struct.unpack(">I", await reader.readexactly(4))
     [hello] = msgspec.msgpack.decode(await reader.readexactly(size), type=list[Message])
     assert isinstance(hello, Hello)
-    writer.write(frame(Hello(1, hello.kind, hello.id, hello.nonce)))
+    writer.write(frame(Hello(PROTOCOL_VERSION, hello.kind, hello.id, hello.nonce)))
     rest = await reader.read(10**6)
     if rest:
         [proof] = msgspec.msgpack.decode(rest[4:], type=list[Message])

@@ -8,7 +8,7 @@ import pytest
 from actors.wire import link as module
 from actors.wire.channel import Channel, Identity, listen
 from actors.wire.link import Link
-from actors.wire.messages import Cancel, Hello
+from actors.wire.messages import PROTOCOL_VERSION, Cancel, Hello
 from tests.actors.wire.test_channel import Side, frame, until
 
 ME = Identity("ingress", "i")
@@ -43,7 +43,7 @@ async def test_a_peer_that_does_not_read_does_not_keep_the_connection(
     monkeypatch.setattr(module, "CLOSE_S", 0.2)
 
     async def greets_and_never_reads(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(frame(Hello(1, "router", "r", b"n" * 16)))
+        writer.write(frame(Hello(PROTOCOL_VERSION, "router", "r", b"n" * 16)))
         writer.transport.pause_reading()  # type: ignore[attr-defined]
 
     server = await asyncio.start_unix_server(greets_and_never_reads, tmp_path / "s.sock")
