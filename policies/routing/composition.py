@@ -32,7 +32,7 @@ What the experiment `composition` changed in DESIGN's first design, and what eac
   to its best worker: nobody starves behind shorter ones.
 
 When slots are scarce all 2^W subsets of the window are valued at once: value depends on more than w, so two probes are
-not exact. Both stages equal brute force.
+not exact. Both stages equal brute force. `round` is in plain Python; `assign` runs the same compiled.
 `credit` "tokens" pays `credit_s_per_token` * s_r instead: with cost_weight and ageing 0 and no rent the value is F_H up
 to a factor, with alpha : beta = credit_s_per_token / sum_h gamma^h : N s D / sum_h gamma^h.
 Not claimed: joint choice over several workers; which of several equal paths a transfer takes.
@@ -112,18 +112,29 @@ class Composition:
         params.integer(self.name, "window", self.window, 1, MAX_WINDOW)
 
     def assign(self, feasible: Feasible, snapshot: Snapshot, rng: random.Random) -> tuple[Assignment, ...]:
+        from policies.routing.quick_seconds import quick_seconds  # numba: see `registry.prepare`
+
+        prices, limits = self._prices(), self._limits()
         assigned: tuple[Assignment, ...] = ()
         for group, entries in sorted(split_by_group(feasible).items()):
-            assigned += self.round(group, entries, snapshot, rng).run()
+            workers = group_workers(snapshot, group)
+            assigned += quick_seconds(
+                entries, snapshot, workers, self.horizon, self.gamma, prices, limits, rng
+            )
         return assigned
 
     def round(
         self, group: str, entries: Feasible, snapshot: Snapshot, rng: random.Random
     ) -> RequestSecondsRound:
-        """The working state for one group's entries."""
+        """One group's round in plain Python: what `assign` does compiled, to read and to compare with."""
         loads = HorizonLoads(group_workers(snapshot, group), self.horizon, self.gamma, 1.0, None)
-        limits = StageLimits(self.window, self.abundance, self.max_wait_s, self.reserve_tokens)
-        prices = Prices(
+        return RequestSecondsRound(entries, snapshot, loads, self._limits(), self._prices(), rng)
+
+    def _limits(self) -> StageLimits:
+        return StageLimits(self.window, self.abundance, self.max_wait_s, self.reserve_tokens)
+
+    def _prices(self) -> Prices:
+        return Prices(
             self.seconds_per_kv_token,
             self.hold_steps,
             self.stream_weight,
@@ -140,4 +151,3 @@ class Composition:
             self.near_scarcity,
             self.ageing,
         )
-        return RequestSecondsRound(entries, snapshot, loads, limits, prices, rng)

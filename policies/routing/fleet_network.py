@@ -19,8 +19,8 @@ class Fleet:
     def __init__(self, snapshot: Snapshot, lowest_priority: int | None = None) -> None:
         self._snapshot = snapshot
         senders = [worker for worker in snapshot.workers.values() if worker.role is Role.PREFILL]
-        self._senders = max(1, len(senders))
-        self._by_tier: dict[int, int] = {}
+        self.senders = max(1, len(senders))
+        self.by_tier: dict[int, int] = {}  # transfers
         for sender in senders:
             for to, priority, flows in sender.transfers:
                 receiver = snapshot.workers.get(to)
@@ -33,11 +33,11 @@ class Fleet:
         if oracle is not None and source is not None:
             tier = oracle.tier(sender, source.node, receiver.id, receiver.node)
             if tier is not None:
-                self._by_tier[tier] = self._by_tier.get(tier, 0) + flows
+                self.by_tier[tier] = self.by_tier.get(tier, 0) + flows
 
     def flows(self, tier: int) -> float:
         """n[tau]."""
-        return sum(flows for at, flows in self._by_tier.items() if at >= tier) / self._senders
+        return sum(flows for at, flows in self.by_tier.items() if at >= tier) / self.senders
 
 
 class FleetNetwork(Network):

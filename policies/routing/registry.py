@@ -66,9 +66,10 @@ USES_LENGTHS = frozenset(["pd_heatmap", "combined", "composition"])
 
 def prepare() -> None:
     """Loads what policies would else load at their first decision: compiled code. Seconds where it is not cached yet
-    (`policies.routing.stages_kernel`); who serves requests calls it before, so that no change of policy stalls it.
+    (`stages_kernel`, `seconds_kernel`); who serves requests calls it before, so that no change of policy stalls it.
     """
-    importlib.import_module("policies.routing.quick_round")
+    for module in ("quick_round", "quick_seconds"):
+        importlib.import_module(f"policies.routing.{module}")
 
 
 class UnknownPolicy(ValueError):

@@ -1,4 +1,7 @@
-"""One round of the composition: values in request-seconds on top of BalanceRoute's stages. Formulas: `composition`."""
+"""One round of the composition: values in request-seconds on top of BalanceRoute's stages. Formulas: `composition`.
+
+This is the one to read. What runs is the same compiled (`quick_seconds`), which a test holds to the same bits.
+"""
 
 import itertools
 import random
@@ -13,7 +16,7 @@ from policies.routing.entry_costs import EntryCosts, Prices
 from policies.routing.loads import HorizonLoads
 from policies.routing.slot_rent import SlotRent
 from policies.routing.stages import Feasible, Item, Round, StageLimits
-from policies.state.views import Snapshot
+from policies.state.views import Snapshot, Worker
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -37,9 +40,14 @@ class RequestSecondsRound(Round):
         self.costs = EntryCosts(snapshot, self.workers, self._open, prices)
         queued = max(0, len(snapshot.pool) - self._total_free)
         self.rent = SlotRent(
-            snapshot, self.workers, queued, self._step_s(), prices.rent_weight, prices.near_scarcity
+            snapshot,
+            self.workers,
+            queued,
+            slowest_step_s(self.workers, prices),
+            prices.rent_weight,
+            prices.near_scarcity,
         )
-        self._waiting = self._delayed(queued)
+        self._waiting = delayed(self.workers, queued, prices)
         self._held = prices.hold_steps / loads.total_discount
         bits = np.arange(1, 1 << limits.window)[:, None] >> np.arange(limits.window) & 1
         self._subsets: FloatArray = bits.astype(np.float64)
@@ -122,11 +130,12 @@ class RequestSecondsRound(Round):
         n = len(items)
         subsets = self._subsets[: (1 << n) - 1, :n]
         slots = [self._slots(row, item) for item in items]
-        facts = np.array(
-            [(item.tokens, k, self._worth(item, row)) for item, k in zip(items, slots, strict=True)],
-            dtype=np.float64,
-        )
-        sums, counts, worth = (subsets @ facts).T
+        facts = [(item.tokens, k, self._worth(item, row)) for item, k in zip(items, slots, strict=True)]
+        sums, counts, worth = np.zeros((3, len(subsets)))
+        for member, (tokens, k, worth_s) in zip(subsets.T, facts, strict=True):  # one after the other
+            sums += member * tokens
+            counts += member * k
+            worth += member * worth_s
         ok = (counts <= self.free[row]) & (sums + self.limits.reserve_tokens * counts <= self.room[row])
         return worth - self._slowdown(row) * self._horizon.overflow(row, sums), ok
 
@@ -156,32 +165,6 @@ class RequestSecondsRound(Round):
 
     # ---------------------------------------------------------------------------------------------------- values
 
-    def _step_s(self) -> float:
-        """The length of the slowest decode step now."""
-        prices = self._prices
-        return max(
-            prices.step_base_s
-            + prices.step_per_seq_s * worker.slots_used
-            + prices.seconds_per_kv_token * worker.kv_tokens
-            for worker in self.workers
-        )
-
-    def _delayed(self, queued: int) -> list[float]:
-        """N of each worker, before this round's admissions."""
-        prices = self._prices
-        running: dict[str, int] = {}
-        members: dict[str, int] = {}
-        for worker in self.workers:
-            running[worker.barrier] = running.get(worker.barrier, 0) + worker.slots_used
-            members[worker.barrier] = members.get(worker.barrier, 0) + 1
-        occupied = min(1.0, sum(running.values()) / sum(worker.slots for worker in self.workers))
-        each = prices.stream_weight + (1.0 - prices.stream_weight) * float(occupied**prices.scarcity)
-        return [
-            each * max(1, running[w.barrier] if w.barrier else w.slots_used)
-            + queued * (members[w.barrier] if w.barrier else 1) / len(self.workers)
-            for w in self.workers
-        ]
-
     def _slowdown(self, row: int) -> float:
         """N * s * D / sum gamma^h: request-seconds lost per discounted token-step above the envelope."""
         return self._waiting[row] * self._prices.seconds_per_kv_token * self._held
@@ -208,3 +191,29 @@ class RequestSecondsRound(Round):
     def rent_s(self, item: Item, row: int) -> float:
         """rent(r, g)."""
         return self.rent.hold(item.entry) * self.rent.per_hold_s(item.entry, row)
+
+
+def slowest_step_s(workers: Sequence[Worker], prices: Prices) -> float:
+    """The length of the slowest decode step now."""
+    return max(
+        prices.step_base_s
+        + prices.step_per_seq_s * worker.slots_used
+        + prices.seconds_per_kv_token * worker.kv_tokens
+        for worker in workers
+    )
+
+
+def delayed(workers: Sequence[Worker], queued: int, prices: Prices) -> list[float]:
+    """N of each worker, before a round's admissions."""
+    running: dict[str, int] = {}
+    members: dict[str, int] = {}
+    for worker in workers:
+        running[worker.barrier] = running.get(worker.barrier, 0) + worker.slots_used
+        members[worker.barrier] = members.get(worker.barrier, 0) + 1
+    occupied = min(1.0, sum(running.values()) / sum(worker.slots for worker in workers))
+    each = prices.stream_weight + (1.0 - prices.stream_weight) * float(occupied**prices.scarcity)
+    return [
+        each * max(1, running[w.barrier] if w.barrier else w.slots_used)
+        + queued * (members[w.barrier] if w.barrier else 1) / len(workers)
+        for w in workers
+    ]

@@ -18,11 +18,14 @@ Not claimed: that who comes next is like who came last; senders compete as if al
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from policies.routing.network import Network
 from policies.state.views import PoolEntry, Snapshot, Usual, Worker, WorkerId
 
-_NO_USUAL = Usual(0.0)
+Floats = npt.NDArray[np.float64]
+
+NO_USUAL = Usual(0.0)
 
 FOREVER_S = 1e9  # a path of no bandwidth takes no longer than this
 
@@ -40,16 +43,16 @@ class SlotRent:
         near_scarcity: float,
     ) -> None:
         self._snapshot, self._workers, self._scarcity = snapshot, workers, near_scarcity
-        self._usual = snapshot.usual or _NO_USUAL
+        self.usual = snapshot.usual or NO_USUAL
         self._slots = np.array([worker.slots for worker in workers], dtype=np.float64)
         self._used = np.minimum([worker.slots_used for worker in workers], self._slots)
-        usual_s = (self._usual.output_tokens or 0.0) * step_s
+        usual_s = (self.usual.output_tokens or 0.0) * step_s
         self.queue_s = rent_weight * queued * usual_s / float(self._slots.sum())
         self._near: dict[WorkerId, list[float]] = {}  # by sender
 
     def hold(self, entry: PoolEntry) -> float:
         """hold_r: how long it keeps its slots, in usual holds of one slot."""
-        request, usual = entry.request, self._usual.output_tokens
+        request, usual = entry.request, self.usual.output_tokens
         if request.predicted_tokens is None or not usual:
             return float(request.slots)
         return request.slots * request.predicted_tokens / usual
@@ -65,15 +68,21 @@ class SlotRent:
         return self._near[sender]
 
     def _make_near(self, sender: WorkerId) -> list[float]:
-        workers, usual_bytes = self._workers, self._usual.kv_bytes
+        workers, usual_bytes = self._workers, self.usual.kv_bytes
         network = Network(self._snapshot, sender, workers, True, None)
         if not network.known or not usual_bytes:
             return [0.0] * len(workers)
         seconds = np.minimum(network.seconds_each(workers, usual_bytes), FOREVER_S)
-        order = seconds.argsort(kind="stable")
-        full = self._used[order].cumsum() / self._slots[order].cumsum()  # of the workers up to each
-        gaps_s = np.diff(seconds[order], append=seconds[order[-1]])  # not 0 where the next one is farther
-        near_s = np.empty(len(workers))
-        near_s[order] = (full**self._scarcity * gaps_s)[::-1].cumsum()[::-1]
-        found: list[float] = near_s.tolist()
+        found: list[float] = self.near_of(seconds).tolist()
         return found
+
+    def near_of(self, seconds: Floats) -> Floats:
+        """near_g of each worker, which is so far from a sender; shape (workers,), or (senders, workers)."""
+        order = seconds.argsort(axis=-1, kind="stable")
+        ascending = np.take_along_axis(seconds, order, axis=-1)
+        full = self._used[order].cumsum(axis=-1) / self._slots[order].cumsum(axis=-1)  # of those up to each
+        gaps_s = np.diff(ascending, append=ascending[..., -1:])  # not 0 where the next one is farther
+        each_s = full**self._scarcity * gaps_s
+        near_s = np.empty_like(seconds)
+        np.put_along_axis(near_s, order, each_s[..., ::-1].cumsum(axis=-1)[..., ::-1], axis=-1)
+        return near_s

@@ -23,8 +23,8 @@ admission is booked on loads, slots and KV room at once, so that a batch fits as
 seeded draw per worker and round. What fits nowhere stays. Workers are tried only for entries that the dispatcher calls
 feasible for them.
 
-`Round` is the composition's base, and does windows of more than `subset.FEW` entries. BR-0 and BR-H with smaller ones
-run the same steps compiled (`quick_round`), some four times as fast.
+`Round` is the base of the composition's plain round, and does windows of more than `subset.FEW` entries. BR-0 and BR-H
+with smaller ones run the same steps compiled (`quick_round`), some four times as fast.
 """
 
 import heapq

@@ -42,9 +42,9 @@ class Fleet(NamedTuple):
 
 def fleet_of(workers: Sequence[Worker], truths: Truths, aim: Aim, draws: Sequence[float]) -> Fleet:
     """All workers of a group. `truths`: where entries of a kind may go."""
-    facts = _integers(_worker_facts, workers)
+    facts = integers(_worker_facts, workers)
     tokens, used, slots, capacity, foreign = facts.T
-    barrier, sizes = _barriers(workers)
+    barrier, sizes = barriers_of(workers)
     made = table(WORKER, len(workers))
     made["tokens"], made["running"], made["slots"] = tokens, used, slots
     made["barrier"], made["beta"] = barrier, sizes if aim.beta is None else aim.beta
@@ -60,7 +60,7 @@ def fleet_of(workers: Sequence[Worker], truths: Truths, aim: Aim, draws: Sequenc
     return Fleet(made, departures, max(barrier) + 1, made["free"].tolist(), sizes)
 
 
-def _barriers(workers: Sequence[Worker]) -> tuple[list[int], list[int]]:
+def barriers_of(workers: Sequence[Worker]) -> tuple[list[int], list[int]]:
     """Each worker's barrier as a number, and how many workers it has."""
     names = [worker.barrier for worker in workers]
     sizes = Counter(names)
@@ -68,7 +68,7 @@ def _barriers(workers: Sequence[Worker]) -> tuple[list[int], list[int]]:
     return [index[name] for name in names], [sizes[name] for name in names]
 
 
-def _integers(facts: Callable[[Any], tuple[int, ...]], things: Sequence[Any]) -> Integers:
+def integers(facts: Callable[[Any], tuple[int, ...]], things: Sequence[Any]) -> Integers:
     """A row of whole numbers of each."""
     flat = np.fromiter(itertools.chain.from_iterable(map(facts, things)), np.int64)
     return flat.reshape(len(things), -1)
@@ -89,7 +89,7 @@ def pool_of(
 ) -> Pool:
     """`kind` of each entry; `group`: how many workers it has."""
     requests, n = [entry.request for entry, _ in feasible], len(feasible)
-    facts = _integers(_request_facts, requests)
+    facts = integers(_request_facts, requests)
     entered_s = np.fromiter([entry.entered_s for entry, _ in feasible], np.float64, n)
     tokens = np.maximum(facts[:, 0], 1)
     per_s = price_of_age(limits, int(tokens.sum()) / n, aim.gain)
@@ -107,7 +107,7 @@ def pool_of(
         aged=bool(limits.ageing),
         most_age=per_s * (now_s - float(entered_s.min())),
     )
-    return Pool(requests, entries, *_by_priority_and_size(facts[:, 2], tokens), rules)
+    return Pool(requests, entries, *by_priority_and_size(facts[:, 2], tokens), rules)
 
 
 def kinds_of(feasible: Feasible, workers: Sequence[Worker]) -> tuple[Integers, Truths]:
@@ -123,7 +123,8 @@ def kinds_of(feasible: Feasible, workers: Sequence[Worker]) -> tuple[Integers, T
     return np.array([numbers[id(allowed)] for _, allowed in feasible]), truths
 
 
-def _by_priority_and_size(priority: Integers, tokens: Integers) -> tuple[Integers, Integers]:
+def by_priority_and_size(priority: Integers, tokens: Integers) -> tuple[Integers, Integers]:
+    """Entries by priority, then size descending, equal ones as they come; and where each priority ends."""
     if (priority == priority[0]).all():
         return np.argsort(-tokens, kind="stable"), np.array([len(tokens)])
     order = np.lexsort((-tokens, priority))
