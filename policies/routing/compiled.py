@@ -50,13 +50,6 @@ def part(function: F) -> F:
     return cast(F, numba.njit(function))
 
 
-def inlined(function: F) -> F:
-    """A `part` that is copied into its callers: for those that take many arrays at once, which cost more to hand over
-    than most of them do.
-    """
-    return cast(F, numba.njit(function, forceinline=True))
-
-
 def _type_of(hint: Any) -> Any:
     if hint in _PLAIN:
         return _PLAIN[hint]

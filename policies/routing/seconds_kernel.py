@@ -12,7 +12,7 @@ What is worked out when it is first asked for in `entry_costs` is here too (`tou
 One file, because the cache of compiled code watches the file of `advance` only.
 """
 
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from policies.routing.compiled import (
     Integers,
     TruthRows,
     compiled,
-    inlined,
+    part,
     rows_of,
 )
 
@@ -146,6 +146,10 @@ ADMISSION = np.dtype(
 )
 
 
+Row = Any  # a record: parts that run often take records and few arrays, each of which costs them to be handed over
+Rows = npt.NDArray[np.void]
+
+
 class Tables(NamedTuple):
     """A round's state. G: workers kept, H + 1: steps, N: entries, M: subsets or workers weighed at once."""
 
@@ -167,7 +171,7 @@ class Tables(NamedTuple):
     window: Integers  # W: entries
     sums: IntegerRows  # 2, M + 1: tokens and slots of each subset of the window
     worths: Floats  # M + 1
-    margins: Floats  # H + 1: m_g(h) of the worker looked at
+    margins: Floats  # H + 1: m_g(h) of the worker whose SET it is
     over: FloatRows  # M, H + 1: max(0, w - m(h)) of each that is weighed
     overflow: Floats  # M: what the caller makes of `over`
     done: Annotated[npt.NDArray[np.void], rows_of(ADMISSION)]  # N
@@ -178,70 +182,65 @@ class Tables(NamedTuple):
 # ---------------------------------------------------------------------------------------------------------- costs
 
 
-@inlined
-def transfer_s(t: Tables, entry: int, row: int, n_bytes: float) -> float:
+@part
+def transfer_s(path: Row, rules: Row, flows: IntegerRows, fleet: int, n_bytes: float) -> float:
     """Seconds for so many bytes, the transfers on the way counted."""
-    path, rules = t.paths[t.entries[entry].sender * len(t.workers) + row], t.rules[0]
     if path.known == 0:
         return 0.0
-    flows = 0.0
+    shared_by = 0.0
     if rules.counted:
         total = 0
         for tier in range(path.tier, TIERS):
-            total += t.flows[t.entries[entry].fleet, tier]
-        flows = min(rules.most_flows, total / rules.senders)
-    sharing = 1 + flows / path.uplinks
+            total += flows[fleet, tier]
+        shared_by = min(rules.most_flows, total / rules.senders)
+    sharing = 1 + shared_by / path.uplinks
     if path.own:
         return float(n_bytes * sharing / path.residual + path.latency_s)
     return float(n_bytes * (sharing / path.residual) + path.latency_s)
 
 
-@inlined
-def cost_s(t: Tables, entry: int, row: int) -> float:
+@part
+def cost_s(facts: Row, worker: Row, path: Row, rules: Row, flows: IntegerRows, hit_tokens: int) -> float:
     """cost(r, g)."""
-    facts, worker = t.entries[entry], t.workers[row]
-    n_bytes = facts.kv_bytes * (1.0 - min(1.0, t.hits[entry, row] / facts.prompt))
-    return float(transfer_s(t, entry, row, n_bytes) + worker.queue_s + worker.step_s)
+    n_bytes = facts.kv_bytes * (1.0 - min(1.0, hit_tokens / facts.prompt))
+    return float(transfer_s(path, rules, flows, facts.fleet, n_bytes) + worker.queue_s + worker.step_s)
 
 
-@inlined
-def rent_s(t: Tables, entry: int, row: int) -> float:
+@part
+def rent_s(facts: Row, path: Row, rules: Row) -> float:
     """rent(r, g)."""
-    facts = t.entries[entry]
-    near_s = t.paths[facts.sender * len(t.workers) + row].near_s
-    return float(facts.hold * (t.rules[0].queue_rent_s + near_s))
+    return float(facts.hold * (rules.queue_rent_s + path.near_s))
 
 
-@inlined
-def worth_s(t: Tables, entry: int, row: int) -> float:
+@part
+def worth_s(facts: Row, worker: Row, path: Row, rules: Row, flows: IntegerRows, hit_tokens: int) -> float:
     """credit_r + age_r - weight_r * cost(r, g) - rent(r, g)."""
-    facts = t.entries[entry]
-    worth = facts.credit - facts.weight * cost_s(t, entry, row)
-    return float(worth + facts.age_s - rent_s(t, entry, row))
+    worth = facts.credit - facts.weight * cost_s(facts, worker, path, rules, flows, hit_tokens)
+    return float(worth + facts.age_s - rent_s(facts, path, rules))
 
 
-@inlined
+@part
 def dearest_s(t: Tables, entry: int) -> float:
     """No less than its cost on any worker that it may go to, but for what this round admits there."""
-    facts, found = t.entries[entry], t.dearest[t.entries[entry].dearest]
+    facts, found, rules, n = t.entries[entry], t.dearest[t.entries[entry].dearest], t.rules[0], len(t.workers)
     if found.known == 0:
         fixed_s = first_s = slowest_s = -np.inf
-        for row in range(len(t.workers)):
+        for row in range(n):
             if t.workers[row].open and t.allowed[facts.kind, row]:
-                least_s = transfer_s(t, entry, row, 0.0)
+                path = t.paths[facts.sender * n + row]
+                least_s = transfer_s(path, rules, t.flows, facts.fleet, 0.0)
+                gigabyte_s = transfer_s(path, rules, t.flows, facts.fleet, GIGABYTE)
                 fixed_s = max(fixed_s, least_s)
-                slowest_s = max(slowest_s, transfer_s(t, entry, row, GIGABYTE) - least_s)
+                slowest_s = max(slowest_s, gigabyte_s - least_s)
                 first_s = max(first_s, t.workers[row].queue_s + t.workers[row].step_s)
         found.least_s, found.per_byte_s, found.known = fixed_s + first_s, slowest_s / GIGABYTE, 1
     return float(found.least_s + facts.kv_bytes * found.per_byte_s)
 
 
-@inlined
+@part
 def touch(t: Tables, entry: int) -> None:
     """The first time that an entry is weighed: its fleet counts from now on, its weight and credit are fixed."""
     facts, rules = t.entries[entry], t.rules[0]
-    if facts.known:
-        return
     t.fleets[facts.fleet].born = 1
     slack = 1.0
     if facts.slo_s > 0:
@@ -259,37 +258,35 @@ def touch(t: Tables, entry: int) -> None:
 # ------------------------------------------------------------------------------------------------------- selection
 
 
-@inlined
-def slots_of(t: Tables, entry: int, row: int) -> int:
+@part
+def slots_of(facts: Row, worker: Row) -> int:
     """The slots that it takes there."""
-    return int(min(t.entries[entry].sequences, t.workers[row].slots))
+    return int(min(facts.sequences, worker.slots))
 
 
-@inlined
-def fits(t: Tables, entry: int, row: int) -> bool:
+@part
+def fits(facts: Row, worker: Row, allowed: bool, reserve: int) -> bool:
     """May go there, slots and KV room; until something was admitted there the dispatcher's word counts for the room."""
-    worker = t.workers[row]
-    if not (worker.open and t.allowed[t.entries[entry].kind, row]):
+    if not (allowed and worker.open):
         return False
-    slots = slots_of(t, entry, row)
+    slots = slots_of(facts, worker)
     if slots > worker.free:
         return False
-    return bool(worker.touched == 0 or t.entries[entry].tokens + t.rules[0].reserve * slots <= worker.room)
+    return bool(worker.touched == 0 or facts.tokens + reserve * slots <= worker.room)
 
 
-@inlined
-def fits_somewhere(t: Tables, entry: int) -> bool:
+@part
+def fits_somewhere(workers: Rows, entries: Rows, allowed: TruthRows, reserve: int, entry: int) -> bool:
     """On any worker."""
-    found = False
-    for row in range(len(t.workers)):
-        found = found or fits(t, entry, row)
+    facts, found = entries[entry], False
+    for row in range(len(workers)):
+        found = found or fits(facts, workers[row], allowed[facts.kind, row], reserve)
     return found
 
 
-@inlined
-def next_row(t: Tables) -> int:
+@part
+def next_row(workers: Rows) -> int:
     """The active row of most free slots, then margin, then by draw; their number: none that is active has a slot."""
-    workers = t.workers
     best = len(workers)
     for row in range(len(workers)):
         a = workers[row]
@@ -305,13 +302,15 @@ def next_row(t: Tables) -> int:
     return best
 
 
-@inlined
+@part
 def find_window(t: Tables, row: int) -> int:
     """The first W entries in turn that fit the worker; how many."""
     found, entries, by_turn, window = 0, t.entries, t.by_turn, t.window
+    worker, allowed, reserve = t.workers[row], t.allowed, t.rules[0].reserve
     for at in range(t.state[0].start, t.state[0].end):
         entry = by_turn[at]
-        if entries[entry].gone == 0 and fits(t, entry, row):
+        facts = entries[entry]
+        if facts.gone == 0 and fits(facts, worker, allowed[facts.kind, row], reserve):
             window[found] = entry
             found += 1
             if found == len(window):
@@ -319,14 +318,15 @@ def find_window(t: Tables, row: int) -> int:
     return found
 
 
-@inlined
+@part
 def prepare_one(t: Tables, entry: int, reason: int) -> int:
     """Gets an entry ready to be weighed on all workers."""
     state, tokens, above = t.state[0], t.entries[entry].tokens, False
     state.entry = entry
     if t.entries[entry].looked == 0:
         return HITS
-    touch(t, entry)
+    if t.entries[entry].known == 0:
+        touch(t, entry)
     state.waits, state.reason = ONE, reason
     for row in range(len(t.workers)):
         above = above or tokens > t.workers[row].margin
@@ -335,31 +335,24 @@ def prepare_one(t: Tables, entry: int, reason: int) -> int:
         return AGAIN
     state.rows = len(t.workers)
     for row in range(len(t.workers)):
-        take_margins(t, row)
-        fill_over(t.margins, tokens, t.over, row)
+        fill_over(t.envelope, t.load, t.workers[row].barrier, row, tokens, t.over, row)
     return PRODUCT
 
 
-@inlined
-def take_margins(t: Tables, row: int) -> None:
-    """m_g(h), into `margins`."""
-    barrier, margins, envelope, load = t.workers[row].barrier, t.margins, t.envelope, t.load
-    for h in range(len(margins)):
-        margins[h] = envelope[barrier, h] - load[row, h]
-
-
-@inlined
-def fill_over(margins: Floats, tokens: int, over: FloatRows, at: int) -> None:
+@part
+def fill_over(
+    envelope: FloatRows, load: FloatRows, barrier: int, row: int, tokens: int, over: FloatRows, at: int
+) -> None:
     """max(0, w - m_g(h)), into a row."""
-    for h in range(len(margins)):
-        over[at, h] = max(0.0, tokens - margins[h])
+    for h in range(load.shape[1]):
+        over[at, h] = max(0.0, tokens - (envelope[barrier, h] - load[row, h]))
 
 
-@inlined
+@part
 def prepare_set(t: Tables, row: int, found: int) -> int:
     """Gets all subsets of the window ready to be weighed on a worker; a bit of a mask is an entry of the window."""
     state, sums, worths = t.state[0], t.sums, t.worths  # a field of `t` is not to be fetched in a long loop
-    margins, over, overflow = t.margins, t.over, t.overflow
+    margins, over, overflow, worker, rules = t.margins, t.over, t.overflow, t.workers[row], t.rules[0]
     for entry in t.window[:found]:
         if t.entries[entry].looked == 0:
             state.entry = entry
@@ -367,17 +360,22 @@ def prepare_set(t: Tables, row: int, found: int) -> int:
     state.waits, state.row, state.found, state.rows = SET, row, found, (1 << found) - 1
     for bit in range(found):
         entry, added = t.window[bit], 1 << bit
-        touch(t, entry)
-        worth, tokens, slots = worth_s(t, entry, row), t.entries[entry].tokens, slots_of(t, entry, row)
+        facts = t.entries[entry]
+        if facts.known == 0:
+            touch(t, entry)
+        path = t.paths[facts.sender * len(t.workers) + row]
+        worth = worth_s(facts, worker, path, rules, t.flows, t.hits[entry, row])
+        tokens, slots = facts.tokens, slots_of(facts, worker)
         for mask in range(added, 2 * added):
             sums[0, mask] = sums[0, mask - added] + tokens
             sums[1, mask] = sums[1, mask - added] + slots
             worths[mask] = worths[mask - added] + worth
-    if sums[0, state.rows] <= t.workers[row].margin:
+    if sums[0, state.rows] <= worker.margin:
         for at in range(state.rows):
             overflow[at] = 0.0
         return AGAIN
-    take_margins(t, row)
+    for h in range(len(margins)):
+        margins[h] = t.envelope[worker.barrier, h] - t.load[row, h]
     for at in range(state.rows):
         for h in range(len(margins)):
             over[at, h] = max(0.0, sums[0, at + 1] - margins[h])
@@ -387,23 +385,28 @@ def prepare_set(t: Tables, row: int, found: int) -> int:
 # --------------------------------------------------------------------------------------------------------- booking
 
 
-@inlined
+@part
 def settle_one(t: Tables) -> None:
     """The entry goes to the worker of most value."""
-    entry, best, most = t.state[0].entry, len(t.workers), 0.0
-    facts = t.entries[entry]
-    for row in range(len(t.workers)):
-        if fits(t, entry, row):
-            worth = facts.credit + facts.age_s - facts.weight * cost_s(t, entry, row) - rent_s(t, entry, row)
-            value = worth - t.workers[row].slowdown * t.overflow[row]
-            drawn = best < len(t.workers) and t.workers[row].draw < t.workers[best].draw
-            if best == len(t.workers) or value > most or (value == most and drawn):
+    entry, workers, paths, rules, flows = t.state[0].entry, t.workers, t.paths, t.rules[0], t.flows
+    facts, hits, allowed, overflow = t.entries[entry], t.hits, t.allowed, t.overflow
+    best, most, first = len(workers), 0.0, facts.sender * len(workers)
+    for row in range(len(workers)):
+        worker = workers[row]
+        if fits(facts, worker, allowed[facts.kind, row], rules.reserve):
+            cost = cost_s(facts, worker, paths[first + row], rules, flows, hits[entry, row])
+            worth = (
+                facts.credit + facts.age_s - facts.weight * cost - rent_s(facts, paths[first + row], rules)
+            )
+            value = worth - worker.slowdown * overflow[row]
+            drawn = best < len(workers) and worker.draw < workers[best].draw
+            if best == len(workers) or value > most or (value == most and drawn):
                 best, most = row, value
     t.window[0] = entry
     admit(t, best, 1, t.state[0].reason, most)
 
 
-@inlined
+@part
 def settle_set(t: Tables) -> None:
     """The worker takes the subset of most value, or the single one that does least harm."""
     row, found, best, most = t.state[0].row, t.state[0].found, 0, -np.inf
@@ -430,54 +433,52 @@ def settle_set(t: Tables) -> None:
     admit(t, row, size, reason, most)
 
 
-@inlined
+@part
 def admit(t: Tables, row: int, size: int, reason: int, score: float) -> None:
     """Notes that the first entries of the window go to the worker, and books them."""
-    state, worker = t.state[0], t.workers[row]
+    state, worker, rules = t.state[0], t.workers[row], t.rules[0]
     admission, tokens, slots = t.done[state.made], 0, 0
     for entry in t.window[:size]:
-        facts = t.entries[entry]
+        facts, hit_tokens = t.entries[entry], t.hits[entry, row]
+        path = t.paths[facts.sender * len(t.workers) + row]
         tokens += facts.tokens
-        slots += slots_of(t, entry, row)
-        admission.worth_s += worth_s(t, entry, row)
+        slots += slots_of(facts, worker)
+        admission.worth_s += worth_s(facts, worker, path, rules, t.flows, hit_tokens)
         admission.age_s += facts.age_s
-        admission.cost_s += cost_s(t, entry, row)
-        admission.rent_s += rent_s(t, entry, row)
+        admission.cost_s += cost_s(facts, worker, path, rules, t.flows, hit_tokens)
+        admission.rent_s += rent_s(facts, path, rules)
         admission.holds += facts.hold
     admission.row, admission.reason, admission.score = row, reason, score
     admission.free, admission.margin = worker.free, worker.margin
     admission.tokens, admission.size = tokens, size
-    take_margins(t, row)
-    fill_over(t.margins, tokens, t.done_over, state.made)
+    fill_over(t.envelope, t.load, worker.barrier, row, tokens, t.done_over, state.made)
     for entry in t.window[:size]:
-        t.entries[entry].gone = 1
+        facts = t.entries[entry]
+        facts.gone = 1
         t.chosen[state.chosen] = entry
         state.chosen += 1
-        send(t, entry, row)
+        send(t.fleets, t.flows, facts, t.paths[facts.sender * len(t.workers) + row].sent)
     state.made += 1
     state.free -= slots
     state.left -= size
     worker.free -= slots
-    worker.room -= tokens + t.rules[0].reserve * slots
+    worker.room -= tokens + rules.reserve * slots
     worker.touched = 1
-    queue_up(t, row, slots)
-    add_load(t, row, tokens, slots)
+    queue_up(worker, rules, slots)
+    add_load(t.workers, t.load, t.envelope, row, tokens, slots)
 
 
-@inlined
-def send(t: Tables, entry: int, row: int) -> None:
+@part
+def send(fleets: Rows, flows: IntegerRows, facts: Row, tier: int) -> None:
     """One more transfer on the way."""
-    facts = t.entries[entry]
-    tier = t.paths[facts.sender * len(t.workers) + row].sent
-    for i in range(len(t.fleets)):
-        if t.fleets[i].born and facts.priority <= t.fleets[i].lowest:
-            t.flows[i, tier] += 1
+    for i in range(len(fleets)):
+        if fleets[i].born and facts.priority <= fleets[i].lowest:
+            flows[i, tier] += 1
 
 
-@inlined
-def queue_up(t: Tables, row: int, slots: int) -> None:
+@part
+def queue_up(worker: Row, rules: Row, slots: int) -> None:
     """T_queue and T_decode after so many more sequences."""
-    worker, rules = t.workers[row], t.rules[0]
     worker.sequences += slots
     running = min(worker.sequences, worker.slots)
     waiting = max(0, worker.sequences - worker.slots)
@@ -485,36 +486,35 @@ def queue_up(t: Tables, row: int, slots: int) -> None:
     worker.step_s = rules.step_base_s + rules.step_per_seq_s * (running + 1)
 
 
-@inlined
-def least_margin(t: Tables, row: int) -> float:
+@part
+def least_margin(load: FloatRows, envelope: FloatRows, barrier: int, row: int) -> float:
     """min_h m_g(h)."""
-    barrier, least, envelope, load = t.workers[row].barrier, np.inf, t.envelope, t.load
+    least = np.inf
     for h in range(load.shape[1]):
         least = min(least, envelope[barrier, h] - load[row, h])
     return least
 
 
-@inlined
-def add_load(t: Tables, row: int, tokens: int, slots: int) -> None:
+@part
+def add_load(workers: Rows, load: FloatRows, envelope: FloatRows, row: int, tokens: int, slots: int) -> None:
     """Books w on a load, which grows by a token a sequence a step; an envelope that it exceeds rises with it."""
-    workers, load, envelope = t.workers, t.load, t.envelope
     barrier = workers[row].barrier
     for h in range(load.shape[1]):
         load[row, h] += tokens + slots * h
-    workers[row].margin = least_margin(t, row)
+    workers[row].margin = least_margin(load, envelope, barrier, row)
     if workers[row].margin >= 0.0:
         return
     for h in range(load.shape[1]):
         envelope[barrier, h] = max(envelope[barrier, h], load[row, h])
     for other in range(len(workers)):
         if workers[other].barrier == barrier:
-            workers[other].margin = least_margin(t, other)
+            workers[other].margin = least_margin(load, envelope, barrier, other)
 
 
 # ---------------------------------------------------------------------------------------------------------- stages
 
 
-@inlined
+@part
 def next_class(t: Tables) -> int:
     """Begins the next priority."""
     state = t.state[0]
@@ -529,7 +529,7 @@ def next_class(t: Tables) -> int:
     return AGAIN
 
 
-@inlined
+@part
 def prepare_largest(t: Tables) -> int:
     """Stage 1: the largest that fits anywhere; what does not stays in the pool."""
     state = t.state[0]
@@ -537,27 +537,31 @@ def prepare_largest(t: Tables) -> int:
         entry = t.by_size[at]
         if t.entries[entry].gone:
             continue
-        if fits_somewhere(t, entry):
+        if fits_somewhere(t.workers, t.entries, t.allowed, t.rules[0].reserve, entry):
             return prepare_one(t, entry, FILL)
         t.entries[entry].gone = 1
         state.left -= 1
     return AGAIN
 
 
-@inlined
+@part
 def prepare(t: Tables) -> int:
     """What is to be weighed next: overdue entries, then the stages for each priority."""
-    state = t.state[0]
-    while state.cursor < len(t.entries):
-        facts = t.entries[state.cursor]
-        if facts.overdue and facts.gone == 0 and fits_somewhere(t, state.cursor):
+    state, entries, reserve = t.state[0], t.entries, t.rules[0].reserve
+    while state.cursor < len(entries):
+        facts = entries[state.cursor]
+        if (
+            facts.overdue
+            and facts.gone == 0
+            and fits_somewhere(t.workers, entries, t.allowed, reserve, state.cursor)
+        ):
             return prepare_one(t, state.cursor, OVERDUE)
         state.cursor += 1
-        if state.cursor == len(t.entries):
+        if state.cursor == len(entries):
             state.left = 0  # of a class that is yet to begin
     if state.left == 0:
         return next_class(t)
-    row = next_row(t)
+    row = next_row(t.workers)
     if row == len(t.workers):
         state.left = 0
         return AGAIN
