@@ -41,15 +41,8 @@ Table = npt.NDArray[np.void]
 
 EVERY_CLASS = np.iinfo(np.int64).max
 
-_entry_facts = attrgetter(
-    "request.prompt_tokens",
-    "request.slots",
-    "request.priority",
-    "request.arrived_s",
-    "entered_s",
-    "lease_until_s",
-    "kv_bytes",
-)
+_request_facts = attrgetter("prompt_tokens", "slots", "priority", "arrived_s")
+_entry_facts = attrgetter("request", "prefill_worker", "entered_s", "lease_until_s", "kv_bytes")
 _worker_facts = attrgetter("kv_tokens", "slots_used", "slots", "kv_capacity_tokens", "foreign_kv_tokens")
 
 
@@ -177,41 +170,49 @@ def _workers(
     rows["slowdown"] = np.array(delayed(workers, queued, prices)) * prices.seconds_per_kv_token * held
     rows["free"] = np.maximum(0, slots - used)
     rows["room"] = np.where(used > 0, np.maximum(0, capacity - tokens - foreign), capacity)
-    rows["margin"] = (envelope[barrier] - load).min(axis=1)
-    rows, some = rows[kept], [workers[row] for row in kept]
+    rows, load, some = rows[kept], load[kept], [workers[row] for row in kept]
+    rows["margin"] = np.minimum.reduce(envelope[barrier[kept]] - load, axis=1)
     rows["sequences"] = [sequences_on(worker) for worker in some]
     queue_and_step = [
         queue_and_step_seconds(on_it, worker.slots, prices.step_base_s, prices.step_per_seq_s)
         for on_it, worker in zip(rows["sequences"].tolist(), some, strict=True)
     ]
     rows["queue_s"], rows["step_s"] = np.array(queue_and_step).T
-    return rows, load[kept], envelope, [sizes[row] for row in kept]
+    return rows, load, envelope, [sizes[row] for row in kept]
 
 
 def _entries(
     group: Group, kind: Integers, kinds: int, rent: SlotRent
 ) -> tuple[Table, Floats, list[WorkerId], list[int]]:
     """ENTRY rows, when they entered, the senders by their numbers, and the priorities."""
-    entries, now_s, prices = [entry for entry, _ in group.feasible], group.snapshot.now_s, group.prices
-    flat = np.fromiter(itertools.chain.from_iterable(map(_entry_facts, entries)), np.float64)
-    facts = np.ascontiguousarray(flat.reshape(len(entries), -1).T)
-    prompt, sequences, priority, arrived_s, entered_s, lease_until_s, kv_bytes = facts
-    requests = [entry.request for entry in entries]
-    numbers: dict[WorkerId, int] = {}
-    classes, number = np.unique(priority, return_inverse=True)
-    rows = table(ENTRY, len(entries))
-    rows["sender"] = sender = [numbers.setdefault(entry.prefill_worker, len(numbers)) for entry in entries]
+    now_s, prices = group.snapshot.now_s, group.prices
+    requests, sender, *times = zip(*[_entry_facts(entry) for entry, _ in group.feasible], strict=True)
+    entered_s, lease_until_s, kv_bytes = np.array(times, np.float64)
+    flat = np.fromiter(itertools.chain.from_iterable(map(_request_facts, requests)), np.float64)
+    prompt, sequences, priority, arrived_s = flat.reshape(len(requests), -1).T
+    senders = {name: number for number, name in enumerate(dict.fromkeys(sender))}
+    classes, number = _classes(priority)
+    rows = table(ENTRY, len(requests))
+    rows["sender"] = [senders[name] for name in sender]
     rows["tokens"], rows["prompt"] = np.where(prompt == 0, 1, prompt), np.maximum(1, prompt)
     rows["sequences"], rows["priority"], rows["kind"] = sequences, priority, kind
     rows["fleet"] = number if prices.strict_priorities else 0
-    rows["dearest"] = (np.array(sender) * len(classes) + number) * kinds + kind
+    rows["dearest"] = (rows["sender"] * len(classes) + number) * kinds + kind
     most_s = np.minimum(group.limits.max_wait_s, (lease_until_s - entered_s) * LEASE_SHARE)
     rows["overdue"] = entered_s < now_s - most_s
     rows["kv_bytes"], rows["arrived_s"] = kv_bytes, arrived_s
     rows["slo_s"] = [request.ttft_slo_s or 0.0 for request in requests]
     rows["hold"] = _holds(requests, sequences, rent)
     rows["age_s"] = prices.ageing * np.maximum(0.0, now_s - entered_s)
-    return rows, entered_s, list(numbers), classes.astype(np.int64).tolist()
+    return rows, entered_s, list(senders), classes
+
+
+def _classes(priority: Floats) -> tuple[list[int], Integers]:
+    """The priorities that there are, and each entry's place among them."""
+    if (priority == priority[0]).all():
+        return [int(priority[0])], np.zeros(len(priority), np.int64)
+    classes, number = np.unique(priority, return_inverse=True)
+    return classes.astype(np.int64).tolist(), number
 
 
 def _holds(requests: Sequence[Request], slots: Floats, rent: SlotRent) -> Floats:
