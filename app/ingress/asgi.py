@@ -142,7 +142,11 @@ class IngressApp:
     def _flush(self) -> None:
         dirty, self._dirty = self._dirty, []
         for exchange in dirty:
-            exchange.flush()
+            try:
+                exchange.flush()
+            except Exception as error:  # a bug: it ends this answer, not those that are written after it
+                self.metrics.internal_errors.inc()
+                exchange.broken(error)
 
     def _refuse(
         self, error: ApiError, reply: Reply, request_id: str, extra: list[tuple[bytes, bytes]]
@@ -183,7 +187,8 @@ class IngressApp:
             raise ApiError(
                 503, "This replica is shutting down; try again.", code="draining", retry_after_s=1.0
             )
-        if len(self._live) >= self.config.max_in_flight:
+        # a long prompt is tokenised to its end even where its client has left: it is work still
+        if max(len(self._live), len(self._preparing)) >= self.config.max_in_flight:
             message = f"This replica serves {self.config.max_in_flight} requests already; try again later."
             raise ApiError(429, message, code="too_many_requests", retry_after_s=1.0)
         return self.hub.now_s()

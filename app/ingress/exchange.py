@@ -117,7 +117,7 @@ class Exchange:
         try:
             self._absorb(job, out)
         except Exception as error:
-            self._broken(error)
+            self.broken(error)
 
     def job_finished(self, job: Job) -> None:
         self._open_jobs -= 1
@@ -126,7 +126,7 @@ class Exchange:
         try:
             self._complete()
         except Exception as error:
-            self._broken(error)
+            self.broken(error)
 
     def _absorb(self, job: Job, out: Out) -> None:
         choice = self._choices[job.work.first_choice + out.index]
@@ -165,10 +165,16 @@ class Exchange:
         """
         self._jobs = []
 
-    def _broken(self, error: Exception) -> None:
-        """An engine's output that we cannot put into words fails this request, not the engine's connection."""
+    def broken(self, error: Exception) -> None:
+        """What we cannot put into words or write fails this request, not the engine's connection or other answers."""
         log.error("request %s: cannot build its answer", self.request_id, exc_info=error)
-        self.fail(ApiError(500, "Internal error; see the server's log."))
+        failure = ApiError(500, "Internal error; see the server's log.")
+        if not self.closed:
+            self.fail(failure)
+        elif self.reply.started:  # its jobs are over, its client still waits
+            self.reply.end(failure.event())
+        else:
+            self.reply.respond(failure.status, [JSON, *self._headers()], failure.body())
 
     def job_failed(self, job: Job, error: ApiError) -> None:
         self.fail(error)

@@ -120,10 +120,14 @@ class Listener:
         """Once a second: the Date header, and connections that have idled too long."""
         while True:
             await asyncio.sleep(SWEEP_S)
-            await server.on_tick(0)
-            if fast:
-                for connection in list(server.server_state.connections):
-                    connection.sweep(SWEEP_S, self._config.keep_alive_s, self._config.request_read_s)  # type: ignore[union-attr]
+            try:
+                await server.on_tick(0)
+                if fast:
+                    for connection in list(server.server_state.connections):
+                        connection.sweep(SWEEP_S, self._config.keep_alive_s, self._config.request_read_s)  # type: ignore[union-attr]
+            except Exception:  # a bug; without this task idle connections would stay for ever
+                self._app.metrics.internal_errors.inc()
+                log.exception("the listener's sweep failed; it is tried again in %g s", SWEEP_S)
 
 
 def protocol_class(app: IngressApp, local: bool) -> type[Any]:

@@ -70,11 +70,13 @@ class IngressReplica:
             log.info("ingress %s listens on %s:%d", me.id, config.ingress.host, self._listener.port)
 
     async def __del__(self) -> None:
-        if getattr(self, "_listener", None) is not None:
-            assert self._listener is not None
-            await self._listener.stop(drain_s=DRAIN_S)
-        if hasattr(self, "_hub"):
-            await self._hub.stop()
+        try:
+            if getattr(self, "_listener", None) is not None:
+                assert self._listener is not None
+                await self._listener.stop(drain_s=DRAIN_S)
+        finally:
+            if hasattr(self, "_hub"):
+                await self._hub.stop()  # tells router and engines what ends here
 
 
 def _listener_config(config: AppConfig) -> ListenerConfig:

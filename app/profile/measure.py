@@ -103,7 +103,7 @@ async def measure(
     """
     left = list(todo)
     try:
-        async with asyncio.timeout(budget_s):
+        async with asyncio.timeout(budget_s) as budget:
             if todo:
                 await runner.warm_up(todo[0])
             for index, point in enumerate(todo):
@@ -112,5 +112,6 @@ async def measure(
                 done(pair, time.perf_counter() - started_s)
                 left = list(todo[index + 1 :])
     except TimeoutError:
-        pass
+        if not budget.expired():
+            raise  # a connection's, not ours
     return left

@@ -7,6 +7,7 @@ Afterwards nothing is held anywhere: `Rig.idle` looks at the ingress, the router
 import asyncio
 import json
 import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import pytest
 
 from actors.wire import messages as wire
 from app.ingress.config import IngressConfig
+from app.ingress.exchange import Exchange
+from app.ingress.tokenizer import WordCodec
 from tests.app.ingress.rig import MODEL, Rig, ScriptedEngine, make_router, pair, rig, until
 
 
@@ -288,6 +291,62 @@ async def test_the_first_of_many_prompts_that_fails_ends_them_all(tmp_path: Path
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_engine")
         assert not made.hub.jobs
         assert not made.app.in_flight
+
+
+async def test_prompts_that_are_tokenised_for_clients_that_left_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode, goes_on = WordCodec.encode, threading.Event()
+
+    def slowly(codec: WordCodec, text: str, special: bool) -> list[int]:
+        if len(text) > 100:
+            goes_on.wait(100)
+        return encode(codec, text, special)
+
+    monkeypatch.setattr(WordCodec, "encode", slowly)
+    config = IngressConfig(served_names=(MODEL,), max_in_flight=2, offload_prompt_chars=100)
+    async with rig(tmp_path, pair(tmp_path), config) as made:
+        left = [post(made, messages=[{"role": "user", "content": "a " * 100}]) for _ in range(2)]
+        await until(lambda: made.app.in_flight == 2)
+        for task in left:
+            task.cancel()
+        await until(lambda: not made.app.in_flight)
+        assert (await post(made)).status_code == 429  # else any number of them could wait for the thread
+        goes_on.set()
+        await until(lambda: not made.app._preparing)
+        assert (await post(made)).status_code == 200
+        await made.idle()
+
+
+async def test_an_answer_that_cannot_be_written_ends_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two streams whose output comes in one iteration of the loop; writing the first one's fails."""
+    flush, failed = Exchange.flush, list[Exchange]()
+
+    def fails_once(exchange: Exchange) -> None:
+        if not failed:
+            failed.append(exchange)
+            raise ValueError("a bug")
+        flush(exchange)
+
+    async with rig(tmp_path, manual(tmp_path)) as made:
+        p, d = made.engines["p"], made.engines["d"]
+        tasks = [post(made, stream=True) for _ in range(2)]
+        await until(lambda: len(p.of(wire.Prefill)) == 2)
+        rids = [m.rid for m in p.of(wire.Prefill)]
+        for rid in rids:
+            p.finish_prefill(rid)
+        await until(lambda: len(d.of(wire.Decode)) == 2)
+        for rid in rids:
+            d.admit(rid)
+        monkeypatch.setattr(Exchange, "flush", fails_once)
+        d.send(wire.Tokens([wire.Out(rid, "word ", 1, finish="stop") for rid in rids]))
+        d.live.clear()
+        answers = sorted([await task for task in tasks], key=lambda answer: answer.status_code)
+        assert [answer.status_code for answer in answers] == [200, 500]
+        assert "word" in answers[0].text and "[DONE]" in answers[0].text
+        assert made.metric("sluice_internal_errors_total") == 1
 
 
 async def test_draining_refuses_new_requests_and_lets_old_ones_end(tmp_path: Path) -> None:
