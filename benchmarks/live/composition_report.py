@@ -96,11 +96,15 @@ def rows(live: Sequence[Block], simulated: Sequence[Block]) -> list[dict[str, An
     found = []
     for load in [*loads, None]:
         for case in names:
-            own = [b for b in live if b.case == case and load in (None, b.load)]
+            own, twins = (
+                [b for b in blocks if b.case == case and load in (None, b.load)]
+                for blocks in (live, simulated)
+            )
             row: dict[str, Any] = {"load": load, "case": case, "blocks": len(own)}
             row["requests"], row["lost"] = sum(b.requests for b in own), sum(b.lost for b in own)
             for figure in FIGURES:
                 row[figure] = sum(b.figures[figure] for b in own) / len(own)
+                row[f"simulated_{figure}"] = sum(b.figures[figure] for b in twins) / len(twins)
                 for side, blocks in (("live", live), ("simulated", simulated)):
                     values = ratios(blocks, case, figure, load)
                     row[f"{side}_{figure}_ratio"] = _shown(spread(values)) | {"blocks": values}
@@ -183,6 +187,7 @@ _MEASURED: tuple[Column, ...] = (
     ("load", _load),
     ("policy", lambda row: row["case"]),
     ("TTFT mean, ms", _ms("ttft_mean_s")),
+    ("simulated", _ms("simulated_ttft_mean_s")),
     ("p50", _ms("ttft_p50_s")),
     ("p95", _ms("ttft_p95_s")),
     ("TPOT", _ms("tpot_mean_s")),

@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import http.client
 import os
+import random
 import re
 import signal
 import socket
@@ -26,6 +27,8 @@ REAPER = ROOT / "scripts" / "reap.py"
 STOP_S = 60.0  # for a server to end by itself after SIGINT; then the reaper is told
 HURRY_S = 5.0  # the same for one that never became ready: many do not listen to signals yet
 REAP_S = 20.0  # for the reaper (10 s of grace of its own); then everything is killed
+_GIVEN = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_FIRST_PORT = 20_000
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _CAUSE = re.compile(r"\b\w*(Error|Exception): ")
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -74,12 +77,19 @@ class Server:
 
 
 def free_ports(count: int) -> list[int]:
-    """Loopback TCP ports that nobody listens on at the moment, all different."""
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
+    """Loopback TCP ports that nobody listens on at the moment, all different, and none that the kernel gives to whoever
+    asks for any: between our look and the server's start Ray's processes ask for dozens.
+    """
+    first_given = int(_GIVEN.read_text().split()[0])
+    found: list[int] = []
+    for port in random.SystemRandom().sample(range(_FIRST_PORT, max(first_given, _FIRST_PORT + 1000)), 500):
+        if len(found) == count:
+            break
+        if is_free(port):
+            found.append(port)
+    if len(found) < count:
+        raise ServerError(f"no {count} free loopback ports between {_FIRST_PORT} and {first_given}")
+    return found
 
 
 def is_free(port: int) -> bool:
