@@ -267,9 +267,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{seen['sent']} requests, {seen['forecasts_a_request']:.1f} forecasts each; {len(lost)} lost")
     for problem in sorted(set(lost))[:3]:
         print(f"lost: {problem}", file=sys.stderr)
-    given = argv if argv is not None else sys.argv[1:]
     whole: dict[str, Any] = {
-        "command": " ".join(["python -m benchmarks.live.composition", *given]),
+        "command": f"python -m benchmarks.live.composition{' --quick' if args.quick else ''} --seed {args.seed}",
         "config": asdict(setup),
         "cases": [asdict(case) for case in cases(setup.cluster)],
         "machine": machine,

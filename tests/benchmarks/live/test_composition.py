@@ -128,10 +128,10 @@ def test_a_blocks_figures_by_hand() -> None:
         measure(streams[:1], 3.0)
 
 
-def block(case: str, load: float, round_: int, ttft_s: float, others: float = 0.0, lost: int = 0) -> Block:
+def block(case: str, load: float, round_: int, ttft_s: float, late_ms: float = 1.0, lost: int = 0) -> Block:
     figures = dict.fromkeys(report.FIGURES, 1.0) | {"ttft_mean_s": ttft_s, "ttft_p95_s": 2 * ttft_s}
     return Block(
-        case, load, round_, 100, lost, figures, {"ingress": 0.2, "client": 0.1, "others": others}, 1.0
+        case, load, round_, 100, lost, figures, {"ingress": 0.2, "client": 0.1, "others": 0.0}, late_ms
     )
 
 
@@ -140,14 +140,14 @@ def test_a_block_is_compared_with_netkvs_of_the_same_requests() -> None:
     blocks += [
         block("mine", 0.6, 0, 0.1),
         block("mine", 1.1, 1, 1.0),
-        block("mine", 1.1, 0, 0.8, others=1.0, lost=3),
+        block("mine", 1.1, 0, 0.8, late_ms=9.0, lost=3),
     ]
     assert sorted(ratios(blocks, "mine", "ttft_mean_s")) == pytest.approx([0.5, 0.5, 0.8])
     assert ratios(blocks, "mine", "ttft_mean_s", 1.1) == pytest.approx([0.5, 0.8])
     shown = report.text(blocks, blocks).splitlines()
     line = next(one for one in shown if "mine" in one and one.strip().startswith("1.1"))
     assert "0.65 (0.50 .. 0.80) | 0.65 (0.50 .. 0.80)" in line
-    assert shown[-1].startswith("1 of 6 blocks ran while others used more than")
+    assert shown[-1].startswith("in 1 of 6 blocks the client was more than 5 ms late")
     row = next(r for r in report.rows(blocks, blocks) if r["case"] == "mine" and r["load"] is None)
     assert (row["lost"], row["requests"], row["blocks"]) == (3, 300, 3)
 
