@@ -1,7 +1,7 @@
 """One round of the composition: tables in (`seconds_arrays`), stages compiled (`seconds_kernel`), decisions out.
 
 `request_seconds` is the same round in plain Python: it makes the same decisions from the same input, bit for bit (a
-test compares the two), in some six times the time for a tick of 80 admissions.
+test compares the two), in some four times the time for a tick of 80 admissions.
 """
 
 import random
