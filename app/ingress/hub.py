@@ -3,8 +3,8 @@
 It is the live `job.Ports`. Everything runs on one event loop in callbacks; the only timers are two for the
 whole replica: progress to the router (batched) and the sweep over deadlines.
 
-Without a router each job is decided here by the least of our own requests in flight, among engines of one KV
-group. This is counted, and `/sluice/status` shows it: it is a degraded mode, not a quiet one.
+Without a router each job is decided here (`fallback`). This is counted, and `/sluice/status` shows it: it is a
+degraded mode, not a quiet one.
 """
 
 import asyncio
@@ -34,6 +34,7 @@ from actors.wire.messages import (
     Tokens,
     Transferred,
 )
+from app.ingress import fallback
 from app.ingress.config import IngressConfig
 from app.ingress.hints import hints_of
 from app.ingress.job import Job
@@ -214,44 +215,22 @@ class Hub:
         log.debug("job %s in state %s refused %s", job.rid, job.state.value, type(event).__name__)
 
     def choose_prefill(self, job: Job) -> RoutePrefill | None:
-        """Least own jobs in flight: a prefill engine whose group has a decode engine, or one that computes
-        all itself.
-        """
-        links = [link for link in self._engines.all() if self._usable(link, job)]
-        groups = {link.info.group for link in links if link.info.role == "decode"}
-        whole = [link for link in links if link.info.role == "colocated"]
-        split = [link for link in links if link.info.role == "prefill" and link.info.group in groups]
-        mode = job.work.mode
-        if mode is not None:
-            whole, split = (whole, []) if mode == "colocated" else ([], split)
-        elif job.work.local or not (whole or split):
-            whole, split = whole or [link for link in links if link.info.role == "decode"], []
-        best = min(whole + split, key=lambda link: len(link.jobs), default=None)
-        if best is None:
-            return None
-        self.metrics.fallbacks.labels("prefill").inc()
-        return RoutePrefill(job.rid, best.info.id, "prefill" if best in split else "colocated")
+        """Our own decision, counted; None where no engine serves."""
+        route = fallback.choose_prefill(self._engines.all(), job)
+        if route is not None:
+            self.metrics.fallbacks.labels("prefill").inc()
+        return route
 
     def choose_decode(self, job: Job) -> RouteDecode | None:
-        """Least own jobs in flight among the decode engines of the group that holds the KV."""
+        """Our own decision, counted; None where no engine serves."""
         assert job.prefill_engine is not None
         holder = self._engines.attached(job.prefill_engine, job.rid)
-        if holder is None:
-            return None
-        links = [
-            link
-            for link in self._engines.all()
-            if self._usable(link, job) and link.info.role == "decode" and link.info.group == holder.info.group
-        ]
-        best = min(links, key=lambda link: len(link.jobs), default=None)
-        if best is None:
-            return None
-        self.metrics.fallbacks.labels("decode").inc()
-        return RouteDecode(job.rid, best.info.id)
-
-    @staticmethod
-    def _usable(link: EngineLink, job: Job) -> bool:
-        return link.connected and link.info.state == "ready" and link.info.id not in job.avoid
+        route = (
+            None if holder is None else fallback.choose_decode(self._engines.all(), holder.info.group, job)
+        )
+        if route is not None:
+            self.metrics.fallbacks.labels("decode").inc()
+        return route
 
     # ------------------------------------------------------------------------------------------------ engines
 
