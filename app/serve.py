@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +227,7 @@ def _ready(config: Any) -> bool:
     try:
         with urllib.request.urlopen(f"{_url(config)}/health/ready", timeout=10) as answer:
             return bool(answer.status == 200)
-    except OSError:
+    except (OSError, HTTPException):  # not there yet, or somebody else's
         return False
 
 

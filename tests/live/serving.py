@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,22 +17,13 @@ import httpx
 import psutil
 import yaml
 
+from benchmarks.live.servers import free_ports
+
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 420.0
 STOP_TIMEOUT_S = 120.0
 PATIENCE_S = 180.0
 """How long a test waits for what must come. Only what never comes takes that long, however busy the machine is."""
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that were free a moment ago."""
-    sockets = [socket.socket() for _ in range(count)]
-    for s in sockets:
-        s.bind(("127.0.0.1", 0))
-    ports: list[int] = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
 
 
 def plain_client() -> httpx.Client:

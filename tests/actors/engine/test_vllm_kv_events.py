@@ -13,9 +13,9 @@ import pytest
 from actors.engine.vllm_config import VllmEngineConfig
 from actors.engine.vllm_kv_events import KvEventFeed, Translator
 from actors.engine.vllm_launch import kv_events_config, remove_kv_sockets
+from benchmarks.live.servers import free_ports
 from policies.engine_model import blocks
 from policies.engine_model.blocks import Cleared, Removed, Stored, block_hashes
-from tests.live.serving import free_ports
 
 
 @dataclass
