@@ -27,8 +27,8 @@ TABLE_SLOTS = 65536
 _WORD_BYTES = 8
 
 # A generation is read by spinning: it arrives in microseconds, and waiting for the next engine step would cost the
-# request a whole step. Past this the read counts as failed.
-PROBE_TIMEOUT_S = 10.0
+# request a whole step. Past this the read counts as failed; all requests of the worker stand still meanwhile.
+PROBE_TIMEOUT_S = 5.0
 _SPIN_S = 0.002
 
 
