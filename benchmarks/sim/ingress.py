@@ -3,8 +3,8 @@
     SUBMITTED -> PREFILLING -> POOLED -> ADMITTING -> DECODING -> DONE            (colocated: SUBMITTED -> ADMITTING)
 
 A failed attempt before the first token is repeated under a new rid, avoiding the engine that failed, at most
-`max_retries` times; a pooled request is given up a margin before its lease ends; a request ends at its timeout wherever
-it is. Deviations: a cancellation reaches its engine at once; engines do not die; there is one ingress.
+`max_retries` times; so is a pooled request, a margin before its lease ends; a request ends at its timeout wherever it
+is. Deviations: a cancellation reaches its engine at once; engines do not die; there is one ingress.
 """
 
 from collections.abc import Callable
@@ -181,7 +181,7 @@ class Ingress:
         lease_s = worker.spec.lease_s
         job.state = State.POOLED
         margin_s = min(self.config.control.lease_margin_s, lease_s / 5)
-        job.guard = self.kernel.after(lease_s - margin_s, lambda: self._give_up(job))
+        job.guard = self.kernel.after(lease_s - margin_s, lambda: self._lease_ends(job))
         kv_bytes, cached = worker.spec.profile.kv_bytes(seq.prompt_tokens), seq.cached_tokens
 
         def tell() -> None:
@@ -268,25 +268,29 @@ class Ingress:
         self.router.closed(job, "rejected", 0)
         self._close_record(job, reason)
 
-    def _give_up(self, job: Job) -> None:
-        if job.state is State.POOLED:
+    def _lease_ends(self, job: Job) -> None:
+        if job.state is State.POOLED and not self._again(job, "expired"):
             self._fail(job, "pool_timeout", "expired")
 
     def _attempt_failed(self, job: Job, culprit: Worker) -> None:
-        record = job.record
-        if record.first_token_s is None and job.attempts < self.config.control.max_retries:
-            self._give_back(job)
-            self._tell_closed(job, "failed")
-            del self.jobs[job.rid]
-            job.attempts += 1
-            self.retries += 1
-            job.rid = f"{job.work.rid}~{job.attempts}"
-            job.avoid = (*job.avoid, culprit.name)
-            job.state = State.SUBMITTED
-            self.jobs[job.rid] = job
-            self._later(1, job, lambda: self._submit(job))
-        else:
+        job.avoid = (*job.avoid, culprit.name)
+        if job.record.first_token_s is not None or not self._again(job, "failed"):
             self._fail(job, "failed", "failed")
+
+    def _again(self, job: Job, outcome: ev.Outcome) -> bool:
+        """Once more from the start, under a new rid; False when it was tried often enough."""
+        if job.attempts >= self.config.control.max_retries:
+            return False
+        self._give_back(job)
+        self._tell_closed(job, outcome)
+        del self.jobs[job.rid]
+        job.attempts += 1
+        self.retries += 1
+        job.rid = f"{job.work.rid}~{job.attempts}"
+        job.state = State.SUBMITTED
+        self.jobs[job.rid] = job
+        self._later(1, job, lambda: self._submit(job))
+        return True
 
     def _fail(self, job: Job, reason: str, outcome: ev.Outcome) -> None:
         if job.state is not State.DONE:

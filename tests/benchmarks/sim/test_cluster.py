@@ -276,6 +276,23 @@ def test_a_lease_that_ends_in_the_decode_queue_is_a_retry() -> None:
     ]
 
 
+@pytest.mark.parametrize(("a_tokens", "rejected", "retries"), [(6, None, 1), (40, "pool_timeout", 2)])
+def test_a_lease_that_ends_in_the_pool_is_a_retry(a_tokens: int, rejected: str | None, retries: int) -> None:
+    """The router looks after leases too late (no margin), so the ingress' guard is first: computed again, as live, until
+    a has left the only slot or the retries are used up.
+    """
+    config = SimConfig(
+        (spec("p", Role.PREFILL, lease_s=12.0), spec("d", Role.DECODE, slots=1)),
+        control=IDEAL,
+        dispatch=DispatchConfig(lease_margin_s=0.0),
+    )
+    cluster = Cluster(config, iter([request("a", 0.0, 10, a_tokens), request("b", 1.0, 10, 2)]), None, None)
+    result = cluster.run()
+    assert [r.rejected for r in result.requests] == [None, rejected]
+    assert result.peaks["retries"] == retries
+    check_empty(cluster)
+
+
 def test_nothing_is_retried_where_no_retry_is_allowed() -> None:
     config = SimConfig(
         (spec("p", Role.PREFILL, lease_s=12.0), spec("d", Role.DECODE, slots=1)),
