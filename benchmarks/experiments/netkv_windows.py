@@ -5,8 +5,9 @@ cannot have changed its requests; what it prints as a peak is the largest of the
 and all draws differ from window to window, so the spread below is that of a single measurement such as the paper's: a
 deviation of 1 to 4 points.
 
-Over 20 windows RAG at 100 % is -19.1 and -11.2 % (paper -18.8, -11.8), chatbot at 200 % -12.3 and -9.9 (-12.6, -6.8).
-RAG vs CLA* at 200 % and long context vs RR miss by more than windows differ: `netkv_load` says what is known of them.
+Over 20 windows RAG at 100 % is -17.7 and -10.2 % (paper -18.8, -11.8), chatbot at 200 % -11.5 and -9.0 (-12.6, -6.8).
+RAG vs CLA* at 200 % (-9.7; -14.3) and long context vs RR (-12.5; -23.9) miss by more than windows differ:
+`netkv_load` says what would have to be so.
 """
 
 from __future__ import annotations
