@@ -22,7 +22,7 @@ differ by more than 3 points, and why:
   41, 20 windows are -16.1 % vs RR and -13.4 vs CLA* in the mean, with deviations of 5.3 and 7.3; four are within 3
   points of -23.9, and CLA* is 13 % below RR in two (deviation 7.5). That NetKV's 6,175 and 6,160 ms at 75 and 100 %
   do not grow speaks for so few, its TBT (+0.10 ms, RAG +0.23) for as many as here.
-- SLO attainment is 3 to 5 points higher: the thinned tail is lighter than the paper's.
+- SLO attainment is 3 to 6 points higher: the thinned tail is lighter than the paper's.
 
 "Spread" rows: the trace's ticks spread over their 3 s, as all rows here were at first.
 """
