@@ -278,8 +278,8 @@ def test_a_lease_that_ends_in_the_decode_queue_is_a_retry() -> None:
 
 @pytest.mark.parametrize(("a_tokens", "rejected", "retries"), [(6, None, 1), (40, "pool_timeout", 2)])
 def test_a_lease_that_ends_in_the_pool_is_a_retry(a_tokens: int, rejected: str | None, retries: int) -> None:
-    """The router looks after leases too late (no margin), so the ingress' guard is first: computed again, as live, until
-    a has left the only slot or the retries are used up.
+    """The router looks after leases too late (no margin), so the ingress' guard is first: computed again, as live,
+    until a has left the only slot or the retries are used up.
     """
     config = SimConfig(
         (spec("p", Role.PREFILL, lease_s=12.0), spec("d", Role.DECODE, slots=1)),
