@@ -1,5 +1,6 @@
 """The half of the KV connector in the engine core: numbers the leases and passes releases on (see kv_connector)."""
 
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ class SluiceScheduler(NixlPullConnectorScheduler):
         self._releases: list[str] = []
         self._tables: list[tuple[int, int, int]] = []  # pipeline rank, tensor rank, address
         self._pace = Pace()
+        self._listen_error: Exception | None = None
         self.stats = SluiceStats()
 
     def set_xfer_handshake_metadata(self, metadata: dict[tuple[int, int], Any]) -> None:
@@ -40,6 +42,23 @@ class SluiceScheduler(NixlPullConnectorScheduler):
             times = [payload.born_at_s, payload.imported_at_s, payload.loaded_at_s]
             self.stats.data[HELLO].append([payload.compatibility_hash, payload.kv_block_bytes, *times])
         super().set_xfer_handshake_metadata(metadata)
+        if self._listen_error is not None:
+            raise RuntimeError(
+                f"NIXL's side channel cannot listen on {self.side_channel_host}:{self.side_channel_port} "
+                f"({self._listen_error}): free the port, or set the engine's side_channel_port to another"
+            ) from self._listen_error
+
+    def _nixl_handshake_listener(  # type: ignore[override]  # vLLM's is static; it is called through `self`
+        self, encoded_data: Any, ready_event: threading.Event, *rest: Any
+    ) -> None:
+        """vLLM's, in its thread. vLLM waits for `ready_event` without end, also where the port is taken."""
+        try:
+            super()._nixl_handshake_listener(encoded_data, ready_event, *rest)
+        except Exception as error:
+            if ready_event.is_set():
+                raise
+            self._listen_error = error
+            ready_event.set()
 
     def update_state_after_alloc(
         self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import random
 import shutil
 import socket
 import sys
@@ -18,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from multiprocessing import spawn
+from pathlib import Path
 from typing import Any
 
 from actors.engine import plugin
@@ -35,6 +37,13 @@ from actors.wire.messages import KV_EVENTS, EngineInfo
 log = logging.getLogger(__name__)
 
 
+_GIVEN_PORTS = Path(
+    "/proc/sys/net/ipv4/ip_local_port_range"
+)  # what the kernel gives to whoever asks for any port
+_FIRST_PORT, _LAST_PORT = 20_000, 60_000
+_HELD: list[socket.socket] = []  # for the life of this process
+
+
 class PhaseClock:
     """Names consecutive stretches of time."""
 
@@ -50,30 +59,52 @@ class PhaseClock:
         log.info("vLLM engine start: %s took %.1f s", name, self.phases[name])
 
 
-def free_ports(host: str, count: int) -> int:
-    """First of `count` consecutive free TCP ports of `host`. Raises OSError when 50 tries found none."""
+def reserve_ports(host: str, count: int) -> tuple[int, list[socket.socket]]:
+    """The first of `count` consecutive TCP ports of `host` that nobody has, and what keeps them ours: sockets that are
+    bound and never listen, beside which NIXL's side channel can listen (SO_REUSEADDR) and no other program's can be
+    given the port. None is of the kernel's own range: Ray's processes take dozens of those while an engine starts.
+
+    Raises OSError when 50 tries found none.
+    """
+    first_given = int(_GIVEN_PORTS.read_text().split()[0]) if _GIVEN_PORTS.exists() else _FIRST_PORT
+    last = first_given if first_given > _FIRST_PORT + 1000 else _LAST_PORT
     for _ in range(50):
-        with socket.create_server((host, 0)) as first:
-            port = int(first.getsockname()[1])
-        if all(_is_free(host, port + i) for i in range(1, count)):
-            return port
+        port = random.SystemRandom().randrange(_FIRST_PORT, last - count)
+        held: list[socket.socket] = []
+        try:
+            for i in range(count):
+                held.append(_hold(host, port + i))
+        except OSError:
+            for taken in held:
+                taken.close()
+            continue
+        return port, held
     raise OSError(
         f"no {count} consecutive free TCP ports on {host} for NIXL's side channel; set side_channel_port"
     )
 
 
-def _is_free(host: str, port: int) -> bool:
+def _hold(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.bind((host, port))  # fails where anybody has bound it, other engines' holds included
+    held = socket.socket(family, socket.SOCK_STREAM)
     try:
-        socket.create_server((host, port)).close()
-    except (OSError, OverflowError):
-        return False
-    return True
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind((host, port))
+    except OSError:
+        held.close()
+        raise
+    return held
 
 
 def launch(config: VllmEngineConfig, ledger: Ledger, clock: PhaseClock) -> Any:
     """Build a ready AsyncLLM. Blocking; call outside the event loop. Raises what vLLM raises."""
     device = resolve_device(config)
-    port = config.side_channel_port or free_ports(config.side_channel_host, config.data_parallel_size)
+    port = config.side_channel_port
+    if port is None:
+        port, held = reserve_ports(config.side_channel_host, config.data_parallel_size)
+        _HELD.extend(held)
     for name in UNSET:
         os.environ.pop(name, None)
     os.environ.update(environment(config, device, port))
