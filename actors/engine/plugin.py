@@ -14,6 +14,8 @@ before its imports (some 15 s), in `in_spawned_child`.
 imports for 15 CPU seconds what its core has just imported. With one worker per core process the binding can stand
 in the core's own environment, and the worker is forked. The core must not be bound itself: it gives the binding
 back, the worker takes it.
+
+**Waits.** The processes of a CPU engine sleep where vLLM's spin (`vllm_waits`).
 """
 
 import ctypes
@@ -21,6 +23,8 @@ import os
 import signal
 import sys
 import time
+
+from actors.engine.vllm_waits import nap_instead_of_spinning
 
 PARENT_ENV = "SLUICE_ENGINE_PARENT"
 FORK_ENV = "SLUICE_FORK_WORKER"  # the worker's cores: "0,1"
@@ -80,6 +84,7 @@ def register() -> None:
     if not owner.isdigit() or int(owner) == os.getpid():
         return
     die_with_parent(int(owner))
+    nap_instead_of_spinning()
     if os.environ.get(FORK_ENV):
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
         os.sched_setaffinity(0, _cores(FREE_ENV))

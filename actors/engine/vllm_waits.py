@@ -1,0 +1,36 @@
+"""How the processes of a CPU engine wait for one another: asleep, until they are told or for a millisecond.
+
+vLLM's core and workers talk through shared memory, and who waits there calls `sched_yield` in a loop for up to a second
+after the last message. That is right where each has a core of its own. On the cores that an engine shares with others
+two idle processes take all that the others leave, and worse: since Linux 6.18 (seen there) a yield gives up the rest of
+a slice, thousands of times a second, so that the queue's virtual time runs ahead and a process that wakes up on that
+core, router, ingress or client, does not run for up to a second. Tokens then come in one burst at the end.
+"""
+
+import os
+import time
+from typing import Any
+
+NAP_ENV = "SLUICE_NAP"
+NAP_MS = 1
+RECENT_S = 1.0  # so long vLLM spins after a message
+
+
+def nap_instead_of_spinning() -> None:
+    """In a process of a CPU engine (`NAP_ENV` is set): its readers of shared memory sleep. Idempotent."""
+    if not os.environ.get(NAP_ENV):
+        return
+    from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
+
+    spinning = SpinCondition.wait
+    if getattr(spinning, "naps", False):
+        return
+
+    def wait(self: Any, timeout_ms: int | None = None) -> None:
+        """vLLM's idle wait, which a written message ends at once; for at most a moment while messages are frequent."""
+        self.busy_loop_s = -1.0
+        recent = time.monotonic() <= self.last_read + RECENT_S
+        spinning(self, NAP_MS if recent else timeout_ms)
+
+    wait.naps = True  # type: ignore[attr-defined]
+    SpinCondition.wait = wait
