@@ -33,10 +33,7 @@ import httpx
 import numpy as np
 import psutil
 
-from benchmarks.live import composition_report as report
-from benchmarks.live import openloop
-from benchmarks.live.composition_report import Block, Stream
-from benchmarks.live.composition_twin import (
+from benchmarks.experiments.composition_twin import (
     MODEL,
     Case,
     Cluster,
@@ -48,6 +45,9 @@ from benchmarks.live.composition_twin import (
     simulated,
     training,
 )
+from benchmarks.live import composition_report as report
+from benchmarks.live import openloop
+from benchmarks.live.composition_report import Block, Stream
 from benchmarks.live.machine import facts
 from benchmarks.live.netkv_tiers import scrape
 from benchmarks.live.proctree import cpu_by_role, machine_busy_s, snapshot

@@ -9,10 +9,10 @@ import yaml
 from actors.engine.sim_config import SimEngineConfig
 from app.config import AppConfig, parse
 from app.replicas import make_engine
+from benchmarks.experiments.composition_twin import Cluster, Mix, asked, cases, command, simulated
 from benchmarks.live import composition_report as report
 from benchmarks.live.composition import Setup, measure_live, simulate_block
 from benchmarks.live.composition_report import Block, Stream, measure, ratios
-from benchmarks.live.composition_twin import Cluster, Mix, asked, cases, command, simulated
 from benchmarks.sim import profiles
 from benchmarks.sim.config import ControlPlane
 from policies.dispatch import DispatchConfig
