@@ -39,7 +39,6 @@ async def test_an_engine_that_nobody_can_reach_costs_a_retry_not_the_request(
 async def test_a_time_in_which_we_stood_still_is_no_reason_to_give_an_engine_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links, "CONNECT_GRACE_S", 2.0)
     _, d = pair(tmp_path)
     slow = ScriptedEngine("slow", "prefill", tmp_path)
     async with rig(tmp_path, [d]) as made:
@@ -49,7 +48,11 @@ async def test_a_time_in_which_we_stood_still_is_no_reason_to_give_an_engine_up(
         await until(lambda: made.hub.jobs)
         slow.server, _ = await listen(slow.address, slow._channel)
         d.peers.append(slow)
-        time.sleep(3.0)  # noqa: ASYNC251  (the whole machine was away, longer than the grace)
+        link = made.hub._engines.get("slow")
+        assert link is not None
+        assert link._waited_s is not None
+        monkeypatch.setattr(links, "CONNECT_GRACE_S", link._waited_s + 5.0)
+        time.sleep(6.0)  # noqa: ASYNC251  (the whole machine was away, longer than what is left of the grace)
         assert (await task).status_code == 200
         assert len(slow.of(wire.Prefill)) == 1
         assert made.metric("sluice_retries_total", stage="prefill", reason="engine_dead") == 0
