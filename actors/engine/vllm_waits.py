@@ -2,9 +2,9 @@
 
 vLLM's core and workers talk through shared memory, and who waits there calls `sched_yield` in a loop for up to a second
 after the last message. That is right where each has a core of its own. On the cores that an engine shares with others
-two idle processes take all that the others leave, and worse: since Linux 6.18 (seen there) a yield gives up the rest of
-a slice, thousands of times a second, so that the queue's virtual time runs ahead and a process that wakes up on that
-core, router, ingress or client, does not run for up to a second. Tokens then come in one burst at the end.
+two idle processes take all that the others leave, and worse: on Linux 6.18 a process that woke up there, the client,
+waited up to a second for the core, and tokens came in one burst at the end. ASSUMPTION: because a yield gives up the
+rest of a slice, thousands of times a second, so that the queue's virtual time runs ahead. Asleep, none of it was seen.
 """
 
 import os
