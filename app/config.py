@@ -25,10 +25,10 @@ from pydantic import (
 
 from actors.router.forecasts import PredictorConfig
 from actors.router.journal import JournalConfig
-from actors.router.network import NetworkConfig
-from actors.router.network_file import read_network_file
+from actors.router.network.feed import NetworkConfig
+from actors.router.network.file import read_network_file
 from app.profile.file import load_heatmap
-from policies.dispatch import DispatchConfig
+from policies.dispatch.dispatcher import DispatchConfig
 from policies.routing.registry import decode_policy, prefill_policy
 
 

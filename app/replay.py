@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from policies.journal import JournalError
-from policies.replay import Step, TornJournal, replay
+from policies.journal.lines import JournalError
+from policies.journal.replay import Step, TornJournal, replay
 
 SHOWN = 3  # differences printed for one log
 WHAT = "the folder of router.journal, or files of it"

@@ -54,9 +54,9 @@ class RouterReplica:
     async def __init__(self, config: AppConfig) -> None:  # type: ignore[misc]  # Serve awaits it
         from actors.router.forecasts import Forecasts
         from actors.router.journal import RouterJournal
-        from actors.router.network import RouterNetwork
+        from actors.router.network.feed import RouterNetwork
         from actors.router.server import RouterServer
-        from policies.dispatch import Dispatcher
+        from policies.dispatch.dispatcher import Dispatcher
         from policies.routing.registry import decode_policy, prefill_policy
 
         router = config.router
@@ -80,9 +80,9 @@ class RouterReplica:
         """Where to connect to this router."""
         return self._server.addresses
 
-    async def explain(self, rid: str) -> list[dict[str, Any]]:
+    async def explain(self, attempt_id: str) -> list[dict[str, Any]]:
         """The logged decisions of one request."""
-        return self._server.decisions.explain(rid)
+        return self._server.decisions.explain(attempt_id)
 
     async def __del__(self) -> None:
         if hasattr(self, "_server"):
@@ -147,8 +147,8 @@ def make_engine(config: AppConfig, group: EngineGroupConfig, engine_id: str, ind
     """
     where = f"engines.{group.name}.options"
     if group.kind == "sim":
-        from actors.engine.sim_config import SimEngineConfig
-        from actors.engine.sim_ranks import sim_engine
+        from actors.engine.sim.config import SimEngineConfig
+        from actors.engine.sim.ranks import sim_engine
 
         options = {
             "model": config.model.served_name,
@@ -158,8 +158,8 @@ def make_engine(config: AppConfig, group: EngineGroupConfig, engine_id: str, ind
         }
         return sim_engine(from_options(SimEngineConfig, options, where))
     from actors.engine.cores import divide_cores, usable_cores
-    from actors.engine.vllm_config import VllmEngineConfig
-    from actors.engine.vllm_engine import VllmEngine
+    from actors.engine.vllm.config import VllmEngineConfig
+    from actors.engine.vllm.engine import VllmEngine
     from app.models import resolve
 
     shares = divide_cores(usable_cores(), max(1, config.vllm_engines))

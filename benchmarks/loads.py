@@ -1,6 +1,6 @@
 """What a live router's journal shows of its decode engines' loads, policy by policy.
 
-The journal is replayed (`policies.replay`), every decision made again and compared; the loads are read from the
+The journal is replayed (`policies.journal.replay`), every decision made again and compared; the loads are read from the
 dispatcher's state at the router's clock ticks.
 """
 
@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from policies.journal import Header
-from policies.replay import Record, dispatcher_of, outcome, read
+from policies.journal.lines import Header
+from policies.journal.replay import Record, dispatcher_of, outcome, read
 from policies.state import events as ev
 from policies.state.reducer import ClusterState
 from policies.state.views import Role

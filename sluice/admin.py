@@ -63,7 +63,7 @@ class Decision(Result):
     queue before a prefill, in the pool before a decode.
     """
 
-    rid: str
+    attempt_id: str
     action: str
     at_s: float
     decision: Choice | None = None
@@ -77,7 +77,7 @@ class Decision(Result):
 
 
 class Explanation(Result):
-    """All decisions made for a request, oldest first; attempts and prompts of one request have a `rid` each."""
+    """All decisions made for a request, oldest first; attempts and prompts of one request have a `attempt_id` each."""
 
     id: str
     decisions: list[Decision] = Field(default_factory=list)

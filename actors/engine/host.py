@@ -30,12 +30,12 @@ DRAIN_S = 2.0
 def make_engine(kind: str, role: str, engine_id: str, options: dict[str, Any]) -> Engine:
     """The engine of `kind`. Raises ValueError that names an option which is unknown or impossible."""
     if kind == "sim":
-        from actors.engine.sim_config import SimEngineConfig
-        from actors.engine.sim_ranks import sim_engine
+        from actors.engine.sim.config import SimEngineConfig
+        from actors.engine.sim.ranks import sim_engine
 
         return sim_engine(_config(SimEngineConfig, {"engine_id": engine_id, "role": role, **options}))
-    from actors.engine.vllm_config import VllmEngineConfig
-    from actors.engine.vllm_engine import VllmEngine
+    from actors.engine.vllm.config import VllmEngineConfig
+    from actors.engine.vllm.engine import VllmEngine
 
     return VllmEngine(_config(VllmEngineConfig, {"id": engine_id, "role": role, **options}))
 

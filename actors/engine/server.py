@@ -58,7 +58,7 @@ class _Request:
     """One request of one connection. `work` is what the engine computes now; `leased_until_s` is when its KV ends."""
 
     client: "_Client"
-    rid: str  # the ingress' name for it
+    attempt_id: str  # the ingress' name for it
     key: str  # the engine's name for it
     work: Literal["prefill", "decode"] | None = None
     choices_left: int = 1
@@ -219,43 +219,45 @@ class EngineServer:
         elif isinstance(message, Decode):
             self._work(client, message, "decode")
         elif isinstance(message, Cancel):
-            request = client.requests.get(message.rid)
+            request = client.requests.get(message.attempt_id)
             if request is not None:
                 self._forget(request)
                 self.engine.cancel(request.key)
         elif isinstance(message, ReleaseKV):
-            self._release(client, message.rid)
+            self._release(client, message.attempt_id)
         else:
             raise WireError(f"an ingress does not send {type(message).__name__}")
 
     # ------------------------------------------------------------------------------------------------ requests
 
     def _work(self, client: _Client, message: Prefill | Decode, stage: Literal["prefill", "decode"]) -> None:
-        rid = message.rid
-        request = client.requests.get(rid)
+        attempt_id = message.attempt_id
+        request = client.requests.get(attempt_id)
         refusal: Failed | None = None
         if self._draining:
-            refusal = Failed(rid, stage, "draining", "the engine takes no new work", True)
+            refusal = Failed(attempt_id, stage, "draining", "the engine takes no new work", True)
         elif request is not None and request.work is not None:
-            refusal = Failed(rid, stage, "bad_request", f"request {rid} is at work here already", False)
+            refusal = Failed(
+                attempt_id, stage, "bad_request", f"request {attempt_id} is at work here already", False
+            )
         elif self._working >= self._max_in_flight:
             refusal = Failed(
-                rid, stage, "overloaded", f"the engine has {self._working} requests in flight", True
+                attempt_id, stage, "overloaded", f"the engine has {self._working} requests in flight", True
             )
         if refusal is not None:
             client.channel.send(refusal)
             return
         if request is None:
-            key = rid
+            key = attempt_id
             while key in self._requests:
                 key = f"{client.number}:{key}"
-            request = _Request(client, rid, key)
-            client.requests[rid] = request
+            request = _Request(client, attempt_id, key)
+            client.requests[attempt_id] = request
             self._requests[key] = request
         request.work = stage
         self._working += 1
-        if request.key != rid:
-            message = msgspec.structs.replace(message, rid=request.key)
+        if request.key != attempt_id:
+            message = msgspec.structs.replace(message, attempt_id=request.key)
         if isinstance(message, Prefill):
             self._drop_old_leases()
             self.engine.prefill(message)
@@ -264,8 +266,8 @@ class EngineServer:
             request.choices_left = n if isinstance(n, int) else 1
             self.engine.decode(message)
 
-    def _release(self, client: _Client, rid: str) -> None:
-        request = client.requests.get(rid)
+    def _release(self, client: _Client, attempt_id: str) -> None:
+        request = client.requests.get(attempt_id)
         if request is None or request.leased_until_s is None:
             return
         self.engine.release(request.key)
@@ -290,7 +292,7 @@ class EngineServer:
             self._working -= 1
         request.leased_until_s = None
         self._leased.pop(request.key, None)
-        request.client.requests.pop(request.rid, None)
+        request.client.requests.pop(request.attempt_id, None)
         self._requests.pop(request.key, None)
 
     def _drop_old_leases(self) -> None:
@@ -306,7 +308,7 @@ class EngineServer:
 
     def prefill_done(self, msg: PrefillDone) -> None:
         """The KV is leased from now on."""
-        request = self._requests.get(msg.rid)
+        request = self._requests.get(msg.attempt_id)
         if request is None:
             return
         self._leased.pop(request.key, None)
@@ -317,13 +319,13 @@ class EngineServer:
 
     def admitted(self, msg: Admitted) -> None:
         """Passed on."""
-        request = self._requests.get(msg.rid)
+        request = self._requests.get(msg.attempt_id)
         if request is not None:
             request.client.channel.send(self._named(msg, request))
 
     def failed(self, msg: Failed) -> None:
         """The work ended; a lease of the same request goes on."""
-        request = self._requests.get(msg.rid)
+        request = self._requests.get(msg.attempt_id)
         if request is not None:
             self._work_ended(request)
             request.client.channel.send(self._named(msg, request))
@@ -333,15 +335,15 @@ class EngineServer:
         requests = self._requests
         batches: dict[Channel, list[Out]] = {}
         for item in items:
-            request = requests.get(item.rid)
+            request = requests.get(item.attempt_id)
             if request is None:
                 continue
             if item.finish is not None:
                 request.choices_left -= 1
                 if request.choices_left == 0:
                     self._work_ended(request)
-            if request.key is not request.rid:
-                item = msgspec.structs.replace(item, rid=request.rid)
+            if request.key is not request.attempt_id:
+                item = msgspec.structs.replace(item, attempt_id=request.attempt_id)
             channel = request.client.channel
             batch = batches.get(channel)
             if batch is None:
@@ -353,4 +355,8 @@ class EngineServer:
 
     @staticmethod
     def _named(msg: M, request: _Request) -> M:
-        return msg if request.key == request.rid else msgspec.structs.replace(msg, rid=request.rid)
+        return (
+            msg
+            if request.key == request.attempt_id
+            else msgspec.structs.replace(msg, attempt_id=request.attempt_id)
+        )

@@ -1,1 +1,1 @@
-"""The router: `server.RouterServer` puts `policies.dispatch.Dispatcher` on sockets; no decision is made here."""
+"""The router: `server.RouterServer` puts the dispatcher (`policies.dispatch`) on sockets; no decision is made here."""

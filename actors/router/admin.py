@@ -16,8 +16,8 @@ from actors.router.clock import clock_s
 from actors.router.decisions import DecisionLog, described
 from actors.router.journal import RouterJournal
 from actors.wire import messages as wire
-from policies.codec import CodecError, dumps, encoder, loads
-from policies.dispatch import DispatchConfig, Dispatcher
+from policies.dispatch.dispatcher import DispatchConfig, Dispatcher
+from policies.journal.codec import CodecError, dumps, encoder, loads
 from policies.routing.registry import DECODE, PREFILL
 from policies.state import events as ev
 

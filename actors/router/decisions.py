@@ -1,7 +1,7 @@
 """What the router decided and how long it took: a ring of the last decisions, counters, and a histogram of times.
 
-A request has one id for its client and a rid for each of its jobs and attempts, which begin with it: `<id>-<number>`
-(`app.ingress.hub`). The ring keeps all of a request together, under that id.
+A request has one id for its client and an attempt_id for each of its jobs and attempts, which begin with it:
+`<id>-<number>` (`app.ingress.hub`). The ring keeps all of a request together, under that id.
 """
 
 import bisect
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from policies.dispatch import Action, Reject, RouteDecode, RoutePrefill
-from policies.journal import choice_of
+from policies.dispatch.dispatcher import Action, Reject, RouteDecode, RoutePrefill
+from policies.journal.lines import choice_of
 from policies.routing.base import DecodePolicy, PrefillPolicy, Reason
 from policies.state.views import RequestId
 
@@ -50,13 +50,13 @@ class DecisionLog:
             self.sum_s += each_s
             self.buckets[bisect.bisect_left(DECISION_BOUNDS_S, each_s)] += 1
             policy = prefill if isinstance(action, RoutePrefill) else decode
-            self._ring.setdefault(request_of(action.rid), []).append((now_s, action, policy))
+            self._ring.setdefault(request_of(action.attempt_id), []).append((now_s, action, policy))
             if len(self._ring) > self.capacity:
                 self._ring.popitem(last=False)
 
-    def name(self, rid: RequestId, request_id: str) -> None:
+    def name(self, attempt_id: RequestId, request_id: str) -> None:
         """The client calls this request by an id of its own; of equal ones the last counts."""
-        self._named[request_id] = request_of(rid)
+        self._named[request_id] = request_of(attempt_id)
         self._named.move_to_end(request_id)
         if len(self._named) > self.capacity:
             self._named.popitem(last=False)
@@ -72,7 +72,7 @@ class DecisionLog:
     def explain(self, request_id: str) -> list[dict[str, Any]]:
         """The decisions made for a request, oldest first; empty when unknown or already dropped from the ring.
 
-        `request_id`: the id of the answer (chatcmpl-...), its x-request-id, or a rid.
+        `request_id`: the id of the answer (chatcmpl-...), its x-request-id, or an attempt_id.
         """
         prefix = next((p for p in PREFIXES if request_id.startswith(p)), "")
         plain = request_id.removeprefix(prefix)
@@ -91,9 +91,9 @@ class DecisionLog:
         return len(self._ring)
 
 
-def request_of(rid: RequestId) -> str:
-    """The id of the request that a rid belongs to."""
-    return rid.rpartition("-")[0] or rid
+def request_of(attempt_id: RequestId) -> str:
+    """The id of the request that an attempt_id belongs to."""
+    return attempt_id.rpartition("-")[0] or attempt_id
 
 
 def described(policy: Policy) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import msgspec
 
 from actors.router.clock import clock_s
 from actors.router.kv_feed import KvFeed
-from actors.router.network import RouterNetwork
+from actors.router.network.feed import RouterNetwork
 from actors.router.workers import check, reports, ups, workers_of
 from actors.wire.channel import Channel
 from actors.wire.messages import KV_EVENTS, EngineInfo, EngineState, Status

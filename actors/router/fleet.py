@@ -9,9 +9,9 @@ from actors.router.engines import Engines
 from actors.router.forecasts import Forecasts
 from actors.router.journal import RouterJournal
 from actors.router.kv_feed import KvFeed
-from actors.router.network import RouterNetwork
+from actors.router.network.feed import RouterNetwork
 from actors.wire.messages import KV_EVENTS, EngineInfo, Fleet, FleetStatus
-from policies.dispatch import Dispatcher
+from policies.dispatch.dispatcher import Dispatcher
 from policies.routing.registry import USES_HITS
 
 

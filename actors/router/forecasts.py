@@ -120,13 +120,13 @@ class Forecasts:
             arrival_of(submit, now_s), submit.max_tokens, wanted if total is None else total
         )
 
-    def progressed(self, rid: str, tokens: int) -> None:
+    def progressed(self, attempt_id: str, tokens: int) -> None:
         """`tokens` generated so far."""
-        self._feed.progressed(rid, tokens)
+        self._feed.progressed(attempt_id, tokens)
 
-    def closed(self, rid: str, outcome: str, tokens: int, now_s: float) -> None:
+    def closed(self, attempt_id: str, outcome: str, tokens: int, now_s: float) -> None:
         """The request is over: an outcome for the log, unless it was rejected."""
-        ended = self._feed.closed(rid, outcome, tokens, now_s)
+        ended = self._feed.closed(attempt_id, outcome, tokens, now_s)
         if ended is None:
             return
         self._new_outcomes += 1
@@ -238,7 +238,7 @@ def arrival_of(submit: Submit, now_s: float) -> Arrival:
     """What the predictors' features are made of; what the ingress did not say stays absent."""
     hints = msgspec.msgpack.decode(submit.hints, type=Hints) if submit.hints else Hints()
     return Arrival(
-        request_id=submit.rid,
+        request_id=submit.attempt_id,
         arrival_s=now_s,
         prompt_tokens=submit.prompt_tokens,
         max_tokens=submit.max_tokens,

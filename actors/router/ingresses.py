@@ -33,25 +33,25 @@ class Ingresses:
         """A connection has ended; the ingress with the requests that are still its own, None if it was none."""
         return self._ingresses.pop(channel, None)
 
-    def own(self, channel: Channel, rid: RequestId) -> None:
+    def own(self, channel: Channel, attempt_id: RequestId) -> None:
         """The request is this connection's from now on. Raises ValueError when it is no ingress's."""
         ingress = self._ingresses.get(channel)
         if ingress is None:
-            raise ValueError(f"request {rid} comes from {channel.peer_name}, which is no ingress")
-        self.disown(rid)
-        ingress.requests.add(rid)
-        self._owner[rid] = ingress
+            raise ValueError(f"request {attempt_id} comes from {channel.peer_name}, which is no ingress")
+        self.disown(attempt_id)
+        ingress.requests.add(attempt_id)
+        self._owner[attempt_id] = ingress
 
-    def disown(self, rid: RequestId) -> bool:
+    def disown(self, attempt_id: RequestId) -> bool:
         """The request is over, or another's; False where it has no owner."""
-        owner = self._owner.pop(rid, None)
+        owner = self._owner.pop(attempt_id, None)
         if owner is not None:
-            owner.requests.discard(rid)
+            owner.requests.discard(attempt_id)
         return owner is not None
 
-    def owner(self, rid: RequestId) -> Channel | None:
+    def owner(self, attempt_id: RequestId) -> Channel | None:
         """Where to send what concerns the request."""
-        owner = self._owner.get(rid)
+        owner = self._owner.get(attempt_id)
         return None if owner is None else owner.channel
 
     def broadcast(self, message: Message) -> None:

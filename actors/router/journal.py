@@ -1,6 +1,6 @@
 """The live event log: a ring of the last events in memory, and all of them in files where a folder is configured.
 
-What a file holds is `policies.journal`'s; `policies.replay` decides it all again. Recording an event costs two appends:
+What a file holds: `policies.journal.lines`; `policies.journal` also replays it. Recording an event costs two appends:
 lines are made and written a moment later, in slices between which the event loop serves others, the writing itself in
 a thread. A disk that fails or hangs is counted and logged and never holds up serving: what could not be written is kept
 for the next attempt, up to `max_unwritten_bytes`; what is dropped beyond that leaves a gap, which a replay names. Nor
@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from actors.router.aside import Aside
-from policies.dispatch import Action, Dispatcher
-from policies.journal import CodecError, action_line, error_line, header_line, record_text
+from policies.dispatch.dispatcher import Action, Dispatcher
+from policies.journal.lines import CodecError, action_line, error_line, header_line, record_text
 from policies.state import events as ev
 
 log = logging.getLogger(__name__)

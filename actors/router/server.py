@@ -20,11 +20,11 @@ from actors.router.forecasts import Forecasts
 from actors.router.ingresses import Ingresses
 from actors.router.journal import RouterJournal
 from actors.router.kv_feed import KvFeed
-from actors.router.network import NetworkConfig, RouterNetwork
+from actors.router.network.feed import NetworkConfig, RouterNetwork
 from actors.router.workers import place_of, request_of, worker_of
 from actors.wire import messages as wire
 from actors.wire.channel import Channel, Identity, listen, remove_sockets
-from policies.dispatch import Action, Dispatcher, Reject, RouteDecode, RoutePrefill
+from policies.dispatch.dispatcher import Action, Dispatcher, Reject, RouteDecode, RoutePrefill
 from policies.routing.base import PolicyError
 from policies.routing.registry import prepare
 from policies.state import events as ev
@@ -125,8 +125,8 @@ class RouterServer:
         ingress = self._ingresses.lost(channel)
         if ingress is not None:
             log.info("ingress lost (%s): closing its %d requests", reason, len(ingress.requests))
-            for rid in list(ingress.requests):
-                self._close(rid, "cancelled", 0)
+            for attempt_id in list(ingress.requests):
+                self._close(attempt_id, "cancelled", 0)
         self.engines.lost(channel, reason)
 
     # ------------------------------------------------------------------------------------------------ messages
@@ -138,16 +138,20 @@ class RouterServer:
             case wire.Prefilled():
                 now_s = clock_s()
                 lease_s = now_s + message.lease_s
-                self._kv_feed.prefilled(self.dispatcher.state.request(message.rid), message.cached_tokens)
+                self._kv_feed.prefilled(
+                    self.dispatcher.state.request(message.attempt_id), message.cached_tokens
+                )
                 self._feed(
-                    ev.PrefillDone(now_s, message.rid, lease_s, message.kv_bytes, message.cached_tokens)
+                    ev.PrefillDone(
+                        now_s, message.attempt_id, lease_s, message.kv_bytes, message.cached_tokens
+                    )
                 )
             case wire.Progress():
                 self._progress(message)
             case wire.Transferred():
                 self._network.transferred(message, clock_s())
             case wire.Closed():
-                self._close(message.rid, message.outcome, message.output_tokens)
+                self._close(message.attempt_id, message.outcome, message.output_tokens)
             case wire.Adopt():
                 self._adopt(channel, message)
             case wire.Announce():
@@ -166,9 +170,9 @@ class RouterServer:
                 raise ValueError(f"a router does not take {type(message).__name__}")
 
     def _submit(self, channel: Channel, message: wire.Submit) -> None:
-        self._ingresses.own(channel, message.rid)
+        self._ingresses.own(channel, message.attempt_id)
         if message.request_id:
-            self.decisions.name(message.rid, message.request_id)
+            self.decisions.name(message.attempt_id, message.request_id)
         now_s = clock_s()
         request = self._request(message, now_s)
         if self._forecasts is not None:
@@ -179,26 +183,26 @@ class RouterServer:
     def _progress(self, message: wire.Progress) -> None:
         now_s = clock_s()
         grown: list[tuple[str, int]] = []
-        for rid, what, value in message.items:
+        for attempt_id, what, value in message.items:
             if what == "tokens":
                 if self._forecasts is not None:
-                    self._forecasts.progressed(rid, value)
-                grown.append((rid, value))
+                    self._forecasts.progressed(attempt_id, value)
+                grown.append((attempt_id, value))
             elif what == "admitted":
-                self._feed(ev.Admitted(now_s, rid))
+                self._feed(ev.Admitted(now_s, attempt_id))
         if grown:
             self._feed(ev.ProgressedMany(now_s, tuple(grown)))
 
-    def _close(self, rid: str, outcome: str, output_tokens: int) -> None:
-        if not self._ingresses.disown(rid):
+    def _close(self, attempt_id: str, outcome: str, output_tokens: int) -> None:
+        if not self._ingresses.disown(attempt_id):
             return  # rejected by us, or from before a restart
-        self._network.closed(rid)
+        self._network.closed(attempt_id)
         if self._forecasts is not None:
-            self._forecasts.closed(rid, outcome, output_tokens, clock_s())
-        self._feed(ev.Closed(clock_s(), rid, outcome, output_tokens))  # type: ignore[arg-type]
+            self._forecasts.closed(attempt_id, outcome, output_tokens, clock_s())
+        self._feed(ev.Closed(clock_s(), attempt_id, outcome, output_tokens))  # type: ignore[arg-type]
 
     def _adopt(self, channel: Channel, message: wire.Adopt) -> None:
-        self._ingresses.own(channel, message.submit.rid)
+        self._ingresses.own(channel, message.submit.attempt_id)
         now_s = clock_s()
         self._feed(
             ev.Adopted(
@@ -249,28 +253,28 @@ class RouterServer:
                 self._act(action)
 
     def _act(self, action: Action) -> None:
-        owner = self._ingresses.owner(action.rid)
+        owner = self._ingresses.owner(action.attempt_id)
         if owner is None:
             return
         match action:
             case RoutePrefill():
                 mode = "colocated" if action.colocated else "prefill"
-                request = self.dispatcher.state.request(action.rid)
+                request = self.dispatcher.state.request(action.attempt_id)
                 if request is not None and not action.colocated:
                     self._kv_feed.prefill_routed(request, action.decision.worker, request.arrived_s)
                 engine_id, rank = place_of(action.decision.worker)
                 owner.send(
-                    wire.RoutePrefill(action.rid, engine_id, mode, rank)  # type: ignore[arg-type]
+                    wire.RoutePrefill(action.attempt_id, engine_id, mode, rank)  # type: ignore[arg-type]
                 )
             case RouteDecode():
                 self._network.routed(action.intent, clock_s())
                 engine_id, rank = place_of(action.decision.worker)
-                owner.send(wire.RouteDecode(action.rid, engine_id, rank))
+                owner.send(wire.RouteDecode(action.attempt_id, engine_id, rank))
             case Reject():
-                self._ingresses.disown(action.rid)
+                self._ingresses.disown(action.attempt_id)
                 if self._forecasts is not None:
-                    self._forecasts.closed(action.rid, "rejected", 0, clock_s())
-                owner.send(wire.Reject(action.rid, action.status, action.reason, action.retry_after_s))
+                    self._forecasts.closed(action.attempt_id, "rejected", 0, clock_s())
+                owner.send(wire.Reject(action.attempt_id, action.status, action.reason, action.retry_after_s))
 
     async def _every(self, period_s: float, what: Callable[[], None]) -> None:
         while True:

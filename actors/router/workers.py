@@ -70,7 +70,7 @@ def reports(info: EngineInfo, status: Status, now_s: float) -> list[ev.EngineSta
 def request_of(message: Submit, now_s: float, avoid: tuple[WorkerId, ...]) -> Request:
     """The request that an ingress submits now. Raises ValueError when its block hashes are not whole ones."""
     return Request(
-        rid=message.rid,
+        attempt_id=message.attempt_id,
         arrived_s=now_s,
         prompt_tokens=message.prompt_tokens,
         max_tokens=message.max_tokens,

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import orjson
 
 from app.api.errors import ApiError, bad_request
-from app.ingress.reply import Headers, Reply, Request
+from app.ingress.http.reply import Headers, Reply, Request
 from app.profile.file import load_heatmap, shipped
 
 if TYPE_CHECKING:

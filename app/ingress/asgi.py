@@ -22,11 +22,11 @@ from app.ingress.admin import PATH as ADMIN
 from app.ingress.admin import AdminApi
 from app.ingress.config import IngressConfig
 from app.ingress.exchange import JSON, Exchange
-from app.ingress.http_protocol import too_large
+from app.ingress.http.protocol import too_large
+from app.ingress.http.reply import AsgiReply, Headers, Reply, Request
 from app.ingress.hub import Hub
 from app.ingress.intake import Intake
 from app.ingress.metrics import IngressMetrics
-from app.ingress.reply import AsgiReply, Headers, Reply, Request
 from app.ingress.status import fleet_view, status_of
 from app.ingress.tokenizer import TextCodec
 

@@ -12,9 +12,9 @@ from actors.wire.messages import Out
 from app.api.chunks import DONE, Choice, Envelope, StreamWriter, usage_json, whole
 from app.api.errors import ApiError
 from app.api.plan import Plan
+from app.ingress.http.reply import GONE_SLOW, Headers, Reply
 from app.ingress.job import Job
 from app.ingress.job_parts import Work
-from app.ingress.reply import GONE_SLOW, Headers, Reply
 
 if TYPE_CHECKING:
     from app.ingress.asgi import IngressApp

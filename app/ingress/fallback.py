@@ -24,14 +24,14 @@ def choose_prefill(links: Sequence[EngineLink], job: Job) -> RoutePrefill | None
     best = _least_used(whole + split)
     if best is None:
         return None
-    return RoutePrefill(job.rid, best.info.id, "prefill" if best in split else "colocated")
+    return RoutePrefill(job.attempt_id, best.info.id, "prefill" if best in split else "colocated")
 
 
 def choose_decode(links: Sequence[EngineLink], group: str, job: Job) -> RouteDecode | None:
     """A decode engine of the group that holds the KV."""
     usable = [link for link in links if _usable(link, job)]
     best = _least_used([link for link in usable if link.info.role == "decode" and link.info.group == group])
-    return None if best is None else RouteDecode(job.rid, best.info.id)
+    return None if best is None else RouteDecode(job.attempt_id, best.info.id)
 
 
 def _least_used(links: Sequence[EngineLink]) -> EngineLink | None:

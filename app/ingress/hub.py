@@ -75,8 +75,8 @@ class Hub:
         self._epochs = itertools.count(1)
         self._epoch: int | None = None
         self._context_tokens: int | None = None
-        self._rid_prefix = secrets.token_hex(4)
-        self._rids = itertools.count(1)
+        self._attempt_prefix = secrets.token_hex(4)
+        self._attempt_ids = itertools.count(1)
         self._admitted: list[str] = []
         self._transferred: list[tuple[str, int, float, int, float]] = []  # the last: when it ended
         self._progressed: set[Job] = set()
@@ -143,14 +143,14 @@ class Hub:
 
     # ------------------------------------------------------------------------------------------- Ports of jobs
 
-    def new_rid(self, work: Work) -> str:
-        return f"{work.id or self._rid_prefix}-{next(self._rids):x}"
+    def new_attempt_id(self, work: Work) -> str:
+        return f"{work.id or self._attempt_prefix}-{next(self._attempt_ids):x}"
 
     def register(self, job: Job) -> None:
-        self.jobs[job.rid] = job
+        self.jobs[job.attempt_id] = job
 
     def forget(self, job: Job, outcome: str) -> None:
-        del self.jobs[job.rid]
+        del self.jobs[job.attempt_id]
         self._progressed.discard(job)
         self.metrics.job_closed(job, outcome)
 
@@ -178,23 +178,29 @@ class Hub:
         self._router.send(message)
 
     def to_engine(self, engine_id: str, job: Job, message: Message) -> bool:
-        link = self._engines.attached(engine_id, job.rid)
+        link = self._engines.attached(engine_id, job.attempt_id)
         if link is None or not link.send(message):
             return False
-        link.jobs[job.rid] = job
+        link.jobs[job.attempt_id] = job
         return True
 
     def leave_engine(self, engine_id: str, job: Job) -> None:
-        link = self._engines.attached(engine_id, job.rid)
+        link = self._engines.attached(engine_id, job.attempt_id)
         if link is not None:
-            link.jobs.pop(job.rid, None)
+            link.jobs.pop(job.attempt_id, None)
 
     def admitted(self, job: Job) -> None:
         self.metrics.job_admitted(job)
-        self._admitted.append(job.rid)
+        self._admitted.append(job.attempt_id)
         if job.handle is not None and self.fleet is not None and self.fleet.wants_transfers:
             times = job.times
-            item = (job.rid, times.transfer_bytes, times.transfer_s or 0.0, times.descriptors, self.now_s())
+            item = (
+                job.attempt_id,
+                times.transfer_bytes,
+                times.transfer_s or 0.0,
+                times.descriptors,
+                self.now_s(),
+            )
             self._transferred.append(item)
         self._schedule_progress()
 
@@ -212,7 +218,7 @@ class Hub:
 
     def refused(self, job: Job, event: object) -> None:
         self.metrics.refused_events.inc()
-        log.debug("job %s in state %s refused %s", job.rid, job.state.value, type(event).__name__)
+        log.debug("job %s in state %s refused %s", job.attempt_id, job.state.value, type(event).__name__)
 
     def choose_prefill(self, job: Job) -> RoutePrefill | None:
         """Our own decision, counted; None where no engine serves."""
@@ -224,7 +230,7 @@ class Hub:
     def choose_decode(self, job: Job) -> RouteDecode | None:
         """Our own decision, counted; None where no engine serves."""
         assert job.prefill_engine is not None
-        holder = self._engines.attached(job.prefill_engine, job.rid)
+        holder = self._engines.attached(job.prefill_engine, job.attempt_id)
         route = (
             None if holder is None else fallback.choose_decode(self._engines.all(), holder.info.group, job)
         )
@@ -238,16 +244,16 @@ class Hub:
         if isinstance(message, Tokens):
             self._tokens(message)
         elif isinstance(message, (PrefillDone, Admitted)):
-            self._to_job(message.rid, message)
+            self._to_job(message.attempt_id, message)
         elif isinstance(message, Failed):
-            self._to_job(message.rid, EngineFailed(link.info.id, message))
+            self._to_job(message.attempt_id, EngineFailed(link.info.id, message))
         else:
             raise ValueError(f"an ingress does not take {type(message).__name__}")
 
     def _tokens(self, message: Tokens) -> None:
         jobs, progressed = self.jobs, self._progressed
         for out in message.items:
-            job = jobs.get(out.rid)
+            job = jobs.get(out.attempt_id)
             if job is None:
                 continue  # its cancellation is on the way
             if job.state is State.DECODING:
@@ -259,8 +265,8 @@ class Hub:
         if progressed:
             self._schedule_progress()
 
-    def _to_job(self, rid: str, event: Any) -> None:
-        job = self.jobs.get(rid)
+    def _to_job(self, attempt_id: str, event: Any) -> None:
+        job = self.jobs.get(attempt_id)
         if job is not None:
             job.on(event)
 
@@ -269,7 +275,7 @@ class Hub:
         if jobs:
             log.warning("engine %s lost (%s) with %d requests", link.info.id, reason, len(jobs))
         for job in jobs:
-            if self.jobs.get(job.rid) is job:
+            if self.jobs.get(job.attempt_id) is job:
                 job.on(EngineLost(link.info.id, reason))
 
     # ------------------------------------------------------------------------------------------------- router
@@ -277,7 +283,7 @@ class Hub:
     def _from_router(self, _: Channel, message: Message) -> None:
         match message:
             case RoutePrefill() | RouteDecode() | Reject():
-                self._to_job(message.rid, message)
+                self._to_job(message.attempt_id, message)
             case FleetStatus():
                 self.fleet_status = message
             case AdminAnswer():
@@ -311,8 +317,8 @@ class Hub:
 
     def _send_progress(self) -> None:
         self._progress_timer = None
-        items = [(rid, "admitted", 0) for rid in self._admitted if rid in self.jobs]
-        items += [(job.rid, "tokens", job.output_tokens) for job in self._progressed]
+        items = [(attempt_id, "admitted", 0) for attempt_id in self._admitted if attempt_id in self.jobs]
+        items += [(job.attempt_id, "tokens", job.output_tokens) for job in self._progressed]
         transferred, self._transferred = self._transferred, []
         self._admitted.clear()
         self._progressed.clear()

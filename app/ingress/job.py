@@ -7,7 +7,7 @@
 crossed a cancellation on its way, say). What is held where follows from the state alone (`_give_back`), and
 every way out runs through `_end`, which tells the router `Closed` exactly once per attempt.
 
-A failed attempt is repeated under a new rid before the first token (at most `max_retries` times, avoiding the
+A failed attempt is repeated under a new attempt_id before the first token (at most `max_retries` times, avoiding the
 engines that failed), so that late messages of the old attempt cannot be taken for the new one's. After the
 first token it ends in an error. A job has no task and no timer: it is driven by messages, and `sweep` looks
 at its deadlines.
@@ -48,7 +48,7 @@ class Job:
     work: Work
     owner: Owner
     ports: Ports
-    rid: str = ""
+    attempt_id: str = ""
     state: State = State.SUBMITTED
     prefill_engine: str | None = None
     decode_engine: str | None = None
@@ -56,7 +56,7 @@ class Job:
     decode_rank: int | None = None
     handle: bytes | None = None
     lease_guard_s: float | None = None
-    epoch: int | None = None  # the router connection that knows this rid
+    epoch: int | None = None  # the router connection that knows this attempt_id
     attempts: int = 0
     avoid: tuple[str, ...] = ()
     output_tokens: int = 0
@@ -68,7 +68,7 @@ class Job:
 
     def start(self) -> None:
         """First attempt, or the next one."""
-        self.rid = self.ports.new_rid(self.work)
+        self.attempt_id = self.ports.new_attempt_id(self.work)
         self.state = State.SUBMITTED
         self.prefill_engine = self.decode_engine = self.handle = self.lease_guard_s = None
         self.unfinished = self.work.choices
@@ -104,12 +104,12 @@ class Job:
 
     def cancel(self) -> None:
         """The client has gone, or the answer failed elsewhere. Idempotent; nothing before `start`."""
-        if self.rid and self.state is not State.DONE:
+        if self.attempt_id and self.state is not State.DONE:
             self._end("cancelled")
 
     def router_up(self, epoch: int) -> None:
         """A new router, to which this job is unknown: tell it, so that its charges are right again."""
-        stage = "prefill" if self.state is State.PREFILLING else "decode"
+        stage = "prefilling" if self.state is State.PREFILLING else "decoding"
         kv_engine = self.prefill_engine or self.decode_engine
         kv_rank = self.prefill_rank if self.prefill_engine else self.decode_rank
         self.epoch = epoch
@@ -164,7 +164,9 @@ class Job:
         sent = ports.to_engine(
             event.engine_id,
             self,
-            Prefill(self.rid, work.tokens, work.params, max(left_s, 0.001), work.priority, event.dp_rank),
+            Prefill(
+                self.attempt_id, work.tokens, work.params, max(left_s, 0.001), work.priority, event.dp_rank
+            ),
         )
         if sent:
             self.state = State.PREFILLING
@@ -182,7 +184,7 @@ class Job:
         self.lease_guard_s = times.pooled_s + event.lease_s - margin_s
         self.state = State.POOLED
         if self._router_knows():
-            ports.to_router(Prefilled(self.rid, event.lease_s, event.kv_bytes, event.cached_tokens))
+            ports.to_router(Prefilled(self.attempt_id, event.lease_s, event.kv_bytes, event.cached_tokens))
         else:
             self._decide_decode_here(None)
 
@@ -193,7 +195,8 @@ class Job:
     def _send_decode(self, route: RoutePrefill | RouteDecode, left_s: float) -> None:
         work, engine_id = self.work, route.engine_id
         message = Decode(
-            self.rid, work.tokens, work.params, self.handle, max(left_s, 0.001), work.priority, work.chat, route.dp_rank
+            self.attempt_id, work.tokens, work.params, self.handle, max(left_s, 0.001), work.priority, work.chat,
+            route.dp_rank
         )  # fmt: skip
         if self.ports.to_engine(engine_id, self, message):
             self.decode_engine, self.decode_rank = engine_id, route.dp_rank
@@ -218,7 +221,7 @@ class Job:
 
     def _output_before_admitted(self, event: Out) -> None:
         """Tokens imply that the KV is there; the engine has lost its `Admitted` only in what it says."""
-        self._admitted(Admitted(self.rid))
+        self._admitted(Admitted(self.attempt_id))
         self.output(event)
 
     def _rejected(self, event: Reject) -> None:
@@ -307,7 +310,7 @@ class Job:
         self.state = State.DONE
         if self._router_knows():
             culprit = gone if outcome == "failed" else None
-            self.ports.to_router(Closed(self.rid, outcome, self.output_tokens, culprit, stage))
+            self.ports.to_router(Closed(self.attempt_id, outcome, self.output_tokens, culprit, stage))
         self.epoch = None
         self.ports.forget(self, outcome)
 
@@ -315,13 +318,17 @@ class Job:
         """By state: who holds what, and how it is told to let go. `gone` needs no telling."""
         prefill, decode = self.prefill_engine, self.decode_engine
         if self.state is State.PREFILLING and prefill != gone:
-            self._tell(prefill, Cancel(self.rid))
+            self._tell(prefill, Cancel(self.attempt_id))
         elif self.state is State.POOLED and prefill != gone:
-            self._tell(prefill, ReleaseKV(self.rid))
+            self._tell(prefill, ReleaseKV(self.attempt_id))
         elif self.state in (State.ADMITTING, State.DECODING) and decode != gone:
-            self._tell(decode, Cancel(self.rid))  # the decode engine frees the prefill engine's copy too
+            self._tell(
+                decode, Cancel(self.attempt_id)
+            )  # the decode engine frees the prefill engine's copy too
         elif self.state is State.ADMITTING and prefill is not None:
-            self._tell(prefill, ReleaseKV(self.rid))  # the decode engine died or failed: nobody will pull
+            self._tell(
+                prefill, ReleaseKV(self.attempt_id)
+            )  # the decode engine died or failed: nobody will pull
         for engine_id in (prefill, decode):
             if engine_id is not None:
                 self.ports.leave_engine(engine_id, self)
@@ -340,7 +347,7 @@ class Job:
         routed = self.state in (State.ADMITTING, State.DECODING)
         block_hashes, block_tokens = (b"", 0) if routed else self.ports.block_hashes_of(work)
         return Submit(
-            rid=self.rid,
+            attempt_id=self.attempt_id,
             prompt_tokens=len(work.tokens),
             max_tokens=work.max_tokens,
             slots=work.choices,

@@ -110,8 +110,8 @@ class Ports(Protocol):
     lease_margin_s: float
 
     def now_s(self) -> float: ...
-    def new_rid(self, work: Work) -> str:
-        """A rid of its own for each attempt, which begins with the request's id."""
+    def new_attempt_id(self, work: Work) -> str:
+        """An attempt_id of its own for each attempt, which begins with the request's id."""
 
     def register(self, job: "Job") -> None: ...
     def forget(self, job: "Job", outcome: str) -> None: ...

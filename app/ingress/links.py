@@ -131,13 +131,13 @@ class EngineLinks:
         """The engine's link, if it is in the fleet."""
         return self._links.get(engine_id)
 
-    def attached(self, engine_id: str, rid: str) -> EngineLink | None:
-        """The link over which `rid` runs at the engine: a retired one goes on serving its own jobs."""
+    def attached(self, engine_id: str, attempt_id: str) -> EngineLink | None:
+        """The link over which `attempt_id` runs at the engine: a retired one goes on serving its own jobs."""
         link = self._links.get(engine_id)
-        if link is not None and rid in link.jobs:
+        if link is not None and attempt_id in link.jobs:
             return link
         for retired in self._retired:
-            if retired.info.id == engine_id and rid in retired.jobs:
+            if retired.info.id == engine_id and attempt_id in retired.jobs:
                 return retired
         return link
 

@@ -12,8 +12,8 @@ from app.config import AppConfig, ConfigError, from_options
 from app.ingress.admin import admin_keys
 from app.ingress.asgi import IngressApp
 from app.ingress.config import IngressConfig
+from app.ingress.http.listener import Listener, ListenerConfig
 from app.ingress.hub import Hub
-from app.ingress.listener import Listener, ListenerConfig
 from app.ingress.metrics import IngressMetrics
 from app.ingress.tokenizer import HfCodec, TextCodec, WordCodec
 from app.replicas import DRAIN_S, finder

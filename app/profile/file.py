@@ -1,7 +1,7 @@
 """The heatmap file: what `sluice profile heatmap` writes, resumes from, and the configuration names.
 
     {"format": "sluice-heatmap/1",
-     "heatmap": policies.routing.heatmap.Heatmap as plain data, or null while nothing is measured,
+     "heatmap": policies.routing.deepflow.heatmap.Heatmap as plain data, or null while nothing is measured,
      "marks": [[measured | partial | interpolated]],  "rates": [{"rate_per_s", "cells", "standard_errors"}],
      "provenance": {...},  "pairs": [every measured point with both samples]}
 
@@ -17,7 +17,7 @@ from typing import Any
 
 from app.profile.fold import Folded, Pair, Sample
 from app.profile.plan import Point
-from policies.routing.heatmap import Heatmap, heatmap_from
+from policies.routing.deepflow.heatmap import Heatmap, heatmap_from
 from policies.routing.params import BadParameter
 
 FORMAT = "sluice-heatmap/1"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 from app.profile.plan import Grid, Point
-from policies.routing.heatmap import Heatmap, combine
+from policies.routing.deepflow.heatmap import Heatmap, combine
 
 T = TypeVar("T")
 Mark = Literal["measured", "partial", "interpolated"]

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from policies.routing.heatmap import Heatmap
+from policies.routing.deepflow.heatmap import Heatmap
 
 _STACK_FROM = 4  # ratios from which on the panels stand above each other
 Cells = Sequence[Sequence[float | None]]

@@ -9,7 +9,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from policies.routing.oracle import Oracle, Place
+from policies.network.oracle import Oracle, Place
 from policies.state.views import (
     Departure,
     Health,
@@ -47,7 +47,8 @@ def tick_case(workers: int, pool: int, rng: random.Random, busy: bool = True) ->
     senders = [_sender(i, workers, rng) for i in range(8)]
     entries = tuple(_entry(i, rng) for i in range(pool))
     hits = {
-        e.request.rid: {decode[i % workers].id: e.request.prompt_tokens // 2} for i, e in enumerate(entries)
+        e.request.attempt_id: {decode[i % workers].id: e.request.prompt_tokens // 2}
+        for i, e in enumerate(entries)
     }
     by_id = {worker.id: worker for worker in [*decode, *senders]}
     snapshot = Snapshot(1.0, by_id, entries, {}, oracle, KnownHits(hits))

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from benchmarks.decisions.measure import Timing, timed
-from policies.dispatch import Action, DispatchConfig, Dispatcher, RouteDecode, RoutePrefill
-from policies.routing.oracle import Oracle, Place
+from policies.dispatch.dispatcher import Action, DispatchConfig, Dispatcher, RouteDecode, RoutePrefill
+from policies.network.oracle import Oracle, Place
 from policies.routing.registry import decode_policy, prefill_policy
 from policies.state import events as ev
 from policies.state.views import Request, Role
@@ -33,7 +33,7 @@ class Loop:
         config = DispatchConfig(max_queue=10**6, queue_timeout_s=1e9, seed=seed)
         self.dispatcher = Dispatcher(config, prefill_policy(prefill), decode_policy(decode))
         self.rng, self.now_s, self.events, self.arrived, self.closed = random.Random(seed), 0.0, 0, 0, 0
-        self.running: dict[str, tuple[int, int]] = {}  # rid -> tokens, output length
+        self.running: dict[str, tuple[int, int]] = {}  # attempt_id -> tokens, output length
         self.computing: list[str] = []
         self.names = [f"p{i:03d}" for i in range(ENGINES // 4)]
         self.names += [f"d{i:03d}" for i in range(ENGINES - ENGINES // 4)]
@@ -47,10 +47,10 @@ class Loop:
     def feed(self, event: ev.Event) -> list[Action]:
         self.events += 1
         actions = self.dispatcher.handle(event)
-        self.computing += [a.rid for a in actions if isinstance(a, RoutePrefill)]
+        self.computing += [a.attempt_id for a in actions if isinstance(a, RoutePrefill)]
         for action in actions:
             if isinstance(action, RouteDecode):
-                self.running[action.rid] = (0, self.rng.randint(20, 120))
+                self.running[action.attempt_id] = (0, self.rng.randint(20, 120))
         return actions
 
     def step(self) -> None:
@@ -67,14 +67,18 @@ class Loop:
             self.arrived += 1
             self.feed(ev.Arrived(self.now_s, request))
         computed, self.computing = self.computing, []
-        for rid in computed:
-            self.feed(ev.PrefillDone(self.now_s, rid, self.now_s + 1e6, 80_000_000, 0))
-        grown = {rid: (tokens + 1, length) for rid, (tokens, length) in self.running.items()}
-        self.running = {rid: at for rid, at in grown.items() if at[0] < at[1]}
-        self.feed(ev.ProgressedMany(self.now_s, tuple((rid, at[0]) for rid, at in self.running.items())))
-        for rid in grown.keys() - self.running.keys():
+        for attempt_id in computed:
+            self.feed(ev.PrefillDone(self.now_s, attempt_id, self.now_s + 1e6, 80_000_000, 0))
+        grown = {attempt_id: (tokens + 1, length) for attempt_id, (tokens, length) in self.running.items()}
+        self.running = {attempt_id: at for attempt_id, at in grown.items() if at[0] < at[1]}
+        self.feed(
+            ev.ProgressedMany(
+                self.now_s, tuple((attempt_id, at[0]) for attempt_id, at in self.running.items())
+            )
+        )
+        for attempt_id in grown.keys() - self.running.keys():
             self.closed += 1
-            self.feed(ev.Closed(self.now_s, rid, "finished", grown[rid][0]))
+            self.feed(ev.Closed(self.now_s, attempt_id, "finished", grown[attempt_id][0]))
 
 
 def requests(number: int, seed: int) -> list[Timing]:
@@ -111,14 +115,14 @@ class Backlog:
     def handle(self, event: ev.Event) -> None:
         """As the router does, its actions carried out."""
         actions = self.dispatcher.handle(event)
-        self.running += [action.rid for action in actions if isinstance(action, RouteDecode)]
+        self.running += [action.attempt_id for action in actions if isinstance(action, RouteDecode)]
 
     def new_entry(self) -> ev.PrefillDone:
         """A prefill that is about to finish: above half of a worker's KV, so that no second one fits beside it."""
-        rid = f"r{self.made:05d}"
+        attempt_id = f"r{self.made:05d}"
         self.made += 1
-        self.handle(ev.Arrived(0.0, Request(rid, 0.0, self.rng.randint(1100, 1900), 64)))
-        return ev.PrefillDone(0.0, rid, 1e9, 80_000_000, 0)
+        self.handle(ev.Arrived(0.0, Request(attempt_id, 0.0, self.rng.randint(1100, 1900), 64)))
+        return ev.PrefillDone(0.0, attempt_id, 1e9, 80_000_000, 0)
 
     def end(self) -> ev.Closed:
         """The end of the request that has run longest; its worker has room for one again."""

@@ -5,9 +5,9 @@ from functools import partial
 
 from actors.router.journal import JournalConfig, RouterJournal
 from benchmarks.decisions.measure import Timing, timed
-from policies.dispatch import Action, DispatchConfig, Dispatcher
-from policies.journal import outcome_lines, record_text
-from policies.replay import outcome
+from policies.dispatch.dispatcher import Action, DispatchConfig, Dispatcher
+from policies.journal.lines import outcome_lines, record_text
+from policies.journal.replay import outcome
 from policies.routing.registry import decode_policy, prefill_policy
 from policies.state import events as ev
 from policies.state.views import Request, Role
@@ -49,15 +49,15 @@ def _traffic(requests: int, rng: random.Random) -> list[ev.Event]:
         events.append(ev.EngineUp(0.0, f"w{i:02d}", role, "g", f"n{i}", 64, 1_000_000))
     tokens: dict[str, int] = {}
     for i in range(requests):
-        now_s, rid = i / 100, f"4c1c70913da6{i:08x}-{i:x}"
+        now_s, attempt_id = i / 100, f"4c1c70913da6{i:08x}-{i:x}"
         if i % 10 == 0:
             events += [ev.EngineStatus(now_s, f"w{k:02d}", 8, 0, 0) for k in range(PREFILLS + DECODES)]
-        request = Request(rid, now_s, rng.randint(10, 2000), 128, deadline_s=now_s + 600)
-        events += [ev.Arrived(now_s, request), ev.PrefillDone(now_s, rid, now_s + 30, 2**20, 0)]
-        events.append(ev.Admitted(now_s, rid))
-        tokens[rid] = 0
+        request = Request(attempt_id, now_s, rng.randint(10, 2000), 128, deadline_s=now_s + 600)
+        events += [ev.Arrived(now_s, request), ev.PrefillDone(now_s, attempt_id, now_s + 30, 2**20, 0)]
+        events.append(ev.Admitted(now_s, attempt_id))
+        tokens[attempt_id] = 0
         if i % 2:
-            tokens = {rid: count + 3 for rid, count in tokens.items()}
+            tokens = {attempt_id: count + 3 for attempt_id, count in tokens.items()}
             events.append(ev.ProgressedMany(now_s, tuple(tokens.items())))
         if len(tokens) > 40:
             first = next(iter(tokens))

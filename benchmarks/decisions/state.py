@@ -26,14 +26,14 @@ def full_cluster(rng: random.Random) -> ClusterState:
     prefill = [f"w{i:03d}" for i in range(ENGINES) if i % 4 == 0]
     decode = [f"w{i:03d}" for i in range(ENGINES) if i % 4]
     for i in range(LIVE):
-        rid = f"r{i}"
-        state.apply(ev.Arrived(0.0, Request(rid, 0.0, rng.randint(50, 8000), 1024)))
-        state.apply(ev.PrefillRouted(0.0, rid, rng.choice(prefill), colocated=False))
-        state.apply(ev.PrefillDone(0.0, rid, 30.0, 1, 0))
-        state.apply(ev.DecodeRouted(0.0, rid, rng.choice(decode)))
-        state.apply(ev.Admitted(0.0, rid))
+        attempt_id = f"r{i}"
+        state.apply(ev.Arrived(0.0, Request(attempt_id, 0.0, rng.randint(50, 8000), 1024)))
+        state.apply(ev.PrefillRouted(0.0, attempt_id, rng.choice(prefill), colocated=False))
+        state.apply(ev.PrefillDone(0.0, attempt_id, 30.0, 1, 0))
+        state.apply(ev.DecodeRouted(0.0, attempt_id, rng.choice(decode)))
+        state.apply(ev.Admitted(0.0, attempt_id))
         if i % 20 == 0:
-            state.apply(ev.ForecastMade(0.0, rid, 0, float(rng.randint(1, 48))))
+            state.apply(ev.ForecastMade(0.0, attempt_id, 0, float(rng.randint(1, 48))))
     state.snapshot(0.0)
     return state
 
@@ -45,9 +45,9 @@ def events_and_snapshots(calls: int, seed: int) -> list[Timing]:
     tokens = dict.fromkeys((f"r{i}" for i in range(LIVE)), 0)
 
     def progress() -> ev.Progressed:
-        rid = f"r{rng.randrange(LIVE)}"
-        tokens[rid] += 1
-        return ev.Progressed(1.0, rid, tokens[rid])
+        attempt_id = f"r{rng.randrange(LIVE)}"
+        tokens[attempt_id] += 1
+        return ev.Progressed(1.0, attempt_id, tokens[attempt_id])
 
     def status(i: int) -> ev.EngineStatus:
         return ev.EngineStatus(1.0 + i / 1000, f"w{i % ENGINES:03d}", 40, 2, 100_000)
@@ -80,8 +80,8 @@ def whole_steps(state: ClusterState, tokens: dict[str, int], steps: int, rng: ra
 
     def many(apply: Callable[[ev.Event], object]) -> Iterator[Callable[[], object]]:
         for _ in range(steps):
-            for rid in tokens:
-                tokens[rid] += 1
+            for attempt_id in tokens:
+                tokens[attempt_id] += 1
             yield partial(apply, ev.ProgressedMany(1.0, tuple(tokens.items())))
 
     def look_after(event: ev.Event) -> None:
@@ -89,8 +89,8 @@ def whole_steps(state: ClusterState, tokens: dict[str, int], steps: int, rng: ra
         state.snapshot(1.0)
 
     rows = [timed("10,000 in one ProgressedMany, per item", many(state.apply), LIVE)]
-    for rid, done in tokens.items():
-        state.apply(ev.ForecastMade(1.0, rid, done, float(rng.randint(1, 300))))
+    for attempt_id, done in tokens.items():
+        state.apply(ev.ForecastMade(1.0, attempt_id, done, float(rng.randint(1, 300))))
     rows.append(timed("the same, a forecast on every request", many(state.apply), LIVE))
     rows.append(timed("the same, and a snapshot after each", many(look_after), LIVE))
     return rows

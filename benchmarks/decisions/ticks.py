@@ -7,12 +7,12 @@ from functools import partial
 
 from benchmarks.decisions.cases import Case, tick_case
 from benchmarks.decisions.measure import Timing, timed
-from policies.feasibility import FeasibleEntries, Tiers, rooms_of
-from policies.routing.balance_route_0 import BalanceRoute0
-from policies.routing.balance_route_h import BalanceRouteH
+from policies.dispatch.feasibility import FeasibleEntries, Tiers, rooms_of
+from policies.routing.balance.balance_route_0 import BalanceRoute0
+from policies.routing.balance.balance_route_h import BalanceRouteH
 from policies.routing.base import DecodePolicy
-from policies.routing.composition import Composition
-from policies.routing.netkv import NetKV
+from policies.routing.composition.composition import Composition
+from policies.routing.netkv.netkv import NetKV
 
 NETKV_CANDIDATES = (16, 64, 256)
 WORKERS = (8, 16, 64, 144)

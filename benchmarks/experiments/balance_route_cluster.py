@@ -38,9 +38,9 @@ from benchmarks.sim.records import RunResult
 from benchmarks.workloads import transform
 from benchmarks.workloads.catalog import WorkloadSpec, build, outcomes_of
 from benchmarks.workloads.record import WorkloadRequest
-from policies.dispatch import DispatchConfig
+from policies.dispatch.dispatcher import DispatchConfig
 from policies.engine_model.timing import TimingProfile
-from policies.routing.balance_route_h import BalanceRouteH
+from policies.routing.balance.balance_route_h import BalanceRouteH
 from policies.state.views import Role
 from predictors.features import replay
 from predictors.forecast import ForecastConfig
@@ -175,7 +175,9 @@ def load_of(
     if case.requests is None:
         start = seed * len(rows) // 5 % len(rows)
         span_s = rows[-1].at_s + rows[-1].at_s / len(rows)
-        later = [dataclasses.replace(r, rid=r.rid + "+", at_s=r.at_s + span_s) for r in rows[:start]]
+        later = [
+            dataclasses.replace(r, request_id=r.request_id + "+", at_s=r.at_s + span_s) for r in rows[:start]
+        ]
         rows = transform.rebase([*rows[start:], *later])
     sizing = Sizing.of(rows, workers, case.slots, profile)
     places = workers * case.slots
@@ -208,7 +210,9 @@ def history(case: Case, workers: int, train_requests: int) -> tuple[Outcome, ...
     end_s = rows[-1].at_s
     logged = []
     for r in rows:
-        outcome = outcomes_of([dataclasses.replace(r, rid="train " + r.rid, at_s=r.at_s - end_s)])[0]
+        outcome = outcomes_of(
+            [dataclasses.replace(r, request_id="train " + r.request_id, at_s=r.at_s - end_s)]
+        )[0]
         finish_s = outcome.arrival.arrival_s + r.output_tokens * sizing.step_s
         if finish_s < 0.0:
             logged.append(dataclasses.replace(outcome, finish_s=finish_s))

@@ -32,7 +32,7 @@ from benchmarks.workloads.lengths import Lognormal
 from benchmarks.workloads.prefixes import Sharing
 from benchmarks.workloads.record import WorkloadRequest
 from benchmarks.workloads.synthetic import Clients, Synthetic
-from policies.dispatch import DispatchConfig
+from policies.dispatch.dispatcher import DispatchConfig
 from policies.state.views import Role
 from predictors.memorise import CLIENT, Memorised
 from predictors.oracle import Oracle
@@ -113,7 +113,9 @@ def history(tail: str) -> tuple[Outcome, ...]:
     seen = islice(_requests(config).stream(HISTORY_SEED), HISTORY)
     return tuple(
         Outcome(
-            Arrival(r.rid, at_s - 1.0, r.prompt_tokens, client=r.client, traffic_class=r.request_class),
+            Arrival(
+                r.request_id, at_s - 1.0, r.prompt_tokens, client=r.client, traffic_class=r.request_class
+            ),
             r.output_tokens,
             at_s,
         )

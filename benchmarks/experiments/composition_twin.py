@@ -24,9 +24,9 @@ from benchmarks.workloads.arrivals import Poisson
 from benchmarks.workloads.lengths import Lognormal
 from benchmarks.workloads.record import WorkloadRequest
 from benchmarks.workloads.synthetic import Clients, Synthetic
-from policies.dispatch import DispatchConfig
+from policies.dispatch.dispatcher import DispatchConfig
 from policies.engine_model.timing import SMOLLM2_KV_BYTES_PER_TOKEN, TimingProfile
-from policies.routing.oracle import Place
+from policies.network.oracle import Place
 from policies.state.views import Role
 from predictors.live import LivePredictor
 from predictors.protocol import Arrival, Outcome, Predictor

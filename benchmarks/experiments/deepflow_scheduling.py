@@ -3,7 +3,7 @@
 Two colocated engines and a pair of disaggregated ones (1P1D); a code-generation trace (`deepflow_setup`). The figure's
 values are not in the text, which says (5.3.2): PD-aware beats round robin at some rates ("e.g., 10 reqs/s"), matches it
 at low ones, and is worse at very high ones, where the disaggregated pair overloads. The project's aim: within 1 % of
-the best at high rates too, which is what the load correction of `policies.routing.pd_heatmap` is for; "PD-aware, k = 0"
+the best at high rates too, which is what the load correction of `routing.deepflow.pd_heatmap` is for; "PD-aware, k = 0"
 is the paper's.
 
 At 2/s five stretches of 200 requests cannot decide 1 %: PD-aware was 1.3 +- 3.5 and combined 4.4 +- 6.7 % behind the
@@ -26,7 +26,7 @@ from benchmarks.experiments.base import Config, Metrics, Results, Row, Variant
 from benchmarks.sim.cluster import simulate
 from benchmarks.sim.metrics import summarise
 from benchmarks.workloads.catalog import available
-from policies.routing.heatmap import Heatmap
+from policies.routing.deepflow.heatmap import Heatmap
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -31,8 +31,8 @@ from benchmarks.workloads.lengths import Fixed, Lengths, Lognormal
 from benchmarks.workloads.prefixes import Sharing, share_prefixes
 from benchmarks.workloads.record import WorkloadRequest
 from benchmarks.workloads.synthetic import Synthetic
-from policies.dispatch import DispatchConfig
-from policies.routing.heatmap import Heatmap, combine
+from policies.dispatch.dispatcher import DispatchConfig
+from policies.routing.deepflow.heatmap import Heatmap, combine
 from policies.state.views import Role
 from predictors.oracle import Oracle
 from predictors.protocol import Predictor
@@ -117,9 +117,9 @@ class Guesses(Mapping[str, int]):
     ) -> None:
         self._lengths, self._accuracy, self._others, self._seed = lengths, accuracy, others, seed
 
-    def __getitem__(self, rid: str) -> int:
-        rng = random.Random(f"{self._seed}/{rid}")
-        return self._lengths[rid] if rng.random() < self._accuracy else rng.choice(self._others)
+    def __getitem__(self, request_id: str) -> int:
+        rng = random.Random(f"{self._seed}/{request_id}")
+        return self._lengths[request_id] if rng.random() < self._accuracy else rng.choice(self._others)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._lengths)

@@ -67,7 +67,7 @@ from benchmarks.workloads import transform
 from benchmarks.workloads.catalog import WorkloadSpec, build
 from benchmarks.workloads.prefixes import Sharing, share_prefixes
 from benchmarks.workloads.record import WorkloadRequest
-from policies.dispatch import DispatchConfig
+from policies.dispatch.dispatcher import DispatchConfig
 from policies.state.views import Role
 
 TRACE = "mooncake-conversation"

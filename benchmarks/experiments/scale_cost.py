@@ -22,7 +22,7 @@ from benchmarks.checkout import commit
 from benchmarks.experiments import composition_cluster, scale
 from benchmarks.results_io import write_text
 from benchmarks.sim.cluster import Cluster
-from policies.dispatch import Action, Dispatcher, RouteDecode, RoutePrefill
+from policies.dispatch.dispatcher import Action, Dispatcher, RouteDecode, RoutePrefill
 from policies.state import events as ev
 
 

@@ -25,7 +25,7 @@ from benchmarks.sim.cluster import simulate
 from benchmarks.sim.config import ControlPlane, EngineSpec, SimConfig
 from benchmarks.workloads.arrivals import Poisson, until
 from benchmarks.workloads.record import WorkloadRequest
-from policies.dispatch import DispatchConfig
+from policies.dispatch.dispatcher import DispatchConfig
 from policies.engine_model.timing import SMOLLM2_KV_BYTES_PER_TOKEN, TimingProfile
 from policies.state.views import Role
 
@@ -175,7 +175,7 @@ def replay_live(port: int, setup: Setup, work: Sequence[WorkloadRequest], seed: 
         }
         plan.append(openloop.Planned(one.at_s, json.dumps(body).encode()))
     answers = openloop.replay(port, COMPLETIONS, plan, PATIENCE_S)
-    problems = [f"{one.rid}: {a.problem}" for one, a in zip(work, answers, strict=True) if a.problem]
+    problems = [f"{one.request_id}: {a.problem}" for one, a in zip(work, answers, strict=True) if a.problem]
     if problems:
         raise ValidationError(f"{len(problems)} of {len(work)} answers were lost; {'; '.join(problems[:5])}")
     return answers
@@ -199,7 +199,7 @@ def simulated_times(config: SimConfig, work: Sequence[WorkloadRequest]) -> list[
     for record in simulate(config, work).requests:
         ttft_s, jct_s = metrics.ttft_s(record), metrics.jct_s(record)
         if ttft_s is None or jct_s is None:
-            raise ValidationError(f"simulated {record.rid} did not finish: {record.rejected}")
+            raise ValidationError(f"simulated {record.request_id} did not finish: {record.rejected}")
         found.append(Times(ttft_s, metrics.tpot_s(record), jct_s))
     return found
 

@@ -208,7 +208,7 @@ def simulate_block(setup: Setup, case: Case, load: float, round_: int) -> Block:
         streams = []
         for one in simulate(config, work).requests:
             if one.first_token_s is None or one.finished_s is None:
-                raise ServerError(f"simulated {one.rid} did not finish: {one.rejected}")
+                raise ServerError(f"simulated {one.request_id} did not finish: {one.rejected}")
             streams.append(Stream(one.arrived_s, one.first_token_s, one.finished_s, one.output_tokens))
         runs.append(report.measure(streams, setup.seconds))
     mean = {name: sum(run[name] for run in runs) / len(runs) for name in report.FIGURES}

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.sim.records import RequestRecord, RunResult
 
-Span = tuple[str, str, str, float, float]  # worker, kind, rid, begin and end in s
+Span = tuple[str, str, str, float, float]  # worker, kind, request_id, begin and end in s
 
 
 def spans(records: Iterable[RequestRecord]) -> list[Span]:
@@ -28,7 +28,7 @@ def spans(records: Iterable[RequestRecord]) -> list[Span]:
             parts.append(("decode", r.decode_worker, r.transfer_done_s, r.finished_s))
         for kind, worker, begin, end in parts:
             if worker is not None and begin is not None and end is not None:
-                found.append((worker, kind, r.rid, begin, end))
+                found.append((worker, kind, r.request_id, begin, end))
     return found
 
 
@@ -42,7 +42,7 @@ def trace_events(result: RunResult) -> list[dict[str, Any]]:
         events.append({"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": worker}})
         busy: list[tuple[float, int]] = []  # (end, lane)
         free: list[int] = []
-        for _, kind, rid, begin, end in sorted(by_worker[worker], key=lambda s: (s[3], s[4], s[2])):
+        for _, kind, request_id, begin, end in sorted(by_worker[worker], key=lambda s: (s[3], s[4], s[2])):
             while busy and busy[0][0] <= begin:
                 heapq.heappush(free, heapq.heappop(busy)[1])
             lane = heapq.heappop(free) if free else len(busy) + 1
@@ -50,7 +50,7 @@ def trace_events(result: RunResult) -> list[dict[str, Any]]:
             events.append(
                 {
                     "ph": "X",
-                    "name": rid,
+                    "name": request_id,
                     "cat": kind,
                     "pid": pid,
                     "tid": lane,

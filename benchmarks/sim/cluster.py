@@ -2,7 +2,7 @@
 
 `simulate(config, workload)` is the one entry. Nothing is decided here: events go in, the dispatcher's actions are
 carried out (`ingress`), engines step (`engine`), KV moves (`pull`, over the network or fixed links). Periods, hops and
-retries are `ControlPlane`'s. The event log is the live router's (`policies.journal`), so it replays.
+retries are `ControlPlane`'s. The event log is the live router's (`policies.journal.lines`), so it replays.
 
 Not per event but per period, as live: engine status, progress (all that gained a token in one `ProgressedMany`), KV
 events, forecasts, ticks, the network oracle. A progress report takes no time on its way.
@@ -24,8 +24,8 @@ from benchmarks.sim.pull import Pull
 from benchmarks.sim.records import RequestRecord, RunResult
 from benchmarks.sim.reports import Reports
 from benchmarks.workloads.record import WorkloadRequest
-from policies.dispatch import Action, Dispatcher, Reject, RoutePrefill
-from policies.journal import JournalWriter
+from policies.dispatch.dispatcher import Action, Dispatcher, Reject, RoutePrefill
+from policies.journal.lines import JournalWriter
 from policies.routing.registry import decode_policy, prefill_policy
 from policies.state import events as ev
 
@@ -141,11 +141,11 @@ class Cluster:
             return
         if not work.at_s >= self.kernel.now_s:
             raise SimulationError(
-                f"request {work.rid} is at {work.at_s} s, after one at {self.kernel.now_s} s: sort the workload by at_s"
+                f"request {work.request_id} is at {work.at_s} s, after one at {self.kernel.now_s} s: sort by at_s"
             )
         if work.prompt_tokens < 1 or work.output_tokens < 1:
             raise SimulationError(
-                f"request {work.rid} has {work.prompt_tokens} prompt and {work.output_tokens} output tokens: "
+                f"request {work.request_id} has {work.prompt_tokens} prompt and {work.output_tokens} output tokens: "
                 f"both must be at least 1"
             )
         self.kernel.at(work.at_s, lambda: self._arrive(work))
@@ -153,7 +153,7 @@ class Cluster:
     def _arrive(self, work: WorkloadRequest) -> None:
         config, now_s = self.config, self.kernel.now_s
         record = RequestRecord(
-            work.rid,
+            work.request_id,
             work.request_class,
             work.prompt_tokens,
             work.output_tokens,
@@ -161,11 +161,13 @@ class Cluster:
             ttft_slo_s=work.ttft_slo_s,
             tpot_slo_s=work.tpot_slo_s,
         )
-        if work.rid in self.ingress.jobs:
-            raise SimulationError(f"two live requests are called {work.rid}: rids must be unique")
+        if work.request_id in self.ingress.jobs:
+            raise SimulationError(
+                f"two live requests are called {work.request_id}: request ids must be unique"
+            )
         if now_s >= config.warmup_s and not self._closed_window:
             self._records.append(record)
-            self._measured.add(work.rid)
+            self._measured.add(work.request_id)
         self.ingress.arrive(work, record, hashes_of(work, config.engines))
         self._next_arrival()
 
@@ -263,9 +265,9 @@ class Cluster:
         """A request is over."""
         self._ended += 1
         record = job.record
-        if record.tier is not None and job.work.rid in self._measured:
+        if record.tier is not None and job.work.request_id in self._measured:
             self.tier_bytes[record.tier] += record.transfer_bytes
-        self._measured.discard(job.work.rid)
+        self._measured.discard(job.work.request_id)
         self._look_for_end()
 
     # ------------------------------------------------------------------------------------------------------- periods
@@ -311,7 +313,7 @@ class Cluster:
         if self._links.network is not None:
             job.record.tier = links.tier(source.node, target.node)
         released, groups = job.layers
-        pull = Pull(links, source, target, n_bytes, job.work.priority, job.rid, groups, on_done)
+        pull = Pull(links, source, target, n_bytes, job.work.priority, job.attempt_id, groups, on_done)
         pull.release(released)
         return pull
 

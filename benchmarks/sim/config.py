@@ -7,9 +7,9 @@ from typing import Any, Literal, Protocol
 
 from benchmarks.sim.kernel import Kernel
 from benchmarks.sim.links import KvNetwork
-from policies.dispatch import DispatchConfig
+from policies.dispatch.dispatcher import DispatchConfig
 from policies.engine_model.timing import TimingProfile
-from policies.routing.oracle import Oracle
+from policies.network.oracle import Oracle
 from policies.state.views import Role
 from predictors.forecast import ForecastConfig
 from predictors.protocol import Outcome, Predictor

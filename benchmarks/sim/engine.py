@@ -23,7 +23,7 @@ from benchmarks.sim.kernel import Kernel, Timer
 from benchmarks.sim.records import StepStats
 from policies.engine_model.blocks import BlockPool, Change
 from policies.engine_model.leases import LeaseTable
-from policies.engine_model.scheduler import EngineModel, Sequence, Stage, StepResult, Steps
+from policies.engine_model.scheduler import EngineModel, Sequence, SequenceStage, StepResult, Steps
 from policies.state.views import Role
 
 BEGIN = 10  # kernel priority of a step's beginning: after all that arrives at that instant
@@ -82,7 +82,7 @@ class Worker:
 
     def remove(self, seq: Sequence) -> None:
         """Takes a sequence out: at once, or at the end of the step that computes it."""
-        if self.group.stepping and seq.stage in (Stage.RUNNING, Stage.PREFILLING):
+        if self.group.stepping and seq.stage in (SequenceStage.DECODING, SequenceStage.PREFILLING):
             self._doomed.append(seq)
         else:
             self.model.remove(seq)
@@ -143,7 +143,7 @@ class Worker:
         """The first step of the run ends at `first_end_s`."""
         if self._fresh:
             for seq in self._fresh:
-                if seq.stage is Stage.RUNNING:
+                if seq.stage is SequenceStage.DECODING:
                     self.owner.first_token(seq, first_end_s)
             self._fresh.clear()
 

@@ -27,9 +27,9 @@ class Forecasts:
         if job.generated:
             return None
         work = job.work
-        self._lengths[job.rid] = work.output_tokens
+        self._lengths[job.attempt_id] = work.output_tokens
         arrival = Arrival(
-            request_id=job.rid,
+            request_id=job.attempt_id,
             arrival_s=now_s,
             prompt_tokens=work.prompt_tokens,
             max_tokens=work.max_tokens,
@@ -42,11 +42,11 @@ class Forecasts:
         return self._feed.arrived(arrival, work.max_tokens or self._default_max_tokens, total)
 
     def progressed(self, items: Sequence[tuple[str, int]], jobs: Mapping[str, Job]) -> None:
-        """Pairs (rid, tokens of this stay at an engine)."""
-        for rid, tokens in items:
-            job = jobs.get(rid)
+        """Pairs (attempt_id, tokens of this stay at an engine)."""
+        for attempt_id, tokens in items:
+            job = jobs.get(attempt_id)
             if job is not None:
-                self._feed.progressed(rid, tokens + job.generated)
+                self._feed.progressed(attempt_id, tokens + job.generated)
 
     def refresh(self, now_s: float, jobs: Mapping[str, Job]) -> list[ev.ForecastMade]:
         """One predictor call for all that are due."""
@@ -62,5 +62,5 @@ class Forecasts:
 
     def closed(self, job: Job, outcome: ev.Outcome, tokens: int, now_s: float) -> None:
         """An attempt is over."""
-        self._feed.closed(job.rid, outcome, tokens, now_s)
-        self._lengths.pop(job.rid, None)
+        self._feed.closed(job.attempt_id, outcome, tokens, now_s)
+        self._lengths.pop(job.attempt_id, None)

@@ -2,7 +2,7 @@
 
     SUBMITTED -> PREFILLING -> POOLED -> ADMITTING -> DECODING -> DONE            (colocated: SUBMITTED -> ADMITTING)
 
-A failed attempt before the first token is repeated under a new rid, avoiding the engine that failed, at most
+A failed attempt before the first token is repeated under a new attempt_id, avoiding the engine that failed, at most
 `max_retries` times; so is a pooled request, a margin before its lease ends; a request ends at its timeout wherever it
 is. Deviations: a cancellation reaches its engine at once; engines do not die; there is one ingress.
 """
@@ -18,16 +18,16 @@ from benchmarks.sim.kernel import Kernel
 from benchmarks.sim.pull import Pull
 from benchmarks.sim.records import RequestRecord
 from benchmarks.workloads.record import WorkloadRequest
-from policies.dispatch import Action, Reject, RouteDecode, RoutePrefill
+from policies.dispatch.dispatcher import Action, Reject, RouteDecode, RoutePrefill
 from policies.engine_model.blocks import BlockError
-from policies.engine_model.scheduler import Sequence, Stage
+from policies.engine_model.scheduler import Sequence, SequenceStage
 from policies.state import events as ev
 from policies.state.views import Request
 
 
 @dataclass(slots=True)
 class Ingress:
-    """Owns all jobs; `Owner` of the workers. `jobs` are the live ones by rid."""
+    """Owns all jobs; `Owner` of the workers. `jobs` are the live ones by attempt_id."""
 
     config: SimConfig
     kernel: Kernel
@@ -45,11 +45,11 @@ class Ingress:
     def arrive(self, work: WorkloadRequest, record: RequestRecord, hashes: tuple[int, ...]) -> None:
         """A client sends a request now."""
         control = self.config.control
-        job = Job(work, record, hashes, self.kernel.now_s + control.request_timeout_s, work.rid)
+        job = Job(work, record, hashes, self.kernel.now_s + control.request_timeout_s, work.request_id)
         job.timeout = self.kernel.after(
             control.request_timeout_s, lambda: self._fail(job, "timeout", "expired")
         )
-        self.jobs[job.rid] = job
+        self.jobs[job.attempt_id] = job
         self.kernel.after(control.ingress_s + control.hop_s, lambda: self._submit(job))
 
     def _submit(self, job: Job) -> None:
@@ -57,7 +57,7 @@ class Ingress:
             return
         work, now_s = job.work, self.kernel.now_s
         request = Request(
-            rid=job.rid,
+            attempt_id=job.attempt_id,
             arrived_s=now_s,
             prompt_tokens=job.prompt_tokens,
             max_tokens=work.max_tokens or self.config.default_max_tokens,
@@ -76,7 +76,7 @@ class Ingress:
 
     def act(self, action: Action) -> None:
         """Carries out what the router decided; it is on its way for some hops."""
-        job = self.jobs.get(action.rid)
+        job = self.jobs.get(action.attempt_id)
         if job is None:
             return  # it ended while the decision was made
         if isinstance(action, Reject):
@@ -95,10 +95,10 @@ class Ingress:
 
     def _later(self, hops: int, job: Job, what: Callable[[], None]) -> None:
         """After so many messages, unless the attempt is over by then."""
-        rid = job.rid
+        attempt_id = job.attempt_id
 
         def arrived() -> None:
-            if job.rid == rid and job.state is not State.DONE:
+            if job.attempt_id == attempt_id and job.state is not State.DONE:
                 what()
 
         self.kernel.after(hops * self.config.control.hop_s, arrived)
@@ -139,7 +139,7 @@ class Ingress:
         """Slot and blocks are taken."""
         job: Job = seq.owner  # type: ignore[assignment]
         now_s = self.kernel.now_s
-        if seq.stage is Stage.LOADING:
+        if seq.stage is SequenceStage.TRANSFERRING:
             self._later(2, job, lambda: self._begin_pull(job))  # asks the prefill engine for the KV
             return
         if job.record.prefill_started_s is None:
@@ -156,7 +156,7 @@ class Ingress:
         if job.seq is not seq and job.prefill is not worker:  # cancelled while it was computed
             worker.pool.release(seq.allocation)
             return
-        key = f"{job.rid}/{now_s}"
+        key = f"{job.attempt_id}/{now_s}"
         worker.leases.grant(key, seq.allocation, seq.prompt_tokens, now_s)
         job.lease, job.record.prefill_done_s = key, now_s
         self.kernel.after(worker.spec.lease_s, lambda: self._expire(worker))
@@ -186,7 +186,7 @@ class Ingress:
 
         def tell() -> None:
             now_s = self.kernel.now_s
-            self.router.feed(ev.PrefillDone(now_s, job.rid, now_s + lease_s, kv_bytes, cached))
+            self.router.feed(ev.PrefillDone(now_s, job.attempt_id, now_s + lease_s, kv_bytes, cached))
 
         self._later(2, job, tell)
 
@@ -223,7 +223,7 @@ class Ingress:
         seq, prefill = job.seq, job.prefill
         assert seq is not None
         assert prefill is not None
-        if seq.stage is not Stage.LOADING:
+        if seq.stage is not SequenceStage.TRANSFERRING:
             return
         if job.lease is not None and prefill.leases.begin_read(job.lease) is None:
             assert job.decode is not None
@@ -278,17 +278,17 @@ class Ingress:
             self._fail(job, "failed", "failed")
 
     def _again(self, job: Job, outcome: ev.Outcome) -> bool:
-        """Once more from the start, under a new rid; False when it was tried often enough."""
+        """Once more from the start, under a new attempt_id; False when it was tried often enough."""
         if job.attempts >= self.config.control.max_retries:
             return False
         self._give_back(job)
         self._tell_closed(job, outcome)
-        del self.jobs[job.rid]
+        del self.jobs[job.attempt_id]
         job.attempts += 1
         self.retries += 1
-        job.rid = f"{job.work.rid}~{job.attempts}"
+        job.attempt_id = f"{job.work.request_id}~{job.attempts}"
         job.state = State.SUBMITTED
-        self.jobs[job.rid] = job
+        self.jobs[job.attempt_id] = job
         self._later(1, job, lambda: self._submit(job))
         return True
 
@@ -305,11 +305,11 @@ class Ingress:
         self._close_record(job, None)
 
     def _tell_closed(self, job: Job, outcome: ev.Outcome) -> None:
-        rid, tokens = job.rid, job.record.generated_tokens
+        attempt_id, tokens = job.attempt_id, job.record.generated_tokens
         self.router.closed(job, outcome, tokens)
         self.kernel.after(
             self.config.control.hop_s,
-            lambda: self.router.feed(ev.Closed(self.kernel.now_s, rid, outcome, tokens)),
+            lambda: self.router.feed(ev.Closed(self.kernel.now_s, attempt_id, outcome, tokens)),
         )
 
     def _close_record(self, job: Job, rejected: str | None) -> None:
@@ -318,7 +318,7 @@ class Ingress:
         for timer in (job.guard, job.timeout):
             if timer is not None:
                 timer.cancel()
-        del self.jobs[job.rid]
+        del self.jobs[job.attempt_id]
         self.router.ended(job)
 
     def _give_back(self, job: Job) -> None:

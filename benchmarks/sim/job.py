@@ -34,7 +34,7 @@ class Job:
     record: RequestRecord
     hashes: tuple[int, ...]
     deadline_s: float
-    rid: str
+    attempt_id: str
     state: State = State.SUBMITTED
     attempts: int = 0
     avoid: tuple[str, ...] = ()

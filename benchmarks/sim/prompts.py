@@ -25,7 +25,7 @@ def hashes_of(work: WorkloadRequest, engines: Sequence[EngineSpec]) -> tuple[int
     ratio, rest = divmod(work.block_tokens, size)
     if rest or not ratio:
         raise ValueError(
-            f"request {work.rid} has hashes of {work.block_tokens} tokens, the engines blocks of {size}: "
+            f"request {work.request_id} has hashes of {work.block_tokens} tokens, the engines blocks of {size}: "
             f"set block_size_tokens to a divisor of {work.block_tokens}"
         )
     full = work.prompt_tokens // size

@@ -11,7 +11,7 @@ class RequestRecord:
     TPOT = (finished_s - first_token_s) / (output_tokens - 1); JCT = finished_s - arrived_s.
     """
 
-    rid: str
+    request_id: str
     request_class: str
     prompt_tokens: int
     output_tokens: int

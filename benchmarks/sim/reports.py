@@ -53,7 +53,7 @@ class Reports:
         admissions, ingress.admissions = ingress.admissions, []
         for job in admissions:
             if job.state is State.DECODING:
-                self._feed(ev.Admitted(now_s, job.rid))
+                self._feed(ev.Admitted(now_s, job.attempt_id))
         items: list[tuple[str, int]] = []
         loads: list[int] = []
         for worker in self._decoders:
@@ -64,7 +64,7 @@ class Reports:
             steps = worker.model.steps + done
             if running and steps != self._steps[worker.name]:
                 self._steps[worker.name] = steps
-                items += [(seq.owner.rid, steps - seq.offset) for seq in running]  # type: ignore[attr-defined]
+                items += [(seq.owner.attempt_id, steps - seq.offset) for seq in running]  # type: ignore[attr-defined]
         if items:
             if self._forecasts is not None:
                 self._forecasts.progressed(items, ingress.jobs)

@@ -12,7 +12,7 @@ from benchmarks.sim.config import EngineSpec
 from benchmarks.sim.engine import Meter, Owner, StepGroup, Worker
 from benchmarks.sim.kernel import Kernel
 from policies.engine_model.blocks import BlockError
-from policies.engine_model.scheduler import Sequence, Stage
+from policies.engine_model.scheduler import Sequence, SequenceStage
 
 
 class UnlimitedPrefill(Worker):
@@ -31,26 +31,26 @@ class UnlimitedPrefill(Worker):
 
     @property
     def n_waiting(self) -> int:
-        return sum(seq.stage is Stage.WAITING for seq in self._queue)
+        return sum(seq.stage is SequenceStage.QUEUED for seq in self._queue)
 
     def add(self, seq: Sequence) -> None:
         """See `Worker.add`."""
         needed = self.pool.blocks_for(seq.prompt_tokens)
         if needed > self.pool.total:
             raise BlockError(f"the sequence needs {needed} KV blocks, the engine has {self.pool.total}")
-        seq.stage = Stage.WAITING
+        seq.stage = SequenceStage.QUEUED
         self._queue.append(seq)
         self.admit()
 
     def remove(self, seq: Sequence) -> None:
         """See `Worker.remove`; a prompt under way is given up at once."""
-        if seq.stage is Stage.PREFILLING:
+        if seq.stage is SequenceStage.PREFILLING:
             self._computing -= 1
             assert seq.allocation is not None
             self.pool.release(seq.allocation)
             seq.allocation = None
-        if seq.stage is not Stage.LEFT_KV:
-            seq.stage = Stage.DONE
+        if seq.stage is not SequenceStage.LEASED:
+            seq.stage = SequenceStage.DONE
         self.admit()
 
     def admit(self) -> None:
@@ -58,7 +58,7 @@ class UnlimitedPrefill(Worker):
         queue, pool = self._queue, self.pool
         while queue:
             seq = queue[0]
-            if seq.stage is Stage.WAITING:
+            if seq.stage is SequenceStage.QUEUED:
                 may_hit = seq.hashes[: (seq.prompt_tokens - 1) // pool.block_size_tokens]
                 seq.allocation = pool.allocate(may_hit, pool.blocks_for(seq.prompt_tokens))
                 if seq.allocation is None:
@@ -69,19 +69,19 @@ class UnlimitedPrefill(Worker):
     def _start(self, seq: Sequence) -> None:
         assert seq.allocation is not None
         seq.cached_tokens = seq.allocation.hits * self.pool.block_size_tokens
-        seq.stage = Stage.PREFILLING
+        seq.stage = SequenceStage.PREFILLING
         self._computing += 1
         self.owner.admitted(self, seq)
         seconds = self.spec.profile.step_s(seq.prompt_tokens - seq.cached_tokens, 0, 0)
         self.group.kernel.after(seconds, lambda: self._end(seq))
 
     def _end(self, seq: Sequence) -> None:
-        if seq.stage is not Stage.PREFILLING:
+        if seq.stage is not SequenceStage.PREFILLING:
             return  # removed
         assert seq.allocation is not None
         self._computing -= 1
         self.pool.commit(seq.allocation, seq.hashes)
-        seq.stage = Stage.LEFT_KV
+        seq.stage = SequenceStage.LEASED
         self._publish()
         self.owner.prefilled(self, seq)
 

@@ -15,7 +15,7 @@ from benchmarks.workloads.catalog import WorkloadSpec, build, outcomes_of
 from benchmarks.workloads.prefixes import Sharing
 from benchmarks.workloads.record import WorkloadRequest
 from benchmarks.workloads.transform import LengthFilter
-from policies.dispatch import DispatchConfig
+from policies.dispatch.dispatcher import DispatchConfig
 from policies.state.views import Role
 from predictors.memorise import Memorised
 from predictors.oracle import Oracle

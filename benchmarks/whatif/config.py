@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from benchmarks.sim import profiles
 from benchmarks.sim.network.topology import TopologyConfig
 from benchmarks.workloads.catalog import WORKLOADS
-from policies.dispatch import DispatchConfig
+from policies.dispatch.dispatcher import DispatchConfig
 from policies.routing.registry import UnknownPolicy, decode_policy, prefill_policy
 
 Positive = Annotated[float, Field(gt=0)]

@@ -221,7 +221,7 @@ def from_outcomes(outcomes: Iterable[Outcome]) -> list[WorkloadRequest]:
     """Requests of what the predictors' samplers draw, times counted from the first; a length drawn as 0 counts as 1."""
     made = [
         WorkloadRequest(
-            rid=o.arrival.request_id,
+            request_id=o.arrival.request_id,
             at_s=o.arrival.arrival_s,
             prompt_tokens=max(o.arrival.prompt_tokens, 1),
             output_tokens=max(o.output_tokens, 1),
@@ -240,7 +240,7 @@ def outcomes_of(requests: Iterable[WorkloadRequest]) -> list[Outcome]:
     return [
         Outcome(
             Arrival(
-                request_id=r.rid,
+                request_id=r.request_id,
                 arrival_s=r.at_s,
                 prompt_tokens=r.prompt_tokens,
                 client=r.client or None,

@@ -12,7 +12,7 @@ class WorkloadRequest:
     asked for the longest output that is allowed. `prompt_key` names the exact prompt, for memorising predictors.
     """
 
-    rid: str
+    request_id: str
     at_s: float
     prompt_tokens: int
     output_tokens: int

@@ -187,7 +187,7 @@ class _Maker:
         if turn is not None and turn[1] == turn[2] - 1:
             del self._sessions[turn[0]]
         return WorkloadRequest(
-            rid=f"{model.name}:{number}",
+            request_id=f"{model.name}:{number}",
             at_s=at_s,
             prompt_tokens=prompt,
             output_tokens=_one(model.output, output_u),

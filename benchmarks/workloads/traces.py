@@ -145,11 +145,11 @@ def _request(
             f"{path}:{row.line}: {row.prompt_tokens} prompt and {row.output_tokens} output tokens: no engine "
             "serves that (drop_empty=True leaves such rows out)"
         )
-    rid = f"{path.name}:{row.line}"
+    request_id = f"{path.name}:{row.line}"
     if kind != "mooncake":
-        return WorkloadRequest(rid, row.at_s - first_s, row.prompt_tokens, row.output_tokens)
+        return WorkloadRequest(request_id, row.at_s - first_s, row.prompt_tokens, row.output_tokens)
     return WorkloadRequest(
-        rid=rid,
+        request_id=request_id,
         at_s=row.at_s - first_s,
         prompt_tokens=row.prompt_tokens,
         output_tokens=row.output_tokens,

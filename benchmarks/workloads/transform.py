@@ -24,15 +24,15 @@ def checked(requests: Iterable[WorkloadRequest]) -> Iterator[WorkloadRequest]:
     for r in requests:
         if not (math.isfinite(r.at_s) and r.at_s >= last_s):
             raise WorkloadError(
-                f"request {r.rid}: at {r.at_s} s, after one at {last_s} s: not in order of time"
+                f"request {r.request_id}: at {r.at_s} s, after one at {last_s} s: not in order of time"
             )
         if r.prompt_tokens < 1 or r.output_tokens < 1:
             raise WorkloadError(
-                f"request {r.rid}: {r.prompt_tokens} prompt and {r.output_tokens} output tokens; give at least 1"
+                f"request {r.request_id}: {r.prompt_tokens} prompt and {r.output_tokens} output tokens; give at least 1"
             )
         if len(r.block_hashes) * r.block_tokens > r.prompt_tokens:
             raise WorkloadError(
-                f"request {r.rid}: {len(r.block_hashes)} blocks of {r.block_tokens} tokens do not fit in its "
+                f"request {r.request_id}: {len(r.block_hashes)} blocks of {r.block_tokens} tokens do not fit in its "
                 f"prompt of {r.prompt_tokens}"
             )
         last_s = r.at_s

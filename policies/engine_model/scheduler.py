@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from policies.engine_model.batch import DecodeBatch
 from policies.engine_model.blocks import BlockError, BlockPool
-from policies.engine_model.sequence import Sequence, Stage, StepResult
+from policies.engine_model.sequence import Sequence, SequenceStage, StepResult
 from policies.engine_model.timing import TimingProfile
 
 
@@ -113,7 +113,8 @@ class EngineModel:
         return [
             seq
             for seq, chunk in self._chunks
-            if seq.computed + chunk >= seq.prompt_tokens + seq.generated and seq.stage is Stage.PREFILLING
+            if seq.computed + chunk >= seq.prompt_tokens + seq.generated
+            and seq.stage is SequenceStage.PREFILLING
         ]
 
     # ------------------------------------------------------------------------------------------------ changes
@@ -130,38 +131,42 @@ class EngineModel:
     def remove(self, seq: Sequence) -> None:
         """Takes `seq` out, whatever its stage, and frees its slot and blocks. Idempotent.
 
-        The caller must not remove a LOADING one under whose blocks a transfer still writes.
+        The caller must not remove a TRANSFERRING one under whose blocks a transfer still writes.
         """
         match seq.stage:
-            case Stage.DONE | Stage.LEFT_KV:
+            case SequenceStage.DONE | SequenceStage.LEASED:
                 return
-            case Stage.WAITING:
+            case SequenceStage.QUEUED:
                 self._n_waiting -= 1
-            case Stage.PREFILLING:
+            case SequenceStage.PREFILLING:
                 del self._prefilling[seq]
-            case Stage.LOADING:
+            case SequenceStage.TRANSFERRING:
                 del self._loading[seq]
-            case Stage.RUNNING if seq in self._joining:
+            case SequenceStage.DECODING if seq in self._joining:
                 del self._joining[seq]
-            case Stage.RUNNING:
+            case SequenceStage.DECODING:
                 self.batch.leave(seq, grown=True)
         self._free(seq)
-        seq.stage = Stage.DONE
+        seq.stage = SequenceStage.DONE
 
     def take_admitted(self) -> list[Sequence]:
-        """Those that `begin_step` admitted since the last call; the transfers of the LOADING ones are to start now."""
+        """Those that `begin_step` admitted since the last call; the transfers of the TRANSFERRING ones are to start
+        now.
+        """
         if not self._admitted:
             return []
         admitted, self._admitted = self._admitted, []
-        return [seq for seq in admitted if seq.stage in (Stage.LOADING, Stage.PREFILLING)]
+        return [
+            seq for seq in admitted if seq.stage in (SequenceStage.TRANSFERRING, SequenceStage.PREFILLING)
+        ]
 
     def loaded(self, seq: Sequence) -> None:
-        """The KV of a LOADING sequence is here: it runs from the next step on."""
-        assert seq.stage is Stage.LOADING
+        """The KV of a TRANSFERRING sequence is here: it runs from the next step on."""
+        assert seq.stage is SequenceStage.TRANSFERRING
         assert seq.allocation is not None
         del self._loading[seq]
         self.pool.commit(seq.allocation, seq.hashes)
-        seq.stage = Stage.RUNNING
+        seq.stage = SequenceStage.DECODING
         self._joining[seq] = None
 
     def begin_step(self) -> float | None:
@@ -214,21 +219,21 @@ class EngineModel:
         for seq in result.finished:
             batch.leave(seq, grown=False)
             self._free(seq)
-            seq.stage = Stage.DONE
+            seq.stage = SequenceStage.DONE
         self._grow(result)
         return result
 
     # ------------------------------------------------------------------------------------------------ admission
 
     def _queue(self, seq: Sequence) -> None:
-        seq.stage = Stage.WAITING
+        seq.stage = SequenceStage.QUEUED
         self._n_waiting += 1
         heapq.heappush(self._waiting, (seq.priority, seq.order, seq))
 
     def _admit(self) -> None:
         while self._waiting:
             seq = self._waiting[0][2]
-            if seq.stage is not Stage.WAITING:
+            if seq.stage is not SequenceStage.QUEUED:
                 heapq.heappop(self._waiting)
                 continue
             if self.n_active >= self.slots or not self._allocate(seq):
@@ -237,10 +242,10 @@ class EngineModel:
             self._n_waiting -= 1
             self._admitted.append(seq)
             if seq.remote:
-                seq.stage = Stage.LOADING
+                seq.stage = SequenceStage.TRANSFERRING
                 self._loading[seq] = None
             else:
-                seq.stage = Stage.PREFILLING
+                seq.stage = SequenceStage.PREFILLING
                 self._prefilling[seq] = None
 
     def _allocate(self, seq: Sequence) -> bool:
@@ -281,7 +286,7 @@ class EngineModel:
         chunks, self._chunks = self._chunks, []
         for seq, chunk in chunks:
             self.prefill_tokens_total += chunk
-            if seq.stage is not Stage.PREFILLING:
+            if seq.stage is not SequenceStage.PREFILLING:
                 continue  # removed while it was computed
             seq.computed += chunk
             if seq.computed < seq.prompt_tokens + seq.generated:
@@ -290,10 +295,10 @@ class EngineModel:
             del self._prefilling[seq]
             self.pool.commit(seq.allocation, seq.hashes)
             if seq.prefill_only:
-                seq.stage = Stage.LEFT_KV
+                seq.stage = SequenceStage.LEASED
                 result.prefilled.append(seq)
                 continue
-            seq.stage = Stage.RUNNING
+            seq.stage = SequenceStage.DECODING
             self.batch.enter(seq, first_token=True)
             self.decode_tokens_total += 1
             result.decoded.append(seq)
@@ -320,4 +325,4 @@ class EngineModel:
             seq.allocation = None
 
 
-__all__ = ["EngineModel", "Sequence", "Stage", "StepResult", "Steps"]
+__all__ = ["EngineModel", "Sequence", "SequenceStage", "StepResult", "Steps"]

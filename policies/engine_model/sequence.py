@@ -6,14 +6,14 @@ from enum import Enum
 from policies.engine_model.blocks import Allocation, BlockHash
 
 
-class Stage(Enum):
-    """Where a sequence is. WAITING and DONE hold neither slot nor blocks; LEFT_KV holds blocks only."""
+class SequenceStage(Enum):
+    """Where a sequence is. QUEUED and DONE hold neither slot nor blocks; LEASED holds blocks only."""
 
-    WAITING = "waiting"
+    QUEUED = "queued"
     PREFILLING = "prefilling"
-    LOADING = "loading"
-    RUNNING = "running"
-    LEFT_KV = "left_kv"  # a prefill is done: its blocks now belong to whoever took the allocation
+    TRANSFERRING = "transferring"
+    DECODING = "decoding"
+    LEASED = "leased"  # a prefill is done: its blocks now belong to whoever took the allocation
     DONE = "done"
 
 
@@ -33,13 +33,13 @@ class Sequence:
     remote: bool = False
     owner: object = None
 
-    stage: Stage = Stage.DONE
+    stage: SequenceStage = SequenceStage.DONE
     allocation: Allocation | None = None
     cached_tokens: int = 0  # of the prompt, when last admitted
     computed: int = 0  # tokens whose KV exists, while PREFILLING
-    offset: int = 0  # of the model's step counter: generated = steps - offset while RUNNING
-    generated: int = 0  # while not RUNNING
-    due: int = -1  # the step at which it finishes, while RUNNING
+    offset: int = 0  # of the model's step counter: generated = steps - offset while DECODING
+    generated: int = 0  # while not DECODING
+    due: int = -1  # the step at which it finishes, while DECODING
     order: int = 0  # of arrival
     preemptions: int = 0
 

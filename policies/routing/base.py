@@ -38,7 +38,7 @@ class PolicyError(Exception):
     """A policy broke its contract (NaN cost, dead worker chosen). Names policy and worker; a bug, never traffic's
     fault.
 
-    `decided`: the actions (`policies.dispatch.Action`) that the same event had led to before; they stand.
+    `decided`: the actions (`policies.dispatch.dispatcher.Action`) that the same event had led to before; they stand.
     """
 
     decided: tuple[Any, ...] = ()
@@ -69,7 +69,7 @@ class Decision:
 class Assignment:
     """A pool entry and the decode worker it goes to."""
 
-    rid: RequestId
+    attempt_id: RequestId
     decision: Decision
 
 

@@ -5,22 +5,22 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from policies.routing.balance_route_0 import BalanceRoute0
-from policies.routing.balance_route_h import BalanceRouteH
+from policies.routing.balance.balance_route_0 import BalanceRoute0
+from policies.routing.balance.balance_route_h import BalanceRouteH
 from policies.routing.base import DecodePolicy, PrefillPolicy
-from policies.routing.cache_aware import CacheAware
-from policies.routing.cache_load_aware import CacheLoadAware
-from policies.routing.composition import Composition
-from policies.routing.join_shortest_queue import JoinShortestQueue
-from policies.routing.load_aware import LoadAware
-from policies.routing.locality import Locality
-from policies.routing.netkv import NetKV
-from policies.routing.pd_heatmap import Combined, PdHeatmap
-from policies.routing.power_of_two import PowerOfTwo
-from policies.routing.predicted_ttft import PredictedTTFT
-from policies.routing.random_choice import RandomChoice
-from policies.routing.round_robin import RoundRobin
-from policies.routing.static_stack import StaticStack
+from policies.routing.composition.composition import Composition
+from policies.routing.composition.static_stack import StaticStack
+from policies.routing.deepflow.locality import Locality
+from policies.routing.deepflow.pd_heatmap import Combined, PdHeatmap
+from policies.routing.flowkv.predicted_ttft import PredictedTTFT
+from policies.routing.netkv.netkv import NetKV
+from policies.routing.simple.cache_aware import CacheAware
+from policies.routing.simple.cache_load_aware import CacheLoadAware
+from policies.routing.simple.join_shortest_queue import JoinShortestQueue
+from policies.routing.simple.load_aware import LoadAware
+from policies.routing.simple.power_of_two import PowerOfTwo
+from policies.routing.simple.random_choice import RandomChoice
+from policies.routing.simple.round_robin import RoundRobin
 
 PREFILL: dict[str, type[PrefillPolicy]] = {
     "random": RandomChoice,
@@ -68,8 +68,8 @@ def prepare() -> None:
     """Loads what policies would else load at their first decision: compiled code. Seconds where it is not cached yet
     (`stages_kernel`, `seconds_kernel`); who serves requests calls it before, so that no change of policy stalls it.
     """
-    for module in ("quick_round", "quick_seconds"):
-        importlib.import_module(f"policies.routing.{module}")
+    for room in ("balance", "composition"):
+        importlib.import_module(f"policies.routing.{room}.compiled_round")
 
 
 class UnknownPolicy(ValueError):

@@ -8,8 +8,8 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Enum
 
+from policies.request.stage import Stage
 from policies.state import events as ev
 from policies.state.quick import quick
 from policies.state.views import (
@@ -24,22 +24,12 @@ from policies.state.views import (
 )
 
 
-class LiveStage(Enum):
-    """Where a live request is; see the ledger's table for what each stage charges."""
-
-    QUEUED = "queued"
-    PREFILL = "prefill"
-    POOL = "pool"
-    TRANSFER = "transfer"
-    DECODE = "decode"
-
-
 @dataclass(slots=True)
 class Live:
     """A live request and what it charges."""
 
     request: Request
-    stage: LiveStage = LiveStage.QUEUED
+    stage: Stage = Stage.QUEUED
     prefill_worker: WorkerId | None = None
     decode_worker: WorkerId | None = None
     tokens: int = 0
@@ -49,7 +39,7 @@ class Live:
     @property
     def colocated(self) -> bool:
         """It prefills and decodes on one worker. (Past admission only the decode worker is kept.)"""
-        return self.stage is LiveStage.PREFILL and self.decode_worker is not None
+        return self.stage is Stage.PREFILLING and self.decode_worker is not None
 
 
 # Departure(*row), without a call in Python for each
@@ -76,9 +66,9 @@ class Departures:
     def book(self, live: Live, sign: int) -> None:
         """Adds (+1) or takes off (-1) a request that has a forecast, as it is now."""
         if sign > 0:
-            self.lives[live.request.rid] = live
+            self.lives[live.request.attempt_id] = live
         else:
-            del self.lives[live.request.rid]
+            del self.lives[live.request.attempt_id]
         self.shown = None
         if self.steps is not None:
             _count(self.steps, live, live.tokens, sign)

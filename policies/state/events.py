@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from policies.engine_model.blocks import Change, Stored
-from policies.routing.oracle import Oracle
+from policies.network.oracle import Oracle
 from policies.state.views import Health, Request, RequestId, Role, WorkerId
 
 Outcome = Literal["finished", "cancelled", "failed", "rejected", "expired"]
-Stage = Literal["prefill", "pool", "decode"]
+AdoptedStage = Literal["prefilling", "pooled", "decoding"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class EngineStatus:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A request wants a prefill worker; a known rid arrives again when its owner retries: old charges are given
+    """A request wants a prefill worker; a known attempt_id arrives again when its owner retries: old charges are given
     back.
     """
 
@@ -71,7 +71,7 @@ class PrefillRouted:
     """Decision carried out: the request computes on `worker`; `colocated`: it will also decode there."""
 
     now_s: float
-    rid: RequestId
+    attempt_id: RequestId
     worker: WorkerId
     colocated: bool
 
@@ -81,7 +81,7 @@ class PrefillDone:
     """The request's KV waits on its prefill worker: it enters the pool."""
 
     now_s: float
-    rid: RequestId
+    attempt_id: RequestId
     lease_until_s: float
     kv_bytes: int
     cached_tokens: int
@@ -92,7 +92,7 @@ class DecodeRouted:
     """Decision carried out: `worker` pulls the KV and decodes."""
 
     now_s: float
-    rid: RequestId
+    attempt_id: RequestId
     worker: WorkerId
 
 
@@ -101,7 +101,7 @@ class Admitted:
     """The decode worker holds the KV; the prefill worker's copy is free."""
 
     now_s: float
-    rid: RequestId
+    attempt_id: RequestId
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +109,14 @@ class Progressed:
     """`tokens` generated so far, all sequences together."""
 
     now_s: float
-    rid: RequestId
+    attempt_id: RequestId
     tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressedMany:
-    """`Progressed` for many at once: pairs (rid, tokens generated so far). An item that does not fit (its request is
-    closed, say) is passed over and counted (`ClusterState.refused_items`); the others count.
+    """`Progressed` for many at once: pairs (attempt_id, tokens generated so far). An item that does not fit (its
+    request is closed, say) is passed over and counted (`ClusterState.refused_items`); the others count.
     """
 
     now_s: float
@@ -130,7 +130,7 @@ class ForecastMade:
     """
 
     now_s: float
-    rid: RequestId
+    attempt_id: RequestId
     tokens: int
     finishes_in_tokens: float | None
 
@@ -171,7 +171,7 @@ class Adopted:
 
     now_s: float
     request: Request
-    stage: Stage
+    stage: AdoptedStage
     prefill_worker: WorkerId | None
     decode_worker: WorkerId | None
     tokens: int
@@ -184,7 +184,7 @@ class Closed:
     """The request is over; every charge is given back."""
 
     now_s: float
-    rid: RequestId
+    attempt_id: RequestId
     outcome: Outcome
     output_tokens: int = 0
 

@@ -4,24 +4,25 @@ Every charge (prefill in progress, KV tokens, decode slots, pool entry) hangs on
 function of that record (`_book`): a change of stage books the old charges off and the new ones on, so a counter cannot
 drift, whatever ends the request.
 
-    stage      charged to the prefill worker                     charged to the decode worker
-    QUEUED     -                                                 -
-    PREFILL    1 prefilling, its tokens, prompt KV tokens        (colocated: slots, on the same worker)
-    POOL       prompt KV tokens                                  -
-    TRANSFER   prompt KV tokens                                  slots, prompt KV tokens
-    DECODE     -                                                 slots, prompt + generated KV tokens
+    stage         charged to the prefill worker                     charged to the decode worker
+    QUEUED        -                                                 -
+    PREFILLING    1 prefilling, its tokens, prompt KV tokens        (colocated: slots, on the same worker)
+    POOLED        prompt KV tokens                                  -
+    TRANSFERRING  prompt KV tokens                                  slots, prompt KV tokens
+    DECODING      -                                                 slots, prompt + generated KV tokens
 
-A prefill worker is also charged `sending` from POOL to TRANSFER and the transfer itself during TRANSFER; a decode
-worker the departure of every request that has a forecast.
+A prefill worker is also charged `sending` from POOLED to TRANSFERRING and the transfer itself while TRANSFERRING; a
+decode worker the departure of every request that has a forecast.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from policies.routing.oracle import Oracle
+from policies.network.oracle import Oracle
+from policies.request.stage import Stage
 from policies.state import events as ev
-from policies.state.charges import Live, LiveStage, Load
+from policies.state.charges import Live, Load
 from policies.state.pool import Pool
 from policies.state.prefix_index import PrefixIndex
 from policies.state.views import PoolEntry, RequestId, WorkerId
@@ -46,13 +47,15 @@ class Ledger:
     refused_items: int = 0  # of ProgressedMany, since the start
     fleet_version: int = 0
 
-    def need(self, rid: RequestId, *stages: LiveStage) -> Live:
+    def need(self, attempt_id: RequestId, *stages: Stage) -> Live:
         """The request, in one of these stages (any, where none is given). Raises StaleEvent where it is not."""
-        live = self.live.get(rid)
+        live = self.live.get(attempt_id)
         if live is None:
-            raise ev.StaleEvent(f"request {rid} is not known (closed, or from before a restart)")
+            raise ev.StaleEvent(f"request {attempt_id} is not known (closed, or from before a restart)")
         if stages and live.stage not in stages:
-            raise ev.StaleEvent(f"request {rid} is in stage {live.stage.value}: the event does not fit")
+            raise ev.StaleEvent(
+                f"request {attempt_id} is in stage {live.stage.value}: the event does not fit"
+            )
         return live
 
     def need_worker(self, worker: WorkerId) -> Load:
@@ -65,25 +68,25 @@ class Ledger:
     def move(
         self,
         live: Live,
-        stage: LiveStage,
+        stage: Stage,
         prefill_worker: WorkerId | None = None,
         decode_worker: WorkerId | None = None,
     ) -> None:
         """The one way to change a request's stage or workers: old charges off, new ones on."""
-        if live.prefill_worker and (live.stage is LiveStage.PREFILL or prefill_worker != live.prefill_worker):
+        if live.prefill_worker and (live.stage is Stage.PREFILLING or prefill_worker != live.prefill_worker):
             self.eased.add(live.prefill_worker)
         if live.decode_worker and decode_worker != live.decode_worker:
             self.eased.add(live.decode_worker)
         self._book(live, -1)
-        if live.stage is LiveStage.POOL:
-            self.pool.remove(live.request.rid)
-        if stage in (LiveStage.QUEUED, LiveStage.PREFILL):
+        if live.stage is Stage.POOLED:
+            self.pool.remove(live.request.attempt_id)
+        if stage in (Stage.QUEUED, Stage.PREFILLING):
             live.tokens, live.finishes_at_tokens = 0, None
         live.stage, live.prefill_worker, live.decode_worker = stage, prefill_worker, decode_worker
         self._book(live, +1)
 
     def enter_pool(self, live: Live, now_s: float, lease_until_s: float, kv_bytes: int, cached: int) -> None:
-        """The request, which is in stage POOL, waits from now on for a decode worker."""
+        """The request, which is in stage POOLED, waits from now on for a decode worker."""
         assert live.prefill_worker is not None
         group = self.loads[live.prefill_worker].up.group
         entry = PoolEntry(live.request, live.prefill_worker, group, now_s, lease_until_s, kv_bytes, cached)
@@ -107,10 +110,10 @@ class Ledger:
         decode = self.loads.get(live.decode_worker) if live.decode_worker else None
         if prefill is not None:
             prefill.kv_tokens += sign * request.prompt_tokens
-            if stage is LiveStage.PREFILL:
+            if stage is Stage.PREFILLING:
                 prefill.prefilling += sign
                 prefill.prefilling_tokens += sign * request.prompt_tokens
-            elif stage is LiveStage.POOL or stage is LiveStage.TRANSFER:
+            elif stage is Stage.POOLED or stage is Stage.TRANSFERRING:
                 prefill.sending += sign
                 self.book_transfer(live, sign)
             self.dirty.add(prefill.up.worker)
@@ -125,7 +128,7 @@ class Ledger:
     def book_transfer(self, live: Live, sign: int) -> None:
         """Adds (+1) or takes back (-1) the transfer of `live`, if it is in one, at its sender."""
         sender = self.loads.get(live.prefill_worker) if live.prefill_worker else None
-        if sender is None or live.stage is not LiveStage.TRANSFER or live.decode_worker is None:
+        if sender is None or live.stage is not Stage.TRANSFERRING or live.decode_worker is None:
             return
         key = (live.decode_worker, live.request.priority)
         count = sender.transfers.get(key, 0) + sign

@@ -7,12 +7,14 @@ from policies.state.views import PoolEntry, RequestId, Usual
 
 USUAL_OF = 64  # ASSUMPTION: entries that `Usual` looks back on
 
-PoolKey = tuple[int, float, RequestId]  # (priority, entered_s, rid): the order in which entries are served
+PoolKey = tuple[
+    int, float, RequestId
+]  # (priority, entered_s, attempt_id): the order in which entries are served
 
 
 def pool_key(entry: PoolEntry) -> PoolKey:
     """Where the entry stands in the pool."""
-    return entry.request.priority, entry.entered_s, entry.request.rid
+    return entry.request.priority, entry.entered_s, entry.request.attempt_id
 
 
 @dataclass(slots=True)
@@ -28,14 +30,14 @@ class Pool:
     _entered: list[RequestId] = field(default_factory=list)
 
     def add(self, entry: PoolEntry) -> None:
-        self.entries[entry.request.rid] = entry
+        self.entries[entry.request.attempt_id] = entry
         insort(self._order, pool_key(entry))
-        self._entered.append(entry.request.rid)
+        self._entered.append(entry.request.attempt_id)
         self._note_usual(entry)
 
-    def remove(self, rid: RequestId) -> None:
+    def remove(self, attempt_id: RequestId) -> None:
         """Nothing happens to one that is not in it."""
-        entry = self.entries.pop(rid, None)
+        entry = self.entries.pop(attempt_id, None)
         if entry is not None:
             del self._order[bisect_left(self._order, pool_key(entry))]
             self.left += 1
@@ -44,7 +46,7 @@ class Pool:
         """Entries in the order in which they should be served: the first `most` behind `after`."""
         start = 0 if after is None else bisect_right(self._order, after)
         keys = self._order[start:] if most is None else self._order[start : start + most]
-        return [self.entries[rid] for _, _, rid in keys]
+        return [self.entries[attempt_id] for _, _, attempt_id in keys]
 
     def oldest_of_each_priority(self) -> list[PoolKey]:
         """The key of the entry that has waited longest, for each priority there is, most urgent first."""
@@ -58,7 +60,9 @@ class Pool:
     def take_entered(self) -> list[PoolEntry]:
         """The entries that came since the last call and are still here, oldest first."""
         entered, self._entered = self._entered, []
-        return [self.entries[rid] for rid in dict.fromkeys(entered) if rid in self.entries]
+        return [
+            self.entries[attempt_id] for attempt_id in dict.fromkeys(entered) if attempt_id in self.entries
+        ]
 
     def _note_usual(self, entry: PoolEntry) -> None:
         """Plain means of the first entries, then exponential ones."""

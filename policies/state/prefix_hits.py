@@ -23,7 +23,7 @@ class IndexHits:
         if not request.block_hashes:
             return {}
         version = sum(index.version for index in self.indexes.values())
-        known = self.memo.get(request.rid)
+        known = self.memo.get(request.attempt_id)
         if known is not None and known[0] == version:
             return known[1]
         hits = {
@@ -31,5 +31,5 @@ class IndexHits:
             for index in self.indexes.values()
             for worker, blocks in index.lookup(request.block_hashes).items()
         }
-        self.memo[request.rid] = (version, hits)
+        self.memo[request.attempt_id] = (version, hits)
         return hits

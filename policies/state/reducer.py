@@ -8,9 +8,10 @@ the deciding side may ask, and the choice of an event's handler.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from policies.request.stage import Stage
 from policies.state import events as ev
 from policies.state import request_events, worker_events
-from policies.state.charges import LiveStage, view_of
+from policies.state.charges import view_of
 from policies.state.ledger import Handlers, Ledger
 from policies.state.pool import PoolKey, pool_key
 from policies.state.prefix_hits import IndexHits
@@ -100,26 +101,26 @@ class ClusterState:
         """The indexes of all groups."""
         return tuple(self._ledger.prefix.values())
 
-    def request(self, rid: RequestId) -> Request | None:
-        live = self._ledger.live.get(rid)
+    def request(self, attempt_id: RequestId) -> Request | None:
+        live = self._ledger.live.get(attempt_id)
         return live.request if live else None
 
-    def stage(self, rid: RequestId) -> LiveStage | None:
-        live = self._ledger.live.get(rid)
+    def stage(self, attempt_id: RequestId) -> Stage | None:
+        live = self._ledger.live.get(attempt_id)
         return live.stage if live else None
 
-    def prefills(self, rid: RequestId) -> int:
+    def prefills(self, attempt_id: RequestId) -> int:
         """How often the request was sent to a prefill worker; 0 for an unknown one."""
-        live = self._ledger.live.get(rid)
+        live = self._ledger.live.get(attempt_id)
         return live.prefills if live else 0
 
-    def pool_entry(self, rid: RequestId) -> PoolEntry:
-        """The pool's entry of `rid`. Raises KeyError when it is not in the pool."""
-        return self._ledger.pool.entries[rid]
+    def pool_entry(self, attempt_id: RequestId) -> PoolEntry:
+        """The pool's entry of `attempt_id`. Raises KeyError when it is not in the pool."""
+        return self._ledger.pool.entries[attempt_id]
 
-    def find_waiting(self, rid: RequestId) -> PoolEntry | None:
-        """The pool's entry of `rid`, if it is in the pool."""
-        return self._ledger.pool.entries.get(rid)
+    def find_waiting(self, attempt_id: RequestId) -> PoolEntry | None:
+        """The pool's entry of `attempt_id`, if it is in the pool."""
+        return self._ledger.pool.entries.get(attempt_id)
 
     @property
     def in_flight(self) -> int:
@@ -138,7 +139,7 @@ class ClusterState:
     @property
     def leases(self) -> int:
         """Requests whose KV is held for a pull: in the pool or in transfer."""
-        return sum(live.stage in (LiveStage.POOL, LiveStage.TRANSFER) for live in self._ledger.live.values())
+        return sum(live.stage in (Stage.POOLED, Stage.TRANSFERRING) for live in self._ledger.live.values())
 
     @property
     def fleet_version(self) -> int:
@@ -177,4 +178,4 @@ def role_of(name: str) -> Role:
         raise ValueError(f"role {name!r}: allowed are {', '.join(role.value for role in Role)}") from None
 
 
-__all__ = ["ClusterState", "LiveStage", "PoolKey", "pool_key", "role_of"]
+__all__ = ["ClusterState", "PoolKey", "pool_key", "role_of"]

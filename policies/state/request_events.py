@@ -4,70 +4,71 @@ not fit.
 
 import math
 
+from policies.request.stage import Stage
 from policies.state import events as ev
-from policies.state.charges import Growth, Live, LiveStage
+from policies.state.charges import Growth, Live
 from policies.state.ledger import Handlers, Ledger
 from policies.state.views import WorkerId
 
 
 def _arrived(ledger: Ledger, event: ev.Arrived) -> None:
     request = event.request
-    known = ledger.live.get(request.rid)
+    known = ledger.live.get(request.attempt_id)
     if known is not None:
-        ledger.move(known, LiveStage.QUEUED)
-        ledger.hit_memo.pop(request.rid, None)  # its prompt may have grown
-    ledger.live[request.rid] = Live(request, prefills=known.prefills if known else 0)
+        ledger.move(known, Stage.QUEUED)
+        ledger.hit_memo.pop(request.attempt_id, None)  # its prompt may have grown
+    ledger.live[request.attempt_id] = Live(request, prefills=known.prefills if known else 0)
 
 
 def _prefill_routed(ledger: Ledger, event: ev.PrefillRouted) -> None:
-    live, load = ledger.need(event.rid, LiveStage.QUEUED, LiveStage.POOL), ledger.need_worker(event.worker)
+    live, load = ledger.need(event.attempt_id, Stage.QUEUED, Stage.POOLED), ledger.need_worker(event.worker)
     decode_worker = event.worker if event.colocated else None
-    ledger.move(live, LiveStage.PREFILL, prefill_worker=event.worker, decode_worker=decode_worker)
+    ledger.move(live, Stage.PREFILLING, prefill_worker=event.worker, decode_worker=decode_worker)
     live.prefills += 1
     load.unreported += 1
     ledger.last_chosen["prefill"] = event.worker
 
 
 def _prefill_done(ledger: Ledger, event: ev.PrefillDone) -> None:
-    live = ledger.need(event.rid, LiveStage.PREFILL)
+    live = ledger.need(event.attempt_id, Stage.PREFILLING)
     if live.colocated or live.prefill_worker is None:
-        raise ev.StaleEvent(f"request {event.rid} is colocated or its worker is gone: no hand-over")
-    ledger.move(live, LiveStage.POOL, prefill_worker=live.prefill_worker)
+        raise ev.StaleEvent(f"request {event.attempt_id} is colocated or its worker is gone: no hand-over")
+    ledger.move(live, Stage.POOLED, prefill_worker=live.prefill_worker)
     ledger.enter_pool(live, event.now_s, event.lease_until_s, event.kv_bytes, event.cached_tokens)
 
 
 def _decode_routed(ledger: Ledger, event: ev.DecodeRouted) -> None:
-    live, load = ledger.need(event.rid, LiveStage.POOL), ledger.need_worker(event.worker)
-    ledger.move(live, LiveStage.TRANSFER, prefill_worker=live.prefill_worker, decode_worker=event.worker)
+    live, load = ledger.need(event.attempt_id, Stage.POOLED), ledger.need_worker(event.worker)
+    ledger.move(live, Stage.TRANSFERRING, prefill_worker=live.prefill_worker, decode_worker=event.worker)
     load.unreported += 1
     ledger.last_chosen["decode"] = event.worker
 
 
 def _admitted(ledger: Ledger, event: ev.Admitted | ev.Progressed) -> None:
-    rid = event.rid
-    live = ledger.need(rid, LiveStage.PREFILL, LiveStage.TRANSFER, LiveStage.DECODE)
-    if live.stage is LiveStage.PREFILL and not live.colocated:
-        raise ev.StaleEvent(f"request {rid} still computes its prefill: it cannot be admitted")
-    if live.stage is not LiveStage.DECODE:  # else told twice, by its own message and by progress
-        ledger.move(live, LiveStage.DECODE, decode_worker=live.decode_worker)
+    attempt_id = event.attempt_id
+    live = ledger.need(attempt_id, Stage.PREFILLING, Stage.TRANSFERRING, Stage.DECODING)
+    if live.stage is Stage.PREFILLING and not live.colocated:
+        raise ev.StaleEvent(f"request {attempt_id} still computes its prefill: it cannot be admitted")
+    if live.stage is not Stage.DECODING:  # else told twice, by its own message and by progress
+        ledger.move(live, Stage.DECODING, decode_worker=live.decode_worker)
 
 
 def _progressed(ledger: Ledger, event: ev.Progressed) -> None:
     _admitted(ledger, event)
-    live = ledger.need(event.rid)
+    live = ledger.need(event.attempt_id)
     if event.tokens < live.tokens:
-        raise ev.StaleEvent(f"request {event.rid}: {event.tokens} tokens after {live.tokens}")
+        raise ev.StaleEvent(f"request {event.attempt_id}: {event.tokens} tokens after {live.tokens}")
     _grow(ledger, live, event.tokens)
 
 
 def _progressed_many(ledger: Ledger, event: ev.ProgressedMany) -> None:
-    lives, loads, decode = ledger.live, ledger.loads, LiveStage.DECODE
+    lives, loads, decode = ledger.live, ledger.loads, Stage.DECODING
     grown: dict[WorkerId, list[Growth]] = {}  # of the requests with a forecast
-    for rid, tokens in event.items:
-        live = lives.get(rid)
+    for attempt_id, tokens in event.items:
+        live = lives.get(attempt_id)
         if live is None or live.stage is not decode or tokens < live.tokens:
             try:  # its first: it is admitted by this, or refused
-                _progressed(ledger, ev.Progressed(event.now_s, rid, tokens))
+                _progressed(ledger, ev.Progressed(event.now_s, attempt_id, tokens))
             except ev.StaleEvent:
                 ledger.refused_items += 1
             continue
@@ -97,37 +98,37 @@ def _grow(ledger: Ledger, live: Live, tokens: int) -> None:
 
 
 def _forecast_made(ledger: Ledger, event: ev.ForecastMade) -> None:
-    live = ledger.need(event.rid)
+    live = ledger.need(event.attempt_id)
     finishes_in = event.finishes_in_tokens
     if finishes_in is not None and not (math.isfinite(finishes_in) and finishes_in >= 0):
         raise ValueError(
-            f"request {event.rid}: forecast of {finishes_in} tokens; must be finite, >= 0, or None"
+            f"request {event.attempt_id}: forecast of {finishes_in} tokens; must be finite, >= 0, or None"
         )
     at_tokens = event.tokens / live.request.slots
     ledger.forecast(live, None if finishes_in is None else at_tokens + finishes_in)
 
 
 def _closed(ledger: Ledger, event: ev.Closed) -> None:
-    ledger.move(ledger.need(event.rid), LiveStage.QUEUED)
-    del ledger.live[event.rid]
-    ledger.hit_memo.pop(event.rid, None)
+    ledger.move(ledger.need(event.attempt_id), Stage.QUEUED)
+    del ledger.live[event.attempt_id]
+    ledger.hit_memo.pop(event.attempt_id, None)
 
 
 def _adopted(ledger: Ledger, event: ev.Adopted) -> None:
-    rid = event.request.rid
-    if rid in ledger.live:
-        raise ev.StaleEvent(f"request {rid} is known already")
+    attempt_id = event.request.attempt_id
+    if attempt_id in ledger.live:
+        raise ev.StaleEvent(f"request {attempt_id} is known already")
     live = Live(event.request, tokens=event.tokens, prefills=1)
     prefill = event.prefill_worker if event.prefill_worker in ledger.loads else None
     decode = event.decode_worker if event.decode_worker in ledger.loads else None
-    ledger.live[rid] = live
-    if event.stage == "decode":
-        ledger.move(live, LiveStage.DECODE, decode_worker=decode)
-    elif event.stage == "pool" and prefill is not None:
-        ledger.move(live, LiveStage.POOL, prefill_worker=prefill)
+    ledger.live[attempt_id] = live
+    if event.stage == "decoding":
+        ledger.move(live, Stage.DECODING, decode_worker=decode)
+    elif event.stage == "pooled" and prefill is not None:
+        ledger.move(live, Stage.POOLED, prefill_worker=prefill)
         ledger.enter_pool(live, event.now_s, event.lease_until_s, event.kv_bytes, 0)
     else:
-        ledger.move(live, LiveStage.PREFILL, prefill_worker=prefill, decode_worker=decode)
+        ledger.move(live, Stage.PREFILLING, prefill_worker=prefill, decode_worker=decode)
 
 
 HANDLERS: Handlers = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
-from policies.routing.oracle import Oracle
+from policies.network.oracle import Oracle
 
 WorkerId = str
 RequestId = str
@@ -46,7 +46,7 @@ class Request:
     away from the policy (measurements).
     """
 
-    rid: RequestId
+    attempt_id: RequestId
     arrived_s: float
     prompt_tokens: int
     max_tokens: int
@@ -186,7 +186,7 @@ class KnownHits:
     by_request: Mapping[RequestId, Mapping[WorkerId, int]] = field(default_factory=dict)
 
     def tokens(self, request: Request) -> Mapping[WorkerId, int]:
-        return self.by_request.get(request.rid, {})
+        return self.by_request.get(request.attempt_id, {})
 
 
 NO_HITS = KnownHits()

@@ -41,7 +41,7 @@ def _engine_down(ledger: Ledger, event: ev.EngineDown) -> None:
             ledger.book_transfer(live, -1)  # it hangs on the sender, who may live
             live.decode_worker = None
         if live.prefill_worker is None:
-            ledger.pool.remove(live.request.rid)
+            ledger.pool.remove(live.request.attempt_id)
 
 
 def _engine_status(ledger: Ledger, event: ev.EngineStatus) -> None:

@@ -26,7 +26,7 @@ def configure_explain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "request_id",
         metavar="REQUEST_ID",
-        help="the id of an answer (chatcmpl-...), its x-request-id header, or a rid of the router's log",
+        help="the id of an answer (chatcmpl-...), its x-request-id header, or an attempt_id of the router's log",
     )
     parser.add_argument(
         "--top",
@@ -62,11 +62,11 @@ def _decision(number: int, made: Decision, top: int) -> str:
     at = time.strftime("%H:%M:%S", time.localtime(made.at_s)) + f"{made.at_s % 1:.3f}"[1:]
     if made.decision is None:
         again = f", try again in {made.retry_after_s:g} s" if made.retry_after_s is not None else ""
-        return f"{number}. {at}  rejected with {made.status}: {made.reject_reason}{again}  (rid {made.rid})"
+        return f"{number}. {at}  rejected with {made.status}: {made.reject_reason}{again}  (attempt {made.attempt_id})"
     chosen = made.decision
     waited = "" if made.waited_s is None else f", waited {1000 * made.waited_s:.1f} ms"
     lines = [
-        f"{number}. {at}  {_stage(made)} -> {chosen.worker}  (rid {made.rid})",
+        f"{number}. {at}  {_stage(made)} -> {chosen.worker}  (attempt {made.attempt_id})",
         f"   reason   {chosen.reason}{waited}",
     ]
     if made.policy is not None:

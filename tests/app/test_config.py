@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from app.config import AppConfig, ConfigError, from_options, parse
-from policies.dispatch import DispatchConfig
+from policies.dispatch.dispatcher import DispatchConfig
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 OK = {"engines": [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode"}]}

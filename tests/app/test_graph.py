@@ -8,7 +8,7 @@ import yaml
 from ray.serve._private.build_app import build_app
 from ray.serve.schema import ServeDeploySchema
 
-from actors.engine.vllm_config import VllmEngineConfig, engine_args
+from actors.engine.vllm.config import VllmEngineConfig, engine_args
 from app.config import ConfigError, from_options, parse
 from app.graph import build
 

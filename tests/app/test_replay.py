@@ -6,7 +6,7 @@ import pytest
 
 from actors.router.journal import JournalConfig, RouterJournal
 from app.replay import main
-from policies.dispatch import DispatchConfig, Dispatcher
+from policies.dispatch.dispatcher import DispatchConfig, Dispatcher
 from policies.routing.registry import decode_policy, prefill_policy
 from policies.state import events as ev
 from policies.state.views import Request, Role
@@ -47,7 +47,7 @@ def test_a_difference_is_shown_and_is_a_failure(folder: Path, capsys: Captured) 
     assert main([str(folder)]) == 1
     out = capsys.readouterr().out
     assert ": Arrived(" in out
-    assert '  recorded  {"action":"RoutePrefill","rid":' in out and "  replayed  {" in out
+    assert '  recorded  {"action":"RoutePrefill","attempt_id":' in out and "  replayed  {" in out
     assert " 0 different" not in out
 
 

@@ -11,7 +11,7 @@ from benchmarks.decisions import measure, ticks
 from benchmarks.decisions.__main__ import main
 from benchmarks.decisions.cases import BETA_MAX, tick_case
 from benchmarks.decisions.measure import Timing, timed
-from policies.routing.balance_route_0 import BalanceRoute0
+from policies.routing.balance.balance_route_0 import BalanceRoute0
 
 
 @pytest.mark.parametrize("workers", [8, 64, 144])

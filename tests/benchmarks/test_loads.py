@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from benchmarks.loads import Window, look
-from policies.dispatch import DispatchConfig, Dispatcher
-from policies.journal import JournalWriter
+from policies.dispatch.dispatcher import DispatchConfig, Dispatcher
+from policies.journal.lines import JournalWriter
 from policies.routing.registry import decode_policy, prefill_policy
 from policies.state import events as ev
 from policies.state.views import Request, Role
@@ -21,9 +21,12 @@ def journal(folder: Path) -> None:
         up = [ev.EngineUp(0.0, name, role, "g", "n", 8, 10_000) for name, role in roles.items()]
         told = [ev.EngineStatus(0.0, name, 0, 0, 0) for name in roles]
         flow: list[ev.Event] = [*up, *told]
-        for rid, tokens, at_s in (("a", 300, 1.0), ("b", 100, 2.0)):
-            flow += [ev.Arrived(at_s, Request(rid, at_s, tokens, 16)), ev.PrefillDone(at_s, rid, 60.0, 1, 0)]
-            flow += [ev.Admitted(at_s, rid), ev.Tick(at_s + 0.5)]
+        for attempt_id, tokens, at_s in (("a", 300, 1.0), ("b", 100, 2.0)):
+            flow += [
+                ev.Arrived(at_s, Request(attempt_id, at_s, tokens, 16)),
+                ev.PrefillDone(at_s, attempt_id, 60.0, 1, 0),
+            ]
+            flow += [ev.Admitted(at_s, attempt_id), ev.Tick(at_s + 0.5)]
         flow += [ev.Closed(2.6, "b", "finished", 7), ev.Tick(2.8)]
         for event in flow:
             log.record(event, dispatcher.handle(event))

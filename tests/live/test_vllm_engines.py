@@ -57,10 +57,10 @@ class Pair:
     def tokens(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text).ids)
 
-    def both(self, rid: str, tokens: list[int], params: dict[str, Any], **more: Any) -> list[Out]:
+    def both(self, attempt_id: str, tokens: list[int], params: dict[str, Any], **more: Any) -> list[Out]:
         """Prefill on one engine, decode on the other."""
-        done = self.p.prefill(rid, tokens)
-        return self.d.decode(rid, tokens, params, done.handle, **more)
+        done = self.p.prefill(attempt_id, tokens)
+        return self.d.decode(attempt_id, tokens, params, done.handle, **more)
 
     def idle(self) -> None:
         self.p.until_idle(0)
@@ -144,7 +144,7 @@ def test_kv_moves_over_nixl_and_is_accounted_to_its_request(pair: Pair) -> None:
 
 
 def bytes_per_value(pair: Pair) -> int:
-    from actors.engine.vllm_config import VllmEngineConfig, resolve_dtype
+    from actors.engine.vllm.config import VllmEngineConfig, resolve_dtype
 
     return 2 if resolve_dtype(VllmEngineConfig(id="x", model="x", role="decode"), "cpu") == "bfloat16" else 4
 
@@ -179,9 +179,9 @@ def test_seeds_of_choices_follow_one_another(pair: Pair) -> None:
 
 def test_requests_of_one_step_come_together(pair: Pair) -> None:
     pair.d.largest_batch = 0
-    for rid in ("left", "right"):
+    for attempt_id in ("left", "right"):
         pair.d.send(
-            Decode(rid, fresh(20), {**GREEDY, "max_tokens": 12, "ignore_eos": True}, None, PATIENCE_S)
+            Decode(attempt_id, fresh(20), {**GREEDY, "max_tokens": 12, "ignore_eos": True}, None, PATIENCE_S)
         )
     pair.d.finish("left")
     pair.d.finish("right")
@@ -237,10 +237,10 @@ def test_a_handle_serves_one_decode_only(pair: Pair) -> None:
     assert_not_garbage(pair, "once more", tokens, done.handle)
 
 
-def assert_not_garbage(pair: Pair, rid: str, tokens: list[int], handle: bytes) -> None:
+def assert_not_garbage(pair: Pair, attempt_id: str, tokens: list[int], handle: bytes) -> None:
     failures = pair.d.ask("metrics")["transfer_failures"]
-    pair.d.send(Decode(rid, tokens, {**GREEDY, "max_tokens": 4}, handle, PATIENCE_S))
-    failed = pair.d.wait_for(rid, (Failed, Out))
+    pair.d.send(Decode(attempt_id, tokens, {**GREEDY, "max_tokens": 4}, handle, PATIENCE_S))
+    failed = pair.d.wait_for(attempt_id, (Failed, Out))
     assert isinstance(failed, Failed), failed
     assert (failed.stage, failed.code, failed.retryable) == ("decode", "kv_load", True)
     assert pair.d.ask("metrics")["transfer_failures"] == failures + 1
@@ -266,27 +266,29 @@ def test_cancel_of_a_leased_prefill_frees_it(pair: Pair) -> None:
 
 @pytest.mark.parametrize("also_at_the_lender", [False, True])
 def test_cancel_in_transfer_frees_both_engines(pair: Pair, also_at_the_lender: bool) -> None:
-    rid, tokens = f"moving-{also_at_the_lender}", fresh(2 * BLOCK + 3)
-    done = pair.p.prefill(rid, tokens)
-    pair.d.send(Decode(rid, tokens, {"max_tokens": 50}, done.handle, PATIENCE_S))
+    attempt_id, tokens = f"moving-{also_at_the_lender}", fresh(2 * BLOCK + 3)
+    done = pair.p.prefill(attempt_id, tokens)
+    pair.d.send(Decode(attempt_id, tokens, {"max_tokens": 50}, done.handle, PATIENCE_S))
     pair.d.until_status(lambda s: s.kv_blocks_used == 3)
-    pair.d.send(Cancel(rid))
+    pair.d.send(Cancel(attempt_id))
     if also_at_the_lender:
-        pair.p.send(Cancel(rid))
+        pair.p.send(Cancel(attempt_id))
     pair.d.until_idle(0)
     pair.p.until_idle(0)
-    assert pair.d.seen(rid) == []
+    assert pair.d.seen(attempt_id) == []
 
 
 def test_cancel_while_the_read_runs(pair: Pair) -> None:
     """At some of these moments the read has been posted and not been seen to end."""
     for number, delay_s in enumerate((0.0, 0.28, 0.3, 0.31, 0.33)):
-        rid, tokens = f"at-{number}", fresh(3 * BLOCK)
-        done = pair.p.prefill(rid, tokens)
-        pair.d.send(Decode(rid, tokens, {"max_tokens": 50, "ignore_eos": True}, done.handle, PATIENCE_S))
+        attempt_id, tokens = f"at-{number}", fresh(3 * BLOCK)
+        done = pair.p.prefill(attempt_id, tokens)
+        pair.d.send(
+            Decode(attempt_id, tokens, {"max_tokens": 50, "ignore_eos": True}, done.handle, PATIENCE_S)
+        )
         time.sleep(delay_s)
-        pair.d.send(Cancel(rid))
-        pair.p.send(Cancel(rid))
+        pair.d.send(Cancel(attempt_id))
+        pair.p.send(Cancel(attempt_id))
     pair.idle()
 
 
@@ -326,8 +328,8 @@ def test_cancel_while_decoding_ends_the_stream(pair: Pair) -> None:
 def test_deadlines_end_the_work_and_are_reported(pair: Pair) -> None:
     pair.p.send(Prefill("late-p", fresh(1200), {}, 0.2))
     pair.d.send(Decode("late-d", fresh(5), {"max_tokens": 1000, "ignore_eos": True}, None, 0.5))
-    for engine, rid, stage in ((pair.p, "late-p", "prefill"), (pair.d, "late-d", "decode")):
-        failed = engine.wait_for(rid, Failed)
+    for engine, attempt_id, stage in ((pair.p, "late-p", "prefill"), (pair.d, "late-d", "decode")):
+        failed = engine.wait_for(attempt_id, Failed)
         assert (failed.stage, failed.code) == (stage, "deadline")
 
 
@@ -348,20 +350,20 @@ def test_deadlines_end_the_work_and_are_reported(pair: Pair) -> None:
     ],
 )
 def test_wrong_fields_are_refused_by_name(pair: Pair, params: dict[str, Any], param: str) -> None:
-    rid = f"wrong-{param}"
-    pair.d.send(Decode(rid, fresh(5), params, None, PATIENCE_S))
-    failed = pair.d.wait_for(rid, Failed)
+    attempt_id = f"wrong-{param}"
+    pair.d.send(Decode(attempt_id, fresh(5), params, None, PATIENCE_S))
+    failed = pair.d.wait_for(attempt_id, Failed)
     assert (failed.code, failed.param, failed.retryable) == ("bad_request", param, False)
 
 
 @pytest.mark.parametrize(
-    ("rid", "tokens"),
+    ("attempt_id", "tokens"),
     [("too-long", [5] * 1600), ("empty", []), ("outside", [10_000_000])],
     ids=lambda v: str(v)[:9],
 )
-def test_prompts_that_cannot_be_served_are_refused(pair: Pair, rid: str, tokens: list[int]) -> None:
-    pair.p.send(Prefill(rid, tokens, {}, PATIENCE_S))
-    failed = pair.p.wait_for(rid, Failed)
+def test_prompts_that_cannot_be_served_are_refused(pair: Pair, attempt_id: str, tokens: list[int]) -> None:
+    pair.p.send(Prefill(attempt_id, tokens, {}, PATIENCE_S))
+    failed = pair.p.wait_for(attempt_id, Failed)
     assert (failed.stage, failed.code) == ("prefill", "bad_request")
 
 

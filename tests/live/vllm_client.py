@@ -50,11 +50,11 @@ class Engine:
                 if isinstance(message, Tokens):
                     self.largest_batch = max(self.largest_batch, len(message.items))
                     for item in message.items:
-                        self._seen[item.rid].append(item)
+                        self._seen[item.attempt_id].append(item)
                 elif isinstance(message, dict):
                     self._answers[message["name"]].append(message["value"])
                 else:
-                    self._seen[message.rid].append(message)
+                    self._seen[message.attempt_id].append(message)
                 self._changed.notify_all()
         with self._changed:
             self._changed.notify_all()
@@ -77,43 +77,43 @@ class Engine:
     def status(self) -> Status:
         return Status(**self.ask("status"))
 
-    def seen(self, rid: str) -> list[Any]:
+    def seen(self, attempt_id: str) -> list[Any]:
         with self._changed:
-            return list(self._seen[rid])
+            return list(self._seen[attempt_id])
 
-    def wait_for(self, rid: str, kind: Any, timeout_s: float = PATIENCE_S) -> Any:
-        """The first message of one of the types `kind` about `rid`."""
+    def wait_for(self, attempt_id: str, kind: Any, timeout_s: float = PATIENCE_S) -> Any:
+        """The first message of one of the types `kind` about `attempt_id`."""
         return self._until(
-            lambda: next((m for m in self._seen[rid] if isinstance(m, kind)), None),
+            lambda: next((m for m in self._seen[attempt_id] if isinstance(m, kind)), None),
             timeout_s,
-            f"{kind} of {rid}",
-            rid,
+            f"{kind} of {attempt_id}",
+            attempt_id,
         )
 
-    def prefill(self, rid: str, tokens: list[int]) -> PrefillDone:
-        self.send(Prefill(rid, tokens, {}, PATIENCE_S))
-        done = self.wait_for(rid, (PrefillDone, Failed))
+    def prefill(self, attempt_id: str, tokens: list[int]) -> PrefillDone:
+        self.send(Prefill(attempt_id, tokens, {}, PATIENCE_S))
+        done = self.wait_for(attempt_id, (PrefillDone, Failed))
         assert isinstance(done, PrefillDone), done
         return done
 
     def decode(
-        self, rid: str, tokens: list[int], params: dict[str, Any], handle: bytes | None, **more: Any
+        self, attempt_id: str, tokens: list[int], params: dict[str, Any], handle: bytes | None, **more: Any
     ) -> list[Out]:
         """Run a decode to its end; all its pieces."""
-        self.send(Decode(rid, tokens, params, handle, PATIENCE_S, **more))
-        return self.finish(rid, int(params.get("n", 1)))
+        self.send(Decode(attempt_id, tokens, params, handle, PATIENCE_S, **more))
+        return self.finish(attempt_id, int(params.get("n", 1)))
 
-    def finish(self, rid: str, choices: int = 1) -> list[Out]:
+    def finish(self, attempt_id: str, choices: int = 1) -> list[Out]:
         def ended() -> bool:
-            failed = [m for m in self._seen[rid] if isinstance(m, Failed)]
+            failed = [m for m in self._seen[attempt_id] if isinstance(m, Failed)]
             assert not failed, failed
-            return sum(1 for m in self._seen[rid] if isinstance(m, Out) and m.finish) == choices
+            return sum(1 for m in self._seen[attempt_id] if isinstance(m, Out) and m.finish) == choices
 
-        self._until(ended, PATIENCE_S, f"the end of {rid}", rid)
-        return [m for m in self.seen(rid) if isinstance(m, Out)]
+        self._until(ended, PATIENCE_S, f"the end of {attempt_id}", attempt_id)
+        return [m for m in self.seen(attempt_id) if isinstance(m, Out)]
 
-    def admitted(self, rid: str) -> Admitted:
-        return self.wait_for(rid, Admitted)
+    def admitted(self, attempt_id: str) -> Admitted:
+        return self.wait_for(attempt_id, Admitted)
 
     def until_status(self, holds: Any, timeout_s: float = PATIENCE_S) -> Status:
         """Ask for the status until `holds(status)`; the last one is in the error."""
@@ -152,13 +152,13 @@ class Engine:
         self._until(lambda: self._answers[what], timeout_s, what)  # an answer may be an empty list
         return self._answers[what].pop(0)
 
-    def _until(self, found: Any, timeout_s: float, what: str, rid: str = "") -> Any:
+    def _until(self, found: Any, timeout_s: float, what: str, attempt_id: str = "") -> Any:
         until_s = time.monotonic() + timeout_s
         with self._changed:
             while not (value := found()):
                 left_s = until_s - time.monotonic()
                 if left_s <= 0 or self.process.poll() is not None:
-                    seen = self._seen.get(rid, [])[-3:]
+                    seen = self._seen.get(attempt_id, [])[-3:]
                     tail = self._log.read_text(errors="replace")[-3000:]
                     raise TimeoutError(
                         f"no {what}; exit status {self.process.poll()}; seen {seen}; log ends:\n{tail}"

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from actors.engine.vllm_config import config_from_dict
-from actors.engine.vllm_engine import VllmEngine
+from actors.engine.vllm.config import config_from_dict
+from actors.engine.vllm.engine import VllmEngine
 from actors.wire.messages import Cancel, Decode, Message, Out, Prefill, ReleaseKV, Tokens
 
 ENCODER = msgspec.msgpack.Encoder()
@@ -57,9 +57,9 @@ async def serve(engine: VllmEngine, pipe: Pipe, reader: asyncio.StreamReader) ->
             case Decode():
                 engine.decode(message)
             case Cancel():
-                engine.cancel(message.rid)
+                engine.cancel(message.attempt_id)
             case ReleaseKV():
-                engine.release(message.rid)
+                engine.release(message.attempt_id)
             case "stop":
                 return
             case "status":

@@ -2,7 +2,7 @@
 
 A whole application on sim engines logs its events while clients stream, leave early and crowd, policies are switched
 from one to the next without a restart, forecasts are made, a decode engine is killed, and then the router itself, whose
-successor takes the running requests over. Then both routers' logs are replayed by `policies.replay`, in this process,
+successor takes the running requests over. Then both routers' logs are replayed by `journal.replay`, in this process,
 which has neither their clock nor their hash seed.
 """
 
@@ -22,7 +22,7 @@ import httpx
 import pytest
 
 from app.replay import logs
-from policies.replay import Step, replay
+from policies.journal.replay import Step, replay
 from policies.routing.registry import DECODE, PREFILL
 from policies.state import events as ev
 from tests.live.serving import PATIENCE_S, App, config_file, serving

@@ -8,8 +8,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from policies.dispatch import Action, Reject, RouteDecode, RoutePrefill
-from policies.routing.oracle import Oracle, PairEstimate, Place
+from policies.dispatch.dispatcher import Action, Reject, RouteDecode, RoutePrefill
+from policies.network.oracle import Oracle, PairEstimate, Place
 from policies.routing.registry import DECODE, PREFILL
 from policies.state import events as ev
 from policies.state.prefix_index import Change, Cleared, Removed, Stored
@@ -37,9 +37,9 @@ class Life:
     now_s: float = 10.0
     requests: int = 0
     queued: set[str] = field(default_factory=set)
-    prefilling: dict[str, bool] = field(default_factory=dict)  # rid -> colocated
+    prefilling: dict[str, bool] = field(default_factory=dict)  # attempt_id -> colocated
     pooled: set[str] = field(default_factory=set)
-    decoding: dict[str, int] = field(default_factory=dict)  # rid -> tokens
+    decoding: dict[str, int] = field(default_factory=dict)  # attempt_id -> tokens
     kv_seq: int = 0
 
     def start(self) -> Iterator[ev.Event]:
@@ -61,37 +61,37 @@ class Life:
 
     def saw(self, actions: tuple[Action, ...]) -> None:
         for action in actions:
-            self.queued.discard(action.rid)
-            self.pooled.discard(action.rid)
+            self.queued.discard(action.attempt_id)
+            self.pooled.discard(action.attempt_id)
             match action:
                 case RoutePrefill():
-                    self.prefilling[action.rid] = action.colocated
+                    self.prefilling[action.attempt_id] = action.colocated
                 case RouteDecode():
-                    self.decoding[action.rid] = 0
+                    self.decoding[action.attempt_id] = 0
                 case Reject():
-                    self._forget(action.rid)
+                    self._forget(action.attempt_id)
 
-    def _forget(self, rid: str) -> None:
-        self.queued.discard(rid)
-        self.pooled.discard(rid)
-        self.prefilling.pop(rid, None)
-        self.decoding.pop(rid, None)
+    def _forget(self, attempt_id: str) -> None:
+        self.queued.discard(attempt_id)
+        self.pooled.discard(attempt_id)
+        self.prefilling.pop(attempt_id, None)
+        self.decoding.pop(attempt_id, None)
 
     def _arrive(self) -> ev.Event:
         rng = self.rng
         again = sorted(self.prefilling) if rng.random() < 0.2 else []
         if again:
-            rid = rng.choice(again)
-            self._forget(rid)
+            attempt_id = rng.choice(again)
+            self._forget(attempt_id)
         else:
             self.requests += 1
-            rid = f"r{self.requests}"
-        self.queued.add(rid)
+            attempt_id = f"r{self.requests}"
+        self.queued.add(attempt_id)
         tokens = rng.choice([1, 64, 640, 2000])
         return ev.Arrived(
             self.now_s,
             Request(
-                rid,
+                attempt_id,
                 self.now_s,
                 tokens,
                 rng.choice([1, 100]),
@@ -109,30 +109,34 @@ class Life:
     def _advance(self) -> ev.Event:
         rng, now_s = self.rng, self.now_s
         if self.prefilling and rng.random() < 0.5:
-            rid = rng.choice(sorted(self.prefilling))
-            if self.prefilling.pop(rid):
-                self.decoding[rid] = 0
-                return ev.Admitted(now_s, rid)
-            self.pooled.add(rid)
-            return ev.PrefillDone(now_s, rid, now_s + rng.choice([8.5, 30.0]), 3 * 2**20, rng.choice([0, 16]))
+            attempt_id = rng.choice(sorted(self.prefilling))
+            if self.prefilling.pop(attempt_id):
+                self.decoding[attempt_id] = 0
+                return ev.Admitted(now_s, attempt_id)
+            self.pooled.add(attempt_id)
+            return ev.PrefillDone(
+                now_s, attempt_id, now_s + rng.choice([8.5, 30.0]), 3 * 2**20, rng.choice([0, 16])
+            )
         if not self.decoding:
             return ev.Tick(now_s)
-        rid = rng.choice(sorted(self.decoding))
+        attempt_id = rng.choice(sorted(self.decoding))
         roll = rng.random()
         if roll < 0.3:
-            return ev.Closed(now_s, rid, "finished", self.decoding.pop(rid))
+            return ev.Closed(now_s, attempt_id, "finished", self.decoding.pop(attempt_id))
         if roll < 0.5:
-            return ev.ForecastMade(now_s, rid, self.decoding[rid], rng.choice([None, 0.5, 7.25, 1e-9]))
-        self.decoding[rid] += rng.randrange(5)
+            return ev.ForecastMade(
+                now_s, attempt_id, self.decoding[attempt_id], rng.choice([None, 0.5, 7.25, 1e-9])
+            )
+        self.decoding[attempt_id] += rng.randrange(5)
         if roll < 0.7:
-            return ev.Progressed(now_s, rid, self.decoding[rid])
-        return ev.ProgressedMany(now_s, ((rid, self.decoding[rid]), ("gone", 3)))
+            return ev.Progressed(now_s, attempt_id, self.decoding[attempt_id])
+        return ev.ProgressedMany(now_s, ((attempt_id, self.decoding[attempt_id]), ("gone", 3)))
 
     def _cancel(self) -> ev.Event:
         live = sorted({*self.queued, *self.prefilling, *self.pooled, *self.decoding})
-        rid = self.rng.choice(live or ["nobody"])
-        self._forget(rid)
-        return ev.Closed(self.now_s, rid, "cancelled")
+        attempt_id = self.rng.choice(live or ["nobody"])
+        self._forget(attempt_id)
+        return ev.Closed(self.now_s, attempt_id, "cancelled")
 
     def _engine(self) -> ev.Event:
         rng, now_s = self.rng, self.now_s
@@ -160,7 +164,7 @@ class Life:
         request = Request("ad", self.now_s, 9, 9)
         events: list[ev.Event] = [
             ev.PrefillDone(self.now_s, "nobody", 1e9, 1, 0),
-            ev.Adopted(self.now_s, request, "decode", "gone", "d4", 3, self.now_s, 0),
+            ev.Adopted(self.now_s, request, "decoding", "gone", "d4", 3, self.now_s, 0),
             ev.EngineDown(self.now_s, "nobody"),
         ]
         return self.rng.choice(events)

@@ -49,11 +49,11 @@ def test_requests_of_several_sequences_have_no_forecast() -> None:
 def test_how_it_ended_is_what_the_predictor_learns() -> None:
     f, oracle = feed({})
     ends = [("stop", "finished", 7), ("long", "finished", 9), ("gone", "cancelled", 0), ("bad", "failed", 2)]
-    for rid, outcome, tokens in ends:
-        f.arrived(Arrival(rid, 0.0, 5), 9)
-        if rid == "gone":
-            f.progressed(rid, 3)  # the ingress cannot say how far it got
-        f.closed(rid, outcome, tokens, 5.0)
+    for attempt_id, outcome, tokens in ends:
+        f.arrived(Arrival(attempt_id, 0.0, 5), 9)
+        if attempt_id == "gone":
+            f.progressed(attempt_id, 3)  # the ingress cannot say how far it got
+        f.closed(attempt_id, outcome, tokens, 5.0)
     assert [(o.arrival.request_id, o.output_tokens, o.reason) for o in oracle.seen] == [
         ("stop", 7, FinishReason.STOP),
         ("long", 9, FinishReason.LENGTH),

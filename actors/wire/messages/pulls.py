@@ -4,9 +4,11 @@ from actors.wire.messages.base import Wire
 
 
 class Pull(Wire, frozen=True):
-    """Sim decode engine -> sim prefill engine: I start to read `n_bytes` of the KV of `rid`; keep it until Pulled."""
+    """Sim decode engine -> sim prefill engine: I start to read `n_bytes` of the KV of `attempt_id`; keep it until
+    Pulled.
+    """
 
-    rid: str
+    attempt_id: str
     n_bytes: int = 0
 
 
@@ -15,7 +17,7 @@ class PullGrant(Wire, frozen=True):
     follows when the bytes have arrived; else the reader knows itself how long they take.
     """
 
-    rid: str
+    attempt_id: str
     ok: bool
     kv_bytes: int = 0
     paced: bool = False
@@ -24,11 +26,11 @@ class PullGrant(Wire, frozen=True):
 class Sent(Wire, frozen=True):
     """Sim prefill engine -> sim decode engine: the bytes of a paced Pull have arrived, after `seconds`."""
 
-    rid: str
+    attempt_id: str
     seconds: float
 
 
 class Pulled(Wire, frozen=True):
     """The read has ended; the prefill engine frees its copy."""
 
-    rid: str
+    attempt_id: str

@@ -15,7 +15,7 @@ class Submit(Wire, frozen=True):
     `request_id`: the client's own x-request-id, where it sent one.
     """
 
-    rid: str
+    attempt_id: str
     prompt_tokens: int
     max_tokens: int
     slots: int = 1
@@ -37,14 +37,16 @@ class Submit(Wire, frozen=True):
 class Prefilled(Wire, frozen=True):
     """The prefill is done: the request enters the prompt pool. `lease_s` is what is left of the KV lease."""
 
-    rid: str
+    attempt_id: str
     lease_s: float
     kv_bytes: int
     cached_tokens: int
 
 
 class Progress(Wire, frozen=True):
-    """Batched: (rid, event, value) with event "prefill" (started), "admitted", "tokens" (value = total so far)."""
+    """Batched: (attempt_id, event, value) with event "prefill" (started), "admitted", "tokens" (value = total so
+    far).
+    """
 
     items: list[tuple[str, str, int]]
 
@@ -52,7 +54,8 @@ class Progress(Wire, frozen=True):
 class Transferred(Wire, frozen=True):
     """Batched, where the router's `Fleet.wants_transfers`: KV transfers that have ended, as the engines measured them.
 
-    Items: (rid, bytes, seconds, descriptors, seconds since it ended). Time that a flow scheduler held it is not in it.
+    Items: (attempt_id, bytes, seconds, descriptors, seconds since it ended). Time that a flow scheduler held it is
+    not in it.
     """
 
     items: list[tuple[str, int, float, int, float]]
@@ -61,12 +64,12 @@ class Transferred(Wire, frozen=True):
 class Adopt(Wire, frozen=True):
     """A request under way that a new router cannot know: sent for each decided request after a reconnect to the router.
 
-    stage: "prefill", "pool" (with what is left of its lease) or "decode"; `engine_id` is where its KV is computed or
-    kept, `decode_engine_id` where it decodes (the same for a colocated one); with their ranks.
+    stage: "prefilling", "pooled" (with what is left of its lease) or "decoding"; `engine_id` is where its KV is
+    computed or kept, `decode_engine_id` where it decodes (the same for a colocated one); with their ranks.
     """
 
     submit: Submit
-    stage: Literal["prefill", "pool", "decode"]
+    stage: Literal["prefilling", "pooled", "decoding"]
     engine_id: str | None
     decode_engine_id: str | None = None
     tokens: int = 0
@@ -82,7 +85,7 @@ class Closed(Wire, frozen=True):
     outcome: "finished", "cancelled", "failed", "rejected", "expired"; `engine_id` is the culprit of a failure.
     """
 
-    rid: str
+    attempt_id: str
     outcome: str
     output_tokens: int = 0
     engine_id: str | None = None
@@ -90,32 +93,32 @@ class Closed(Wire, frozen=True):
 
 
 class RoutePrefill(Wire, frozen=True):
-    """Decision: run `rid` on `engine_id`, on its `dp_rank` (None: the engine chooses). mode: "prefill" (KV will move)
-    or "colocated" (prefill and decode there).
+    """Decision: run `attempt_id` on `engine_id`, on its `dp_rank` (None: the engine chooses). mode: "prefill" (KV
+    will move) or "colocated" (prefill and decode there).
 
     For a request that waits in the pool it means: its lease ends before a slot is free; release that KV, prefill again.
     """
 
-    rid: str
+    attempt_id: str
     engine_id: str
     mode: Literal["prefill", "colocated"]
     dp_rank: int | None = None
 
 
 class RouteDecode(Wire, frozen=True):
-    """Decision: decode `rid` on `engine_id`, there on `dp_rank` (None: the engine's choice)."""
+    """Decision: decode `attempt_id` on `engine_id`, there on `dp_rank` (None: the engine's choice)."""
 
-    rid: str
+    attempt_id: str
     engine_id: str
     dp_rank: int | None = None
 
 
 class Reject(Wire, frozen=True):
-    """The router will not (429: queue full; 503: no engine, expired in pool) serve `rid` now. All charges are given
-    back.
+    """The router will not (429: queue full; 503: no engine, expired in pool) serve `attempt_id` now. All charges are
+    given back.
     """
 
-    rid: str
+    attempt_id: str
     status: int
     reason: str
     retry_after_s: float

@@ -12,7 +12,7 @@ class Prefill(Wire, frozen=True):
     `dp_rank` None leaves the data-parallel rank to the engine.
     """
 
-    rid: str
+    attempt_id: str
     tokens: list[int]
     params: dict[str, Any]
     deadline_s: float
@@ -31,7 +31,7 @@ class Decode(Wire, frozen=True):
     deltas then come ready made in `Out.delta`. `dp_rank` None leaves the data-parallel rank to the engine.
     """
 
-    rid: str
+    attempt_id: str
     tokens: list[int]
     params: dict[str, Any]
     handle: bytes | None
@@ -42,23 +42,27 @@ class Decode(Wire, frozen=True):
 
 
 class Cancel(Wire, frozen=True):
-    """Stop `rid` whatever its stage; frees slot and blocks. Idempotent; an unknown rid is no error. Not answered."""
+    """Stop `attempt_id` whatever its stage; frees slot and blocks. Idempotent; an unknown attempt_id is no error.
+    Not answered.
+    """
 
-    rid: str
+    attempt_id: str
 
 
 class ReleaseKV(Wire, frozen=True):
-    """Give back the KV that the prefill of `rid` holds under its lease, because no decode will ever pull it.
+    """Give back the KV that the prefill of `attempt_id` holds under its lease, because no decode will ever pull it.
     Idempotent.
     """
 
-    rid: str
+    attempt_id: str
 
 
 class PrefillDone(Wire, frozen=True):
-    """The KV of `rid` is ready under `handle` (opaque bytes that the decode engine understands) for `lease_s`."""
+    """The KV of `attempt_id` is ready under `handle` (opaque bytes that the decode engine understands) for
+    `lease_s`.
+    """
 
-    rid: str
+    attempt_id: str
     handle: bytes
     prompt_tokens: int
     cached_tokens: int
@@ -71,7 +75,7 @@ class PrefillDone(Wire, frozen=True):
 class Admitted(Wire, frozen=True):
     """The decode engine holds the KV now (or needs none) and the prefill engine's copy is given back by the engines."""
 
-    rid: str
+    attempt_id: str
     transfer_bytes: int = 0
     transfer_s: float = 0.0
     descriptors: int = 0
@@ -85,7 +89,7 @@ class Out(Wire, frozen=True):
     OpenAI delta as JSON where the engine parses (tools). `prompt_logprobs` comes with the first piece where asked.
     """
 
-    rid: str
+    attempt_id: str
     text: str
     n_tokens: int
     index: int = 0
@@ -104,12 +108,12 @@ class Tokens(Wire, frozen=True):
 
 
 class Failed(Wire, frozen=True):
-    """`rid` ended on this engine without finishing. `retryable`: the same work may succeed elsewhere or later.
+    """`attempt_id` ended on this engine without finishing. `retryable`: the same work may succeed elsewhere or later.
 
     code: "deadline", "kv_load", "bad_request", "engine_dead", "draining", "overloaded", "unknown_handle", "internal".
     """
 
-    rid: str
+    attempt_id: str
     stage: Literal["prefill", "decode"]
     code: str
     message: str

@@ -12,7 +12,7 @@ from benchmarks.sim.network.clusters import Instance, netkv_cluster, nic_of
 from benchmarks.sim.network.network import Network
 from benchmarks.sim.network.oracle_feed import measured_oracle
 from benchmarks.sim.network.topology import Topology, TopologyError, explain
-from policies.routing.oracle import Oracle
+from policies.network.oracle import Oracle
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from benchmarks.sim.network.network import Network
 from benchmarks.sim.network.topology import TIER_CLASSES
-from policies.routing.oracle import Oracle
+from policies.network.oracle import Oracle
 
 _FULL = 0.999  # ASSUMPTION: the largest congestion told; the oracle's range is open at 1
 

@@ -1,4 +1,4 @@
-"""The links of live sim engines (`actors.engine.sim_links`) in virtual time, to simulate what was measured on them.
+"""The links of live sim engines (`actors.engine.sim.links`) in virtual time, to simulate what was measured on them.
 
 Every sender has a link of its own into each tier, shared evenly by what it carries: of n transfers on a link each gets
 1/n of the bandwidth, and is there `latency_s` after its last byte. Links of different senders, and of one sender into
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from benchmarks.sim.kernel import Kernel, Timer
 from benchmarks.sim.links import Done
-from policies.routing.oracle import Oracle, Place
+from policies.network.oracle import Oracle, Place
 
 
 class Flow:

@@ -22,7 +22,7 @@ from typing import Any, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from policies.routing.oracle import Place
+from policies.network.oracle import Place
 
 NVLINK, NIC, RACK, CORE = "nvlink", "nic", "rack", "core"
 LINK_CLASSES = (NVLINK, NIC, RACK, CORE)

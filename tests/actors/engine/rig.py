@@ -38,63 +38,65 @@ class Client:
         self.channel = await connect(addresses, lambda: Channel(me, lambda _, m: self.inbox.append(m)))
 
     def prefill(
-        self, rid: str, tokens: list[int], deadline_s: float = 60.0, priority: int = 0, **params: Any
+        self, attempt_id: str, tokens: list[int], deadline_s: float = 60.0, priority: int = 0, **params: Any
     ) -> None:
-        self.channel.send(Prefill(rid, tokens, params, deadline_s, priority))
+        self.channel.send(Prefill(attempt_id, tokens, params, deadline_s, priority))
 
     def decode(
         self,
-        rid: str,
+        attempt_id: str,
         tokens: list[int],
         handle: bytes | None = None,
         deadline_s: float = 60.0,
         priority: int = 0,
         **params: Any,
     ) -> None:
-        self.channel.send(Decode(rid, tokens, {"max_tokens": 8} | params, handle, deadline_s, priority))
+        self.channel.send(
+            Decode(attempt_id, tokens, {"max_tokens": 8} | params, handle, deadline_s, priority)
+        )
 
-    def cancel(self, rid: str) -> None:
-        self.channel.send(Cancel(rid))
+    def cancel(self, attempt_id: str) -> None:
+        self.channel.send(Cancel(attempt_id))
 
-    def release(self, rid: str) -> None:
-        self.channel.send(ReleaseKV(rid))
+    def release(self, attempt_id: str) -> None:
+        self.channel.send(ReleaseKV(attempt_id))
 
-    def of(self, rid: str) -> list[Any]:
-        """All messages about `rid`, in order; Tokens are taken apart."""
+    def of(self, attempt_id: str) -> list[Any]:
+        """All messages about `attempt_id`, in order; Tokens are taken apart."""
         found: list[Any] = []
         for message in self.inbox:
             if isinstance(message, Tokens):
-                found += [item for item in message.items if item.rid == rid]
-            elif getattr(message, "rid", None) == rid:
+                found += [item for item in message.items if item.attempt_id == attempt_id]
+            elif getattr(message, "attempt_id", None) == attempt_id:
                 found.append(message)
         return found
 
-    async def wait(self, rid: str, kind: type[T]) -> T:
-        """The first message of `kind` about `rid`; fails at once if the request failed instead."""
+    async def wait(self, attempt_id: str, kind: type[T]) -> T:
+        """The first message of `kind` about `attempt_id`; fails at once if the request failed instead."""
 
         def ready() -> bool:
-            messages = self.of(rid)
+            messages = self.of(attempt_id)
             failed = [m for m in messages if isinstance(m, Failed)]
             assert kind is Failed or not failed, failed
             return any(isinstance(m, kind) for m in messages)
 
-        await until(ready, f"{kind.__name__} of {rid}")
-        return next(m for m in self.of(rid) if isinstance(m, kind))
+        await until(ready, f"{kind.__name__} of {attempt_id}")
+        return next(m for m in self.of(attempt_id) if isinstance(m, kind))
 
-    def outs(self, rid: str, index: int = 0) -> list[Out]:
-        return [m for m in self.of(rid) if isinstance(m, Out) and m.index == index]
+    def outs(self, attempt_id: str, index: int = 0) -> list[Out]:
+        return [m for m in self.of(attempt_id) if isinstance(m, Out) and m.index == index]
 
-    async def text(self, rid: str, index: int = 0) -> str:
+    async def text(self, attempt_id: str, index: int = 0) -> str:
         """The whole text of a choice, once it has finished."""
         await until(
             lambda: (
-                (self.outs(rid, index) and self.outs(rid, index)[-1].finish)
-                or any(isinstance(m, Failed) for m in self.of(rid))
+                (self.outs(attempt_id, index) and self.outs(attempt_id, index)[-1].finish)
+                or any(isinstance(m, Failed) for m in self.of(attempt_id))
             ),
-            f"end of {rid}",
+            f"end of {attempt_id}",
         )
-        assert not [m for m in self.of(rid) if isinstance(m, Failed)]
-        return "".join(out.text for out in self.outs(rid, index))
+        assert not [m for m in self.of(attempt_id) if isinstance(m, Failed)]
+        return "".join(out.text for out in self.outs(attempt_id, index))
 
 
 class Node:
@@ -108,9 +110,9 @@ class Node:
     def used(self) -> int:
         return self.engine.metrics().kv_blocks_used
 
-    async def prefilled(self, rid: str, tokens: list[int], **params: Any) -> PrefillDone:
-        self.client.prefill(rid, tokens, **params)
-        return await self.client.wait(rid, PrefillDone)
+    async def prefilled(self, attempt_id: str, tokens: list[int], **params: Any) -> PrefillDone:
+        self.client.prefill(attempt_id, tokens, **params)
+        return await self.client.wait(attempt_id, PrefillDone)
 
     def at_rest(self) -> bool:
         """Every counter is where it was at the start."""

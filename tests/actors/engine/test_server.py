@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from actors.engine.sim_config import SimEngineConfig
-from actors.engine.sim_engine import SimEngine
+from actors.engine.sim.config import SimEngineConfig
+from actors.engine.sim.engine import SimEngine
 from actors.wire.channel import Channel, Identity, connect
 from actors.wire.messages import Closed, Failed, Out, PrefillDone, Pulled, Tokens
 from tests.actors.engine.rig import Client, Node, Rig, until
@@ -133,11 +133,11 @@ async def test_too_many_requests_in_flight(rig: Rig) -> None:
     c = await node(rig, max_in_flight=3, timing=SLOW)
     for i in range(5):
         c.client.decode(f"r{i}", [i, *PROMPT])
-    for rid in ("r3", "r4"):
-        failed = await c.client.wait(rid, Failed)
+    for attempt_id in ("r3", "r4"):
+        failed = await c.client.wait(attempt_id, Failed)
         assert (failed.code, failed.retryable) == ("overloaded", True)
-    for rid in ("r0", "r1", "r2"):
-        await c.client.text(rid)
+    for attempt_id in ("r0", "r1", "r2"):
+        await c.client.text(attempt_id)
     await c.rests()
     c.client.decode("again", PROMPT)
     await c.client.text("again")

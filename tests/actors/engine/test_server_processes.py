@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from actors.engine.sim_config import SimEngineConfig
-from actors.engine.sim_engine import SimEngine
+from actors.engine.sim.config import SimEngineConfig
+from actors.engine.sim.engine import SimEngine
 from actors.wire.messages import EngineInfo, Failed, PrefillDone
 from tests.actors.engine.rig import Client, Rig, until
 

@@ -12,10 +12,10 @@ from actors.router.journal import JournalConfig, RouterJournal
 from actors.router.server import RouterServer
 from actors.wire import messages as wire
 from actors.wire.channel import Identity
-from policies.dispatch import DispatchConfig, Dispatcher
-from policies.replay import replay
-from policies.routing.join_shortest_queue import JoinShortestQueue
+from policies.dispatch.dispatcher import DispatchConfig, Dispatcher
+from policies.journal.replay import replay
 from policies.routing.registry import DECODE, PREFILL
+from policies.routing.simple.join_shortest_queue import JoinShortestQueue
 from tests.actors.router.test_server import Peer, serving
 
 
@@ -36,12 +36,12 @@ async def ask(ingress: Peer, what: str, body: Any = None) -> tuple[int, Any]:
     return answer.status, json.loads(answer.body)
 
 
-async def route(ingress: Peer, rid: str, request_id: str = "") -> None:
+async def route(ingress: Peer, attempt_id: str, request_id: str = "") -> None:
     """One request all the way to its decode engine."""
-    ingress.channel.send(wire.Submit(rid, 64, 8, request_id=request_id))
-    await ingress.get(wire.RoutePrefill, lambda m: m.rid == rid)  # type: ignore[attr-defined]
-    ingress.channel.send(wire.Prefilled(rid, 30.0, 1024, 0))
-    await ingress.get(wire.RouteDecode, lambda m: m.rid == rid)  # type: ignore[attr-defined]
+    ingress.channel.send(wire.Submit(attempt_id, 64, 8, request_id=request_id))
+    await ingress.get(wire.RoutePrefill, lambda m: m.attempt_id == attempt_id)  # type: ignore[attr-defined]
+    ingress.channel.send(wire.Prefilled(attempt_id, 30.0, 1024, 0))
+    await ingress.get(wire.RouteDecode, lambda m: m.attempt_id == attempt_id)  # type: ignore[attr-defined]
 
 
 async def test_the_policies_in_use_and_all_others_are_told_with_their_formulas(router: RouterServer) -> None:
@@ -112,7 +112,7 @@ async def test_a_request_is_explained_by_any_name_that_its_client_may_know(route
     for name in ("abc", "abc-1", "chatcmpl-abc", "cmpl-abc", "req-abc", "my-order-66"):
         status, told = await ask(ingress, "explain", {"id": name})
         assert status == 200, name
-        assert [(d["rid"], d["action"]) for d in told["decisions"]] == [
+        assert [(d["attempt_id"], d["action"]) for d in told["decisions"]] == [
             ("abc-1", "RoutePrefill"),
             ("abc-1", "RouteDecode"),
             ("abc-2", "RoutePrefill"),

@@ -17,16 +17,16 @@ from actors.router.forecasts import Forecasts, Hints, PredictorConfig, arrival_o
 from actors.router.server import RouterServer
 from actors.wire import messages as wire
 from actors.wire.channel import Identity
-from policies.dispatch import DispatchConfig, Dispatcher
-from policies.routing.join_shortest_queue import JoinShortestQueue
+from policies.dispatch.dispatcher import DispatchConfig, Dispatcher
+from policies.routing.simple.join_shortest_queue import JoinShortestQueue
 from predictors.outcomes import read_log
 from predictors.promote import RefitJob, RefitResult, refit
 from predictors.protocol import FinishReason
 from tests.actors.router.test_server import engine, peer, until
 
 
-def submit(rid: str, prompt_tokens: int = 10, max_tokens: int = 400, **hints: object) -> wire.Submit:
-    return wire.Submit(rid, prompt_tokens, max_tokens, hints=encode_hints(Hints(**hints)))  # type: ignore[arg-type]
+def submit(attempt_id: str, prompt_tokens: int = 10, max_tokens: int = 400, **hints: object) -> wire.Submit:
+    return wire.Submit(attempt_id, prompt_tokens, max_tokens, hints=encode_hints(Hints(**hints)))  # type: ignore[arg-type]
 
 
 def learn(forecasts: Forecasts, lengths: list[int], key: str = "k") -> float:
@@ -52,7 +52,7 @@ def test_a_request_near_its_end_is_forecast_to_finish_and_one_far_from_it_stays(
     forecasts.arrived(submit("new", prompt_key="k", template_key="k"), now_s)
     forecasts.progressed("new", 4)
     (early,) = forecasts.refresh(now_s)
-    assert (early.rid, early.tokens, early.finishes_in_tokens) == ("new", 4, None)
+    assert (early.attempt_id, early.tokens, early.finishes_in_tokens) == ("new", 4, None)
     forecasts.progressed("new", 9)
     assert forecasts.refresh(now_s) == []  # k = 8 tokens have not passed
     forecasts.progressed("new", 90)
@@ -108,10 +108,10 @@ async def test_a_disk_that_fails_or_hangs_costs_outcomes_and_nothing_else(
     await until(lambda: len(router.status().statuses) == 1)
     ingress = await peer(router, "ingress", "i")
 
-    async def one(rid: str) -> None:
-        ingress.channel.send(submit(rid))
+    async def one(attempt_id: str) -> None:
+        ingress.channel.send(submit(attempt_id))
         await ingress.get(wire.RoutePrefill)
-        ingress.channel.send(wire.Closed(rid, "finished", 5))
+        ingress.channel.send(wire.Closed(attempt_id, "finished", 5))
         await until(lambda: router.status().in_flight == 0)
 
     await one("x")
@@ -120,8 +120,8 @@ async def test_a_disk_that_fails_or_hangs_costs_outcomes_and_nothing_else(
     with full_pipe(tmp_path / "pipe") as pipe:
         assert forecasts._log is not None
         forecasts._log._file = pipe  # write(2) hangs until the end of the test
-        for rid in "abcde":
-            await one(rid)
+        for attempt_id in "abcde":
+            await one(attempt_id)
         assert forecasts.totals()["predictor_outcomes_dropped"] >= 1
         await router.stop()
     assert "has not answered" in caplog.text

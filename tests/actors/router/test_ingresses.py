@@ -16,8 +16,8 @@ def channel(name: str) -> Channel:
 async def test_a_lost_ingress_hands_back_what_it_still_owns() -> None:
     ingresses, one = Ingresses(), channel("one")
     ingresses.add(one)
-    for rid in ("a", "b"):
-        ingresses.own(one, rid)
+    for attempt_id in ("a", "b"):
+        ingresses.own(one, attempt_id)
     assert ingresses.disown("a") and not ingresses.disown("a")
     lost = ingresses.lost(one)
     assert lost is not None and lost.requests == {"b"}

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from actors.router.journal import SLICE, JournalConfig, RouterJournal
-from policies.dispatch import DispatchConfig, Dispatcher
+from policies.dispatch.dispatcher import DispatchConfig, Dispatcher
 from policies.engine_model.blocks import Stored
-from policies.journal import JournalError
-from policies.replay import Step, replay
+from policies.journal.lines import JournalError
+from policies.journal.replay import Step, replay
 from policies.routing.registry import decode_policy, prefill_policy
 from policies.state import events as ev
 from policies.state.views import Request, Role
@@ -36,10 +36,10 @@ def feed(journal: RouterJournal, dispatcher: Dispatcher, requests: int, first: i
     if journal.n == 0:
         events += [ev.EngineUp(0.0, f"c{i}", Role.COLOCATED, "g", "n", 4, 4096) for i in range(3)]
     for i in range(first, first + requests):
-        rid, now_s = f"r{i}", float(i)
+        attempt_id, now_s = f"r{i}", float(i)
         events += [ev.EngineStatus(now_s, f"c{k}", 0, 0, 0) for k in range(3)]
-        events += [ev.Arrived(now_s, Request(rid, now_s, 64, 8)), ev.Admitted(now_s, rid)]
-        events += [ev.Closed(now_s, rid, "finished", 8), ev.Closed(now_s, rid, "finished", 8)]
+        events += [ev.Arrived(now_s, Request(attempt_id, now_s, 64, 8)), ev.Admitted(now_s, attempt_id)]
+        events += [ev.Closed(now_s, attempt_id, "finished", 8), ev.Closed(now_s, attempt_id, "finished", 8)]
     for event in events:
         try:
             journal.record(event, dispatcher.handle(event))
@@ -173,7 +173,7 @@ async def test_decisions_alone_can_be_logged(tmp_path: Path) -> None:
     (file,) = files(tmp_path)
     lines = file.read_text().splitlines()
     assert len(lines) == 1 + 4
-    assert lines[1].startswith('{"at_s":0.0,"action":"RoutePrefill","rid":"r0","decision":{"worker":')
+    assert lines[1].startswith('{"at_s":0.0,"action":"RoutePrefill","attempt_id":"r0","decision":{"worker":')
     with pytest.raises(JournalError, match="line 2: an event was expected"):
         replayed(tmp_path)
 
@@ -183,7 +183,7 @@ def test_the_ring_is_bounded_and_block_hashes_weigh(tmp_path: Path) -> None:
     feed(journal, dispatcher, 40)
     assert journal.status()["ring_events"] == 50
     assert journal.tail(1) == [
-        f'{{"n":{journal.n - 1},"follow":1,"event":"Closed","now_s":39.0,"rid":"r39","outcome":"finished",'
+        f'{{"n":{journal.n - 1},"follow":1,"event":"Closed","now_s":39.0,"attempt_id":"r39","outcome":"finished",'
         '"output_tokens":8}',
         '{"error":"StaleEvent","message":"request r39 is not known (closed, or from before a restart)"}',
     ]

@@ -12,17 +12,17 @@ from actors.engine import report
 from actors.engine.kv_mirror import KvMirror
 from actors.engine.report import Reporter
 from actors.engine.server import EngineServer
-from actors.engine.sim_config import SimEngineConfig
-from actors.engine.sim_engine import SimEngine
+from actors.engine.sim.config import SimEngineConfig
+from actors.engine.sim.engine import SimEngine
 from actors.router import kv_feed
 from actors.router.kv_feed import KvFeed
 from actors.router.server import RouterServer
 from actors.wire.channel import Identity
 from actors.wire.messages import Admin, AdminAnswer, KvEvents, Message
-from policies.dispatch import DispatchConfig, Dispatcher
+from policies.dispatch.dispatcher import DispatchConfig, Dispatcher
 from policies.engine_model.blocks import block_hashes
-from policies.routing.cache_aware import CacheAware
-from policies.routing.locality import Locality
+from policies.routing.deepflow.locality import Locality
+from policies.routing.simple.cache_aware import CacheAware
 from policies.state.prefix_index import PrefixIndex
 from policies.state.reducer import ClusterState
 from tests.actors.engine.rig import Client, until

@@ -12,8 +12,8 @@ import pytest
 from actors.router.server import RouterServer
 from actors.wire import messages as wire
 from actors.wire.channel import Channel, Identity, connect
-from policies.dispatch import Action, DispatchConfig, Dispatcher
-from policies.routing.join_shortest_queue import JoinShortestQueue
+from policies.dispatch.dispatcher import Action, DispatchConfig, Dispatcher
+from policies.routing.simple.join_shortest_queue import JoinShortestQueue
 from policies.state import events as ev
 
 
@@ -108,7 +108,7 @@ async def test_submit_prefilled_closed(router: RouterServer) -> None:
     _, _, i = await serving(router)
     i.channel.send(wire.Submit("x", prompt_tokens=10, max_tokens=4))
     route = await i.get(wire.RoutePrefill)
-    assert (route.rid, route.engine_id, route.mode) == ("x", "p", "prefill")  # type: ignore[attr-defined]
+    assert (route.attempt_id, route.engine_id, route.mode) == ("x", "p", "prefill")  # type: ignore[attr-defined]
     i.channel.send(wire.Prefilled("x", 30.0, 1, 0))
     assert (await i.get(wire.RouteDecode)).engine_id == "d"  # type: ignore[attr-defined]
     i.channel.send(wire.Progress([("x", "admitted", 0), ("x", "tokens", 3)]))
@@ -158,7 +158,7 @@ async def test_no_engine_is_a_rejection_with_retry_after(router: RouterServer) -
 async def test_a_restarted_router_adopts_what_an_ingress_has_under_way(router: RouterServer) -> None:
     _, _, i = await serving(router)
     submit = wire.Submit("x", prompt_tokens=10, max_tokens=4)
-    i.channel.send(wire.Adopt(submit, "decode", None, "d", tokens=2))
+    i.channel.send(wire.Adopt(submit, "decoding", None, "d", tokens=2))
     await until(lambda: router.dispatcher.state.snapshot(0).workers["d"].slots_used == 1)
     i.channel.send(wire.Closed("x", "finished", 4))
     await until(lambda: router.dispatcher.state.snapshot(0).workers["d"].slots_used == 0)
@@ -170,7 +170,7 @@ async def test_a_message_that_a_router_does_not_take_ends_only_that_connection(r
     other.channel.send(wire.Tokens([]))
     await other.channel.closed
     i.channel.send(wire.Submit("x", prompt_tokens=10, max_tokens=4))
-    assert (await i.get(wire.RoutePrefill)).rid == "x"  # type: ignore[attr-defined]
+    assert (await i.get(wire.RoutePrefill)).attempt_id == "x"  # type: ignore[attr-defined]
 
 
 async def ranks(router: RouterServer, name: str, role: str) -> Peer:
@@ -188,7 +188,7 @@ async def test_routes_name_the_rank_and_requests_are_adopted_on_theirs(router: R
     await until(lambda: len(router.status().statuses) == 1)
     i = await peer(router, "ingress", "i")
     # the other rank has something to do already, so the shortest queue is rank 1
-    i.channel.send(wire.Adopt(wire.Submit("x", 10, 4), "decode", "d", "d", tokens=2, decode_dp_rank=0))
+    i.channel.send(wire.Adopt(wire.Submit("x", 10, 4), "decoding", "d", "d", tokens=2, decode_dp_rank=0))
     i.channel.send(wire.Submit("y", 10, 4))
     route = await i.get(wire.RoutePrefill)
     assert (route.engine_id, route.dp_rank, route.mode) == ("d", 1, "colocated")  # type: ignore[attr-defined]

@@ -16,18 +16,18 @@ from typing import Any
 
 import httpx
 
-from actors.router.network import RouterNetwork
+from actors.router.network.feed import RouterNetwork
 from actors.router.server import RouterServer
 from actors.wire import messages as wire
 from actors.wire.channel import Channel, Identity, connect, listen
 from app.ingress.asgi import IngressApp
 from app.ingress.config import IngressConfig
+from app.ingress.http.listener import Listener, ListenerConfig
 from app.ingress.hub import Hub
-from app.ingress.listener import Listener, ListenerConfig
 from app.ingress.metrics import IngressMetrics
 from app.ingress.tokenizer import WordCodec
-from policies.dispatch import DispatchConfig, Dispatcher
-from policies.routing.join_shortest_queue import JoinShortestQueue
+from policies.dispatch.dispatcher import DispatchConfig, Dispatcher
+from policies.routing.simple.join_shortest_queue import JoinShortestQueue
 
 MODEL = "tiny"
 VOCAB = 1000
@@ -58,7 +58,7 @@ class ScriptedEngine:
     features: tuple[str, ...] = ()
     received: list[wire.Message] = field(default_factory=list)
     channels: list[Channel] = field(default_factory=list)
-    live: dict[str, str] = field(default_factory=dict)  # rid -> "prefill" | "lease" | "decode"
+    live: dict[str, str] = field(default_factory=dict)  # attempt_id -> "prefill" | "lease" | "decode"
     server: asyncio.Server | None = None
     link: Channel | None = None
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -129,50 +129,50 @@ class ScriptedEngine:
         self.received.append(message)
         match message:
             case wire.Prefill():
-                self.live[message.rid] = "prefill"
+                self.live[message.attempt_id] = "prefill"
                 if self.auto:
-                    self.finish_prefill(message.rid)
+                    self.finish_prefill(message.attempt_id)
             case wire.Decode():
-                self.live[message.rid] = "decode"
+                self.live[message.attempt_id] = "decode"
                 if self.auto:
                     task = asyncio.get_running_loop().create_task(self._generate(message))
                     self.tasks.add(task)
                     task.add_done_callback(self.tasks.discard)
             case wire.Cancel() | wire.ReleaseKV():
-                if self.live.pop(message.rid, None) == "decode":
-                    self._free_copy(message.rid)
+                if self.live.pop(message.attempt_id, None) == "decode":
+                    self._free_copy(message.attempt_id)
 
-    def finish_prefill(self, rid: str) -> None:
-        self.live[rid] = "lease"
-        self.send(wire.PrefillDone(rid, b"h", 3, 0, self.lease_s, 0.001, 0.002, 4096))
+    def finish_prefill(self, attempt_id: str) -> None:
+        self.live[attempt_id] = "lease"
+        self.send(wire.PrefillDone(attempt_id, b"h", 3, 0, self.lease_s, 0.001, 0.002, 4096))
 
-    def _free_copy(self, rid: str) -> None:
+    def _free_copy(self, attempt_id: str) -> None:
         """A decode engine gives the prefill engine's copy back, by itself."""
         for peer in self.peers:
-            if peer.live.get(rid) == "lease":
-                del peer.live[rid]
+            if peer.live.get(attempt_id) == "lease":
+                del peer.live[attempt_id]
 
-    def admit(self, rid: str) -> None:
-        self._free_copy(rid)
-        self.send(wire.Admitted(rid, 4096, 0.003, 30))
+    def admit(self, attempt_id: str) -> None:
+        self._free_copy(attempt_id)
+        self.send(wire.Admitted(attempt_id, 4096, 0.003, 30))
 
-    def token(self, rid: str, text: str = "a ", finish: str | None = None, **more: Any) -> None:
-        self.send(wire.Tokens([wire.Out(rid, text, 1, finish=finish, **more)]))
+    def token(self, attempt_id: str, text: str = "a ", finish: str | None = None, **more: Any) -> None:
+        self.send(wire.Tokens([wire.Out(attempt_id, text, 1, finish=finish, **more)]))
         if finish is not None:
-            self.live.pop(rid, None)
+            self.live.pop(attempt_id, None)
 
     async def _generate(self, message: wire.Decode) -> None:
-        self.admit(message.rid)
+        self.admit(message.attempt_id)
         n, count = message.params.get("n", 1), message.params["max_tokens"]
         for step in range(count):
             if self.step_s:
                 await asyncio.sleep(self.step_s)
-            if message.rid not in self.live:
+            if message.attempt_id not in self.live:
                 return
             finish = "length" if step == count - 1 else None
-            items = [wire.Out(message.rid, f"w{step} ", 1, index=i, finish=finish) for i in range(n)]
+            items = [wire.Out(message.attempt_id, f"w{step} ", 1, index=i, finish=finish) for i in range(n)]
             self.send(wire.Tokens(items))
-        self.live.pop(message.rid, None)
+        self.live.pop(message.attempt_id, None)
 
     def of(self, kind: type) -> list[Any]:
         """The messages of a kind that have arrived."""

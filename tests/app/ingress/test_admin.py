@@ -10,7 +10,7 @@ import pytest
 
 from app.ingress.admin import admin_keys, is_loopback
 from app.ingress.config import IngressConfig
-from app.ingress.listener import ListenerConfig
+from app.ingress.http.listener import ListenerConfig
 from app.ingress.questions import Questions
 from tests.app.ingress.rig import MODEL, Rig, pair, rig, until
 
@@ -161,7 +161,7 @@ async def test_a_request_is_explained_by_the_ids_that_its_client_got(made: Rig) 
 async def test_every_prompt_and_attempt_of_a_request_is_explained(made: Rig) -> None:
     done = await made.client.post("/v1/completions", json={"prompt": ["a", "b c"], "max_tokens": 2})
     told = (await made.client.get(EXPLAIN + done.json()["id"])).json()
-    assert len({d["rid"] for d in told["decisions"]}) == 2 and len(told["decisions"]) == 4
+    assert len({d["attempt_id"] for d in told["decisions"]}) == 2 and len(told["decisions"]) == 4
 
 
 # -------------------------------------------------------------------------------------------------- without the router

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from app.ingress.config import IngressConfig
-from app.ingress.listener import ListenerConfig
+from app.ingress.http.listener import ListenerConfig
 from tests.app.ingress.rig import MODEL, Rig, pair, rig, until
 
 

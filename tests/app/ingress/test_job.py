@@ -51,20 +51,20 @@ class Recorder:
     ends: list[object] = field(default_factory=list)
     retries: list[tuple[str, str]] = field(default_factory=list)
     failed_transfers: int = 0
-    rids: int = 0
+    attempt_ids: int = 0
 
     def now_s(self) -> float:
         return self.now
 
-    def new_rid(self, work: Work) -> str:
-        self.rids += 1
-        return f"r{self.rids}"
+    def new_attempt_id(self, work: Work) -> str:
+        self.attempt_ids += 1
+        return f"r{self.attempt_ids}"
 
     def register(self, job: Job) -> None:
-        self.live[job.rid] = job
+        self.live[job.attempt_id] = job
 
     def forget(self, job: Job, outcome: str) -> None:
-        del self.live[job.rid]
+        del self.live[job.attempt_id]
 
     def hints_of(self, work: Work) -> bytes:
         return b""
@@ -82,11 +82,11 @@ class Recorder:
         if engine_id in self.down:
             return False
         self.to_engine_log.append((engine_id, message))
-        self.ties.add((engine_id, job.rid))
+        self.ties.add((engine_id, job.attempt_id))
         return True
 
     def leave_engine(self, engine_id: str, job: Job) -> None:
-        self.ties.discard((engine_id, job.rid))
+        self.ties.discard((engine_id, job.attempt_id))
 
     def choose_prefill(self, job: Job) -> RoutePrefill | None:
         return self.local_prefill
@@ -130,12 +130,12 @@ def work(**more: Any) -> Work:
     return Work(**(fields | more))
 
 
-def done(rid: str) -> PrefillDone:
-    return PrefillDone(rid, b"h", 3, 1, 30.0, 0.1, 0.2, 999)
+def done(attempt_id: str) -> PrefillDone:
+    return PrefillDone(attempt_id, b"h", 3, 1, 30.0, 0.1, 0.2, 999)
 
 
-def token(rid: str, finish: str | None = None, index: int = 0) -> Out:
-    return Out(rid, "x", 1, index=index, finish=finish)
+def token(attempt_id: str, finish: str | None = None, index: int = 0) -> Out:
+    return Out(attempt_id, "x", 1, index=index, finish=finish)
 
 
 def at(state: State, world: Recorder, **more: Any) -> Job:
@@ -143,11 +143,11 @@ def at(state: State, world: Recorder, **more: Any) -> Job:
     job = Job(work(**more), world, world)
     job.start()
     steps: list[Callable[[], object]] = [
-        lambda: job.on(RoutePrefill(job.rid, "p", "prefill")),
-        lambda: job.on(done(job.rid)),
-        lambda: job.on(RouteDecode(job.rid, "d")),
-        lambda: job.on(Admitted(job.rid, 9, 0.1, 3, 0)),
-        lambda: job.on(token(job.rid, finish="stop")),
+        lambda: job.on(RoutePrefill(job.attempt_id, "p", "prefill")),
+        lambda: job.on(done(job.attempt_id)),
+        lambda: job.on(RouteDecode(job.attempt_id, "d")),
+        lambda: job.on(Admitted(job.attempt_id, 9, 0.1, 3, 0)),
+        lambda: job.on(token(job.attempt_id, finish="stop")),
     ]
     for step, reached in zip(steps, list(State)[1:], strict=True):
         if job.state is state:
@@ -162,15 +162,15 @@ def now(job: Job) -> State:
     return job.state
 
 
-def event_of(kind: type, rid: str) -> object:
+def event_of(kind: type, attempt_id: str) -> object:
     made: dict[type, object] = {
-        RoutePrefill: RoutePrefill(rid, "p", "prefill"),
-        RouteDecode: RouteDecode(rid, "d"),
-        Reject: Reject(rid, 429, "queue_full", 3.0),
-        PrefillDone: done(rid),
-        Admitted: Admitted(rid),
-        Out: token(rid),
-        EngineFailed: EngineFailed("p", Failed(rid, "prefill", "internal", "x", False)),
+        RoutePrefill: RoutePrefill(attempt_id, "p", "prefill"),
+        RouteDecode: RouteDecode(attempt_id, "d"),
+        Reject: Reject(attempt_id, 429, "queue_full", 3.0),
+        PrefillDone: done(attempt_id),
+        Admitted: Admitted(attempt_id),
+        Out: token(attempt_id),
+        EngineFailed: EngineFailed("p", Failed(attempt_id, "prefill", "internal", "x", False)),
         EngineLost: EngineLost("p", "gone"),
         RouterLost: RouterLost(),
     }
@@ -189,9 +189,15 @@ UNLISTED = [(state, kind) for state in State for kind in KINDS if (state, kind) 
 def test_what_the_table_does_not_list_changes_nothing(state: State, kind: type) -> None:
     world = Recorder()
     job = at(state, world)
-    before = (job.state, job.rid, list(world.to_router_log), list(world.to_engine_log), set(world.ties))
-    job.on(event_of(kind, job.rid))
-    assert (job.state, job.rid, world.to_router_log, world.to_engine_log, world.ties) == before
+    before = (
+        job.state,
+        job.attempt_id,
+        list(world.to_router_log),
+        list(world.to_engine_log),
+        set(world.ties),
+    )
+    job.on(event_of(kind, job.attempt_id))
+    assert (job.state, job.attempt_id, world.to_router_log, world.to_engine_log, world.ties) == before
     assert len(world.refusals) == 1
 
 
@@ -200,7 +206,7 @@ def test_the_ordinary_way_says_everything_once() -> None:
     job = at(State.DONE, world)
     kinds = [type(m) for m in world.to_router_log]
     assert kinds == [Submit, Prefilled, Closed]
-    assert world.told(Closed) == [Closed(job.rid, "finished", 1)]
+    assert world.told(Closed) == [Closed(job.attempt_id, "finished", 1)]
     assert [(e, type(m)) for e, m in world.to_engine_log] == [("p", Prefill), ("d", Decode)]
     assert world.sent("d", Decode)[0].handle == b"h"
     assert world.ends == ["finished"]
@@ -211,7 +217,7 @@ def test_the_ordinary_way_says_everything_once() -> None:
 def test_a_colocated_decision_decodes_without_a_handle() -> None:
     world = Recorder()
     job = at(State.SUBMITTED, world)
-    job.on(RoutePrefill(job.rid, "c", "colocated"))
+    job.on(RoutePrefill(job.attempt_id, "c", "colocated"))
     assert now(job) is State.ADMITTING
     assert world.sent("c", Decode)[0].handle is None
     job.cancel()
@@ -258,16 +264,16 @@ def test_a_lost_engine_before_the_first_token_is_a_retry(
 ) -> None:
     world = Recorder()
     job = at(state, world)
-    first, before = job.rid, len(world.to_engine_log)
+    first, before = job.attempt_id, len(world.to_engine_log)
     job.on(EngineLost(lost, "killed"))
     assert [(e, type(m)) for e, m in world.to_engine_log[before:]] == expected
     assert now(job) is State.SUBMITTED
-    assert job.rid != first
+    assert job.attempt_id != first
     stage = "decode" if lost == "d" else "prefill"
     assert world.told(Closed) == [Closed(first, "failed", 0, lost, stage)]
-    assert [s.rid for s in world.told(Submit)] == [first, job.rid]
+    assert [s.attempt_id for s in world.told(Submit)] == [first, job.attempt_id]
     assert world.told(Submit)[1].avoid == (lost,)
-    assert list(world.live) == [job.rid]
+    assert list(world.live) == [job.attempt_id]
     assert world.retries == [(stage, "engine_dead")]
 
 
@@ -275,8 +281,8 @@ def test_retries_are_bounded_and_the_last_failure_is_the_answer() -> None:
     world = Recorder()
     job = at(State.SUBMITTED, world)
     for _ in range(3):
-        job.on(RoutePrefill(job.rid, "p", "prefill"))
-        job.on(EngineFailed("p", Failed(job.rid, "prefill", "overloaded", "full", True)))
+        job.on(RoutePrefill(job.attempt_id, "p", "prefill"))
+        job.on(EngineFailed("p", Failed(job.attempt_id, "prefill", "overloaded", "full", True)))
     assert now(job) is State.DONE
     assert len(world.told(Submit)) == 3
     assert len(world.told(Closed)) == 3
@@ -290,12 +296,12 @@ def test_retries_are_bounded_and_the_last_failure_is_the_answer() -> None:
 def test_after_the_first_token_a_failure_is_an_error() -> None:
     world = Recorder()
     job = at(State.DECODING, world)
-    job.on(token(job.rid))
+    job.on(token(job.attempt_id))
     job.on(EngineLost("d", "killed"))
     (error,) = world.ends
     assert isinstance(error, ApiError)
     assert error.status == 502
-    assert world.told(Closed) == [Closed(job.rid, "failed", 1, "d", "decode")]
+    assert world.told(Closed) == [Closed(job.attempt_id, "failed", 1, "d", "decode")]
     assert len(world.told(Submit)) == 1
 
 
@@ -314,7 +320,7 @@ def test_a_decode_that_fails_before_admission_releases_the_prefill(
     world = Recorder()
     job = at(State.ADMITTING, world)
     before = len(world.to_engine_log)
-    job.on(EngineFailed("d", Failed(job.rid, "decode", code, "why", retryable, "stop")))
+    job.on(EngineFailed("d", Failed(job.attempt_id, "decode", code, "why", retryable, "stop")))
     assert [(e, type(m)) for e, m in world.to_engine_log[before:]] == released
     (error,) = world.ends
     assert isinstance(error, ApiError)
@@ -327,7 +333,7 @@ def test_a_decode_that_fails_before_admission_releases_the_prefill(
 def test_a_failed_transfer_is_counted_and_tried_again() -> None:
     world = Recorder()
     job = at(State.ADMITTING, world)
-    job.on(EngineFailed("d", Failed(job.rid, "decode", "kv_load", "torn", True)))
+    job.on(EngineFailed("d", Failed(job.attempt_id, "decode", "kv_load", "torn", True)))
     assert world.failed_transfers == 1
     assert now(job) is State.SUBMITTED
 
@@ -336,7 +342,7 @@ def test_a_failed_transfer_is_counted_and_tried_again() -> None:
 def test_a_rejection_ends_it_without_another_word_to_the_router(state: State) -> None:
     world = Recorder()
     job = at(state, world)
-    job.on(Reject(job.rid, 429, "queue_full", 3.0))
+    job.on(Reject(job.attempt_id, 429, "queue_full", 3.0))
     assert not world.told(Closed)  # the router gave everything back when it rejected
     assert len(world.sent("p", ReleaseKV)) == (state is State.POOLED)
     (error,) = world.ends
@@ -347,24 +353,24 @@ def test_a_rejection_ends_it_without_another_word_to_the_router(state: State) ->
 def test_the_router_may_send_a_pooled_request_to_prefill_again() -> None:
     world = Recorder()
     job = at(State.POOLED, world)
-    job.on(RoutePrefill(job.rid, "q", "prefill"))
+    job.on(RoutePrefill(job.attempt_id, "q", "prefill"))
     assert now(job) is State.PREFILLING
     assert len(world.sent("p", ReleaseKV)) == 1
     assert len(world.sent("q", Prefill)) == 1
-    assert world.ties == {("q", job.rid)}
+    assert world.ties == {("q", job.attempt_id)}
     assert not world.told(Closed)
 
 
 def test_an_unconnected_engine_is_avoided() -> None:
     world = Recorder(down={"p"})
     job = at(State.SUBMITTED, world)
-    job.on(RoutePrefill(job.rid, "p", "prefill"))
+    job.on(RoutePrefill(job.attempt_id, "p", "prefill"))
     assert now(job) is State.SUBMITTED
     assert world.told(Submit)[-1].avoid == ("p",)
     world.down = {"d"}
-    job.on(RoutePrefill(job.rid, "q", "prefill"))
-    job.on(done(job.rid))
-    job.on(RouteDecode(job.rid, "d"))
+    job.on(RoutePrefill(job.attempt_id, "q", "prefill"))
+    job.on(done(job.attempt_id))
+    job.on(RouteDecode(job.attempt_id, "d"))
     assert len(world.sent("q", ReleaseKV)) == 1
     assert world.told(Submit)[-1].avoid == ("p", "d")
 
@@ -376,10 +382,10 @@ def test_without_a_router_everything_is_decided_here_and_the_router_hears_nothin
     job = Job(work(), world, world)
     job.start()
     assert now(job) is State.PREFILLING
-    job.on(done(job.rid))
+    job.on(done(job.attempt_id))
     assert now(job) is State.ADMITTING
-    job.on(Admitted(job.rid))
-    job.on(token(job.rid, finish="stop"))
+    job.on(Admitted(job.attempt_id))
+    job.on(token(job.attempt_id, finish="stop"))
     assert world.ends == ["finished"]
     assert world.to_router_log == []
 
@@ -416,23 +422,23 @@ def test_a_new_router_adopts_what_is_under_way(
     world.epoch = 2
     job.router_up(2)
     (adopt,) = world.told(Adopt)
-    assert (adopt.submit.rid, adopt.stage, adopt.engine_id, adopt.decode_engine_id) == (
-        job.rid,
+    assert (adopt.submit.attempt_id, adopt.stage, adopt.engine_id, adopt.decode_engine_id) == (
+        job.attempt_id,
         stage,
         *engines,
     )
     job.cancel()
-    assert [c.rid for c in world.told(Closed)] == [job.rid]
+    assert [c.attempt_id for c in world.told(Closed)] == [job.attempt_id]
 
 
 def test_a_router_without_engines_is_overruled_by_what_we_are_connected_to() -> None:
     world = Recorder(local_prefill=RoutePrefill("", "p", "prefill"))
     job = at(State.SUBMITTED, world)
-    job.on(Reject(job.rid, 503, "no_engine", 1.0))
+    job.on(Reject(job.attempt_id, 503, "no_engine", 1.0))
     assert now(job) is State.PREFILLING
     world.local_prefill = None
     other = at(State.SUBMITTED, world)
-    other.on(Reject(other.rid, 503, "no_engine", 1.0))
+    other.on(Reject(other.attempt_id, 503, "no_engine", 1.0))
     assert now(other) is State.DONE
 
 
@@ -440,7 +446,7 @@ def test_a_mode_without_engines_is_told_as_such() -> None:
     world = Recorder()
     job = at(State.SUBMITTED, world, mode="disaggregated")
     assert world.told(Submit)[0].mode == "disaggregated"
-    job.on(Reject(job.rid, 503, "no_disaggregated_engine", 1.0))
+    job.on(Reject(job.attempt_id, 503, "no_disaggregated_engine", 1.0))
     (error,) = world.ends
     assert isinstance(error, ApiError)
     assert (error.status, error.code) == (503, "no_disaggregated_engine")
@@ -462,14 +468,14 @@ def test_a_pooled_request_whose_lease_is_about_to_end_is_computed_again() -> Non
     """The router would have looked after it long before, had it not stood still."""
     world = Recorder()  # lease 30 s from 100.0, margin 2 s: until 128
     job = at(State.POOLED, world)
-    first = job.rid
+    first = job.attempt_id
     job.sweep(127.9)
     assert now(job) is State.POOLED
     job.sweep(128.0)
     assert now(job) is State.SUBMITTED
     assert len(world.sent("p", ReleaseKV)) == 1
     assert world.told(Closed) == [Closed(first, "expired", 0)]
-    assert [submit.rid for submit in world.told(Submit)] == [first, job.rid]
+    assert [submit.attempt_id for submit in world.told(Submit)] == [first, job.attempt_id]
     assert world.told(Submit)[1].avoid == ()  # the engine has done nothing wrong
     assert world.retries == [("decode", "pool_timeout")]
     assert world.ends == []
@@ -513,9 +519,9 @@ def test_a_job_that_never_started_has_nothing_to_give_back() -> None:
 def test_it_is_finished_when_its_last_choice_is() -> None:
     world = Recorder()
     job = at(State.DECODING, world, choices=2)
-    job.on(token(job.rid, finish="stop", index=1))
+    job.on(token(job.attempt_id, finish="stop", index=1))
     assert now(job) is State.DECODING
-    job.on(token(job.rid, finish="length", index=0))
+    job.on(token(job.attempt_id, finish="length", index=0))
     assert world.ends == ["finished"]
     assert world.told(Closed)[0].output_tokens == 2
 
@@ -523,6 +529,6 @@ def test_it_is_finished_when_its_last_choice_is() -> None:
 def test_tokens_before_admitted_count_as_admission() -> None:
     world = Recorder()
     job = at(State.ADMITTING, world)
-    job.on(token(job.rid))
+    job.on(token(job.attempt_id))
     assert now(job) is State.DECODING
     assert len(world.outs) == 1

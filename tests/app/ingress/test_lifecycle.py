@@ -30,29 +30,29 @@ def manual(directory: Path) -> list[ScriptedEngine]:
 
 
 async def advance(made: Rig, stage: str) -> str:
-    """Brings the one request under way to `stage`; returns its rid."""
+    """Brings the one request under way to `stage`; returns its attempt_id."""
     p, d = made.engines["p"], made.engines["d"]
     await until(lambda: made.hub.jobs)
     await until(lambda: p.of(wire.Prefill))
-    rid = str(p.of(wire.Prefill)[-1].rid)
+    attempt_id = str(p.of(wire.Prefill)[-1].attempt_id)
     if stage == "prefill":
-        return rid
+        return attempt_id
     if stage == "pool":
         d.kill()  # nowhere to decode
         link = made.router.engines.channel("d")
         assert link is not None
         await until(lambda: not link.open)
-    p.finish_prefill(rid)
+    p.finish_prefill(attempt_id)
     if stage == "pool":
-        await until(lambda: made.hub.jobs[rid].state.value == "pooled")
-        return rid
+        await until(lambda: made.hub.jobs[attempt_id].state.value == "pooled")
+        return attempt_id
     await until(lambda: d.of(wire.Decode))
     if stage == "transfer":
-        return rid
-    d.admit(rid)
-    d.token(rid, "first ")
-    await until(lambda: made.hub.jobs[rid].output_tokens == 1)
-    return rid
+        return attempt_id
+    d.admit(attempt_id)
+    d.token(attempt_id, "first ")
+    await until(lambda: made.hub.jobs[attempt_id].output_tokens == 1)
+    return attempt_id
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
@@ -62,12 +62,12 @@ async def test_a_client_that_leaves_takes_everything_with_it(
 ) -> None:
     async with rig(tmp_path, manual(tmp_path)) as made:
         task = post(made, stream=stream)
-        rid = await advance(made, stage)
+        attempt_id = await advance(made, stage)
         task.cancel()
         await made.idle()
         held: dict[str, tuple[str, type]] = {"prefill": ("p", wire.Cancel), "pool": ("p", wire.ReleaseKV)}
         name, kind = held.get(stage, ("d", wire.Cancel))
-        assert [m.rid for m in made.engines[name].of(kind)] == [rid]
+        assert [m.attempt_id for m in made.engines[name].of(kind)] == [attempt_id]
         assert (
             len([m for e in made.engines.values() for m in [*e.of(wire.Cancel), *e.of(wire.ReleaseKV)]]) == 1
         )
@@ -84,7 +84,7 @@ def one_at_a_time(directory: Path) -> list[ScriptedEngine]:
 async def test_a_client_that_leaves_the_queue_was_never_at_an_engine(tmp_path: Path) -> None:
     async with rig(tmp_path, one_at_a_time(tmp_path)) as made:
         first = post(made)
-        rid = await advance(made, "prefill")
+        attempt_id = await advance(made, "prefill")
         second = post(made)
         await until(lambda: made.router.dispatcher.queue_size == 1)
         second.cancel()
@@ -92,9 +92,9 @@ async def test_a_client_that_leaves_the_queue_was_never_at_an_engine(tmp_path: P
         assert made.router.dispatcher.queue_size == 0
         first.cancel()
         await made.idle()
-        assert [(type(m), getattr(m, "rid", None)) for m in made.engines["p"].received] == [
-            (wire.Prefill, rid),
-            (wire.Cancel, rid),
+        assert [(type(m), getattr(m, "attempt_id", None)) for m in made.engines["p"].received] == [
+            (wire.Prefill, attempt_id),
+            (wire.Cancel, attempt_id),
         ]
 
 
@@ -153,9 +153,11 @@ async def test_an_engine_lost_after_the_first_token_ends_in_an_error(tmp_path: P
 async def test_an_engines_refusal_becomes_a_status(tmp_path: Path, code: str, status: int) -> None:
     async with rig(tmp_path, manual(tmp_path)) as made:
         task = post(made, stream=True)
-        rid = await advance(made, "transfer")
-        made.engines["d"].live.pop(rid)
-        made.engines["d"].send(wire.Failed(rid, "decode", code, "no such thing", False, "response_format"))
+        attempt_id = await advance(made, "transfer")
+        made.engines["d"].live.pop(attempt_id)
+        made.engines["d"].send(
+            wire.Failed(attempt_id, "decode", code, "no such thing", False, "response_format")
+        )
         answer = await task
         assert answer.status_code == status
         assert answer.json()["error"]["param"] == ("response_format" if status == 400 else None)
@@ -167,13 +169,13 @@ async def test_without_a_router_it_serves_on_and_says_so(tmp_path: Path) -> None
         for engine in made.engines.values():
             engine.auto = False
         task = post(made)
-        rid = await advance(made, "prefill")
+        attempt_id = await advance(made, "prefill")
         await made.router.stop()
         await until(lambda: not made.hub.router_connected())
-        made.engines["p"].finish_prefill(rid)  # the pool decision is ours now
+        made.engines["p"].finish_prefill(attempt_id)  # the pool decision is ours now
         await until(lambda: made.engines["d"].of(wire.Decode))
-        made.engines["d"].admit(rid)
-        made.engines["d"].token(rid, finish="stop")
+        made.engines["d"].admit(attempt_id)
+        made.engines["d"].token(attempt_id, finish="stop")
         assert (await task).status_code == 200
         for engine in made.engines.values():
             engine.auto = True
@@ -190,7 +192,7 @@ async def test_without_a_router_it_serves_on_and_says_so(tmp_path: Path) -> None
 async def test_a_router_that_comes_back_adopts_what_runs_and_ends_with_nothing(tmp_path: Path) -> None:
     async with rig(tmp_path, manual(tmp_path)) as made:
         task = post(made)
-        rid = await advance(made, "decode")
+        attempt_id = await advance(made, "decode")
         await made.router.stop()
         await until(lambda: not made.hub.router_connected())
         made.router = make_router(tmp_path)
@@ -199,7 +201,7 @@ async def test_a_router_that_comes_back_adopts_what_runs_and_ends_with_nothing(t
             await engine.announce(made.router)
         await until(made.hub.router_connected)
         await until(lambda: made.router.status().in_flight == 1)
-        made.engines["d"].token(rid, finish="stop")
+        made.engines["d"].token(attempt_id, finish="stop")
         assert (await task).status_code == 200
         await made.idle()
 
@@ -227,11 +229,11 @@ async def test_a_pooled_request_is_answered_before_its_lease_ends(tmp_path: Path
     config = IngressConfig(served_names=(MODEL,), max_retries=0, sweep_interval_s=0.02)
     async with rig(tmp_path, engines, config, lease_margin_s=0.001, max_prefills=1) as made:
         task = post(made)
-        rid = await advance(made, "pool")
+        attempt_id = await advance(made, "pool")
         answer = await task
         assert answer.status_code == 503
         assert "retry-after" in answer.headers
-        assert [m.rid for m in made.engines["p"].of(wire.ReleaseKV)] == [rid]
+        assert [m.attempt_id for m in made.engines["p"].of(wire.ReleaseKV)] == [attempt_id]
         await made.idle()
 
 
@@ -256,15 +258,15 @@ async def test_a_client_that_does_not_read_is_cut(tmp_path: Path) -> None:
             f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
         )
         await loop.sock_sendall(sock, head + body)
-        rid = await advance(made, "decode")
+        attempt_id = await advance(made, "decode")
         for _ in range(400):
-            made.engines["d"].token(rid, "x" * 50_000)
+            made.engines["d"].token(attempt_id, "x" * 50_000)
             await asyncio.sleep(0)
-            if rid not in made.hub.jobs:
+            if attempt_id not in made.hub.jobs:
                 break
         await made.idle()
         assert made.metric("sluice_slow_clients_total") == 1
-        assert [m.rid for m in made.engines["d"].of(wire.Cancel)] == [rid]
+        assert [m.attempt_id for m in made.engines["d"].of(wire.Cancel)] == [attempt_id]
         sock.close()
 
 
@@ -334,14 +336,14 @@ async def test_an_answer_that_cannot_be_written_ends_alone(
         p, d = made.engines["p"], made.engines["d"]
         tasks = [post(made, stream=True) for _ in range(2)]
         await until(lambda: len(p.of(wire.Prefill)) == 2)
-        rids = [m.rid for m in p.of(wire.Prefill)]
-        for rid in rids:
-            p.finish_prefill(rid)
+        attempt_ids = [m.attempt_id for m in p.of(wire.Prefill)]
+        for attempt_id in attempt_ids:
+            p.finish_prefill(attempt_id)
         await until(lambda: len(d.of(wire.Decode)) == 2)
-        for rid in rids:
-            d.admit(rid)
+        for attempt_id in attempt_ids:
+            d.admit(attempt_id)
         monkeypatch.setattr(Exchange, "flush", fails_once)
-        d.send(wire.Tokens([wire.Out(rid, "word ", 1, finish="stop") for rid in rids]))
+        d.send(wire.Tokens([wire.Out(attempt_id, "word ", 1, finish="stop") for attempt_id in attempt_ids]))
         d.live.clear()
         answers = sorted([await task for task in tasks], key=lambda answer: answer.status_code)
         assert [answer.status_code for answer in answers] == [200, 500]
@@ -352,12 +354,12 @@ async def test_an_answer_that_cannot_be_written_ends_alone(
 async def test_draining_refuses_new_requests_and_lets_old_ones_end(tmp_path: Path) -> None:
     async with rig(tmp_path, manual(tmp_path)) as made:
         task = post(made)
-        rid = await advance(made, "decode")
+        attempt_id = await advance(made, "decode")
         drained = asyncio.create_task(made.app.drain(10))
         await until(lambda: made.app.draining)
         assert (await made.client.post("/v1/chat/completions", json=made.chat())).status_code == 503
         assert (await made.client.get("/health/ready")).status_code == 503
-        made.engines["d"].token(rid, finish="stop")
+        made.engines["d"].token(attempt_id, finish="stop")
         assert (await task).status_code == 200
         assert await drained
 
@@ -366,18 +368,18 @@ async def test_draining_refuses_new_requests_and_lets_old_ones_end(tmp_path: Pat
 async def test_output_that_makes_no_sense_fails_its_request_alone(tmp_path: Path, stream: bool) -> None:
     async with rig(tmp_path, manual(tmp_path)) as made:
         good = post(made, stream=stream)
-        good_rid = await advance(made, "decode")
+        good_attempt_id = await advance(made, "decode")
         bad = post(made, stream=stream, logprobs=True)
         await until(lambda: len(made.engines["p"].of(wire.Prefill)) == 2)
-        rid = made.engines["p"].of(wire.Prefill)[-1].rid
-        made.engines["p"].finish_prefill(rid)
+        attempt_id = made.engines["p"].of(wire.Prefill)[-1].attempt_id
+        made.engines["p"].finish_prefill(attempt_id)
         await until(lambda: len(made.engines["d"].of(wire.Decode)) == 2)
-        made.engines["d"].admit(rid)
-        made.engines["d"].token(rid, "x", logprobs=[5], finish="stop")
+        made.engines["d"].admit(attempt_id)
+        made.engines["d"].token(attempt_id, "x", logprobs=[5], finish="stop")
         answer = await bad
         assert answer.status_code == 500
         assert answer.json()["error"]["type"] == "server_error"
-        made.engines["d"].token(good_rid, "last", finish="stop")
+        made.engines["d"].token(good_attempt_id, "last", finish="stop")
         answer = await good
         assert answer.status_code == 200
         assert "last" in answer.text
@@ -398,13 +400,13 @@ async def test_tool_deltas_of_an_engine_reach_the_client_in_both_forms(tmp_path:
             made.engines["d"].received.clear()
             task = post(made, stream=stream, tools=tools)
             await until(lambda: made.engines["p"].of(wire.Prefill))
-            rid = made.engines["p"].of(wire.Prefill)[0].rid
-            made.engines["p"].finish_prefill(rid)
+            attempt_id = made.engines["p"].of(wire.Prefill)[0].attempt_id
+            made.engines["p"].finish_prefill(attempt_id)
             await until(lambda: made.engines["d"].of(wire.Decode))
             assert json.loads(made.engines["d"].of(wire.Decode)[0].chat)["tools"] == tools
-            made.engines["d"].admit(rid)
+            made.engines["d"].admit(attempt_id)
             for index, delta in enumerate(pieces):
-                made.engines["d"].token(rid, "", "tool_calls" if index == 2 else None, delta=delta)
+                made.engines["d"].token(attempt_id, "", "tool_calls" if index == 2 else None, delta=delta)
             text = (await task).text
             if stream:
                 lines = [json.loads(line[6:]) for line in text.split("\n") if line.startswith("data: {")]

@@ -83,15 +83,15 @@ async def test_an_engine_that_left_the_list_finishes_what_it_has(
         p, d = made.engines["p"], made.engines["d"]
         task = asyncio.create_task(made.client.post("/v1/chat/completions", json=made.chat()))
         await until(lambda: p.of(wire.Prefill))
-        rid = p.of(wire.Prefill)[0].rid
-        p.finish_prefill(rid)
+        attempt_id = p.of(wire.Prefill)[0].attempt_id
+        p.finish_prefill(attempt_id)
         await until(lambda: d.of(wire.Decode))
-        d.admit(rid)
+        d.admit(attempt_id)
         assert d.link is not None
         d.link.abort("only the router lost it")
         await until(lambda: [info.id for info in made.hub.engines()] == ["p"])
         assert d.channels[0].open  # our connection stays while its request runs
-        d.token(rid, finish="stop")
+        d.token(attempt_id, finish="stop")
         assert (await task).status_code == 200
         await until(lambda: not d.channels)
         await made.idle()

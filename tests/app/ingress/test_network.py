@@ -8,12 +8,12 @@ import pytest
 
 from actors.engine.report import Reporter
 from actors.engine.server import EngineServer
-from actors.engine.sim_config import SimEngineConfig
-from actors.engine.sim_engine import SimEngine
-from actors.engine.sim_links import SimLink
-from actors.router.network import NetworkConfig, RouterNetwork
+from actors.engine.sim.config import SimEngineConfig
+from actors.engine.sim.engine import SimEngine
+from actors.engine.sim.links import SimLink
+from actors.router.network.feed import NetworkConfig, RouterNetwork
 from actors.wire.channel import Identity
-from policies.routing.oracle import PairEstimate
+from policies.network.oracle import PairEstimate
 from tests.app.ingress.rig import Rig, pair, rig, until
 
 

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from app.ingress.listener import ListenerConfig
+from app.ingress.http.listener import ListenerConfig
 from tests.app.ingress.rig import pair, rig
 
 

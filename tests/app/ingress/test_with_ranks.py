@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.engine.sim_ranks import SimRanks
+from actors.engine.sim.ranks import SimRanks
 from tests.actors.router.test_kv_feed import policy
 from tests.actors.router.test_server import peer
 from tests.app.ingress.rig import Rig, rig, until

@@ -21,8 +21,8 @@ from app.profile.file import (
 from app.profile.fold import fold
 from app.profile.plan import Grid
 from app.serve import load
-from policies.routing.heatmap import Heatmap, heatmap_from
-from policies.routing.pd_heatmap import PdHeatmap
+from policies.routing.deepflow.heatmap import Heatmap, heatmap_from
+from policies.routing.deepflow.pd_heatmap import PdHeatmap
 from policies.routing.registry import prefill_policy
 from tests.app.profile.test_fold import GRID, whole
 

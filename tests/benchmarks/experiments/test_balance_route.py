@@ -62,7 +62,7 @@ def test_history_ends_before_the_run_and_is_of_the_earlier_part() -> None:
     assert all(o.arrival.arrival_s < o.finish_s < 0.0 for o in outcomes)
     seen = {o.arrival.request_id for o in outcomes}
     load = cluster.load_of(SMALL, 2, 4.0, 500, 1_000, cluster.TRAIN_SEED)
-    assert not seen & {f"train {r.rid}" for r in load.requests}
+    assert not seen & {f"train {r.request_id}" for r in load.requests}
 
 
 def test_figures_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from benchmarks.experiments import balance_route_bound as bound
 from benchmarks.experiments import balance_route_cluster as cluster
 from benchmarks.experiments.base import Results
-from policies.routing.balance_route_h import BalanceRouteH
+from policies.routing.balance.balance_route_h import BalanceRouteH
 from policies.state.views import Health, PoolEntry, Request, Role, Snapshot, Worker
 
 PLAIN = bound.Rule(beta=2.0, pool_lag=0.0, center=0.0, age_per_step=0.0)
@@ -87,7 +87,7 @@ def test_the_rule_is_the_policys(
     s.pool = np.array([(tokens, 1.0, at_s) for tokens, at_s in pool]).T
     s.pooled, s.step = len(pool), 100.0
     worth = bound.Rule(beta, pool_lag, center, ageing / 1e3).worth(s, 0)
-    assert worth[int(made.rid[1:])] == pytest.approx(worth.max())
+    assert worth[int(made.attempt_id[1:])] == pytest.approx(worth.max())
 
 
 def test_playing_on_takes_what_is_better_in_the_end() -> None:

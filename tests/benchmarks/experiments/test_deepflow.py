@@ -11,9 +11,9 @@ from benchmarks.workloads.record import WorkloadRequest
 def test_guesses_are_right_for_the_share_asked_for() -> None:
     lengths = {f"r{i}": 1_000 for i in range(2_000)}
     guesses = deepflow_setup.Guesses(lengths, 0.75, (1, 2, 3), 0)
-    right = sum(guesses[rid] == 1_000 for rid in lengths)
+    right = sum(guesses[request_id] == 1_000 for request_id in lengths)
     assert 1_440 <= right <= 1_560  # 1,500 +- 3 standard deviations
-    assert {guesses[rid] for rid in lengths} == {1, 2, 3, 1_000}
+    assert {guesses[request_id] for request_id in lengths} == {1, 2, 3, 1_000}
     assert guesses["r7"] == guesses["r7"]
     assert "nobody" not in guesses
 

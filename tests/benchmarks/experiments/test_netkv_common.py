@@ -46,7 +46,9 @@ def test_requests_come_in_the_bursts_of_a_trace_twice_as_dense() -> None:
         assert len(made) / len(times) == pytest.approx(12.6, rel=0.1)
     spread = netkv.requests(netkv.config("rag", "RR", spread=True), 2)
     assert len({r.at_s for r in spread}) == len(spread)
-    assert [r.rid for r in spread] == [r.rid for r in netkv.requests(netkv.config("rag", "RR"), 2)]
+    assert [r.request_id for r in spread] == [
+        r.request_id for r in netkv.requests(netkv.config("rag", "RR"), 2)
+    ]
 
 
 def test_every_load_measures_the_same_requests() -> None:
@@ -54,7 +56,7 @@ def test_every_load_measures_the_same_requests() -> None:
         config = netkv.config("rag", "RR", load=load)
         made, sim = netkv.requests(config, 1), netkv.sim_config(config, 1)
         assert sim.measure_s is not None
-        return [r.rid for r in made if sim.warmup_s <= r.at_s < sim.warmup_s + sim.measure_s]
+        return [r.request_id for r in made if sim.warmup_s <= r.at_s < sim.warmup_s + sim.measure_s]
 
     assert measured(1.0) == measured(2.0) == measured(0.5)
     assert len(measured(1.0)) == pytest.approx(6.09 * 15, abs=12.6)
@@ -64,7 +66,7 @@ def test_loads_and_schedulers_see_the_same_requests_and_seeds_others() -> None:
     one, two = (netkv.requests(netkv.config("rag", "RR", load=load), 1) for load in (1.0, 2.0))
     assert [r.prompt_tokens for r in one[:100]] == [r.prompt_tokens for r in two[:100]]
     assert one == netkv.requests(netkv.config("rag", "NetKV-Full"), 1)
-    starts = {netkv.requests(netkv.config("rag", "RR"), seed)[0].rid for seed in range(5)}
+    starts = {netkv.requests(netkv.config("rag", "RR"), seed)[0].request_id for seed in range(5)}
     assert len(starts) == 5
 
 
@@ -90,16 +92,16 @@ def test_one_nic_an_instance_and_its_uplinks_are_told() -> None:
 
 def test_tuning_is_before_every_window() -> None:
     tuned = netkv.requests(netkv.config("rag", "CLA*", tuning=True, load=0.8), 0)
-    used = [r.rid for r in tuned if r.at_s < netkv.TUNING_S / 0.8]
-    first_window = netkv.requests(netkv.config("rag", "RR"), 0)[0].rid
+    used = [r.request_id for r in tuned if r.at_s < netkv.TUNING_S / 0.8]
+    first_window = netkv.requests(netkv.config("rag", "RR"), 0)[0].request_id
     assert len(used) == pytest.approx(6.09 * 30, abs=12.6)
-    assert ROWS[netkv.window_start(len(ROWS), 0)].rid == first_window
-    assert max(int(rid[1:]) for rid in used) < netkv.window_start(len(ROWS), 0)
+    assert ROWS[netkv.window_start(len(ROWS), 0)].request_id == first_window
+    assert max(int(request_id[1:]) for request_id in used) < netkv.window_start(len(ROWS), 0)
 
 
 def test_a_large_cluster_goes_round_the_trace_without_repeating_a_request() -> None:
     made = netkv.requests(netkv.config("rag", "RR", gpus=1024), 4)
-    assert len({r.rid for r in made}) == len(made) > 4000 * 3 // 16
+    assert len({r.request_id for r in made}) == len(made) > 4000 * 3 // 16
     assert all(a.at_s <= b.at_s for a, b in itertools.pairwise(made))
 
 

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from actors.engine.report import STATUS_ALWAYS_S, STATUS_CHANGED_S
-from actors.engine.sim_config import SimEngineConfig
+from actors.engine.sim.config import SimEngineConfig
 from actors.router.server import FORECAST_S, TICK_S
 from app.config import AppConfig
 from app.ingress.config import IngressConfig
@@ -15,7 +15,7 @@ from benchmarks.experiments import validate_live
 from benchmarks.experiments.twin import Mix, Setup, lone_requests, sim_setup, simulated_times
 from benchmarks.sim import profiles
 from benchmarks.sim.config import ControlPlane
-from policies.dispatch import DispatchConfig
+from policies.dispatch.dispatcher import DispatchConfig
 
 PAIR = ("join_shortest_queue", "join_shortest_queue")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from actors.engine.sim_config import SimEngineConfig
+from actors.engine.sim.config import SimEngineConfig
 from app.config import AppConfig, parse
 from app.replicas import make_engine
 from benchmarks.experiments.composition_twin import Cluster, Mix, asked, cases, command, simulated
@@ -15,7 +15,7 @@ from benchmarks.live.composition import Setup, measure_live, simulate_block
 from benchmarks.live.composition_report import Block, Stream, measure, ratios
 from benchmarks.sim import profiles
 from benchmarks.sim.config import ControlPlane
-from policies.dispatch import DispatchConfig
+from policies.dispatch.dispatcher import DispatchConfig
 from policies.engine_model.text import output_tokens
 
 SMALL = Cluster(prefill=1, near=1, far=1)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from actors.engine.sim_config import SimEngineConfig
-from actors.engine.vllm_config import VllmEngineConfig
+from actors.engine.sim.config import SimEngineConfig
+from actors.engine.vllm.config import VllmEngineConfig
 from app.config import from_options, parse
 from app.serve import load
 from benchmarks.live import targets

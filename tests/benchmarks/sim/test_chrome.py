@@ -7,9 +7,9 @@ from benchmarks.sim.chrome import write
 from benchmarks.sim.records import RequestRecord, RunResult, StepStats
 
 
-def record(rid: str, begin: float, end: float) -> RequestRecord:
+def record(attempt_id: str, begin: float, end: float) -> RequestRecord:
     return RequestRecord(
-        rid, "standard", 10, 2, begin, "p", "d", False, begin, begin, begin + 1, begin + 1, begin + 1,
+        attempt_id, "standard", 10, 2, begin, "p", "d", False, begin, begin, begin + 1, begin + 1, begin + 1,
         begin + 2, begin + 3, end,
     )  # fmt: skip
 

@@ -17,7 +17,7 @@ from benchmarks.sim.cluster import simulate
 from benchmarks.sim.config import IDEAL, EngineSpec, SimConfig
 from benchmarks.sim.records import RunResult
 from benchmarks.workloads.record import WorkloadRequest
-from policies.dispatch import DispatchConfig
+from policies.dispatch.dispatcher import DispatchConfig
 from policies.engine_model.timing import TimingProfile
 from policies.state.views import Role
 

@@ -11,7 +11,7 @@ from benchmarks.sim.cluster import Cluster, SimulationError, simulate
 from benchmarks.sim.config import IDEAL, ControlPlane, EngineSpec, Forecasting, LayerPlan, SimConfig
 from benchmarks.sim.records import RunResult
 from benchmarks.workloads.record import WorkloadRequest
-from policies.dispatch import DispatchConfig
+from policies.dispatch.dispatcher import DispatchConfig
 from policies.engine_model.timing import TimingProfile
 from policies.state.views import Role
 from predictors.oracle import Oracle
@@ -38,13 +38,13 @@ def pair(**changes: Any) -> SimConfig:
     return SimConfig((spec("p", Role.PREFILL), spec("d", Role.DECODE, 2)), control=IDEAL, **changes)
 
 
-def request(rid: str, at_s: float, prompt: int, output: int, **more: Any) -> WorkloadRequest:
-    return WorkloadRequest(rid, at_s, prompt, output, **more)
+def request(attempt_id: str, at_s: float, prompt: int, output: int, **more: Any) -> WorkloadRequest:
+    return WorkloadRequest(attempt_id, at_s, prompt, output, **more)
 
 
 def times(result: RunResult, *names: str) -> dict[str, list[float | None]]:
     return {
-        r.rid: [None if (at := getattr(r, name)) is None else round(at, 9) for name in names]
+        r.request_id: [None if (at := getattr(r, name)) is None else round(at, 9) for name in names]
         for r in result.requests
     }
 
@@ -170,7 +170,7 @@ def test_window_measures_what_arrives_in_it() -> None:
     config = pair(warmup_s=10.0, measure_s=10.0)
     work = [request(f"r{i}", 4.0 * i, 10, 2) for i in range(20)]
     result = simulate(config, work)
-    assert [r.rid for r in result.requests] == ["r3", "r4"]
+    assert [r.request_id for r in result.requests] == ["r3", "r4"]
     assert all(r.finished_s is not None for r in result.requests)
     assert result.duration_s == 10.0
     # r1 and r2 decode in the window as well: r1's steps end at 10.1 and 12.71, r2's at 14.1, 16.71, r3's at 18.1
@@ -236,7 +236,7 @@ def test_conservation_under_overload(decode: str, forecasting: bool) -> None:
     work = [request(f"r{i}", 0.7 * i, 4 + 5 * (i % 7), 1 + 3 * (i % 5), priority=i % 3) for i in range(60)]
     cluster = Cluster(config, iter(work), None, None)
     result = cluster.run()
-    assert [r.rid for r in result.requests] == [w.rid for w in work]
+    assert [r.request_id for r in result.requests] == [w.request_id for w in work]
     for record in result.requests:
         assert (record.finished_s is None) == (record.rejected is not None)
         if record.finished_s is not None:
@@ -248,7 +248,7 @@ def test_conservation_under_overload(decode: str, forecasting: bool) -> None:
 
 def test_a_lease_that_ends_in_the_decode_queue_is_a_retry() -> None:
     """b's lease of 12 s is rescued 8 s before its end, to a worker without a slot; a decodes there until 55 s. When b
-    is admitted its KV is gone: once more under another rid, as live, and at last it ends.
+    is admitted its KV is gone: once more under another attempt_id, as live, and at last it ends.
     """
     config = SimConfig(
         (spec("p", Role.PREFILL, lease_s=12.0), spec("d", Role.DECODE, slots=1)), control=IDEAL
@@ -262,7 +262,7 @@ def test_a_lease_that_ends_in_the_decode_queue_is_a_retry() -> None:
     assert b.prefill_done_s > a.finished_s  # type: ignore[operator]
     events = [json.loads(line) for line in "".join(lines).splitlines()]
     told = [
-        (e["event"], e.get("rid") or e["request"]["rid"])
+        (e["event"], e.get("attempt_id") or e["request"]["attempt_id"])
         for e in events
         if e.get("event") in ("Arrived", "Closed")
     ]

@@ -15,7 +15,7 @@ from benchmarks.sim.network.clusters import netkv_cluster, netkv_instances, pref
 from benchmarks.sim.network.fabric import Fabric
 from benchmarks.sim.profiles import load
 from benchmarks.workloads.record import WorkloadRequest
-from policies.replay import replay
+from policies.journal.replay import replay
 from policies.state.views import Role
 from predictors.memorise import Memorised
 from predictors.protocol import Predictor

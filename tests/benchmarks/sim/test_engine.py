@@ -48,7 +48,7 @@ def close(a: object, b: object) -> bool:
 def different(a: RunResult, b: RunResult) -> list[str]:
     names = [f.name for f in dataclasses.fields(a.requests[0])]
     found = [
-        f"{x.rid}.{name}: {getattr(x, name)} and {getattr(y, name)}"
+        f"{x.request_id}.{name}: {getattr(x, name)} and {getattr(y, name)}"
         for x, y in zip(a.requests, b.requests, strict=True)
         for name in names
         if not close(getattr(x, name), getattr(y, name))

@@ -27,16 +27,18 @@ def forecasts(
     simulate(config, work, journal=lines.append)
     events = [json.loads(line) for line in "".join(lines).splitlines()]
     return [
-        (e["rid"], e["tokens"], e["finishes_in_tokens"]) for e in events if e.get("event") == "ForecastMade"
+        (e["attempt_id"], e["tokens"], e["finishes_in_tokens"])
+        for e in events
+        if e.get("event") == "ForecastMade"
     ]
 
 
 def test_the_oracle_says_when_it_ends() -> None:
     told = forecasts("oracle", [WorkloadRequest("a", 0.0, 10, 500)], window_tokens=100)
     assert len(told) >= 5
-    for rid, tokens, finishes_in in told:
+    for attempt_id, tokens, finishes_in in told:
         left = 500 - tokens
-        assert (rid, finishes_in) == ("a", left if left <= 100 else None)
+        assert (attempt_id, finishes_in) == ("a", left if left <= 100 else None)
 
 
 def test_history_is_known_from_the_start() -> None:

@@ -6,9 +6,9 @@ from benchmarks.sim.metrics import Window, meets_slo, summarise
 from benchmarks.sim.records import RequestRecord, RunResult, StepStats
 
 
-def record(rid: str, arrived_s: float, **changes) -> RequestRecord:
+def record(attempt_id: str, arrived_s: float, **changes) -> RequestRecord:
     """Prompt 100, 11 tokens out; each stage one second after the other."""
-    made = RequestRecord(rid, "standard", 100, 11, arrived_s)
+    made = RequestRecord(attempt_id, "standard", 100, 11, arrived_s)
     stages = (
         "prefill_started_s",
         "prefill_done_s",

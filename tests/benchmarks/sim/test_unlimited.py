@@ -6,7 +6,7 @@ from benchmarks.sim.cluster import simulate
 from benchmarks.sim.config import IDEAL, EngineSpec, SimConfig
 from benchmarks.sim.profiles import load
 from benchmarks.workloads.record import WorkloadRequest
-from policies.dispatch import DispatchConfig
+from policies.dispatch.dispatcher import DispatchConfig
 from policies.state.views import Role
 
 PROFILE = load("netkv_llama3_70b_tp4_h100")

@@ -63,7 +63,7 @@ def test_ticks_are_spread_unless_told_otherwise(traces):
     spread = build(WorkloadSpec(name="mooncake-conversation"), 1, traces)
     assert len({r.at_s for r in kept}) == 20
     assert len({r.at_s for r in spread}) == 100
-    assert [r.rid for r in kept] == [r.rid for r in spread]
+    assert [r.request_id for r in kept] == [r.request_id for r in spread]
 
 
 def test_a_rate_is_met(traces):

@@ -39,8 +39,8 @@ def test_a_seed_fixes_everything_and_time_goes_forward(make):
     assert at == sorted(at) and at[0] >= 0
     assert all(len(r.block_hashes) == r.prompt_tokens // r.block_tokens for r in made)
     assert all(r.output_tokens >= 1 for r in made)
-    assert len({r.rid for r in made}) == 400
-    assert all(r.rid.startswith("synthetic-") for r in made)
+    assert len({r.request_id for r in made}) == 400
+    assert all(r.request_id.startswith("synthetic-") for r in made)
 
 
 def test_another_rate_leaves_the_lengths():

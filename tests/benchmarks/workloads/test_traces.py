@@ -37,13 +37,13 @@ def test_mooncake_rows_keep_order_and_full_blocks_only(tmp_path):
     assert [r.block_hashes for r in (first, second, third)] == [(0, 4), (0, 4), ()]
     assert first.block_tokens == 512
     assert first.session and not third.session
-    assert [r.rid for r in (first, second)] == ["t.jsonl:1", "t.jsonl:2"]
+    assert [r.request_id for r in (first, second)] == ["t.jsonl:1", "t.jsonl:2"]
 
 
 def test_requests_are_named_as_the_predictors_name_them(tmp_path):
     path = mooncake(tmp_path, row(0), row(3_000))
     outcomes = load_outcomes(path)
-    assert [r.rid for r in load_trace(path)] == [o.arrival.request_id for o in outcomes]
+    assert [r.request_id for r in load_trace(path)] == [o.arrival.request_id for o in outcomes]
     assert [r.prompt_key for r in load_trace(path)] == [o.arrival.prompt_key for o in outcomes]
 
 
@@ -102,7 +102,7 @@ def test_a_broken_azure_line_names_file_and_line(tmp_path):
 
 def test_rows_without_tokens_are_left_out_only_on_request(tmp_path):
     path = mooncake(tmp_path, row(0), row(1_000, output=0), row(2_000))
-    assert [r.rid for r in load_trace(path, drop_empty=True)] == ["t.jsonl:1", "t.jsonl:3"]
+    assert [r.request_id for r in load_trace(path, drop_empty=True)] == ["t.jsonl:1", "t.jsonl:3"]
 
 
 def test_an_empty_a_missing_and_a_torn_file(tmp_path):

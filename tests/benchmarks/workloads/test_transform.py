@@ -39,7 +39,7 @@ def test_a_rate_needs_a_span(requests):
 def test_ticks_are_spread_in_file_order_up_to_the_next_tick():
     original = at(0, 0, 0, 0, 3, 3, 4, 9)
     spread = list(transform.spread_ticks(original, 3.0, seed=5))
-    assert [r.rid for r in spread] == [r.rid for r in original]
+    assert [r.request_id for r in spread] == [r.request_id for r in original]
     assert times(spread) == sorted(times(spread))
     limits = [(0, 3)] * 4 + [(3, 4)] * 2 + [(4, 7), (9, 12)]
     assert all(low <= t < high for t, (low, high) in zip(times(spread), limits, strict=True))
@@ -69,7 +69,7 @@ def test_length_bounds_hold_both_ends():
     kept = transform.select(
         mixed, LengthFilter(min_prompt_tokens=20, max_prompt_tokens=30, max_output_tokens=5)
     )
-    assert [r.rid for r in kept] == ["20", "30"]
+    assert [r.request_id for r in kept] == ["20", "30"]
 
 
 def test_the_held_out_part_is_the_last_fifth():

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.engine_model.blocks import BlockError, BlockPool, block_hashes
-from policies.engine_model.scheduler import EngineModel, Sequence, Stage, StepResult
+from policies.engine_model.scheduler import EngineModel, Sequence, SequenceStage, StepResult
 from policies.engine_model.timing import TimingProfile
 
 T = TimingProfile(
@@ -49,7 +49,7 @@ def test_one_colocated_request_step_by_step() -> None:
     seconds, result = step(m)  # 2 + 0.5 + 8 * 0.01
     assert seconds == pytest.approx(2.58)
     assert result.finished == [seq]
-    assert seq.stage is Stage.DONE
+    assert seq.stage is SequenceStage.DONE
     assert (m.kv_tokens, m.pool.used, m.n_active) == (0, 0, 0)
     assert step(m)[0] is None
 
@@ -80,7 +80,7 @@ def test_prefill_budget_and_chunks() -> None:
     assert result.prefilled == [b]
     assert m.prefill_tokens_total == 15
     assert m.pool.used == 4  # both hold their KV until the lease ends
-    assert a.stage is Stage.LEFT_KV
+    assert a.stage is SequenceStage.LEASED
 
 
 def test_without_chunks_a_long_prompt_runs_alone() -> None:
@@ -124,8 +124,8 @@ def test_nothing_overtakes_a_sequence_that_does_not_fit() -> None:
     for seq in (running, big, small):
         m.add(seq)
     step(m)
-    assert running.stage is Stage.RUNNING
-    assert big.stage is small.stage is Stage.WAITING
+    assert running.stage is SequenceStage.DECODING
+    assert big.stage is small.stage is SequenceStage.QUEUED
 
 
 def test_prefix_hit_saves_prefill_but_never_the_last_token() -> None:
@@ -149,7 +149,7 @@ def test_remote_sequence_loads_then_decodes() -> None:
     assert m.begin_step() is None  # nothing to compute while the KV is on its way
     assert m.take_admitted() == [seq]
     assert m.take_admitted() == []
-    assert seq.stage is Stage.LOADING
+    assert seq.stage is SequenceStage.TRANSFERRING
     assert (m.pool.used, m.n_active) == (2, 1)
     m.loaded(seq)
     seconds, result = step(m)  # 2 + 0.5 + 8 * 0.01, no prefill
@@ -185,7 +185,7 @@ def test_preemption_recomputes_and_loses_nothing() -> None:
     assert m.pool.used == 4
     _, result = step(m)
     assert result.preempted == [b]  # the later one
-    assert b.stage is Stage.WAITING
+    assert b.stage is SequenceStage.QUEUED
     assert b.generated == 5
     assert m.preemptions_total == 1
     tokens = {a: 5, b: 5}
@@ -226,7 +226,7 @@ def test_removed_in_every_stage() -> None:
     m.add(waiting)
     for seq in (waiting, loading, joining, running, running):
         m.remove(seq)
-        assert seq.stage is Stage.DONE
+        assert seq.stage is SequenceStage.DONE
     assert m.end_step().decoded == []
     m.add(chunk)
     m.begin_step()
@@ -254,12 +254,16 @@ def test_every_sequence_gets_all_its_tokens_whatever_happens(seed: int, blocks: 
             got[seq] = 0
             m.add(seq)
         seconds = m.begin_step()
-        loading += [seq for seq in m.take_admitted() if seq.stage is Stage.LOADING]
+        loading += [seq for seq in m.take_admitted() if seq.stage is SequenceStage.TRANSFERRING]
         while loading and (seconds is None or rng.random() < 0.5):
             m.loaded(loading.pop(rng.randrange(len(loading))))
             if seconds is None:
                 break
-        alive = [seq for seq in got if seq not in finished | cancelled and seq.stage is not Stage.LOADING]
+        alive = [
+            seq
+            for seq in got
+            if seq not in finished | cancelled and seq.stage is not SequenceStage.TRANSFERRING
+        ]
         if alive and rng.random() < 0.05:
             victim = rng.choice(alive)
             m.remove(victim)
@@ -329,7 +333,7 @@ def test_many_steps_at_once_equal_one_by_one(
                 names[seq] = name
                 m.add(seq)
             plan = m.begin_steps(min(most, todo[0][1][2] - m.steps) if todo else most)
-            loading = [seq for seq in m.take_admitted() if seq.stage is Stage.LOADING]
+            loading = [seq for seq in m.take_admitted() if seq.stage is SequenceStage.TRANSFERRING]
             for seq in loading:
                 m.loaded(seq)
             if plan is None:

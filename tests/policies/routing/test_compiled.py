@@ -51,9 +51,9 @@ def test_other_types_are_refused_when_it_is_called() -> None:
 
 def test_policies_load_compiled_code_when_they_are_told_to_prepare_not_before() -> None:
     program = (
-        "import sys; from policies.routing import registry; import policies.dispatch;"
+        "import sys; from policies.routing import registry; import policies.dispatch.dispatcher;"
         "assert 'numba' not in sys.modules;"
         "registry.prepare();"
-        "assert {f'policies.routing.{n}_kernel' for n in ('stages', 'seconds')} <= sys.modules.keys()"
+        "assert {f'policies.routing.{n}.kernel' for n in ('balance', 'composition')} <= sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=300)

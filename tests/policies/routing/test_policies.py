@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.routing.base import RANKED, PolicyError, Ranked, Reason, best_of, least_cost
-from policies.routing.join_shortest_queue import JoinShortestQueue
 from policies.routing.registry import (
     DECODE,
     PREFILL,
@@ -22,7 +21,8 @@ from policies.routing.registry import (
     decode_policy,
     prefill_policy,
 )
-from policies.routing.round_robin import RoundRobin
+from policies.routing.simple.join_shortest_queue import JoinShortestQueue
+from policies.routing.simple.round_robin import RoundRobin
 from policies.state.views import Health, PoolEntry, Request, Role, Snapshot, Usual, Worker
 
 
@@ -77,7 +77,7 @@ def test_decode_policies_assign_only_what_is_feasible_change_nothing_and_ignore_
         return
     feasible = workers[: 1 + seed % len(workers)]
     assigned = decode_policy(name).assign([(ENTRY, feasible)], view, random.Random(seed))
-    assert [a.rid for a in assigned] == ["r"]
+    assert [a.attempt_id for a in assigned] == ["r"]
     decision = assigned[0].decision
     assert decision.worker in {w.id for w in feasible}
     assert decision.ranking[0].worker == decision.worker or decision.reason is Reason.TIE_DRAWN

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from policies.routing.oracle import Oracle
+from policies.network.oracle import Oracle
 from policies.state.views import Health, KnownHits, PoolEntry, Request, Role, Snapshot, Worker
 
 
@@ -13,9 +13,14 @@ def worker(name: str, role: Role = Role.DECODE, node: str = "n", group: str = "g
 
 
 def entry(
-    rid: str, prompt_tokens: int, kv_bytes: int = 1, sender: str = "p", entered_s: float = 0.0, **kw: Any
+    attempt_id: str,
+    prompt_tokens: int,
+    kv_bytes: int = 1,
+    sender: str = "p",
+    entered_s: float = 0.0,
+    **kw: Any,
 ) -> PoolEntry:
-    request = Request(rid, 0.0, prompt_tokens, 64, **kw)
+    request = Request(attempt_id, 0.0, prompt_tokens, 64, **kw)
     return PoolEntry(request, sender, "g", entered_s, entered_s + 30.0, kv_bytes, 0)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.routing.oracle import Oracle
+from policies.network.oracle import Oracle
 from policies.state import events as ev
 from policies.state.reducer import ClusterState
 from policies.state.views import Departure, Request, Role, Transfers, Worker
@@ -27,17 +27,17 @@ def view(state: ClusterState, worker: str) -> Worker:
 
 
 def pooled(
-    state: ClusterState, rid: str, prompt_tokens: int = 100, slots: int = 1, priority: int = 0
+    state: ClusterState, attempt_id: str, prompt_tokens: int = 100, slots: int = 1, priority: int = 0
 ) -> None:
-    state.apply(ev.Arrived(0.0, Request(rid, 0.0, prompt_tokens, 64, slots, priority)))
-    state.apply(ev.PrefillRouted(0.0, rid, P, colocated=False))
-    state.apply(ev.PrefillDone(0.0, rid, 30.0, 1, 0))
+    state.apply(ev.Arrived(0.0, Request(attempt_id, 0.0, prompt_tokens, 64, slots, priority)))
+    state.apply(ev.PrefillRouted(0.0, attempt_id, P, colocated=False))
+    state.apply(ev.PrefillDone(0.0, attempt_id, 30.0, 1, 0))
 
 
-def decoding(state: ClusterState, rid: str, tokens: int = 0, **kw: int) -> None:
-    pooled(state, rid, **kw)
-    state.apply(ev.DecodeRouted(0.0, rid, D))
-    state.apply(ev.Progressed(0.0, rid, tokens))
+def decoding(state: ClusterState, attempt_id: str, tokens: int = 0, **kw: int) -> None:
+    pooled(state, attempt_id, **kw)
+    state.apply(ev.DecodeRouted(0.0, attempt_id, D))
+    state.apply(ev.Progressed(0.0, attempt_id, tokens))
 
 
 def test_transfers_hang_on_the_sender_from_the_decision_to_the_admission() -> None:
@@ -88,8 +88,8 @@ def test_departures_of_one_step_add_up_and_leave_with_their_requests() -> None:
     assert view(state, D).departures == (Departure(5, 3, 218),)
     state.apply(ev.Progressed(0.0, "b", 12))  # 6 a sequence: 3 steps left
     assert view(state, D).departures == (Departure(3, 2, 112), Departure(5, 1, 110))
-    for rid in ("a", "b"):
-        state.apply(ev.Closed(1.0, rid, "finished"))
+    for attempt_id in ("a", "b"):
+        state.apply(ev.Closed(1.0, attempt_id, "finished"))
     assert view(state, D).departures == ()
 
 
@@ -145,20 +145,20 @@ STEPS = st.lists(
 @given(STEPS)
 def test_whatever_happens_departures_stay_within_the_charges_and_nothing_is_left(steps) -> None:  # type: ignore[no-untyped-def]
     state = cluster()
-    for what, rid, n in steps:
+    for what, attempt_id, n in steps:
         with contextlib.suppress(ev.StaleEvent):
             if what == "pool":
-                pooled(state, rid, prompt_tokens=n + 1, slots=1 + n % 2, priority=n % 3)
+                pooled(state, attempt_id, prompt_tokens=n + 1, slots=1 + n % 2, priority=n % 3)
             elif what == "route":
-                state.apply(ev.DecodeRouted(0.0, rid, D if n % 2 else "d1"))
+                state.apply(ev.DecodeRouted(0.0, attempt_id, D if n % 2 else "d1"))
             elif what == "admit":
-                state.apply(ev.Admitted(0.0, rid))
+                state.apply(ev.Admitted(0.0, attempt_id))
             elif what == "tokens":
-                state.apply(ev.Progressed(0.0, rid, n))
+                state.apply(ev.Progressed(0.0, attempt_id, n))
             elif what in ("forecast", "stays"):
-                state.apply(ev.ForecastMade(0.0, rid, n, float(n) if what == "forecast" else None))
+                state.apply(ev.ForecastMade(0.0, attempt_id, n, float(n) if what == "forecast" else None))
             elif what == "close":
-                state.apply(ev.Closed(0.0, rid, "finished"))
+                state.apply(ev.Closed(0.0, attempt_id, "finished"))
             elif what in ("downP", "downD"):
                 state.apply(ev.EngineDown(0.0, P if what == "downP" else D))
             else:
@@ -168,8 +168,8 @@ def test_whatever_happens_departures_stay_within_the_charges_and_nothing_is_left
             assert sum(d.kv_tokens for d in w.departures) <= w.kv_tokens
             assert all(d.step >= 1 and d.sequences >= 1 for d in w.departures)
             assert sum(t.flows for t in w.transfers) <= w.sending
-    for rid in ("a", "b", "c"):
-        if state.stage(rid) is not None:
-            state.apply(ev.Closed(0.0, rid, "cancelled"))
+    for attempt_id in ("a", "b", "c"):
+        if state.stage(attempt_id) is not None:
+            state.apply(ev.Closed(0.0, attempt_id, "cancelled"))
     for w in state.snapshot(0.0).workers.values():
         assert (w.departures, w.transfers, w.sending) == ((), (), 0)

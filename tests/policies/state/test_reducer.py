@@ -7,15 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from policies.request.stage import Stage
 from policies.state import events as ev
-from policies.state.reducer import ClusterState, LiveStage
+from policies.state.reducer import ClusterState
 from policies.state.views import Request, Role
 
 P, D, C = "p0", "d0", "c0"
 
 
-def request(rid: str = "r", prompt_tokens: int = 100, slots: int = 1) -> Request:
-    return Request(rid, arrived_s=0.0, prompt_tokens=prompt_tokens, max_tokens=16, slots=slots)
+def request(attempt_id: str = "r", prompt_tokens: int = 100, slots: int = 1) -> Request:
+    return Request(attempt_id, arrived_s=0.0, prompt_tokens=prompt_tokens, max_tokens=16, slots=slots)
 
 
 def cluster() -> ClusterState:
@@ -38,7 +39,7 @@ def test_charges_of_every_stage_follow_the_table() -> None:
     assert charges(state)[P] == (1, 100, 0, 100)
     state.apply(ev.PrefillDone(2.0, "r", lease_until_s=32.0, kv_bytes=7, cached_tokens=0))
     assert charges(state)[P] == (0, 0, 0, 100)
-    assert [e.request.rid for e in state.snapshot(2.0).pool] == ["r"]
+    assert [e.request.attempt_id for e in state.snapshot(2.0).pool] == ["r"]
     state.apply(ev.DecodeRouted(3.0, "r", D))
     assert (charges(state)[P], charges(state)[D]) == ((0, 0, 0, 100), (0, 0, 2, 100))
     assert state.snapshot(3.0).pool == ()
@@ -84,7 +85,7 @@ def test_an_event_that_does_not_fit_is_refused_and_changes_nothing(event: ev.Eve
     with pytest.raises(ev.StaleEvent):
         state.apply(event)
     assert state.snapshot(9.0) == before.snapshot(9.0)
-    assert state.stage("r") is LiveStage.QUEUED
+    assert state.stage("r") is Stage.QUEUED
 
 
 def test_a_dead_worker_takes_its_pool_entries_along_and_its_successor_starts_empty() -> None:
@@ -112,9 +113,9 @@ def test_a_retry_gives_back_the_old_charges() -> None:
 @pytest.mark.parametrize(
     ("stage", "prefill", "decode", "expected"),
     [
-        ("prefill", P, None, {P: (1, 100, 0, 100)}),
-        ("pool", P, None, {P: (0, 0, 0, 100)}),
-        ("decode", None, D, {D: (0, 0, 1, 107)}),
+        ("prefilling", P, None, {P: (1, 100, 0, 100)}),
+        ("pooled", P, None, {P: (0, 0, 0, 100)}),
+        ("decoding", None, D, {D: (0, 0, 1, 107)}),
     ],
 )
 def test_an_adopted_request_charges_like_a_known_one(stage, prefill, decode, expected) -> None:  # type: ignore[no-untyped-def]
@@ -138,13 +139,13 @@ def test_snapshots_share_unchanged_workers_and_stay_frozen() -> None:
     assert second.workers[P].prefilling == 1
 
 
-def decoding(*rids: str) -> ClusterState:
+def decoding(*attempt_ids: str) -> ClusterState:
     state = cluster()
-    for rid in rids:
-        state.apply(ev.Arrived(0.0, request(rid)))
-        state.apply(ev.PrefillRouted(0.0, rid, P, colocated=False))
-        state.apply(ev.PrefillDone(0.0, rid, 30.0, 0, 0))
-        state.apply(ev.DecodeRouted(0.0, rid, D))
+    for attempt_id in attempt_ids:
+        state.apply(ev.Arrived(0.0, request(attempt_id)))
+        state.apply(ev.PrefillRouted(0.0, attempt_id, P, colocated=False))
+        state.apply(ev.PrefillDone(0.0, attempt_id, 30.0, 0, 0))
+        state.apply(ev.DecodeRouted(0.0, attempt_id, D))
     return state
 
 
@@ -156,17 +157,19 @@ def decoding(*rids: str) -> ClusterState:
 def test_many_progressed_are_each_progressed_and_what_does_not_fit_is_counted(items, forecast) -> None:  # type: ignore[no-untyped-def]
     many, singly = decoding("a", "b"), decoding("a", "b")
     for state in (many, singly):
-        for rid in forecast:
-            state.apply(ev.ForecastMade(0.0, rid, 0, 20.0))
+        for attempt_id in forecast:
+            state.apply(ev.ForecastMade(0.0, attempt_id, 0, 20.0))
     many.apply(ev.ProgressedMany(1.0, tuple(items)))
     refused = 0
-    for rid, tokens in items:
+    for attempt_id, tokens in items:
         try:
-            singly.apply(ev.Progressed(1.0, rid, tokens))
+            singly.apply(ev.Progressed(1.0, attempt_id, tokens))
         except ev.StaleEvent:
             refused += 1
     assert many.snapshot(1.0) == singly.snapshot(1.0)
-    assert [many.stage(rid) for rid in "ab"] == [singly.stage(rid) for rid in "ab"]
+    assert [many.stage(attempt_id) for attempt_id in "ab"] == [
+        singly.stage(attempt_id) for attempt_id in "ab"
+    ]
     assert many.refused_items == refused
 
 
@@ -198,26 +201,26 @@ EVENTS = st.lists(
 @given(EVENTS)
 def test_whatever_happens_no_charge_is_negative_and_none_is_left_when_all_is_closed(steps) -> None:  # type: ignore[no-untyped-def]
     state = cluster()
-    for now, (what, rid, worker, n) in enumerate(steps):
+    for now, (what, attempt_id, worker, n) in enumerate(steps):
         now_s = float(now)
         event: ev.Event = {
-            "arrive": ev.Arrived(now_s, request(rid, prompt_tokens=n + 1, slots=1 + n % 3)),
-            "prefill": ev.PrefillRouted(now_s, rid, worker, colocated=False),
-            "colocate": ev.PrefillRouted(now_s, rid, worker, colocated=True),
-            "done": ev.PrefillDone(now_s, rid, now_s + 30, n, 0),
-            "decode": ev.DecodeRouted(now_s, rid, worker),
-            "admit": ev.Admitted(now_s, rid),
-            "tokens": ev.Progressed(now_s, rid, n),
-            "close": ev.Closed(now_s, rid, "cancelled"),
+            "arrive": ev.Arrived(now_s, request(attempt_id, prompt_tokens=n + 1, slots=1 + n % 3)),
+            "prefill": ev.PrefillRouted(now_s, attempt_id, worker, colocated=False),
+            "colocate": ev.PrefillRouted(now_s, attempt_id, worker, colocated=True),
+            "done": ev.PrefillDone(now_s, attempt_id, now_s + 30, n, 0),
+            "decode": ev.DecodeRouted(now_s, attempt_id, worker),
+            "admit": ev.Admitted(now_s, attempt_id),
+            "tokens": ev.Progressed(now_s, attempt_id, n),
+            "close": ev.Closed(now_s, attempt_id, "cancelled"),
             "down": ev.EngineDown(now_s, worker),
             "up": ev.EngineUp(now_s, worker, Role.DECODE, "g", "n", 4, 1000),
         }[what]
         with contextlib.suppress(ev.StaleEvent):
             state.apply(event)
         assert all(value >= 0 for charge in charges(state).values() for value in charge)
-    for rid in ("a", "b", "c"):
-        if state.stage(rid) is not None:
-            state.apply(ev.Closed(1e3, rid, "cancelled"))
+    for attempt_id in ("a", "b", "c"):
+        if state.stage(attempt_id) is not None:
+            state.apply(ev.Closed(1e3, attempt_id, "cancelled"))
     assert set(charges(state).values()) <= {(0, 0, 0, 0)}
     assert (state.in_flight, state.pool_size, state.leases) == (0, 0, 0)
 

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.sim.network.background import Background, Piecewise, Static
 from benchmarks.sim.network.oracle_feed import OracleFeed, congestion
-from policies.routing.oracle import PathSource, Place
+from policies.network.oracle import PathSource, Place
 
 from .nets import network
 

@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from actors.engine.sim_links import SharedLink
+from actors.engine.sim.links import SharedLink
 from benchmarks.sim.kernel import Kernel
 from benchmarks.sim.network.sender_links import SenderLinkNetwork, SenderLinks
-from policies.routing.oracle import Place
+from policies.network.oracle import Place
 
 PLACES = {"p0": Place("r1"), "p1": Place("r1"), "near": Place("r1"), "far": Place("r2"), "far2": Place("r2")}
 LINKS = SenderLinks({1: 400.0, 3: 100.0}, {1: 0.5, 3: 1.0}, PLACES)
@@ -89,7 +89,7 @@ def test_use_is_the_share_of_time_in_which_a_link_carries(kernel: Kernel, networ
 
 
 def test_they_are_the_live_sim_engines_links(kernel: Kernel, network: SenderLinkNetwork) -> None:
-    """The same transfers through `actors.engine.sim_links.SharedLink`."""
+    """The same transfers through `actors.engine.sim.links.SharedLink`."""
     rng, ends, link = random.Random(1), dict[str, float](), SharedLink(100.0)
     begun = sorted((rng.uniform(0.0, 20.0), str(i), rng.randint(1, 300)) for i in range(60))
     expected: dict[str, float] = {}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.sim.network.topology import Topology, TopologyConfig, TopologyError
-from policies.routing.oracle import Place
+from policies.network.oracle import Place
 
 from .nets import GBIT, SMALL
 

@@ -1,0 +1,125 @@
+"""Configuration of a sim engine."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from actors.engine.sim.links import SimLink
+from actors.wire.messages import KV_EVENTS, EngineInfo, Role
+from policies.engine_model.timing import PROFILES, TimingProfile
+
+
+@dataclass(frozen=True, slots=True)
+class SimEngineConfig:
+    """One sim engine. Raises ValueError that names the option when a value is impossible.
+
+    `profile` names a timing profile of `policies.engine_model.timing`; `timing` replaces single fields of it
+    (`decode_base_s`, `transfer_bandwidth_bytes_per_s`, ...). `mean_output_tokens`: None lets every answer run to its
+    max_tokens, a number ends it earlier, geometrically, the same way each time. `hold_transfers_s` delays every KV
+    transfer (chaos tests). `links` (see `sim_links`): by pattern of the reading engine's id, which begins with the name
+    of its group, how KV of this engine gets there. `vocab_size` None accepts any token id. `group` "" derives the
+    compatibility group.
+    `kv_events`: tell the router what the prefix cache holds. `dp_ranks`: data-parallel ranks, each with `slots` and
+    `kv_blocks` of its own; with `barrier` they step together.
+    """
+
+    engine_id: str
+    role: Role = "colocated"
+    model: str = "sim"
+    group: str = ""
+    slots: int = 256
+    kv_blocks: int = 32_768
+    block_size_tokens: int = 16
+    max_model_len: int = 8_192
+    prefill_budget_tokens: int = 8_192
+    chunked_prefill: bool = True
+    lease_s: float = 30.0
+    profile: str = "tick_1ms"
+    timing: Mapping[str, float] = field(default_factory=dict)
+    mean_output_tokens: float | None = None
+    vocab_size: int | None = None
+    hold_transfers_s: float = 0.0
+    pull_timeout_s: float = 30.0
+    kv_events: bool = True
+    links: Mapping[str, SimLink] = field(default_factory=dict)
+    dp_ranks: int = 1
+    barrier: bool = False
+
+    def __post_init__(self) -> None:
+        for name in (
+            "slots",
+            "kv_blocks",
+            "block_size_tokens",
+            "max_model_len",
+            "prefill_budget_tokens",
+            "dp_ranks",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1")
+        for name in ("lease_s", "pull_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be above 0 seconds")
+        if not self.hold_transfers_s >= 0:
+            raise ValueError(f"hold_transfers_s is {self.hold_transfers_s}: it must be at least 0 seconds")
+        if self.mean_output_tokens is not None and not self.mean_output_tokens >= 1:
+            raise ValueError(
+                f"mean_output_tokens is {self.mean_output_tokens}: it must be at least 1, or null"
+            )
+        if self.kv_blocks * self.block_size_tokens < self.max_model_len:
+            raise ValueError(
+                f"{self.kv_blocks} KV blocks of {self.block_size_tokens} tokens cannot hold a request of max_model_len "
+                f"{self.max_model_len}: set kv_blocks to {-(-self.max_model_len // self.block_size_tokens)} or more"
+            )
+        if self.barrier and self.dp_ranks == 1:
+            raise ValueError("barrier is on, but there is one rank only: set dp_ranks to 2 or more")
+        self.timing_profile()
+
+    def timing_profile(self) -> TimingProfile:
+        """The profile with its replacements. Raises ValueError for an unknown profile or field."""
+        if self.profile not in PROFILES:
+            raise ValueError(
+                f"profile {self.profile!r} is unknown: choose one of {', '.join(sorted(PROFILES))}"
+            )
+        allowed = [f.name for f in dataclasses.fields(TimingProfile) if f.name != "source"]
+        for name in self.timing:
+            if name not in allowed:
+                raise ValueError(f"timing.{name} is unknown: the fields are {', '.join(allowed)}")
+        base = PROFILES[self.profile]
+        if not self.timing:
+            return base
+        changed = ", ".join(f"{name}={value}" for name, value in sorted(self.timing.items()))
+        source = f"{base.source}; set by configuration: {changed}"
+        # A file's numbers arrive as float; a field that counts (bytes, tokens) stays whole.
+        given = {n: int(v) if isinstance(getattr(base, n), int) else v for n, v in self.timing.items()}
+        return dataclasses.replace(base, source=source, **given)  # type: ignore[arg-type]
+
+    def compatibility_group(self) -> str:
+        """KV moves only between engines of one group: same model, block size and bytes per token."""
+        derived = f"sim:{self.model}:{self.block_size_tokens}:{self.timing_profile().kv_bytes_per_token}"
+        return self.group or derived
+
+    def info(self, addresses: tuple[str, ...]) -> EngineInfo:
+        """What the engine announces; the server fills in its node and replica."""
+        return EngineInfo(
+            id=self.engine_id,
+            role=self.role,
+            kind="sim",
+            model=self.model,
+            group=self.compatibility_group(),
+            addresses=addresses,
+            slots=self.slots,
+            kv_blocks=self.kv_blocks,
+            block_size_tokens=self.block_size_tokens,
+            max_model_len=self.max_model_len,
+            node="",
+            pid=os.getpid(),
+            lease_s=self.lease_s,
+            features=(
+                "n",
+                "stop",
+                "logprobs",
+                "prompt_logprobs",
+                *((KV_EVENTS,) if self.kv_events else ()),
+            ),
+        )

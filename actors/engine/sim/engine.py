@@ -1,0 +1,375 @@
+"""The sim engine: the engine protocol on a timing model with virtual KV. Real sockets, real queues, no model, no torch.
+
+A clock drives the steps (`sim_clock`). A step's tokens leave in one call. The pure parts are `policies.engine_model`;
+what is here is the life of requests around it:
+
+    prefill   queued -> computing -> leased -> (read by a decode engine | released | expired)
+    decode    queued -> loading (KV is read from the prefill engine) -> decoding -> finished
+    decode    queued -> computing -> decoding -> finished                               (colocated, no handle)
+
+A KV read (`sim_reads`) under way is let end before its blocks are used again, on both sides. The engine that decodes
+frees the prefill engine's copy: after the read, and also when the request ends before it. After a retryable Failed the
+copy is the ingress' again: it may send the handle to another engine, or release it.
+
+The file is long because these transitions are one state machine, which reads best in one place.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from typing import Literal, cast
+
+import msgspec
+
+from actors.engine.protocol import EngineMetrics, Sink
+from actors.engine.sim.clock import StepClock
+from actors.engine.sim.config import SimEngineConfig
+from actors.engine.sim.leases import LeaseKeeper
+from actors.engine.sim.output import Choice, pieces
+from actors.engine.sim.peers import SimHandle
+from actors.engine.sim.reads import KvReads
+from actors.engine.sim.requests import DecodeWork, PrefillWork, Refused, decode_of
+from actors.wire.channel import Channel, Identity
+from actors.wire.messages import (
+    Admitted,
+    Decode,
+    EngineInfo,
+    Failed,
+    Message,
+    Out,
+    Prefill,
+    PrefillDone,
+    Status,
+)
+from policies.engine_model.blocks import Allocation, BlockPool, Change
+from policies.engine_model.scheduler import EngineModel, Sequence, SequenceStage, StepResult
+
+log = logging.getLogger(__name__)
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class SimEngine:
+    """Implements `actors.engine.protocol.Engine`; `attach`, `peer_message` and `peer_closed` serve its server."""
+
+    def __init__(self, config: SimEngineConfig, clock: StepClock | None = None, rank: int = 0) -> None:
+        """`clock` is shared by the ranks of an engine with a step barrier; lease keys begin with the rank."""
+        self.config = config
+        self._rank = rank
+        self._clock = clock or StepClock()
+        self._timing = config.timing_profile()
+        self._pool = BlockPool(config.kv_blocks, config.block_size_tokens, config.kv_events)
+        self._model = EngineModel(
+            self._timing, self._pool, config.slots, config.prefill_budget_tokens, config.chunked_prefill
+        )
+        self._prefills: dict[str, PrefillWork] = {}
+        self._decodes: dict[str, DecodeWork] = {}
+        self._reads = KvReads(config, self._timing, self._model, self._read_failed, self._clock.kick)
+        self._addresses: tuple[str, ...] = ()
+        self._draining = False
+        self._stopped = False
+        self._dead: Exception | None = None
+
+    # ------------------------------------------------------------------------------------------------ life
+
+    async def start(self, sink: Sink) -> None:
+        """Ready at once: there is nothing to load."""
+        self._sink = sink
+        self._loop = asyncio.get_running_loop()
+        self._clock.join(self)
+        self._leases = LeaseKeeper(
+            self.config.lease_s,
+            f"{self._rank}.{os.urandom(6).hex()}",
+            self._timing.kv_bytes,
+            self._free_lease,
+            self.config.links,
+        )
+        self._reads.start(sink, self._leases)
+
+    def attach(self, me: Identity, addresses: tuple[str, ...]) -> None:
+        """Called by the server when it listens: where other engines pull this engine's KV from."""
+        self._addresses = addresses
+        self._reads.attach(me)
+
+    def info(self) -> EngineInfo:
+        """Static facts."""
+        return self.config.info(self._addresses)
+
+    def status(self) -> Status:
+        """Counts of this moment; `running` are the sequences that hold a slot. It knows the share of the token budget
+        that the step under way uses; nothing is swapped here, and the timing model has no device to be busy.
+        """
+        model, pool = self._model, self._pool
+        return Status(
+            engine_id=self.config.engine_id,
+            running=model.n_active,
+            waiting=model.n_waiting,
+            kv_blocks_used=pool.used,
+            leases=len(self._leases),
+            kv_usage=pool.used / pool.total,
+            state="draining" if self._draining else "ready",
+            tokens_in_flight=model.kv_tokens,
+            token_budget=min(1.0, model.step_tokens / model.budget_tokens),
+        )
+
+    def metrics(self) -> EngineMetrics:
+        """Totals since start."""
+        return EngineMetrics(
+            prefill_tokens=self._model.prefill_tokens_total,
+            decode_tokens=self._model.decode_tokens_total,
+            transfers=self._reads.transfers,
+            transfer_bytes=self._reads.n_bytes,
+            transfer_s=self._reads.seconds,
+            transfer_descriptors=self._reads.blocks,
+            transfer_failures=self._reads.failures,
+            leases_expired=self._leases.expired,
+            kv_blocks_total=self._pool.total,
+            kv_blocks_used=self._pool.used,
+            kv_blocks_free=self._pool.free,
+            preemptions=self._model.preemptions_total,
+        )
+
+    def kv_events(self, rank: int = 0) -> list[Change]:
+        """Changes of the prefix cache since the last call (option `kv_events`)."""
+        return self._pool.drain_changes()
+
+    async def check_health(self) -> None:
+        """Raises RuntimeError when the step loop has failed or the engine was stopped."""
+        if self._dead is not None:
+            raise RuntimeError(f"sim engine {self.config.engine_id} died: {self._dead!r}") from self._dead
+        if self._stopped:
+            raise RuntimeError(f"sim engine {self.config.engine_id} was stopped")
+
+    async def drain(self, timeout_s: float) -> bool:
+        """New work is refused from now on; waits until all work and all leases have ended."""
+        self._draining = True
+        deadline_s = self._loop.time() + timeout_s
+        while self._prefills or self._decodes or self._reads or self._leases:
+            if self._loop.time() >= deadline_s:
+                return False
+            await asyncio.sleep(0.01)
+        return True
+
+    async def stop(self) -> None:
+        """Ends everything at once, without answers."""
+        if self._stopped:
+            return
+        self._stopped = True
+        self._reads.stop()
+        self._leases.stop()
+        works: list[PrefillWork | DecodeWork] = [*self._prefills.values(), *self._decodes.values()]
+        for work in works:
+            if work.timer is not None:
+                work.timer.cancel()
+
+    # ------------------------------------------------------------------------------------------------ requests
+
+    def prefill(self, msg: Prefill) -> None:
+        """Queues the prompt; its KV will be leased."""
+        try:
+            self._check_open(msg.attempt_id in self._prefills)
+            work = PrefillWork(self.config, msg, time.monotonic())
+        except Refused as error:
+            self._sink.failed(error.failed(msg.attempt_id, "prefill"))
+            return
+        self._leases.release(msg.attempt_id)  # an older copy of the same request is of no use any more
+        work.timer = self._loop.call_later(max(0.0, msg.deadline_s), self._prefill_late, work)
+        self._prefills[msg.attempt_id] = work
+        self._model.add(work.seq)
+        self._clock.kick()
+
+    def decode(self, msg: Decode) -> None:
+        """Queues a decode, with the KV of another engine (`handle`) or computing all itself."""
+        try:
+            self._check_open(msg.attempt_id in self._decodes)
+            work = DecodeWork(self.config, self._reads, msg)
+        except Refused as error:
+            self._sink.failed(error.failed(msg.attempt_id, "decode"))
+            return
+        work.timer = self._loop.call_later(max(0.0, msg.deadline_s), self._decode_late, work)
+        self._decodes[msg.attempt_id] = work
+        self._add_choice(work)
+        self._clock.kick()
+
+    def cancel(self, attempt_id: str) -> None:
+        """Ends `attempt_id` in whatever stage, its lease included."""
+        prefill = self._prefills.get(attempt_id)
+        if prefill is not None:
+            self._end_prefill(prefill)
+            self._model.remove(prefill.seq)
+        decode = self._decodes.get(attempt_id)
+        if decode is not None:
+            self._end_decode(decode)
+        self._leases.release(attempt_id)
+        self._clock.kick()
+
+    def release(self, attempt_id: str) -> None:
+        """Ends the lease of `attempt_id`, if there is one."""
+        self._leases.release(attempt_id)
+
+    def _check_open(self, busy: bool) -> None:
+        """Raises Refused when nothing, or not this, can be taken now."""
+        name = self.config.engine_id
+        if self._dead is not None or self._stopped:
+            raise Refused("engine_dead", f"engine {name} is dead", retryable=True)
+        if self._draining:
+            raise Refused("draining", f"engine {name} takes no new work", retryable=True)
+        if busy:
+            raise Refused("bad_request", f"engine {name} has a request of this id already")
+
+    def _add_choice(self, work: DecodeWork) -> None:
+        self._model.add(work.new_choice(self.config.max_model_len, self.config.mean_output_tokens))
+
+    # ------------------------------------------------------------------------------------------------ steps
+
+    def begin_step(self) -> float | None:
+        """The clock begins a step."""
+        if self._stopped or self._dead is not None:
+            return None
+        try:
+            seconds = self._model.begin_step()
+            for seq in self._model.take_admitted():
+                self._admitted(seq)
+        except Exception as error:
+            self._die(error)
+            return None
+        return seconds
+
+    def end_step(self) -> None:
+        """The clock ends the step that it began."""
+        if self._stopped or self._dead is not None:
+            return
+        try:
+            result = self._model.end_step()
+            items = self._items(result) if result.decoded else []
+            for seq in result.prefilled:
+                self._prefilled(seq)
+            if items:
+                self._sink.tokens(items)
+        except Exception as error:
+            self._die(error)
+
+    def _items(self, result: StepResult) -> list[Out]:
+        """The pieces of all sequences that gained a token, and what follows from them."""
+        for seq in result.finished:
+            cast(Choice, seq.owner).ends()
+        items, first, ended = pieces(result.decoded, self._model.steps - 1)
+        for choice in first:
+            work = cast(DecodeWork, choice.request)
+            for _ in range(
+                len(work.seqs), choice.params.n
+            ):  # now that the prompt's blocks are here to be shared
+                self._add_choice(work)
+        for seq in ended:
+            self._choice_ended(seq)
+        return items
+
+    def _choice_ended(self, seq: Sequence) -> None:
+        self._model.remove(seq)
+        work = decode_of(seq)
+        work.left -= 1
+        if work.left == 0:
+            self._forget_decode(work)
+
+    def _admitted(self, seq: Sequence) -> None:
+        if seq.prefill_only:
+            cast(PrefillWork, seq.owner).admitted_s = time.monotonic()
+            return
+        work = decode_of(seq)
+        if seq.stage is SequenceStage.TRANSFERRING:
+            self._reads.begin(work)
+        elif not work.started:
+            work.started = True
+            self._sink.admitted(Admitted(work.attempt_id, cached_tokens=seq.cached_tokens))
+
+    def _die(self, error: Exception) -> None:
+        """The step loop failed, which is a bug: nothing can go on here."""
+        log.error("sim engine %s died", self.config.engine_id, exc_info=error)
+        self._dead = error
+        message = f"engine {self.config.engine_id} died: {error!r}"
+        for prefill in list(self._prefills.values()):
+            self._end_prefill(prefill)
+            self._fail(prefill.attempt_id, "prefill", "engine_dead", message, True)
+        for decode in list(self._decodes.values()):
+            self._forget_decode(decode)
+            self._fail(decode.attempt_id, "decode", "engine_dead", message, True)
+
+    # ------------------------------------------------------------------------------------------------ ends
+
+    def _fail(
+        self, attempt_id: str, stage: Literal["prefill", "decode"], code: str, message: str, retryable: bool
+    ) -> None:
+        self._sink.failed(Failed(attempt_id, stage, code, message, retryable))
+
+    def _end_prefill(self, work: PrefillWork) -> None:
+        del self._prefills[work.attempt_id]
+        if work.timer is not None:
+            work.timer.cancel()
+
+    def _prefill_late(self, work: PrefillWork) -> None:
+        self._end_prefill(work)
+        self._model.remove(work.seq)
+        self._fail(
+            work.attempt_id, "prefill", "deadline", "the deadline passed before the prefill was done", False
+        )
+        self._clock.kick()
+
+    def _decode_late(self, work: DecodeWork) -> None:
+        self._end_decode(work)
+        self._fail(work.attempt_id, "decode", "deadline", "the deadline passed before the last token", False)
+        self._clock.kick()
+
+    def _forget_decode(self, work: DecodeWork) -> None:
+        work.gone = True
+        del self._decodes[work.attempt_id]
+        if work.timer is not None:
+            work.timer.cancel()
+
+    def _end_decode(self, work: DecodeWork) -> None:
+        """Ends it before its time; frees slot and blocks here and the copy there, after a read that is under way."""
+        self._forget_decode(work)
+        if work in self._reads:
+            return  # the read's end does the rest
+        for seq in work.seqs:
+            self._model.remove(seq)
+        if work.handle is not None and not work.started:
+            self._reads.end_remote(work.handle)
+
+    def _read_failed(self, work: DecodeWork, reason: str) -> None:
+        self._forget_decode(work)
+        self._fail(work.attempt_id, "decode", "kv_load", reason, True)
+
+    # ------------------------------------------------------------------------------------------------ leases (prefill)
+
+    def _prefilled(self, seq: Sequence) -> None:
+        work = cast(PrefillWork, seq.owner)
+        self._end_prefill(work)
+        assert seq.allocation is not None
+        key = self._leases.grant(work.attempt_id, seq.allocation, seq.prompt_tokens)
+        kv_bytes = self._timing.kv_bytes(seq.prompt_tokens)
+        handle = SimHandle(
+            self.config.engine_id, self._addresses, key, seq.allocation.blocks, kv_bytes, seq.prompt_tokens,
+            work.prompt_hash,
+        )  # fmt: skip
+        queue_s, compute_s = work.admitted_s - work.received_s, time.monotonic() - work.admitted_s
+        self._sink.prefill_done(
+            PrefillDone(
+                work.attempt_id, _encode(handle), seq.prompt_tokens, seq.cached_tokens, self.config.lease_s, queue_s,
+                compute_s, kv_bytes,
+            )
+        )  # fmt: skip
+
+    def _free_lease(self, allocation: Allocation) -> None:
+        self._pool.release(allocation)
+        self._clock.kick()
+
+    # ------------------------------------------------------------------------------------------------ other engines
+
+    def peer_message(self, channel: Channel, message: Message) -> None:
+        """A message of a decode engine. Raises WireError when it is none of Pull, Pulled."""
+        self._leases.message(channel, message)
+
+    def peer_closed(self, channel: Channel) -> None:
+        """A decode engine's connection is gone, and its reads with it."""
+        self._leases.closed(channel)

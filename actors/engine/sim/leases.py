@@ -1,0 +1,143 @@
+"""The prefill side of a KV transfer in the sim engine: leases by request, their expiry, and who reads which.
+
+The rules of a lease's life are pure (`policies.engine_model.leases`); here they get a timer, request ids, and the
+connections of the decode engines: a Pull protects a lease until Pulled, or until that connection is lost.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from actors.engine.sim.links import LinkPacer, SimLink
+from actors.wire.channel import Channel, WireError
+from actors.wire.messages import Message, Pull, Pulled, PullGrant, Sent
+from policies.engine_model.blocks import Allocation
+from policies.engine_model.leases import Lease, LeaseTable
+
+
+class LeaseKeeper:
+    """Leases of one engine. `free(allocation)` is called exactly once for each allocation that was granted."""
+
+    def __init__(
+        self,
+        lease_s: float,
+        key_prefix: str,
+        bytes_of: Callable[[int], int],
+        free: Callable[[Allocation], None],
+        links: Mapping[str, SimLink],
+    ) -> None:
+        """`key_prefix` is unique for this process; `bytes_of(tokens)` gives the KV's size; `links`: see `sim_links`."""
+        self.expired = 0
+        self._table = LeaseTable(lease_s)
+        self._prefix = key_prefix
+        self._bytes_of = bytes_of
+        self._free = free
+        self._granted = 0
+        self._key_of: dict[str, str] = {}  # attempt_id -> its newest lease
+        self._rid_of: dict[str, str] = {}
+        self._reads: dict[Channel, set[str]] = {}
+        self._pacer = LinkPacer(dict(links), self._sent)
+        self._readers: dict[str, Channel] = {}  # of paced reads
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def stop(self) -> None:
+        """No lease expires any more, and nothing is sent."""
+        self._pacer.stop()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # ------------------------------------------------------------------------------------------------ by request
+
+    def grant(self, attempt_id: str, allocation: Allocation, tokens: int) -> str:
+        """Leases the KV of `attempt_id`; the key under which it is pulled."""
+        self._granted += 1
+        key = f"{self._prefix}/{self._granted}"
+        self._table.grant(key, allocation, tokens, self._loop.time())
+        self._key_of[attempt_id] = key
+        self._rid_of[key] = attempt_id
+        self._set_timer()
+        return key
+
+    def release(self, attempt_id: str) -> None:
+        """Ends the lease of `attempt_id`, if it has one: now, or when the read under way has ended."""
+        key = self._key_of.get(attempt_id)
+        if key is not None:
+            self._ended(self._table.release(key))
+
+    # ------------------------------------------------------------------------------------------------ by key
+
+    def begin_read(self, key: str) -> bool:
+        """Protects the lease from ending; False if it has ended."""
+        return self._table.begin_read(key) is not None
+
+    def end_read(self, key: str) -> None:
+        """The read has ended, or will never begin: the KV is freed."""
+        self._ended(self._table.end_read(key))
+
+    # ------------------------------------------------------------------------------------------------ other engines
+
+    def message(self, channel: Channel, message: Message) -> None:
+        """A Pull or Pulled of a decode engine. Raises WireError for anything else."""
+        if isinstance(message, Pull):
+            reads = self._reads.setdefault(channel, set())
+            lease = None if message.attempt_id in reads else self._table.begin_read(message.attempt_id)
+            if lease is None:
+                channel.send(PullGrant(message.attempt_id, ok=False))
+                return
+            reads.add(message.attempt_id)
+            reader = channel.peer.id if channel.peer is not None else ""
+            paced = message.n_bytes > 0 and self._pacer.begin(message.attempt_id, reader, message.n_bytes)
+            if paced:
+                self._readers[message.attempt_id] = channel
+            channel.send(PullGrant(message.attempt_id, True, self._bytes_of(lease.tokens), paced))
+        elif isinstance(message, Pulled):
+            reads = self._reads.get(channel, set())
+            if message.attempt_id in reads:
+                reads.remove(message.attempt_id)
+                self._unpace(message.attempt_id)
+                self.end_read(message.attempt_id)
+            else:
+                self._ended(self._table.release(message.attempt_id))
+        else:
+            raise WireError(f"an engine sends Pull and Pulled, not {type(message).__name__}")
+
+    def closed(self, channel: Channel) -> None:
+        """The connection of a decode engine is lost, and with it all reads over it."""
+        for key in sorted(self._reads.pop(channel, ())):
+            self._unpace(key)
+            self._ended(self._table.reader_lost(key, self._loop.time()))
+        self._set_timer()
+
+    # ------------------------------------------------------------------------------------------------ internals
+
+    def _sent(self, key: str, seconds: float) -> None:
+        self._readers.pop(key).send(Sent(key, seconds))
+
+    def _unpace(self, key: str) -> None:
+        if self._readers.pop(key, None) is not None:
+            self._pacer.drop(key)
+
+    def _ended(self, lease: Lease | None) -> None:
+        if lease is None:
+            return
+        attempt_id = self._rid_of.pop(lease.key)
+        if self._key_of.get(attempt_id) == lease.key:
+            del self._key_of[attempt_id]
+        if not self._table and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._free(lease.allocation)
+
+    def _set_timer(self) -> None:
+        if self._timer is None and (next_s := self._table.next_expiry_s()) is not None:
+            self._timer = self._loop.call_at(next_s, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        for lease in self._table.expire(self._loop.time()):
+            self.expired += 1
+            self._ended(lease)
+        self._set_timer()

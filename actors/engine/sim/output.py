@@ -1,0 +1,129 @@
+"""What a sim engine answers: the pieces of one choice, with stop strings, stop tokens and logprobs where asked."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from actors.engine.sim.params import SimParams
+from actors.wire.messages import Out
+from policies.engine_model import scheduler, text
+
+
+class Choice:
+    """One choice of a request. `special` False: its next piece is a plain word, and the engine makes it inline."""
+
+    __slots__ = (
+        "attempt_id",
+        "base",
+        "end",
+        "index",
+        "last",
+        "matcher",
+        "params",
+        "prompt",
+        "request",
+        "special",
+        "start",
+    )  # fmt: skip
+
+    def __init__(
+        self, request: object, attempt_id: str, index: int, base: int, params: SimParams, end: str
+    ) -> None:
+        """`end`: the finish reason at its last token, unless a stop string comes first."""
+        self.request = request
+        self.attempt_id = attempt_id
+        self.index = index
+        self.base = base
+        self.start = text.token_start(base)
+        self.params = params
+        self.end = end
+        self.last = False
+        self.matcher = text.StopMatcher(params.stop) if params.stop else None
+        self.prompt: Sequence[int] | None = None  # whose logprobs go with the next piece
+        self.special = self._always_special()
+
+    def _always_special(self) -> bool:
+        return bool(self.matcher or self.params.stop_token_ids or self.params.logprobs is not None)
+
+    def with_prompt_logprobs(self, tokens: Sequence[int]) -> None:
+        """The first piece is to carry the logprobs of `tokens`."""
+        self.prompt = tokens
+        self.special = True
+
+    def ends(self) -> None:
+        """The next piece is the last one."""
+        self.last = self.special = True
+
+    def piece(self, i: int) -> Out:
+        """Token `i` as it is sent; its `finish` tells whether the choice is over."""
+        token = text.token_id(self.base, i)
+        words = text.WORDS[token]
+        may_stop = i + 1 >= self.params.min_tokens
+        finish = self.end if self.last else None
+        reason: str | int | None = None
+        if finish == "stop":
+            words = ""  # the end-of-text token has no text
+        elif may_stop and token in self.params.stop_token_ids:
+            words, finish, reason = "", "stop", token
+        if self.matcher is not None and may_stop:
+            words, matched = self.matcher.push(words)
+            if matched is not None:
+                finish, reason = "stop", matched
+            elif finish is not None:
+                words += self.matcher.flush()
+        wants = self.params.logprobs
+        prompt, self.prompt = self.prompt, None
+        if prompt is not None:
+            self.special = self._always_special()
+        return Out(
+            self.attempt_id,
+            words,
+            1,
+            self.index,
+            finish,
+            reason,
+            None if wants is None else [token],
+            None if wants is None else [self._logprob(i, token, wants)],
+            None,
+            None if prompt is None else prompt_logprobs(prompt, self.params.prompt_logprobs or 0),
+        )
+
+    def _logprob(self, i: int, token: int, k: int) -> tuple[str, int, float, list[Any]]:
+        return (text.WORDS[token], token, text.logprob(self.base, i), text.alternatives(self.base, i, k))
+
+
+def pieces(
+    decoded: Iterable[scheduler.Sequence], last: int
+) -> tuple[list[Out], list[Choice], list[scheduler.Sequence]]:
+    """(a piece of each sequence that gained a token, the choices whose first it is, the sequences that are over).
+    `last`: the number of the step that is over. The engine's hottest loop: plain words are made inline.
+    """
+    words, stride, mix, mask = text.WORDS, text.TOKEN_STRIDE, text.TOKEN_MIX, text.MASK32
+    items: list[Out] = []
+    append = items.append
+    first: list[Choice] = []
+    ended: list[scheduler.Sequence] = []
+    for seq in decoded:
+        choice: Any = seq.owner
+        i = last - seq.offset
+        if choice.special:
+            out = choice.piece(i)
+            append(out)
+            if out.finish is not None:
+                ended.append(seq)
+        else:
+            x = (choice.start + i * stride) & mask
+            append(Out(choice.attempt_id, words[(x ^ x >> 15) * mix >> 26 & 63], 1, choice.index))
+        if i == 0:
+            first.append(choice)
+    return items, first, ended
+
+
+def prompt_logprobs(tokens: Sequence[int], k: int) -> list[Any]:
+    """One entry a prompt token, the first None: (text, id, logprob, alternatives); the same each time."""
+    base = text.prompt_hash(tokens) >> 34
+    entries: list[Any] = [None]
+    for i, token in enumerate(tokens[1:], 1):
+        word = text.WORDS[token % len(text.WORDS)]
+        best = text.logprob(base, i)
+        entries.append((word, token, best, [(word, token, best), *text.alternatives(base, i, k)[1:]][:k]))
+    return entries

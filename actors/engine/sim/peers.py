@@ -1,0 +1,181 @@
+"""The decode side of a KV transfer between sim engines: its connections to prefill engines (other side: `sim_leases`).
+
+    decode engine                          prefill engine
+    Pull(lease, bytes)     ------------->  begins to read: from now on the lease cannot end
+                           <-------------  PullGrant(ok) - not ok: the KV is gone
+    (the modelled transfer time passes: here, or there where its `links` say so: then Sent comes)
+    Pulled(lease)          ------------->  the read ends, the copy is freed (without a Pull before: is freed unread)
+
+A connection that is lost ends the reads over it: the reader reports the failure, the other side drops the protection.
+Connections are kept, one per engine id.
+"""
+
+import asyncio
+import logging
+from typing import Protocol
+
+import msgspec
+
+from actors.patience import Patience
+from actors.wire.channel import Channel, Identity, WireError, connect
+from actors.wire.messages import Message, Pull, Pulled, PullGrant, Sent
+
+log = logging.getLogger(__name__)
+
+
+class SimHandle(msgspec.Struct, array_like=True, frozen=True):
+    """What PrefillDone.handle means between sim engines. `lease` is unique for the life of that engine process."""
+
+    engine_id: str
+    addresses: tuple[str, ...]
+    lease: str
+    blocks: int
+    kv_bytes: int
+    tokens: int
+    prompt_hash: int
+
+
+class Reader(Protocol):
+    """A request whose KV is read: first exactly one of `granted` and `read_failed` is called; `read_failed` may follow
+    `granted`, and so does `sent` where that is `paced` (the bytes have arrived, after so many seconds).
+    """
+
+    def granted(self, paced: bool) -> None: ...
+    def sent(self, seconds: float) -> None: ...
+    def read_failed(self, reason: str) -> None: ...
+
+
+class _Peer:
+    """The connection to one prefill engine, being made (`channel` None) or up."""
+
+    def __init__(self, engine_id: str) -> None:
+        self.engine_id = engine_id
+        self.channel: Channel | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.unsent: list[Pull | Pulled] = []
+        self.readers: dict[str, Reader] = {}
+        self.timers: dict[str, Patience] = {}
+
+
+class Puller:
+    """The decode side. `pull` then `end`, per handle; `end` alone frees the KV unread."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._me: Identity | None = None
+        self._peers: dict[str, _Peer] = {}
+
+    def attach(self, me: Identity) -> None:
+        """Who we are on the wire; before that nothing can be pulled."""
+        self._me = me
+
+    def pull(self, handle: SimHandle, n_bytes: int, reader: Reader) -> None:
+        """Asks the prefill engine for `n_bytes` of the KV; answers through `reader`, not before the next iteration."""
+        peer = self._peer(handle)
+        if handle.lease in peer.readers:
+            loop = asyncio.get_running_loop()
+            loop.call_soon(reader.read_failed, "another read of the same KV has not ended yet")
+            return
+        peer.readers[handle.lease] = reader
+        peer.timers[handle.lease] = Patience(self._timeout_s, lambda: self._timed_out(peer, handle.lease))
+        self._send(peer, Pull(handle.lease, n_bytes))
+
+    def end(self, handle: SimHandle) -> None:
+        """The read has ended, or will never begin: the prefill engine frees its copy. Never raises."""
+        peer = self._peer(handle)
+        self._forget(peer, handle.lease)
+        self._send(peer, Pulled(handle.lease))
+
+    def close(self) -> None:
+        """Closes all connections; readers hear nothing more."""
+        for peer in self._peers.values():
+            for lease in list(peer.readers):
+                self._forget(peer, lease)
+            if peer.task is not None:
+                peer.task.cancel()
+            if peer.channel is not None:
+                peer.channel.close("engine stops")
+        self._peers.clear()
+
+    # ------------------------------------------------------------------------------------------------ internals
+
+    def _peer(self, handle: SimHandle) -> _Peer:
+        peer = self._peers.get(handle.engine_id)
+        if peer is None:
+            peer = self._peers[handle.engine_id] = _Peer(handle.engine_id)
+            peer.task = asyncio.create_task(
+                self._connect(peer, handle.addresses), name=f"to {handle.engine_id}"
+            )
+        return peer
+
+    async def _connect(self, peer: _Peer, addresses: tuple[str, ...]) -> None:
+        assert self._me is not None, "attach() comes first"
+        me = self._me
+
+        def new_channel() -> Channel:
+            return Channel(me, lambda _, message: self._received(peer, message), None, on_close)
+
+        def on_close(_: Channel, reason: str) -> None:
+            if peer.channel is not None:
+                self._lost(peer, reason)
+
+        try:
+            channel = await connect(addresses, new_channel)
+        except (OSError, WireError) as error:
+            self._lost(peer, f"cannot reach engine {peer.engine_id}: {error}")
+            return
+        if channel.closed.done():
+            self._lost(peer, channel.closed.result())
+            return
+        peer.channel = channel
+        for message in peer.unsent:
+            channel.send(message)
+        peer.unsent.clear()
+
+    def _send(self, peer: _Peer, message: Pull | Pulled) -> None:
+        if peer.channel is None:
+            peer.unsent.append(message)
+        else:
+            peer.channel.send(message)
+
+    def _received(self, peer: _Peer, message: Message) -> None:
+        if isinstance(message, Sent):
+            reader = peer.readers.get(message.attempt_id)
+            if reader is not None:
+                reader.sent(message.seconds)
+            return
+        if not isinstance(message, PullGrant):
+            raise WireError(f"engine {peer.engine_id} answered a Pull with {type(message).__name__}")
+        timer = peer.timers.pop(message.attempt_id, None)
+        if timer is None:
+            return  # timed out or ended meanwhile
+        timer.cancel()
+        reader = peer.readers[message.attempt_id]
+        if message.ok:
+            reader.granted(message.paced)
+        else:
+            self._forget(peer, message.attempt_id)
+            reader.read_failed(f"engine {peer.engine_id} does not hold the KV any more")
+
+    def _timed_out(self, peer: _Peer, lease: str) -> None:
+        reader = peer.readers[lease]
+        self._forget(peer, lease)
+        self._send(peer, Pulled(lease))  # should the grant still come, nobody would end it
+        reader.read_failed(f"engine {peer.engine_id} did not answer within {self._timeout_s:g} s")
+
+    def _lost(self, peer: _Peer, reason: str) -> None:
+        if self._peers.get(peer.engine_id) is peer:
+            del self._peers[peer.engine_id]
+        readers = list(peer.readers.values())
+        for lease in list(peer.readers):
+            self._forget(peer, lease)
+        if peer.unsent:
+            log.info("%s: %d messages to it are lost; its leases end by themselves", reason, len(peer.unsent))
+        for reader in readers:
+            reader.read_failed(reason)
+
+    def _forget(self, peer: _Peer, lease: str) -> None:
+        peer.readers.pop(lease, None)
+        timer = peer.timers.pop(lease, None)
+        if timer is not None:
+            timer.cancel()

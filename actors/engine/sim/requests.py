@@ -1,0 +1,151 @@
+"""The requests of a sim engine: what is checked before they are taken, and what is remembered until they end."""
+
+import asyncio
+from typing import TYPE_CHECKING, Literal, cast
+
+import msgspec
+
+from actors.engine.sim.config import SimEngineConfig
+from actors.engine.sim.output import Choice
+from actors.engine.sim.params import ParamError, SimParams, parse_params
+from actors.engine.sim.peers import SimHandle
+from actors.wire.messages import Decode, Failed, Prefill
+from policies.engine_model import text
+from policies.engine_model.blocks import BlockHash, block_hashes
+from policies.engine_model.scheduler import Sequence
+
+if TYPE_CHECKING:
+    from actors.engine.sim.reads import KvReads
+
+_handles = msgspec.msgpack.Decoder(SimHandle)
+
+
+class Refused(Exception):
+    """A request that cannot be taken; the arguments are those of `Failed`."""
+
+    def __init__(self, code: str, message: str, retryable: bool = False, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code, self.message, self.retryable, self.param = code, message, retryable, param
+
+    def failed(self, attempt_id: str, stage: Literal["prefill", "decode"]) -> Failed:
+        """The answer."""
+        return Failed(attempt_id, stage, self.code, self.message, self.retryable, self.param)
+
+
+class PrefillWork:
+    """A prefill until its KV is leased. The block hashes and the parameters are checked ones. Raises Refused."""
+
+    __slots__ = ("admitted_s", "attempt_id", "prompt_hash", "received_s", "seq", "timer")
+
+    def __init__(self, config: SimEngineConfig, msg: Prefill, now_s: float) -> None:
+        hashes, _ = check(config, msg)
+        self.attempt_id = msg.attempt_id
+        self.seq = Sequence(len(msg.tokens), 0, hashes, msg.priority, prefill_only=True, owner=self)
+        self.prompt_hash = text.prompt_hash(msg.tokens)
+        self.received_s = self.admitted_s = now_s
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class DecodeWork:
+    """A decode request, and the `Reader` of its KV. `gone`: nothing more is sent, it only waits for its read to end.
+
+    Raises Refused.
+    """
+
+    __slots__ = (
+        "attempt_id",
+        "gone",
+        "handle",
+        "hashes",
+        "left",
+        "msg",
+        "params",
+        "prompt_hash",
+        "reads",
+        "seqs",
+        "started",
+        "timer",
+        "transfer",
+    )  # fmt: skip
+
+    def __init__(self, config: SimEngineConfig, reads: "KvReads", msg: Decode) -> None:
+        if msg.chat is not None:
+            raise Refused(
+                "bad_request", "a sim engine cannot call tools: its text is synthetic", param="tools"
+            )
+        self.hashes, self.params = check(config, msg)
+        self.prompt_hash = text.prompt_hash(msg.tokens)
+        self.handle = None if msg.handle is None else self._read_handle(msg.handle, len(msg.tokens))
+        self.reads, self.msg, self.attempt_id = reads, msg, msg.attempt_id
+        self.seqs: list[Sequence] = []  # one a choice, as far as they have started
+        self.left = self.params.n  # choices that are not finished
+        self.started = False  # Admitted was sent: the prefill engine's copy is given back already
+        self.gone = False
+        self.timer: asyncio.TimerHandle | None = None
+        self.transfer: asyncio.TimerHandle | None = None
+
+    def _read_handle(self, handle: bytes, tokens: int) -> SimHandle:
+        try:
+            found = _handles.decode(handle)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise Refused("unknown_handle", f"this is no handle of a sim engine: {error}", True) from None
+        if found.prompt_hash != self.prompt_hash or found.tokens != tokens:
+            raise Refused("unknown_handle", "the handle is of another prompt", True)
+        return found
+
+    def new_choice(self, max_model_len: int, mean_output_tokens: float | None) -> Sequence:
+        """The next choice. The first one reads the KV where there is a handle; the others share its blocks."""
+        params, tokens, index = self.params, self.msg.tokens, len(self.seqs)
+        draw = 0 if params.greedy else index  # greedy choices are all the same
+        base = text.text_base(self.prompt_hash, params.seed, draw)
+        most = params.max_tokens or max_model_len - len(tokens)
+        mean = None if params.ignore_eos else mean_output_tokens
+        length, ends = text.output_tokens(base, most, mean, params.min_tokens)
+        choice = Choice(self, self.attempt_id, index, base, params, "stop" if ends else "length")
+        if params.prompt_logprobs is not None:
+            choice.with_prompt_logprobs(tokens)
+        remote = index == 0 and self.handle is not None
+        seq = Sequence(len(tokens), length, self.hashes, self.msg.priority, remote=remote, owner=choice)
+        self.seqs.append(seq)
+        return seq
+
+    def granted(self, paced: bool) -> None:
+        self.reads.granted(self, paced)
+
+    def sent(self, seconds: float) -> None:
+        self.reads.sent(self, seconds)
+
+    def read_failed(self, reason: str) -> None:
+        self.reads.failed(self, reason)
+
+
+def decode_of(seq: Sequence) -> DecodeWork:
+    """The request of a sequence that is not a prefill's."""
+    return cast(DecodeWork, cast(Choice, seq.owner).request)
+
+
+def check(config: SimEngineConfig, msg: Prefill | Decode) -> tuple[tuple[BlockHash, ...], SimParams]:
+    """(block hashes of the prompt, parameters). Raises Refused with the parameter named."""
+    tokens = msg.tokens
+    try:
+        params = parse_params(msg.params)
+    except ParamError as error:
+        raise Refused("bad_request", str(error), param=error.param) from None
+    left = config.max_model_len - len(tokens)
+    if not tokens:
+        raise Refused("bad_request", "the prompt is empty", param="prompt")
+    if left < 1:
+        message = (
+            f"the prompt has {len(tokens)} tokens; the context of {config.max_model_len} must hold one more"
+        )
+        raise Refused("bad_request", message, param="prompt")
+    if params.max_tokens is not None and params.max_tokens > left:
+        message = f"max_tokens is {params.max_tokens}, but the context has room for {left}"
+        raise Refused("bad_request", message, param="max_tokens")
+    if config.vocab_size is not None and max(tokens) >= config.vocab_size:
+        message = f"a token of the prompt is outside the vocabulary of {config.vocab_size}"
+        raise Refused("bad_request", message, param="prompt")
+    try:
+        return block_hashes(tokens, config.block_size_tokens), params
+    except OverflowError:
+        raise Refused("bad_request", "a token is negative or over 2^32 - 1", param="prompt") from None

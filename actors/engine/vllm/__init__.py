@@ -1,0 +1,1 @@
+"""The real engine: vLLM's AsyncLLM behind the engine protocol."""

@@ -1,0 +1,241 @@
+"""Configuration of a vLLM engine, and what it becomes: vLLM's engine arguments and environment.
+
+Everything here is pure (no vLLM import), so configs for CUDA machines are built and tested where there is no GPU.
+"""
+
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from actors.engine.cores import split_ranks
+from actors.wire.messages import Role
+
+Device = Literal["cpu", "cuda"]
+
+CONNECTOR = "SluiceConnector"
+CONNECTOR_MODULE = "actors.engine.vllm.connector.connector"
+
+_KV_ROLE = {"prefill": "kv_producer", "decode": "kv_consumer", "colocated": "kv_both"}
+_GIB = 1 << 30
+
+# What oneDNN's bfloat16 kernels need on x86; without them vLLM falls back to a path four times slower than float32.
+_X86_BF16_FLAGS = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq"})
+
+# Arguments that Sluice itself decides; a user who sets one in `engine_args` would break the contract.
+_OWNED = {
+    "model": "model",
+    "served_model_name": "served_name",
+    "max_model_len": "max_model_len",
+    "max_num_seqs": "slots",
+    "block_size": "block_size_tokens",
+    "dtype": "dtype",
+    "tensor_parallel_size": "tensor_parallel_size",
+    "data_parallel_size": "data_parallel_size",
+    "enforce_eager": "enforce_eager",
+    "kv_cache_memory_bytes": "kv_space_gib",
+    "gpu_memory_utilization": "gpu_memory_utilization",
+    "trust_remote_code": "trust_remote_code",
+    "kv_transfer_config": "role, lease_s, kv_buffer_device and connector_args",
+    "disable_log_stats": "(none: the engine's counters need them)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class VllmEngineConfig:
+    """One vLLM engine. None means: let the device decide.
+
+    `engine_args` go to vLLM's AsyncEngineArgs as they are; a name that it does not know is refused at start.
+    `connector_args` go to the KV connector (`hold_reads_s` delays every read, for tests). `kv_events`: tell the router
+    what the prefix cache holds, where vLLM has one. `data_parallel_size`: the router places requests on single ranks;
+    written from vLLM's source, not run (it takes an engine core a rank).
+    """
+
+    id: str
+    model: str
+    role: Role
+    served_name: str = ""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    slots: int = 32
+    block_size_tokens: int | None = None
+    kv_space_gib: float | None = None
+    gpu_memory_utilization: float | None = None
+    tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
+    enforce_eager: bool | None = None
+    cores: tuple[int, ...] | None = None
+    lease_s: int = 30
+    side_channel_host: str = "127.0.0.1"
+    side_channel_port: int | None = None
+    kv_buffer_device: Device | None = None
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
+    trust_remote_code: bool = False
+    warm_up: bool = True
+    kv_events: bool = True
+    connector_args: Mapping[str, Any] = field(default_factory=dict)
+    engine_args: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _require(bool(self.id), "id must not be empty")
+        _require(bool(self.model), "model must name a directory or a hub model")
+        _require(self.role in _KV_ROLE, f"role must be one of {', '.join(_KV_ROLE)}, got {self.role!r}")
+        for name in (
+            "slots",
+            "tensor_parallel_size",
+            "data_parallel_size",
+            "max_model_len",
+            "block_size_tokens",
+        ):
+            value = getattr(self, name)
+            _require(value is None or value >= 1, f"{name} must be at least 1, got {value}")
+        # vLLM renews leases every lease/6 whole seconds: below 6 it would do so at every step.
+        _require(self.lease_s >= 6, f"lease_s must be at least 6 whole seconds, got {self.lease_s}")
+        _require(
+            self.kv_space_gib is None or self.kv_space_gib > 0,
+            f"kv_space_gib must be positive, got {self.kv_space_gib}",
+        )
+        share = self.gpu_memory_utilization
+        _require(share is None or 0 < share <= 1, f"gpu_memory_utilization must be in (0, 1], got {share}")
+        _require(self.cores is None or len(self.cores) > 0, "cores must be None or name at least one core")
+        for name in self.engine_args:
+            _require(
+                name not in _OWNED,
+                f"engine_args.{name}: set {_OWNED.get(name)} of the engine's configuration instead",
+            )
+
+    @property
+    def name(self) -> str:
+        """The name under which clients ask for the model."""
+        return self.served_name or self.model
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise ValueError(f"vLLM engine: {message}")
+
+
+def resolve_device(config: VllmEngineConfig) -> Device:
+    """`auto` is CUDA where the NVIDIA driver shows a device."""
+    if config.device != "auto":
+        return config.device
+    return (
+        "cuda" if os.path.exists("/dev/nvidiactl") or os.path.exists("/proc/driver/nvidia/version") else "cpu"
+    )
+
+
+def resolve_dtype(config: VllmEngineConfig, device: Device, cpu_flags: frozenset[str] | None = None) -> str:
+    """The dtype given, or the one that suits the device (DESIGN section 8): bfloat16 only where the CPU computes it."""
+    if config.dtype != "auto" or device == "cuda":
+        return config.dtype
+    flags = read_cpu_flags() if cpu_flags is None else cpu_flags
+    if platform.machine() in ("aarch64", "arm64"):
+        return "bfloat16" if "bf16" in flags else "float32"
+    return "bfloat16" if flags >= _X86_BF16_FLAGS else "float32"
+
+
+def read_cpu_flags() -> frozenset[str]:
+    """Feature flags of the first CPU, as Linux names them; empty where there is no /proc/cpuinfo."""
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as lines:
+            for line in lines:
+                key, _, value = line.partition(":")
+                if key.strip() in ("flags", "Features"):
+                    return frozenset(value.split())
+    except FileNotFoundError:
+        pass
+    return frozenset()
+
+
+def kv_transfer_args(config: VllmEngineConfig, device: Device) -> dict[str, Any]:
+    """Fields of vLLM's KVTransferConfig. A failed load ends the request: what then is the router's decision."""
+    return {
+        "kv_connector": CONNECTOR,
+        "kv_connector_module_path": CONNECTOR_MODULE,
+        "kv_role": _KV_ROLE[config.role],
+        "kv_buffer_device": config.kv_buffer_device or device,
+        "kv_load_failure_policy": "fail",
+        "kv_connector_extra_config": {"kv_lease_duration": config.lease_s, **config.connector_args},
+    }
+
+
+def engine_args(
+    config: VllmEngineConfig, device: Device, cpu_flags: frozenset[str] | None = None
+) -> dict[str, Any]:
+    """Keyword arguments of AsyncEngineArgs, `kv_transfer_config` as a dict. Only what differs from vLLM's defaults."""
+    eager = config.enforce_eager if config.enforce_eager is not None else device == "cpu"
+    args: dict[str, Any] = {
+        "model": config.model,
+        "served_model_name": [config.name],
+        "dtype": resolve_dtype(config, device, cpu_flags),
+        "max_num_seqs": config.slots,
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "data_parallel_size": config.data_parallel_size,
+        "enforce_eager": eager,
+        "trust_remote_code": config.trust_remote_code,
+        "scheduling_policy": "priority",
+        "kv_transfer_config": kv_transfer_args(config, device),
+    }
+    optional = {
+        "max_model_len": config.max_model_len,
+        "block_size": config.block_size_tokens,
+        "gpu_memory_utilization": config.gpu_memory_utilization,
+        "kv_cache_memory_bytes": None if config.kv_space_gib is None else int(config.kv_space_gib * _GIB),
+    }
+    args.update({name: value for name, value in optional.items() if value is not None})
+    args.update(config.engine_args)
+    return args
+
+
+def environment(config: VllmEngineConfig, device: Device, side_channel_port: int) -> dict[str, str]:
+    """Environment of the engine's processes; the owner sets it before it imports vLLM."""
+    env = {
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": config.side_channel_host,
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_channel_port),
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if os.path.isdir(config.model):
+        env |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    if device == "cpu":
+        # NIXL moves state-space models only in this layout; vLLM sets it itself for connectors that it knows by name.
+        env["VLLM_SSM_CONV_STATE_LAYOUT"] = "DS"
+        if config.enforce_eager is not False:
+            # Else the first request that asks for logprobs waits for a C++ compiler, which may not even be there.
+            env["TORCH_COMPILE_DISABLE"] = "1"
+        if config.cores is not None:
+            ranks = config.tensor_parallel_size * config.data_parallel_size
+            env["VLLM_CPU_OMP_THREADS_BIND"] = split_ranks(config.cores, ranks)
+    return env
+
+
+# Variables that an engine's process must not inherit: whole GiB there would override kv_space_gib.
+UNSET = ("VLLM_CPU_KVCACHE_SPACE",)
+
+
+def check_engine_args(args: Mapping[str, Any], known: frozenset[str]) -> None:
+    """Refuse names that this vLLM does not know, rather than dropping them."""
+    unknown = sorted(set(args) - known)
+    if unknown:
+        raise ValueError(
+            f"vLLM engine: engine_args has unknown names {', '.join(unknown)}; "
+            "see `vllm serve --help` of the installed version for the arguments it takes"
+        )
+
+
+def config_from_dict(values: Mapping[str, Any]) -> VllmEngineConfig:
+    """A config from parsed YAML; unknown keys are refused by name."""
+    known = {f.name for f in fields(VllmEngineConfig)}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise ValueError(
+            f"vLLM engine: unknown keys {', '.join(unknown)}; known are {', '.join(sorted(known))}"
+        )
+    given = dict(values)
+    if isinstance(given.get("cores"), list):
+        given["cores"] = tuple(given["cores"])
+    return VllmEngineConfig(**given)

@@ -1,0 +1,65 @@
+"""Sluice's KV connector: vLLM's NIXL pull connector with leases that can be given back, checked, and accounted.
+
+vLLM loads `SluiceConnector` by `kv_connector_module_path`. One half lives in the engine core (scheduler), one in
+each worker; what the first wants from the second travels in the step's metadata, what the workers report travels
+back in the connector's stats, which the engine's stat logger reads (vllm_stats). Added to the stock connector:
+
+- **Release**: a finished prefill that nobody will pull gives its blocks back at once, not when the lease expires.
+  It is asked for with a request that is aborted on arrival and names the lease (`RELEASE`), so it needs no RPC
+  and keeps its order with adds and aborts. Once a decode engine has shown that it knows the request (a heartbeat,
+  which this connector also sends right before it reads) the release is left to that engine's "done" message:
+  blocks are never given back under a read.
+- **Validity**: a read is checked against the prefill worker's lease table (vllm_transfer). A stale one fails the
+  request.
+- **Facts**: bytes, seconds and descriptors of each request's transfer.
+- **Held reads**: reads wait in `_held` until they may go. Here only `hold_reads_s` (tests) holds them; a flow
+  scheduler grants them at the same place. A request that is aborted while it is held is not read at all.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlBaseConnector, NixlPullConnector
+
+from actors.engine.vllm.connector.messages import SluiceStats
+from actors.engine.vllm.connector.scheduler import SluiceScheduler
+from actors.engine.vllm.connector.worker import SluiceWorker
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+
+class SluiceConnector(NixlPullConnector):
+    """vLLM's entry to both halves; named in KVTransferConfig."""
+
+    connector_scheduler: SluiceScheduler | None
+    connector_worker: SluiceWorker | None
+
+    def __init__(
+        self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig"
+    ) -> None:
+        NixlBaseConnector.__init__(self, vllm_config, role, kv_cache_config)
+        if role == KVConnectorRole.SCHEDULER:
+            self.connector_scheduler = SluiceScheduler(vllm_config, self.engine_id, kv_cache_config)
+        else:
+            self.connector_worker = SluiceWorker(vllm_config, self.engine_id, kv_cache_config)
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        assert self.connector_worker is not None
+        results = self.connector_worker.transfer_results(finished_req_ids)
+        replica = self.connector_worker.pcp_rank > 0 and not self.connector_worker.pcp_dcp_sharded
+        if self.kv_transfer_config.kv_role == "kv_producer" and replica:
+            results.finished_sending.clear()
+        return results
+
+    def get_kv_connector_stats(self) -> Any:
+        if self.connector_worker is not None:
+            return super().get_kv_connector_stats()
+        assert self.connector_scheduler is not None
+        stats = self.connector_scheduler.stats
+        return None if stats.is_empty() else stats.clone_and_reset()
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> SluiceStats:
+        return SluiceStats(data=data) if data is not None else SluiceStats()

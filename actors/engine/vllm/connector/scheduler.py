@@ -1,0 +1,116 @@
+"""The half of the KV connector in the engine core: numbers the leases and passes releases on (see kv_connector)."""
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import NixlPullConnectorScheduler
+
+from actors.engine.vllm.connector.keys import ENDED, HELLO, LEASE, RELEASE
+from actors.engine.vllm.connector.messages import SluiceMetadata, SluiceStats
+from actors.engine.vllm.connector.transfer import TABLE_SLOTS
+from actors.engine.vllm.pace import Pace
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+
+class SluiceScheduler(NixlPullConnectorScheduler):
+    """The half in the engine core: numbers the leases and passes releases on."""
+
+    def __init__(self, vllm_config: "VllmConfig", engine_id: str, kv_cache_config: "KVCacheConfig") -> None:
+        super().__init__(vllm_config, engine_id, kv_cache_config)
+        self._free_slots = list(range(TABLE_SLOTS - 1, -1, -1))
+        self._generation = time.time_ns()  # unique across restarts of the engine
+        self._opened: dict[str, tuple[int, int]] = {}  # request -> slot, generation
+        self._new: dict[str, tuple[int, int]] = {}
+        self._leased: set[str] = set()
+        self._releases: list[str] = []
+        self._tables: list[tuple[int, int, int]] = []  # pipeline rank, tensor rank, address
+        self._pace = Pace()
+        self._listen_error: Exception | None = None
+        self.stats = SluiceStats()
+
+    def set_xfer_handshake_metadata(self, metadata: dict[tuple[int, int], Any]) -> None:
+        self._tables = [(pp, tp, payload.lease_table) for (pp, tp), payload in sorted(metadata.items())]
+        for payload in metadata.values():
+            times = [payload.born_at_s, payload.imported_at_s, payload.loaded_at_s]
+            self.stats.data[HELLO].append([payload.compatibility_hash, payload.kv_block_bytes, *times])
+        super().set_xfer_handshake_metadata(metadata)
+        if self._listen_error is not None:
+            raise RuntimeError(
+                f"NIXL's side channel cannot listen on {self.side_channel_host}:{self.side_channel_port} "
+                f"({self._listen_error}): free the port, or set the engine's side_channel_port to another"
+            ) from self._listen_error
+
+    def _nixl_handshake_listener(  # type: ignore[override]  # vLLM's is static; it is called through `self`
+        self, encoded_data: Any, ready_event: threading.Event, *rest: Any
+    ) -> None:
+        """vLLM's, in its thread. vLLM waits for `ready_event` without end, also where the port is taken."""
+        try:
+            super()._nixl_handshake_listener(encoded_data, ready_event, *rest)
+        except Exception as error:
+            if ready_event.is_set():
+                raise
+            self._listen_error = error
+            ready_event.set()
+
+    def update_state_after_alloc(
+        self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int
+    ) -> None:
+        params = request.kv_transfer_params
+        request_id = request.request_id
+        if params and params.get("do_remote_decode") and request_id not in self._opened and self._free_slots:
+            self._generation += 1
+            self._opened[request_id] = self._new[request_id] = (self._free_slots.pop(), self._generation)
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+
+    def request_finished(self, request: "Request", block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
+        params = request.kv_transfer_params
+        if params and RELEASE in params:
+            self._releases.extend(attempt_id for attempt_id in params[RELEASE] if attempt_id in self._leased)
+            return False, None
+        leased, handle = super().request_finished(request, block_ids)
+        opened = self._opened.get(request.request_id)
+        if not leased:
+            self._close(request.request_id)
+        else:
+            self._leased.add(request.request_id)
+            if handle is not None and opened is not None:
+                handle[LEASE] = {"slot": opened[0], "generation": opened[1], "tables": self._tables}
+        return leased, handle
+
+    def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
+        super().update_connector_output(connector_output)
+        if connector_output.finished_sending or connector_output.finished_recving:
+            self._pace.event()
+        for request_id in connector_output.finished_sending or ():
+            self._leased.discard(request_id)
+            self._close(request_id)
+            self.stats.data[ENDED].append(request_id)
+
+    def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> SluiceMetadata:
+        if scheduler_output.total_num_scheduled_tokens > 0 or self._reqs_need_recv or self._releases:
+            self._pace.event()
+        else:
+            time.sleep(self._pace.pause_s(time.monotonic()))
+        ours = SluiceMetadata()
+        for request_id, (request, *_) in self._reqs_need_recv.items():
+            lease = (request.kv_transfer_params or {}).get(LEASE)
+            if lease is not None:
+                ours.leases[request_id] = lease
+        ours.__dict__.update(super().build_connector_meta(scheduler_output).__dict__)
+        ours.opened, self._new = self._new, {}
+        ours.released, self._releases = self._releases, []
+        return ours
+
+    def _close(self, request_id: str) -> None:
+        opened = self._opened.pop(request_id, None)
+        self._new.pop(request_id, None)
+        if opened is not None:
+            self._free_slots.append(opened[0])

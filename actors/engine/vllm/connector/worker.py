@@ -1,0 +1,247 @@
+"""The half of the KV connector in a worker: lends blocks under checked leases and reads others' (see kv_connector)."""
+
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import ReqMeta
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
+from vllm.logger import init_logger
+from vllm.platforms import current_platform
+
+from actors.engine.vllm import plugin
+from actors.engine.vllm.connector.keys import TRANSFERS
+from actors.engine.vllm.connector.messages import SluiceMetadata, SluicePayload, SluiceStats
+from actors.engine.vllm.connector.transfer import (
+    CPU_DELAY_US,
+    LeaseProbe,
+    LeaseTable,
+    Source,
+    TransferAgent,
+    TransferFacts,
+    napping_progress,
+)
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+logger = init_logger(__name__)
+
+
+@dataclass
+class _HeldRead:
+    due_s: float
+    since_s: float
+    meta: ReqMeta
+
+
+class SluiceWorker(NixlPullConnectorWorker):
+    """The half in a worker: lends blocks under checked leases, and reads others' blocks."""
+
+    def __init__(self, vllm_config: "VllmConfig", engine_id: str, kv_cache_config: "KVCacheConfig") -> None:
+        transfer_config = vllm_config.kv_transfer_config
+        assert transfer_config is not None
+        on_cpu = current_platform.device_type == "cpu"
+        delay_us = transfer_config.get_from_extra_config("progress_delay_us", CPU_DELAY_US if on_cpu else 0)
+        affinity = os.sched_getaffinity(0)
+        with napping_progress(int(delay_us)):
+            super().__init__(vllm_config, engine_id, kv_cache_config)
+        # vLLM moves this thread to the machine's last core "for KV transfer", on CPUs the thread that computes: the
+        # workers of all engines would share that one core and leave theirs idle.
+        os.sched_setaffinity(0, affinity)
+        config = self.kv_transfer_config
+        self.nixl_wrapper = self._agent = TransferAgent(self.nixl_wrapper)  # type: ignore[has-type]
+        self.xfer_stats = SluiceStats()
+        self._hold_reads_s = float(config.get_from_extra_config("hold_reads_s", 0.0))
+        self._lease_s = float(config.get_from_extra_config("kv_lease_duration", 30))
+        # As lender.
+        self._claimed: set[str] = (
+            set()
+        )  # a decode engine knows them: only its message or the lease's end frees them
+        self._given_back: dict[
+            str, float
+        ] = {}  # released, with the time until which a late message is expected
+        self._done_sending: set[str] = set()
+        # As borrower.
+        self._held: dict[str, _HeldRead] = {}
+        self._leases: dict[str, dict[str, Any]] = {}
+        self._sources: dict[str, list[Source]] = {}
+        self._held_s: dict[str, float] = {}
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        # Before vLLM describes this worker to others: the description names all registered memory.
+        self._table = LeaseTable(self._agent, self.nixl_backends)
+        self._probe = LeaseProbe(self._agent, self.nixl_backends)
+        super().register_kv_caches(kv_caches)
+        payload = self.xfer_handshake_metadata  # type: ignore[has-type]
+        self.xfer_handshake_metadata = SluicePayload(
+            compatibility_hash=payload.compatibility_hash,
+            agent_metadata_bytes=payload.agent_metadata_bytes,
+            lease_table=self._table.address,
+            kv_block_bytes=sum(self.block_len_per_layer) * self._physical_blocks_per_logical_kv_block,
+            born_at_s=plugin.born_at_s(),
+            imported_at_s=plugin.imported_at_s,
+            loaded_at_s=time.time(),
+        )
+
+    # ------------------------------------------------------------------------------------------------ lender
+
+    def start_load_kv(self, metadata: SluiceMetadata) -> None:
+        for request_id in metadata.reqs_not_processed:
+            self._forget(request_id)
+        for request_id, (slot, generation) in metadata.opened.items():
+            self._table.open(request_id, slot, generation)
+        self._leases.update(metadata.leases)
+        self._post_due_reads()
+        super().start_load_kv(metadata)
+        for request_id in metadata.released:
+            self._release(request_id)
+
+    def _release(self, request_id: str) -> None:
+        """Give a lease back early; nothing if it has ended or a decode engine knows the request."""
+        if request_id in self._claimed or self._reqs_to_send.pop(request_id, None) is None:
+            return
+        self.consumer_notification_counts_by_req.pop(request_id, None)
+        self.expected_consumer_notifications_by_req.pop(request_id, None)
+        self._forget(request_id)
+        # It stays in _reqs_to_process: a decode engine that gave the request up may still say so, which is no error.
+        self._given_back[request_id] = time.perf_counter() + self._lease_s
+        self._done_sending.add(request_id)
+
+    def _forget(self, request_id: str) -> None:
+        self._table.close(request_id)
+        self._claimed.discard(request_id)
+
+    def _handle_heartbeat(self, payload: str) -> None:
+        super()._handle_heartbeat(payload)
+        known = (
+            attempt_id
+            for attempt_id in payload.split(",")
+            if attempt_id in self._reqs_to_send or attempt_id in self._reqs_to_process
+        )
+        self._claimed.update(attempt_id for attempt_id in known if attempt_id not in self._given_back)
+
+    # ---------------------------------------------------------------------------------------------- borrower
+
+    def _read_blocks_for_req(self, req_id: str, meta: ReqMeta) -> None:
+        if self._hold_reads_s > 0 and meta.awaiting_kvs and req_id not in self._held_s:
+            now_s = time.perf_counter()
+            self._held[req_id] = _HeldRead(now_s + self._hold_reads_s, now_s, meta)
+            self._claim(meta)
+            return
+        if meta.awaiting_kvs:
+            self._claim(meta)
+        super()._read_blocks_for_req(req_id, meta)
+
+    def _claim(self, meta: ReqMeta) -> None:
+        """Tell the lender that these blocks are about to be read, so that no release takes them away."""
+        remote = meta.remote
+        assert remote is not None
+        for agent in self._remote_agents.get(remote.engine_id, {}).values():
+            try:
+                self._agent.send_notif(agent, notif_msg=f"HB:{remote.request_id}".encode())
+            except Exception as e:
+                self._log_failure(
+                    failure_type="claim_failed", msg="A release may overtake the read", req_id=remote.request_id,
+                    error=e, dst_engine_id=remote.engine_id, remote_agent_name=agent,
+                )  # fmt: skip
+
+    def _post_due_reads(self) -> None:
+        """Post the reads whose time has come. (The place where a flow scheduler's permits are taken.)"""
+        now_s = time.perf_counter()
+        for req_id in [attempt_id for attempt_id, held in self._held.items() if held.due_s <= now_s]:
+            held = self._held.pop(req_id)
+            self._held_s[req_id] = now_s - held.since_s
+            self._read_blocks_for_req(req_id, held.meta)
+
+    def _drop_held_reads(self, finished_req_ids: set[str]) -> None:
+        """Aborted before its read was posted: read nothing, only tell the lender that it is not needed any more."""
+        for req_id in finished_req_ids & self._held.keys():
+            held = self._held.pop(req_id)
+            self._held_s[req_id] = time.perf_counter() - held.since_s
+            held.meta.local_block_ids = tuple([] for _ in held.meta.local_block_ids)
+            held.meta.local_physical_block_ids = ()
+            self._read_blocks_for_req(req_id, held.meta)
+
+    def _read_blocks(self, **read: Any) -> bool:  # type: ignore[override]
+        """One read from one remote worker; its "done" message waits until the read has been checked."""
+        request_id, engine_id = read["request_id"], read["dst_engine_id"]
+        rank = (0, read["read_spec"].remote_rank)
+        self._agent.begin(request_id)
+        try:
+            posted = super()._read_blocks(**read)
+        finally:
+            reads, notification = self._agent.end()
+        agent = self._remote_agents[engine_id][rank]
+        if reads:
+            self._sources.setdefault(request_id, []).append(Source(agent, rank))
+        if notification:
+            self._pending_recv_notifs.setdefault(request_id, []).append((agent, notification))
+        return posted
+
+    def _pop_done_transfers(self, transfers: dict[str, list[Any]]) -> tuple[set[str], set[str]]:
+        done, failed = super()._pop_done_transfers(transfers)
+        for req_id in done - failed - self._recv_failures:
+            if not self._still_leased(req_id):
+                failed.add(req_id)
+        return done, failed
+
+    def _still_leased(self, req_id: str) -> bool:
+        """Whether every lender still held the blocks for us when our reads had ended."""
+        lease = self._leases.get(req_id)
+        if lease is None:
+            return True
+        tables = {(pp, tp): address for pp, tp, address in lease["tables"]}
+        for source in self._sources.get(req_id, ()):
+            try:
+                valid = self._probe.holds(source, tables[source.rank], lease["slot"], lease["generation"])
+            except Exception as e:
+                self._log_failure(
+                    failure_type="lease_check_failed", req_id=req_id, error=e, remote_agent_name=source.agent
+                )
+                return False
+            if not valid:
+                logger.warning(
+                    "KV of request %s was given back before it was read; the request fails.", req_id
+                )
+                return False
+        return True
+
+    # ------------------------------------------------------------------------------------------------ results
+
+    def transfer_results(self, finished_req_ids: set[str]) -> Any:
+        """vLLM's results of this step, with our releases, and without messages about leases already given back."""
+        self._drop_held_reads(finished_req_ids)
+        results = self.get_transfer_results()
+        late = results.finished_sending & self._given_back.keys()
+        results.finished_sending -= late
+        for request_id in results.finished_sending:
+            self._forget(request_id)
+        results.finished_sending |= self._done_sending
+        self._done_sending = set()
+        self._expire_given_back(late)
+        for request_id in results.finished_recving:
+            self._account(request_id, request_id not in results.failed_recving)
+        return results
+
+    def _account(self, request_id: str, ok: bool) -> None:
+        facts = self._agent.facts.pop(request_id, TransferFacts())
+        held_s = self._held_s.pop(request_id, 0.0)
+        self._leases.pop(request_id, None)
+        self._sources.pop(request_id, None)
+        self.xfer_stats.data[TRANSFERS].append(
+            [request_id, ok, facts.bytes, facts.seconds, facts.descriptors, held_s]
+        )
+
+    def _expire_given_back(self, late: set[str]) -> None:
+        for request_id in late:
+            self._given_back.pop(request_id, None)
+        now_s = time.perf_counter()
+        while self._given_back:
+            request_id, until_s = next(iter(self._given_back.items()))
+            if until_s > now_s:
+                break
+            del self._given_back[request_id]
+            self._reqs_to_process.discard(request_id)

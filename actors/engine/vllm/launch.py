@@ -1,0 +1,251 @@
+"""Starts vLLM's AsyncLLM for a VllmEngineConfig, and says where the time goes.
+
+Phases (seconds, in order): `imports` (vLLM in the owner), `config`, then from the worker's own clock `core_spawn`
+(until the worker process exists), `worker_imports`, `weights` (model, KV cache, NIXL), and `core_ready` (the rest
+until the core answers), at last `warm_up`. Start-up blocks for a minute, so it runs in a thread of its own; that
+thread lives as long as the engine, because the kernel's parent-death signal (plugin) belongs to the thread that
+started the children.
+"""
+
+import contextlib
+import dataclasses
+import logging
+import os
+import random
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from multiprocessing import spawn
+from pathlib import Path
+from typing import Any
+
+from actors.engine.vllm import plugin
+from actors.engine.vllm.config import (
+    UNSET,
+    VllmEngineConfig,
+    check_engine_args,
+    engine_args,
+    environment,
+    resolve_device,
+)
+from actors.engine.vllm.stats import Hello, Ledger, stat_logger
+from actors.engine.vllm.waits import NAP_ENV
+from actors.wire.messages import KV_EVENTS, EngineInfo
+
+log = logging.getLogger(__name__)
+
+
+_GIVEN_PORTS = Path(
+    "/proc/sys/net/ipv4/ip_local_port_range"
+)  # what the kernel gives to whoever asks for any port
+_FIRST_PORT, _LAST_PORT = 20_000, 60_000
+_HELD: list[socket.socket] = []  # for the life of this process
+
+
+class PhaseClock:
+    """Names consecutive stretches of time."""
+
+    def __init__(self) -> None:
+        self.phases: dict[str, float] = {}
+        self.started_at_s = self._last_s = time.time()
+
+    def end(self, name: str, at_s: float | None = None) -> None:
+        """The stretch since the last end was `name`; it ended at `at_s` (Unix time), default now."""
+        now_s = time.time() if at_s is None else at_s
+        self.phases[name] = round(max(0.0, now_s - self._last_s), 3)
+        self._last_s = max(self._last_s, now_s)
+        log.info("vLLM engine start: %s took %.1f s", name, self.phases[name])
+
+
+def reserve_ports(host: str, count: int) -> tuple[int, list[socket.socket]]:
+    """The first of `count` consecutive TCP ports of `host` that nobody has, and what keeps them ours: sockets that are
+    bound and never listen, beside which NIXL's side channel can listen (SO_REUSEADDR) and no other program's can be
+    given the port. None is of the kernel's own range: Ray's processes take dozens of those while an engine starts.
+
+    Raises OSError when 50 tries found none.
+    """
+    first_given = int(_GIVEN_PORTS.read_text().split()[0]) if _GIVEN_PORTS.exists() else _FIRST_PORT
+    last = first_given if first_given > _FIRST_PORT + 1000 else _LAST_PORT
+    for _ in range(50):
+        port = random.SystemRandom().randrange(_FIRST_PORT, last - count)
+        held: list[socket.socket] = []
+        try:
+            for i in range(count):
+                held.append(_hold(host, port + i))
+        except OSError:
+            for taken in held:
+                taken.close()
+            continue
+        return port, held
+    raise OSError(
+        f"no {count} consecutive free TCP ports on {host} for NIXL's side channel; set side_channel_port"
+    )
+
+
+def _hold(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.bind((host, port))  # fails where anybody has bound it, other engines' holds included
+    held = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind((host, port))
+    except OSError:
+        held.close()
+        raise
+    return held
+
+
+def launch(config: VllmEngineConfig, ledger: Ledger, clock: PhaseClock) -> Any:
+    """Build a ready AsyncLLM. Blocking; call outside the event loop. Raises what vLLM raises."""
+    device = resolve_device(config)
+    port = config.side_channel_port
+    if port is None:
+        port, held = reserve_ports(config.side_channel_host, config.data_parallel_size)
+        _HELD.extend(held)
+    for name in UNSET:
+        os.environ.pop(name, None)
+    os.environ.update(environment(config, device, port))
+    with without(plugin.UNNEEDED):
+        import vllm.v1.engine.async_llm  # noqa: F401
+
+    from vllm.config import KVTransferConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    clock.end("imports")
+    os.environ[NAP_ENV] = "1" if device == "cpu" else ""
+    one_worker = config.tensor_parallel_size * config.data_parallel_size == 1
+    plugin.claim_children(config.cores if device == "cpu" and one_worker else None)
+    args = engine_args(config, device)
+    check_engine_args(args, frozenset(f.name for f in dataclasses.fields(AsyncEngineArgs)))
+    args["kv_transfer_config"] = KVTransferConfig(**args["kv_transfer_config"])
+    vllm_config = AsyncEngineArgs(**args).create_engine_config()
+    if config.kv_events and vllm_config.cache_config.enable_prefix_caching:
+        vllm_config.kv_events_config = kv_events_config(config)
+    clock.end("config")
+    with spawning_through_plugin():
+        llm = AsyncLLM.from_vllm_config(
+            vllm_config, stat_loggers=[stat_logger(ledger)], disable_log_stats=True
+        )
+    # vLLM always adds a Prometheus logger, which costs more per step than all of ours; Sluice has its own metrics.
+    manager = llm.logger_manager
+    assert manager is not None
+    manager.stat_loggers = manager.stat_loggers[:1]
+    return llm
+
+
+def kv_socket_directory(config: VllmEngineConfig) -> str:
+    """One a process and engine; short, because a unix socket's path has 107 characters at most."""
+    return os.path.join(tempfile.gettempdir(), f"sluice-kv-{os.getpid()}-{config.id}")
+
+
+def remove_kv_sockets(config: VllmEngineConfig) -> None:
+    """Removes what `kv_events_config` made. Without KV events there is nothing."""
+    shutil.rmtree(kv_socket_directory(config), ignore_errors=True)
+
+
+def kv_events_config(config: VllmEngineConfig) -> Any:
+    """vLLM's publisher on sockets of this node, in a directory that only this user can enter.
+
+    The word "inproc" in the file names makes vLLM add the data-parallel rank to them; else it knows TCP ports only.
+    """
+    from vllm.config.kv_events import KVEventsConfig
+
+    directory = kv_socket_directory(config)
+    os.makedirs(directory, mode=0o700)
+    return KVEventsConfig(
+        enable_kv_cache_events=True,
+        publisher="zmq",
+        endpoint=f"ipc://{directory}/inproc-events",
+        replay_endpoint=f"ipc://{directory}/inproc-replay",
+    )
+
+
+@contextlib.contextmanager
+def without(packages: tuple[str, ...]) -> Iterator[None]:
+    """Makes `packages` look as if they were not installed, those excepted that are loaded already."""
+    hidden = [package for package in packages if package not in sys.modules]
+    for package in hidden:
+        sys.modules[package] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for package in hidden:
+            sys.modules.pop(package, None)
+
+
+@contextlib.contextmanager
+def spawning_through_plugin() -> Iterator[None]:
+    """Processes that `multiprocessing` spawns meanwhile run `plugin.in_spawned_child` before anything else."""
+    command_line = spawn.get_command_line
+
+    def extended(**kwargs: Any) -> list[str]:
+        command: list[str] = command_line(**kwargs)
+        if "-c" in command:  # not so in frozen executables
+            at = command.index("-c") + 1
+            command[at] = plugin.spawned_child_code() + command[at]
+        return command
+
+    spawn.get_command_line = extended
+    try:
+        yield
+    finally:
+        spawn.get_command_line = command_line
+
+
+def core_phases(clock: PhaseClock, hellos: list[Hello]) -> None:
+    """Split the time of the core's start by what its (slowest) worker reported."""
+    if hellos:
+        clock.end("core_spawn", max(h.born_at_s for h in hellos))
+        clock.end("worker_imports", max(h.imported_at_s for h in hellos))
+        clock.end("weights", max(h.loaded_at_s for h in hellos))
+
+
+async def warm_up(llm: Any) -> None:
+    """One short prefill and a few decode steps, so that the first request does not pay for lazy set-up."""
+    from vllm.inputs.engine import tokens_input
+    from vllm.sampling_params import SamplingParams
+
+    vocabulary = llm.model_config.get_vocab_size()
+    prompt = tokens_input([i % vocabulary for i in range(1, 33)])
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    async for _ in llm.generate(prompt, params, "warm-up"):
+        pass
+
+
+def describe(config: VllmEngineConfig, llm: Any, hellos: list[Hello]) -> EngineInfo:
+    """What the running engine announces. Raises RuntimeError if its workers run another connector than ours."""
+    if not hellos:
+        raise RuntimeError(
+            "the vLLM workers did not report; is actors.engine.vllm.connector.connector the one that was loaded?"
+        )
+    running = llm.vllm_config
+    cores = config.data_parallel_size
+    features = ["logprobs", "prompt_logprobs", "json_object", "json_schema", "structural_tag", "n"]
+    if config.tool_parser:
+        features.append("tools")
+    if running.kv_events_config is not None:
+        features.append(KV_EVENTS)
+    return EngineInfo(
+        id=config.id,
+        role=config.role,
+        kind="vllm",
+        model=config.name,
+        # NIXL checks the block size at the first handshake only, too late for a router.
+        group=f"{hellos[0].compatibility_hash[:16]}-{running.cache_config.block_size}",
+        addresses=(),
+        slots=running.scheduler_config.max_num_seqs * cores,
+        kv_blocks=running.cache_config.num_gpu_blocks - cores,  # each core has a null block
+        block_size_tokens=running.cache_config.block_size,
+        max_model_len=running.model_config.max_model_len,
+        node=socket.gethostname(),
+        pid=os.getpid(),
+        lease_s=float(config.lease_s),
+        features=tuple(features),
+        dp_ranks=cores,
+        barrier=cores > 1 and running.model_config.is_moe,  # vLLM runs ranks in step for these models only
+    )

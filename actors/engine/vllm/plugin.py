@@ -1,0 +1,140 @@
+"""vLLM's plugin hook: runs in every process of an engine, ties its life to its owner's, and forks CPU workers.
+
+vLLM loads `register` (entry point group `vllm.general_plugins`) in each process of an engine: the owner, which
+runs `AsyncLLM`, the engine core and every worker.
+
+**Life.** vLLM's core does not watch its parent, so a `kill -9` of the owner would leave the core and the workers
+behind with their cores, memory and NIXL lease heartbeats (DESIGN section 7). Here each child asks the kernel to
+kill it when its parent dies. Core and workers form a chain (owner -> core -> worker), so the whole tree falls.
+The owner names itself in `SLUICE_ENGINE_PARENT` before it starts the engine. A child may be orphaned before it
+asks; therefore it also looks whether the owner is still alive and leaves if it is not. A spawned child asks
+before its imports (some 15 s), in `in_spawned_child`.
+
+**Fork.** vLLM spawns CPU workers so that OpenMP reads its thread binding from a fresh environment; each then
+imports for 15 CPU seconds what its core has just imported. With one worker per core process the binding can stand
+in the core's own environment, and the worker is forked. The core must not be bound itself: it gives the binding
+back, the worker takes it.
+
+**Waits.** The processes of a CPU engine sleep where vLLM's spin (`vllm_waits`).
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+
+from actors.engine.vllm.waits import nap_instead_of_spinning
+
+PARENT_ENV = "SLUICE_ENGINE_PARENT"
+FORK_ENV = "SLUICE_FORK_WORKER"  # the worker's cores: "0,1"
+FREE_ENV = "SLUICE_OWNER_CORES"  # the cores that the owner may run on
+
+# transformers imports these where it finds them, for functions that no engine calls; with what they import in turn
+# (scipy, pandas) they are a quarter of vLLM's import time.
+UNNEEDED = ("sklearn",)
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_ORPHANED = 70  # exit status; EX_SOFTWARE of sysexits.h
+
+# Unix times: when this process had loaded its plugins, so nearly all of its imports; when it was forked (0.0: never).
+imported_at_s = 0.0
+forked_at_s = 0.0
+
+
+def claim_children(fork_worker_on: tuple[int, ...] | None) -> None:
+    """Call in the owning process before the engine starts: its children will die with it.
+
+    `fork_worker_on`: fork the engine's one CPU worker, bound to these cores. Call it after torch is imported, else this
+    process binds itself.
+    """
+    os.environ[PARENT_ENV] = str(os.getpid())
+    if fork_worker_on is None:
+        os.environ.pop(FORK_ENV, None)
+        return
+    os.environ[FORK_ENV] = ",".join(map(str, fork_worker_on))
+    os.environ[FREE_ENV] = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    os.environ["OMP_NUM_THREADS"] = str(len(fork_worker_on))
+    os.environ["GOMP_CPU_AFFINITY"] = " ".join(map(str, fork_worker_on))
+
+
+def spawned_child_code() -> str:
+    """Python that a spawned child runs first: `in_spawned_child`, found where this process found it."""
+    root = (
+        os.path.abspath(__file__)
+        .removesuffix(os.path.join("actors", "engine", "vllm", "plugin.py"))
+        .rstrip(os.sep)
+    )
+    return (
+        f"import sys; sys.path.insert(0, {root!r}); "
+        "from actors.engine.vllm import plugin; plugin.in_spawned_child(); "
+    )
+
+
+def in_spawned_child() -> None:
+    """Before a child's imports: die with the parent already now, and do not import what nobody needs."""
+    owner = os.environ.get(PARENT_ENV, "")
+    if owner.isdigit():
+        die_with_parent(int(owner))
+    for package in UNNEEDED:
+        sys.modules.setdefault(package, None)  # type: ignore[arg-type]
+
+
+def register() -> None:
+    """Bind this process's life to its parent's, if it is a child of an engine's owner; else do nothing."""
+    global imported_at_s
+    imported_at_s = time.time()
+    for package in UNNEEDED:
+        if package in sys.modules and sys.modules[package] is None:
+            del sys.modules[package]
+    owner = os.environ.get(PARENT_ENV, "")
+    if not owner.isdigit() or int(owner) == os.getpid():
+        return
+    die_with_parent(int(owner))
+    nap_instead_of_spinning()
+    if os.environ.get(FORK_ENV):
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+        os.sched_setaffinity(0, _cores(FREE_ENV))
+        os.register_at_fork(after_in_child=_become_worker)
+
+
+def die_with_parent(owner: int) -> None:
+    """The kernel kills this process when the thread that started it ends; ends it now if process `owner` is gone."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(
+            ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed; engine processes may outlive their owner"
+        )
+    if not _alive(owner):
+        os._exit(_ORPHANED)
+
+
+def born_at_s() -> float:
+    """Unix time at which this process was started."""
+    if forked_at_s:
+        return forked_at_s
+    with open("/proc/self/stat", encoding="ascii", errors="replace") as stat:
+        ticks = int(stat.read().rpartition(")")[2].split()[19])
+    with open("/proc/stat", encoding="ascii") as system:
+        boot_s = next(int(line.split()[1]) for line in system if line.startswith("btime"))
+    return boot_s + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _become_worker() -> None:
+    """In the forked worker: OpenMP's first thread is this one, and it takes the first of the worker's cores."""
+    global imported_at_s, forked_at_s
+    imported_at_s = forked_at_s = time.time()
+    die_with_parent(int(os.environ[PARENT_ENV]))
+    os.sched_setaffinity(0, _cores(FORK_ENV)[:1])
+
+
+def _cores(name: str) -> list[int]:
+    return [int(core) for core in os.environ[name].split(",")]
+
+
+def _alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
+            return stat.read().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,114 @@
+"""Tool calls (and reasoning) as vLLM's own parsers see them: token deltas in, ready OpenAI deltas out.
+
+The engine's process has vLLM loaded anyway, so parsing lives here and not in the ingress. vLLM's parsers keep
+state, so each choice has one of its own. Before that, a parser may adjust the request: keep special tokens in the
+text, or put the output under a grammar where a tool must be called.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+from vllm.entrypoints.openai.chat_completion.protocol import (
+    ChatCompletionNamedToolChoiceParam,
+    ChatCompletionRequest,
+)
+from vllm.parser import ParserManager
+
+from actors.engine.vllm.config import VllmEngineConfig
+from actors.engine.vllm.params import REFUSALS, BadParameter, bad_parameter
+
+
+@dataclass(frozen=True, slots=True)
+class ToolParsing:
+    """The parser class of an engine; None where none is configured."""
+
+    parser: Any
+    tokenizer: Any
+    model_config: Any
+
+    @classmethod
+    def build(cls, config: VllmEngineConfig, llm: Any) -> "ToolParsing":
+        """Raises what vLLM raises for a parser that it does not know or that does not fit the tokenizer."""
+        parser = ParserManager.get_parser(
+            tool_parser_name=config.tool_parser,
+            reasoning_parser_name=config.reasoning_parser,
+            enable_auto_tools=config.tool_parser is not None,
+            model_name=config.model,
+            tokenizer=llm.tokenizer,
+        )
+        return cls(parser, llm.tokenizer, llm.model_config)
+
+    def session(self, chat: bytes, tokens: list[int]) -> "ChatSession":
+        """One request's parsing. `chat` is the client's body, `tokens` its prompt. Raises BadParameter."""
+        try:
+            request = ChatCompletionRequest.model_validate_json(chat)
+        except ValidationError as e:
+            first = e.errors()[0]
+            param = str(first["loc"][0]) if first["loc"] else None
+            raise BadParameter(first["msg"], param) from e
+        except REFUSALS as e:
+            raise bad_parameter(e) from e
+        if self.parser is None:
+            raise BadParameter(
+                "this engine parses no tool calls; set tool_parser in the engine's options to the one of its model",
+                "tools",
+            )
+        try:
+            request = self._make(request).adjust_request(request)
+        except (*REFUSALS, NotImplementedError) as e:
+            raise BadParameter(str(e), "tools") from e
+        return ChatSession(self, request, tokens)
+
+    def _make(self, request: ChatCompletionRequest) -> Any:
+        kwargs = request.build_chat_params(None, "auto").chat_template_kwargs
+        return self.parser(
+            self.tokenizer, request.tools, chat_template_kwargs=kwargs, model_config=self.model_config
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSession:
+    """A chat request that is parsed, as its parser adjusted it."""
+
+    parsing: ToolParsing
+    request: ChatCompletionRequest
+    tokens: list[int]
+
+    def adjust(self, params: Any) -> None:
+        """Give `params` (SamplingParams) what the parser needs: special tokens in the text, its grammar."""
+        params.skip_special_tokens = self.request.skip_special_tokens
+        structured = self.request.extract_structured_outputs()
+        if structured is not None:
+            params.structured_outputs = structured
+
+    def choice(self) -> "ChoiceParser":
+        """The state of one choice."""
+        return ChoiceParser(self, self.parsing._make(self.request))
+
+
+class ChoiceParser:
+    """Turns the outputs of one choice into OpenAI deltas."""
+
+    def __init__(self, session: ChatSession, parser: Any) -> None:
+        self._session = session
+        self._parser = parser
+        self._called = False
+
+    def delta(self, text: str, token_ids: list[int], finish: str | None) -> tuple[bytes, str | None]:
+        """The delta as JSON (`{}` while the parser holds text back) and the finish reason that it makes."""
+        request = self._session.request
+        message = None
+        if text or token_ids or finish is not None:
+            message = self._parser.parse_delta(
+                text, token_ids, request, prompt_token_ids=self._session.tokens, finished=finish is not None
+            )
+        if message is None:
+            body = b"{}"
+        else:
+            self._called |= bool(message.tool_calls)
+            body = message.model_dump_json(exclude_unset=True, exclude_none=True).encode()
+        named = isinstance(request.tool_choice, ChatCompletionNamedToolChoiceParam)
+        if finish is not None and self._called and not named:
+            finish = "tool_calls"
+        return body, finish

@@ -1,0 +1,134 @@
+"""State of one request inside a vLLM engine, and the pure steps from vLLM's outputs to wire messages."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from actors.engine.vllm.params import prompt_logprobs, token_logprobs
+from actors.wire.messages import Decode, Out, Prefill, PrefillDone
+
+Stage = Literal["prefill", "decode"]
+
+
+class Stream:
+    """Where vLLM's output processor puts the outputs of one choice: straight into the engine, no queue, no task.
+
+    It stands in for vLLM's RequestOutputCollector, of which the output processor uses `put` alone.
+    """
+
+    __slots__ = ("_deliver", "done", "index", "request_id", "work")
+
+    def __init__(
+        self, deliver: "Callable[[Stream, Any], None]", work: "Work", index: int, request_id: str
+    ) -> None:
+        self._deliver = deliver
+        self.work = work
+        self.index = index
+        self.request_id = request_id
+        self.done = False
+
+    def put(self, output: Any) -> None:
+        """A RequestOutput, or the exception that ended the engine."""
+        self._deliver(self, output)
+
+
+@dataclass(eq=False)
+class Work:
+    """One prefill or decode that this engine has been given and that has not ended."""
+
+    stage: Stage
+    msg: Prefill | Decode
+    choices: int = 1
+    streams: list[Stream] = field(default_factory=list)
+    # Choices that start after the first one's first token, on the blocks that it pulled: index and parameters.
+    siblings: list[tuple[int, Any]] = field(default_factory=list)
+    remote: dict[str, Any] | None = None
+    admitted: bool = False
+    ended: bool = False
+    finished_choices: int = 0
+    generated_tokens: int = 0
+    transfer_reports: int = 0
+    transfer_bytes: int = 0
+    transfer_s: float = 0.0
+    descriptors: int = 0
+    kv_failed: bool = False
+    timer: asyncio.TimerHandle | None = None
+    parsers: list[Any] = field(default_factory=list)
+
+    @property
+    def attempt_id(self) -> str:
+        return self.msg.attempt_id
+
+    def open_ids(self) -> list[str]:
+        """vLLM's request ids of the choices that still run."""
+        return [stream.request_id for stream in self.streams if not stream.done]
+
+
+def prefill_done(work: Work, output: Any, lease_s: float, kv_bytes_per_block: int) -> PrefillDone:
+    """The handle of a finished prefill; `output` is vLLM's last RequestOutput of it."""
+    handle = {**output.kv_transfer_params, "remote_prefill_cached_tokens": output.num_cached_tokens}
+    blocks = max((len(group) for group in handle["remote_block_ids"]), default=0)
+    stats = output.metrics
+    return PrefillDone(
+        attempt_id=work.attempt_id,
+        handle=msgspec.msgpack.encode(handle),
+        prompt_tokens=len(work.msg.tokens),
+        cached_tokens=output.num_cached_tokens or 0,
+        lease_s=lease_s,
+        queue_s=max(0.0, stats.scheduled_ts - stats.queued_ts),
+        compute_s=max(0.0, stats.first_token_ts - stats.scheduled_ts),
+        kv_bytes=blocks * kv_bytes_per_block,
+    )
+
+
+class BadHandle(ValueError):
+    """A KV handle that no vLLM engine has made."""
+
+
+def decode_handle(handle: bytes) -> dict[str, Any]:
+    """kv_transfer_params of a handle. Raises BadHandle if it is none of ours."""
+    try:
+        params = msgspec.msgpack.decode(handle)
+    except msgspec.DecodeError as e:
+        raise BadHandle(f"not a KV handle of a vLLM engine: {e}") from e
+    if (
+        not isinstance(params, dict)
+        or not params.get("remote_engine_id")
+        or not params.get("remote_block_ids")
+    ):
+        raise BadHandle("not a KV handle of a vLLM engine: it names no engine or no blocks")
+    return params
+
+
+def out(work: Work, stream: Stream, output: Any) -> Out:
+    """One piece of one choice. Logprobs are as asked for; where the output is parsed it is in `delta`, and no text."""
+    completion = output.outputs[0]
+    params = work.msg.params
+    top = params.get("logprobs")
+    prompt_top = params.get("prompt_logprobs")
+    ids = list(completion.token_ids)
+    text, finish, delta = completion.text, completion.finish_reason, None
+    if work.parsers:
+        delta, finish = work.parsers[stream.index].delta(text, ids, finish)
+        text = ""
+    return Out(
+        attempt_id=work.attempt_id,
+        text=text,
+        n_tokens=len(ids),
+        index=stream.index,
+        finish=finish,
+        stop_reason=completion.stop_reason,
+        token_ids=ids,
+        logprobs=token_logprobs(ids, completion.logprobs, top)
+        if top is not None and completion.logprobs
+        else None,
+        delta=delta,
+        prompt_logprobs=(
+            prompt_logprobs(output.prompt_token_ids, output.prompt_logprobs, prompt_top)
+            if prompt_top is not None and output.prompt_logprobs
+            else None
+        ),
+    )

@@ -1,0 +1,306 @@
+"""The network oracle at work in the router: what the sources say and what the estimator learned, as events.
+
+    bandwidth, latency, tiers of pairs    `network_sources` (file, announcements, labels)
+    congestion of a tier                  the file's while that is fresh, else learned from the tier's transfers
+    B*(1-c) of a pair of nodes            learned; overrides its tier while it is fresh
+
+Transfers are observed by the ingresses (`Transferred`), which are asked to tell only while the decode policy decides by
+the network (or the option `estimate` says so). Without tiers a pair that has no estimate yet counts as the median of
+those that have, so that candidates stay comparable and a pair long unused is tried again; own flows are not counted
+then (`bandwidth_estimator`). The dispatcher hears of all this by `OracleRefreshed` alone, and only when something
+changed by more than `change_ratio`, or when the data that it has would soon look stale.
+"""
+
+import asyncio
+import logging
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from actors.router.aside import Aside
+from actors.router.clock import clock_s
+from actors.router.network.sources import LabelNames, NetworkSources
+from actors.router.workers import place_of
+from actors.wire.messages import EngineInfo, Transferred
+from policies.network.bandwidth_estimator import BandwidthEstimator, EstimatorConfig
+from policies.network.oracle import Oracle, OracleError, PairEstimate, TransferIntent
+from policies.routing.registry import USES_NETWORK
+from policies.state.events import OracleRefreshed
+
+log = logging.getLogger(__name__)
+
+LABELS_EVERY_S = 10.0
+NEWS_S = 0.05  # engines that come up together are told together
+FARTHEST = 3
+
+Pairs = Mapping[tuple[str, str], PairEstimate]
+ReadNodes = Callable[[], Sequence[Mapping[str, Any]]]
+"""What `ray.nodes()` answers; it blocks, so it is called in a thread, which does not hold up the process's end."""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkConfig:
+    """`file`: see `network_file`. `estimate` None: while the decode policy decides by the network.
+
+    `stale_after_s`: older congestion and pair estimates do not count, nor older transfers in them. `window` (transfers
+    a pair), `min_samples` and `settle_s` are the estimator's. Labels are tried in order. Raises ValueError naming the
+    option and what is allowed.
+    """
+
+    file: str | None = None
+    refresh_s: float = 1.0
+    stale_after_s: float = 60.0
+    change_ratio: float = 0.1
+    estimate: bool | None = None
+    window: int = 9
+    min_samples: int = 3
+    settle_s: float = 2.0
+    rack_labels: tuple[str, ...] = ("sluice.io/rack", "topology.kubernetes.io/rack")
+    pod_labels: tuple[str, ...] = (
+        "sluice.io/pod",
+        "topology.kubernetes.io/zone",
+        "ray.io/availability-zone",
+        "topology.kubernetes.io/region",
+        "ray.io/availability-region",
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("refresh_s", "stale_after_s"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(
+                    f"router.network.{name} is {getattr(self, name)}: it must be above 0 seconds"
+                )
+        if not 0 <= self.change_ratio < math.inf:
+            raise ValueError(f"router.network.change_ratio is {self.change_ratio}: it must be at least 0")
+        self.estimator()
+
+    def estimator(self) -> EstimatorConfig:
+        return EstimatorConfig(self.window, self.min_samples, self.stale_after_s, self.settle_s)
+
+
+class RouterNetwork:
+    """One per router: `start` begins to refresh; the others tell it what happens. Times are the router's clock, s.
+
+    Raises OracleError when it is made and the file is missing or wrong.
+    """
+
+    def __init__(self, config: NetworkConfig, read_nodes: ReadNodes | None = None) -> None:
+        self.config = config
+        self.estimator = BandwidthEstimator(config.estimator())
+        self.sources = NetworkSources(config.file, LabelNames(config.rack_labels, config.pod_labels))
+        self.sources.read_file()
+        self._read_nodes = read_nodes
+        self._control_plane = Aside("node labels")
+        self._told: Oracle | None = None
+        self._pairs: Pairs = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._news = asyncio.Event()
+        self._errors = self._refreshes = self._descriptors = 0
+        self._closed: tuple[list[str], list[str]] = (
+            [],
+            [],
+        )  # since the refresh before the last, since the last
+
+    def wants_transfers(self, decode_policy: str) -> bool:
+        """Whether ingresses shall tell what they observe."""
+        estimate = self.config.estimate
+        return decode_policy in USES_NETWORK if estimate is None else estimate
+
+    # ------------------------------------------------------------------------------------------ what happens
+
+    def engine(self, info: EngineInfo) -> None:
+        """An engine announced itself: its node and labels. What is new is told soon, not at the next refresh."""
+        known = self.sources.engines.get(info.id)
+        self.sources.engines[info.id] = info
+        if known is None or (known.node, known.labels) != (info.node, info.labels):
+            self._news.set()
+
+    def forget(self, engine_id: str) -> None:
+        """It is gone."""
+        self.sources.engines.pop(engine_id, None)
+
+    def routed(self, intent: TransferIntent, now_s: float) -> None:
+        """A decode was sent off: its transfer begins soon."""
+        source = self.sources.engines.get(place_of(intent.source)[0])
+        destination = self.sources.engines.get(place_of(intent.destination)[0])
+        if source is None or destination is None or intent.n_bytes <= 0:
+            return
+        file, tier = self.sources.file, intent.tier
+        if tier not in file.bandwidth_bytes_per_s:
+            tier = None  # no tiers: the oracle's one stands for "anywhere"
+        latency_s = None if tier is None else file.latency_s.get(tier)
+        pair = (source.node, destination.node)
+        uplinks = 1 if tier is None else file.uplinks.get(tier, 1)
+        self.estimator.routed(intent.attempt_id, intent.source, pair, tier, latency_s, now_s, uplinks)
+
+    def transferred(self, message: Transferred, now_s: float) -> None:
+        """What an ingress observed."""
+        for attempt_id, n_bytes, seconds, descriptors, ago_s in message.items:
+            self._descriptors += descriptors
+            self.estimator.transferred(attempt_id, n_bytes, seconds, now_s - ago_s)
+
+    def closed(self, attempt_id: str) -> None:
+        """The request is over. Its transfer may still be reported: ingresses batch that, and `Closed` overtakes it."""
+        self._closed[1].append(attempt_id)
+
+    # ----------------------------------------------------------------------------------------------- refresh
+
+    def start(self, feed: Callable[[OracleRefreshed], None]) -> None:
+        """Refreshes every `refresh_s`; `feed` takes the events."""
+        self._tasks = [asyncio.create_task(self._run(feed), name="network oracle")]
+        if self._read_nodes is not None:
+            self._tasks += [asyncio.create_task(self._poll_labels(self._read_nodes), name="node labels")]
+
+    def stop(self) -> None:
+        """No more events. Idempotent."""
+        for task in self._tasks:
+            task.cancel()
+        self._control_plane.close()
+
+    async def _run(self, feed: Callable[[OracleRefreshed], None]) -> None:
+        while True:
+            try:
+                event = self.refresh(clock_s())
+                if event is not None:
+                    feed(event)
+            except Exception:  # a bug; without refreshes all that is known would grow stale
+                self._errors += 1
+                log.exception("the network oracle cannot be refreshed; it is tried again")
+            await self._wait()
+
+    async def _wait(self) -> None:
+        try:
+            async with asyncio.timeout(self.config.refresh_s):
+                await self._news.wait()
+        except TimeoutError:
+            return
+        await asyncio.sleep(NEWS_S)
+        self._news.clear()
+
+    async def _poll_labels(self, read_nodes: ReadNodes) -> None:
+        """A task of its own: without Ray's control plane the answer may take minutes."""
+        while True:
+            try:
+                self.sources.set_nodes(await self._control_plane.call(read_nodes))
+                self._news.set()
+            except Exception:
+                self._errors += 1
+                log.exception("cannot read the labels of the Ray nodes; those known stay in use")
+            await asyncio.sleep(LABELS_EVERY_S)
+
+    def refresh(self, now_s: float) -> OracleRefreshed | None:
+        """Looks at all sources; the event to feed, if the dispatcher's view has to change."""
+        try:
+            self.sources.read_file()
+        except OracleError as error:
+            self._errors += 1
+            log.error("the last good network file stays in use: %s", error)
+        for attempt_id in self._closed[0]:
+            self.estimator.dropped(attempt_id)
+        self._closed = (self._closed[1], [])
+        self._pairs = self.estimator.pairs(now_s)
+        oracle = self._oracle(now_s)
+        if not _differs(self._told, oracle, now_s, self.config.change_ratio):
+            return None
+        self._told = oracle
+        self._refreshes += 1
+        return OracleRefreshed(now_s, oracle)
+
+    def _oracle(self, now_s: float) -> Oracle | None:
+        file, pairs, stale_s = self.sources.file, self._pairs, self.config.stale_after_s
+        if not file.bandwidth_bytes_per_s:
+            return _without_tiers(pairs, stale_s)
+        congestion = self.estimator.congestion(pairs, file.bandwidth_bytes_per_s)
+        at_s = max(estimate.at_s for estimate in pairs.values()) if congestion else None
+        file_at_s = min(now_s, self.sources.file_at_s)
+        if file.congestion and now_s - file_at_s <= stale_s:
+            congestion |= file.congestion
+            at_s = file_at_s if at_s is None else min(at_s, file_at_s)
+        return Oracle(
+            bandwidth_bytes_per_s=file.bandwidth_bytes_per_s,
+            latency_s=file.latency_s,
+            tier_map=self.sources.pairs(),
+            places=self.sources.places(),
+            congestion=congestion,
+            congestion_at_s=at_s,
+            pairs=pairs,
+            stale_after_s=stale_s,
+            uplinks=file.uplinks,
+        )
+
+    # ----------------------------------------------------------------------------------------------- metrics
+
+    def totals(self) -> dict[str, float]:
+        """Monotonic counts since the start."""
+        estimator = self.estimator
+        return {
+            "network_transfers": float(estimator.transfers),
+            "network_transfer_bytes": float(estimator.n_bytes),
+            "network_transfer_descriptors": float(self._descriptors),
+            "network_transfers_unusable": float(estimator.unusable),
+            "network_refreshes": float(self._refreshes),
+            "network_errors": float(self._errors),
+        }
+
+    def gauges(self, now_s: float) -> dict[str, float]:
+        """`network_source`: the best data in use: 0 none, 1 static tiers, 2 congestion, 3 pair estimates."""
+        oracle = self._told
+        if oracle is None:
+            return {"network_source": 0.0}
+        ages_s = [max(0.0, now_s - estimate.at_s) for estimate in oracle.pairs.values()]
+        fresh_s = [age_s for age_s in ages_s if age_s <= oracle.stale_after_s]
+        known = oracle.congestion_at_s is not None and now_s - oracle.congestion_at_s <= oracle.stale_after_s
+        found = {"network_source": 3.0 if fresh_s else 2.0 if known else 1.0}
+        found["network_pairs"] = float(len(fresh_s))
+        if fresh_s:
+            found["network_pair_age_seconds_min"] = min(fresh_s)
+            found["network_pair_age_seconds_max"] = max(fresh_s)
+        for tier, bytes_per_s in oracle.bandwidth_bytes_per_s.items():
+            found[f"network_tier{tier}_bytes_per_second"] = bytes_per_s
+        for tier, c in oracle.congestion.items():
+            found[f"network_tier{tier}_congestion"] = c
+        for tier, bytes_per_s in self.estimator.by_tier(self._pairs).items():
+            found[f"network_tier{tier}_estimated_bytes_per_second"] = bytes_per_s
+        return found
+
+
+def _without_tiers(pairs: Pairs, stale_after_s: float) -> Oracle | None:
+    """The estimator alone: pairs, and their median for all others."""
+    if not pairs:
+        return None
+    latencies = [e.latency_s for e in pairs.values() if e.latency_s is not None]
+    return Oracle(
+        bandwidth_bytes_per_s={FARTHEST: statistics.median(e.bytes_per_s for e in pairs.values())},
+        latency_s={FARTHEST: statistics.median(latencies)} if latencies else {},
+        pairs=pairs,
+        stale_after_s=stale_after_s,
+        own_flows_excluded=False,
+    )
+
+
+def _differs(old: Oracle | None, new: Oracle | None, now_s: float, ratio: float) -> bool:
+    """Whether the dispatcher has to hear of `new`; estimates may move by `ratio` without."""
+    if old is None or new is None:
+        return old is not new
+    if (old.tier_map, old.places, old.own_flows_excluded, old.uplinks) != (
+        new.tier_map,
+        new.places,
+        new.own_flows_excluded,
+        new.uplinks,
+    ):
+        return True
+    if old.pairs.keys() != new.pairs.keys() or old.congestion.keys() != new.congestion.keys():
+        return True
+    rates = [(e.bytes_per_s, old.pairs[pair].bytes_per_s) for pair, e in new.pairs.items()]
+    if new.own_flows_excluded:  # the operator's figures: told exactly
+        if (old.bandwidth_bytes_per_s, old.latency_s) != (new.bandwidth_bytes_per_s, new.latency_s):
+            return True
+        rates += [(1.0 - c, 1.0 - old.congestion[tier]) for tier, c in new.congestion.items()]
+    if any(abs(math.log(now / was)) > math.log1p(ratio) for now, was in rates):
+        return True
+    times = [(e.at_s, old.pairs[pair].at_s) for pair, e in new.pairs.items()]
+    if new.congestion_at_s is not None and old.congestion_at_s is not None:
+        times.append((new.congestion_at_s, old.congestion_at_s))
+    return any(is_s > was_s and now_s - was_s > new.stale_after_s / 3 for is_s, was_s in times)

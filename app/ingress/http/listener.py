@@ -1,0 +1,159 @@
+"""The ingress replica's own listener on the public port, inside a loop that already runs.
+
+uvicorn's `Server` binds, holds the TLS context and the Date header; its main loop and signal handlers are
+left out, because the process belongs to Ray (or a test). The protocol is ours (`http_protocol`) where
+httptools is there, else uvicorn's own with the ASGI app: slower, the same API. `/version` says which is on.
+"""
+
+import asyncio
+import gc
+import logging
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+
+from app.ingress.admin import is_loopback
+from app.ingress.asgi import IngressApp
+
+log = logging.getLogger(__name__)
+
+try:
+    from app.ingress.http.protocol import FastHttpProtocol
+except ImportError:  # httptools has no wheel for this platform
+    FastHttpProtocol = None  # type: ignore[assignment, misc]
+
+
+SWEEP_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerConfig:
+    """Where to listen. `port` 0 picks a free one; TLS needs both files. `reuse_port` lets several replicas
+    share a port.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    reuse_port: bool = False
+    backlog: int = 2048
+    keep_alive_s: float = 75.0
+    request_read_s: float = 30.0  # a request must arrive within this time
+    fast: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"listener: port must be 0 to 65535, got {self.port}")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("listener: tls_cert and tls_key belong together")
+        if self.keep_alive_s <= 0 or self.request_read_s <= 0:
+            raise ValueError("listener: keep_alive_s and request_read_s must be > 0")
+
+
+class Listener:
+    """`start` binds (raises OSError with the port in its message); `stop` lets running answers end, then cuts
+    them.
+    """
+
+    def __init__(self, app: IngressApp, config: ListenerConfig) -> None:
+        self._app = app
+        self._config = config
+        self._server: uvicorn.Server | None = None
+        self._ticker: asyncio.Task[None] | None = None
+        self.port = config.port
+
+    async def start(self) -> None:
+        config = self._config
+        sock = _bind(config)
+        self.port = sock.getsockname()[1]
+        fast = config.fast and FastHttpProtocol is not None
+        self._app.transport = "fast" if fast else "plain"
+        settings = uvicorn.Config(
+            self._app,  # type: ignore[arg-type]
+            http=protocol_class(self._app, is_loopback(config.host)) if fast else "auto",
+            loop="none",
+            lifespan="off",
+            interface="asgi3",
+            ws="none",
+            ssl_certfile=config.tls_cert,
+            ssl_keyfile=config.tls_key,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            backlog=config.backlog,
+            timeout_keep_alive=int(config.keep_alive_s),
+        )
+        settings.load()
+        server = uvicorn.Server(settings)
+        server.lifespan = settings.lifespan_class(settings)
+        await server.on_tick(0)
+        await server.startup([sock])
+        gc.collect()
+        gc.freeze()  # what is loaded by now stays: full collections need not walk it (tens of ms under Ray)
+        self._server = server
+        self._ticker = asyncio.create_task(self._tick(server, fast))
+
+    async def stop(self, drain_s: float = 0.0) -> None:
+        """Takes no new connections, gives running answers `drain_s`, then cuts. Idempotent."""
+        server, self._server = self._server, None
+        if server is None or self._ticker is None:
+            return
+        for one in server.servers:
+            one.close()
+        if drain_s > 0:
+            await self._app.drain(drain_s)
+        self._ticker.cancel()
+        for connection in list(server.server_state.connections):
+            connection.shutdown()
+        await asyncio.sleep(0)  # what was closed above is gone after this
+        for connection in list(server.server_state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
+        for one in server.servers:
+            await one.wait_closed()
+
+    async def _tick(self, server: uvicorn.Server, fast: bool) -> None:
+        """Once a second: the Date header, and connections that have idled too long."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            try:
+                await server.on_tick(0)
+                if fast:
+                    for connection in list(server.server_state.connections):
+                        connection.sweep(SWEEP_S, self._config.keep_alive_s, self._config.request_read_s)  # type: ignore[union-attr]
+            except Exception:  # a bug; without this task idle connections would stay for ever
+                self._app.metrics.internal_errors.inc()
+                log.exception("the listener's sweep failed; it is tried again in %g s", SWEEP_S)
+
+
+def protocol_class(app: IngressApp, local: bool) -> type[Any]:
+    """The fast protocol bound to `app`. `local`: only this machine reaches the listener."""
+    bound = {
+        "dispatch": staticmethod(app.dispatch),
+        "max_body_bytes": app.config.max_body_bytes,
+        "slow_client_bytes": app.config.slow_client_bytes,
+        "local": local,
+    }
+    return type("BoundFastHttpProtocol", (FastHttpProtocol,), bound)
+
+
+def _bind(config: ListenerConfig) -> socket.socket:
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if config.reuse_port:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind((config.host, config.port))
+    except OSError as error:
+        sock.close()
+        raise OSError(
+            error.errno,
+            f"cannot listen on {config.host}:{config.port} ({error.strerror}); free the port or choose another",
+        ) from None
+    sock.setblocking(False)
+    return sock

@@ -1,0 +1,276 @@
+"""The dispatcher: one event in, actions out. The same object is for the live router and the simulator.
+
+It owns the reducer, the queue before prefill and the rules of DESIGN section 2; the policies choose among the workers
+that these rules leave:
+
+- prefill: READY, status fresh (a stale or missing one counts as 100 % KV use), KV use with this prompt within
+  `kv_high_water` (a worker with no charge of ours always may), fewer than its slots computing, and a decode worker of
+  its group alive. Colocated workers need a free slot and room as well. Without any prefill or colocated worker,
+  decode workers compute prompts themselves (`Route.degraded`), so that a lost prefill tier slows serving instead of
+  ending it. A request with a `mode` gets workers of that kind only, else 503.
+- decode: READY, of the KV's group, enough free slots, and free KV for the prompt plus `reserve_tokens` a sequence.
+- a pool entry whose lease ends within `lease_margin_s`: the least loaded decode worker with KV room, even without a
+  slot; else prefilled once more (at most `max_prefills` in all); else rejected with 503.
+- a full queue rejects the least urgent request with 429; one that waited longer than `queue_timeout_s` gets 503.
+
+Entries are served by (priority, arrival). Nothing overtakes the head of the prefill queue; in the pool an entry that
+fits nowhere is passed over, until it is older than `starvation_s`: then nothing behind it is sent before it.
+
+Neither is looked at for every event. The queue: when its head is another one, or a worker that gave something back or
+reported fits it. The pool: when an entry came (it alone, where nothing else changed), slots or KV were given back, or
+the starving entry that held the others back has left. Both at a Tick and when workers come, go or change: that is what
+catches time, and a policy that declined. Progress, forecasts and the network never make room, so they wake nobody; they
+count in the next decision. What it costs at once is bounded by counts: at most `tick_entries` entries are looked at and
+`tick_admissions` sent or rescued by one event; the next event, whatever it is, goes on behind them (`pool_look`).
+"""
+
+import random
+
+from policies.dispatch.actions import Action, Reject, RouteDecode, RoutePrefill
+from policies.dispatch.config import DispatchConfig
+from policies.dispatch.feasibility import FeasibleEntries, Tiers, may_prefill, rooms_of
+from policies.dispatch.lease_watch import LeaseWatch, rescue
+from policies.dispatch.pool_scan import Placed, PoolLook
+from policies.dispatch.prefill_queue import PrefillQueue
+from policies.routing.base import Assignment, DecodePolicy, PolicyError, PrefillPolicy
+from policies.routing.netkv.network_term import transfer_intent
+from policies.routing.registry import USES_LENGTHS, decode_policy, prefill_policy
+from policies.state import events as ev
+from policies.state.reducer import ClusterState
+from policies.state.views import PoolEntry, Request, RequestId, Role, Snapshot, Worker, WorkerId
+
+
+class Dispatcher:
+    """See the module's docstring. `handle` is the only entry; everything it needs to know comes as an event."""
+
+    def __init__(self, config: DispatchConfig, prefill: PrefillPolicy, decode: DecodePolicy) -> None:
+        self.config = config
+        self.prefill = prefill
+        self.decode = decode
+        self.state = ClusterState()
+        self._rng = random.Random(config.seed)
+        self._queue = PrefillQueue()
+        self._stuck: Request | None = None  # the queue's head that fitted nowhere when last tried
+        self._leases = LeaseWatch(self.state)
+        self._rescuing = False  # a bound stopped the rescue of leases
+        self._look = PoolLook(self.state)
+        self._tiers = Tiers.of({})
+        self._tiers_version = 0
+        self._gap_s: float | None = None  # smoothed time between two closings, for Retry-After
+        self._closed_at_s: float | None = None
+
+    @property
+    def queue_size(self) -> int:
+        """Requests that wait for a prefill worker."""
+        return len(self._queue)
+
+    @property
+    def looks_at_lengths(self) -> bool:
+        """Whether one of its policies looks at `Request.predicted_tokens`."""
+        return bool({self.prefill.name, self.decode.name} & USES_LENGTHS)
+
+    def handle(self, event: ev.Event) -> list[Action]:
+        """Applies one event and returns what is to be done now. Raises StaleEvent if it does not fit and ValueError for
+        a refused PoliciesChanged (nothing changed), PolicyError (which carries what was decided before it).
+        """
+        if isinstance(event, ev.PoliciesChanged):
+            self._change_policies(event)
+        self.state.apply(event)
+        actions: list[Action] = []
+        try:
+            self._decide(event, actions)
+        except PolicyError as error:
+            error.decided = tuple(actions)
+            raise
+        return actions
+
+    def _decide(self, event: ev.Event, actions: list[Action]) -> None:
+        now_s = event.now_s
+        entered = self.state.take_entered()
+        self._leases.add(entered, self.config.lease_margin_s)
+        everything = self._fleet_changed(now_s) or isinstance(event, ev.Tick | ev.PoliciesChanged)
+        if isinstance(event, ev.Arrived):
+            self._enqueue(event.request, now_s, actions)
+        elif isinstance(event, ev.Closed):
+            self._queue.remove(event.attempt_id)
+            self._measure_closing(now_s)
+        elif isinstance(event, ev.Tick):
+            self._expire_queue(now_s, actions)
+        if self._rescuing or isinstance(event, ev.Tick):
+            self._rescue_leases(now_s, actions)
+        eased = self.state.take_eased()
+        if not self._queue:
+            self._stuck = None
+        elif everything or self._head_may_fit(event, eased):
+            self._dispatch_prefill(now_s, actions)
+        if self.state.pool_size:
+            room_came = everything or self._room_came(eased)
+            self._look.look(
+                room_came, entered, now_s, self.config, lambda some: self._place(some, now_s, actions)
+            )
+
+    def _change_policies(self, event: ev.PoliciesChanged) -> None:
+        """All or nothing: what is wrong raises before anything is replaced."""
+        prefill, decode = self.prefill, self.decode
+        if event.prefill is not None:
+            prefill = prefill_policy(event.prefill.name, event.prefill.params)
+        if event.decode is not None:
+            decode = decode_policy(event.decode.name, event.decode.params)
+        self.config = self.config.changed(event.dispatch)
+        self.prefill, self.decode = prefill, decode
+        self._leases.restart(self.config.lease_margin_s)
+
+    # -------------------------------------------------------------------------------------------------- wake-ups
+
+    def _fleet_changed(self, now_s: float) -> bool:
+        if self._tiers_version == self.state.fleet_version:
+            return False
+        self._tiers_version = self.state.fleet_version
+        self._tiers = Tiers.of(self.state.snapshot(now_s, ()).workers)
+        return True
+
+    def _head_may_fit(self, event: ev.Event, eased: set[WorkerId]) -> bool:
+        """The queue's head has not been tried, or fits a worker that gave something back or that reported."""
+        head = self._queue.head()
+        if head is None or head is not self._stuck:
+            return True
+        if isinstance(event, ev.EngineStatus):
+            eased = eased | {event.worker}
+        workers = [self.state.worker(worker) for worker in eased]
+        return any(w is not None and self._prefill_fits(head, w, event.now_s) for w in workers)
+
+    def _room_came(self, eased: set[WorkerId]) -> bool:
+        """A decode worker gave something back and has a free slot, or a starving entry is out of the others' way."""
+        if self._look.unblocked():
+            return True
+        workers, extra = [self.state.worker(worker) for worker in eased], self.config.overcommit_slots
+        return any(
+            w is not None and w.role is Role.DECODE and w.slots + extra > w.slots_used for w in workers
+        )
+
+    # ----------------------------------------------------------------------------------------------------- queue
+
+    def _enqueue(self, request: Request, now_s: float, actions: list[Action]) -> None:
+        self._queue.push(request)
+        if len(self._queue) > self.config.max_queue:
+            actions.append(self._reject(self._queue.least_urgent(), 429, "queue_full", now_s))
+
+    def _expire_queue(self, now_s: float, actions: list[Action]) -> None:
+        for attempt_id in self._queue.overdue(now_s, self.config.queue_timeout_s):
+            actions.append(self._reject(attempt_id, 503, "queue_timeout", now_s))
+
+    def _reject(self, attempt_id: RequestId, status: int, reason: str, now_s: float) -> Reject:
+        self._queue.remove(attempt_id)
+        self.state.apply(ev.Closed(now_s, attempt_id, "rejected"))
+        wait_s = (self._gap_s or 1.0) * max(1, len(self._queue))
+        return Reject(attempt_id, status, reason, min(30.0, max(1.0, wait_s)))
+
+    def _measure_closing(self, now_s: float) -> None:
+        if self._closed_at_s is not None:
+            gap_s = max(0.0, now_s - self._closed_at_s)
+            self._gap_s = gap_s if self._gap_s is None else 0.9 * self._gap_s + 0.1 * gap_s
+        self._closed_at_s = now_s
+
+    # --------------------------------------------------------------------------------------------------- prefill
+
+    def _dispatch_prefill(self, now_s: float, actions: list[Action]) -> None:
+        self._stuck = None
+        while (request := self._queue.head()) is not None:
+            route = self._route_prefill(request, self.state.snapshot(now_s, ()))
+            if route is None:
+                reason = self._tiers.hopeless(request)
+                if reason is None:
+                    break
+                actions.append(self._reject(request.attempt_id, 503, reason, now_s))
+                continue
+            self._queue.remove(request.attempt_id)
+            actions.append(route)
+        self._stuck = request
+
+    def _route_prefill(self, request: Request, snapshot: Snapshot) -> RoutePrefill | None:
+        candidates, degraded = self._prefill_candidates(request, snapshot)
+        if not candidates:
+            return None
+        decision = self.prefill.choose(request, candidates, snapshot, self._rng)
+        worker = next((w for w in candidates if w.id == decision.worker), None)
+        if worker is None:
+            raise PolicyError(f"policy {self.prefill.name} chose {decision.worker}, which is no candidate")
+        colocated = worker.role is not Role.PREFILL
+        self.state.apply(ev.PrefillRouted(snapshot.now_s, request.attempt_id, worker.id, colocated))
+        waited_s = snapshot.now_s - request.arrived_s
+        return RoutePrefill(request.attempt_id, decision, colocated, degraded, waited_s)
+
+    def _prefill_candidates(self, request: Request, snapshot: Snapshot) -> tuple[list[Worker], bool]:
+        ids, degraded = self._tiers.for_prefill(request)
+        if request.avoid:
+            ids = tuple(worker for worker in ids if worker not in request.avoid) or ids
+        workers, now_s = snapshot.workers, snapshot.now_s
+        tier = [workers[worker] for worker in ids]
+        return [worker for worker in tier if self._prefill_fits(request, worker, now_s)], degraded
+
+    def _prefill_fits(self, request: Request, worker: Worker, now_s: float) -> bool:
+        config = self.config
+        return may_prefill(
+            request, worker, now_s, config.status_stale_s, config.kv_high_water, config.reserve_tokens
+        )
+
+    # ---------------------------------------------------------------------------------------------------- decode
+
+    def _place(self, entries: list[PoolEntry], now_s: float, actions: list[Action]) -> Placed:
+        """Assigns by the policy until nothing fits or the bound is met."""
+        config = self.config
+        left, blocked = config.tick_admissions, False
+        while True:
+            snapshot = self.state.snapshot(now_s, entries)
+            rooms = rooms_of(snapshot, self._tiers, config.reserve_tokens, config.overcommit_slots)
+            feasible = FeasibleEntries(entries, rooms, now_s - config.starvation_s)
+            assigned = self._assign(feasible, snapshot)[:left] if feasible.placeable() else ()
+            actions.extend(self._route_decode(assignment, snapshot) for assignment in assigned)
+            left -= len(assigned)
+            blocked |= feasible.blocked
+            entries = feasible.left({assignment.attempt_id for assignment in assigned})
+            if not (assigned and entries and left):
+                return Placed(not left, any(rooms.values()), blocked)
+
+    def _assign(self, feasible: FeasibleEntries, snapshot: Snapshot) -> tuple[Assignment, ...]:
+        """The policy's choice. Raises PolicyError when it is not feasible."""
+        assigned = self.decode.assign(feasible, snapshot, self._rng)
+        for assignment in assigned:
+            worker = assignment.decision.worker
+            if not feasible.allows(assignment.attempt_id, worker):
+                raise PolicyError(
+                    f"policy {self.decode.name} sent {assignment.attempt_id} to {worker}: not feasible"
+                )
+        return assigned
+
+    def _route_decode(self, assignment: Assignment, snapshot: Snapshot) -> RouteDecode:
+        """`snapshot`: what the decision saw; of a batch, the intents do not see each other."""
+        entry, now_s = self.state.pool_entry(assignment.attempt_id), snapshot.now_s
+        intent = transfer_intent(entry, snapshot.workers[assignment.decision.worker], snapshot)
+        self.state.apply(ev.DecodeRouted(now_s, assignment.attempt_id, assignment.decision.worker))
+        return RouteDecode(assignment.attempt_id, assignment.decision, now_s - entry.entered_s, intent)
+
+    # ---------------------------------------------------------------------------------------------------- leases
+
+    def _rescue_leases(self, now_s: float, actions: list[Action]) -> None:
+        left = self.config.tick_admissions
+        while left and (entry := self._leases.due(now_s)) is not None:
+            actions.append(self._rescue(entry, now_s))  # it leaves the pool
+            left -= 1
+        self._rescuing = self._leases.due(now_s) is not None
+
+    def _rescue(self, entry: PoolEntry, now_s: float) -> Action:
+        snapshot, request = self.state.snapshot(now_s, (entry,)), entry.request
+        if now_s < request.deadline_s:
+            ids = self._tiers.decode_by_group.get(entry.group, ())
+            decision = rescue(entry, [snapshot.workers[worker] for worker in ids])
+            if decision is not None and now_s < entry.lease_until_s:
+                return self._route_decode(Assignment(request.attempt_id, decision), snapshot)
+            if self.state.prefills(request.attempt_id) < self.config.max_prefills:
+                again = self._route_prefill(request, snapshot)
+                if again is not None:
+                    return again
+        return self._reject(request.attempt_id, 503, "pool_timeout", now_s)
+
+
+__all__ = ["Action", "DispatchConfig", "Dispatcher", "Reject", "RouteDecode", "RoutePrefill"]

@@ -1,0 +1,57 @@
+"""The leases of the prompt pool: which entry needs help first, and where it can still go."""
+
+import heapq
+from collections.abc import Sequence
+
+from policies.routing.base import Decision, Ranked, Reason
+from policies.state.reducer import ClusterState
+from policies.state.views import PoolEntry, RequestId, Worker
+
+
+class LeaseWatch:
+    """Pool entries by when their KV's lease, less a margin, or their own deadline ends. Entries that have left the pool
+    are dropped when they come up or prevail.
+    """
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+        self._due: list[tuple[float, RequestId, float]] = []  # heap: due, attempt_id, entered
+
+    def add(self, entries: Sequence[PoolEntry], margin_s: float) -> None:
+        """Watches entries that came into the pool."""
+        for entry in entries:
+            heapq.heappush(self._due, _watched(entry, margin_s))
+        if len(self._due) > 1024 + 4 * self._state.pool_size:
+            self.restart(margin_s)
+
+    def restart(self, margin_s: float) -> None:
+        """Watches the whole pool anew, with what may be another margin."""
+        self._due = [_watched(entry, margin_s) for entry in self._state.waiting()]
+        heapq.heapify(self._due)
+
+    def due(self, now_s: float) -> PoolEntry | None:
+        """The entry that needs help now, the most urgent one where there are several; None: there is none."""
+        while self._due and self._due[0][0] <= now_s:
+            _, attempt_id, entered_s = self._due[0]
+            entry = self._state.find_waiting(attempt_id)
+            if entry is not None and entry.entered_s == entered_s:
+                return entry
+            heapq.heappop(self._due)
+        return None
+
+
+def _watched(entry: PoolEntry, margin_s: float) -> tuple[float, RequestId, float]:
+    due_s = min(entry.lease_until_s - margin_s, entry.request.deadline_s)
+    return due_s, entry.request.attempt_id, entry.entered_s
+
+
+def rescue(entry: PoolEntry, workers: Sequence[Worker]) -> Decision | None:
+    """The least loaded of the decode workers that have KV room for the prompt, even without a slot; None: none has."""
+    room = [w for w in workers if w.free_kv_tokens >= entry.request.prompt_tokens]
+    if not room:
+        return None
+    ranked = sorted(room, key=lambda w: (w.slots_used / w.slots, w.id))
+    ranking = tuple(
+        Ranked(w.id, w.slots_used / w.slots, {"slot_usage": w.slots_used / w.slots}) for w in ranked
+    )
+    return Decision(ranked[0].id, ranking, Reason.LEASE_RESCUE)

@@ -1,0 +1,61 @@
+"""Requests that wait for a prefill worker: served by (priority, arrival); of too many the last one goes."""
+
+import heapq
+
+from policies.state.views import Request, RequestId
+
+
+class PrefillQueue:
+    """A double-ended priority queue: two heaps whose dead entries are dropped when they come up or prevail."""
+
+    def __init__(self) -> None:
+        self._seq = 0
+        self._waiting: dict[RequestId, tuple[int, Request]] = {}
+        self._urgent: list[tuple[int, int, RequestId]] = []
+        self._patient: list[tuple[int, int, RequestId]] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def push(self, request: Request) -> None:
+        """Last of its priority; one of the same attempt_id is replaced."""
+        self._seq += 1
+        self._waiting[request.attempt_id] = (self._seq, request)
+        heapq.heappush(self._urgent, (request.priority, self._seq, request.attempt_id))
+        heapq.heappush(self._patient, (-request.priority, -self._seq, request.attempt_id))
+        if len(self._patient) > 64 + 4 * len(self._waiting):  # mostly dead
+            self._urgent = [(r.priority, seq, attempt_id) for attempt_id, (seq, r) in self._waiting.items()]
+            self._patient = [(-priority, -seq, attempt_id) for priority, seq, attempt_id in self._urgent]
+            heapq.heapify(self._urgent)
+            heapq.heapify(self._patient)
+
+    def remove(self, attempt_id: RequestId) -> None:
+        """No error if it does not wait."""
+        self._waiting.pop(attempt_id, None)
+
+    def head(self) -> Request | None:
+        """The next to be served; None: nobody waits."""
+        while self._urgent:
+            _, seq, attempt_id = self._urgent[0]
+            waiting = self._waiting.get(attempt_id)
+            if waiting is not None and waiting[0] == seq:
+                return waiting[1]
+            heapq.heappop(self._urgent)
+        return None
+
+    def least_urgent(self) -> RequestId:
+        """The last to be served. Raises IndexError when nobody waits."""
+        while True:
+            _, minus_seq, attempt_id = self._patient[0]
+            waiting = self._waiting.get(attempt_id)
+            if waiting is not None and waiting[0] == -minus_seq:
+                return attempt_id
+            heapq.heappop(self._patient)
+
+    def overdue(self, now_s: float, limit_s: float) -> list[RequestId]:
+        """Those that have waited longer than `limit_s`, or whose own deadline has passed; oldest first."""
+        return [
+            attempt_id
+            for attempt_id, (_, request) in self._waiting.items()
+            if now_s - request.arrived_s > limit_s or now_s > request.deadline_s
+        ]

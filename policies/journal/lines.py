@@ -1,0 +1,178 @@
+"""The event log of a dispatcher as lines of JSON: every event, every action, every failure. `replay` reads it.
+
+    {"journal": 1, "version": .., "first": 0, "dispatch": {..}, "prefill": {"name", "params"}, "decode": {..}}   header
+    {"n": 0, "follow": 2, "event": "Arrived", "now_s": .., "request": {..}}
+    {"action": "RoutePrefill", "attempt_id": .., "decision": {"worker", "ranking", "reason"}, ..}      `follow` such
+    lines,
+    {"error": "StaleEvent", "message": ".."}                                                    a failure the last
+
+`n` counts the events; `dispatch` holds the seed. Together with the software version that is all that the decisions
+depend on: changes of policy are events, and so are the predictors' outputs. A later header (another file of the same
+log) says by `first` which event follows. Values are exact (`codec`). Nothing here does I/O: `write` is given.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from policies.dispatch.dispatcher import Action, DispatchConfig, Dispatcher
+from policies.journal.codec import CodecError, Decode, Encode, decoder, dumps, encoder, loads
+from policies.routing.base import DecodePolicy, PrefillPolicy
+from policies.state import events as ev
+
+FORMAT = 1
+
+
+class JournalError(ValueError):
+    """The lines are no journal that can be read here; the message names the line and what is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the dispatcher was at its first event. `version`: of the software; `first`: number of the next event."""
+
+    version: str
+    first: int
+    dispatch: DispatchConfig
+    prefill: ev.PolicyChoice
+    decode: ev.PolicyChoice
+
+
+def _codecs(union: Any) -> dict[type, tuple[Encode, Decode]]:
+    made: dict[type, tuple[Encode, Decode]] = {}
+    for kind in get_args(union):
+        encode = encoder(kind)
+        assert encode is not None  # a dataclass
+        made[kind] = (encode, decoder(kind))
+    return made
+
+
+_EVENTS, _ACTIONS = _codecs(ev.Event), _codecs(Action)
+_EVENT_BY_NAME = {kind.__name__: decode for kind, (_, decode) in _EVENTS.items()}
+_ACTION_BY_NAME = {kind.__name__: decode for kind, (_, decode) in _ACTIONS.items()}
+_HEADER, _READ_HEADER = encoder(Header), decoder(Header)
+
+
+# --------------------------------------------------------------------------------------------------------- writing
+
+
+def choice_of(policy: PrefillPolicy | DecodePolicy) -> ev.PolicyChoice:
+    """A policy as data: its registered name and every parameter. Raises CodecError for one that is no plain data."""
+    params: dict[str, Any] = {}
+    for f in dataclasses.fields(policy):  # type: ignore[arg-type]  # policies are dataclasses (STYLE 1)
+        value = getattr(policy, f.name)
+        if f.name != "name" and f.init:
+            params[f.name] = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value  # type: ignore[arg-type]
+    plain: dict[str, Any] = loads(dumps(params))  # tuples become lists
+    return ev.PolicyChoice(policy.name, plain)
+
+
+def header_line(dispatcher: Dispatcher, version: str, first: int = 0) -> str:
+    """The first line of a file, for a dispatcher as it is now."""
+    header = Header(
+        version, first, dispatcher.config, choice_of(dispatcher.prefill), choice_of(dispatcher.decode)
+    )
+    assert _HEADER is not None
+    return dumps({"journal": FORMAT, **_HEADER(header)})
+
+
+def event_line(n: int, follow: int, event: ev.Event) -> str:
+    """Event number `n`, with `follow` lines to come."""
+    return dumps({"n": n, "follow": follow, "event": type(event).__name__, **_EVENTS[type(event)][0](event)})
+
+
+def action_line(action: Action) -> str:
+    """One action with its whole decision."""
+    return dumps({"action": type(action).__name__, **_ACTIONS[type(action)][0](action)})
+
+
+def error_line(error: Exception) -> str:
+    """How the handling ended, where it failed."""
+    return dumps({"error": type(error).__name__, "message": str(error)})
+
+
+def outcome_lines(actions: Sequence[Action], error: Exception | None = None) -> tuple[str, ...]:
+    """What an event led to: its actions in order, then its failure. For a PolicyError, `actions` are its `decided`."""
+    lines = tuple([action_line(action) for action in actions])
+    return lines if error is None else (*lines, error_line(error))
+
+
+def record_text(n: int, event: ev.Event, outcome: Sequence[str]) -> str:
+    """A whole record: newline-terminated lines."""
+    return "\n".join((event_line(n, len(outcome), event), *outcome, ""))
+
+
+class JournalWriter:
+    """Numbers the events and writes whole records, each one call of `write` with newline-terminated lines.
+
+    Make it before the dispatcher's first event (else ValueError: it cannot be replayed); `first` > 0 continues a log.
+    """
+
+    def __init__(
+        self, write: Callable[[str], None], dispatcher: Dispatcher, version: str, first: int = 0
+    ) -> None:
+        state = dispatcher.state
+        if first == 0 and (state.in_flight or state.snapshot(0.0).workers):
+            raise ValueError("journal: begin it before the dispatcher's first event")
+        self._write = write
+        self.n = first
+        write(header_line(dispatcher, version, first) + "\n")
+
+    def record(self, event: ev.Event, actions: Sequence[Action], error: Exception | None = None) -> None:
+        """One event that was handled. `error`: what `handle` raised; `actions` are then a PolicyError's `decided`."""
+        self._write(record_text(self.n, event, outcome_lines(actions, error)))
+        self.n += 1
+
+
+# --------------------------------------------------------------------------------------------------------- reading
+
+
+def parse_header(data: Mapping[str, Any]) -> Header:
+    """The header from a line's data. Raises JournalError for another format."""
+    if data.get("journal") != FORMAT:
+        raise JournalError(
+            f"the format is {data.get('journal')!r}, this version reads {FORMAT}: use the version that wrote it"
+        )
+    header: Header = _READ_HEADER({k: v for k, v in data.items() if k != "journal"})
+    return header
+
+
+def parse_event(data: Mapping[str, Any]) -> ev.Event:
+    """The event from a line's data."""
+    fields = {name: value for name, value in data.items() if name not in ("n", "follow", "event")}
+    event: ev.Event = _named(_EVENT_BY_NAME, data["event"], "event")(fields)
+    return event
+
+
+def parse_action(line: str) -> Action:
+    """The action of a line. Raises JournalError or CodecError where it is none."""
+    data = loads(line)
+    name = data.pop("action", None)
+    action: Action = _named(_ACTION_BY_NAME, name, "action")(data)
+    return action
+
+
+def _named(known: Mapping[str, Decode], name: Any, what: str) -> Decode:
+    if name not in known:
+        raise JournalError(f"{what} {name!r} is not known; there are {', '.join(known)}")
+    return known[name]
+
+
+__all__ = [
+    "FORMAT",
+    "CodecError",
+    "Header",
+    "JournalError",
+    "JournalWriter",
+    "action_line",
+    "choice_of",
+    "error_line",
+    "event_line",
+    "header_line",
+    "outcome_lines",
+    "parse_action",
+    "parse_event",
+    "parse_header",
+    "record_text",
+]

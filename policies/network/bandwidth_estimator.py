@@ -1,0 +1,279 @@
+"""The live half of the network oracle: learns B*(1-c) of (source node, destination node) from observed transfers.
+
+    share = integral over the transfer of dt / n(t)    n(t): own flows of that sender on that tier, itself included;
+                                                       over U equal links 1 + (n - 1) / U of them (`Oracle.uplinks`)
+    B*(1-c) = median over the last `window` transfers of bytes / (share - L)
+    c[tau] = 1 - median over the tier's pairs of B*(1-c) / B[tau], within [0, MAX_CONGESTION]
+
+The division by n is NetKV's own sharing rule (III-C) read backwards, so what is learned is what `network.Network`
+needs. A finished transfer is only counted when every own flow that may have overlapped it has ended as well (or after
+`settle_s`), so n(t) is known, not guessed. Without tiers nobody knows which flows share a link: then n is taken as 1
+and the congestion learned includes our own (NetKV III-D); `Oracle.own_flows_excluded` must be False there.
+
+L is the tier's latency where the operator gives one; otherwise it is the intercept of a Theil-Sen line through the
+window, where its transfers differ enough in size, and 0 where they do not.
+
+Why a median: on synthetic transfers with 30 % lognormal noise (steady state's error p95 / transfers until within 1.5x
+after a fourfold change p95; then the same with 15 % of the transfers five times too slow):
+    median of 9    24 % /  7      31 % /  9           EWMA of the logarithm, 0.2    20 % /  8      47 % / 15
+    median of 15   19 % / 11      26 % / 14           EWMA of the logarithm, 0.3    26 % /  6      52 % / 10
+Not claimed: cost per descriptor; links that other senders of ours share (they count as congestion).
+"""
+
+import bisect
+import itertools
+import math
+import statistics
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from policies.network.oracle import PairEstimate
+
+MAX_CONGESTION = 0.95  # c must stay below 1; a tier this slow is avoided anyway
+MOST_LATENCY = (
+    0.5  # share of a transfer that may count as latency: bounds the error of a wrong intercept to 2x
+)
+SIZES_DIFFER = 2.0  # largest over smallest transfer from which a line's intercept means something
+SECONDS = (1e-6, 1e6)  # what a transfer may take: below, Unix time as a float cannot tell begin from end
+MAX_FLOWS = (
+    4096  # open flows and remembered intervals: far above what is in flight, a bound for lost messages
+)
+
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class EstimatorConfig:
+    """`window` transfers a pair count, none older than `forget_after_s`; fewer than `min_samples` say nothing."""
+
+    window: int = 9
+    min_samples: int = 3
+    forget_after_s: float = 60.0
+    settle_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        checks = [
+            (1 <= self.min_samples <= self.window <= 1000, "min_samples <= window <= 1000, both >= 1"),
+            (0 < self.forget_after_s < math.inf, "forget_after_s in (0, inf)"),
+            (0 <= self.settle_s < math.inf, "settle_s in [0, inf)"),
+        ]
+        for ok, allowed in checks:
+            if not ok:
+                raise ValueError(f"network estimator: allowed is {allowed}; got {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Flow:
+    """An own transfer that was decided and has not ended."""
+
+    pair: Pair
+    link: tuple[str, int] | None  # sender and tier: flows of one link share it; None: nobody knows
+    latency_s: float | None
+    routed_s: float
+    uplinks: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """A transfer that has ended, in the middle of what overlapped it."""
+
+    flow: _Flow
+    n_bytes: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """`share_s`: seconds that the transfer would have taken alone."""
+
+    n_bytes: int
+    share_s: float
+    latency_s: float | None
+    at_s: float
+
+
+@dataclass(slots=True)
+class _Link:
+    """A link's flows: open ones, those that wait for the open ones, and the intervals these may overlap."""
+
+    open: dict[str, _Flow] = field(default_factory=dict)
+    unsettled: list[_Ended] = field(default_factory=list)
+    intervals: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MAX_FLOWS))
+
+
+class BandwidthEstimator:
+    """`routed`, then `transferred` or `dropped` for each transfer; `pairs` and `congestion` are what was learned."""
+
+    def __init__(self, config: EstimatorConfig) -> None:
+        self.config = config
+        self.transfers = 0
+        self.n_bytes = 0
+        self.unusable = 0
+        self._flows: dict[str, _Flow] = {}
+        self._links: dict[tuple[str, int], _Link] = {}
+        self._samples: dict[Pair, deque[_Sample]] = {}
+        self._tiers: dict[Pair, int] = {}
+
+    def routed(
+        self,
+        attempt_id: str,
+        source: str,
+        pair: Pair,
+        tier: int | None,
+        latency_s: float | None,
+        now_s: float,
+        uplinks: int = 1,
+    ) -> None:
+        """A transfer by worker `source` over `pair` (nodes) was decided. `latency_s`: the tier's, None = not known."""
+        if len(self._flows) >= MAX_FLOWS:
+            self.dropped(next(iter(self._flows)))
+        self.dropped(attempt_id)
+        flow = _Flow(pair, None if tier is None else (source, tier), latency_s, now_s, uplinks)
+        self._flows[attempt_id] = flow
+        if flow.link is not None:
+            self._links.setdefault(flow.link, _Link()).open[attempt_id] = flow
+        if tier is not None:
+            self._tiers[pair] = tier
+
+    def dropped(self, attempt_id: str) -> None:
+        """It will not end as a transfer: cancelled, failed, or nothing had to move. Unknown ids are no error."""
+        flow = self._flows.pop(attempt_id, None)
+        if flow is not None and flow.link is not None:
+            del self._links[flow.link].open[attempt_id]
+
+    def transferred(
+        self, attempt_id: str, n_bytes: int, seconds: float, ended_s: float, held_s: float = 0.0
+    ) -> None:
+        """It ended at `ended_s` after `seconds`, of which a scheduler held it back for `held_s` (not counted)."""
+        flow = self._flows.get(attempt_id)
+        self.dropped(attempt_id)
+        took_s = seconds - held_s
+        measured = SECONDS[0] <= took_s <= SECONDS[1] and math.isfinite(ended_s)
+        if flow is None or n_bytes <= 0 or not measured:
+            self.unusable += 1
+            return
+        self.transfers += 1
+        self.n_bytes += n_bytes
+        ended = _Ended(flow, n_bytes, ended_s - took_s, ended_s)
+        if flow.link is None:
+            self._learn(ended, took_s)
+        else:
+            link = self._links[flow.link]
+            link.unsettled.append(ended)
+            link.intervals.append((ended.start_s, ended.end_s))
+
+    def pairs(self, now_s: float) -> dict[Pair, PairEstimate]:
+        """What is known at `now_s`; `at_s` of an estimate is its newest transfer's end."""
+        self._settle(now_s)
+        found: dict[Pair, PairEstimate] = {}
+        for pair, samples in list(self._samples.items()):
+            for sample in [s for s in samples if now_s - s.at_s > self.config.forget_after_s]:
+                samples.remove(sample)
+            if not samples:
+                del self._samples[pair]
+                self._tiers.pop(pair, None)
+            elif len(samples) >= self.config.min_samples:
+                found[pair] = _estimate(samples)
+        return found
+
+    def by_tier(self, pairs: Mapping[Pair, PairEstimate]) -> dict[int, float]:
+        """Median bytes/s of each tier's pairs, for `pairs` as just returned."""
+        tiers: dict[int, list[float]] = {}
+        for pair, estimate in pairs.items():
+            if pair in self._tiers:
+                tiers.setdefault(self._tiers[pair], []).append(estimate.bytes_per_s)
+        return {tier: statistics.median(found) for tier, found in sorted(tiers.items())}
+
+    def congestion(
+        self, pairs: Mapping[Pair, PairEstimate], bandwidth_bytes_per_s: Mapping[int, float]
+    ) -> dict[int, float]:
+        """c of each tier that has both a bandwidth and data, for the tier's pairs that have none of their own."""
+        return {
+            tier: min(MAX_CONGESTION, max(0.0, 1.0 - learned / bandwidth_bytes_per_s[tier]))
+            for tier, learned in self.by_tier(pairs).items()
+            if tier in bandwidth_bytes_per_s
+        }
+
+    # ------------------------------------------------------------------------------------------------ internals
+
+    def _settle(self, now_s: float) -> None:
+        for key, link in list(self._links.items()):
+            earliest_s = min((flow.routed_s for flow in link.open.values()), default=math.inf)
+            intervals = _Intervals(link.intervals) if link.unsettled else None
+            left: list[_Ended] = []
+            for ended in link.unsettled:
+                if ended.end_s <= earliest_s or now_s - ended.end_s >= self.config.settle_s:
+                    from_s = min(ended.end_s, ended.start_s + (ended.flow.latency_s or 0.0))
+                    assert intervals is not None
+                    near = intervals.over(from_s, ended.end_s)
+                    share_s = _share_s(from_s, ended.end_s, near, ended.flow.uplinks)
+                    self._learn(ended, share_s + (from_s - ended.start_s))
+                else:
+                    left.append(ended)
+            link.unsettled = left
+            needed_s = min([earliest_s, *(ended.start_s for ended in left)])
+            while link.intervals and link.intervals[0][1] < min(needed_s, now_s - self.config.settle_s):
+                link.intervals.popleft()
+            if not (link.open or link.intervals or link.unsettled):
+                del self._links[key]
+
+    def _learn(self, ended: _Ended, share_s: float) -> None:
+        samples = self._samples.setdefault(ended.flow.pair, deque(maxlen=self.config.window))
+        samples.append(_Sample(ended.n_bytes, share_s, ended.flow.latency_s, ended.end_s))
+
+
+class _Intervals:
+    """A link's intervals by their ends, so that a transfer is only held against those near it."""
+
+    def __init__(self, intervals: Iterable[tuple[float, float]]) -> None:
+        self._sorted = sorted(intervals, key=lambda interval: interval[1])
+        self._ends = [end_s for _, end_s in self._sorted]
+        self._longest_s = max((end_s - start_s for start_s, end_s in self._sorted), default=0.0)
+
+    def over(self, start_s: float, end_s: float) -> list[tuple[float, float]]:
+        """All that may overlap [start, end]."""
+        first = bisect.bisect_right(self._ends, start_s)
+        return self._sorted[first : bisect.bisect_right(self._ends, end_s + self._longest_s)]
+
+
+def _share_s(start_s: float, end_s: float, intervals: Iterable[tuple[float, float]], uplinks: int) -> float:
+    """Integral of dt / (1 + (n(t) - 1) / uplinks) over [start, end]; the transfer itself is one of the intervals."""
+    changes = [(start_s, 0), (end_s, 0)]
+    for from_s, to_s in intervals:
+        if from_s < end_s and to_s > start_s:
+            changes += [(max(from_s, start_s), 1), (min(to_s, end_s), -1)]
+    changes.sort(key=lambda change: change[0])
+    flows, share_s = 0, 0.0
+    for (at_s, step), (next_s, _) in itertools.pairwise(changes):
+        flows += step
+        share_s += (next_s - at_s) / (1 + max(0, flows - 1) / uplinks)
+    return share_s
+
+
+def _estimate(samples: deque[_Sample]) -> PairEstimate:
+    """The median rate of the window. A latency that was learned goes along; one that was given is the tier's."""
+    given = samples[-1].latency_s is not None
+    learned_s = None if given else _latency_s(samples)
+    rates = []
+    for sample in samples:
+        latency_s = sample.latency_s if sample.latency_s is not None else learned_s or 0.0
+        rates.append(sample.n_bytes / (sample.share_s - min(latency_s, MOST_LATENCY * sample.share_s)))
+    return PairEstimate(statistics.median(rates), max(s.at_s for s in samples), learned_s)
+
+
+def _latency_s(samples: deque[_Sample]) -> float | None:
+    """Theil-Sen intercept of seconds over bytes; None where the sizes are too alike or the line does not rise."""
+    sizes = [sample.n_bytes for sample in samples]
+    if max(sizes) < SIZES_DIFFER * min(sizes):
+        return None
+    slopes = [
+        (b.share_s - a.share_s) / (b.n_bytes - a.n_bytes)
+        for a, b in itertools.combinations(samples, 2)
+        if max(a.n_bytes, b.n_bytes) >= SIZES_DIFFER * min(a.n_bytes, b.n_bytes)
+    ]
+    slope = statistics.median(slopes)
+    if slope <= 0:
+        return None
+    return max(0.0, statistics.median(s.share_s - slope * s.n_bytes for s in samples))

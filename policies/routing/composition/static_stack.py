@@ -1,0 +1,44 @@
+"""A static stack, the baseline of the composition: NetKV's network first, then BR-H among the workers it leaves.
+
+For every entry only the feasible workers of the least expected transfer time per byte stay (B_tau (1 - c_tau) of the
+oracle's tiers, `oracle.Oracle.tier_path`; own transfers are not counted, so the choice does not move with every
+decision); BalanceRoute's stages place the entries among those. Without an oracle it is BR-H.
+Not claimed: that anybody should run this. Each part is right about its own term and blind to the other's.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from policies.routing.balance.balance_route_h import BalanceRouteH
+from policies.routing.balance.stages import Feasible
+from policies.routing.base import Assignment
+from policies.state.views import PoolEntry, Snapshot, Worker
+
+
+@dataclass(frozen=True, slots=True)
+class StaticStack(BalanceRouteH):
+    """BR-H's parameters."""
+
+    formula: ClassVar[str] = BalanceRouteH.formula + "; only workers of the fastest tier that has room"
+    name: str = "static_stack"
+
+    def assign(self, feasible: Feasible, snapshot: Snapshot, rng: random.Random) -> tuple[Assignment, ...]:
+        nearest = [(entry, _nearest(entry, workers, snapshot)) for entry, workers in feasible]
+        return BalanceRouteH.assign(self, nearest, snapshot, rng)
+
+
+def _nearest(entry: PoolEntry, workers: Sequence[Worker], snapshot: Snapshot) -> Sequence[Worker]:
+    oracle, source = snapshot.oracle, snapshot.workers.get(entry.prefill_worker)
+    if oracle is None or source is None or not oracle.bandwidth_bytes_per_s or not workers:
+        return workers
+    tiers = [oracle.tier(source.id, source.node, worker.id, worker.node) for worker in workers]
+    speeds = {
+        tier: oracle.tier_path(tier, snapshot.now_s, True).residual_bytes_per_s
+        for tier in set(tiers)
+        if tier is not None
+    }
+    best = max(speeds.values(), default=None)
+    kept = [w for w, tier in zip(workers, tiers, strict=True) if tier is not None and speeds[tier] == best]
+    return kept or workers

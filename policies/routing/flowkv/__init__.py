@@ -1,0 +1,1 @@
+"""FlowKV appendix B: the load score, the normal case for prefill (least predicted TTFT), and the three load regimes."""

@@ -1,0 +1,98 @@
+"""FlowKV's three load regimes (algorithm 1, lines 13-31), computed here and acted on by the autoscaler.
+
+    C^p, C^d = means of the load scores of the prefill and of the decode nodes (a colocated node counts in both)
+    C^p <= low_p  and C^d <= low_d   normal
+    C^p <= high_p and C^d <= high_d  imbalanced; idle nodes = {i : C_i < idle} may switch role
+    else                             extreme, once it has lasted `extreme_after_s`; until then imbalanced
+
+Deviations: the paper's duration is in its text only ("if their duration exceeds a threshold"): the caller carries
+`over_since_s` from one assessment to the next. A role without any node does not count.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from policies.routing import params
+from policies.routing.flowkv.load_score import LoadWeights, load_score
+from policies.state.views import Health, Role, Snapshot, WorkerId
+
+
+class Regime(StrEnum):
+    """FlowKV's load scenarios."""
+
+    NORMAL = "normal"
+    IMBALANCED = "imbalanced"
+    EXTREME = "extreme"
+
+
+@dataclass(frozen=True, slots=True)
+class RegimeThresholds:
+    """The paper's epsilons (it prints no values), in load-score units; times in s. Raises BadParameter."""
+
+    prefill_low: float = 0.5  # ASSUMPTION: all of them
+    prefill_high: float = 0.9
+    decode_low: float = 0.5
+    decode_high: float = 0.9
+    idle: float = 0.2
+    extreme_after_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        params.number("regimes", "idle", self.idle, low=0.0)
+        params.number("regimes", "extreme_after_s", self.extreme_after_s, low=0.0)
+        for role, low, high in (
+            ("prefill", self.prefill_low, self.prefill_high),
+            ("decode", self.decode_low, self.decode_high),
+        ):
+            params.number("regimes", f"{role}_low", low, low=0.0)
+            params.number("regimes", f"{role}_high", high, low=low)
+
+
+@dataclass(frozen=True, slots=True)
+class Assessment:
+    """The regime now and the numbers that it follows from. `over_since_s` goes into the next assessment."""
+
+    regime: Regime
+    prefill_mean: float | None
+    decode_mean: float | None
+    idle: tuple[WorkerId, ...]
+    over_since_s: float | None
+
+
+def assess(
+    prefill: Mapping[WorkerId, float],
+    decode: Mapping[WorkerId, float],
+    thresholds: RegimeThresholds,
+    now_s: float,
+    over_since_s: float | None,
+) -> Assessment:
+    """The regime for the nodes' scores. `over_since_s`: since when a role mean has been above its high threshold."""
+    prefill_mean, decode_mean = _mean(prefill), _mean(decode)
+    over = _above(prefill_mean, thresholds.prefill_high) or _above(decode_mean, thresholds.decode_high)
+    busy = _above(prefill_mean, thresholds.prefill_low) or _above(decode_mean, thresholds.decode_low)
+    since_s = (over_since_s if over_since_s is not None else now_s) if over else None
+    if since_s is not None and now_s - since_s >= thresholds.extreme_after_s:
+        regime = Regime.EXTREME
+    else:
+        regime = Regime.IMBALANCED if busy else Regime.NORMAL
+    scores = {**prefill, **decode}
+    idle = tuple(sorted(worker for worker, score in scores.items() if score < thresholds.idle))
+    return Assessment(regime, prefill_mean, decode_mean, idle, since_s)
+
+
+def role_scores(
+    snapshot: Snapshot, prefill_weights: LoadWeights, decode_weights: LoadWeights
+) -> tuple[dict[WorkerId, float], dict[WorkerId, float]]:
+    """The load scores of the ready prefill and decode nodes, each by its role's weights."""
+    ready = [worker for worker in snapshot.workers.values() if worker.health is Health.READY]
+    prefill = {w.id: load_score(w, prefill_weights)[0] for w in ready if w.role is not Role.DECODE}
+    decode = {w.id: load_score(w, decode_weights)[0] for w in ready if w.role is not Role.PREFILL}
+    return prefill, decode
+
+
+def _mean(scores: Mapping[WorkerId, float]) -> float | None:
+    return sum(scores.values()) / len(scores) if scores else None
+
+
+def _above(mean: float | None, threshold: float) -> bool:
+    return mean is not None and mean > threshold

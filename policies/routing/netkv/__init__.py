@@ -1,0 +1,1 @@
+"""NetKV III-V: the decode worker of least transfer, queue and first step."""

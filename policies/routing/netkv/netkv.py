@@ -1,0 +1,144 @@
+"""NetKV: the decode worker of least transfer + queue + first step (NetKV III-V, algorithm 1), with its ablation ladder.
+
+    b_eff  = b_r * (1 - lambda_r(d)/l_r)                   b_r -> PoolEntry.kv_bytes, lambda -> Snapshot.hits
+    B_eff  = B[tau] * (1 - c[tau]) / (1 + n[tau][p])       B, c, L -> Oracle; n -> Worker.transfers of p (`network`,
+                                                           which divides n by the tier's uplinks if they are told)
+    T_xfer = b_eff / B_eff + L[tau]
+    T_queue = max(0, q_d - (beta_max - beta_d)) * t_iter(beta_d)
+    T_decode = t_iter(beta_d + 1),  t_iter(beta) = a + b * beta          a, b -> step_base_s, step_per_seq_s
+    d* = argmin of the sum over the feasible workers
+
+    beta_d + q_d -> Worker.slots_used, or what the engine reports if that is more; beta_d -> at most beta_max of them
+    beta_max     -> Worker.slots
+
+`variant` is the ladder: "cla" (CLA*: load_weight * load - cache_weight * hit ratio, no network), "topo_only" (static
+tiers), "static" (+ own transfers n), "full" (+ congestion, pair estimates). Oracle data that are stale or missing take
+the ladder down by themselves (`oracle.Oracle.path`); without any, the network term is left out for every candidate.
+Deviations: what fits nowhere waits in the pool instead of being rejected (DESIGN 2). With `strict_priorities`, n counts
+only transfers of the same or a higher class (DESIGN 3.3; a class stands for its flow level: ASSUMPTION).
+Not claimed: overlap of transfer and computing; joint optimality over concurrent requests.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from policies.routing import params
+from policies.routing.base import Assignment, Decision, Ranked, best_of, first_feasible, least_cost
+from policies.routing.netkv.network_term import Network, effective_bytes
+from policies.state.views import PoolEntry, Request, Snapshot, Worker, WorkerId
+
+VARIANTS = ("cla", "topo_only", "static", "full")
+
+
+@dataclass(frozen=True, slots=True)
+class NetKV:
+    """Parameters: see the module's docstring. Times in s."""
+
+    formula: ClassVar[str] = (
+        "cost = transfer_s + queue_s + first_step_s"
+        " (variant cla: cost = load_weight * load - cache_weight * hit_ratio)"
+    )
+    variant: str = "full"
+    step_base_s: float = 0.02  # ASSUMPTION: a; fit it to the engines deployed
+    step_per_seq_s: float = 0.0005  # ASSUMPTION: b
+    max_inflight: int = 16  # NetKV V-C: roughly the NIC's saturated flow count
+    strict_priorities: bool = False
+    cache_weight: float = (
+        1.0  # CLA*: tuned to (1.0, 1.0) for chat and RAG, (1.5, 0.7) for long contexts (NetKV VI-A)
+    )
+    load_weight: float = 1.0
+    name: str = "netkv"
+
+    def __post_init__(self) -> None:
+        params.one_of(self.name, "variant", self.variant, VARIANTS)
+        params.number(self.name, "step_base_s", self.step_base_s, above=0.0)
+        params.number(self.name, "step_per_seq_s", self.step_per_seq_s, low=0.0)
+        params.integer(self.name, "max_inflight", self.max_inflight, 0, 1_000_000)
+        params.flag(self.name, "strict_priorities", self.strict_priorities)
+        params.number(self.name, "cache_weight", self.cache_weight, low=0.0)
+        params.number(self.name, "load_weight", self.load_weight, low=0.0)
+
+    def assign(
+        self, feasible: Sequence[tuple[PoolEntry, Sequence[Worker]]], snapshot: Snapshot, rng: random.Random
+    ) -> tuple[Assignment, ...]:
+        head = first_feasible(feasible)
+        if head is None:
+            return ()
+        entry, workers = head
+        return (Assignment(entry.request.attempt_id, self.rank(entry, workers, snapshot, rng)),)
+
+    def rank(
+        self, entry: PoolEntry, workers: Sequence[Worker], snapshot: Snapshot, rng: random.Random
+    ) -> Decision:
+        """The best of `workers` for one entry."""
+        hits = snapshot.hits.tokens(entry.request)
+        if self.variant == "cla":
+            return least_cost(self.name, [self._cla(entry.request, worker, hits) for worker in workers], rng)
+        network = self._network(entry, workers, snapshot)
+        transfers_s = transfer_seconds(entry, workers, hits, network)
+        costs = self._costs(workers, transfers_s)
+        return best_of(
+            self.name, workers, costs, lambda i: self._explain(workers[i], transfers_s[i], network), rng
+        )
+
+    def _cla(self, request: Request, worker: Worker, hits: Mapping[WorkerId, int]) -> Ranked:
+        hit_ratio = hits.get(worker.id, 0) / max(1, request.prompt_tokens)
+        load = sequences_on(worker) / worker.slots
+        cost = self.load_weight * load - self.cache_weight * hit_ratio
+        return Ranked(worker.id, cost, {"load": load, "hit_ratio": hit_ratio})
+
+    def _network(self, entry: PoolEntry, workers: Sequence[Worker], snapshot: Snapshot) -> Network:
+        most = None if self.variant == "topo_only" else self.max_inflight
+        lowest = entry.request.priority if self.strict_priorities else None
+        return Network(snapshot, entry.prefill_worker, workers, self.variant == "full", most, lowest)
+
+    def _costs(self, workers: Sequence[Worker], transfers_s: Sequence[float]) -> list[float]:
+        """The sum of the three terms per worker."""
+        first_s, per_seq_s = self.step_base_s + self.step_per_seq_s, self.step_per_seq_s
+        costs: list[float] = []
+        for worker, transfer_s in zip(workers, transfers_s, strict=True):
+            total, running = worker.slots_used, worker.engine_running
+            if running is not None:  # `sequences_on`, written out: it runs for every candidate
+                reported = running + (worker.engine_waiting or 0)
+                total = reported if reported > total else total
+            if total < worker.slots:  # a slot is free: no queue
+                costs.append(transfer_s + (first_s + per_seq_s * total))
+            else:
+                seconds = queue_and_step_seconds(total, worker.slots, self.step_base_s, per_seq_s)
+                costs.append(transfer_s + sum(seconds))
+        return costs
+
+    def _explain(self, worker: Worker, transfer_s: float, network: Network) -> dict[str, float]:
+        queue_s, step_s = queue_and_step_seconds(
+            sequences_on(worker), worker.slots, self.step_base_s, self.step_per_seq_s
+        )
+        terms = {"transfer_s": transfer_s, "queue_s": queue_s, "first_step_s": step_s}
+        terms.update(network.terms(worker))
+        return terms
+
+
+def transfer_seconds(
+    entry: PoolEntry, workers: Sequence[Worker], hits: Mapping[WorkerId, int], network: Network
+) -> list[float]:
+    """T_xfer per worker; only those that hold some of the prompt get less than all of it."""
+    seconds = network.seconds_each(workers, entry.kv_bytes)
+    for i in [i for i, worker in enumerate(workers) if worker.id in hits] if hits else ():
+        seconds[i] = network.seconds(workers[i], effective_bytes(entry, hits[workers[i].id]))
+    return seconds
+
+
+def sequences_on(worker: Worker) -> int:
+    """q_d + beta_d: sequences that run or wait there, others' included when the engine reports more than we charged."""
+    running = worker.engine_running
+    if running is None:
+        return worker.slots_used
+    return max(worker.slots_used, running + (worker.engine_waiting or 0))
+
+
+def queue_and_step_seconds(total: int, slots: int, base_s: float, per_seq_s: float) -> tuple[float, float]:
+    """(T_queue, T_decode) of one more sequence where `total` run or wait already."""
+    running = min(total, slots)
+    queue_s = max(0, total - slots) * (base_s + per_seq_s * running)
+    return queue_s, base_s + per_seq_s * (running + 1)

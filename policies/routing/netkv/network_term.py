@@ -1,0 +1,166 @@
+"""NetKV's network term for one sender at one moment: seconds to move a request's KV to any worker.
+
+    T_xfer = b_eff * (1 + n[tau][p] / U[tau]) / (B[tau] (1 - c[tau])) + L[tau]
+
+U is NetKV's 1 unless the operator says how many flows of B fit at once into the links that the sender's flows leave by
+(`Oracle.uplinks`): of n own transfers in flight the next one then meets n / U in the mean, not all. Where U is large
+and taken for 1, a transfer is sent to a slower tier to avoid others that it would not have met
+(benchmarks.experiments.netkv_ladder has the numbers).
+Everything but b_eff belongs to a tier, so it is worked out once per tier and sender, not once per candidate; a pair
+with a fresh estimate of its own is the exception. Without a path for one of the candidates there is no term for any:
+costs must stay comparable.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from policies.network.oracle import Path, TransferIntent
+from policies.state.views import PoolEntry, Snapshot, Worker, WorkerId
+
+
+class Network:
+    """Paths from `sender` to `workers`. `live`: congestion and pair estimates count, not only static tiers.
+
+    Own transfers in flight count up to `most` a tier (None: not at all), with `lowest_priority` only those of that
+    class or a higher one; where the oracle cannot tell own flows from others they never count (NetKV III-D).
+    """
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        sender: WorkerId,
+        workers: Sequence[Worker],
+        live: bool,
+        most: int | None,
+        lowest_priority: int | None = None,
+    ) -> None:
+        source, self._oracle = snapshot.workers.get(sender), snapshot.oracle
+        self._sender, self._node = sender, source.node if source is not None else ""
+        self._now_s, self._live, self._most = snapshot.now_s, live, most
+        self._own: dict[WorkerId, Path] = {}
+        self._by_tier: dict[int, Path] = {}
+        self._flows: dict[int, int] = {}
+        self._terms: dict[int, tuple[float, float]] = {}  # tier -> seconds per byte, latency in seconds
+        self._shown: dict[int, Mapping[str, float]] = {}  # tier -> its `terms`
+        self.known = self._oracle is not None and self._find_paths(workers)
+        if self.known and source is not None and self._counts_flows():
+            for to, priority, flows in source.transfers:
+                receiver = snapshot.workers.get(to)
+                if receiver is not None and (lowest_priority is None or priority <= lowest_priority):
+                    self.add_flows(receiver, flows)
+
+    def tier(self, worker: Worker) -> int | None:
+        """The tier of the pair; None when nothing is known."""
+        if self._oracle is None:
+            return None
+        if worker.id in self._own:
+            return self._own[worker.id].tier
+        return self._oracle.tier(self._sender, self._node, worker.id, worker.node)
+
+    def seconds(self, worker: Worker, n_bytes: float) -> float:
+        """T_xfer; 0 when the network is not known."""
+        if not self.known:
+            return 0.0
+        if worker.id in self._own:
+            path = self._own[worker.id]
+            return n_bytes * self._sharing(path.tier) / path.residual_bytes_per_s + path.latency_s
+        tier = self.tier(worker)
+        assert tier is not None
+        per_byte_s, latency_s = self._terms[tier] if tier in self._terms else self._make_terms(tier)
+        return n_bytes * per_byte_s + latency_s
+
+    def seconds_each(self, workers: Sequence[Worker], n_bytes: float) -> list[float]:
+        """T_xfer of the same bytes to each worker."""
+        if not self.known or self._oracle is None:
+            return [0.0] * len(workers)
+        tiers = self._oracle.tiers(self._sender, self._node, workers)
+        by_tier: dict[int | None, float] = {None: 0.0}  # only where all have a path of their own
+        for tier in self._oracle.bandwidth_bytes_per_s:
+            per_byte_s, latency_s = self._terms[tier] if tier in self._terms else self._make_terms(tier)
+            by_tier[tier] = n_bytes * per_byte_s + latency_s
+        seconds = [by_tier[tier] for tier in tiers]
+        if self._own:
+            for i in [i for i, worker in enumerate(workers) if worker.id in self._own]:
+                seconds[i] = self.seconds(workers[i], n_bytes)
+        return seconds
+
+    def flows(self, tier: int) -> float:
+        """n[tau][p]."""
+        return self._flows.get(tier, 0)
+
+    def _sharing(self, tier: int) -> float:
+        """1 + n / U: how many share a link of the tier in the mean, the new transfer included."""
+        assert self._oracle is not None
+        return 1 + self.flows(tier) / self._oracle.uplinks.get(tier, 1)
+
+    def add_flows(self, worker: Worker, flows: int) -> None:
+        """More own transfers on the way to a worker."""
+        tier = self.tier(worker)
+        if tier is not None and self._most is not None and self._counts_flows():
+            self._flows[tier] = min(self._most, self._flows.get(tier, 0) + flows)
+            self._terms.pop(tier, None)
+            self._shown.pop(tier, None)
+
+    def terms(self, worker: Worker) -> Mapping[str, float]:
+        """Tier, residual bandwidth and own flows, for `explain`; empty when the network is not known."""
+        tier = self.tier(worker)
+        if not self.known or tier is None:
+            return {}
+        own = self._own.get(worker.id) if self._own else None
+        if own is not None:
+            return self._path_terms(own)
+        if tier not in self._shown:
+            self._shown[tier] = self._path_terms(self._tier_path(tier))
+        return self._shown[tier]
+
+    def _path_terms(self, path: Path) -> Mapping[str, float]:
+        assert self._oracle is not None
+        terms = {
+            "tier": float(path.tier),
+            "residual_bytes_per_s": path.residual_bytes_per_s,
+            "own_flows": float(self.flows(path.tier)),
+        }
+        uplinks = self._oracle.uplinks.get(path.tier)
+        return terms if uplinks is None else {**terms, "uplinks": float(uplinks)}
+
+    def _counts_flows(self) -> bool:
+        return self._most is not None and self._oracle is not None and self._oracle.own_flows_excluded
+
+    def _find_paths(self, workers: Sequence[Worker]) -> bool:
+        assert self._oracle is not None
+        if self._live:
+            self._own = self._oracle.pair_paths(self._sender, self._node, workers, self._now_s)
+        return bool(self._oracle.bandwidth_bytes_per_s) or all(w.id in self._own for w in workers)
+
+    def _tier_path(self, tier: int) -> Path:
+        assert self._oracle is not None
+        if tier not in self._by_tier:
+            self._by_tier[tier] = self._oracle.tier_path(tier, self._now_s, self._live)
+        return self._by_tier[tier]
+
+    def _make_terms(self, tier: int) -> tuple[float, float]:
+        path = self._tier_path(tier)
+        self._terms[tier] = (self._sharing(tier) / path.residual_bytes_per_s, path.latency_s)
+        return self._terms[tier]
+
+
+def effective_bytes(entry: PoolEntry, hit_tokens: int) -> float:
+    """b_eff: what must move when `hit_tokens` of the prompt are there already."""
+    return entry.kv_bytes * (1.0 - min(1.0, hit_tokens / max(1, entry.request.prompt_tokens)))
+
+
+def transfer_intent(entry: PoolEntry, worker: Worker, snapshot: Snapshot, most: int = 16) -> TransferIntent:
+    """What the decision for `worker` will put on the network; `most` caps the own flows (NetKV V-C)."""
+    request, sender = entry.request, entry.prefill_worker
+    hit_tokens = snapshot.hits.tokens(request).get(worker.id, 0)
+    n_bytes = effective_bytes(entry, hit_tokens)
+    network = Network(snapshot, sender, [worker], live=True, most=most)
+    predicted_s = network.seconds(worker, n_bytes) if network.known else None
+    return TransferIntent(
+        request.attempt_id,
+        sender,
+        worker.id,
+        round(n_bytes),
+        request.priority,
+        network.tier(worker),
+        predicted_s,
+    )

@@ -1,0 +1,53 @@
+"""Join the shortest queue: the worker with the fewest requests (vLLM's router and BalanceRoute's strongest baseline).
+
+    prefill:  queue(d) = requests that compute there                    -> Worker.prefilling (+ slots_used if colocated)
+    decode:   queue(d) = sequences that decode or are on their way       -> Worker.slots_used
+
+What the engine itself reports is not added: our own charges are exact and instant, its report is 0.1 s old.
+Not claimed: balance of KV tokens; a request of 10 tokens counts as much as one of 10,000.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from policies.routing.base import Assignment, Decision, best_of, first_feasible
+from policies.state.views import PoolEntry, Request, Role, Snapshot, Worker
+
+
+@dataclass(frozen=True, slots=True)
+class JoinShortestQueue:
+    """No parameters."""
+
+    formula: ClassVar[str] = "cost = prefilling + decoding, as far as the stage has them"
+    name: str = "join_shortest_queue"
+
+    def choose(
+        self, request: Request, candidates: Sequence[Worker], snapshot: Snapshot, rng: random.Random
+    ) -> Decision:
+        queues = [_prefill_queue(worker) for worker in candidates]
+        costs = [float(prefilling + decoding) for prefilling, decoding in queues]
+        return best_of(
+            self.name,
+            candidates,
+            costs,
+            lambda i: {"prefilling": float(queues[i][0]), "decoding": float(queues[i][1])},
+            rng,
+        )
+
+    def assign(
+        self, feasible: Sequence[tuple[PoolEntry, Sequence[Worker]]], snapshot: Snapshot, rng: random.Random
+    ) -> tuple[Assignment, ...]:
+        head = first_feasible(feasible)
+        if head is None:
+            return ()
+        entry, workers = head
+        costs = [float(worker.slots_used) for worker in workers]
+        decision = best_of(self.name, workers, costs, lambda i: {"decoding": costs[i]}, rng)
+        return (Assignment(entry.request.attempt_id, decision),)
+
+
+def _prefill_queue(worker: Worker) -> tuple[int, int]:
+    """Requests that compute there, sequences that decode there."""
+    return worker.prefilling, worker.slots_used if worker.role is Role.COLOCATED else 0

@@ -1,0 +1,43 @@
+"""Load-aware: the worker of least load score (FlowKV appendix B; DeepFlow's load_aware; NetKV's LA is another).
+
+    argmin_i C_i                                                   -> load_score.load_score
+
+Formula, symbols and deviations: `load_score`. The weights are this policy's parameters; prefill and decode have their
+own instance, hence their own weights, as in the paper. Not claimed: anything about prefix hits or the network.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from policies.routing.base import Assignment, Decision, Ranked, first_feasible, least_cost
+from policies.routing.flowkv.load_score import LOAD_FORMULA, LoadWeights, load_score
+from policies.state.views import PoolEntry, Request, Snapshot, Worker
+
+
+@dataclass(frozen=True, slots=True)
+class LoadAware(LoadWeights):
+    """Parameters: the eight weights of LoadWeights."""
+
+    formula: ClassVar[str] = LOAD_FORMULA
+    name: str = "load_aware"
+
+    def __post_init__(self) -> None:
+        self.check(self.name)
+
+    def choose(
+        self, request: Request, candidates: Sequence[Worker], snapshot: Snapshot, rng: random.Random
+    ) -> Decision:
+        return least_cost(
+            self.name, [Ranked(worker.id, *load_score(worker, self)) for worker in candidates], rng
+        )
+
+    def assign(
+        self, feasible: Sequence[tuple[PoolEntry, Sequence[Worker]]], snapshot: Snapshot, rng: random.Random
+    ) -> tuple[Assignment, ...]:
+        head = first_feasible(feasible)
+        if head is None:
+            return ()
+        entry, workers = head
+        return (Assignment(entry.request.attempt_id, self.choose(entry.request, workers, snapshot, rng)),)

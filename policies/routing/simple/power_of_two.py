@@ -1,0 +1,62 @@
+"""Power of two choices: the shorter queue of `choices` workers drawn at random (Mitzenmacher 2002; BalanceRoute 6.1).
+
+    queue(d) = the queue of join_shortest_queue (requests that compute; sequences that decode)
+    drawn without replacement; with `choices` >= the candidates it is join_shortest_queue.
+
+The ranking lists the drawn workers first, then the others, with `drawn` 1 or 0; a worker that was not drawn costs the
+longest queue plus one on top of its own, so that it ranks below every drawn one.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from policies.routing import params
+from policies.routing.base import Assignment, Decision, Ranked, first_feasible, least_cost
+from policies.state.views import PoolEntry, Request, Role, Snapshot, Worker
+
+
+@dataclass(frozen=True, slots=True)
+class PowerOfTwo:
+    """`choices`: how many workers are compared."""
+
+    formula: ClassVar[str] = "cost = queue if drawn, else queue + (longest queue + 1)"
+    choices: int = 2
+    name: str = "power_of_two"
+
+    def __post_init__(self) -> None:
+        params.integer(self.name, "choices", self.choices, 1, 1_000_000)
+
+    def choose(
+        self, request: Request, candidates: Sequence[Worker], snapshot: Snapshot, rng: random.Random
+    ) -> Decision:
+        return self._shorter(candidates, [_prefill_queue(worker) for worker in candidates], rng)
+
+    def assign(
+        self, feasible: Sequence[tuple[PoolEntry, Sequence[Worker]]], snapshot: Snapshot, rng: random.Random
+    ) -> tuple[Assignment, ...]:
+        head = first_feasible(feasible)
+        if head is None:
+            return ()
+        entry, workers = head
+        decision = self._shorter(workers, [worker.slots_used for worker in workers], rng)
+        return (Assignment(entry.request.attempt_id, decision),)
+
+    def _shorter(self, workers: Sequence[Worker], queues: Sequence[int], rng: random.Random) -> Decision:
+        queue_of = dict(zip((worker.id for worker in workers), queues, strict=True))
+        drawn = set(rng.sample(sorted(queue_of), min(self.choices, len(queue_of))))
+        beyond = max(queues) + 1
+        ranked = [
+            Ranked(
+                worker,
+                float(queue if worker in drawn else queue + beyond),
+                {"queue": float(queue), "drawn": float(worker in drawn)},
+            )
+            for worker, queue in queue_of.items()
+        ]
+        return least_cost(self.name, ranked, rng)
+
+
+def _prefill_queue(worker: Worker) -> int:
+    return worker.prefilling + (worker.slots_used if worker.role is Role.COLOCATED else 0)

@@ -1,0 +1,45 @@
+"""Round robin: the next worker in turn (baseline; no paper).
+
+The cursor is the worker chosen last (`snapshot.last_chosen`, kept by the reducer): the next one is the first
+candidate whose id is greater in sorted order, else the first of all. So workers may come and go without a jump.
+Not claimed: fairness by load; it counts requests only.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from policies.routing.base import RANKED, Assignment, Decision, Ranked, Reason, first_feasible
+from policies.state.views import PoolEntry, Request, Snapshot, Worker
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRobin:
+    """No parameters."""
+
+    formula: ClassVar[str] = "cost = turns_away"
+    name: str = "round_robin"
+
+    def choose(
+        self, request: Request, candidates: Sequence[Worker], snapshot: Snapshot, rng: random.Random
+    ) -> Decision:
+        return _next(candidates, snapshot.last_chosen.get("prefill"))
+
+    def assign(
+        self, feasible: Sequence[tuple[PoolEntry, Sequence[Worker]]], snapshot: Snapshot, rng: random.Random
+    ) -> tuple[Assignment, ...]:
+        head = first_feasible(feasible)
+        if head is None:
+            return ()
+        entry, workers = head
+        return (Assignment(entry.request.attempt_id, _next(workers, snapshot.last_chosen.get("decode"))),)
+
+
+def _next(candidates: Sequence[Worker], last: str | None) -> Decision:
+    ids = sorted(worker.id for worker in candidates)
+    start = next((i for i, worker in enumerate(ids) if last is not None and worker > last), 0)
+    turn = (ids[start:] + ids[:start])[:RANKED]
+    ranking = tuple(Ranked(worker, float(i), {"turns_away": float(i)}) for i, worker in enumerate(turn))
+    reason = Reason.ONLY_CANDIDATE if len(ids) == 1 else Reason.NEXT_IN_TURN
+    return Decision(turn[0], ranking, reason)

@@ -1,0 +1,173 @@
+"""What a configuration becomes, for both devices, without vLLM."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.engine.vllm import config as vllm_config
+from actors.engine.vllm.config import (
+    VllmEngineConfig,
+    check_engine_args,
+    config_from_dict,
+    engine_args,
+    environment,
+    kv_transfer_args,
+    resolve_device,
+    resolve_dtype,
+)
+
+AVX512 = frozenset({"avx2", "avx512f", "avx512bw", "avx512vl", "avx512dq"})
+AVX2 = frozenset({"avx2", "fma"})
+
+
+def config(**changes: Any) -> VllmEngineConfig:
+    return VllmEngineConfig(**({"id": "p0", "model": "org/model", "role": "prefill"} | changes))
+
+
+def test_cpu_arguments() -> None:
+    args = engine_args(
+        config(kv_space_gib=0.5, slots=16, max_model_len=2048, served_name="small"), "cpu", AVX512
+    )
+    assert args == {
+        "model": "org/model",
+        "served_model_name": ["small"],
+        "dtype": "bfloat16",
+        "max_num_seqs": 16,
+        "tensor_parallel_size": 1,
+        "data_parallel_size": 1,
+        "enforce_eager": True,
+        "trust_remote_code": False,
+        "scheduling_policy": "priority",
+        "max_model_len": 2048,
+        "kv_cache_memory_bytes": 512 * 1024 * 1024,
+        "kv_transfer_config": {
+            "kv_connector": "SluiceConnector",
+            "kv_connector_module_path": "actors.engine.vllm.connector.connector",
+            "kv_role": "kv_producer",
+            "kv_buffer_device": "cpu",
+            "kv_load_failure_policy": "fail",
+            "kv_connector_extra_config": {"kv_lease_duration": 30},
+        },
+    }
+
+
+def test_cuda_arguments_leave_dtype_and_graphs_to_vllm() -> None:
+    args = engine_args(
+        config(
+            tensor_parallel_size=4, gpu_memory_utilization=0.9, engine_args={"max_num_batched_tokens": 8192}
+        ),
+        "cuda",
+        AVX2,
+    )
+    assert args["dtype"] == "auto"
+    assert args["enforce_eager"] is False
+    assert args["tensor_parallel_size"] == 4
+    assert args["gpu_memory_utilization"] == 0.9
+    assert args["max_num_batched_tokens"] == 8192
+    assert args["kv_transfer_config"]["kv_buffer_device"] == "cuda"
+    assert "kv_cache_memory_bytes" not in args
+
+
+def test_cuda_environment_has_nothing_of_the_cpu() -> None:
+    env = environment(config(cores=(0, 1)), "cuda", 5600)
+    assert env["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "5600"
+    assert not [name for name in env if "CPU" in name or "COMPILE" in name]
+
+
+def test_cpu_environment_binds_the_cores(tmp_path: Path) -> None:
+    env = environment(config(cores=(2, 3), tensor_parallel_size=2, model=str(tmp_path)), "cpu", 5600)
+    assert env["VLLM_CPU_OMP_THREADS_BIND"] == "2|3"
+    assert env["HF_HUB_OFFLINE"] == "1"
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in environment(config(), "cpu", 5600)
+    assert "HF_HUB_OFFLINE" not in environment(config(model="org/model"), "cpu", 5600)
+
+
+def test_compilation_stays_possible_where_it_is_asked_for() -> None:
+    assert environment(config(), "cpu", 1)["TORCH_COMPILE_DISABLE"] == "1"
+    assert "TORCH_COMPILE_DISABLE" not in environment(config(enforce_eager=False), "cpu", 1)
+    assert engine_args(config(enforce_eager=False), "cpu", AVX512)["enforce_eager"] is False
+    assert engine_args(config(enforce_eager=True), "cuda")["enforce_eager"] is True
+
+
+@pytest.mark.parametrize(
+    ("machine", "flags", "expected"),
+    [
+        ("x86_64", AVX512, "bfloat16"),
+        ("x86_64", AVX2, "float32"),
+        ("x86_64", AVX512 - {"avx512dq"}, "float32"),
+        ("aarch64", frozenset({"bf16", "sve"}), "bfloat16"),
+        ("aarch64", frozenset({"sve"}), "float32"),
+    ],
+)
+def test_dtype_follows_the_cpu(
+    machine: str, flags: frozenset[str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    assert resolve_dtype(config(), "cpu", flags) == expected
+    assert resolve_dtype(config(dtype="float16"), "cpu", flags) == "float16"
+
+
+def test_this_machine_has_flags() -> None:
+    assert vllm_config.read_cpu_flags()
+
+
+def test_device_is_kept_where_it_is_given() -> None:
+    assert resolve_device(config(device="cuda")) == "cuda"
+    assert resolve_device(config(device="cpu")) == "cpu"
+
+
+def test_roles_and_connector_arguments() -> None:
+    roles = {
+        role: kv_transfer_args(config(role=role), "cpu")["kv_role"]
+        for role in ("prefill", "decode", "colocated")
+    }
+    assert roles == {"prefill": "kv_producer", "decode": "kv_consumer", "colocated": "kv_both"}
+    extra = kv_transfer_args(config(lease_s=12, connector_args={"hold_reads_s": 2.5}), "cpu")[
+        "kv_connector_extra_config"
+    ]
+    assert extra == {"kv_lease_duration": 12, "hold_reads_s": 2.5}
+
+
+def test_a_buffer_in_host_memory_can_be_chosen_on_cuda() -> None:
+    assert kv_transfer_args(config(kv_buffer_device="cpu"), "cuda")["kv_buffer_device"] == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"role": "both"}, "role must be one of"),
+        ({"slots": 0}, "slots must be at least 1"),
+        ({"lease_s": 5}, "lease_s must be at least 6"),
+        ({"kv_space_gib": 0.0}, "kv_space_gib must be positive"),
+        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization must be in"),
+        ({"cores": ()}, "cores must be None or name"),
+        ({"model": ""}, "model must name"),
+        ({"engine_args": {"max_num_seqs": 4}}, "engine_args.max_num_seqs: set slots"),
+        ({"engine_args": {"kv_transfer_config": {}}}, "engine_args.kv_transfer_config"),
+    ],
+)
+def test_wrong_values_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        config(**changes)
+
+
+def test_unknown_engine_arguments_are_refused_by_name() -> None:
+    check_engine_args({"seed": 1}, frozenset({"seed"}))
+    with pytest.raises(ValueError, match=r"unknown names sede, swap"):
+        check_engine_args({"swap": 1, "sede": 2, "seed": 3}, frozenset({"seed"}))
+
+
+def test_parsed_yaml_becomes_a_config() -> None:
+    parsed = config_from_dict({"id": "d", "model": "m", "role": "decode", "cores": [0, 2], "lease_s": 10})
+    assert parsed == VllmEngineConfig(id="d", model="m", role="decode", cores=(0, 2), lease_s=10)
+    with pytest.raises(ValueError, match="unknown keys slot;"):
+        config_from_dict({"id": "d", "model": "m", "role": "decode", "slot": 1})
+
+
+def test_every_owned_argument_names_a_way_to_set_it() -> None:
+    known = {f.name for f in dataclasses.fields(VllmEngineConfig)} | {
+        "role, lease_s, kv_buffer_device and connector_args"
+    }
+    assert {hint for hint in vllm_config._OWNED.values() if not hint.startswith("(none")} <= known

@@ -1,0 +1,182 @@
+"""OpenAI fields -> SamplingParams, and outputs -> wire pieces. Imports vLLM (seconds), starts nothing."""
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+pytestmark = pytest.mark.vllm
+
+pytest.importorskip("vllm", reason="vLLM is not installed; `make setup` installs it")
+
+from vllm.logprobs import Logprob  # noqa: E402
+from vllm.sampling_params import RequestOutputKind  # noqa: E402
+
+from actors.engine.vllm.params import (  # noqa: E402
+    BadParameter,
+    child_params,
+    prefill_params,
+    prompt_logprobs,
+    sampling_params,
+    sequences,
+    structured_outputs,
+    token_logprobs,
+)
+from actors.engine.vllm.work import Stream, Work, decode_handle, out, prefill_done  # noqa: E402
+from actors.wire.messages import Decode, Prefill  # noqa: E402
+
+
+def test_given_fields_win_over_the_models_defaults_and_the_rest_is_openais() -> None:
+    params = sampling_params(
+        {"top_p": 0.5, "stop": ["x"], "max_tokens": 7}, {"temperature": 0.3, "top_p": 0.9, "eos": 2}
+    )
+    assert (params.temperature, params.top_p, params.stop, params.max_tokens, params.n) == (
+        0.3,
+        0.5,
+        ["x"],
+        7,
+        1,
+    )
+    assert params.output_kind == RequestOutputKind.DELTA
+    assert sampling_params({}, {}).temperature == 1.0
+    assert sampling_params({}, {}).max_tokens is None  # to the end of the context
+
+
+def test_logit_bias_takes_the_keys_of_json() -> None:
+    assert sampling_params({"logit_bias": {"12": 200.0}}, {}).logit_bias == {12: 100.0}
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"temperature": -1.0}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"top_k": -5}, "top_k"),
+        ({"presence_penalty": 3.0}, "presence_penalty"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"min_tokens": 5, "max_tokens": 2}, "min_tokens"),
+        ({"stop": [""]}, "stop"),
+        ({"logprobs": -7}, "logprobs"),
+        ({"unheard_of": 1}, "unheard_of"),
+    ],
+)
+def test_wrong_values_name_their_field(given: dict[str, Any], param: str) -> None:
+    with pytest.raises(BadParameter) as caught:
+        sampling_params(given, {})
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("n", [0, -1, 1.5, "2", True])
+def test_n_must_be_a_count(n: Any) -> None:
+    with pytest.raises(BadParameter) as caught:
+        sequences({"n": n})
+    assert caught.value.param == "n"
+
+
+def test_choices_have_seeds_of_their_own() -> None:
+    base = sampling_params({"seed": 5}, {})
+    assert [child_params(base, index).seed for index in range(3)] == [5, 6, 7]
+    assert base.seed == 5
+    assert child_params(sampling_params({}, {}), 2).seed is None
+
+
+def test_response_formats() -> None:
+    schema = {"type": "object"}
+    assert structured_outputs(None) is None
+    assert structured_outputs({"type": "text"}) is None
+    assert structured_outputs({"type": "json_object"}).json_object is True  # type: ignore[union-attr]
+    named = structured_outputs({"type": "json_schema", "json_schema": {"name": "a", "schema": schema}})
+    assert named is not None
+    assert named.json == schema
+    tag = {"type": "structural_tag", "structures": [], "triggers": []}
+    assert json.loads(structured_outputs(tag).structural_tag or "") == tag  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "bad", [{"type": "xml"}, {}, "json", {"type": "json_schema"}, {"type": "json_schema", "json_schema": {}}]
+)
+def test_wrong_response_formats_are_refused(bad: Any) -> None:
+    with pytest.raises(BadParameter) as caught:
+        structured_outputs(bad)
+    assert caught.value.param == "response_format"
+
+
+def test_a_prefill_keeps_its_kv() -> None:
+    params = prefill_params()
+    assert params.max_tokens == 1
+    assert params.extra_args == {"kv_transfer_params": {"do_remote_decode": True, "do_remote_prefill": False}}
+
+
+def test_logprobs_are_ranked_and_hold_the_chosen_token() -> None:
+    candidates = {7: Logprob(-2.0, 3, "c"), 5: Logprob(-0.5, 1, "a"), 6: Logprob(-1.0, 2, "b")}
+    assert token_logprobs([7], [candidates], 2) == [("c", 7, -2.0, [("a", 5, -0.5), ("b", 6, -1.0)])]
+    assert token_logprobs([7], [candidates], 0) == [("c", 7, -2.0, [])]
+    assert prompt_logprobs([1, 7], [None, candidates], 1) == [None, ("c", 7, -2.0, [("a", 5, -0.5)])]
+
+
+def work_of(params: dict[str, Any]) -> tuple[Work, Stream]:
+    work = Work("decode", Decode("r", [1, 2], params, None, 1.0))
+    return work, Stream(lambda *_: None, work, 1, "r-0")
+
+
+def output(**completion: Any) -> SimpleNamespace:
+    defaults: dict[str, Any] = {
+        "text": "hi",
+        "token_ids": (3, 4),
+        "logprobs": None,
+        "finish_reason": None,
+        "stop_reason": None,
+    }
+    return SimpleNamespace(
+        outputs=[SimpleNamespace(**(defaults | completion))], prompt_logprobs=None, prompt_token_ids=[1, 2]
+    )
+
+
+def test_a_piece_has_what_was_asked_for() -> None:
+    work, stream = work_of({})
+    piece = out(work, stream, output(finish_reason="stop", stop_reason="x", logprobs=[{}, {}]))
+    assert (piece.attempt_id, piece.index, piece.text, piece.n_tokens, piece.finish, piece.stop_reason) == (
+        "r",
+        1,
+        "hi",
+        2,
+        "stop",
+        "x",
+    )
+    assert (piece.token_ids, piece.logprobs, piece.delta) == ([3, 4], None, None)
+
+
+def test_a_parsed_piece_has_its_delta_and_no_text() -> None:
+    work, stream = work_of({})
+    calls: list[Any] = []
+
+    class Parser:
+        def delta(self, *args: Any) -> tuple[bytes, str | None]:
+            calls.append(args)
+            return b'{"tool_calls":[]}', "tool_calls"
+
+    work.parsers = [None, Parser()]
+    piece = out(work, stream, output(finish_reason="stop"))
+    assert calls == [("hi", [3, 4], "stop")]
+    assert (piece.text, piece.delta, piece.finish) == ("", b'{"tool_calls":[]}', "tool_calls")
+
+
+def test_a_handle_survives_the_wire_and_nothing_else_passes_for_one() -> None:
+    params = {"remote_engine_id": "e", "remote_block_ids": [[1, 2], [3]], "remote_port": 9}
+    stats = SimpleNamespace(queued_ts=1.0, scheduled_ts=1.5, first_token_ts=3.5)
+    finished = SimpleNamespace(kv_transfer_params=params, num_cached_tokens=128, metrics=stats)
+    done = prefill_done(Work("prefill", Prefill("r", [1] * 200, {}, 1.0)), finished, 30.0, 1000)
+    assert (done.prompt_tokens, done.cached_tokens, done.queue_s, done.compute_s, done.kv_bytes) == (
+        200,
+        128,
+        0.5,
+        2.0,
+        2000,
+    )
+    assert decode_handle(done.handle) == params | {"remote_prefill_cached_tokens": 128}
+    for bad in (b"", b"\xff", msgspec.msgpack.encode([1]), msgspec.msgpack.encode({"remote_engine_id": "e"})):
+        with pytest.raises(ValueError, match="not a KV handle"):
+            decode_handle(bad)

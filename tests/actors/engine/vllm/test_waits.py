@@ -1,0 +1,65 @@
+"""Readers of vLLM's shared memory sleep in a CPU engine's processes, wake up when told, and never yield in a loop."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import zmq
+
+from actors.engine.vllm.waits import NAP_ENV, nap_instead_of_spinning
+
+shm_broadcast = pytest.importorskip("vllm.distributed.device_communicators.shm_broadcast")
+
+
+class Yielded(Exception):
+    pass
+
+
+@pytest.fixture
+def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
+    """A writer and a reader that would spin now, as after a message; a yield is an error."""
+
+    def refuse() -> None:
+        raise Yielded
+
+    monkeypatch.setattr(shm_broadcast, "sched_yield", refuse)
+    monkeypatch.setattr(shm_broadcast.SpinCondition, "wait", shm_broadcast.SpinCondition.wait)  # put back
+    with zmq.Context() as context:
+        address = f"inproc://{time.monotonic_ns()}"
+        writer = shm_broadcast.SpinCondition(False, context, address)
+        reader = shm_broadcast.SpinCondition(True, context, address)
+        reader.record_read()
+        yield writer, reader
+        for name in ("local_notify_socket", "read_cancel_socket", "write_cancel_socket"):
+            for one in (writer, reader):
+                if getattr(one, name) is not None:
+                    getattr(one, name).close(0)
+
+
+def test_vllm_s_own_reader_yields(pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this is about; a vLLM that waits otherwise does not need us."""
+    monkeypatch.delenv(NAP_ENV, raising=False)
+    nap_instead_of_spinning()
+    with pytest.raises(Yielded):
+        pair[1].wait(timeout_ms=10)
+
+
+def test_a_reader_naps_while_messages_are_frequent(
+    pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(NAP_ENV, "1")
+    nap_instead_of_spinning()
+    nap_instead_of_spinning()
+    pair[1].wait()  # without a message and without a limit: comes back by itself
+
+
+def test_an_idle_reader_wakes_up_when_told(pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(NAP_ENV, "1")
+    nap_instead_of_spinning()
+    writer, reader = pair
+    reader.last_read -= 3600
+    reader.wait(timeout_ms=1)  # the subscription has arrived by now
+    writer.notify()
+    reader.wait()  # would last for ever
+    assert not reader.poller.poll(0), "the message was taken"

@@ -1,0 +1,86 @@
+"""Leases are helped in the order in which they end, and only those that still wait."""
+
+from policies.dispatch.lease_watch import LeaseWatch, rescue
+from policies.routing.base import Reason
+from policies.state import events as ev
+from policies.state.reducer import ClusterState
+from policies.state.views import Request, Role
+
+
+def cluster(*leases_until_s: float) -> ClusterState:
+    """One pool entry r0, r1, ... a lease; decode workers d0 (free) and d1 (busier)."""
+    state = ClusterState()
+    state.apply(ev.EngineUp(0.0, "p", Role.PREFILL, "g", "n", 8, 10_000))
+    for name in ("d0", "d1"):
+        state.apply(ev.EngineUp(0.0, name, Role.DECODE, "g", "n", 2, 1_000))
+    for i, until_s in enumerate(leases_until_s):
+        enter(state, f"r{i}", until_s)
+    return state
+
+
+def enter(
+    state: ClusterState, attempt_id: str, until_s: float, now_s: float = 0.0, tokens: int = 100
+) -> None:
+    state.apply(ev.Arrived(now_s, Request(attempt_id, now_s, tokens, 8, deadline_s=50.0)))
+    state.apply(ev.PrefillRouted(now_s, attempt_id, "p", colocated=False))
+    state.apply(ev.PrefillDone(now_s, attempt_id, until_s, 1, 0))
+
+
+def test_the_first_to_end_comes_first_by_lease_less_margin_or_deadline() -> None:
+    state = cluster(40.0, 20.0, 99.0)
+    watch = LeaseWatch(state)
+    watch.add(state.take_entered(), margin_s=8.0)
+    due: list[tuple[float, str]] = []
+    for now_s in (11.9, 12.0, 31.9, 32.0, 49.9, 50.0):
+        while (entry := watch.due(now_s)) is not None:
+            due.append((now_s, entry.request.attempt_id))
+            state.apply(ev.Closed(now_s, entry.request.attempt_id, "rejected"))
+    assert due == [(12.0, "r1"), (32.0, "r0"), (50.0, "r2")]  # 20 - 8; 40 - 8; its own deadline
+
+
+def test_an_entry_that_left_and_came_back_is_due_by_its_new_lease() -> None:
+    state = cluster(20.0)
+    watch = LeaseWatch(state)
+    watch.add(state.take_entered(), margin_s=0.0)
+    enter(state, "r0", 45.0, now_s=5.0)
+    watch.add(state.take_entered(), margin_s=0.0)
+    assert watch.due(30.0) is None
+    entry = watch.due(45.0)
+    assert entry is not None and entry.entered_s == 5.0
+
+
+def test_another_margin_holds_for_all_that_wait() -> None:
+    state = cluster(20.0)
+    watch = LeaseWatch(state)
+    watch.add(state.take_entered(), margin_s=0.0)
+    assert watch.due(15.0) is None
+    watch.restart(margin_s=5.0)
+    assert watch.due(15.0) is not None
+
+
+def test_it_does_not_grow_with_what_has_left() -> None:
+    state = cluster()
+    watch = LeaseWatch(state)
+    for i in range(5000):
+        enter(state, f"r{i}", 20.0)
+        watch.add(state.take_entered(), margin_s=0.0)
+        state.apply(ev.Closed(0.0, f"r{i}", "finished"))
+    assert len(watch._due) <= 1024 + 4
+
+
+def test_a_rescue_takes_the_least_loaded_worker_with_kv_room_even_without_a_slot() -> None:
+    state = cluster(20.0)
+    for i, worker in enumerate(("d0", "d1", "d1")):  # d0: 1 of 2 slots and 900 KV tokens; d1: full, with room
+        enter(state, f"x{i}", 40.0, tokens=900 if worker == "d0" else 10)
+        state.apply(ev.DecodeRouted(0.0, f"x{i}", worker))
+    entry = state.pool_entry("r0")
+    workers = state.snapshot(0.0).workers
+    both = rescue(entry, [workers["d0"], workers["d1"]])
+    assert both is not None and both.worker == "d0" and both.reason is Reason.LEASE_RESCUE
+    assert [(r.worker, r.cost) for r in both.ranking] == [("d0", 0.5), ("d1", 1.0)]
+    enter(state, "y", 40.0, tokens=1)
+    state.apply(ev.DecodeRouted(0.0, "y", "d0"))  # 99 tokens are left: too few
+    workers = state.snapshot(0.0).workers
+    full = rescue(entry, [workers["d0"], workers["d1"]])
+    assert full is not None and full.worker == "d1"
+    assert rescue(entry, [workers["d0"]]) is None

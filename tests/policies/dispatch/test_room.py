@@ -1,0 +1,76 @@
+"""The shared lists of feasible workers equal the rule; overcommit; a batch policy in the dispatcher."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.dispatch.dispatcher import DispatchConfig, Dispatcher, RouteDecode
+from policies.dispatch.feasibility import Room
+from policies.routing.balance.balance_route_0 import BalanceRoute0
+from policies.routing.base import Reason
+from policies.routing.simple.join_shortest_queue import JoinShortestQueue
+from policies.state import events as ev
+from policies.state.views import Request, Role
+from tests.policies.routing.views import worker
+
+WORKERS = st.lists(
+    st.tuples(st.integers(1, 4), st.integers(0, 5), st.integers(0, 300), st.integers(0, 100)), max_size=6
+)
+
+
+@settings(deadline=None)
+@given(WORKERS, st.lists(st.tuples(st.integers(1, 300), st.integers(1, 5)), max_size=8), st.integers(0, 2))
+def test_feasible_lists_follow_the_rule(facts, requests, overcommit) -> None:  # type: ignore[no-untyped-def]
+    workers = [
+        worker(
+            f"w{i}", slots=slots, slots_used=used, kv_tokens=kv, foreign_kv_tokens=f, kv_capacity_tokens=300
+        )
+        for i, (slots, used, kv, f) in enumerate(facts)
+    ]
+    room = Room(workers, reserve_tokens=7, overcommit_slots=overcommit)
+    for i, (tokens, n) in enumerate(requests):
+        expected = []
+        for w in workers:
+            slots = min(n, w.slots)
+            enough = max(0, 300 - w.kv_tokens - w.foreign_kv_tokens) >= tokens + 7 * slots
+            if w.slots + overcommit - w.slots_used >= slots and (enough or w.slots_used == 0):
+                expected.append(w)
+        assert room.for_request(Request(f"r{i}", 0.0, tokens, 1, n)) == expected
+
+
+def dispatcher(decode: BalanceRoute0, slots: int, **config: int) -> Dispatcher:
+    d = Dispatcher(DispatchConfig(**config), JoinShortestQueue(), decode)
+    for name, role in (("p", Role.PREFILL), ("d0", Role.DECODE), ("d1", Role.DECODE)):
+        d.handle(ev.EngineUp(0.0, name, role, "g", "n", 64 if role is Role.PREFILL else slots, 100_000))
+        d.handle(ev.EngineStatus(0.0, name, 0, 0, 0))
+    return d
+
+
+def prefilled(d: Dispatcher, attempt_id: str, tokens: int) -> list[RouteDecode]:
+    d.handle(ev.Arrived(1.0, Request(attempt_id, 1.0, tokens, 64)))
+    actions = d.handle(ev.PrefillDone(1.0, attempt_id, 31.0, 1, 0))
+    return [a for a in actions if isinstance(a, RouteDecode)]
+
+
+def test_a_slot_that_frees_lets_the_batch_policy_choose_from_the_whole_pool() -> None:
+    d = dispatcher(BalanceRoute0(), slots=2)
+    placed = {
+        attempt_id: prefilled(d, attempt_id, tokens)
+        for attempt_id, tokens in (("a", 900), ("b", 500), ("c", 500), ("e", 100))
+    }
+    assert all(len(made) == 1 for made in placed.values())
+    loads = {w: d.state.snapshot(1.0).workers[w].kv_tokens for w in ("d0", "d1")}
+    assert [
+        prefilled(d, attempt_id, tokens) for attempt_id, tokens in (("x", 700), ("y", 395), ("z", 50))
+    ] == [[], [], []]
+    for attempt_id in "abce":
+        d.handle(ev.Admitted(2.0, attempt_id))
+    # a (900) + e (100) against b + c (500 each): b leaves, margin 500, so x (700) overflows, y (395) fits
+    assert sorted(loads.values()) == [1000, 1000]
+    (made,) = [a for a in d.handle(ev.Closed(3.0, "b", "finished")) if isinstance(a, RouteDecode)]
+    assert (made.attempt_id, made.decision.reason) == ("y", Reason.BEST_SUBSET)
+
+
+def test_bypass_fills_a_worker_above_its_slots_by_the_overcommit_only() -> None:
+    d = dispatcher(BalanceRoute0(bypass=True), slots=1, overcommit_slots=1)
+    assert [len(prefilled(d, f"r{i}", 100)) for i in range(5)] == [1, 1, 1, 1, 0]
+    assert {w: d.state.snapshot(1.0).workers[w].slots_used for w in ("d0", "d1")} == {"d0": 2, "d1": 2}

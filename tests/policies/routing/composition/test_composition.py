@@ -1,0 +1,352 @@
+"""The composition: F_H up to a factor, brute force over subsets with per-pair costs, and what each term does."""
+
+import dataclasses
+import itertools
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.network.oracle import Oracle
+from policies.routing.balance.loads import HorizonLoads
+from policies.routing.base import Reason
+from policies.routing.composition.composition import Composition
+from policies.routing.composition.entry_costs import slack_weight
+from policies.routing.composition.request_seconds import RequestSecondsRound
+from policies.routing.params import BadParameter
+from policies.state.views import Departure, PoolEntry, Request, Role, Snapshot, Transfers, Usual, Worker
+from tests.policies.routing.views import entry, snapshot, worker
+
+MB = 1_000_000
+ORACLE = Oracle(
+    {1: 100.0 * MB, 3: 25.0 * MB},
+    {1: 0.001, 3: 0.002},
+    {("p", "near"): 1, ("p", "far"): 3, ("p", "w0"): 1, ("p", "w1"): 3, ("p", "w2"): 3},
+)
+SENDER = worker("p", Role.PREFILL)
+
+
+def start(policy: Composition, view: Snapshot, workers: list[Worker]) -> RequestSecondsRound:
+    return policy.round("g", [(e, workers) for e in view.pool], view, random.Random(0))
+
+
+def fleet(drops: list[int]) -> list[Worker]:
+    departures = tuple(Departure(h, 1, drop) for h, drop in enumerate(drops, start=1))
+    return [
+        worker("w0", kv_tokens=sum(drops) + 50, slots_used=len(drops), departures=departures),
+        worker("w1", kv_tokens=20, slots_used=1),
+        worker("w2", kv_tokens=10, slots_used=2),
+    ]
+
+
+def discounted(gamma: float, horizon: int) -> float:
+    """sum_h gamma^h: as `hold_steps` it leaves the discounted overflow as it is."""
+    return sum(gamma**h for h in range(horizon + 1))
+
+
+SIZES = st.lists(st.integers(1, 120), min_size=1, max_size=6)
+DROPS = st.lists(st.integers(0, 100), min_size=1, max_size=5)
+
+
+@settings(max_examples=100, deadline=None)
+@given(SIZES, DROPS, st.sampled_from([0.5, 0.9, 1.0]), st.sampled_from([1e-6, 3e-4]))
+def test_with_cost_0_and_credit_by_tokens_the_value_is_f_h_up_to_a_factor(
+    sizes, drops, gamma, credit
+) -> None:  # type: ignore[no-untyped-def]
+    # k F_H = k alpha Gamma w - k beta P(w): k beta = N s D / Gamma, k alpha Gamma = credit per token; N = 1 on w1
+    policy = Composition(
+        len(drops),
+        gamma,
+        1e-5,
+        hold_steps=discounted(gamma, len(drops)),
+        stream_weight=1.0,
+        credit="tokens",
+        credit_s_per_token=credit,
+        ageing=0.0,
+        cost_weight=0.0,
+    )
+    workers = fleet(drops)
+    view = snapshot([SENDER, *workers], [entry(f"r{i}", s) for i, s in enumerate(sizes)], ORACLE)
+    made = start(policy, view, workers)
+    values, _ = made.subset_values(1, made._items)
+    k = 1e-5  # with beta = 1
+    alpha = credit / (k * sum(gamma**h for h in range(len(drops) + 1)))
+    f_h = HorizonLoads(workers, len(drops), gamma, alpha, 1.0)
+    sums = [sum(s for i, s in enumerate(sizes) if mask >> i & 1) for mask in range(1, 1 << len(sizes))]
+    assert values.tolist() == pytest.approx([k * f for f in f_h.scores(1, sums)], abs=1e-9)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 120), st.integers(0, 40), st.integers(1, 2), st.sampled_from([None, 0.5, 4.0])
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    DROPS,
+    st.integers(1, 7),
+    st.integers(50, 500),
+)
+def test_stage_2_equals_brute_force_with_per_pair_costs(requests, drops, free, room) -> None:  # type: ignore[no-untyped-def]
+    policy = Composition(
+        len(drops),
+        0.9,
+        2e-3,
+        hold_steps=discounted(0.9, len(drops)),
+        stream_weight=1.0,
+        abundance=99.0,
+        reserve_tokens=2,
+    )
+    workers = fleet(drops)
+    workers[1] = worker("w1", kv_tokens=20, slots_used=8 - free, kv_capacity_tokens=room + 20)
+    pool = [
+        entry(f"r{i}", size, kv_bytes=mb * MB, slots=k, ttft_slo_s=slo, predicted_tokens=size)
+        for i, (size, mb, k, slo) in enumerate(requests)
+    ]
+    view = snapshot([SENDER, *workers], pool, ORACLE, {"r0": {"w1": requests[0][0] // 2}})
+    view = dataclasses.replace(view, usual=Usual(20.0 * MB, 40.0))
+    made = start(policy, view, workers)
+    best = None
+    margins = made._horizon.margins(1)
+    for n in range(1, len(pool) + 1):
+        for subset in itertools.combinations(made._items, n):
+            w, k = sum(i.tokens for i in subset), sum(i.entry.request.slots for i in subset)
+            if k > free or w + 2 * k > room:
+                continue
+            waiting = max(1, 8 - free)
+            slow = waiting * 2e-3 * sum(0.9**h * max(0.0, w - m) for h, m in enumerate(margins))
+            value = -slow
+            for i in subset:
+                weight = slack_weight(i.entry.request, 1.0, 8.0)
+                # the slowest path of the oracle, and the first step of the fullest batch
+                fullest = max(len(drops), waiting, 2)
+                dearest = 0.002 + i.entry.kv_bytes / (25.0 * MB) + 0.02 + 0.0005 * (fullest + 1)
+                value += weight * (0.5 + dearest) - weight * made.costs.one_s(i, 1)
+                value += 1.0 - made.rent_s(i, 1)  # all have waited for 1 s
+            best = value if best is None else max(best, value)
+    values, ok = made.subset_values(1, made._items)
+    if best is None:
+        assert not ok.any()
+    else:
+        assert values[ok].max() == pytest.approx(best, rel=1e-9, abs=1e-9)
+
+
+def place(
+    policy: Composition, workers: list[Worker], pool: list[PoolEntry], sender: Worker = SENDER, **kw: Any
+) -> dict[str, tuple[str, Reason]]:
+    view = snapshot([sender, *workers], pool, ORACLE, **kw)
+    made = policy.assign([(e, workers) for e in pool], view, random.Random(0))
+    return {a.attempt_id: (a.decision.worker, a.decision.reason) for a in made}
+
+
+def test_equal_loads_go_to_the_near_worker_until_balance_is_worth_more() -> None:
+    # 10 MB: near 0.101 s, far 0.402 s. 1000 tokens onto near (margin 0): N s D * 1000 with N = 7, D = 2
+    pool = [entry("r", 1000, kv_bytes=10 * MB)]
+    for s, chosen in (
+        (1e-5, "near"),
+        (1e-4, "far"),
+    ):  # 0.14 s against 0.301 s of transfer; 1.4 s against it
+        workers = [
+            worker("near", kv_tokens=5000, slots_used=7, slots=16),
+            worker("far", kv_tokens=1000, slots_used=7, slots=16),
+        ]
+        policy = Composition(1, 0.9, s, hold_steps=2.0, stream_weight=1.0, abundance=0.0, step_per_seq_s=0.0)
+        assert place(policy, workers, pool)["r"] == (chosen, Reason.FILL)
+
+
+def test_transfers_of_the_same_round_and_before_it_share_the_near_path() -> None:
+    # 10 MB near: alone 0.101 s, 4 sharing 0.401 s, 5 sharing 0.501 s; far alone 0.402 s: the fifth goes far
+    workers = [worker("near", slots=64), worker("far", slots=64)]
+    policy = Composition(seconds_per_kv_token=0.0, step_per_seq_s=0.0, abundance=0.0)
+    pool = [entry(f"r{i}", 10, kv_bytes=10 * MB) for i in range(5)]
+    placed = [w for w, _ in place(policy, workers, pool).values()]
+    assert placed == ["near"] * 4 + ["far"]
+    busy = worker("p", Role.PREFILL, transfers=(Transfers("near", 0, 4),))
+    assert place(policy, workers, pool[:1], busy)["r0"][0] == "far"
+
+
+def test_without_a_balance_term_every_feasible_set_is_worth_more_than_none() -> None:
+    workers = [worker("near", kv_tokens=9000, slots_used=5), worker("far", kv_tokens=10, slots_used=6)]
+    pool = [entry(f"r{i}", 100 * (i + 1), kv_bytes=50 * MB) for i in range(4)]
+    placed = place(Composition(seconds_per_kv_token=0.0, abundance=99.0), workers, pool)
+    assert {reason for _, reason in placed.values()} == {Reason.BEST_SUBSET}
+    assert len(placed) == 4
+
+
+def test_a_slower_step_costs_more_the_fewer_slots_are_left_and_the_more_wait() -> None:
+    # N = batch * (0.1 + 0.9 * occupancy^2) + queued, one worker of 8 slots; s D / Gamma = 1e-3
+    policy = Composition(0, 1.0, 1e-3, hold_steps=1.0, stream_weight=0.1, scarcity=2.0)
+    pool = [entry(f"r{i}", 10) for i in range(5)]
+    for used, waiting in ((2, 2 * (0.1 + 0.9 / 16)), (6, 6 * (0.1 + 0.9 * 9 / 16) + 3)):
+        workers = [worker("w1", slots_used=used)]
+        made = start(policy, snapshot([SENDER, *workers], pool, ORACLE), workers)
+        assert made._slowdown(0) == pytest.approx(1e-3 * waiting)
+
+
+def one_slot(pool: list[PoolEntry], usual: Usual, **params: Any) -> set[str]:
+    """Who gets the only free slot, on far."""
+    workers = [worker("near", slots_used=8), worker("far", slots_used=7)]
+    view = dataclasses.replace(snapshot([SENDER, *workers], pool, ORACLE), usual=usual)
+    policy = Composition(abundance=99.0, **params)
+    made = policy.assign([(e, workers[1:]) for e in view.pool], view, random.Random(0))
+    return {a.attempt_id for a in made}
+
+
+def test_scarce_slots_go_to_the_shortest_outputs() -> None:
+    # by hand: Q = 2 - 1, T = 100 tokens at 20 + 8 * 0.5 ms = 2.4 s, S = 16: a usual hold costs 1 * 2.4 / 16 = 0.15 s
+    pool = [entry("long", 100, predicted_tokens=300.0), entry("short", 100, predicted_tokens=30.0)]
+    usual = Usual(1.0, 100.0)
+    assert one_slot(pool, usual, seconds_per_kv_token=0.0) == {"short"}
+    assert one_slot(pool, usual, seconds_per_kv_token=0.0, rent_weight=0.0) == {"long"}  # the first of equals
+    workers = [worker("near", slots_used=8), worker("far", slots_used=7)]
+    view = dataclasses.replace(snapshot([SENDER, *workers], pool, ORACLE), usual=usual)
+    made = start(Composition(seconds_per_kv_token=0.0), view, workers)
+    assert made.rent.queue_s == pytest.approx(0.15)
+    assert made.rent.hold(pool[0]) == pytest.approx(3.0)
+
+
+def test_without_forecasts_nobody_is_told_from_others() -> None:
+    pool = [entry("first", 100), entry("second", 100)]
+    assert one_slot(pool, Usual(1.0)) == {"first"}
+    assert one_slot(pool, Usual(1.0), rent_weight=50.0) == {"first"}
+
+
+def test_a_near_slot_rents_for_what_the_next_one_loses_when_all_of_them_are_taken() -> None:
+    # a usual entry of 10 MB: near 0.101 s, far 0.402 s; near is 7/8 full: (7/8)^2 * 0.301 s; far has nothing behind it
+    workers = [worker("near", slots_used=7), worker("far", slots_used=2)]
+    view = snapshot([SENDER, *workers], [entry("r", 10, kv_bytes=5 * MB)], ORACLE)
+    view = dataclasses.replace(view, usual=Usual(10.0 * MB))
+    made = start(Composition(near_scarcity=2.0), view, workers)
+    rents_s = dict(zip([w.id for w in made.workers], made.rent.near_s("p"), strict=True))
+    assert rents_s == {"near": pytest.approx(0.301 * 49 / 64), "far": 0.0}
+
+
+def test_the_last_near_slot_goes_to_much_kv_and_few_tokens() -> None:
+    workers = [worker("near", slots_used=7), worker("far", slots_used=2)]
+    for kv_bytes, tokens, chosen in (
+        (10 * MB, 30.0, "near"),
+        (
+            10 * MB,
+            300.0,
+            "far",
+        ),  # three usual holds of (7/8)^8 * 0.301 s = 0.31 s against 0.301 s of transfer
+        (MB, 100.0, "far"),  # 0.103 s against 0.031 s
+        (40 * MB, 300.0, "near"),
+    ):
+        pool = [entry("r", 10, kv_bytes, predicted_tokens=tokens)]
+        view = dataclasses.replace(snapshot([SENDER, *workers], pool, ORACLE), usual=Usual(10.0 * MB, 100.0))
+        policy = Composition(seconds_per_kv_token=0.0, step_per_seq_s=0.0, near_scarcity=8.0)
+        made = policy.assign([(e, workers) for e in pool], view, random.Random(0))
+        assert made[0].decision.worker == chosen
+
+
+def test_overdue_entries_go_first_each_to_its_best_worker() -> None:
+    # near costs 0.301 s less; the margin alone would send it to far, which is empty
+    workers = [worker("near", kv_tokens=50, slots_used=1), worker("far")]
+    pool = [
+        dataclasses.replace(entry("old", 10, 10 * MB, predicted_tokens=900.0), lease_until_s=300.0),
+        dataclasses.replace(
+            entry("new", 10, 10 * MB, entered_s=55.0, predicted_tokens=1.0), lease_until_s=300.0
+        ),
+    ]
+    for now_s, reason in ((59.0, Reason.FILL), (61.0, Reason.OVERDUE)):
+        placed = place(Composition(seconds_per_kv_token=1e-9), workers, pool, now_s=now_s)
+        assert placed == {"old": ("near", reason), "new": ("near", Reason.FILL)}
+    short_lease = [dataclasses.replace(entry, lease_until_s=entry.entered_s + 30.0) for entry in pool]
+    for now_s, reason in ((19.0, Reason.FILL), (21.0, Reason.OVERDUE)):
+        assert place(Composition(), workers, short_lease[:1], now_s=now_s)["old"][1] == reason
+
+
+def test_the_window_holds_the_shortest_by_forecast() -> None:
+    workers = [worker("far", slots_used=7), worker("full", slots_used=8, kv_tokens=900)]
+    tokens = [50.0, 10.0, 80.0, 20.0, 60.0, 70.0]
+    pool = [entry(f"r{i}", 100 + i, predicted_tokens=t) for i, t in enumerate(tokens)]
+    policy = Composition(window=2, abundance=99.0, seconds_per_kv_token=0.0)
+    view = dataclasses.replace(snapshot([SENDER, *workers], pool, ORACLE), usual=Usual(1.0, 50.0))
+    made = policy.round("g", [(e, workers[:1]) for e in view.pool], view, random.Random(0))
+    seen: list[set[str]] = []
+    window = made._window
+
+    def spy(row: int) -> list[int]:
+        indices = window(row)
+        seen.append({made.left[i].entry.request.attempt_id for i in indices})
+        return indices
+
+    made._window = spy  # type: ignore[method-assign]
+    made.run()
+    assert seen == [{"r1", "r3"}]
+
+
+def test_age_makes_up_for_length() -> None:
+    # one waits besides: a usual hold costs 0.15 s (above), so the short one is worth (1.5 - 0.3) * 0.15 = 0.18 s more
+    usual = Usual(1.0, 100.0)
+    for entered_s, first in ((0.8, "long"), (0.9, "short")):  # worth 0.2 s or 0.1 s more by its age
+        old = dataclasses.replace(entry("long", 100, predicted_tokens=150.0), entered_s=entered_s)
+        new = dataclasses.replace(entry("short", 100, predicted_tokens=30.0), entered_s=1.0)
+        assert one_slot([old, new], usual, seconds_per_kv_token=0.0) == {first}
+
+
+def test_transfers_of_all_senders_count_by_their_mean() -> None:
+    # 2 senders: other's 2 near and 2 far transfers are n = (2 + 2) / 2 near and 2 / 2 far: 0.301 s against 0.802 s
+    workers = [worker("far"), worker("near")]
+    other = worker("q", Role.PREFILL, transfers=(Transfers("near", 0, 2), Transfers("far", 0, 2)))
+    tiers = {(p, d): t for p in ("p", "q") for d, t in (("near", 1), ("far", 3))}
+    oracle = Oracle({1: 100.0 * MB, 3: 25.0 * MB}, {1: 0.001, 3: 0.002}, tiers)
+    pool = [entry("r", 10, kv_bytes=10 * MB)]
+    view = snapshot([SENDER, other, *workers], pool, oracle)
+    costs = start(Composition(step_base_s=1e-9, step_per_seq_s=0.0), view, workers).costs
+    item = start(Composition(), view, workers)._items[0]
+    assert costs.each_s(item, [0, 1]) == pytest.approx([0.802, 0.301], abs=1e-6)
+    costs.admit(item, 1, 1)  # one more near: n = 2.5
+    assert costs.each_s(item, [0, 1]) == pytest.approx([0.802, 0.351], abs=1e-6)
+    blind = start(Composition(max_inflight=0, step_base_s=1e-9, step_per_seq_s=0.0), view, workers).costs
+    assert blind.each_s(item, [0, 1]) == pytest.approx([0.402, 0.101], abs=1e-6)
+
+
+def test_scarce_slots_go_to_who_has_least_slack() -> None:
+    # one slot, far: both cost 0.402 s there and 0.101 s near. now = 5: "late" has 1 of 6 s left, weight 6
+    workers = [worker("near", slots_used=8), worker("far", slots_used=7)]
+    pool = [entry("calm", 100, 10 * MB, ttft_slo_s=60.0), entry("late", 100, 10 * MB, ttft_slo_s=6.0)]
+    placed = place(Composition(abundance=99.0), workers, pool, now_s=5.0)
+    assert set(placed) == {"late"}
+
+
+@pytest.mark.parametrize(
+    ("slo_s", "now_s", "weight"),
+    [(None, 9.0, 1.0), (4.0, 0.0, 1.0), (4.0, 2.0, 2.0), (4.0, 3.5, 8.0), (4.0, 3.9, 8.0), (4.0, 99.0, 8.0)],
+)
+def test_the_weight_grows_as_the_slack_shrinks(slo_s: float | None, now_s: float, weight: float) -> None:
+    assert slack_weight(Request("r", 0.0, 1, 1, ttft_slo_s=slo_s), now_s, 8.0) == pytest.approx(weight)
+
+
+def test_the_terms_add_up_to_the_score() -> None:
+    workers = [worker("near", kv_tokens=100, slots_used=8), worker("far", slots_used=6)]
+    pool = [entry(f"r{i}", 90 - i, MB, predicted_tokens=20.0) for i in range(4)]
+    view = dataclasses.replace(snapshot([SENDER, *workers], pool, ORACLE), usual=Usual(MB, 40.0))
+    feasible = [(e, workers[1:]) for e in view.pool]
+    made = Composition(abundance=99.0).assign(feasible, view, random.Random(0))
+    terms = made[0].decision.ranking[0].terms
+    assert terms["score"] == pytest.approx(
+        terms["credit_less_cost_s"] + terms["age_s"] - terms["rent_s"] - terms["slowdown_s"]
+    )
+    rent_s = terms["usual_holds"] * (terms["queue_rent_s"] + terms["near_rent_s"])
+    assert terms["rent_s"] == pytest.approx(rent_s)
+    assert min(terms["slowdown_s"], terms["rent_s"], terms["age_s"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"window": 13}, r"window is 13: it must be a whole number 1\.\.12"),
+        ({"credit": "gift"}, "credit is 'gift': choose one of wait, tokens"),
+        ({"stream_weight": 1.5}, "stream_weight is 1.5: it must be a number > 0.0 and <= 1.0"),
+        ({"max_weight": 0.5}, "max_weight is 0.5: it must be a number >= 1.0"),
+    ],
+)
+def test_parameters_out_of_range_are_refused(params: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadParameter, match=f"policy composition: {message}"):
+        Composition(**params)

@@ -1,0 +1,226 @@
+"""NetKV's worked examples (III-D, IV propositions 1 and 2), its ladder, and how the oracle degrades.
+
+32 K tokens of Llama-3-70B, 10 GB of KV. d1: tier 2, 6.25 GB/s, 50 % hit, one own transfer in flight there.
+d2: tier 3, 3.125 GB/s, 90 % hit, none. c2 = c3 = 0.2:
+    d1: 5 GB / (6.25 * 0.8 / 2 = 2.5 GB/s) = 2.0 s        d2: 1 GB / (3.125 * 0.8 = 2.5 GB/s) = 0.4 s
+c3 = 0.5: d2: 1 GB / 1.5625 GB/s = 0.64 s, so d1 wins only if d2's queue is longer by more than 2.0 - 0.64 = 1.36 s
+(the paper's text says "a few hundred milliseconds").
+"""
+
+import dataclasses
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.network.oracle import Oracle, PairEstimate, staleness_tolerance
+from policies.routing.base import Decision
+from policies.routing.netkv.netkv import NetKV
+from policies.routing.params import BadParameter
+from policies.state.views import Role, Transfers, Worker
+from tests.policies.routing.views import entry, snapshot, worker
+
+GB = 1e9
+LENGTH = 32_768
+ENTRY = entry("r", LENGTH, kv_bytes=int(10 * GB))
+HITS = {"r": {"d1": LENGTH // 2, "d2": LENGTH * 9 / 10}}
+ORACLE = Oracle(
+    bandwidth_bytes_per_s={2: 6.25 * GB, 3: 3.125 * GB},
+    tier_map={("p", "d1"): 2, ("p", "d2"): 3, ("p", "d3"): 2},
+    congestion={2: 0.2, 3: 0.2},
+    congestion_at_s=0.0,
+)
+SENDER = worker("p", Role.PREFILL, transfers=(Transfers("d3", 0, 1),))
+
+
+def decide(
+    oracle: Oracle | None = ORACLE,
+    sender: Worker = SENDER,
+    d1: dict[str, Any] | None = None,
+    d2: dict[str, Any] | None = None,
+    now_s: float = 1.0,
+    hits: Any = HITS,
+    **params: Any,
+) -> Decision:
+    workers = [worker("d1", **(d1 or {})), worker("d2", **(d2 or {}))]
+    view = snapshot([sender, worker("d3"), *workers], [ENTRY], oracle, hits, now_s)
+    (assignment,) = NetKV(**params).assign([(ENTRY, workers)], view, random.Random(0))
+    return assignment.decision
+
+
+def term(decision: Decision, of: str, name: str) -> float:
+    return next(r for r in decision.ranking if r.worker == of).terms[name]
+
+
+@pytest.mark.parametrize(("c3", "d2_s"), [(0.2, 0.4), (0.5, 0.64)])
+def test_the_two_candidate_example(c3: float, d2_s: float) -> None:
+    decision = decide(dataclasses.replace(ORACLE, congestion={2: 0.2, 3: c3}))
+    assert term(decision, "d1", "transfer_s") == pytest.approx(2.0)
+    assert term(decision, "d2", "transfer_s") == pytest.approx(d2_s)
+    assert decision.worker == "d2"
+
+
+@pytest.mark.parametrize(("queue_s", "chosen"), [(0.5, "d2"), (1.35, "d2"), (1.37, "d1")])
+def test_the_example_flips_only_when_the_queue_differs_by_more_than_1_36_s(
+    queue_s: float, chosen: str
+) -> None:
+    # d2 has one sequence more than slots: T_queue = 1 * t_iter = step_base_s (b = 0); the first step costs both alike
+    decision = decide(
+        dataclasses.replace(ORACLE, congestion={2: 0.2, 3: 0.5}),
+        d2={"slots_used": 9},
+        step_base_s=queue_s,
+        step_per_seq_s=0.0,
+    )
+    assert term(decision, "d2", "queue_s") == pytest.approx(queue_s)
+    assert decision.worker == chosen
+
+
+@pytest.mark.parametrize(
+    ("variant", "d1_s", "d2_s", "chosen"),
+    [
+        ("topo_only", 5 / 6.25, 1 / 3.125, "d2"),  # no own transfers, no congestion
+        ("static", 2 * 5 / 6.25, 1 / 3.125, "d2"),  # + one own transfer on tier 2
+        ("full", 2.0, 0.64, "d2"),  # + congestion 0.2 / 0.5
+    ],
+)
+def test_the_ladder_adds_one_term_a_step(variant: str, d1_s: float, d2_s: float, chosen: str) -> None:
+    decision = decide(dataclasses.replace(ORACLE, congestion={2: 0.2, 3: 0.5}), variant=variant)
+    assert term(decision, "d1", "transfer_s") == pytest.approx(d1_s)
+    assert term(decision, "d2", "transfer_s") == pytest.approx(d2_s)
+    assert decision.worker == chosen
+
+
+@pytest.mark.parametrize(
+    ("used", "chosen"),
+    # d1: 0/8 - 0.5 = -0.5 ; d2: used/8 - 0.9
+    [(3, "d2"), (4, "d1")],  # 0.375 - 0.9 = -0.525 ; 0.5 - 0.9 = -0.4
+)
+def test_cla_weighs_load_against_hits_and_sees_no_network(used: int, chosen: str) -> None:
+    decision = decide(d2={"slots_used": used}, variant="cla")
+    assert decision.worker == chosen
+    assert set(decision.ranking[0].terms) == {"load", "hit_ratio"}
+
+
+@pytest.mark.parametrize("kv_bytes", [1e6, 1e9, 1e11])
+def test_proposition_1_ignoring_the_network_doubles_the_transfer(kv_bytes: float) -> None:
+    # k = B1/B3 = 4, hit 0 against 0.5, equal congestion and queues: 1 < 4 * 0.5 = 2, so the near one wins by 2
+    oracle = Oracle({1: 4 * GB, 3: GB}, tier_map={("p", "near"): 1, ("p", "far"): 3})
+    big = dataclasses.replace(ENTRY, kv_bytes=int(kv_bytes))
+    workers = [worker("near"), worker("far")]
+    view = snapshot([worker("p", Role.PREFILL), *workers], [big], oracle, {"r": {"far": LENGTH // 2}})
+    pick = {v: NetKV(variant=v).rank(big, workers, view, random.Random(0)) for v in ("cla", "full")}
+    assert {v: d.worker for v, d in pick.items()} == {"cla": "far", "full": "near"}
+    assert term(pick["full"], "far", "transfer_s") == pytest.approx(
+        2 * term(pick["full"], "near", "transfer_s")
+    )
+
+
+def test_proposition_2_number_and_bound() -> None:
+    # B1/B3 = 4, c1 = c3 = 0.3: (4*0.7 - 0.7) / 5 = 0.42
+    assert staleness_tolerance(4.0, 0.3, 1.0, 0.3) == pytest.approx(0.42)
+    assert staleness_tolerance(4.0, 0.95, 1.0, 0.3) < 0  # a saturated fast tier has no tolerance
+
+
+@given(st.floats(0.1, 100), st.floats(0, 0.9), st.floats(0.1, 1), st.floats(0, 0.9), st.floats(0, 0.999))
+def test_an_error_below_proposition_2s_bound_never_inverts_the_order(
+    near: float, near_c: float, ratio: float, far_c: float, share: float
+) -> None:
+    far = near * ratio
+    bound = staleness_tolerance(near, near_c, far, far_c)
+    if bound > 1e-6:
+        error = bound * share
+        assert near * (1 - near_c - error) > far * (1 - far_c + error)
+
+
+@pytest.mark.parametrize(
+    ("oracle", "now_s", "d1_s", "d2_s"),
+    [
+        (
+            ORACLE,
+            61.0,
+            2 * 5 / 6.25,
+            1 / 3.125,
+        ),  # congestion older than 60 s: static tiers, own transfers still count
+        (dataclasses.replace(ORACLE, congestion_at_s=None), 1.0, 2 * 5 / 6.25, 1 / 3.125),
+        (Oracle(), 1.0, 0.0, 0.0),  # no tier has a bandwidth: no network term
+        (None, 1.0, 0.0, 0.0),
+        (dataclasses.replace(ORACLE, own_flows_excluded=False), 1.0, 1.0, 0.4),  # III-D: n = 0, c alone
+    ],
+)
+def test_missing_and_stale_oracle_data_degrade(
+    oracle: Oracle | None, now_s: float, d1_s: float, d2_s: float
+) -> None:
+    decision = decide(oracle, now_s=now_s)
+    assert term(decision, "d1", "transfer_s") == pytest.approx(d1_s)
+    assert term(decision, "d2", "transfer_s") == pytest.approx(d2_s)
+
+
+def test_a_fresh_pair_estimate_overrides_its_tier_and_a_stale_one_does_not() -> None:
+    learned = dataclasses.replace(ORACLE, pairs={("p", "d2"): PairEstimate(0.25 * GB, at_s=0.0)})
+    assert term(decide(learned), "d2", "transfer_s") == pytest.approx(4.0)
+    assert decide(learned).worker == "d1"
+    assert term(decide(learned, now_s=61.0), "d2", "transfer_s") == pytest.approx(1 / 3.125)
+
+
+@pytest.mark.parametrize(
+    ("transfers", "params", "flows"),
+    [
+        ((("d3", 0, 40),), {}, 16),  # capped
+        ((("d3", 0, 40),), {"max_inflight": 3}, 3),
+        ((("d3", 0, 1), ("d1", 0, 2)), {}, 3),  # both go over tier 2
+        ((("d3", 0, 1), ("d1", 5, 2)), {"strict_priorities": True}, 1),  # priority 5 yields to our 0
+        ((("d2", 0, 2),), {}, 0),  # tier 3
+    ],
+)
+def test_own_transfers_count_by_tier_capped_and_by_priority(
+    transfers: Any, params: dict[str, Any], flows: int
+) -> None:
+    sender = dataclasses.replace(SENDER, transfers=tuple(Transfers(*t) for t in transfers))
+    assert term(decide(sender=sender, **params), "d1", "own_flows") == flows
+
+
+@pytest.mark.parametrize(
+    ("uplinks", "d1_s"),
+    # 5 GB over 5 GB/s, one own transfer on tier 2: the paper's share is a half; of 4 links it is on one in the mean
+    [({}, 1.0 * 2), ({2: 1}, 1.0 * 2), ({2: 4}, 1.0 * (1 + 1 / 4)), ({3: 4}, 1.0 * 2)],
+)
+def test_own_transfers_are_spread_over_the_uplinks_that_are_told(
+    uplinks: dict[int, int], d1_s: float
+) -> None:
+    decision = decide(dataclasses.replace(ORACLE, uplinks=uplinks))
+    assert term(decision, "d1", "transfer_s") == pytest.approx(d1_s)
+    assert term(decision, "d2", "transfer_s") == pytest.approx(0.4)
+    shown = next(r for r in decision.ranking if r.worker == "d1").terms
+    assert shown.get("uplinks") == uplinks.get(2)
+    learned = dataclasses.replace(ORACLE, uplinks=uplinks, pairs={("p", "d1"): PairEstimate(5 * GB, 0.0)})
+    assert term(decide(learned), "d1", "transfer_s") == pytest.approx(d1_s)
+
+
+@pytest.mark.parametrize(
+    ("used", "reported", "queue_steps"),
+    [(8, (0, 0), 0), (10, (8, 0), 2), (4, (8, 3), 3), (0, (None, None), 0)],
+)
+def test_the_queue_is_what_exceeds_the_slots_by_our_charges_or_the_report(
+    used: int, reported: tuple[int | None, int | None], queue_steps: int
+) -> None:
+    facts = {"slots_used": used, "engine_running": reported[0], "engine_waiting": reported[1]}
+    decision = decide(d1=facts, step_base_s=0.5, step_per_seq_s=0.0)
+    assert term(decision, "d1", "queue_s") == pytest.approx(queue_steps * 0.5)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"variant": "best"}, "variant is 'best': choose one of cla, topo_only, static, full"),
+        ({"step_base_s": 0}, "step_base_s is 0: it must be a number > 0"),
+        ({"max_inflight": 1.5}, "max_inflight is 1.5: it must be a whole number 0"),
+        ({"load_weight": float("nan")}, "load_weight is nan"),
+    ],
+)
+def test_parameters_out_of_range_are_refused_with_what_is_allowed(
+    params: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(BadParameter, match=message):
+        NetKV(**params)
