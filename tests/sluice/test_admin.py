@@ -149,7 +149,7 @@ def test_explain_shows_formula_numbers_ranking_and_reason(capsys: Captured) -> N
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "request chatcmpl-1: 3 decisions"
     text = "\n".join(lines)
-    assert "prefill -> p1  (attempt_id 1-a)" in text and "decode -> d2  (attempt_id 1-a)" in text
+    assert "prefill -> p1  (attempt 1-a)" in text and "decode -> d2  (attempt_id 1-a)" in text
     assert "reason   least_cost, waited 12.5 ms" in text
     assert "formula  cost = (w.running * running + w.waiting * waiting) / (sum of w)" in text
     assert "p1: 0.25 = (1.5 * 0.5 + 2 * waiting) / (sum of w)" in text
@@ -160,7 +160,7 @@ def test_explain_shows_formula_numbers_ranking_and_reason(capsys: Captured) -> N
     assert ["WORKER", "COST", "transfer_s", "queue_s", "tier"] in table
     assert [">", "d2", "0.75", "0.5", "0.25", "-"] in table
     assert ["d3", "9.5", "9.5", "0", "-"] in table
-    assert lines[-1].endswith("rejected with 503: queue_timeout, try again in 2 s  (attempt_id 1-b)")
+    assert lines[-1].endswith("rejected with 503: queue_timeout, try again in 2 s  (attempt 1-b)")
 
 
 def test_a_worker_that_the_formula_was_not_applied_to_has_no_numbers(

@@ -407,9 +407,9 @@ def test_a_lost_router_leaves_no_request_undecided(state: State, after: State) -
 @pytest.mark.parametrize(
     ("state", "stage", "engines"),
     [
-        (State.PREFILLING, "prefill", ("p", None)),
-        (State.ADMITTING, "decode", ("p", "d")),
-        (State.DECODING, "decode", ("p", "d")),
+        (State.PREFILLING, "prefilling", ("p", None)),
+        (State.ADMITTING, "decoding", ("p", "d")),
+        (State.DECODING, "decoding", ("p", "d")),
     ],
 )
 def test_a_new_router_adopts_what_is_under_way(

@@ -83,8 +83,8 @@ def base(**changes) -> Base:
         ({"network__background": 1.0}, "network.background: "),
         ({"policies__decode": {"name": "netkv2"}}, "policies: decode: decode policy 'netkv2' is not known"),
         ({"policies__decode": {"name": "netkv", "params": {"w": 1}}}, "has no parameter 'w'"),
-        ({"policies__dispatch": {"max_queu": 1}}, "policies.dispatch.dispatcher: no option 'max_queu'"),
-        ({"policies__dispatch": {"max_queue": 0}}, "policies.dispatch.dispatcher: .*max_queue must be"),
+        ({"policies__dispatch": {"max_queu": 1}}, "policies.dispatch: no option 'max_queu'"),
+        ({"policies__dispatch": {"max_queue": 0}}, "policies.dispatch: .*max_queue must be"),
         ({"policies__predictor": "magic"}, "policies.predictor: "),
         ({"workload__name": "toolagent"}, "workload: no workload is called 'toolagent'"),
         ({"workload__compression": 2.0}, "compression or rate_per_s, not both"),
@@ -118,7 +118,7 @@ def test_changes_set_add_and_multiply():
     whole = base().model_dump()
     variant = Variant(
         name="v",
-        set={"policies.decode.name": "netkv", "policies.dispatch.dispatcher.max_queue": 9},
+        set={"policies.decode.name": "netkv", "policies.dispatch.max_queue": 9},
         add={"cluster.engines.decode.count": 2},
         scale={"network.core_bandwidth_scale": 0.5, "workload.rate_per_s": 3},
     )

@@ -120,7 +120,7 @@ def test_a_retry_gives_back_the_old_charges() -> None:
 )
 def test_an_adopted_request_charges_like_a_known_one(stage, prefill, decode, expected) -> None:  # type: ignore[no-untyped-def]
     state = cluster()
-    tokens = 7 if stage == "decode" else 0
+    tokens = 7 if stage == "decoding" else 0
     state.apply(ev.Adopted(1.0, request(), stage, prefill, decode, tokens, 30.0, 0))
     for worker, charge in expected.items():
         assert charges(state)[worker] == charge
