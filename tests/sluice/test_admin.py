@@ -149,7 +149,7 @@ def test_explain_shows_formula_numbers_ranking_and_reason(capsys: Captured) -> N
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "request chatcmpl-1: 3 decisions"
     text = "\n".join(lines)
-    assert "prefill -> p1  (attempt 1-a)" in text and "decode -> d2  (attempt_id 1-a)" in text
+    assert "prefill -> p1  (attempt 1-a)" in text and "decode -> d2  (attempt 1-a)" in text
     assert "reason   least_cost, waited 12.5 ms" in text
     assert "formula  cost = (w.running * running + w.waiting * waiting) / (sum of w)" in text
     assert "p1: 0.25 = (1.5 * 0.5 + 2 * waiting) / (sum of w)" in text
