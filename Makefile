@@ -12,7 +12,7 @@ SLOW = live or vllm or chaos or browser
 export VENV PORT CONFIG ARGS PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-cuda serve test test-fast test-live lint lint-format lint-rules lint-types lint-arrows format bench-predictors bench-decisions bench-overhead bench-policies bench-papers bench-truth clean
+.PHONY: help setup setup-cuda serve test test-fast test-live lint lint-format lint-rules lint-types lint-arrows format bench-predictors bench-decisions bench-overhead bench-policies bench-papers bench-truth bench-versus clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -73,6 +73,9 @@ bench-papers: setup ## the papers' figures re-run at a reduced size: paper, ours
 
 bench-overhead: setup ## what Sluice adds to an engine: latency, throughput, CPU, memory
 	$(PY) -m benchmarks.live.overhead $(ARGS)
+
+bench-versus: setup ## this checkout against another one, in turn: BASE=../other-checkout
+	$(PY) -m benchmarks.live.versus --base $(BASE) $(ARGS)
 
 bench-truth: setup ## the simulator against a live app on sim engines (ARGS="--engines vllm": against vLLM): errors of TTFT and TPOT
 	$(PY) -m benchmarks.experiments.validate_live $(ARGS)

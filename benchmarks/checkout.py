@@ -10,12 +10,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def commit() -> str:
-    """Short hash of the checkout, with `+` when files differ from it; `unknown` outside a checkout."""
-    head = _git("rev-parse", "--short", "HEAD")
+def commit(root: Path = ROOT) -> str:
+    """Short hash of the checkout at `root`, with `+` when files differ from it; `unknown` outside a checkout."""
+    head = _git(root, "rev-parse", "--short", "HEAD")
     if head is None:
         return "unknown"
-    return head + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    return head + ("+" if _git(root, "status", "--porcelain", "--untracked-files=no") else "")
 
 
 def code_digest(paths: Iterable[str]) -> str:
@@ -29,9 +29,9 @@ def code_digest(paths: Iterable[str]) -> str:
     return whole.hexdigest()[:16]
 
 
-def _git(*arguments: str) -> str | None:
+def _git(root: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         return None
     return done.stdout.strip() if done.returncode == 0 else None

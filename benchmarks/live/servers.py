@@ -40,7 +40,9 @@ class ServerError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What to run. `ports` must be free before and after; `ready_path` answers 200 once requests are served."""
+    """What to run. `ports` must be free before and after; `ready_path` answers 200 once requests are served;
+    `cwd` is the checkout that serves.
+    """
 
     name: str
     argv: Sequence[str]
@@ -49,6 +51,7 @@ class Command:
     ports: Sequence[int] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = 300.0
+    cwd: Path = ROOT
 
     @property
     def all_ports(self) -> tuple[int, ...]:
@@ -170,7 +173,7 @@ def _start(command: Command, log: Path) -> Server:
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, str(REAPER), *command.argv],
-            cwd=ROOT,
+            cwd=command.cwd,
             env=os.environ | {"PYTHONUNBUFFERED": "1"} | dict(command.env),
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -1,0 +1,243 @@
+"""This checkout against another one of the same project, in turn on one machine: has a change cost anything?
+
+    python -m benchmarks.live.versus --base ../other-checkout                     rounds of all rows (some 15 minutes)
+    python -m benchmarks.live.versus --base ../other-checkout --only decisions    without the servers
+
+Both checkouts serve sim engines at the same time, one idle while the other is loaded by the same client of this
+checkout; every round measures each row on both, and which goes first changes from round to round. The decisions are
+`python -m benchmarks.decisions` of each checkout, in turn too. A row's answer is the ratio ours / base, paired by
+round: its geometric mean and the 95 % interval of Student's t on the logarithms. Ratios above 1 are worse: CPU,
+times, and the inverse of requests/s. Nothing is asserted; the exit status is 1 when requests failed.
+"""
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from scipy.special import stdtrit
+
+from benchmarks.checkout import commit
+from benchmarks.live import measure, targets, wrk
+from benchmarks.live.machine import facts
+from benchmarks.live.measure import COMPLETIONS, Plan
+from benchmarks.live.servers import ROOT, Command, Server, python, running
+
+TOKENS = 16
+ROW_S = 4.0
+"""Longest time of one row in one round; the Python client ends sooner when its requests are done."""
+ROWS: Mapping[str, tuple[str, Plan]] = {
+    "python c=1": ("python", Plan(1, 100, TOKENS, ROW_S)),
+    "python c=8": ("python", Plan(8, 800, TOKENS, ROW_S)),
+    "python c=32": ("python", Plan(32, 2500, TOKENS, ROW_S)),
+    "python c=128": ("python", Plan(128, 3000, TOKENS, ROW_S)),
+    "python c=32, completions": ("python", Plan(32, 2500, TOKENS, ROW_S, COMPLETIONS)),
+    "python c=8, 500 tokens": ("python", Plan(8, 32, 500, 10.0)),
+    "wrk c=128": ("wrk", Plan(128, 0, TOKENS, ROW_S)),
+}
+LIMIT = 1.03
+"""A row is marked where its whole interval lies above this ratio."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """One measure of one row over all rounds: medians of both checkouts, and their paired ratio (ours / base)."""
+
+    row: str
+    measure: str
+    rounds: int
+    base: float
+    ours: float
+    ratio: float
+    low: float
+    high: float
+
+    @property
+    def worse(self) -> bool:
+        """Whether the whole interval lies above LIMIT."""
+        return self.low > LIMIT
+
+
+def ratio_of(row: str, name: str, base: Sequence[float], ours: Sequence[float]) -> Ratio:
+    """The paired ratio of positive values, rounds in the same order. Raises ValueError for fewer than two."""
+    if len(base) != len(ours) or len(base) < 2:
+        raise ValueError(f"{row}, {name}: {len(base)} and {len(ours)} rounds; two or more of each are needed")
+    logs = [math.log(b / a) for a, b in zip(base, ours, strict=True)]
+    n, mean = len(logs), math.fsum(logs) / len(logs)
+    deviation = math.sqrt(math.fsum((x - mean) ** 2 for x in logs) / (n - 1))
+    half = float(stdtrit(n - 1, 0.975)) * deviation / math.sqrt(n)
+    middle = n // 2
+    return Ratio(
+        row,
+        name,
+        n,
+        sorted(base)[middle],
+        sorted(ours)[middle],
+        math.exp(mean),
+        math.exp(mean - half),
+        math.exp(mean + half),
+    )
+
+
+def measures_of(case: measure.Case) -> dict[str, float]:
+    """The measures of a row that are compared; in each of them more is worse."""
+    found = {
+        "server CPU, ms a request": case.server_cpu_ms_per_request,
+        "wall, ms a request": 1e3 / case.requests_per_s,
+    }
+    hot = [role for role in ("ingress", "router") if role in case.cpu_ms_per_request]
+    if hot:
+        found["ingress + router CPU, ms a request"] = sum(case.cpu_ms_per_request[role] for role in hot)
+    if case.ttft_ms is not None and case.concurrency <= 32:
+        found["TTFT p50, ms"] = case.ttft_ms["p50"]
+    return found
+
+
+def served_by(checkout: Path, folder: Path) -> Command:
+    """The command that serves sim engines from a checkout, whose modules come first in all its processes."""
+    folder.mkdir()
+    command = targets.sim(folder, targets.SimTiming(), prefill=1, decode=1)
+    env = {**command.env, "PYTHONPATH": str(checkout), "RAY_worker_niceness": "0"}
+    return replace(command, name=f"Sluice at {checkout.name}", cwd=checkout, env=env)
+
+
+def serve_rounds(base: Path, rounds: int, seed: int, executable: str | None) -> Iterator[dict[str, Any]]:
+    """The measures of every row and checkout, round by round. Raises ServerError and MeasureError."""
+    rows = {name: row for name, row in ROWS.items() if row[0] == "python" or executable}
+    with tempfile.TemporaryDirectory(prefix="sluice-versus-") as folder, ExitStack() as stack:
+        servers: dict[str, Server] = {}
+        for name, checkout in (("base", base), ("ours", ROOT)):
+            command = served_by(checkout, Path(folder) / name)
+            servers[name] = stack.enter_context(running(command, lambda text: print(text, flush=True)))
+            measure.first_answer(servers[name], "sim", TOKENS)
+        for number in range(rounds):
+            for row, (client, plan) in rows.items():
+                for name in sorted(servers, reverse=bool(number % 2)):
+                    if client == "python":
+                        case = measure.with_python(servers[name], "sim", plan, seed + number)
+                    else:
+                        assert executable is not None
+                        case = measure.with_wrk(servers[name], "sim", plan, seed + number, executable)
+                    yield {
+                        "round": number,
+                        "row": row,
+                        "side": name,
+                        "failures": case.failures,
+                    } | measures_of(case)
+            print(f"round {number + 1} of {rounds} is done", flush=True)
+
+
+def decision_rounds(base: Path, rounds: int, calls: int, seed: int) -> Iterator[dict[str, Any]]:
+    """CPU times of every decision of both checkouts, round by round."""
+    with tempfile.TemporaryDirectory(prefix="sluice-versus-") as folder:
+        for number in range(rounds):
+            sides = [("base", base), ("ours", ROOT)]
+            for name, checkout in sides if number % 2 == 0 else reversed(sides):
+                out = Path(folder) / f"{name}-{number}.json"
+                arguments = (
+                    "--quick",
+                    "--calls",
+                    str(calls),
+                    "--seed",
+                    str(seed + number),
+                    "--out",
+                    str(out),
+                )
+                subprocess.run(
+                    python("-m", "benchmarks.decisions", *arguments),
+                    cwd=checkout,
+                    env=os.environ | {"PYTHONPATH": str(checkout)},
+                    check=True,
+                    stdout=subprocess.DEVNULL,
+                )
+                for row in json.loads(out.read_text())["rows"]:
+                    yield {
+                        "round": number,
+                        "row": row["name"],
+                        "side": name,
+                        "CPU p50, us": row["cpu_p50_us"],
+                        "wall p50, us": row["p50_us"],
+                    }
+            print(f"decisions, round {number + 1} of {rounds}, are done", flush=True)
+
+
+def ratios(samples: Sequence[Mapping[str, Any]]) -> list[Ratio]:
+    """Every measure of every row that both checkouts have, in the order in which they were first met."""
+    values: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
+    for sample in samples:
+        for name, value in sample.items():
+            if name not in ("round", "row", "side", "failures") and value > 0:
+                sides = values.setdefault((sample["row"], name), {"base": {}, "ours": {}})
+                sides[sample["side"]][sample["round"]] = value
+    found = []
+    for (row, name), sides in values.items():
+        both = sorted(sides["base"].keys() & sides["ours"].keys())
+        if len(both) > 1:
+            base, ours = ([sides[side][number] for number in both] for side in ("base", "ours"))
+            found.append(ratio_of(row, name, base, ours))
+    return found
+
+
+def table(found: Sequence[Ratio]) -> str:
+    """The ratios as Markdown."""
+    lines = ["| row | measure | base | ours | ours / base, 95 % | |", "|---|---|--:|--:|--:|---|"]
+    for r in found:
+        mark = f"above {LIMIT}" if r.worse else ""
+        interval = f"{r.ratio:.3f} ({r.low:.3f} to {r.high:.3f})"
+        lines.append(f"| {r.row} | {r.measure} | {r.base:.4g} | {r.ours:.4g} | {interval} | {mark} |")
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status: 0, or 1 when requests failed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.live.versus",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--base", type=Path, required=True, help="the other checkout")
+    parser.add_argument("--rounds", type=int, default=12, help="alternations (default: %(default)s)")
+    parser.add_argument(
+        "--calls", type=int, default=60, help="calls of a decision a round (default: %(default)s)"
+    )
+    parser.add_argument("--only", choices=("serve", "decisions"), help="only one half")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--wrk", help="path of wrk, where it is not on PATH")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "versus")
+    args = parser.parse_args(argv)
+    base, started_s = args.base.resolve(), time.time()
+    samples: list[dict[str, Any]] = []
+    if args.only != "decisions":
+        samples += serve_rounds(base, args.rounds, args.seed, wrk.find(args.wrk))
+    if args.only != "serve":
+        samples += decision_rounds(base, args.rounds, args.calls, args.seed)
+    found = ratios(samples)
+    print(table(found))
+    result = {
+        "base": commit(base),
+        "ours": commit(ROOT),
+        "machine": facts(),
+        "rounds": args.rounds,
+        "seed": args.seed,
+        "took_s": round(time.time() - started_s),
+        "ratios": [asdict(r) for r in found],
+    }
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "versus.json").write_text(json.dumps(result, indent=1) + "\n")
+    (args.out / "versus.md").write_text(
+        f"# {result['ours']} against {result['base']}, {args.rounds} rounds in turn\n\n{table(found)}\n"
+    )
+    return 1 if any(sample.get("failures") for sample in samples) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""Two checkouts in turn: the paired ratio, its interval, and what is marked."""
+
+import math
+
+import pytest
+
+from benchmarks.live.versus import ratio_of, ratios, table
+
+
+def test_the_ratio_is_paired_by_round() -> None:
+    """Rounds differ by a factor of ten and ours costs 2 % more in each: the spread of the rounds drops out."""
+    base = [1.0, 10.0, 3.0, 0.3]
+    found = ratio_of("c=1", "CPU", base, [1.02 * value for value in base])
+    assert (found.ratio, found.low, found.high) == pytest.approx((1.02, 1.02, 1.02))
+    assert not found.worse
+
+
+def test_the_interval_is_that_of_student() -> None:
+    """Logs 0 and ln 1.21: mean ln 1.1, deviation ln(1.21)/sqrt 2, half width 12.706 * deviation / sqrt 2."""
+    found = ratio_of("c=1", "CPU", [1.0, 1.0], [1.0, 1.21])
+    half = 12.7062 * math.log(1.21) / 2
+    assert found.ratio == pytest.approx(1.1)
+    assert math.log(found.high) == pytest.approx(math.log(1.1) + half, rel=1e-4)
+
+
+def test_a_row_is_marked_only_where_its_whole_interval_is_above_the_limit() -> None:
+    samples = [
+        {"round": number, "row": row, "side": side, "failures": {}, "CPU": value * (1 + number)}
+        for number in range(3)
+        for row, ours in (("dear", 1.05), ("fair", 1.01))
+        for side, value in (("base", 1.0), ("ours", ours))
+    ]
+    found = ratios(samples)
+    assert [(r.row, r.worse) for r in found] == [("dear", True), ("fair", False)]
+    assert [line.endswith("above 1.03 |") for line in table(found).splitlines()[2:]] == [True, False]
+
+
+def test_a_row_that_one_checkout_lacks_is_left_out_and_one_round_is_too_few() -> None:
+    lone = [{"round": number, "row": "new", "side": "ours", "CPU": 1.0} for number in range(3)]
+    assert ratios(lone) == []
+    with pytest.raises(ValueError, match="two or more"):
+        ratio_of("c=1", "CPU", [1.0], [1.0])
