@@ -58,6 +58,11 @@ def bad_request(message: str, param: str | None, code: str | None = None) -> Api
     return ApiError(400, message, param=param, code=code)
 
 
+def too_large(limit_bytes: int) -> ApiError:
+    """413: the request's body is longer than the server reads."""
+    return ApiError(413, f"The request body is larger than {limit_bytes} bytes.", code="body_too_large")
+
+
 def _type_of(status: int) -> str:
     if status == 429:
         return "rate_limit_error"

@@ -18,16 +18,14 @@ import ipaddress
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import orjson
 
 from app.api.errors import ApiError, bad_request
 from app.ingress.http.reply import Headers, Reply, Request
+from app.ingress.hub import Hub
 from app.profile.file import load_heatmap, shipped
-
-if TYPE_CHECKING:
-    from app.ingress.hub import Hub
 
 PATH = "/sluice/admin/"
 What = Literal["policy", "set_policy", "explain", "journal"]
@@ -39,7 +37,7 @@ class AdminApi:
     """`respond(reply, request_id, status, body, headers)` sends JSON."""
 
     def __init__(
-        self, keys: tuple[str, ...], hub: "Hub", respond: Callable[[Reply, str, int, bytes, Headers], None]
+        self, keys: tuple[str, ...], hub: Hub, respond: Callable[[Reply, str, int, bytes, Headers], None]
     ) -> None:
         self._keys = [key.encode() for key in keys]
         self._hub, self._respond = hub, respond

@@ -6,27 +6,25 @@ Serve's proxy) `__call__` reads the body, calls the same `dispatch` and pumps th
 """
 
 import asyncio
-import itertools
 import logging
 import re
-import secrets
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import orjson
 
-from app.api.errors import ApiError
+from app.api.errors import ApiError, too_large
 from app.api.plan import Plan, plan_chat, plan_completion
 from app.ingress.admin import PATH as ADMIN
 from app.ingress.admin import AdminApi
 from app.ingress.config import IngressConfig
 from app.ingress.exchange import JSON, Exchange
-from app.ingress.http.protocol import too_large
 from app.ingress.http.reply import AsgiReply, Headers, Reply, Request
 from app.ingress.hub import Hub
 from app.ingress.intake import Intake
 from app.ingress.metrics import IngressMetrics
+from app.ingress.open_requests import OpenRequests
 from app.ingress.status import fleet_view, status_of
 from app.ingress.tokenizer import TextCodec
 
@@ -56,14 +54,8 @@ class IngressApp:
         self.metrics = metrics
         self.versions = versions
         self.transport = "plain"
-        self.draining = False
-        self._live: set[Exchange] = set()
-        self._idle = asyncio.Event()
-        self._id_prefix = secrets.token_hex(6)
-        self.own_prefix = f"req-{self._id_prefix}"  # of request ids that we gave
+        self.requests = OpenRequests(hub)
         self._admin = AdminApi(config.admin_keys, hub, self._respond_json)
-        self._ids = itertools.count(1)
-        self._dirty: list[Exchange] = []
         self._loop = asyncio.get_running_loop()
         self._created_s = int(time.time())
         self._preparing: set[asyncio.Task[None]] = set()
@@ -85,7 +77,7 @@ class IngressApp:
     @property
     def in_flight(self) -> int:
         """HTTP requests for output that are being answered."""
-        return len(self._live)
+        return len(self.requests)
 
     def dispatch(self, request: Request, reply: Reply) -> None:
         """Answers one request, now or later; never raises for what the client sent."""
@@ -111,42 +103,14 @@ class IngressApp:
             extra += [(b"www-authenticate", b"Bearer")] if error.status == 401 else []
             self._refuse(error, reply, request_id, extra)
 
-    def flush_soon(self, exchange: Exchange) -> None:
-        """Writes what `exchange` has pending at the end of this loop iteration, together with all others."""
-        if not self._dirty:
-            self._loop.call_soon(self._flush)
-        self._dirty.append(exchange)
-
-    def closed(self, exchange: Exchange) -> None:
-        self._live.discard(exchange)
-        if self.draining and not self._live:
-            self._idle.set()
-
-    def new_id(self) -> str:
-        return f"{self._id_prefix}{next(self._ids):08x}"
-
-    def model_name(self, asked: str | None) -> str:
-        return asked or self.config.served_names[0]
+    @property
+    def draining(self) -> bool:
+        """Whether this replica takes no more requests, because it is shutting down."""
+        return self.requests.draining
 
     async def drain(self, timeout_s: float) -> bool:
-        """Takes no new requests and waits for those under way; True if all ended within `timeout_s`."""
-        self.draining = True
-        if self._live:
-            self._idle.clear()
-            try:
-                await asyncio.wait_for(self._idle.wait(), timeout_s)
-            except TimeoutError:
-                return False
-        return True
-
-    def _flush(self) -> None:
-        dirty, self._dirty = self._dirty, []
-        for exchange in dirty:
-            try:
-                exchange.flush()
-            except Exception as error:  # a bug: it ends this answer, not those that are written after it
-                self.metrics.internal_errors.inc()
-                exchange.broken(error)
+        """Takes no new requests and waits for those under way; returns True if all ended within `timeout_s`."""
+        return await self.requests.drain(timeout_s)
 
     def _refuse(
         self, error: ApiError, reply: Reply, request_id: str, extra: list[tuple[bytes, bytes]]
@@ -159,7 +123,7 @@ class IngressApp:
         given = request.headers.get(b"x-request-id")
         if given is not None and _REQUEST_ID.fullmatch(given):
             return given.decode("ascii")
-        return f"req-{self.new_id()}"  # the answer's own id is the same behind another prefix
+        return f"req-{self.requests.new_id()}"  # the answer's own id is the same behind another prefix
 
     # -------------------------------------------------------------------------------------------------- endpoints
 
@@ -188,7 +152,7 @@ class IngressApp:
                 503, "This replica is shutting down; try again.", code="draining", retry_after_s=1.0
             )
         # a long prompt is tokenised to its end even where its client has left: it is work still
-        if max(len(self._live), len(self._preparing)) >= self.config.max_in_flight:
+        if max(len(self.requests), len(self._preparing)) >= self.config.max_in_flight:
             message = f"This replica serves {self.config.max_in_flight} requests already; try again later."
             raise ApiError(429, message, code="too_many_requests", retry_after_s=1.0)
         return self.hub.now_s()
@@ -231,8 +195,8 @@ class IngressApp:
             exchange.fail(ApiError(500, "Internal error; see the server's log."))
 
     def _open(self, plan: Plan, reply: Reply, request_id: str, started_s: float) -> Exchange:
-        exchange = Exchange(self, plan, reply, request_id, started_s)
-        self._live.add(exchange)
+        exchange = Exchange(self.requests, plan, reply, request_id, started_s)
+        self.requests.opened(exchange)
         return exchange
 
     # ---------------------------------------------------------------------------------------- small endpoints
@@ -278,7 +242,7 @@ class IngressApp:
         self._json(reply, request_id, {**self.versions, "transport": self.transport})
 
     def _status(self, request: Request, reply: Reply, request_id: str) -> None:
-        self._json(reply, request_id, status_of(self))
+        self._json(reply, request_id, status_of(self.hub, self.requests, self.transport))
 
     # ------------------------------------------------------------------------------------------------------ ASGI
 

@@ -6,7 +6,6 @@ write. It ends in `_close`, exactly once, whichever of finish, failure and disco
 
 import logging
 import time
-from typing import TYPE_CHECKING
 
 from actors.wire.messages import Out
 from app.api.chunks import DONE, Choice, Envelope, StreamWriter, usage_json, whole
@@ -15,9 +14,7 @@ from app.api.plan import Plan
 from app.ingress.http.reply import GONE_SLOW, Headers, Reply
 from app.ingress.job import Job
 from app.ingress.job_parts import Work
-
-if TYPE_CHECKING:
-    from app.ingress.asgi import IngressApp
+from app.ingress.open_requests import OpenRequests
 
 log = logging.getLogger(__name__)
 
@@ -32,14 +29,14 @@ class Exchange:
     """See the module. `begin` starts the jobs; before that only `fail` and the client's leaving can end it."""
 
     __slots__ = (
-        "_app", "_choices", "_client_id", "_finish", "_first_s", "_id", "_jobs", "_open_jobs", "_pending", "_started_s",
-        "_tokens", "_writer", "closed", "envelope", "plan", "reply", "request_id",
+        "_choices", "_client_id", "_finish", "_first_s", "_id", "_jobs", "_open_jobs", "_pending", "_requests",
+        "_started_s", "_tokens", "_writer", "closed", "envelope", "plan", "reply", "request_id",
     )  # fmt: skip
 
     def __init__(
-        self, app: "IngressApp", plan: Plan, reply: Reply, request_id: str, started_s: float
+        self, requests: OpenRequests, plan: Plan, reply: Reply, request_id: str, started_s: float
     ) -> None:
-        self._app = app
+        self._requests = requests
         self.plan = plan
         self.reply = reply
         self.request_id = request_id
@@ -53,12 +50,16 @@ class Exchange:
         self._tokens: list[list[int]] = []
         self._choices: list[Choice] = []
         self._writer: StreamWriter | None = None
-        ours = request_id.startswith(app.own_prefix)
-        self._id = request_id.removeprefix("req-") if ours else app.new_id()
+        ours = request_id.startswith(requests.own_prefix)
+        self._id = request_id.removeprefix("req-") if ours else requests.new_id()
         self._client_id = "" if ours else request_id
         prefix = "chatcmpl-" if plan.chat else "cmpl-"
         self.envelope = Envelope(
-            prefix + self._id, int(time.time()), app.model_name(plan.model), plan.chat, plan.include_usage
+            prefix + self._id,
+            int(time.time()),
+            requests.model_name(plan.model),
+            plan.chat,
+            plan.include_usage,
         )
         reply.on_gone = self._gone
 
@@ -101,7 +102,7 @@ class Exchange:
                 if index < len(plan.prompts) and isinstance(prompt := plan.prompts[index], str)
                 else None,
             )
-            self._jobs.append(Job(work, self, self._app.hub))
+            self._jobs.append(Job(work, self, self._requests.hub))
         self._open_jobs = len(self._jobs)
         for job in self._jobs:
             if not self.closed:
@@ -137,7 +138,7 @@ class Exchange:
         data = writer.piece(choice, out, self._usage() if self.plan.continuous_usage else None)
         if data:
             if not self._pending:
-                self._app.flush_soon(self)
+                self._requests.flush_soon(self)
             self._pending.append(data)
 
     def _complete(self) -> None:
@@ -149,7 +150,7 @@ class Exchange:
             return
         finish = self._writer.usage(self._usage()) + DONE if self.plan.include_usage else DONE
         if not self._pending:
-            self._app.flush_soon(self)
+            self._requests.flush_soon(self)
         self._finish = finish
         self._close(200)
         self._release()
@@ -203,7 +204,7 @@ class Exchange:
         self._cancel_jobs()
         if self.reply.started or self._pending:
             self._finish = error.event()
-            self._app.flush_soon(self)
+            self._requests.flush_soon(self)
         else:
             self.reply.respond(error.status, [JSON, *error.headers(), *self._headers()], error.body())
 
@@ -211,20 +212,20 @@ class Exchange:
         if self.closed:
             return
         if reason == GONE_SLOW:
-            self._app.metrics.slow_clients.inc()
+            self._requests.metrics.slow_clients.inc()
         self._close(CLIENT_CLOSED)
         self._cancel_jobs()
 
     def _close(self, code: int) -> None:
         self.closed = True
-        app = self._app
-        app.closed(self)
-        metrics = app.metrics
+        requests = self._requests
+        requests.closed(self)
+        metrics = requests.metrics
         metrics.answered(code, self.plan.request_class)
         if self._first_s is not None:
             metrics.ttft.observe(self._first_s - self._started_s)
         if code == 200:
-            metrics.e2e.observe(app.hub.now_s() - self._started_s)
+            metrics.e2e.observe(requests.hub.now_s() - self._started_s)
 
     def _headers(self) -> Headers:
         return [(b"x-request-id", self.request_id.encode())]

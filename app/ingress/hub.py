@@ -35,13 +35,13 @@ from actors.wire.messages import (
     Transferred,
 )
 from app.ingress import fallback
+from app.ingress.admin_calls import AdminCalls
 from app.ingress.config import IngressConfig
 from app.ingress.hints import hints_of
 from app.ingress.job import Job
 from app.ingress.job_parts import EngineFailed, EngineLost, RouterLost, State, Work
 from app.ingress.links import EngineLink, EngineLinks
 from app.ingress.metrics import IngressMetrics
-from app.ingress.questions import Questions
 from policies.engine_model.blocks import block_hashes
 
 log = logging.getLogger(__name__)
@@ -70,8 +70,8 @@ class Hub:
         self._router = Link(
             me, find_router, self._from_router, self._router_up, self._router_down, name="router"
         )
-        self._questions = Questions(self._router.send)
-        self.ask_router = self._questions.ask
+        self._admin_calls = AdminCalls(self._router.send)
+        self.ask_router = self._admin_calls.call
         self._epochs = itertools.count(1)
         self._epoch: int | None = None
         self._context_tokens: int | None = None
@@ -287,7 +287,7 @@ class Hub:
             case FleetStatus():
                 self.fleet_status = message
             case AdminAnswer():
-                self._questions.answer(message)
+                self._admin_calls.answer(message)
             case Fleet():
                 self.fleet = message
                 self._engines.update(message.engines)
@@ -303,7 +303,7 @@ class Hub:
 
     def _router_down(self, reason: str) -> None:
         self._epoch = None
-        self._questions.lost()
+        self._admin_calls.lost()
         self._admitted.clear()
         if self._stopping:
             return

@@ -1,23 +1,20 @@
 """`/sluice/status`: the fleet as this replica and the router's last report know it."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from actors.wire.messages import EngineInfo, FleetStatus, Status
+from app.ingress.hub import Hub
 from app.ingress.job_parts import State
-
-if TYPE_CHECKING:
-    from app.ingress.asgi import IngressApp
-    from app.ingress.hub import Hub
+from app.ingress.open_requests import OpenRequests
 
 
-def fleet_view(hub: "Hub") -> tuple[list[EngineInfo], FleetStatus | None]:
+def fleet_view(hub: Hub) -> tuple[list[EngineInfo], FleetStatus | None]:
     """The engines of the fleet and the router's last report; None before the first."""
     return hub.engines(), hub.fleet_status
 
 
-def status_of(app: "IngressApp") -> dict[str, Any]:
-    """The shape that the SDK and the dashboard read. A figure that nobody has reported yet is null."""
-    hub = app.hub
+def status_of(hub: Hub, requests: OpenRequests, transport: str) -> dict[str, Any]:
+    """The JSON object that the SDK reads. A figure that nobody has reported yet is null."""
     infos, report = fleet_view(hub)
     statuses = {status.engine_id: status for status in report.statuses} if report else {}
     fleet = hub.fleet
@@ -26,10 +23,10 @@ def status_of(app: "IngressApp") -> dict[str, Any]:
     for job in hub.jobs.values():
         here[job.state.value] += 1
     return {
-        "ready": not app.draining and hub.ready() is None,
+        "ready": not requests.draining and hub.ready() is None,
         "detail": hub.ready(),
-        "model": app.config.served_names[0],
-        "transport": app.transport,
+        "model": hub.config.served_names[0],
+        "transport": transport,
         "router": {
             "connected": hub.router_connected(),
             "policy": policy,
@@ -42,7 +39,7 @@ def status_of(app: "IngressApp") -> dict[str, Any]:
             "pool": report.pool if report and hub.router_connected() else here["pooled"],
         },
         "leases": report.leases if report and hub.router_connected() else here["pooled"] + here["admitting"],
-        "replica": {"id": app.config.replica_id, "in_flight": app.in_flight, "jobs": here},
+        "replica": {"id": hub.config.replica_id, "in_flight": len(requests), "jobs": here},
     }
 
 

@@ -1,8 +1,9 @@
 """The ingress replica's own listener on the public port, inside a loop that already runs.
 
 uvicorn's `Server` binds, holds the TLS context and the Date header; its main loop and signal handlers are
-left out, because the process belongs to Ray (or a test). The protocol is ours (`http_protocol`) where
-httptools is there, else uvicorn's own with the ASGI app: slower, the same API. `/version` says which is on.
+left out, because the process belongs to Ray (or a test). Connections speak the fast protocol (`protocol.py`); with
+`fast` off uvicorn's own drives the ASGI application, as Serve's proxy does: slower, with equal answers. `/version`
+says which one is on.
 """
 
 import asyncio
@@ -10,20 +11,15 @@ import gc
 import logging
 import socket
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import uvicorn
 
 from app.ingress.admin import is_loopback
 from app.ingress.asgi import IngressApp
+from app.ingress.http.protocol import FastHttpProtocol
 
 log = logging.getLogger(__name__)
-
-try:
-    from app.ingress.http.protocol import FastHttpProtocol
-except ImportError:  # httptools has no wheel for this platform
-    FastHttpProtocol = None  # type: ignore[assignment, misc]
-
 
 SWEEP_S = 1.0
 
@@ -69,11 +65,17 @@ class Listener:
         config = self._config
         sock = _bind(config)
         self.port = sock.getsockname()[1]
-        fast = config.fast and FastHttpProtocol is not None
-        self._app.transport = "fast" if fast else "plain"
+        fast_protocol = partial(
+            FastHttpProtocol,
+            dispatch=self._app.dispatch,
+            max_body_bytes=self._app.config.max_body_bytes,
+            slow_client_bytes=self._app.config.slow_client_bytes,
+            local=is_loopback(config.host),
+        )
+        self._app.transport = "fast" if config.fast else "plain"
         settings = uvicorn.Config(
             self._app,  # type: ignore[arg-type]
-            http=protocol_class(self._app, is_loopback(config.host)) if fast else "auto",
+            http=fast_protocol if config.fast else "auto",  # type: ignore[arg-type]  # uvicorn only calls it
             loop="none",
             lifespan="off",
             interface="asgi3",
@@ -95,7 +97,7 @@ class Listener:
         gc.collect()
         gc.freeze()  # what is loaded by now stays: full collections need not walk it (tens of ms under Ray)
         self._server = server
-        self._ticker = asyncio.create_task(self._tick(server, fast))
+        self._ticker = asyncio.create_task(self._tick(server))
 
     async def stop(self, drain_s: float = 0.0) -> None:
         """Takes no new connections, gives running answers `drain_s`, then cuts. Idempotent."""
@@ -116,29 +118,18 @@ class Listener:
         for one in server.servers:
             await one.wait_closed()
 
-    async def _tick(self, server: uvicorn.Server, fast: bool) -> None:
+    async def _tick(self, server: uvicorn.Server) -> None:
         """Once a second: the Date header, and connections that have idled too long."""
         while True:
             await asyncio.sleep(SWEEP_S)
             try:
                 await server.on_tick(0)
-                if fast:
+                if self._config.fast:
                     for connection in list(server.server_state.connections):
                         connection.sweep(SWEEP_S, self._config.keep_alive_s, self._config.request_read_s)  # type: ignore[union-attr]
             except Exception:  # a bug; without this task idle connections would stay for ever
                 self._app.metrics.internal_errors.inc()
                 log.exception("the listener's sweep failed; it is tried again in %g s", SWEEP_S)
-
-
-def protocol_class(app: IngressApp, local: bool) -> type[Any]:
-    """The fast protocol bound to `app`. `local`: only this machine reaches the listener."""
-    bound = {
-        "dispatch": staticmethod(app.dispatch),
-        "max_body_bytes": app.config.max_body_bytes,
-        "slow_client_bytes": app.config.slow_client_bytes,
-        "local": local,
-    }
-    return type("BoundFastHttpProtocol", (FastHttpProtocol,), bound)
 
 
 def _bind(config: ListenerConfig) -> socket.socket:

@@ -20,7 +20,7 @@ from urllib.parse import unquote
 
 import httptools
 
-from app.api.errors import ApiError
+from app.api.errors import ApiError, too_large
 from app.ingress.http.fast_reply import HttpReply, build_head
 from app.ingress.http.reply import GONE_DISCONNECTED, Headers, Reply, Request
 
@@ -36,16 +36,28 @@ Dispatch = Callable[[Request, Reply], None]
 
 
 class FastHttpProtocol(asyncio.Protocol):
-    """One client connection. `dispatch`, `max_body_bytes`, `slow_client_bytes` and `local` (the listener is bound to
-    a loopback address) are bound by `listener.protocol_class`.
+    """One client connection.
+
+    The listener gives `dispatch`, `max_body_bytes`, `slow_client_bytes` and `local` (it is bound to a loopback
+    address); uvicorn's `Server` adds the other arguments for each connection that it accepts.
     """
 
-    dispatch: Dispatch
-    max_body_bytes: int
-    slow_client_bytes: int
-    local: bool
-
-    def __init__(self, config: Any, server_state: Any, app_state: Any, _loop: Any = None) -> None:
+    def __init__(
+        self,
+        *,
+        dispatch: Dispatch,
+        max_body_bytes: int,
+        slow_client_bytes: int,
+        local: bool,
+        config: Any,
+        server_state: Any,
+        app_state: Any,
+        _loop: Any = None,
+    ) -> None:
+        self._dispatch = dispatch
+        self._max_body_bytes = max_body_bytes
+        self._slow_client_bytes = slow_client_bytes
+        self._local = local
         self._server = server_state
         self._loop = _loop or asyncio.get_running_loop()
         self.transport: asyncio.Transport | None = None
@@ -123,15 +135,15 @@ class FastHttpProtocol(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         length = self._headers.get(b"content-length")
-        if length is not None and length.isdigit() and int(length) > self.max_body_bytes:
-            raise too_large(self.max_body_bytes)
+        if length is not None and length.isdigit() and int(length) > self._max_body_bytes:
+            raise too_large(self._max_body_bytes)
         if self._headers.get(b"expect", b"").lower() == b"100-continue" and self._current is None:
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
-        if self._body_bytes > self.max_body_bytes:
-            raise too_large(self.max_body_bytes)
+        if self._body_bytes > self._max_body_bytes:
+            raise too_large(self._max_body_bytes)
         self._body.append(body)
 
     def on_message_complete(self) -> None:
@@ -146,7 +158,7 @@ class FastHttpProtocol(asyncio.Protocol):
             path = unquote(path)
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         keep_alive = version != "1.0" and self._parser.should_keep_alive()
-        request = Request(method, path, self._headers, body, self.local)
+        request = Request(method, path, self._headers, body, self._local)
         self._body = []
         reply = HttpReply(self, keep_alive, version != "1.0", method == "HEAD")
         if self._current is None and not self._waiting and not self._paused:
@@ -173,7 +185,7 @@ class FastHttpProtocol(asyncio.Protocol):
         return (
             self._paused
             and transport is not None
-            and transport.get_write_buffer_size() > self.slow_client_bytes
+            and transport.get_write_buffer_size() > self._slow_client_bytes
         )
 
     def cut(self, reason: str) -> None:
@@ -212,7 +224,7 @@ class FastHttpProtocol(asyncio.Protocol):
     def _run(self, request: Request, reply: HttpReply) -> None:
         self._current = reply
         try:
-            type(self).dispatch(request, reply)
+            self._dispatch(request, reply)
         except Exception:
             log.exception("%s %s failed", request.method, request.path)
             if reply.started:
@@ -255,8 +267,3 @@ class FastHttpProtocol(asyncio.Protocol):
         self._closing = True
         if self._current is None and not self._waiting and self.transport is not None:
             self.transport.close()
-
-
-def too_large(limit: int) -> ApiError:
-    """413, the same words on both transports."""
-    return ApiError(413, f"The request body is larger than {limit} bytes.", code="body_too_large")

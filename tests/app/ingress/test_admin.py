@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from app.ingress.admin import admin_keys, is_loopback
+from app.ingress.admin_calls import AdminCalls
 from app.ingress.config import IngressConfig
 from app.ingress.http.listener import ListenerConfig
-from app.ingress.questions import Questions
 from tests.app.ingress.rig import MODEL, Rig, pair, rig, until
 
 KEY = "a-good-admin-key"
@@ -186,11 +186,11 @@ async def test_a_question_to_a_router_that_dies_is_answered_once() -> None:
     def keep(status: int, body: bytes) -> None:
         answers.append((status, json.loads(body)["message"]))
 
-    questions = Questions(lambda message: True)
-    questions.ask("policy", b"", keep)
-    questions.ask("policy", b"", keep)
-    questions.lost()
-    questions.lost()
+    calls = AdminCalls(lambda message: True)
+    calls.call("policy", b"", keep)
+    calls.call("policy", b"", keep)
+    calls.lost()
+    calls.lost()
     assert [status for status, _ in answers] == [503, 503] and "was lost" in answers[0][1]
 
 

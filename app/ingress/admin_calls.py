@@ -1,4 +1,4 @@
-"""Questions to the router that wait for their answers: each is answered exactly once, whatever happens."""
+"""An administrator's calls to the router that wait for its answer; each is answered exactly once, whatever happens."""
 
 import itertools
 from collections.abc import Callable
@@ -14,7 +14,7 @@ Answered = Callable[[int, bytes], None]
 """Status as in HTTP, and JSON: with a status above 200 it is {"message"}."""
 
 
-class Questions:
+class AdminCalls:
     """`send` returns False without a connection to the router."""
 
     def __init__(self, send: Callable[[Message], bool]) -> None:
@@ -22,7 +22,7 @@ class Questions:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, tuple[Answered, Patience]] = {}
 
-    def ask(self, what: str, body: bytes, answered: Answered) -> None:
+    def call(self, what: str, body: bytes, answered: Answered) -> None:
         """`answered` runs later, or at once with 503 where there is no router."""
         number = next(self._numbers)
         if not self._send(Admin(number, what, body)):  # type: ignore[arg-type]

@@ -1,0 +1,83 @@
+"""The requests for output that one ingress replica is answering: their ids, their joint writes, and the drain."""
+
+import asyncio
+import itertools
+import secrets
+from typing import Protocol
+
+from app.ingress.hub import Hub
+
+
+class OpenRequest(Protocol):
+    """One request for output, as far as the set of them needs it (`app.ingress.exchange`)."""
+
+    def flush(self) -> None: ...
+    def broken(self, error: Exception) -> None: ...
+
+
+class OpenRequests:
+    """The set of requests under way, and what each of them shares with the others.
+
+    A request enters with `opened` and leaves with `closed`, exactly once each. Bytes for clients are collected during
+    one iteration of the event loop and written at its end (`flush_soon`), one write a client.
+    """
+
+    def __init__(self, hub: Hub) -> None:
+        self.hub = hub
+        self.metrics = hub.metrics
+        self.draining = False
+        self._open: set[OpenRequest] = set()
+        self._dirty: list[OpenRequest] = []
+        self._idle = asyncio.Event()
+        self._ids = itertools.count(1)
+        self._id_prefix = secrets.token_hex(6)
+        self.own_prefix = f"req-{self._id_prefix}"
+        """Every request id given by this replica begins with this."""
+        self._loop = asyncio.get_running_loop()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def opened(self, request: OpenRequest) -> None:
+        """Counts `request` as under way."""
+        self._open.add(request)
+
+    def closed(self, request: OpenRequest) -> None:
+        """Counts `request` as over, and ends the drain with the last one."""
+        self._open.discard(request)
+        if self.draining and not self._open:
+            self._idle.set()
+
+    def flush_soon(self, request: OpenRequest) -> None:
+        """Writes what `request` has pending at the end of this loop iteration, together with all others."""
+        if not self._dirty:
+            self._loop.call_soon(self._flush)
+        self._dirty.append(request)
+
+    def new_id(self) -> str:
+        """An id that no other request has, whichever replica serves it."""
+        return f"{self._id_prefix}{next(self._ids):08x}"
+
+    def model_name(self, asked: str | None) -> str:
+        """The model name an answer carries: the one that was asked for, else the first that is served."""
+        return asked or self.hub.config.served_names[0]
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Takes no new requests and waits for those under way; returns True if all ended within `timeout_s`."""
+        self.draining = True
+        if self._open:
+            self._idle.clear()
+            try:
+                await asyncio.wait_for(self._idle.wait(), timeout_s)
+            except TimeoutError:
+                return False
+        return True
+
+    def _flush(self) -> None:
+        dirty, self._dirty = self._dirty, []
+        for request in dirty:
+            try:
+                request.flush()
+            except Exception as error:  # a bug: it ends this answer, not those that are written after it
+                self.metrics.internal_errors.inc()
+                request.broken(error)
