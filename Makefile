@@ -7,12 +7,12 @@ ARGS ?=
 PY = $(VENV)/bin/python
 PYTEST = $(PY) -m pytest $(ARGS)
 PACKAGES = sluice predictors policies actors app benchmarks
-PAIR = tests/live/test_vllm_engines.py
+PAIR = tests/live/test_default_config.py tests/live/test_vllm_engines.py
 SLOW = live or vllm or chaos or browser
 export VENV PORT CONFIG ARGS PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-cuda serve test test-fast test-live lint lint-format lint-rules lint-types lint-arrows format bench-predictors bench-decisions bench-overhead bench-policies bench-papers bench-truth bench-versus clean
+.PHONY: help setup setup-cuda serve test test-fast test-live test-live-pair test-live-app lint lint-format lint-rules lint-types lint-arrows format bench-predictors bench-decisions bench-overhead bench-policies bench-papers bench-truth bench-versus clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,15 +27,19 @@ setup-cuda: ## the same with the CUDA engine, for machines with NVIDIA GPUs (not
 serve: setup ## serve CONFIG on 127.0.0.1:PORT in the foreground
 	@exec scripts/serve.sh
 
-test: setup ## all tests: first the fast ones, then those that start Ray and engines
-	$(PYTEST) -m "not ($(SLOW))"
-	@$(MAKE) --no-print-directory test-live
+test: setup ## all tests: first the fast ones, then those that start Ray and engines; all parts run, whichever fails
+	@$(MAKE) --no-print-directory --keep-going -j1 test-fast test-live-pair test-live-app
 
 test-fast: setup ## the tests that start no Ray and no engine
 	$(PYTEST) -m "not ($(SLOW))"
 
-test-live: setup ## the tests that start Ray and engines (twice two vLLM engines, one pair after the other)
+test-live: setup ## the tests that start Ray and engines (two vLLM engines at a time)
+	@$(MAKE) --no-print-directory --keep-going -j1 test-live-pair test-live-app
+
+test-live-pair: setup
 	$(PYTEST) -m "$(SLOW)" $(PAIR)
+
+test-live-app: setup
 	$(PYTEST) -m "$(SLOW)" $(PAIR:%=--ignore=%)
 
 lint: lint-format lint-rules lint-types lint-arrows ## format, lint, types and import arrows (make -k lint: all findings)

@@ -240,7 +240,7 @@ def _all_running() -> bool:
 def _greet(config: Any, http_port: int, say: "_Progress") -> None:
     say(f"ready: {config.model.served_name} on {_url(config)} (Serve's own port: {http_port})")
     body = '{"messages": [{"role": "user", "content": "What is the capital of France?"}], '
-    body += '"temperature": 0, "stream": true}'
+    body += '"temperature": 0, "max_tokens": 64, "stream": true}'
     print(f"\n  curl -N {_url(config)}/v1/chat/completions -H 'content-type: application/json' -d '{body}'\n")
     print("  Ctrl-C ends it.\n", flush=True)
 

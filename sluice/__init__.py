@@ -4,7 +4,7 @@
 
     with Sluice() as client:
         print(client.chat("Why is the sky blue?", max_tokens=64).text)
-        with client.stream_chat("Tell me a story") as stream:
+        with client.stream_chat("Tell me a story", max_tokens=200) as stream:
             for chunk in stream:
                 print(chunk.text, end="", flush=True)
 

@@ -18,7 +18,7 @@ from benchmarks.experiments.agreement import Stream, Times
 from benchmarks.live import openloop
 from benchmarks.live.servers import Command
 from benchmarks.live.stats import percentile
-from benchmarks.live.targets import MODEL, engine_options, sluice_app
+from benchmarks.live.targets import MODEL, EngineOptions, sluice_app
 from benchmarks.sim import metrics, profiles
 from benchmarks.sim.calibration import DecodeTime, PrefillTime, fit
 from benchmarks.sim.cluster import simulate
@@ -151,7 +151,7 @@ def vllm_setup(policies: tuple[tuple[str, str], ...], seconds: float) -> Setup:
         profile=profiles.load("cpu_smollm2"),
         mix=Mix(0.5, seconds, (16, 192), (16, 64)),
         policies=policies or (("join_shortest_queue",) * 2,),
-        options=asdict(engine_options()),
+        options=asdict(EngineOptions()),
     )
 
 

@@ -135,7 +135,7 @@ class Bench:
 
     def vllm(self) -> None:
         """vLLM's own server, then Sluice around the same engine."""
-        model_dir, options = targets.model_directory(), targets.engine_options()
+        model_dir, options = targets.model_directory(), targets.EngineOptions()
         base: dict[int, Case] = {}
         commands = [
             targets.bare_engine(options, model_dir),

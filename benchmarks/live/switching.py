@@ -25,7 +25,7 @@ import httpx
 from benchmarks.live.load import Load, LoadResult, body_of, drive
 from benchmarks.live.machine import facts
 from benchmarks.live.servers import ROOT, Command, ServerError, running
-from benchmarks.live.targets import MODEL, EngineOptions, engine_options, sluice_app
+from benchmarks.live.targets import MODEL, EngineOptions, sluice_app
 
 OUT = ROOT / "benchmarks" / "results" / "switching"
 TOKENS = 24
@@ -44,7 +44,7 @@ def sim_command(folder: Path) -> Command:
 
 def vllm_command(folder: Path) -> Command:
     """Three vLLM engines share the cores: one prefills, two decode, with KV for a few requests each."""
-    options = asdict(EngineOptions(max_model_len=512, slots=4, dtype=engine_options().dtype))
+    options = asdict(EngineOptions(max_model_len=512, slots=4))
     options["kv_space_gib"] = 0.25
     engines: list[dict[str, Any]] = [
         {"name": "prefill", "role": "prefill", "kind": "vllm", "options": options},

@@ -22,8 +22,6 @@ from benchmarks.live.servers import ROOT, Command, ServerError, free_ports, pyth
 MODEL = "smollm2-135m-instruct"
 # vLLM's console command looks up a distribution `vllm`, which the CPU wheel is not; this module starts the same server.
 API_SERVER = "vllm.entrypoints.openai.api_server"
-# What oneDNN's bfloat16 needs (DESIGN section 8); both servers get the dtype explicitly, so that they compute the same.
-_BF16_FLAGS = {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,22 +55,12 @@ class SimTiming:
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What every vLLM engine of one run gets, with or without Sluice around it."""
+    """What every vLLM engine of one run gets, with or without Sluice around it, so that both compute the same."""
 
     max_model_len: int = 2048
     slots: int = 32
     kv_space_gib: int = 1
     dtype: str = "float32"
-
-
-def engine_options() -> EngineOptions:
-    """With the dtype that suits this CPU."""
-    flags: set[str] = set()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("flags"):
-            flags = set(line.partition(":")[2].split())
-            break
-    return EngineOptions(dtype="bfloat16" if flags >= _BF16_FLAGS else "float32")
 
 
 def bare() -> Command:

@@ -18,6 +18,7 @@ from actors.wire.messages import Admitted, Cancel, Decode, Failed, Out, Prefill,
 from app.models import resolve
 from policies.engine_model.blocks import block_hashes
 from tests.live.serving import PATIENCE_S, still_running
+from tests.live.vllm_app import DTYPE, KV_TOKEN_BYTES
 from tests.live.vllm_client import Engine
 
 pytestmark = [pytest.mark.live, pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -45,8 +46,8 @@ class Pair:
         self.tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         cores = divide_cores(usable_cores(), 2)
         common: dict[str, Any] = {
-            "model": str(model), "served_name": "small", "device": "cpu", "kv_space_gib": 0.25, "slots": 4,
-            "max_model_len": 1536, "lease_s": LEASE_S,
+            "model": str(model), "served_name": "small", "device": "cpu", "dtype": DTYPE, "kv_space_gib": 0.25,
+            "slots": 4, "max_model_len": 1536, "lease_s": LEASE_S,
         }  # fmt: skip
         self.p = Engine({**common, "id": "p", "role": "prefill", "cores": cores[0]}, directory / "p.log")
         decode = {
@@ -67,7 +68,7 @@ class Pair:
         self.d.until_idle(0)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """The last act is a test, too: a killed owner takes its tree along, and a stopped one leaves nothing."""
     pair = Pair(tmp_path_factory.mktemp("vllm"))
@@ -130,7 +131,7 @@ def test_kv_moves_over_nixl_and_is_accounted_to_its_request(pair: Pair) -> None:
     done = pair.p.prefill("moved", tokens)
     pair.d.decode("moved", tokens, {**GREEDY, "max_tokens": 2}, done.handle)
     admitted, after = pair.d.admitted("moved"), pair.d.ask("metrics")
-    assert done.kv_bytes == admitted.transfer_bytes == 3 * BLOCK * 2 * 30 * 3 * 64 * bytes_per_value(pair)
+    assert done.kv_bytes == admitted.transfer_bytes == 3 * BLOCK * KV_TOKEN_BYTES
     assert admitted.transfer_s > 0
     assert (
         30 <= admitted.descriptors <= 3 * 30
@@ -141,12 +142,6 @@ def test_kv_moves_over_nixl_and_is_accounted_to_its_request(pair: Pair) -> None:
     kinds = [type(message) for message in pair.d.seen("moved")]
     assert kinds.count(Admitted) == 1
     assert kinds[0] is Admitted
-
-
-def bytes_per_value(pair: Pair) -> int:
-    from actors.engine.vllm.config import VllmEngineConfig, resolve_dtype
-
-    return 2 if resolve_dtype(VllmEngineConfig(id="x", model="x", role="decode"), "cpu") == "bfloat16" else 4
 
 
 def test_a_prompt_that_the_decode_engine_has_cached_is_not_moved_again(pair: Pair) -> None:

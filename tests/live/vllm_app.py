@@ -4,7 +4,15 @@ It is deploy/cpu.yaml with short leases, and reads held for half a second so tha
 The prefill policy looks at prefix hits, so the index is fed and asked, though with one prefill engine it has no choice.
 """
 
+import os
 from typing import Any
+
+DTYPE = os.environ.get("SLUICE_TEST_DTYPE", "float32")
+"""What the vLLM engines of all tests compute in: `SLUICE_TEST_DTYPE=bfloat16 pytest ...` tries the other kind."""
+
+VALUE_BYTES = {"float32": 4, "bfloat16": 2}[DTYPE]
+KV_TOKEN_BYTES = 30 * 2 * 3 * 64 * VALUE_BYTES
+"""Of SmolLM2-135M: 30 layers, K and V, 3 KV heads of 64 values."""
 
 LEASE_S = 12
 SLOTS = 16
@@ -14,6 +22,11 @@ MAX_MODEL_LEN = 2304
 def chaos_config(args: dict[str, Any]) -> None:
     """Changes the application's args in place."""
     for group in args["engines"]:
-        group["options"] |= {"slots": SLOTS, "lease_s": LEASE_S, "max_model_len": MAX_MODEL_LEN}
+        group["options"] |= {
+            "dtype": DTYPE,
+            "slots": SLOTS,
+            "lease_s": LEASE_S,
+            "max_model_len": MAX_MODEL_LEN,
+        }
         group["options"]["connector_args"] = {"hold_reads_s": 0.5}
     args["router"] = {"dispatch": {"lease_margin_s": 4.0}, "prefill": {"name": "locality"}}

@@ -4,7 +4,6 @@ Everything here is pure (no vLLM import), so configs for CUDA machines are built
 """
 
 import os
-import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
@@ -19,9 +18,6 @@ CONNECTOR_MODULE = "actors.engine.vllm.connector.connector"
 
 _KV_ROLE = {"prefill": "kv_producer", "decode": "kv_consumer", "colocated": "kv_both"}
 _GIB = 1 << 30
-
-# What oneDNN's bfloat16 kernels need on x86; without them vLLM falls back to a path four times slower than float32.
-_X86_BF16_FLAGS = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq"})
 
 # Arguments that Sluice itself decides; a user who sets one in `engine_args` would break the contract.
 _OWNED = {
@@ -127,27 +123,14 @@ def resolve_device(config: VllmEngineConfig) -> Device:
     )
 
 
-def resolve_dtype(config: VllmEngineConfig, device: Device, cpu_flags: frozenset[str] | None = None) -> str:
-    """The dtype given, or the one that suits the device (DESIGN section 8): bfloat16 only where the CPU computes it."""
-    if config.dtype != "auto" or device == "cuda":
-        return config.dtype
-    flags = read_cpu_flags() if cpu_flags is None else cpu_flags
-    if platform.machine() in ("aarch64", "arm64"):
-        return "bfloat16" if "bf16" in flags else "float32"
-    return "bfloat16" if flags >= _X86_BF16_FLAGS else "float32"
+def resolve_dtype(config: VllmEngineConfig, device: Device) -> str:
+    """The dtype given. `auto` is left to vLLM on CUDA and is float32 on a CPU, where vLLM would choose bfloat16.
 
-
-def read_cpu_flags() -> frozenset[str]:
-    """Feature flags of the first CPU, as Linux names them; empty where there is no /proc/cpuinfo."""
-    try:
-        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as lines:
-            for line in lines:
-                key, _, value = line.partition(":")
-                if key.strip() in ("flags", "Features"):
-                    return frozenset(value.split())
-    except FileNotFoundError:
-        pass
-    return frozenset()
+    In bfloat16 the default model answers "What is the capital of France?" with "L'Etoile, la Marseillaise, la femme,
+    la femme, ..." to the end of its context: the two likeliest first tokens are 0.08 nats apart in float32, and their
+    order flips. Whoever knows that a model bears it asks for `dtype: bfloat16`.
+    """
+    return "float32" if config.dtype == "auto" and device == "cpu" else config.dtype
 
 
 def kv_transfer_args(config: VllmEngineConfig, device: Device) -> dict[str, Any]:
@@ -162,15 +145,13 @@ def kv_transfer_args(config: VllmEngineConfig, device: Device) -> dict[str, Any]
     }
 
 
-def engine_args(
-    config: VllmEngineConfig, device: Device, cpu_flags: frozenset[str] | None = None
-) -> dict[str, Any]:
+def engine_args(config: VllmEngineConfig, device: Device) -> dict[str, Any]:
     """Keyword arguments of AsyncEngineArgs, `kv_transfer_config` as a dict. Only what differs from vLLM's defaults."""
     eager = config.enforce_eager if config.enforce_eager is not None else device == "cpu"
     args: dict[str, Any] = {
         "model": config.model,
         "served_model_name": [config.name],
-        "dtype": resolve_dtype(config, device, cpu_flags),
+        "dtype": resolve_dtype(config, device),
         "max_num_seqs": config.slots,
         "tensor_parallel_size": config.tensor_parallel_size,
         "data_parallel_size": config.data_parallel_size,

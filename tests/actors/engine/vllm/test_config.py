@@ -2,9 +2,10 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+import yaml
 
 from actors.engine.vllm import config as vllm_config
 from actors.engine.vllm.config import (
@@ -18,8 +19,7 @@ from actors.engine.vllm.config import (
     resolve_dtype,
 )
 
-AVX512 = frozenset({"avx2", "avx512f", "avx512bw", "avx512vl", "avx512dq"})
-AVX2 = frozenset({"avx2", "fma"})
+DEPLOY = Path(__file__).parents[4] / "deploy"
 
 
 def config(**changes: Any) -> VllmEngineConfig:
@@ -27,13 +27,11 @@ def config(**changes: Any) -> VllmEngineConfig:
 
 
 def test_cpu_arguments() -> None:
-    args = engine_args(
-        config(kv_space_gib=0.5, slots=16, max_model_len=2048, served_name="small"), "cpu", AVX512
-    )
+    args = engine_args(config(kv_space_gib=0.5, slots=16, max_model_len=2048, served_name="small"), "cpu")
     assert args == {
         "model": "org/model",
         "served_model_name": ["small"],
-        "dtype": "bfloat16",
+        "dtype": "float32",
         "max_num_seqs": 16,
         "tensor_parallel_size": 1,
         "data_parallel_size": 1,
@@ -59,7 +57,6 @@ def test_cuda_arguments_leave_dtype_and_graphs_to_vllm() -> None:
             tensor_parallel_size=4, gpu_memory_utilization=0.9, engine_args={"max_num_batched_tokens": 8192}
         ),
         "cuda",
-        AVX2,
     )
     assert args["dtype"] == "auto"
     assert args["enforce_eager"] is False
@@ -87,30 +84,30 @@ def test_cpu_environment_binds_the_cores(tmp_path: Path) -> None:
 def test_compilation_stays_possible_where_it_is_asked_for() -> None:
     assert environment(config(), "cpu", 1)["TORCH_COMPILE_DISABLE"] == "1"
     assert "TORCH_COMPILE_DISABLE" not in environment(config(enforce_eager=False), "cpu", 1)
-    assert engine_args(config(enforce_eager=False), "cpu", AVX512)["enforce_eager"] is False
+    assert engine_args(config(enforce_eager=False), "cpu")["enforce_eager"] is False
     assert engine_args(config(enforce_eager=True), "cuda")["enforce_eager"] is True
 
 
 @pytest.mark.parametrize(
-    ("machine", "flags", "expected"),
+    ("given", "device", "expected"),
     [
-        ("x86_64", AVX512, "bfloat16"),
-        ("x86_64", AVX2, "float32"),
-        ("x86_64", AVX512 - {"avx512dq"}, "float32"),
-        ("aarch64", frozenset({"bf16", "sve"}), "bfloat16"),
-        ("aarch64", frozenset({"sve"}), "float32"),
+        ("auto", "cpu", "float32"),
+        ("auto", "cuda", "auto"),
+        ("bfloat16", "cpu", "bfloat16"),
+        ("float16", "cuda", "float16"),
     ],
 )
-def test_dtype_follows_the_cpu(
-    machine: str, flags: frozenset[str], expected: str, monkeypatch: pytest.MonkeyPatch
+def test_auto_is_float32_on_every_cpu_and_vllm_s_choice_on_cuda(
+    given: str, device: Literal["cpu", "cuda"], expected: str
 ) -> None:
-    monkeypatch.setattr("platform.machine", lambda: machine)
-    assert resolve_dtype(config(), "cpu", flags) == expected
-    assert resolve_dtype(config(dtype="float16"), "cpu", flags) == "float16"
+    assert resolve_dtype(config(dtype=given), device) == expected
+    assert engine_args(config(dtype=given), device)["dtype"] == expected
 
 
-def test_this_machine_has_flags() -> None:
-    assert vllm_config.read_cpu_flags()
+@pytest.mark.parametrize("file", sorted(p.name for p in DEPLOY.glob("*cpu*.yaml")))
+def test_shipped_cpu_configurations_say_float32(file: str) -> None:
+    (application,) = yaml.safe_load((DEPLOY / file).read_text())["applications"]
+    assert {group["options"].get("dtype") for group in application["args"]["engines"]} == {"float32"}
 
 
 def test_device_is_kept_where_it_is_given() -> None:
