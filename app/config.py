@@ -31,6 +31,9 @@ from app.profile.file import load_heatmap
 from policies.dispatch.dispatcher import DispatchConfig
 from policies.routing.registry import decode_policy, prefill_policy
 
+SIM_MODEL = "sim"
+"""`model.path` of applications without a real model: sim engines only, whose tokens are words."""
+
 
 class ConfigError(ValueError):
     """The configuration cannot be used; the message names the key and the allowed values."""
@@ -66,12 +69,19 @@ class TopologyConfig(_Strict):
         return {name: value for name, value in found.items() if value}
 
 
-class EngineGroupConfig(_Strict):
-    """Some equal engines. `options` are the fields of the engine kind's own config dataclass."""
+class EngineConfig(_Strict):
+    """One engine, as far as its own process must know it. `options` are the fields of the kind's config dataclass."""
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,30}$")]
     role: Literal["prefill", "decode", "colocated"]
     kind: Literal["vllm", "sim"] = "vllm"
+    topology: TopologyConfig = TopologyConfig()
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class EngineGroupConfig(EngineConfig):
+    """Some equal engines, and what Ray must know to place them."""
+
     replicas: Annotated[int, Field(ge=0, le=4096)] = 1
     num_cpus: Annotated[float, Field(ge=0)] | None = Field(
         None, description="Ray CPUs a replica; default by kind"
@@ -81,8 +91,16 @@ class EngineGroupConfig(_Strict):
         default_factory=dict, description="custom Ray resources, to pin to nodes"
     )
     env: dict[str, str] = Field(default_factory=dict, description="environment of the replica process")
-    topology: TopologyConfig = TopologyConfig()
-    options: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def engine(self) -> EngineConfig:
+        """The part that a replica is started with: another number or another place of replicas leaves it equal."""
+        return EngineConfig(**{name: getattr(self, name) for name in EngineConfig.model_fields})
+
+    @property
+    def shares_cores(self) -> bool:
+        """Whether these engines compute on CPU cores, which all such engines of a node divide among them."""
+        return self.kind == "vllm" and not self.num_gpus
 
 
 class PolicyChoice(_Strict):
@@ -175,9 +193,9 @@ class AppConfig(_Strict):
     wire: WireConfig = WireConfig()
 
     @property
-    def vllm_engines(self) -> int:
-        """How many vLLM engines there are in all; on one CPU machine they divide its cores."""
-        return sum(group.replicas for group in self.engines if group.kind == "vllm")
+    def engines_on_cores(self) -> int:
+        """Number of engines that compute on CPU cores; on one machine they divide its cores."""
+        return sum(group.replicas for group in self.engines if group.shares_cores)
 
     @model_validator(mode="after")
     def _consistent(self) -> "AppConfig":
@@ -187,6 +205,8 @@ class AppConfig(_Strict):
         roles = {group.role for group in self.engines if group.replicas}
         if roles == {"prefill"}:
             raise ValueError("engines: only prefill engines; add a group with role decode or colocated")
+        if self.model.path == SIM_MODEL and any(group.kind == "vllm" for group in self.engines):
+            raise ValueError(f"model.path {SIM_MODEL!r} has no weights: vLLM engines need a real model")
         prefill_policy(self.router.prefill.name, self.router.prefill.params)
         decode_policy(self.router.decode.name, self.router.decode.params)
         self.router.dispatch_config()

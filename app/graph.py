@@ -4,16 +4,23 @@
 
 The arrows are handles, used for the router's address only. Every deployment keeps Serve's life cycle (placement,
 health, restart, drain); none of them serves requests through a handle.
+
+A deployment is bound to its own part of the configuration, and its version is a hash of that part: `serve deploy` of a
+changed file restarts the deployments whose part changed, and no other.
 """
 
+import hashlib
+import importlib.metadata
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic_core import to_json
 from ray import serve
+from ray.serve._private.config import DeploymentConfig
 
-from app.config import AppConfig, EngineGroupConfig, parse
+from app.config import EngineGroupConfig, parse
 from app.ingress.replica import IngressReplica
-from app.replicas import DRAIN_S, EngineReplica, RouterReplica
+from app.replicas import DRAIN_S, CoreShare, EngineReplica, RouterReplica
 
 HEALTH_CHECK_PERIOD_S = 2.0
 HEALTH_CHECK_TIMEOUT_S = 30.0
@@ -25,30 +32,45 @@ that says it is dead, is replaced at once; this is for one that hangs, and on an
 def build(args: Mapping[str, Any]) -> serve.Application:
     """The application of a Serve config's `args`. Raises ConfigError naming each wrong key."""
     config = parse(args)
-    router = _deployment(RouterReplica, "Router", num_replicas=1, ray_actor_options={"num_cpus": 0}).bind(
-        config
+    router = _application(
+        RouterReplica,
+        "Router",
+        (config.router, config.wire),
+        num_replicas=1,
+        ray_actor_options={"num_cpus": 0},
     )
-    engines, core = [], 0
+    engines, first = [], 0
     for group in config.engines:
-        options: dict[str, Any] = {
-            "num_replicas": group.replicas,
-            "ray_actor_options": _actor_options(config, group),
-        }
-        deployment = _deployment(EngineReplica, _name(group), **options)
-        engines.append(deployment.bind(config, group, core, router))
-        core += group.replicas if group.kind == "vllm" else 0
-    ingress = _deployment(
+        cores = CoreShare(first, config.engines_on_cores) if group.shares_cores else None
+        first += group.replicas if group.shares_cores else 0
+        engines.append(
+            _application(
+                EngineReplica,
+                "".join(part.capitalize() for part in group.name.split("-")) + "Engine",
+                (config.model, group.engine, cores, config.wire),
+                router,
+                num_replicas=group.replicas,
+                ray_actor_options=_actor_options(group),
+            )
+        )
+    expects_prefill = any(group.role == "prefill" and group.replicas for group in config.engines)
+    return _application(
         IngressReplica,
         "Ingress",
+        (config.model, config.ingress, expects_prefill, config.wire),
+        router,
+        *engines,
         num_replicas=config.ingress.replicas,
         max_ongoing_requests=100_000,  # the ingress itself bounds and answers 429; a queue of Serve would hide it
         ray_actor_options={"num_cpus": 0, "resources": config.ingress.resources},
     )
-    return ingress.bind(config, router, *engines)
 
 
-def _deployment(cls: type, name: str, **options: Any) -> Any:
-    return serve.deployment(
+def _application(
+    cls: type, name: str, parts: tuple[Any, ...], *handles: serve.Application, **options: Any
+) -> serve.Application:
+    """A deployment that is bound to `parts` of the configuration and to handles of other deployments."""
+    deployment = serve.deployment(
         name=name,
         health_check_period_s=HEALTH_CHECK_PERIOD_S,
         health_check_timeout_s=HEALTH_CHECK_TIMEOUT_S,
@@ -56,13 +78,27 @@ def _deployment(cls: type, name: str, **options: Any) -> Any:
         graceful_shutdown_wait_loop_s=0.5,
         **options,
     )(cls)
+    plain: DeploymentConfig = deployment._deployment_config
+    release = importlib.metadata.version("sluice")
+    version = hashlib.sha256(to_json((release, cls.__qualname__, parts))).hexdigest()
+    deployment._deployment_config = _VersionedByItsPart(**{**dict(plain), "version": version})
+    return deployment.bind(*parts, *handles)
 
 
-def _name(group: EngineGroupConfig) -> str:
-    return "".join(part.capitalize() for part in group.name.split("-")) + "Engine"
+class _VersionedByItsPart(DeploymentConfig):
+    """Serve's settings of a deployment, which keep the version that they were made with.
+
+    Serve 2.60 restarts the replicas of a deployment whose version changes. It offers no way to choose versions, and on
+    `serve deploy` it gives all deployments of an application one, a hash of the whole `args`, by assigning this field
+    when the application has been built (`ray.serve._private.deploy_utils.get_deploy_args`).
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "version":
+            super().__setattr__(name, value)
 
 
-def _actor_options(config: AppConfig, group: EngineGroupConfig) -> dict[str, Any]:
+def _actor_options(group: EngineGroupConfig) -> dict[str, Any]:
     """Ray's resources of one replica. CPU engines share the node's cores: `actors.engine.cores` divides them, Ray only
     has to place all of them, so each asks for little."""
     options: dict[str, Any] = {"num_cpus": 0.1 if group.num_cpus is None else group.num_cpus}

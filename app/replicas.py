@@ -10,13 +10,13 @@ import logging
 import os
 import tempfile
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ray
 from ray import serve
 
 from actors.wire.channel import Identity
-from app.config import AppConfig, EngineGroupConfig, from_options
+from app.config import EngineConfig, ModelConfig, RouterConfig, WireConfig, from_options
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -25,33 +25,45 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ray.serve")
 
+DRAIN_S = 15.0
+"""Seconds that a replica which must go gives its running requests."""
 
-def listen_addresses(config: AppConfig, name: str) -> list[str]:
+
+class CoreShare(NamedTuple):
+    """Which share of a node's CPU cores an engine takes: number `at` of `engines` that divide them."""
+
+    at: int
+    engines: int
+
+
+def listen_addresses(wire: WireConfig, name: str) -> list[str]:
     """Where a component of this process listens: always a unix socket, TCP too where an interface is configured.
 
     Raises RuntimeError when TCP is asked for without a secret: internal sockets between nodes are always authenticated.
     """
-    directory = config.wire.socket_dir or os.path.join(tempfile.gettempdir(), f"sluice-{os.getuid()}")
+    directory = wire.socket_dir or os.path.join(tempfile.gettempdir(), f"sluice-{os.getuid()}")
     addresses = [f"unix:{os.path.join(directory, f'{name}-{uuid.uuid4().hex[:8]}.sock')}"]
-    if config.wire.interface is not None:
-        if config.wire.secret() is None:
+    if wire.interface is not None:
+        if wire.secret() is None:
             raise RuntimeError(
                 f"wire.interface is set, so nodes talk over TCP: put the same secret into the environment variable "
-                f"{config.wire.secret_env} of every node before Ray starts there"
+                f"{wire.secret_env} of every node before Ray starts there"
             )
-        addresses.append(f"tcp:{node_host(config)}:0")
+        addresses.append(f"tcp:{node_host(wire)}:0")
     return addresses
 
 
-def node_host(config: AppConfig) -> str | None:
+def node_host(wire: WireConfig) -> str | None:
     """This node's address on the internal interface; None where everything stays inside one node."""
-    return ray.util.get_node_ip_address() if config.wire.interface == "auto" else config.wire.interface
+    return ray.util.get_node_ip_address() if wire.interface == "auto" else wire.interface
 
 
 class RouterReplica:
     """Holds the dispatcher on its sockets. One replica; when it dies the ingresses decide alone until it is back."""
 
-    async def __init__(self, config: AppConfig) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, router: RouterConfig, wire: WireConfig
+    ) -> None:
         from actors.router.forecasts import Forecasts
         from actors.router.journal import RouterJournal
         from actors.router.network.feed import RouterNetwork
@@ -59,7 +71,6 @@ class RouterReplica:
         from policies.dispatch.dispatcher import Dispatcher
         from policies.routing.registry import decode_policy, prefill_policy
 
-        router = config.router
         dispatcher = Dispatcher(
             router.dispatch_config(),
             prefill_policy(router.prefill.name, router.prefill.params),
@@ -67,11 +78,11 @@ class RouterReplica:
         )
         predictor = router.predictor_config()
         forecasts = Forecasts(predictor, refit_in_ray) if predictor.enabled else None
-        me = Identity("router", f"router-{uuid.uuid4().hex[:8]}", config.wire.secret())
+        me = Identity("router", f"router-{uuid.uuid4().hex[:8]}", wire.secret())
         network = RouterNetwork(router.network_config(), ray.nodes)
         journal = RouterJournal(router.journal_config(), dispatcher, importlib.metadata.version("sluice"))
         self._server = RouterServer(me, dispatcher, router.engine_grace_s, forecasts, network, journal)
-        await self._server.start(listen_addresses(config, "router"))
+        await self._server.start(listen_addresses(wire, "router"))
         gc.collect()
         gc.freeze()  # what is loaded by now stays: a full collection would walk it for some 50 ms
         log.info("router listens on %s", ", ".join(self._server.addresses))
@@ -100,24 +111,30 @@ class EngineReplica:
     """Runs one engine, its socket front and its reports to the router; drains before it goes."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, config: AppConfig, group: EngineGroupConfig, first_index: int, router: Any
+        self,
+        model: ModelConfig,
+        config: EngineConfig,
+        cores: CoreShare | None,
+        wire: WireConfig,
+        router: Any,
     ) -> None:
         from actors.engine.report import Reporter
         from actors.engine.server import EngineServer
         from actors.engine.topology import labels_of_process
 
         context = serve.get_replica_context()
-        engine_id = f"{group.name}-{uuid.uuid4().hex[:8]}"
-        engine = make_engine(config, group, engine_id, first_index + context.rank.local_rank)
-        me = Identity("engine", engine_id, config.wire.secret())
-        self._group = group
+        engine_id = f"{config.name}-{uuid.uuid4().hex[:8]}"
+        if cores is not None:
+            cores = cores._replace(at=cores.at + context.rank.local_rank)
+        engine = make_engine(model, config, engine_id, cores, node_host(wire))
+        me = Identity("engine", engine_id, wire.secret())
         self._server = EngineServer(
             engine,
             me,
-            listen_addresses(config, engine_id),
-            node=group.topology.node or ray.get_runtime_context().get_node_id(),
+            listen_addresses(wire, engine_id),
+            node=config.topology.node or ray.get_runtime_context().get_node_id(),
             replica=context.replica_id.unique_id,
-            labels=labels_of_process() | group.topology.labels(),
+            labels=labels_of_process() | config.topology.labels(),
         )
         await self._server.start()
         self._reporter = Reporter(me, self._server, finder(router))
@@ -137,24 +154,28 @@ class EngineReplica:
             await self._server.stop()
 
 
-DRAIN_S = 15.0
+def make_engine(
+    model: ModelConfig,
+    config: EngineConfig,
+    engine_id: str,
+    cores: CoreShare | None = None,
+    host: str | None = None,
+) -> "Engine":
+    """An engine of `config`. Imports of an engine kind happen here, in its own replica process only.
 
-
-def make_engine(config: AppConfig, group: EngineGroupConfig, engine_id: str, index: int) -> "Engine":
-    """The engine of a group. Imports of an engine kind happen here, in its own replica process only.
-
-    `index` counts the CPU engines of this node: each gets its own share of the node's cores, or shares one evenly.
+    `cores`: its share of the node's CPU cores, where it computes on them. `host`: this node's address on the internal
+    interface, where there is one.
     """
-    where = f"engines.{group.name}.options"
-    if group.kind == "sim":
+    where = f"engines.{config.name}.options"
+    if config.kind == "sim":
         from actors.engine.sim.config import SimEngineConfig
         from actors.engine.sim.ranks import sim_engine
 
         options = {
-            "model": config.model.served_name,
-            **group.options,
+            "model": model.served_name,
+            **config.options,
             "engine_id": engine_id,
-            "role": group.role,
+            "role": config.role,
         }
         return sim_engine(from_options(SimEngineConfig, options, where))
     from actors.engine.cores import divide_cores, usable_cores
@@ -162,15 +183,18 @@ def make_engine(config: AppConfig, group: EngineGroupConfig, engine_id: str, ind
     from actors.engine.vllm.engine import VllmEngine
     from app.models import resolve
 
-    shares = divide_cores(usable_cores(), max(1, config.vllm_engines))
+    share = None
+    if cores is not None:
+        shares = divide_cores(usable_cores(), max(1, cores.engines))
+        share = shares[cores.at % len(shares)]
     options = {
-        "cores": shares[index % len(shares)],
-        "side_channel_host": node_host(config) or "127.0.0.1",
-        **group.options,
-        "model": str(resolve(config.model.path)),
-        "served_name": config.model.served_name,
+        "cores": share,
+        "side_channel_host": host or "127.0.0.1",
+        **config.options,
+        "model": str(resolve(model.path)),
+        "served_name": model.served_name,
         "id": engine_id,
-        "role": group.role,
+        "role": config.role,
     }
     return VllmEngine(from_options(VllmEngineConfig, options, where))
 

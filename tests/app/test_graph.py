@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import yaml
 from ray.serve._private.build_app import build_app
+from ray.serve._private.config import DeploymentConfig
+from ray.serve._private.deploy_utils import get_deploy_args
 from ray.serve.schema import ServeDeploySchema
 
 from actors.engine.vllm.config import VllmEngineConfig, engine_args
@@ -87,6 +89,74 @@ def test_kuberay_names_the_listener_and_leaves_serve_its_port() -> None:
     assert all(f'"{r}\\"' in offered or f"{r}" in offered for r in wanted)
     containers = [head, *(g["template"]["spec"]["containers"][0] for g in cluster["workerGroupSpecs"])]
     assert all(c["env"][0]["name"] == "SLUICE_WIRE_SECRET" for c in containers)
+
+
+BEFORE: dict[str, Any] = {
+    "engines": [
+        {"name": "prefill", "role": "prefill", "replicas": 2},
+        {"name": "decode", "role": "decode", "num_gpus": 1},
+        {"name": "sim", "role": "decode", "kind": "sim"},
+    ],
+}
+
+
+def deployed(monkeypatch: pytest.MonkeyPatch, args: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    """Version and init arguments of every deployment as `serve deploy` hands them to Serve's controller."""
+    context = type("Context", (), {"get_job_id": lambda self: "01000000"})
+    monkeypatch.setattr("ray.get_runtime_context", context)
+    found = {}
+    for deployment in build_app(build(args), name="sluice").deployments:
+        sent = get_deploy_args(
+            deployment.name,
+            deployment._replica_config,
+            deployment_config=deployment._deployment_config,
+            version=f"hash of {args}",
+        )
+        config = DeploymentConfig.from_proto_bytes(sent["deployment_config_proto_bytes"])
+        assert config.num_replicas == deployment.num_replicas
+        found[deployment.name] = (str(config.version), repr(deployment._replica_config.init_args))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("change", "restarts"),
+    [
+        ({}, set()),
+        ({"ingress": {"port": 8123}}, {"Ingress"}),
+        ({"ingress": {"options": {"max_body_bytes": 1000}}}, {"Ingress"}),
+        ({"router": {"decode": {"name": "round_robin"}}}, {"Router"}),
+        ({"router": {"engine_grace_s": 1.0}}, {"Router"}),
+        (
+            {"wire": {"secret_env": "ANOTHER"}},
+            {"Router", "Ingress", "PrefillEngine", "DecodeEngine", "SimEngine"},
+        ),
+        # The core share of the CPU engines is the same; Ray's resources are compared by Serve itself.
+        ({"engines": [*BEFORE["engines"][:2], {**BEFORE["engines"][2], "replicas": 3}]}, set()),
+        (
+            {
+                "engines": [
+                    BEFORE["engines"][0],
+                    {**BEFORE["engines"][1], "num_cpus": 2},
+                    BEFORE["engines"][2],
+                ]
+            },
+            set(),
+        ),
+        (
+            {"engines": [*BEFORE["engines"][:2], {**BEFORE["engines"][2], "options": {"slots": 8}}]},
+            {"SimEngine"},
+        ),
+        # Another number of CPU engines divides the cores anew.
+        ({"engines": [{**BEFORE["engines"][0], "replicas": 3}, *BEFORE["engines"][1:]]}, {"PrefillEngine"}),
+    ],
+    ids=str,
+)
+def test_a_changed_key_restarts_the_deployments_that_read_it(
+    monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], restarts: set[str]
+) -> None:
+    before, after = deployed(monkeypatch, BEFORE), deployed(monkeypatch, {**BEFORE, **change})
+    assert {name for name in before if before[name][0] != after[name][0]} == restarts
+    assert {name for name in before if before[name][1] != after[name][1]} == restarts
 
 
 def test_a_wrong_config_is_refused_before_anything_starts() -> None:

@@ -34,7 +34,7 @@ def test_the_live_app_and_the_simulator_have_the_same_engines(app: AppConfig) ->
         (s.name, s.role.value, s.count) for s in twin.engines
     ]
     for group, spec in zip(app.engines, twin.engines, strict=True):
-        live: SimEngineConfig = make_engine(app, group, "e", 0).config  # type: ignore[attr-defined]
+        live: SimEngineConfig = make_engine(app.model, group, "e").config  # type: ignore[attr-defined]
         names = [
             "kv_blocks",
             "block_size_tokens",
@@ -56,7 +56,7 @@ def test_both_have_the_same_links_dispatcher_and_prefill_policy(app: AppConfig) 
     assert twin.network is not None
     places = twin.network.places  # type: ignore[attr-defined]
     assert {name.rpartition("-")[0]: place.rack for name, place in places.items()} == racks
-    links = make_engine(app, app.engines[0], "prefill-0", 0).config.links  # type: ignore[attr-defined]
+    links = make_engine(app.model, app.engines[0], "prefill-0").config.links  # type: ignore[attr-defined]
     for tier, pattern in ((1, "near-*"), (3, "far-*")):
         assert twin.network.bytes_per_s[tier] == links[pattern].bandwidth_bytes_per_s  # type: ignore[attr-defined]
         assert twin.network.latency_s[tier] == links[pattern].latency_s  # type: ignore[attr-defined]

@@ -32,7 +32,7 @@ def test_every_case_is_a_configuration_that_the_application_takes(tmp_path: Path
     assert (config.router.network_config().file is not None) is case.file
     racks = {group.name: group.topology.rack for group in config.engines}
     assert racks == {"prefill": "r1", "near": "r1", "far": "r2"}
-    engine = make_engine(config, config.engines[0], "prefill-0", 0)
+    engine = make_engine(config.model, config.engines[0], "prefill-0")
     links = engine.config.links  # type: ignore[attr-defined]
     assert links["near-*"].bandwidth_bytes_per_s == 4 * links["far-*"].bandwidth_bytes_per_s
 
