@@ -4,6 +4,7 @@ python -m benchmarks list
 python -m benchmarks run netkv --quick
 python -m benchmarks run all --out benchmarks/results/papers
 python -m benchmarks report --results benchmarks/results/experiments
+python -m benchmarks remake
 python -m benchmarks workload mooncake-conversation --traces DIR
 """
 
@@ -22,9 +23,13 @@ from types import FrameType
 from benchmarks import report, results_io, runner
 from benchmarks.experiments import registry
 from benchmarks.experiments.base import Experiment, ExperimentError, Results
+from benchmarks.results_io import Stored
 from benchmarks.runner import Options
 from benchmarks.workloads.errors import WorkloadError
 from predictors.protocol import PredictorError
+
+RESULTS = Path("benchmarks/results/experiments")
+"""The committed results."""
 
 
 class _Terminated(KeyboardInterrupt):
@@ -97,8 +102,14 @@ def _arguments() -> argparse.ArgumentParser:
         "--results", type=Path, default=Options().out, metavar="DIR", help="default %(default)s"
     )
     page.add_argument("--out", type=Path, metavar="FILE", help="default: report.html in the results' folder")
-    page.add_argument("--redraw", action="store_true", help="draw the plots again first, from the results")
     page.set_defaults(command=_report)
+
+    remake = commands.add_parser(
+        "remake",
+        help="make rows and plots of stored results anew, and leave out measures that none of them reads",
+    )
+    remake.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="default %(default)s")
+    remake.set_defaults(command=_remake)
 
     workload = commands.add_parser("workload", help="what a workload looks like")
     workload.add_argument("name")
@@ -184,17 +195,25 @@ def _finish(
 ) -> None:
     """Compares, plots, stores and prints."""
     rows = list(experiment.compare(results))
-    figures = experiment.plots(results)
-    files: list[str] = []
-    if figures:
-        from benchmarks import plots
-
-        files = [
-            file for plot, made in figures.items() for file in plots.save(options.out / name, plot, made)
-        ]
+    files = _drawn(experiment, results, options.out)
     code = runner.code_of(experiment)
-    path = results_io.save(options.out, results, experiment.SUMMARY, rows, files, code, _command(name, args))
+    stored = Stored.now(results, experiment.SUMMARY, rows, files, code, _command(name, args))
+    path = results_io.save(options.out, stored, _also_stored(experiment))
     print(f"\n{name}: {experiment.SUMMARY}\n\n{report.text_table(rows)}\n\nwritten to {path}", flush=True)
+
+
+def _drawn(experiment: Experiment, results: Results, folder: Path) -> list[str]:
+    """The file names of the experiment's plots, which it writes into `folder`/EXPERIMENT."""
+    figures = experiment.plots(results)
+    if not figures:
+        return []
+    from benchmarks import plots
+
+    return [plots.save(folder / results.experiment, plot, made) for plot, made in figures.items()]
+
+
+def _also_stored(experiment: Experiment) -> Sequence[str]:
+    return tuple(getattr(experiment, "ALSO_STORED", ()))
 
 
 def _command(name: str, args: argparse.Namespace) -> str:
@@ -215,8 +234,6 @@ def _print_metrics(results: Results) -> None:
 
 def _report(args: argparse.Namespace) -> int:
     target = args.out or args.results / "report.html"
-    if args.redraw:
-        _redraw(args.results)
     experiments, others = report.write_html(args.results, target)
     print(f"{experiments} experiments written to {target}")
     for path in others:
@@ -224,18 +241,19 @@ def _report(args: argparse.Namespace) -> int:
     return 0
 
 
-def _redraw(folder: Path) -> None:
-    from benchmarks import plots
-
-    for path, stored in results_io.load_all(folder)[0].items():
+def _remake(args: argparse.Namespace) -> int:
+    for path, stored in results_io.load_all(args.results)[0].items():
         name = stored.results.experiment
         try:
-            drawn = registry.load(name).plots(stored.results)
-        except ExperimentError as error:  # the experiment has changed since
-            print(f"{name}: its old plot stays: {error}", file=sys.stderr)
+            experiment = registry.load(name)
+            rows = list(experiment.compare(stored.results))
+            files = _drawn(experiment, stored.results, path.parent)
+        except ExperimentError as error:  # the experiment has changed since it ran
+            print(f"{name} stays as it is: {error}", file=sys.stderr)
             continue
-        for plot, made in drawn.items():
-            plots.save(path.parent / name, plot, made)
+        results_io.save(path.parent, results_io.remade(stored, rows, files), _also_stored(experiment))
+        print(f"{path}: {len(rows)} rows, {len(files)} plots")
+    return 0
 
 
 def _workload(args: argparse.Namespace) -> int:

@@ -1,10 +1,11 @@
 """Results for people: a table for the terminal, Markdown for a README, and one HTML page of all experiments.
 
-The page needs nothing beside it: style and plots (SVG) are inside.
+The page needs nothing beside it: style and plots are inside.
 """
 
 from __future__ import annotations
 
+import base64
 import html
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 from benchmarks.experiments.base import Row
 from benchmarks.results_io import Stored, load_all, write_text
 
-HEADER = ("figure", "paper", "ours", "difference", "aim")
+HEADER = ("figure", "paper", "ours", "difference")
 
 
 def number(value: float | None, unit: str = "") -> str:
@@ -31,9 +32,7 @@ def cells(row: Row) -> tuple[str, ...]:
     if row.half_width is not None:
         ours += f" ± {number(row.half_width)}"
     difference = "–" if row.difference is None else f"{row.difference:+.1f} {row.difference_unit}"
-    verdict = {True: "met", False: "NOT MET", None: ""}[row.met]
-    aim = ": ".join(part for part in (verdict, row.aim) if part)
-    return (row.name, number(row.paper, row.unit), f"{ours} {row.unit}".strip(), difference, aim)
+    return (row.name, number(row.paper, row.unit), f"{ours} {row.unit}".strip(), difference)
 
 
 def text_table(rows: Sequence[Row]) -> str:
@@ -58,9 +57,7 @@ def write_html(folder: Path, target: Path) -> tuple[int, list[Path]]:
 
 def page(title: str, sections: Iterable[str], contents: Sequence[Stored] = ()) -> str:
     """A whole HTML page."""
-    links = "".join(
-        f'<li><a href="#{_id(s)}">{_id(s)}</a> {escaped(s.summary)}{_verdicts(s)}</li>' for s in contents
-    )
+    links = "".join(f'<li><a href="#{_id(s)}">{_id(s)}</a> {escaped(s.summary)}</li>' for s in contents)
     body = "\n".join(sections)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escaped(title)}</title>'
@@ -71,14 +68,10 @@ def page(title: str, sections: Iterable[str], contents: Sequence[Stored] = ()) -
     )
 
 
-def html_table(header: Sequence[str], rows: Iterable[Sequence[str]], marks: Iterable[str] = ()) -> str:
-    """A table; `marks` are the class names of its rows."""
-    classes = [*marks]
+def html_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """An HTML table of plain text."""
     head = "".join(f"<th>{escaped(h)}</th>" for h in header)
-    lines = []
-    for i, row in enumerate(rows):
-        mark = f' class="{classes[i]}"' if i < len(classes) and classes[i] else ""
-        lines.append(f"<tr{mark}>" + "".join(f"<td>{escaped(c)}</td>" for c in row) + "</tr>")
+    lines = ["<tr>" + "".join(f"<td>{escaped(c)}</td>" for c in row) + "</tr>" for row in rows]
     return (
         f"<div class=wide><table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
     )
@@ -86,14 +79,13 @@ def html_table(header: Sequence[str], rows: Iterable[Sequence[str]], marks: Iter
 
 def _section(stored: Stored, folder: Path) -> str:
     results = stored.results
-    marks = [{True: "met", False: "missed", None: ""}[row.met] for row in stored.rows]
     notes = "".join(f"<li>{escaped(row.name)}: {escaped(row.note)}</li>" for row in stored.rows if row.note)
     size = "reduced size" if results.quick else "full size"
     parts = [
         f'<section id="{_id(stored)}"><h2>{escaped(results.experiment)} <a href="#top">contents</a></h2>'
-        f"<p>{escaped(stored.summary)}{_verdicts(stored)}</p>",
-        *(_plot(folder / results.experiment / name) for name in stored.plots if name.endswith(".svg")),
-        html_table(HEADER, (cells(row) for row in stored.rows), marks),
+        f"<p>{escaped(stored.summary)}</p>",
+        *(_plot(folder / results.experiment / name) for name in stored.plots),
+        html_table(HEADER, (cells(row) for row in stored.rows)),
         f"<ul class=notes>{notes}</ul>" if notes else "",
         f"<p class=origin>{size}, {len(results.variants)} variants, seeds {_seeds(results.seeds)}; "
         f"commit {escaped(stored.commit)}, {escaped(stored.date)}; <code>{escaped(stored.command)}</code></p>",
@@ -103,21 +95,13 @@ def _section(stored: Stored, folder: Path) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def _verdicts(stored: Stored) -> str:
-    """How many of its aims are met, and how many are not."""
-    met = [row.met for row in stored.rows if row.met is not None]
-    told = [(met.count(True), "met", "met"), (met.count(False), "missed", "not met")]
-    shown = ", ".join(f"<b class={mark}>{count} {word}</b>" for count, mark, word in told if count)
-    return f" · aims: {shown}" if shown else ""
-
-
 def _runs(stored: Stored) -> str:
-    """All means over the seeds, folded away. Decisions are many; the results file has them."""
+    """The means over the seeds of all stored measures, folded away."""
     results = stored.results
     metrics: dict[str, None] = {}
     for by_seed in results.runs.values():
         for run in by_seed.values():
-            metrics.update(dict.fromkeys(name for name in run if not name.startswith("decisions/")))
+            metrics.update(dict.fromkeys(run))
     rows = []
     for metric in metrics:
         row = [metric]
@@ -130,11 +114,11 @@ def _runs(stored: Stored) -> str:
 
 
 def _plot(path: Path) -> str:
-    """The SVG itself, without its XML head. A plot that is gone is named, not left out."""
+    """The plot inside the page. A plot that is gone is named, not left out."""
     if not path.exists():
         return f"<p class=missed>{escaped(path.name)} is missing beside the results</p>"
-    text = path.read_text("utf-8")
-    return f"<figure>{text[text.index('<svg') :]}</figure>"
+    content = base64.b64encode(path.read_bytes()).decode()
+    return f'<figure><img src="data:image/png;base64,{content}" alt="{escaped(path.stem)}"></figure>'
 
 
 def _seeds(seeds: Sequence[int]) -> str:
@@ -165,8 +149,8 @@ th,td{text-align:left;padding:.25rem .9rem .25rem 0;border-bottom:1px solid #e6e
 th{font-weight:600;color:#555;font-size:.85rem}
 td:not(:first-child),th:not(:first-child){white-space:nowrap}
 td:first-child,th:first-child{min-width:11rem}
-.met td:last-child,b.met{color:#00734f}.missed td:last-child,b.missed,p.missed{color:#b04000;font-weight:600}
-h2 a{font-size:.8rem;font-weight:400;margin-left:.5rem}b{white-space:nowrap}nav b{font-size:.85rem}
-figure{margin:1rem 0;overflow-x:auto}figure svg{max-width:100%;min-width:34rem;height:auto}
+p.missed{color:#b04000;font-weight:600}
+h2 a{font-size:.8rem;font-weight:400;margin-left:.5rem}
+figure{margin:1rem 0;overflow-x:auto}figure img{max-width:100%;min-width:34rem;height:auto}
 .origin,.notes,details{font-size:.85rem;color:#555}code{font-size:.85em}
 """

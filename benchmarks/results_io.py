@@ -1,7 +1,8 @@
 """Results as JSON: written with everything that is needed to get them again, read, and found again when a run resumes.
 
-A file holds the experiment, its resolved configs, seeds, commit, digest of the code, command and date, all metrics by
-variant and seed, and the rows of paper | ours. Nothing in it depends on the machine: no paths, no wall time.
+A file holds the experiment, its resolved configs, seeds, commit, digest of the code, command and date, the rows of
+paper | ours, and for each variant the measures that rows and plots have read, one value a seed. Nothing in it depends
+on the machine: no paths, no wall time.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ from typing import Any
 from benchmarks.checkout import commit
 from benchmarks.experiments.base import Config, ExperimentError, Metrics, Results, Row
 
-FORMAT = 1
+FORMAT = 2
+WITH_ALL_MEASURES = 1  # an older format: every measure of every run, by seed
+DIGITS = 9  # significant ones of a stored measure
 RUNS = "runs"
 """The folder of finished runs, beside the results."""
 
@@ -32,10 +35,18 @@ class Stored:
     summary: str
     rows: tuple[Row, ...]
     plots: tuple[str, ...]
-    commit: str
     code: str
     command: str
+    commit: str
     date: str
+
+    @staticmethod
+    def now(
+        results: Results, summary: str, rows: Sequence[Row], plots: Sequence[str], code: str, command: str
+    ) -> Stored:
+        """The file of a run that has just ended, at this commit."""
+        date = datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ")
+        return Stored(results, summary, tuple(rows), tuple(plots), code, command, commit(), date)
 
 
 def config_key(experiment: str, config: Config, seed: int) -> str:
@@ -102,77 +113,109 @@ def write_text(path: Path, text: str) -> None:
     os.replace(half, path)
 
 
-def save(
-    folder: Path,
-    results: Results,
-    summary: str,
-    rows: Sequence[Row],
-    plots: Sequence[str],
-    code: str,
-    command: str,
-) -> Path:
-    """Writes `folder`/EXPERIMENT.json and returns its path."""
+def save(folder: Path, stored: Stored, also: Iterable[str] = ()) -> Path:
+    """Writes `folder`/EXPERIMENT.json and returns its path. Of each variant the file has the measures that were read
+    (`Results.read`) and those named in `also`, as far as some seed has them.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    results = stored.results
     whole = {
         "format": FORMAT,
         "experiment": results.experiment,
-        "summary": summary,
+        "summary": stored.summary,
         "quick": results.quick,
         "seeds": list(results.seeds),
-        "commit": commit(),
-        "code": code,
-        "command": command,
-        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
-        "rows": [_row(row) for row in rows],
-        "plots": list(plots),
-        "variants": {
-            name: {
-                "config": config,
-                "runs": {str(seed): results.runs[name][seed] for seed in sorted(results.runs[name])},
-            }
-            for name, config in results.variants.items()
-        },
+        "commit": stored.commit,
+        "code": stored.code,
+        "command": stored.command,
+        "date": stored.date,
+        "plots": list(stored.plots),
+        "rows": [rounded(_row(row), DIGITS) for row in stored.rows],
+        "variants": {name: _variant(results, name, also) for name in results.variants},
     }
     path = folder / f"{results.experiment}.json"
-    write_text(path, json.dumps(whole, indent=1, allow_nan=False) + "\n")
+    write_text(path, json_lines(whole, 2))
     return path
 
 
+def json_lines(value: Any, levels: int) -> str:
+    """JSON of which the outer `levels` levels have a line for each entry, and what lies deeper is on one line."""
+    return _nested(value, levels, "\n") + "\n"
+
+
+def _nested(value: Any, levels: int, newline: str) -> str:
+    if levels == 0 or not isinstance(value, dict | list) or not value:
+        return json.dumps(value, allow_nan=False, ensure_ascii=False)
+    deeper = newline + " "
+    if isinstance(value, list):
+        return "[" + ",".join(deeper + _nested(v, levels - 1, deeper) for v in value) + newline + "]"
+    entries = (f"{json.dumps(k)}: {_nested(v, levels - 1, deeper)}" for k, v in value.items())
+    return "{" + ",".join(deeper + entry for entry in entries) + newline + "}"
+
+
+def _variant(results: Results, name: str, also: Iterable[str]) -> dict[str, Any]:
+    """A variant's config and its stored measures: one value for each of the file's seeds, null for not measured."""
+    runs = results.runs[name]
+    measures = {
+        metric: [rounded(runs[seed].get(metric), DIGITS) for seed in results.seeds]
+        for metric in sorted({m for variant, m in results.read if variant == name} | set(also))
+    }
+    seen = {metric: values for metric, values in measures.items() if any(v is not None for v in values)}
+    return {"config": results.variants[name], "measures": seen}
+
+
+def rounded(value: Any, digits: int) -> Any:
+    """JSON data with its floats rounded to this many significant digits."""
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}")
+    if isinstance(value, dict):
+        return {key: rounded(entry, digits) for key, entry in value.items()}
+    return [rounded(entry, digits) for entry in value] if isinstance(value, list | tuple) else value
+
+
 def _row(row: Row) -> dict[str, Any]:
-    """As JSON; numbers and truths may come from numpy."""
+    """A row as JSON; numbers and truths may come from numpy, and what is empty is left out."""
     figures = {name: getattr(row, name) for name in ("paper", "ours", "half_width", "difference")}
     found = {name: None if value is None else float(value) for name, value in figures.items()}
-    return {**asdict(row), **found, "met": None if row.met is None else bool(row.met)}
+    whole = {**asdict(row), **found, "met": None if row.met is None else bool(row.met)}
+    return {
+        name: value for name, value in whole.items() if name in ("paper", "ours") or value not in (None, "")
+    }
 
 
 def load(path: Path) -> Stored:
     """Reads a results file. Raises ExperimentError that names it."""
     try:
         whole = json.loads(path.read_text("utf-8"))
-        if whole["format"] != FORMAT:
+        if whole["format"] not in (FORMAT, WITH_ALL_MEASURES):
             raise ValueError(f"format {whole['format']} is not {FORMAT}")
         rows = tuple(Row(**{k: v for k, v in row.items() if k != "difference"}) for row in whole["rows"])
         results = Results(
             experiment=whole["experiment"],
             quick=whole["quick"],
             variants={name: v["config"] for name, v in whole["variants"].items()},
-            runs={
-                name: {int(seed): checked_metrics(m) for seed, m in v["runs"].items()}
-                for name, v in whole["variants"].items()
-            },
+            runs={name: _runs(v, whole["seeds"]) for name, v in whole["variants"].items()},
         )
-        return Stored(
-            results,
-            whole["summary"],
-            rows,
-            tuple(whole["plots"]),
-            whole["commit"],
-            whole["code"],
-            whole["command"],
-            whole["date"],
-        )
+        about = (whole[name] for name in ("code", "command", "commit", "date"))
+        return Stored(results, whole["summary"], rows, tuple(whole["plots"]), *about)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ExperimentError(f"{path}: not a results file: {error!r}; run the experiment again") from error
+
+
+def _runs(variant: Mapping[str, Any], seeds: Sequence[int]) -> dict[int, dict[str, float | None]]:
+    """A variant's metrics by seed."""
+    if "runs" in variant:  # WITH_ALL_MEASURES
+        return {int(seed): checked_metrics(metrics) for seed, metrics in variant["runs"].items()}
+    found: dict[int, dict[str, float | None]] = {seed: {} for seed in seeds}
+    for metric, values in variant["measures"].items():
+        for seed, value in zip(seeds, values, strict=True):
+            found[seed].update(checked_metrics({metric: value}))
+    return found
+
+
+def remade(stored: Stored, rows: Sequence[Row], plots: Sequence[str]) -> Stored:
+    """The same measurement with rows and plots made anew from it."""
+    return replace(stored, rows=tuple(rows), plots=tuple(plots))
 
 
 def load_all(folder: Path) -> tuple[dict[Path, Stored], list[Path]]:

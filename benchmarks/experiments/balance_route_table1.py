@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 
 SUMMARY = "BalanceRoute Table 1: routers behind a barrier of 8 decode workers, five workloads"
 SEEDS = (2, 1)
+ALSO_STORED = ("throughput_by_tpot_tok_s", "pool_mean_s")
 
 # Table 1: imbalance in tokens, TPOT P95 in ms, throughput in tok/s
 PROPRIETARY = {

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 SUMMARY = "BalanceRoute Table 2: routers behind a barrier of 4, 8 and 16 decode workers"
 SEEDS = (2, 1)
+ALSO_STORED = ("throughput_by_tpot_tok_s", "pool_mean_s")
 WORKERS = (4, 8, 16)
 CASE = "recurring-long"
 METHODS = (*cluster.BASELINES, "br_0", "br_h oracle")

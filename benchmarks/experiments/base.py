@@ -13,6 +13,10 @@ An experiment is a module with
 - `compare(results)`: rows of paper | ours. May be called with few seeds, never with a variant missing.
 - `plots(results)`: matplotlib figures by file name; `benchmarks.plots` has the style.
 - optionally `SEEDS = (full, quick)`: how many seeds by default, else (5, 2).
+- optionally `ALSO_STORED`: names of measures that the results file keeps although no row and no plot reads them.
+
+A results file keeps, seed by seed, what `compare` and `plots` have read, and nothing else: every row and plot can be
+made again from it (`python -m benchmarks check` does).
 """
 
 from __future__ import annotations
@@ -77,12 +81,15 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """All finished runs of an experiment: `runs[variant][seed]` are its metrics."""
+    """All finished runs of an experiment: `runs[variant][seed]` are its metrics. `read` collects the (variant, metric)
+    pairs that rows and plots have asked for.
+    """
 
     experiment: str
     quick: bool
     variants: Mapping[str, Config]
     runs: Mapping[str, Mapping[int, Metrics]] = field(repr=False)
+    read: set[tuple[str, str]] = field(default_factory=set, repr=False, compare=False)
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -92,15 +99,19 @@ class Results:
         shared = set.intersection(*(set(by_seed) for by_seed in self.runs.values()))
         return tuple(sorted(shared))
 
-    def values(self, variant: str, metric: str) -> list[float]:
-        """One value a seed, in the order of `seeds`. Raises ExperimentError where one is missing."""
+    def values(self, variant: str, metric: str, missing: float | None = None) -> list[float]:
+        """One value a seed, in the order of `seeds`. `missing` stands for a value that a run did not measure; without
+        it such a run raises ExperimentError.
+        """
         if variant not in self.runs:
             raise ExperimentError(
                 f"{self.experiment} has no variant {variant!r}; there are {', '.join(self.runs)}"
             )
+        self.read.add((variant, metric))
         found = []
         for seed in self.seeds:
             value = self.runs[variant][seed].get(metric)
+            value = missing if value is None else value
             if value is None:
                 raise ExperimentError(f"{self.experiment}: {variant}, seed {seed} did not measure {metric!r}")
             found.append(value)
@@ -109,7 +120,8 @@ class Results:
         return found
 
     def measured(self, variant: str, metric: str) -> bool:
-        """Whether every seed has it."""
+        """Whether every seed has measured it."""
+        self.read.add((variant, metric))
         return all(self.runs[variant][seed].get(metric) is not None for seed in self.seeds)
 
     def mean(self, variant: str, metric: str) -> float:

@@ -336,5 +336,5 @@ def milliseconds(
 
 def share(results: Results, what: str, variant: str, metric: str, paper: float | None) -> Row:
     """A share in per cent; 0 where the run had none."""
-    found = [100.0 * (results.runs[variant][seed].get(metric) or 0.0) for seed in results.seeds]
-    return Row(what, paper, sum(found) / len(found), "%")
+    found = results.values(variant, metric, missing=0.0)
+    return Row(what, paper, 100.0 * sum(found) / len(found), "%")

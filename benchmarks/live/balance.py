@@ -164,7 +164,7 @@ def table(setup: Setup, seen: dict[str, Seen]) -> list[dict[str, Any]]:
 
 
 def draw(rows: Sequence[dict[str, Any]], folder: Path) -> None:
-    """Writes balance.png and .svg: a bar a policy."""
+    """Writes balance.png: a bar a policy."""
     made, (axes,) = figure()
     values = {row["policy"]: (float(row["imbalance_tokens"]), None) for row in rows}
     bars(axes, values, "KV tokens, max - min over 16 decode engines, mean", "Imbalance, live")

@@ -207,7 +207,7 @@ _MEASURED: tuple[Column, ...] = (
 
 
 def draw(live: Sequence[Block], simulated: Sequence[Block], folder: Path) -> None:
-    """Writes composition.png and .svg: TTFT against the base's over load, live beside simulated."""
+    """Writes composition.png: TTFT against the base's over load, live beside simulated."""
     made, axes = plots.figure(columns=2, rows=2, width=5.0, height=2.9)
     shown = [(f, side) for f in ("ttft_mean_s", "ttft_p95_s") for side in ("live", "simulated")]
     for panel, (figure, side) in zip(axes, shown, strict=True):

@@ -202,6 +202,8 @@ def draw(results: Results, file: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
+    from benchmarks.plots import with_palette
+
     figure, axes = plt.subplots(1, 3, figsize=(20, 7), layout="constrained")
     cases = [case for case in results.cases if case.tokens <= 100]
     rates = axes[0].barh([_row(case) for case in cases], [case.requests_per_s for case in cases])
@@ -229,6 +231,7 @@ def draw(results: Results, file: Path) -> None:
     figure.legend(handles, list(colours), loc="outside lower center", ncols=9)
     figure.savefig(file, dpi=70)
     plt.close(figure)
+    with_palette(file)
 
 
 def _colours(rows: Sequence[Mapping[str, float]], palette: Sequence[Any]) -> dict[str, Any]:

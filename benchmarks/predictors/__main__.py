@@ -8,7 +8,6 @@ minutes on one core.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -18,7 +17,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.plots import with_palette
 from benchmarks.predictors import cost
+from benchmarks.results_io import json_lines, rounded, write_text
 from predictors.lgbm_fit import LgbmConfig
 from predictors.permutation import permuted_brier
 from predictors.report import by_age, by_window, plot, signal_line, table
@@ -26,6 +27,7 @@ from predictors.store import library_versions
 from predictors.traces import TraceError
 from predictors.train import Judged, load_source, train_and_judge
 
+DIGITS = 6  # significant ones of a stored figure
 TRACES = {
     "mooncake-conversation": "mooncake_conversation_trace.jsonl",
     "azure2023-conversation": "azure2023_AzureLLMInferenceTrace_conv.csv",
@@ -66,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "traces": {n: {k: v for k, v in r.items() if k != "text"} for n, r in results.items()},
         "cost": costs,
     }
-    (args.out / "results.json").write_text(json.dumps(whole, indent=1) + "\n", "utf-8")
+    write_text(args.out / "results.json", json_lines(rounded(whole, DIGITS), 5))
     (args.out / "README.md").write_text(_markdown(whole, results), "utf-8")
     print(f"written to {args.out}")
     return 0
@@ -92,6 +94,7 @@ def _judge(name: str, path: Path, config: LgbmConfig, args: argparse.Namespace) 
     outcomes = load_source(path, args.requests, args.seed)
     judged = train_and_judge(outcomes, config, progress=lambda line: print(f"  {line}", flush=True))
     plot(args.out / f"{name}.png", name, judged.evaluations)
+    with_palette(args.out / f"{name}.png")
     own, permuted = permuted_brier(judged.predictor.predict_rows, judged.held, seed=args.seed)
     print(f"  {time.perf_counter() - start_s:.0f} s", flush=True)
     survival, learned = judged.evaluations["survival"].overall, judged.evaluations["lightgbm"].overall
