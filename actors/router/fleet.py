@@ -12,7 +12,7 @@ from actors.router.kv_feed import KvFeed
 from actors.router.network.feed import RouterNetwork
 from actors.wire.messages import KV_EVENTS, EngineInfo, Fleet, FleetStatus
 from policies.dispatch.dispatcher import Dispatcher
-from policies.routing.registry import USES_HITS
+from policies.routing.base import Needs
 
 
 class FleetReport:
@@ -34,15 +34,14 @@ class FleetReport:
 
     def fleet(self) -> Fleet:
         """The engines, the policies, and what ingresses have to do for these."""
-        infos = self._engines.infos()
-        decode = self._dispatcher.decode.name
+        infos, needs = self._engines.infos(), self._dispatcher.needs
         return Fleet(
             infos,
             self._dispatcher.prefill.name,
-            decode,
+            self._dispatcher.decode.name,
             wants_hints=self._forecasts is not None,
-            block_tokens=block_tokens(infos) if looks_at_hits(self._dispatcher) else None,
-            wants_transfers=self._network.wants_transfers(decode),
+            block_tokens=block_tokens(infos) if Needs.HITS in needs else None,
+            wants_transfers=self._network.wants_transfers(needs),
         )
 
     def status(self, own_totals: Mapping[str, float]) -> FleetStatus:
@@ -69,11 +68,6 @@ class FleetReport:
             decision_sum_s=self._decisions.sum_s,
             gauges=gauges,
         )
-
-
-def looks_at_hits(dispatcher: Dispatcher) -> bool:
-    """Whether one of its policies looks at prefix hits."""
-    return bool({dispatcher.prefill.name, dispatcher.decode.name} & USES_HITS)
 
 
 def block_tokens(infos: list[EngineInfo]) -> int | None:

@@ -15,7 +15,7 @@ from actors.router.admin import RouterAdmin
 from actors.router.clock import clock_s
 from actors.router.decisions import DecisionLog
 from actors.router.engines import Engines
-from actors.router.fleet import FleetReport, looks_at_hits
+from actors.router.fleet import FleetReport
 from actors.router.forecasts import Forecasts
 from actors.router.ingresses import Ingresses
 from actors.router.journal import RouterJournal
@@ -25,7 +25,7 @@ from actors.router.workers import place_of, request_of, worker_of
 from actors.wire import messages as wire
 from actors.wire.channel import Channel, Identity, listen, remove_sockets
 from policies.dispatch.dispatcher import Action, Dispatcher, Reject, RouteDecode, RoutePrefill
-from policies.routing.base import PolicyError
+from policies.routing.base import Needs, PolicyError
 from policies.routing.registry import prepare
 from policies.state import events as ev
 from policies.state.views import Request
@@ -58,7 +58,7 @@ class RouterServer:
         self._tasks: list[asyncio.Task[None]] = []
         self._forecasts = forecasts
         self._kv_feed = KvFeed(dispatcher.state, self._feed)
-        self._kv_feed.want(looks_at_hits(dispatcher))
+        self._kv_feed.want(Needs.HITS in dispatcher.needs)
         self._network = network or RouterNetwork(NetworkConfig())
         self.engines = Engines(
             engine_grace_s, self._kv_feed, self._network, self._feed, self._broadcast_fleet
@@ -176,7 +176,7 @@ class RouterServer:
         now_s = clock_s()
         request = self._request(message, now_s)
         if self._forecasts is not None:
-            predicted = self._forecasts.arrived(message, now_s, self.dispatcher.looks_at_lengths)
+            predicted = self._forecasts.arrived(message, now_s, Needs.LENGTHS in self.dispatcher.needs)
             request = dataclasses.replace(request, predicted_tokens=predicted)
         self._feed(ev.Arrived(now_s, request))
 
@@ -298,7 +298,7 @@ class RouterServer:
     # ----------------------------------------------------------------------------------------------- broadcasts
 
     def _policies_changed(self) -> None:
-        self._kv_feed.want(looks_at_hits(self.dispatcher))
+        self._kv_feed.want(Needs.HITS in self.dispatcher.needs)
         self._broadcast_fleet()
 
     def _broadcast_fleet(self) -> None:

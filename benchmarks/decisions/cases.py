@@ -9,7 +9,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from policies.network.oracle import Oracle, Place
+from policies.network.oracle import NodePlace, Oracle
 from policies.state.views import (
     Departure,
     Health,
@@ -39,7 +39,7 @@ class Case:
 
 def tick_case(workers: int, pool: int, rng: random.Random, busy: bool = True) -> Case:
     """One tick: `workers` decode workers and `pool` waiting prefills of 8 senders."""
-    nodes = {f"n{i}": Place(rack=f"r{i // 4}", pod=f"p{i // 16}") for i in range(workers + 8)}
+    nodes = {f"n{i}": NodePlace(rack=f"r{i // 4}", pod=f"p{i // 16}") for i in range(workers + 8)}
     oracle = Oracle(
         BANDWIDTH, LATENCY_S, places=nodes, congestion=dict.fromkeys(range(4), 0.2), congestion_at_s=0.0
     )

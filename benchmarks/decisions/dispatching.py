@@ -7,7 +7,7 @@ from functools import partial
 
 from benchmarks.decisions.measure import Timing, timed
 from policies.dispatch.dispatcher import Action, DispatchConfig, Dispatcher, RouteDecode, RoutePrefill
-from policies.network.oracle import Oracle, Place
+from policies.network.oracle import NodePlace, Oracle
 from policies.routing.registry import decode_policy, prefill_policy
 from policies.state import events as ev
 from policies.state.views import Request, Role
@@ -41,7 +41,7 @@ class Loop:
             role = Role.PREFILL if name[0] == "p" else Role.DECODE
             self.feed(ev.EngineUp(0.0, name, role, "g", f"n{name}", SLOTS, 10_000_000))
             self.feed(ev.EngineStatus(0.0, name, 0, 0, 0))
-        places = {f"n{name}": Place(f"r{i // 4}", f"p{i // 16}") for i, name in enumerate(self.names)}
+        places = {f"n{name}": NodePlace(f"r{i // 4}", f"p{i // 16}") for i, name in enumerate(self.names)}
         self.feed(ev.OracleRefreshed(0.0, Oracle({0: 4e11, 1: 1e10, 2: 5e9, 3: 2.5e9}, places=places)))
 
     def feed(self, event: ev.Event) -> list[Action]:

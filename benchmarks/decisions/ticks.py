@@ -10,7 +10,7 @@ from benchmarks.decisions.measure import Timing, timed
 from policies.dispatch.feasibility import FeasibleEntries, Tiers, rooms_of
 from policies.routing.balance.balance_route_0 import BalanceRoute0
 from policies.routing.balance.balance_route_h import BalanceRouteH
-from policies.routing.base import DecodePolicy
+from policies.routing.base import DecodePolicy, assign
 from policies.routing.composition.composition import Composition
 from policies.routing.netkv.netkv import NetKV
 
@@ -27,7 +27,7 @@ def netkv(calls: int, seed: int) -> list[Timing]:
         rng = random.Random(seed)
         case = tick_case(candidates, 64, rng, busy=False)
         work = [
-            partial(policy.assign, case.feasible[i % 64 : i % 64 + 1], case.snapshot, rng)
+            partial(assign, policy, case.feasible[i % 64 : i % 64 + 1], case.snapshot, rng)
             for i in range(calls)
         ]
         rows.append(timed(f"netkv, {candidates} candidates", work))
@@ -62,7 +62,7 @@ def _tick_calls(
 
 
 def _count(policy: DecodePolicy, case: Case, rng: random.Random, admitted: list[int]) -> None:
-    admitted.append(len(policy.assign(case.feasible, case.snapshot, rng)))
+    admitted.append(len(assign(policy, case.feasible, case.snapshot, rng)))
 
 
 def single_admissions(policy: DecodePolicy, calls: int, seed: int) -> list[Timing]:
@@ -74,7 +74,7 @@ def single_admissions(policy: DecodePolicy, calls: int, seed: int) -> list[Timin
             case = tick_case(64, 256, rng)
             lucky = [case.feasible[0][1][i % 8]]
             one = [(entry, lucky) for entry, _ in case.feasible]
-            yield partial(policy.assign, one, case.snapshot, rng)
+            yield partial(assign, policy, one, case.snapshot, rng)
 
     return [timed(f"{policy.name}, G = 64, pool 256, one worker open", cases())]
 

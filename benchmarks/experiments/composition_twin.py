@@ -26,7 +26,7 @@ from benchmarks.workloads.record import WorkloadRequest
 from benchmarks.workloads.synthetic import Clients, Synthetic
 from policies.dispatch.dispatcher import DispatchConfig
 from policies.engine_model.timing import SMOLLM2_KV_BYTES_PER_TOKEN, TimingProfile
-from policies.network.oracle import Place
+from policies.network.oracle import NodePlace
 from policies.state.views import Role
 from predictors.live import LivePredictor
 from predictors.protocol import Arrival, Outcome, Predictor
@@ -223,7 +223,7 @@ def simulated(
     specs = tuple(
         EngineSpec(name, role, count, profile, slots=slots) for name, role, count, slots, _ in groups
     )
-    places = {f"{name}-{i}": Place(rack) for name, _, count, _, rack in groups for i in range(count)}
+    places = {f"{name}-{i}": NodePlace(rack) for name, _, count, _, rack in groups for i in range(count)}
     tiers = _tiers(cluster)
     network = SenderLinks(
         {tier: link["bandwidth_bytes_per_s"] for tier, link in tiers.items()},

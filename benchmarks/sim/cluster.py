@@ -26,6 +26,7 @@ from benchmarks.sim.reports import Reports
 from benchmarks.workloads.record import WorkloadRequest
 from policies.dispatch.dispatcher import Action, Dispatcher, Reject, RoutePrefill
 from policies.journal.lines import JournalWriter
+from policies.routing.base import Needs
 from policies.routing.registry import decode_policy, prefill_policy
 from policies.state import events as ev
 
@@ -253,7 +254,7 @@ class Cluster:
         return (
             None
             if self._forecasts is None
-            else self._forecasts.arrived(job, now_s, self.dispatcher.looks_at_lengths)
+            else self._forecasts.arrived(job, now_s, Needs.LENGTHS in self.dispatcher.needs)
         )
 
     def closed(self, job: Job, outcome: ev.Outcome, tokens: int) -> None:

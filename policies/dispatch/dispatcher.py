@@ -32,9 +32,9 @@ from policies.dispatch.feasibility import FeasibleEntries, Tiers, may_prefill, r
 from policies.dispatch.lease_watch import LeaseWatch, rescue
 from policies.dispatch.pool_scan import Placed, PoolLook
 from policies.dispatch.prefill_queue import PrefillQueue
-from policies.routing.base import Assignment, DecodePolicy, PolicyError, PrefillPolicy
+from policies.routing.base import Assignment, DecodePolicy, Needs, PolicyError, PrefillPolicy, assign
 from policies.routing.netkv.network_term import transfer_intent
-from policies.routing.registry import USES_LENGTHS, decode_policy, prefill_policy
+from policies.routing.registry import decode_policy, prefill_policy
 from policies.state import events as ev
 from policies.state.reducer import ClusterState
 from policies.state.views import PoolEntry, Request, RequestId, Role, Snapshot, Worker, WorkerId
@@ -65,9 +65,9 @@ class Dispatcher:
         return len(self._queue)
 
     @property
-    def looks_at_lengths(self) -> bool:
-        """Whether one of its policies looks at `Request.predicted_tokens`."""
-        return bool({self.prefill.name, self.decode.name} & USES_LENGTHS)
+    def needs(self) -> Needs:
+        """Inputs that the present policies read; the caller need not provide any other (`Needs`)."""
+        return self.prefill.needs | self.decode.needs
 
     def handle(self, event: ev.Event) -> list[Action]:
         """Applies one event and returns what is to be done now. Raises StaleEvent if it does not fit and ValueError for
@@ -191,7 +191,7 @@ class Dispatcher:
         candidates, degraded = self._prefill_candidates(request, snapshot)
         if not candidates:
             return None
-        decision = self.prefill.choose(request, candidates, snapshot, self._rng)
+        decision = self.prefill.choose_prefill(request, candidates, snapshot, self._rng)
         worker = next((w for w in candidates if w.id == decision.worker), None)
         if worker is None:
             raise PolicyError(f"policy {self.prefill.name} chose {decision.worker}, which is no candidate")
@@ -234,7 +234,7 @@ class Dispatcher:
 
     def _assign(self, feasible: FeasibleEntries, snapshot: Snapshot) -> tuple[Assignment, ...]:
         """The policy's choice. Raises PolicyError when it is not feasible."""
-        assigned = self.decode.assign(feasible, snapshot, self._rng)
+        assigned = assign(self.decode, feasible, snapshot, self._rng)
         for assignment in assigned:
             worker = assignment.decision.worker
             if not feasible.allows(assignment.attempt_id, worker):

@@ -38,7 +38,7 @@ class PathSource(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NodePlace:
     """Where a node is. Empty labels match nothing."""
 
     rack: str = ""
@@ -98,7 +98,7 @@ class Oracle:
     bandwidth_bytes_per_s: Mapping[int, float] = field(default_factory=dict)
     latency_s: Mapping[int, float] = field(default_factory=dict)
     tier_map: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    places: Mapping[str, Place] = field(default_factory=dict)
+    places: Mapping[str, NodePlace] = field(default_factory=dict)
     congestion: Mapping[int, float] = field(default_factory=dict)
     congestion_at_s: float | None = None
     pairs: Mapping[tuple[str, str], PairEstimate] = field(default_factory=dict)

@@ -4,6 +4,13 @@ A policy is a frozen dataclass of parameters. It gets the request, the workers t
 sorted by id; feasibility is the dispatcher's, see `policies.dispatch`), the snapshot, and a seeded random generator
 for ties. It returns a `Decision` and changes nothing. Costs are finite; smaller is better; ties are broken by the
 generator, never by the order of a set or a hash.
+
+    PrefillPolicy.choose_prefill    the worker that computes a request's KV
+    EntryPolicy.choose_decode       the worker that decodes one pool entry; `assign` picks the entry
+    RoundPolicy.assign              workers for many pool entries at once
+
+One class may serve both stages. `formula` is the cost in one line, in the names of terms and parameters; `needs` names
+the inputs that the policy reads and that cost something to provide (`Needs`).
 """
 
 import math
@@ -11,11 +18,23 @@ import random
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from enum import Flag, StrEnum, auto
+from typing import Any, ClassVar, Protocol
 
-from policies.state.quick import quick
+from policies.state.fast_frozen import fast_constructor
 from policies.state.views import PoolEntry, Request, RequestId, Snapshot, Worker, WorkerId
+
+
+class Needs(Flag):
+    """Inputs of a decision that are only provided while a policy that decides declares them in `needs`."""
+
+    NONE = 0
+    HITS = auto()
+    """`Snapshot.hits`: prompts are hashed, and engines send their KV events."""
+    NETWORK = auto()
+    """`Snapshot.oracle` and `Worker.transfers`: ingresses report the transfers from which bandwidths are learned."""
+    LENGTHS = auto()
+    """`Request.predicted_tokens` and their mean in `Snapshot.typical`: a request's length is predicted on arrival."""
 
 
 class Reason(StrEnum):
@@ -53,7 +72,7 @@ class Ranked:
     terms: Mapping[str, float]
 
 
-_ranked = quick(Ranked)
+_ranked = fast_constructor(Ranked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,37 +92,70 @@ class Assignment:
     decision: Decision
 
 
-@runtime_checkable
-class PrefillPolicy(Protocol):
-    """Chooses the worker that computes a request's KV. `formula`: one line, in the names of terms and parameters."""
+class Policy(Protocol):
+    """Members of every policy."""
 
     formula: ClassVar[str]
+    needs: ClassVar[Needs]
 
     @property
     def name(self) -> str: ...
 
-    def choose(
-        self, request: Request, candidates: Sequence[Worker], snapshot: Snapshot, rng: random.Random
+
+class PrefillPolicy(Policy, Protocol):
+    """Chooses the worker that computes a request's KV."""
+
+    def choose_prefill(
+        self, request: Request, workers: Sequence[Worker], snapshot: Snapshot, rng: random.Random
     ) -> Decision: ...
 
 
-@runtime_checkable
-class DecodePolicy(Protocol):
-    """Assigns pool entries to decode workers.
+class EntryPolicy(Policy, Protocol):
+    """Chooses the decode worker of one pool entry, blind to the other entries."""
 
-    `feasible` holds, for each entry in the order in which entries should be served, the workers that it fits on (empty:
-    it must wait). Called again with a fresh snapshot until it returns nothing, so a policy may decide one entry at a
-    time. `formula` as for PrefillPolicy.
+    def choose_decode(
+        self, entry: PoolEntry, workers: Sequence[Worker], snapshot: Snapshot, rng: random.Random
+    ) -> Decision: ...
+
+
+Feasible = Sequence[tuple[PoolEntry, Sequence[Worker]]]
+"""Pool entries in the order in which they should be served, each with the workers that it fits on (none: it waits)."""
+
+
+class RoundPolicy(Policy, Protocol):
+    """Assigns pool entries to decode workers, weighing them against each other.
+
+    `assign` is called again with a fresh snapshot until it returns nothing.
     """
 
-    formula: ClassVar[str]
-
-    @property
-    def name(self) -> str: ...
-
     def assign(
-        self, feasible: Sequence[tuple[PoolEntry, Sequence[Worker]]], snapshot: Snapshot, rng: random.Random
+        self, feasible: Feasible, snapshot: Snapshot, rng: random.Random
     ) -> tuple[Assignment, ...]: ...
+
+
+DecodePolicy = EntryPolicy | RoundPolicy
+
+
+def assign(
+    policy: DecodePolicy, feasible: Feasible, snapshot: Snapshot, rng: random.Random
+) -> tuple[Assignment, ...]:
+    """The assignments that a decode policy makes on one snapshot.
+
+    A RoundPolicy sees all entries; an EntryPolicy decides the first entry that fits anywhere. An empty answer ends the
+    round, so the caller repeats the call with the snapshot that follows from the assignments.
+    """
+    if hasattr(policy, "assign"):
+        return policy.assign(feasible, snapshot, rng)
+    head = first_feasible(feasible)
+    if head is None:
+        return ()
+    entry, workers = head
+    return (Assignment(entry.request.attempt_id, policy.choose_decode(entry, workers, snapshot, rng)),)
+
+
+def first_feasible(feasible: Feasible) -> tuple[PoolEntry, Sequence[Worker]] | None:
+    """The first entry that fits on any worker, with those workers; None when no entry fits."""
+    return next(((entry, workers) for entry, workers in feasible if workers), None)
 
 
 def least_cost(policy: str, ranked: Sequence[Ranked], rng: random.Random) -> Decision:
@@ -148,10 +200,3 @@ def best_of(
         reason = Reason.TIE_DRAWN
     best = [_ranked(workers[i].id, costs[i], terms(i)) for i in near[:RANKED]]
     return Decision(best[0].worker, tuple(best), reason)
-
-
-def first_feasible(
-    feasible: Sequence[tuple[PoolEntry, Sequence[Worker]]],
-) -> tuple[PoolEntry, Sequence[Worker]] | None:
-    """The first entry that fits anywhere, for policies that decide one entry at a time."""
-    return next(((entry, workers) for entry, workers in feasible if workers), None)

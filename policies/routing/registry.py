@@ -7,7 +7,7 @@ from typing import Any
 
 from policies.routing.balance.balance_route_0 import BalanceRoute0
 from policies.routing.balance.balance_route_h import BalanceRouteH
-from policies.routing.base import DecodePolicy, PrefillPolicy
+from policies.routing.base import DecodePolicy, EntryPolicy, PrefillPolicy, RoundPolicy
 from policies.routing.composition.composition import Composition
 from policies.routing.composition.static_stack import StaticStack
 from policies.routing.deepflow.locality import Locality
@@ -36,7 +36,7 @@ PREFILL: dict[str, type[PrefillPolicy]] = {
     "combined": Combined,
 }
 
-DECODE: dict[str, type[DecodePolicy]] = {
+DECODE: dict[str, type[EntryPolicy] | type[RoundPolicy]] = {
     "random": RandomChoice,
     "round_robin": RoundRobin,
     "power_of_two": PowerOfTwo,
@@ -50,18 +50,6 @@ DECODE: dict[str, type[DecodePolicy]] = {
     "static_stack": StaticStack,
     "composition": Composition,
 }
-
-
-USES_HITS = frozenset(
-    ["cache_aware", "cache_load_aware", "predicted_ttft", "locality", "combined", "netkv", "composition"]
-)
-"""Policies that look at prefix hits: where none of them decides, prompts need not be hashed."""
-
-USES_NETWORK = frozenset(["netkv", "static_stack", "composition"])
-"""Policies that look at the network oracle: where none of them decides, transfers need not be told."""
-
-USES_LENGTHS = frozenset(["pd_heatmap", "combined", "composition"])
-"""Policies that look at `Request.predicted_tokens`: where none of them decides, lengths are not forecast at arrival."""
 
 
 def prepare() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from policies.request.stage import Stage
 from policies.state import events as ev
-from policies.state.quick import quick
+from policies.state.fast_frozen import fast_constructor
 from policies.state.views import (
     Departure,
     Health,
@@ -150,7 +150,7 @@ class Load:
     transfers_view: tuple[Transfers, ...] | None = ()  # None: changed since it was made
 
 
-_quick_worker = quick(Worker)
+_fast_worker = fast_constructor(Worker)
 
 
 def view_of(load: Load) -> Worker:
@@ -158,7 +158,7 @@ def view_of(load: Load) -> Worker:
     if load.transfers_view is None:
         load.transfers_view = tuple([Transfers(*key, n) for key, n in sorted(load.transfers.items())])
     up, status = load.up, load.status
-    return _quick_worker(
+    return _fast_worker(
         up.worker,
         up.role,
         up.group,

@@ -3,9 +3,9 @@
 from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass, field
 
-from policies.state.views import PoolEntry, RequestId, Usual
+from policies.state.views import PoolEntry, RequestId, TypicalEntry
 
-USUAL_OF = 64  # ASSUMPTION: entries that `Usual` looks back on
+TYPICAL_OF = 64  # ASSUMPTION: entries that `TypicalEntry` looks back on
 
 PoolKey = tuple[
     int, float, RequestId
@@ -23,7 +23,7 @@ class Pool:
 
     entries: dict[RequestId, PoolEntry] = field(default_factory=dict)
     left: int = 0
-    usual: Usual | None = None
+    typical: TypicalEntry | None = None
     _came: int = 0
     _forecast: int = 0  # of those that came
     _order: list[PoolKey] = field(default_factory=list)  # ascending
@@ -33,7 +33,7 @@ class Pool:
         self.entries[entry.request.attempt_id] = entry
         insort(self._order, pool_key(entry))
         self._entered.append(entry.request.attempt_id)
-        self._note_usual(entry)
+        self._note_typical(entry)
 
     def remove(self, attempt_id: RequestId) -> None:
         """Nothing happens to one that is not in it."""
@@ -64,18 +64,18 @@ class Pool:
             self.entries[attempt_id] for attempt_id in dict.fromkeys(entered) if attempt_id in self.entries
         ]
 
-    def _note_usual(self, entry: PoolEntry) -> None:
+    def _note_typical(self, entry: PoolEntry) -> None:
         """Plain means of the first entries, then exponential ones."""
-        before, tokens = self.usual, entry.request.predicted_tokens
+        before, tokens = self.typical, entry.request.predicted_tokens
         self._came += 1
         kv_bytes = _moved(before.kv_bytes if before else 0.0, entry.kv_bytes, self._came)
         mean_tokens = before.output_tokens if before else None
         if tokens is not None:
             self._forecast += 1
             mean_tokens = _moved(mean_tokens or 0.0, tokens, self._forecast)
-        self.usual = Usual(kv_bytes, mean_tokens)
+        self.typical = TypicalEntry(kv_bytes, mean_tokens)
 
 
 def _moved(mean: float, value: float, seen: int) -> float:
     """The mean of `seen` values, the last of them `value`."""
-    return mean + (value - mean) / min(seen, USUAL_OF)
+    return mean + (value - mean) / min(seen, TYPICAL_OF)

@@ -60,7 +60,7 @@ class ClusterState:
         shown = tuple(self.waiting()) if pool is None else tuple(pool)
         hits = IndexHits(ledger.prefix, ledger.hit_memo) if ledger.prefix else NO_HITS
         return Snapshot(
-            now_s, self._views, shown, dict(ledger.last_chosen), ledger.oracle, hits, ledger.pool.usual
+            now_s, self._views, shown, dict(ledger.last_chosen), ledger.oracle, hits, ledger.pool.typical
         )
 
     def worker(self, worker: WorkerId) -> Worker | None:

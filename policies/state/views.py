@@ -79,9 +79,11 @@ class PoolEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Usual:
-    """What pool entries are like: moving means over the last 64 or so. `output_tokens` of a sequence, of those with a
-    forecast (None: there was none).
+class TypicalEntry:
+    """Moving means over the last pool entries (`pool.TYPICAL_OF` of them).
+
+    `output_tokens` is the mean predicted output of one sequence, over the entries that had a prediction (None: no entry
+    had one).
     """
 
     kv_bytes: float
@@ -194,10 +196,13 @@ NO_HITS = KnownHits()
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The cluster at `now_s`. `workers` is in no meaningful order: policies sort by id. `pool` are the waiting entries
-    that the decision is about, in the order in which they should be served. `last_chosen` is the cursor of
-    the last worker chosen per stage ("prefill" / "decode"), for policies that go round. `oracle` is what is known of
-    the network (None: nothing), `hits` what the prefix index knows, `usual` what entries were like (None: none yet)."""
+    """The cluster at `now_s`.
+
+    `workers` is in no meaningful order: policies sort by id. `pool` holds the waiting entries that the decision is
+    about, in the order in which they should be served. `last_chosen` names the worker chosen last for each task
+    ("prefill", "decode"), for policies that go round. `oracle` is the network's cost oracle (None: the network is not
+    known), `hits` answers where prompts are cached, and `typical` describes recent pool entries (None: there was none).
+    """
 
     now_s: float
     workers: Mapping[WorkerId, Worker]
@@ -205,4 +210,4 @@ class Snapshot:
     last_chosen: Mapping[str, WorkerId]
     oracle: Oracle | None = None
     hits: PrefixHits = NO_HITS
-    usual: Usual | None = None
+    typical: TypicalEntry | None = None

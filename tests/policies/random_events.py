@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from policies.dispatch.dispatcher import Action, Reject, RouteDecode, RoutePrefill
-from policies.network.oracle import Oracle, PairEstimate, Place
+from policies.network.oracle import NodePlace, Oracle, PairEstimate
 from policies.routing.registry import DECODE, PREFILL
 from policies.state import events as ev
 from policies.state.prefix_index import Change, Cleared, Removed, Stored
@@ -19,7 +19,7 @@ GOOD = Oracle(
     {0: 1e10, 1: 5e9, 3: 1e9},
     {0: 1e-5, 3: 1e-3},
     {("n0", "n1"): 1},
-    {"n0": Place("r0", "p0"), "n2": Place("r1", "p0")},
+    {"n0": NodePlace("r0", "p0"), "n2": NodePlace("r1", "p0")},
     {3: 0.25},
     10.0,
     {("p0", "d0"): PairEstimate(2e9, 10.0)},

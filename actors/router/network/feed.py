@@ -26,7 +26,7 @@ from actors.router.workers import place_of
 from actors.wire.messages import EngineInfo, Transferred
 from policies.network.bandwidth_estimator import BandwidthEstimator, EstimatorConfig
 from policies.network.oracle import Oracle, OracleError, PairEstimate, TransferIntent
-from policies.routing.registry import USES_NETWORK
+from policies.routing.base import Needs
 from policies.state.events import OracleRefreshed
 
 log = logging.getLogger(__name__)
@@ -103,10 +103,10 @@ class RouterNetwork:
             [],
         )  # since the refresh before the last, since the last
 
-    def wants_transfers(self, decode_policy: str) -> bool:
+    def wants_transfers(self, needs: Needs) -> bool:
         """Whether ingresses shall tell what they observe."""
         estimate = self.config.estimate
-        return decode_policy in USES_NETWORK if estimate is None else estimate
+        return Needs.NETWORK in needs if estimate is None else estimate
 
     # ------------------------------------------------------------------------------------------ what happens
 

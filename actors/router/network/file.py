@@ -22,7 +22,7 @@ from typing import Annotated
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from policies.network.oracle import Oracle, OracleError, Place
+from policies.network.oracle import NodePlace, Oracle, OracleError
 
 
 class _Strict(BaseModel):
@@ -59,7 +59,7 @@ class NetworkFile:
 
     bandwidth_bytes_per_s: dict[int, float] = field(default_factory=dict)
     latency_s: dict[int, float] = field(default_factory=dict)
-    nodes: dict[str, Place] = field(default_factory=dict)
+    nodes: dict[str, NodePlace] = field(default_factory=dict)
     pairs: dict[tuple[str, str], int] = field(default_factory=dict)
     congestion: dict[int, float] = field(default_factory=dict)
     uplinks: dict[int, int] = field(default_factory=dict)  # of the tiers that have more than one
@@ -81,7 +81,7 @@ def read_network_file(path: str) -> NetworkFile:
     file = NetworkFile(
         {tier: item.bandwidth_bytes_per_s for tier, item in parsed.tiers.items()},
         {tier: item.latency_s for tier, item in parsed.tiers.items()},
-        {name: Place(place.rack, place.pod) for name, place in parsed.nodes.items()},
+        {name: NodePlace(place.rack, place.pod) for name, place in parsed.nodes.items()},
         {(pair.source, pair.to): pair.tier for pair in parsed.pairs},
         dict(parsed.congestion),
         {tier: item.uplinks for tier, item in parsed.tiers.items() if item.uplinks > 1},

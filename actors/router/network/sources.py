@@ -18,7 +18,7 @@ from typing import Any
 
 from actors.router.network.file import NetworkFile, read_network_file
 from actors.wire.messages import EngineInfo
-from policies.network.oracle import OracleError, Place
+from policies.network.oracle import NodePlace, OracleError
 
 _NODE_NAMES = ("NodeName", "NodeManagerHostname", "NodeManagerAddress")
 _NEVER = (-1, -1)
@@ -33,9 +33,9 @@ class LabelNames:
     rack: tuple[str, ...]
     pod: tuple[str, ...]
 
-    def place(self, labels: Mapping[str, str]) -> Place:
+    def place(self, labels: Mapping[str, str]) -> NodePlace:
         rack = next((labels[name] for name in self.rack if labels.get(name)), "")
-        return Place(rack, next((labels[name] for name in self.pod if labels.get(name)), ""))
+        return NodePlace(rack, next((labels[name] for name in self.pod if labels.get(name)), ""))
 
 
 class NetworkSources:
@@ -86,11 +86,11 @@ class NetworkSources:
         ids = self._ids
         return {(ids.get(a, a), ids.get(b, b)): tier for (a, b), tier in self.file.pairs.items()}
 
-    def places(self) -> dict[str, Place]:
+    def places(self) -> dict[str, NodePlace]:
         """Rack and pod of every node of which anything is known."""
         places = {self._ids.get(name, name): place for name, place in self.file.nodes.items()}
         announced = [(info.node, info.labels) for _, info in sorted(self.engines.items())]
         for node, labels in [*announced, *sorted(self._node_labels.items())]:
-            known, found = places.get(node, Place()), self._labels.place(labels)
-            places[node] = Place(known.rack or found.rack, known.pod or found.pod)
+            known, found = places.get(node, NodePlace()), self._labels.place(labels)
+            places[node] = NodePlace(known.rack or found.rack, known.pod or found.pod)
         return {node: place for node, place in places.items() if place.rack or place.pod}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from benchmarks.sim.kernel import Kernel, Timer
 from benchmarks.sim.links import Done
-from policies.network.oracle import Oracle, Place
+from policies.network.oracle import NodePlace, Oracle
 
 
 class Flow:
@@ -142,7 +142,7 @@ class SenderLinks:
 
     bytes_per_s: Mapping[int, float]
     latency_s: Mapping[int, float]
-    places: Mapping[str, Place]
+    places: Mapping[str, NodePlace]
     oracle_s: float | None = 3600.0
 
     def __post_init__(self) -> None:

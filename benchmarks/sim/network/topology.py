@@ -22,7 +22,7 @@ from typing import Any, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from policies.network.oracle import Place
+from policies.network.oracle import NodePlace
 
 NVLINK, NIC, RACK, CORE = "nvlink", "nic", "rack", "core"
 LINK_CLASSES = (NVLINK, NIC, RACK, CORE)
@@ -204,9 +204,9 @@ class Topology:
         return {tier: max(1, int(flows + 1e-9)) for tier, flows in fit.items()}
 
     @cached_property
-    def places(self) -> dict[str, Place]:
+    def places(self) -> dict[str, NodePlace]:
         """Rack and pod labels by node, as the oracle wants them."""
-        return {n.name: Place(rack=f"rack{n.rack}", pod=f"pod{n.pod}") for n in self.nodes.values()}
+        return {n.name: NodePlace(rack=f"rack{n.rack}", pod=f"pod{n.pod}") for n in self.nodes.values()}
 
     def fabric_routes(self, here: Node, there: Node) -> tuple[tuple[int, ...], ...]:
         """The ECMP group between two racks: link indices between the NICs, one tuple a path; missing links avoided."""

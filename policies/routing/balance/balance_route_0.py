@@ -18,7 +18,7 @@ from policies.routing import params
 from policies.routing.balance.loads import Aim, FlatLoads
 from policies.routing.balance.rounds import balance
 from policies.routing.balance.stages import Feasible, StageLimits, group_workers, split_by_group
-from policies.routing.base import Assignment, Ranked, first_feasible, least_cost
+from policies.routing.base import Assignment, Needs, Ranked, first_feasible, least_cost
 from policies.state.views import Snapshot
 
 
@@ -26,6 +26,7 @@ from policies.state.views import Snapshot
 class BalanceRoute0:
     """`window` W and `abundance` (free slots per worker from which stage 1 runs); waits in s, reserve per sequence."""
 
+    needs: ClassVar[Needs] = Needs.NONE
     formula: ClassVar[str] = "cost = -score, score F = w_tokens - workers * max(0, w_tokens - margin_tokens)"
     window: int = 8  # ASSUMPTION: the text has lost W and the threshold
     abundance: float = 2.0  # ASSUMPTION

@@ -36,7 +36,7 @@ from policies.routing.balance.balance_route_0 import check_limits
 from policies.routing.balance.loads import Aim
 from policies.routing.balance.rounds import balance
 from policies.routing.balance.stages import Feasible, StageLimits, group_workers, split_by_group
-from policies.routing.base import Assignment
+from policies.routing.base import Assignment, Needs
 from policies.state.views import Departure, Snapshot, Worker
 
 
@@ -44,6 +44,7 @@ from policies.state.views import Departure, Snapshot, Worker
 class BalanceRouteH:
     """`horizon` H in decode steps, `gamma`, `alpha`, `beta` (None: G); the others as in BR-0."""
 
+    needs: ClassVar[Needs] = Needs.NONE
     formula: ClassVar[str] = (
         "cost = -score, score F_H = alpha * w_tokens * sum_h gamma^h - beta * sum_h gamma^h * max(0, w_tokens - m(h)),"
         " min_h m(h) = margin_tokens, h = 0..horizon"

@@ -15,10 +15,10 @@ from policies.routing.balance.kernel import ADMISSION, place
 from policies.routing.balance.loads import Aim, discounts
 from policies.routing.balance.stages import Feasible, StageLimits
 from policies.routing.base import RANKED, Assignment
-from policies.state.quick import quick
+from policies.state.fast_frozen import fast_constructor
 from policies.state.views import Snapshot, Worker
 
-_assignment = quick(Assignment)
+_assignment = fast_constructor(Assignment)
 
 
 def quick_round(

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 
 from policies.routing.base import RANKED, Decision, Ranked, Reason
-from policies.state.quick import quick
+from policies.state.fast_frozen import fast_constructor
 from policies.state.views import Worker, WorkerId
 
-_ranked, _decision = quick(Ranked), quick(Decision)
+_ranked, _decision = fast_constructor(Ranked), fast_constructor(Decision)
 
 
 def terms_of(

@@ -38,7 +38,7 @@ from policies.routing.balance.decisions import Others, decide, terms_of
 from policies.routing.balance.loads import Loads
 from policies.routing.balance.subset import best_subset
 from policies.routing.base import Assignment, Reason
-from policies.state.quick import quick
+from policies.state.fast_frozen import fast_constructor
 from policies.state.views import PoolEntry, RequestId, Role, Snapshot, Worker
 
 Feasible = Sequence[tuple[PoolEntry, Sequence[Worker]]]
@@ -93,7 +93,7 @@ def split_by_group(feasible: Feasible) -> dict[str, list[tuple[PoolEntry, Sequen
 
 
 _tokens: Callable[[Item], int] = attrgetter("tokens")
-_assignment = quick(Assignment)
+_assignment = fast_constructor(Assignment)
 
 
 class Round:

@@ -30,7 +30,7 @@ from policies.routing.composition.kernel import (
 )
 from policies.routing.composition.request_seconds import LEASE_SHARE, delayed, slowest_step_s
 from policies.routing.composition.slot_rent import FOREVER_S, SlotRent
-from policies.routing.netkv.fleet_flows import Fleet
+from policies.routing.netkv.fleet_flows import FleetFlows
 from policies.routing.netkv.netkv import queue_and_step_seconds, sequences_on
 from policies.state.views import Request, Snapshot, Worker, WorkerId
 
@@ -217,7 +217,7 @@ def _classes(priority: Floats) -> tuple[list[int], Integers]:
 
 def _holds(requests: Sequence[Request], slots: Floats, rent: SlotRent) -> Floats:
     """hold_r of each."""
-    usual = rent.usual.output_tokens
+    usual = rent.typical.output_tokens
     if not usual:
         return slots
     forecast = [request.predicted_tokens for request in requests]
@@ -233,7 +233,7 @@ def _fleets(snapshot: Snapshot, classes: Sequence[int], prices: Prices) -> tuple
     fleets["lowest"] = [EVERY_CLASS if priority is None else priority for priority in lowest]
     senders = 1
     for i, priority in enumerate(lowest):
-        fleet = Fleet(snapshot, priority)
+        fleet = FleetFlows(snapshot, priority)
         senders = fleet.senders
         for tier, number in fleet.by_tier.items():
             flows[i, tier] = number
@@ -248,7 +248,7 @@ def _paths(
     rent: SlotRent,
 ) -> Table:
     """PATH rows of the workers kept, sender after sender. Rents need the paths to all workers."""
-    usual_bytes, oracle = rent.usual.kv_bytes, snapshot.oracle
+    usual_bytes, oracle = rent.typical.kv_bytes, snapshot.oracle
     asked = list(range(len(workers))) if usual_bytes else kept
     paths: Table = np.zeros((len(senders), len(asked)), PATH)
     paths["uplinks"], paths["residual"] = 1, 1.0

@@ -17,10 +17,10 @@ from policies.routing.base import RANKED, Assignment
 from policies.routing.composition.arrays import Floats, Group, Start, start_of
 from policies.routing.composition.entry_costs import Prices
 from policies.routing.composition.kernel import DONE, HITS, advance
-from policies.state.quick import quick
+from policies.state.fast_frozen import fast_constructor
 from policies.state.views import Snapshot, Worker
 
-_assignment = quick(Assignment)
+_assignment = fast_constructor(Assignment)
 
 
 def quick_seconds(

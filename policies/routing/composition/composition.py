@@ -46,7 +46,7 @@ from policies.routing import params
 from policies.routing.balance.balance_route_0 import check_limits
 from policies.routing.balance.loads import HorizonLoads
 from policies.routing.balance.stages import Feasible, StageLimits, group_workers, split_by_group
-from policies.routing.base import Assignment
+from policies.routing.base import Assignment, Needs
 from policies.routing.composition.entry_costs import Prices
 from policies.routing.composition.request_seconds import RequestSecondsRound
 from policies.state.views import Snapshot
@@ -59,6 +59,7 @@ MAX_WINDOW = 12  # 2^W subsets are valued per popped worker
 class Composition:
     """Parameters: see the module's docstring, `balance_route_h` and `netkv`. Times in s."""
 
+    needs: ClassVar[Needs] = Needs.HITS | Needs.NETWORK | Needs.LENGTHS
     formula: ClassVar[str] = (
         "cost = -score, score = credit_less_cost_s + age_s - rent_s - slowdown_s"
         " (rent_s = usual_holds * (queue_rent_s + near_rent_s), slowdown_s = N * seconds_per_kv_token * hold_steps"

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from policies.routing.balance.stages import Item
-from policies.routing.netkv.fleet_flows import Fleet, FleetNetwork
+from policies.routing.netkv.fleet_flows import FleetFlows, FleetNetworkTerm
 from policies.routing.netkv.netkv import queue_and_step_seconds, sequences_on
 from policies.routing.netkv.network_term import effective_bytes
 from policies.state.views import PoolEntry, Request, RequestId, Snapshot, Worker, WorkerId
@@ -53,8 +53,8 @@ class EntryCosts:
         self._queue_and_step_s = [self._after_admissions(row) for row in range(len(workers))]
         self._hit_tokens: dict[RequestId, Mapping[WorkerId, int]] = {}
         self._dearest: dict[tuple[WorkerId, int, int], tuple[float, float]] = {}  # s, s per byte
-        self._fleets: dict[int | None, Fleet] = {}  # by the lowest class that counts
-        self._networks: dict[tuple[WorkerId, int | None], FleetNetwork] = {}
+        self._fleets: dict[int | None, FleetFlows] = {}  # by the lowest class that counts
+        self._networks: dict[tuple[WorkerId, int | None], FleetNetworkTerm] = {}
         self._credits: dict[RequestId, float] = {}
         self._weights: dict[RequestId, float] = {}
 
@@ -135,15 +135,15 @@ class EntryCosts:
         on_it = sequences_on(worker) + self._admitted[row]
         return queue_and_step_seconds(on_it, worker.slots, prices.step_base_s, prices.step_per_seq_s)
 
-    def _network(self, entry: PoolEntry) -> FleetNetwork:
+    def _network(self, entry: PoolEntry) -> FleetNetworkTerm:
         """The sender's network as of now; with strict priorities one per class."""
         sender, prices = entry.prefill_worker, self._prices
         lowest = entry.request.priority if prices.strict_priorities else None
         key = (sender, lowest)
         if key not in self._networks:
             if lowest not in self._fleets:
-                self._fleets[lowest] = Fleet(self._snapshot, lowest)
-            self._networks[key] = FleetNetwork(
+                self._fleets[lowest] = FleetFlows(self._snapshot, lowest)
+            self._networks[key] = FleetNetworkTerm(
                 self._snapshot, sender, self._workers, prices.max_inflight, self._fleets[lowest]
             )
         return self._networks[key]

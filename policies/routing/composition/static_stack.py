@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from policies.routing.balance.balance_route_h import BalanceRouteH
 from policies.routing.balance.stages import Feasible
-from policies.routing.base import Assignment
+from policies.routing.base import Assignment, Needs
 from policies.state.views import PoolEntry, Snapshot, Worker
 
 
@@ -21,6 +21,7 @@ from policies.state.views import PoolEntry, Snapshot, Worker
 class StaticStack(BalanceRouteH):
     """BR-H's parameters."""
 
+    needs: ClassVar[Needs] = Needs.NETWORK
     formula: ClassVar[str] = BalanceRouteH.formula + "; only workers of the fastest tier that has room"
     name: str = "static_stack"
 

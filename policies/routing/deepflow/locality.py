@@ -3,7 +3,7 @@
     if max_i C_i - min_i C_i <= bound:  the longest prefix hit, ties by load     -> cache_aware.longest_hit
     else:                               the least load                           -> load_score.load_score
 
-is_load_balanced is not defined in the paper: here it is the spread of FlowKV's load score over the candidates, with
+is_load_balanced is not defined in the paper: here it is the spread of FlowKV's load score over the workers, with
 `bound` in its units. The bound is also what limits the damage of a hot prefix: once its worker is that much busier, the
 next requests go elsewhere, and their blocks are cached there too.
 Not claimed: the choice between colocated and disaggregated workers (`pd_heatmap`, `combined`).
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from policies.routing import params
-from policies.routing.base import Decision, Ranked, least_cost
+from policies.routing.base import Decision, Needs, Ranked, least_cost
 from policies.routing.flowkv.load_score import LoadWeights, load_score
 from policies.routing.simple.cache_aware import longest_hit
 from policies.state.views import Request, Snapshot, Worker
@@ -25,6 +25,7 @@ from policies.state.views import Request, Snapshot, Worker
 class Locality(LoadWeights):
     """`bound`: largest spread of load scores that counts as balanced; and the eight weights of the score."""
 
+    needs: ClassVar[Needs] = Needs.HITS
     formula: ClassVar[str] = "cost = load / (1 + load) - hit_tokens if spread <= bound, else load"
     bound: float = 0.3  # ASSUMPTION
     name: str = "locality"
@@ -33,23 +34,21 @@ class Locality(LoadWeights):
         self.check(self.name)
         params.number(self.name, "bound", self.bound, low=0.0)
 
-    def choose(
-        self, request: Request, candidates: Sequence[Worker], snapshot: Snapshot, rng: random.Random
+    def choose_prefill(
+        self, request: Request, workers: Sequence[Worker], snapshot: Snapshot, rng: random.Random
     ) -> Decision:
-        return least_cost(
-            self.name, local_or_least_loaded(request, candidates, snapshot, self, self.bound), rng
-        )
+        return least_cost(self.name, local_or_least_loaded(request, workers, snapshot, self, self.bound), rng)
 
 
 def local_or_least_loaded(
-    request: Request, candidates: Sequence[Worker], snapshot: Snapshot, weights: LoadWeights, bound: float
+    request: Request, workers: Sequence[Worker], snapshot: Snapshot, weights: LoadWeights, bound: float
 ) -> list[Ranked]:
     """The candidates ranked by hit if their load scores lie within `bound` of each other, else by load."""
     hits = snapshot.hits.tokens(request)
-    scores = {worker.id: load_score(worker, weights)[0] for worker in candidates}
+    scores = {worker.id: load_score(worker, weights)[0] for worker in workers}
     spread = max(scores.values()) - min(scores.values())
     if spread <= bound:
-        ranked = [longest_hit(worker, hits, weights) for worker in candidates]
+        ranked = [longest_hit(worker, hits, weights) for worker in workers]
     else:
         ranked = [
             Ranked(worker, score, {"hit_tokens": float(hits.get(worker, 0)), "load": score})

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from policies.routing import params
-from policies.routing.base import Decision, Ranked, least_cost
+from policies.routing.base import Decision, Needs, Ranked, least_cost
 from policies.routing.deepflow.heatmap import Heatmap, heatmap_from
 from policies.routing.deepflow.locality import local_or_least_loaded
 from policies.routing.flowkv.load_score import LOAD_FORMULA, LoadWeights, load_score
@@ -30,6 +30,7 @@ from policies.state.views import Health, Request, Role, Snapshot, Worker
 class PdHeatmap(LoadWeights):
     """`heatmap` (a Heatmap or its plain data), `load_correction` k >= 0, and the eight weights of the load score."""
 
+    needs: ClassVar[Needs] = Needs.LENGTHS
     formula: ClassVar[str] = (
         "corrected_cell = (1 + cell) * (1 + load_correction * load_colocated)"
         " / (1 + load_correction * load_disaggregated) - 1; above 0: disaggregated, else colocated;"
@@ -45,12 +46,12 @@ class PdHeatmap(LoadWeights):
         if self.heatmap is not None:
             object.__setattr__(self, "heatmap", heatmap_from(self.heatmap))
 
-    def choose(
-        self, request: Request, candidates: Sequence[Worker], snapshot: Snapshot, rng: random.Random
+    def choose_prefill(
+        self, request: Request, workers: Sequence[Worker], snapshot: Snapshot, rng: random.Random
     ) -> Decision:
-        kind, terms = self._kind(request, candidates, snapshot)
+        kind, terms = self._kind(request, workers, snapshot)
         chosen = self._within(request, kind, snapshot)
-        others = [w for w in candidates if w not in kind]
+        others = [w for w in workers if w not in kind]
         decision = least_cost(self.name, chosen, rng)
         below = max(r.cost for r in chosen) + 1.0
         rest = [Ranked(w.id, below + load_score(w, self)[0], {"other_kind": 1.0}) for w in others]
@@ -63,13 +64,13 @@ class PdHeatmap(LoadWeights):
         return [Ranked(worker.id, *load_score(worker, self)) for worker in workers]
 
     def _kind(
-        self, request: Request, candidates: Sequence[Worker], snapshot: Snapshot
+        self, request: Request, workers: Sequence[Worker], snapshot: Snapshot
     ) -> tuple[Sequence[Worker], dict[str, float]]:
         """The candidates of the better kind, and the numbers that say so."""
-        split = [worker for worker in candidates if worker.role is Role.PREFILL]
-        whole = [worker for worker in candidates if worker.role is not Role.PREFILL]
+        split = [worker for worker in workers if worker.role is Role.PREFILL]
+        whole = [worker for worker in workers if worker.role is not Role.PREFILL]
         if not split or not whole:
-            return candidates, {}
+            return workers, {}
         cell = self._cell(request)
         ready = [w for w in snapshot.workers.values() if w.health is Health.READY and w.role is Role.DECODE]
         load_split = max(self._mean_load(split), self._mean_load(ready) if ready else 0.0)
@@ -99,6 +100,7 @@ class PdHeatmap(LoadWeights):
 class Combined(PdHeatmap):
     """DeepFlow's algorithm 1 as a whole: PD-aware, then locality if that kind is balanced within `bound`, else load."""
 
+    needs: ClassVar[Needs] = Needs.LENGTHS | Needs.HITS
     formula: ClassVar[str] = (
         "corrected_cell = (1 + cell) * (1 + load_correction * load_colocated)"
         " / (1 + load_correction * load_disaggregated) - 1; above 0: disaggregated, else colocated;"

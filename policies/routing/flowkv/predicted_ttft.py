@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from policies.routing import params
-from policies.routing.base import Decision, best_of
+from policies.routing.base import Decision, Needs, best_of
 from policies.state.views import Request, Snapshot, Worker
 
 
@@ -23,6 +23,7 @@ from policies.state.views import Request, Snapshot, Worker
 class PredictedTTFT:
     """Seconds per prompt and per token of a prefill; their ratio alone decides."""
 
+    needs: ClassVar[Needs] = Needs.HITS
     formula: ClassVar[str] = "cost = queue_s + own_s"
     prefill_base_s: float = 0.01  # ASSUMPTION: fit both to the engines deployed
     prefill_per_token_s: float = 0.0005  # ASSUMPTION
@@ -32,12 +33,12 @@ class PredictedTTFT:
         params.number(self.name, "prefill_base_s", self.prefill_base_s, low=0.0)
         params.number(self.name, "prefill_per_token_s", self.prefill_per_token_s, above=0.0)
 
-    def choose(
-        self, request: Request, candidates: Sequence[Worker], snapshot: Snapshot, rng: random.Random
+    def choose_prefill(
+        self, request: Request, workers: Sequence[Worker], snapshot: Snapshot, rng: random.Random
     ) -> Decision:
         hits = snapshot.hits.tokens(request)
         waits, owns = [], []
-        for worker in candidates:
+        for worker in workers:
             hit_tokens = min(request.prompt_tokens, hits.get(worker.id, 0)) if hits else 0
             waits.append(
                 self.prefill_base_s * worker.prefilling + self.prefill_per_token_s * worker.prefilling_tokens
@@ -45,8 +46,8 @@ class PredictedTTFT:
             owns.append(self.prefill_base_s + self.prefill_per_token_s * (request.prompt_tokens - hit_tokens))
 
         def terms(i: int) -> dict[str, float]:
-            hit_tokens = min(request.prompt_tokens, hits.get(candidates[i].id, 0))
+            hit_tokens = min(request.prompt_tokens, hits.get(workers[i].id, 0))
             return {"queue_s": waits[i], "own_s": owns[i], "hit_tokens": float(hit_tokens)}
 
         costs = [queue_s + own_s for queue_s, own_s in zip(waits, owns, strict=True)]
-        return best_of(self.name, candidates, costs, terms, rng)
+        return best_of(self.name, workers, costs, terms, rng)

@@ -9,11 +9,11 @@ flows over them, so that a flow meets the mean number a NIC, not its own sender'
 
 from collections.abc import Sequence
 
-from policies.routing.netkv.network_term import Network
+from policies.routing.netkv.network_term import NetworkTerm
 from policies.state.views import Role, Snapshot, Worker, WorkerId
 
 
-class Fleet:
+class FleetFlows:
     """The transfers of all senders as of one snapshot. `lowest_priority`: only those of that class or a higher one."""
 
     def __init__(self, snapshot: Snapshot, lowest_priority: int | None = None) -> None:
@@ -40,11 +40,11 @@ class Fleet:
         return sum(flows for at, flows in self.by_tier.items() if at >= tier) / self.senders
 
 
-class FleetNetwork(Network):
+class FleetNetworkTerm(NetworkTerm):
     """From `sender`. The fleet's transfers count up to `most`, and only if the oracle's congestion excludes them."""
 
     def __init__(
-        self, snapshot: Snapshot, sender: WorkerId, workers: Sequence[Worker], most: int, fleet: Fleet
+        self, snapshot: Snapshot, sender: WorkerId, workers: Sequence[Worker], most: int, fleet: FleetFlows
     ) -> None:
         self._fleet, self._cap = fleet, most
         super().__init__(snapshot, sender, workers, True, None)

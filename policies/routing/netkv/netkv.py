@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from policies.routing import params
-from policies.routing.base import Assignment, Decision, Ranked, best_of, first_feasible, least_cost
-from policies.routing.netkv.network_term import Network, effective_bytes
+from policies.routing.base import Decision, Needs, Ranked, best_of, least_cost
+from policies.routing.netkv.network_term import NetworkTerm, effective_bytes
 from policies.state.views import PoolEntry, Request, Snapshot, Worker, WorkerId
 
 VARIANTS = ("cla", "topo_only", "static", "full")
@@ -36,6 +36,7 @@ VARIANTS = ("cla", "topo_only", "static", "full")
 class NetKV:
     """Parameters: see the module's docstring. Times in s."""
 
+    needs: ClassVar[Needs] = Needs.HITS | Needs.NETWORK
     formula: ClassVar[str] = (
         "cost = transfer_s + queue_s + first_step_s"
         " (variant cla: cost = load_weight * load - cache_weight * hit_ratio)"
@@ -60,19 +61,9 @@ class NetKV:
         params.number(self.name, "cache_weight", self.cache_weight, low=0.0)
         params.number(self.name, "load_weight", self.load_weight, low=0.0)
 
-    def assign(
-        self, feasible: Sequence[tuple[PoolEntry, Sequence[Worker]]], snapshot: Snapshot, rng: random.Random
-    ) -> tuple[Assignment, ...]:
-        head = first_feasible(feasible)
-        if head is None:
-            return ()
-        entry, workers = head
-        return (Assignment(entry.request.attempt_id, self.rank(entry, workers, snapshot, rng)),)
-
-    def rank(
+    def choose_decode(
         self, entry: PoolEntry, workers: Sequence[Worker], snapshot: Snapshot, rng: random.Random
     ) -> Decision:
-        """The best of `workers` for one entry."""
         hits = snapshot.hits.tokens(entry.request)
         if self.variant == "cla":
             return least_cost(self.name, [self._cla(entry.request, worker, hits) for worker in workers], rng)
@@ -89,10 +80,10 @@ class NetKV:
         cost = self.load_weight * load - self.cache_weight * hit_ratio
         return Ranked(worker.id, cost, {"load": load, "hit_ratio": hit_ratio})
 
-    def _network(self, entry: PoolEntry, workers: Sequence[Worker], snapshot: Snapshot) -> Network:
+    def _network(self, entry: PoolEntry, workers: Sequence[Worker], snapshot: Snapshot) -> NetworkTerm:
         most = None if self.variant == "topo_only" else self.max_inflight
         lowest = entry.request.priority if self.strict_priorities else None
-        return Network(snapshot, entry.prefill_worker, workers, self.variant == "full", most, lowest)
+        return NetworkTerm(snapshot, entry.prefill_worker, workers, self.variant == "full", most, lowest)
 
     def _costs(self, workers: Sequence[Worker], transfers_s: Sequence[float]) -> list[float]:
         """The sum of the three terms per worker."""
@@ -110,7 +101,7 @@ class NetKV:
                 costs.append(transfer_s + sum(seconds))
         return costs
 
-    def _explain(self, worker: Worker, transfer_s: float, network: Network) -> dict[str, float]:
+    def _explain(self, worker: Worker, transfer_s: float, network: NetworkTerm) -> dict[str, float]:
         queue_s, step_s = queue_and_step_seconds(
             sequences_on(worker), worker.slots, self.step_base_s, self.step_per_seq_s
         )
@@ -120,7 +111,7 @@ class NetKV:
 
 
 def transfer_seconds(
-    entry: PoolEntry, workers: Sequence[Worker], hits: Mapping[WorkerId, int], network: Network
+    entry: PoolEntry, workers: Sequence[Worker], hits: Mapping[WorkerId, int], network: NetworkTerm
 ) -> list[float]:
     """T_xfer per worker; only those that hold some of the prompt get less than all of it."""
     seconds = network.seconds_each(workers, entry.kv_bytes)

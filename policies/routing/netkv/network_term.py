@@ -17,7 +17,7 @@ from policies.network.oracle import Path, TransferIntent
 from policies.state.views import PoolEntry, Snapshot, Worker, WorkerId
 
 
-class Network:
+class NetworkTerm:
     """Paths from `sender` to `workers`. `live`: congestion and pair estimates count, not only static tiers.
 
     Own transfers in flight count up to `most` a tier (None: not at all), with `lowest_priority` only those of that
@@ -153,7 +153,7 @@ def transfer_intent(entry: PoolEntry, worker: Worker, snapshot: Snapshot, most: 
     request, sender = entry.request, entry.prefill_worker
     hit_tokens = snapshot.hits.tokens(request).get(worker.id, 0)
     n_bytes = effective_bytes(entry, hit_tokens)
-    network = Network(snapshot, sender, [worker], live=True, most=most)
+    network = NetworkTerm(snapshot, sender, [worker], live=True, most=most)
     predicted_s = network.seconds(worker, n_bytes) if network.known else None
     return TransferIntent(
         request.attempt_id,

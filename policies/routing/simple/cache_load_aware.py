@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from policies.routing import params
-from policies.routing.base import Assignment, Decision, Ranked, first_feasible, least_cost
+from policies.routing.base import Decision, Needs, Ranked, least_cost
 from policies.routing.flowkv.load_score import LoadWeights, load_score
 from policies.state.views import PoolEntry, Request, Snapshot, Worker
 
@@ -24,6 +24,7 @@ from policies.state.views import PoolEntry, Request, Snapshot, Worker
 class CacheLoadAware(LoadWeights):
     """`cache_weight`, `load_weight`, and the eight weights inside the load."""
 
+    needs: ClassVar[Needs] = Needs.HITS
     formula: ClassVar[str] = "cost = load_weight * load - cache_weight * hit_ratio"
     cache_weight: float = 1.0
     load_weight: float = 1.0
@@ -34,23 +35,19 @@ class CacheLoadAware(LoadWeights):
         params.number(self.name, "cache_weight", self.cache_weight, low=0.0)
         params.number(self.name, "load_weight", self.load_weight, low=0.0)
 
-    def choose(
-        self, request: Request, candidates: Sequence[Worker], snapshot: Snapshot, rng: random.Random
+    def choose_prefill(
+        self, request: Request, workers: Sequence[Worker], snapshot: Snapshot, rng: random.Random
     ) -> Decision:
         hits = snapshot.hits.tokens(request)
         ranked = []
-        for worker in candidates:
+        for worker in workers:
             load, _ = load_score(worker, self)
             hit_ratio = hits.get(worker.id, 0) / max(1, request.prompt_tokens)
             cost = self.load_weight * load - self.cache_weight * hit_ratio
             ranked.append(Ranked(worker.id, cost, {"load": load, "hit_ratio": hit_ratio}))
         return least_cost(self.name, ranked, rng)
 
-    def assign(
-        self, feasible: Sequence[tuple[PoolEntry, Sequence[Worker]]], snapshot: Snapshot, rng: random.Random
-    ) -> tuple[Assignment, ...]:
-        head = first_feasible(feasible)
-        if head is None:
-            return ()
-        entry, workers = head
-        return (Assignment(entry.request.attempt_id, self.choose(entry.request, workers, snapshot, rng)),)
+    def choose_decode(
+        self, entry: PoolEntry, workers: Sequence[Worker], snapshot: Snapshot, rng: random.Random
+    ) -> Decision:
+        return self.choose_prefill(entry.request, workers, snapshot, rng)

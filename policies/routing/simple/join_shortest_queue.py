@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from policies.routing.base import Assignment, Decision, best_of, first_feasible
+from policies.routing.base import Decision, Needs, best_of
 from policies.state.views import PoolEntry, Request, Role, Snapshot, Worker
 
 
@@ -20,32 +20,28 @@ from policies.state.views import PoolEntry, Request, Role, Snapshot, Worker
 class JoinShortestQueue:
     """No parameters."""
 
+    needs: ClassVar[Needs] = Needs.NONE
     formula: ClassVar[str] = "cost = prefilling + decoding, as far as the stage has them"
     name: str = "join_shortest_queue"
 
-    def choose(
-        self, request: Request, candidates: Sequence[Worker], snapshot: Snapshot, rng: random.Random
+    def choose_prefill(
+        self, request: Request, workers: Sequence[Worker], snapshot: Snapshot, rng: random.Random
     ) -> Decision:
-        queues = [_prefill_queue(worker) for worker in candidates]
+        queues = [_prefill_queue(worker) for worker in workers]
         costs = [float(prefilling + decoding) for prefilling, decoding in queues]
         return best_of(
             self.name,
-            candidates,
+            workers,
             costs,
             lambda i: {"prefilling": float(queues[i][0]), "decoding": float(queues[i][1])},
             rng,
         )
 
-    def assign(
-        self, feasible: Sequence[tuple[PoolEntry, Sequence[Worker]]], snapshot: Snapshot, rng: random.Random
-    ) -> tuple[Assignment, ...]:
-        head = first_feasible(feasible)
-        if head is None:
-            return ()
-        entry, workers = head
+    def choose_decode(
+        self, entry: PoolEntry, workers: Sequence[Worker], snapshot: Snapshot, rng: random.Random
+    ) -> Decision:
         costs = [float(worker.slots_used) for worker in workers]
-        decision = best_of(self.name, workers, costs, lambda i: {"decoding": costs[i]}, rng)
-        return (Assignment(entry.request.attempt_id, decision),)
+        return best_of(self.name, workers, costs, lambda i: {"decoding": costs[i]}, rng)
 
 
 def _prefill_queue(worker: Worker) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from policies.routing.base import Assignment, Decision, Ranked, first_feasible, least_cost
+from policies.routing.base import Decision, Needs, Ranked, least_cost
 from policies.routing.flowkv.load_score import LOAD_FORMULA, LoadWeights, load_score
 from policies.state.views import PoolEntry, Request, Snapshot, Worker
 
@@ -20,24 +20,21 @@ from policies.state.views import PoolEntry, Request, Snapshot, Worker
 class LoadAware(LoadWeights):
     """Parameters: the eight weights of LoadWeights."""
 
+    needs: ClassVar[Needs] = Needs.NONE
     formula: ClassVar[str] = LOAD_FORMULA
     name: str = "load_aware"
 
     def __post_init__(self) -> None:
         self.check(self.name)
 
-    def choose(
-        self, request: Request, candidates: Sequence[Worker], snapshot: Snapshot, rng: random.Random
+    def choose_prefill(
+        self, request: Request, workers: Sequence[Worker], snapshot: Snapshot, rng: random.Random
     ) -> Decision:
         return least_cost(
-            self.name, [Ranked(worker.id, *load_score(worker, self)) for worker in candidates], rng
+            self.name, [Ranked(worker.id, *load_score(worker, self)) for worker in workers], rng
         )
 
-    def assign(
-        self, feasible: Sequence[tuple[PoolEntry, Sequence[Worker]]], snapshot: Snapshot, rng: random.Random
-    ) -> tuple[Assignment, ...]:
-        head = first_feasible(feasible)
-        if head is None:
-            return ()
-        entry, workers = head
-        return (Assignment(entry.request.attempt_id, self.choose(entry.request, workers, snapshot, rng)),)
+    def choose_decode(
+        self, entry: PoolEntry, workers: Sequence[Worker], snapshot: Snapshot, rng: random.Random
+    ) -> Decision:
+        return self.choose_prefill(entry.request, workers, snapshot, rng)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from policies.routing import params
-from policies.routing.base import Assignment, Decision, Ranked, first_feasible, least_cost
+from policies.routing.base import Decision, Needs, Ranked, least_cost
 from policies.state.views import PoolEntry, Request, Role, Snapshot, Worker
 
 
@@ -21,6 +21,7 @@ from policies.state.views import PoolEntry, Request, Role, Snapshot, Worker
 class PowerOfTwo:
     """`choices`: how many workers are compared."""
 
+    needs: ClassVar[Needs] = Needs.NONE
     formula: ClassVar[str] = "cost = queue if drawn, else queue + (longest queue + 1)"
     choices: int = 2
     name: str = "power_of_two"
@@ -28,20 +29,15 @@ class PowerOfTwo:
     def __post_init__(self) -> None:
         params.integer(self.name, "choices", self.choices, 1, 1_000_000)
 
-    def choose(
-        self, request: Request, candidates: Sequence[Worker], snapshot: Snapshot, rng: random.Random
+    def choose_prefill(
+        self, request: Request, workers: Sequence[Worker], snapshot: Snapshot, rng: random.Random
     ) -> Decision:
-        return self._shorter(candidates, [_prefill_queue(worker) for worker in candidates], rng)
+        return self._shorter(workers, [_prefill_queue(worker) for worker in workers], rng)
 
-    def assign(
-        self, feasible: Sequence[tuple[PoolEntry, Sequence[Worker]]], snapshot: Snapshot, rng: random.Random
-    ) -> tuple[Assignment, ...]:
-        head = first_feasible(feasible)
-        if head is None:
-            return ()
-        entry, workers = head
-        decision = self._shorter(workers, [worker.slots_used for worker in workers], rng)
-        return (Assignment(entry.request.attempt_id, decision),)
+    def choose_decode(
+        self, entry: PoolEntry, workers: Sequence[Worker], snapshot: Snapshot, rng: random.Random
+    ) -> Decision:
+        return self._shorter(workers, [worker.slots_used for worker in workers], rng)
 
     def _shorter(self, workers: Sequence[Worker], queues: Sequence[int], rng: random.Random) -> Decision:
         queue_of = dict(zip((worker.id for worker in workers), queues, strict=True))

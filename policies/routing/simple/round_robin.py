@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from policies.routing.base import RANKED, Assignment, Decision, Ranked, Reason, first_feasible
+from policies.routing.base import RANKED, Decision, Needs, Ranked, Reason
 from policies.state.views import PoolEntry, Request, Snapshot, Worker
 
 
@@ -18,26 +18,23 @@ from policies.state.views import PoolEntry, Request, Snapshot, Worker
 class RoundRobin:
     """No parameters."""
 
+    needs: ClassVar[Needs] = Needs.NONE
     formula: ClassVar[str] = "cost = turns_away"
     name: str = "round_robin"
 
-    def choose(
-        self, request: Request, candidates: Sequence[Worker], snapshot: Snapshot, rng: random.Random
+    def choose_prefill(
+        self, request: Request, workers: Sequence[Worker], snapshot: Snapshot, rng: random.Random
     ) -> Decision:
-        return _next(candidates, snapshot.last_chosen.get("prefill"))
+        return _next(workers, snapshot.last_chosen.get("prefill"))
 
-    def assign(
-        self, feasible: Sequence[tuple[PoolEntry, Sequence[Worker]]], snapshot: Snapshot, rng: random.Random
-    ) -> tuple[Assignment, ...]:
-        head = first_feasible(feasible)
-        if head is None:
-            return ()
-        entry, workers = head
-        return (Assignment(entry.request.attempt_id, _next(workers, snapshot.last_chosen.get("decode"))),)
+    def choose_decode(
+        self, entry: PoolEntry, workers: Sequence[Worker], snapshot: Snapshot, rng: random.Random
+    ) -> Decision:
+        return _next(workers, snapshot.last_chosen.get("decode"))
 
 
-def _next(candidates: Sequence[Worker], last: str | None) -> Decision:
-    ids = sorted(worker.id for worker in candidates)
+def _next(workers: Sequence[Worker], last: str | None) -> Decision:
+    ids = sorted(worker.id for worker in workers)
     start = next((i for i, worker in enumerate(ids) if last is not None and worker > last), 0)
     turn = (ids[start:] + ids[:start])[:RANKED]
     ranking = tuple(Ranked(worker, float(i), {"turns_away": float(i)}) for i, worker in enumerate(turn))

@@ -254,7 +254,7 @@ def test_avoided_workers_are_used_only_when_there_is_no_other() -> None:
 
 
 class _Bad(JoinShortestQueue):
-    def choose(self, request, candidates, snapshot, rng):  # type: ignore[no-untyped-def]
+    def choose_prefill(self, request, candidates, snapshot, rng):  # type: ignore[no-untyped-def]
         return Decision("nobody", (Ranked("nobody", 0.0, {}),), Reason.LEAST_COST)
 
 

@@ -20,7 +20,7 @@ from policies.journal.lines import (
     parse_event,
     parse_header,
 )
-from policies.network.oracle import Oracle, PairEstimate, Place, TransferIntent
+from policies.network.oracle import NodePlace, Oracle, PairEstimate, TransferIntent
 from policies.routing.base import Decision, Ranked, Reason
 from policies.routing.deepflow.heatmap import Heatmap
 from policies.routing.deepflow.pd_heatmap import Combined
@@ -65,7 +65,7 @@ st.register_type_strategy(
         ),
         st.dictionaries(TIER, st.floats(0, 1e3)),
         st.just({}),
-        st.dictionaries(st.text(), st.builds(Place, st.text(), st.text())),
+        st.dictionaries(st.text(), st.builds(NodePlace, st.text(), st.text())),
         st.dictionaries(TIER, st.floats(0, 0.99)),
         st.none() | FINITE,
         st.dictionaries(PAIR, st.builds(PairEstimate, RATE, FINITE)),

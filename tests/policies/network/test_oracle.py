@@ -4,16 +4,16 @@ from typing import Any
 
 import pytest
 
-from policies.network.oracle import Oracle, OracleError, PairEstimate, PathSource, Place
+from policies.network.oracle import NodePlace, Oracle, OracleError, PairEstimate, PathSource
 from tests.policies.routing.views import worker
 
 B = {0: 400.0, 1: 100.0, 2: 50.0, 3: 25.0}
 PLACES = {
-    "a": Place("r1", "z1"),
-    "b": Place("r1", "z1"),
-    "c": Place("r2", "z1"),
-    "d": Place("r9", "z2"),
-    "e": Place(),
+    "a": NodePlace("r1", "z1"),
+    "b": NodePlace("r1", "z1"),
+    "c": NodePlace("r2", "z1"),
+    "d": NodePlace("r9", "z2"),
+    "e": NodePlace(),
 }
 
 

@@ -5,25 +5,36 @@ import dataclasses
 import math
 import random
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.routing.base import RANKED, PolicyError, Ranked, Reason, best_of, least_cost
+from policies.network.oracle import Oracle
+from policies.routing.base import (
+    RANKED,
+    Assignment,
+    Decision,
+    Feasible,
+    Needs,
+    PolicyError,
+    Ranked,
+    Reason,
+    assign,
+    best_of,
+    least_cost,
+)
 from policies.routing.registry import (
     DECODE,
     PREFILL,
-    USES_HITS,
-    USES_LENGTHS,
     UnknownPolicy,
     decode_policy,
     prefill_policy,
 )
 from policies.routing.simple.join_shortest_queue import JoinShortestQueue
 from policies.routing.simple.round_robin import RoundRobin
-from policies.state.views import Health, PoolEntry, Request, Role, Snapshot, Usual, Worker
+from policies.state.views import Health, PoolEntry, Request, Role, Snapshot, Transfers, TypicalEntry, Worker
 
 
 def worker(name: str, role: Role = Role.DECODE, **kw: int) -> Worker:
@@ -56,13 +67,13 @@ def test_prefill_policies_choose_a_candidate_change_nothing_and_ignore_order(
     view = snapshot(workers, prefill="c")
     before = copy.deepcopy(view)
     ordered = sorted(workers, key=lambda w: w.id)
-    decision = prefill_policy(name).choose(REQUEST, ordered, view, random.Random(seed))
+    decision = prefill_policy(name).choose_prefill(REQUEST, ordered, view, random.Random(seed))
     assert decision.worker in {w.id for w in workers}
     assert {r.worker for r in decision.ranking} == {w.id for w in workers}
     assert view == before
     again = list(ordered)
     shuffler.shuffle(again)
-    assert prefill_policy(name).choose(REQUEST, again, view, random.Random(seed)) == decision
+    assert prefill_policy(name).choose_prefill(REQUEST, again, view, random.Random(seed)) == decision
 
 
 @settings(max_examples=100, deadline=None)
@@ -76,7 +87,7 @@ def test_decode_policies_assign_only_what_is_feasible_change_nothing_and_ignore_
     if not workers:
         return
     feasible = workers[: 1 + seed % len(workers)]
-    assigned = decode_policy(name).assign([(ENTRY, feasible)], view, random.Random(seed))
+    assigned = assign(decode_policy(name), [(ENTRY, feasible)], view, random.Random(seed))
     assert [a.attempt_id for a in assigned] == ["r"]
     decision = assigned[0].decision
     assert decision.worker in {w.id for w in feasible}
@@ -84,58 +95,116 @@ def test_decode_policies_assign_only_what_is_feasible_change_nothing_and_ignore_
     assert all(math.isfinite(n) for r in decision.ranking for n in (r.cost, *r.terms.values()))
     assert view == before
     again = shuffler.sample(feasible, len(feasible))
-    assert decode_policy(name).assign([(ENTRY, again)], view, random.Random(seed)) == assigned
-    assert decode_policy(name).assign([(ENTRY, [])], view, random.Random(seed)) == ()
+    assert assign(decode_policy(name), [(ENTRY, again)], view, random.Random(seed)) == assigned
+    assert assign(decode_policy(name), [(ENTRY, [])], view, random.Random(seed)) == ()
 
 
-class Watched:
-    """Hits that note who looks."""
+class Guard:
+    """Notes which inputs a policy reads, and refuses those that it does not declare."""
 
-    looked = False
+    def __init__(self, declared: Needs) -> None:
+        self.declared, self.read = declared, Needs.NONE
 
-    def tokens(self, request: Request) -> dict[str, int]:
-        self.looked = True
-        return {}
-
-
-@pytest.mark.parametrize("name", sorted(PREFILL | DECODE))
-def test_the_policies_that_look_at_hits_are_the_ones_that_say_so(name: str) -> None:
-    workers, hits = [worker("a"), worker("b")], Watched()
-    view = dataclasses.replace(snapshot(workers, [ENTRY]), hits=hits)
-    if name in PREFILL:
-        prefill_policy(name).choose(REQUEST, workers, view, random.Random(0))
-    if name in DECODE:
-        decode_policy(name).assign([(ENTRY, workers)], view, random.Random(0))
-    assert hits.looked == (name in USES_HITS)
+    def __call__(self, need: Needs) -> None:
+        self.read |= need
+        assert need in self.declared, f"{need.name} is read and not declared"
 
 
-class Curious(Request):
-    """A request that notes who looks at its expected length."""
+def guarded(value: Any, guard: Guard, inputs: dict[str, Needs]) -> Any:
+    """A value of the same type and fields whose `inputs` go through `guard` when they are read."""
+    kind = type(value)
 
-    looked: ClassVar[set[str]] = set()
+    def read(self: object, name: str) -> object:
+        if name in inputs:
+            guard(inputs[name])
+        return kind.__getattribute__(self, name)
 
-    def __getattribute__(self, name: str) -> object:
-        if name == "predicted_tokens":
-            Curious.looked.add("predicted_tokens")
-        return super().__getattribute__(name)
+    guarded_kind = type(kind.__name__, (kind,), {"__slots__": (), "__getattribute__": read})
+    return guarded_kind(**{field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
 
 
-@pytest.mark.parametrize("name", sorted(PREFILL | DECODE))
-def test_the_policies_that_look_at_lengths_are_the_ones_that_say_so(name: str) -> None:
-    workers = [worker("a"), worker("b")]
-    kinds = [worker("p", Role.PREFILL), worker("c", Role.COLOCATED)]
-    cells = {"prefill_tokens": [100], "ratios": [0.1], "cells": [[0.5]]}
-    params = {"heatmap": cells} if name in ("pd_heatmap", "combined") else {}
-    facts = {field.name: getattr(REQUEST, field.name) for field in dataclasses.fields(REQUEST)}
-    request = Curious(**facts | {"predicted_tokens": 7.0})
+def needs_read(policy: Any) -> Needs:
+    """What a policy reads to choose among two workers a stage. Raises AssertionError where `needs` lacks an input."""
+    guard = Guard(policy.needs)
+    request = guarded(
+        dataclasses.replace(REQUEST, predicted_tokens=7.0), guard, {"predicted_tokens": Needs.LENGTHS}
+    )
     entry = dataclasses.replace(ENTRY, request=request)
-    view = dataclasses.replace(snapshot(workers + kinds, [entry]), usual=Usual(100.0, 10.0))
-    Curious.looked.clear()
-    if name in PREFILL:
-        prefill_policy(name, params).choose(request, kinds, view, random.Random(0))
-    if name in DECODE:
-        decode_policy(name).assign([(entry, workers)], view, random.Random(0))
-    assert bool(Curious.looked) == (name in USES_LENGTHS)
+    transfers = (Transfers("a", 0, 1),)
+    sender, colocated = (worker(name, role) for name, role in (("p", Role.PREFILL), ("c", Role.COLOCATED)))
+    sender = guarded(dataclasses.replace(sender, transfers=transfers), guard, {"transfers": Needs.NETWORK})
+    decode = [worker("a"), worker("b")]
+    view = dataclasses.replace(
+        snapshot([sender, colocated, *decode], [entry]),
+        oracle=Oracle({3: 1e9}),
+        typical=guarded(TypicalEntry(100.0, 10.0), guard, {"output_tokens": Needs.LENGTHS}),
+    )
+    view = guarded(view, guard, {"hits": Needs.HITS, "oracle": Needs.NETWORK})
+    if hasattr(policy, "choose_prefill"):
+        policy.choose_prefill(request, [sender, colocated], view, random.Random(0))
+    if policy.name in DECODE:
+        assert assign(policy, [(entry, decode)], view, random.Random(0))
+    return guard.read
+
+
+HEATMAP = {"prefill_tokens": [100], "ratios": [0.1], "cells": [[0.5]]}
+
+
+@pytest.mark.parametrize("name", sorted(PREFILL | DECODE))
+def test_a_policy_reads_what_it_says_that_it_needs_and_nothing_else(name: str) -> None:
+    params = {"heatmap": HEATMAP} if name in ("pd_heatmap", "combined") else {}
+    policy = prefill_policy(name, params) if name in PREFILL else decode_policy(name, params)
+    assert needs_read(policy) == policy.needs
+
+
+@pytest.mark.parametrize("need", [Needs.HITS, Needs.NETWORK, Needs.LENGTHS])
+def test_a_policy_that_reads_what_it_does_not_declare_is_found(need: Needs) -> None:
+    class Undeclared:
+        formula: ClassVar[str] = "cost = 0"
+        needs: ClassVar[Needs] = ~need
+        name = "undeclared"
+
+        def choose_prefill(
+            self, request: Request, workers: Sequence[Worker], snapshot: Snapshot, rng: random.Random
+        ) -> Decision:
+            inputs = {
+                Needs.HITS: lambda: snapshot.hits,
+                Needs.NETWORK: lambda: workers[0].transfers,
+                Needs.LENGTHS: lambda: request.predicted_tokens,
+            }
+            inputs[need]()
+            return Decision(workers[0].id, (Ranked(workers[0].id, 0.0, {}),), Reason.LEAST_COST)
+
+    with pytest.raises(AssertionError, match=f"{need.name} is read and not declared"):
+        needs_read(Undeclared())
+
+
+class Pairwise:
+    """A decode policy that assigns the first two entries of a round, each to the first worker that it fits on."""
+
+    formula: ClassVar[str] = "cost = 0"
+    needs: ClassVar[Needs] = Needs.NONE
+    name = "pairwise"
+
+    def assign(self, feasible: Feasible, snapshot: Snapshot, rng: random.Random) -> tuple[Assignment, ...]:
+        return tuple(
+            Assignment(entry.request.attempt_id, Decision(workers[0].id, (), Reason.LEAST_COST))
+            for entry, workers in feasible[:2]
+        )
+
+
+def test_a_round_policy_gets_all_entries_and_an_entry_policy_the_first_that_fits() -> None:
+    a, b = worker("a"), worker("b")
+    entries = [
+        dataclasses.replace(ENTRY, request=dataclasses.replace(REQUEST, attempt_id=name)) for name in "rst"
+    ]
+    view = snapshot([a, b], entries)
+    feasible: Feasible = [(entries[0], []), (entries[1], [b]), (entries[2], [a, b])]
+    one = assign(RoundRobin(), feasible, view, random.Random(0))
+    assert [(made.attempt_id, made.decision.worker) for made in one] == [("s", "b")]
+    both = assign(Pairwise(), feasible[1:], view, random.Random(0))
+    assert [(made.attempt_id, made.decision.worker) for made in both] == [("s", "b"), ("t", "a")]
+    assert assign(RoundRobin(), feasible[:1], view, random.Random(0)) == ()
 
 
 def test_a_long_ranking_keeps_the_best_few_and_the_drawn_one_first() -> None:
@@ -158,7 +227,7 @@ def test_a_long_ranking_keeps_the_best_few_and_the_drawn_one_first() -> None:
 def test_round_robin_takes_the_next_in_turn_also_when_the_last_is_gone(last: str | None, chosen: str) -> None:
     workers = [worker("a"), worker("b"), worker("c")]
     view = snapshot(workers, **({"prefill": last} if last else {}))
-    assert RoundRobin().choose(REQUEST, workers, view, random.Random(0)).worker == chosen
+    assert RoundRobin().choose_prefill(REQUEST, workers, view, random.Random(0)).worker == chosen
 
 
 @pytest.mark.parametrize(
@@ -168,15 +237,18 @@ def test_round_robin_takes_the_next_in_turn_also_when_the_last_is_gone(last: str
 def test_join_shortest_queue_counts_requests(loads: tuple[int, ...], chosen: str) -> None:
     workers = [worker(n, slots_used=load, prefilling=load) for n, load in zip("abc", loads, strict=True)]
     view = snapshot(workers, [ENTRY])
-    assert JoinShortestQueue().choose(REQUEST, workers, view, random.Random(0)).worker == chosen
-    (assignment,) = JoinShortestQueue().assign([(ENTRY, workers)], view, random.Random(0))
+    assert JoinShortestQueue().choose_prefill(REQUEST, workers, view, random.Random(0)).worker == chosen
+    (assignment,) = assign(JoinShortestQueue(), [(ENTRY, workers)], view, random.Random(0))
     assert (assignment.decision.worker, assignment.decision.reason) == (chosen, Reason.LEAST_COST)
 
 
 def test_a_colocated_worker_counts_what_it_decodes_too() -> None:
     # p computes 2; c computes 0 but decodes 3: p is shorter
     workers = [worker("c", Role.COLOCATED, slots_used=3), worker("p", Role.PREFILL, prefilling=2)]
-    assert JoinShortestQueue().choose(REQUEST, workers, snapshot(workers), random.Random(0)).worker == "p"
+    assert (
+        JoinShortestQueue().choose_prefill(REQUEST, workers, snapshot(workers), random.Random(0)).worker
+        == "p"
+    )
 
 
 def test_ties_are_drawn_from_the_seed_and_reach_every_worker() -> None:

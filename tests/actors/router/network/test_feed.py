@@ -13,7 +13,8 @@ from actors.router.network.file import read_network_file
 from actors.wire.messages import EngineInfo, Transferred
 from policies.journal.codec import loads
 from policies.journal.lines import event_line, parse_event
-from policies.network.oracle import Oracle, OracleError, PathSource, Place, TransferIntent
+from policies.network.oracle import NodePlace, Oracle, OracleError, PathSource, TransferIntent
+from policies.routing.base import Needs
 from policies.state.events import OracleRefreshed
 
 TIERS = """
@@ -60,7 +61,7 @@ def move(
 def test_announced_racks_and_the_files_tiers_make_the_oracle_once(tmp_path: Path) -> None:
     found = network(tmp_path)
     oracle = told(found, 0.0)
-    assert oracle.places == {"np": Place("r1"), "nn": Place("r1"), "nf": Place("r2")}
+    assert oracle.places == {"np": NodePlace("r1"), "nn": NodePlace("r1"), "nf": NodePlace("r2")}
     assert oracle.tier("p", "np", "near", "nn") == 1
     assert oracle.tier("p", "np", "far", "nf") == 3
     assert found.refresh(1.0) is None  # nothing changed
@@ -86,9 +87,9 @@ def test_precedence_of_rack_and_pod_label_by_label(tmp_path: Path) -> None:
     found.engine(info("on-b", "b", rack="announced"))
     places = told(found, 0.0).places
     assert {node: places[node] for node in ("a", "b", "c")} == {
-        "a": Place("file", "z1"),
-        "b": Place("announced", "e"),
-        "c": Place("k8s"),
+        "a": NodePlace("file", "z1"),
+        "b": NodePlace("announced", "e"),
+        "c": NodePlace("k8s"),
     }
     assert "dead" not in places
 
@@ -281,7 +282,7 @@ async def test_a_new_engine_is_told_long_before_the_next_refresh(tmp_path: Path)
             await asyncio.sleep(0.005)
     found.stop()
     assert events[1].oracle is not None
-    assert events[1].oracle.places["nx"] == Place("r1")
+    assert events[1].oracle.places["nx"] == NodePlace("r1")
 
 
 async def test_neither_a_silent_control_plane_nor_a_bug_stops_the_refreshes(tmp_path: Path) -> None:
@@ -316,10 +317,10 @@ async def test_neither_a_silent_control_plane_nor_a_bug_stops_the_refreshes(tmp_
 
 def test_ingresses_are_asked_while_the_network_decides() -> None:
     auto = RouterNetwork(NetworkConfig())
-    assert auto.wants_transfers("netkv")
-    assert not auto.wants_transfers("round_robin")
-    assert RouterNetwork(NetworkConfig(estimate=True)).wants_transfers("round_robin")
-    assert not RouterNetwork(NetworkConfig(estimate=False)).wants_transfers("netkv")
+    assert auto.wants_transfers(Needs.HITS | Needs.NETWORK)
+    assert not auto.wants_transfers(Needs.NONE)
+    assert RouterNetwork(NetworkConfig(estimate=True)).wants_transfers(Needs.NONE)
+    assert not RouterNetwork(NetworkConfig(estimate=False)).wants_transfers(Needs.HITS | Needs.NETWORK)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.sim.network.background import Background, Piecewise, Static
 from benchmarks.sim.network.oracle_feed import OracleFeed, congestion
-from policies.network.oracle import PathSource, Place
+from policies.network.oracle import NodePlace, PathSource
 
 from .nets import network
 
@@ -16,7 +16,7 @@ def test_static_parts():
     oracle = OracleFeed(net).oracle(0.0)
     assert oracle.bandwidth_bytes_per_s == pytest.approx({0: 1e11, 1: 1e9, 2: 5e8, 3: 2.5e8})
     assert oracle.latency_s == pytest.approx({0: 1e-6, 1: 3e-6, 2: 8e-6, 3: 15e-6})
-    assert oracle.places["node6"] == Place("rack3", "pod1")
+    assert oracle.places["node6"] == NodePlace("rack3", "pod1")
     for target in ("node0", "node1", "node2", "node5"):
         assert oracle.tier("d0", "node0", "d1", target) == net.tier("node0", target)
 

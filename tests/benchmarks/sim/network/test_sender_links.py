@@ -7,9 +7,10 @@ import pytest
 from actors.engine.sim.links import SharedLink
 from benchmarks.sim.kernel import Kernel
 from benchmarks.sim.network.sender_links import SenderLinkNetwork, SenderLinks
-from policies.network.oracle import Place
+from policies.network.oracle import NodePlace
 
-PLACES = {"p0": Place("r1"), "p1": Place("r1"), "near": Place("r1"), "far": Place("r2"), "far2": Place("r2")}
+RACKS = {"p0": "r1", "p1": "r1", "near": "r1", "far": "r2", "far2": "r2"}
+PLACES = {node: NodePlace(rack) for node, rack in RACKS.items()}
 LINKS = SenderLinks({1: 400.0, 3: 100.0}, {1: 0.5, 3: 1.0}, PLACES)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.sim.network.topology import Topology, TopologyConfig, TopologyError
-from policies.network.oracle import Place
+from policies.network.oracle import NodePlace
 
 from .nets import GBIT, SMALL
 
@@ -37,7 +37,7 @@ def test_tiers_and_places():
     topology = Topology.build(SMALL)
     assert [topology.tier("node0", f"node{i}") for i in range(8)] == [0, 1, 2, 2, 3, 3, 3, 3]
     assert topology.tier("node5", "node4") == 1
-    assert topology.places["node5"] == Place(rack="rack2", pod="pod1")
+    assert topology.places["node5"] == NodePlace(rack="rack2", pod="pod1")
     assert topology.tiers == (0, 1, 2, 3)
 
 

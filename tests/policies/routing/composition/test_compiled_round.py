@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.decisions.cases import tick_case
-from policies.network.oracle import Oracle, PairEstimate, Place
+from policies.network.oracle import NodePlace, Oracle, PairEstimate
 from policies.routing.balance.stages import Feasible, split_by_group
 from policies.routing.base import Assignment, Reason
 from policies.routing.composition.composition import Composition
-from policies.state.views import Departure, PoolEntry, Role, Snapshot, Transfers, Usual, Worker
+from policies.state.views import Departure, PoolEntry, Role, Snapshot, Transfers, TypicalEntry, Worker
 from tests.policies.routing.views import entry, snapshot, worker
 
 MB = 1_000_000
@@ -49,8 +49,12 @@ class Fleet:
         pool = [self._entry(i, rng) for i in range(self.pool)]
         hits = {e.request.attempt_id: self._hits(e, workers, rng) for e in pool if rng.random() < 0.5}
         view = snapshot([*senders, *workers], pool, self._oracle(rng), hits, NOW_S)
-        usual = None if self.forecasts == "no usual" else Usual(rng.choice([0.0, 5.0 * MB]), self._usual(rng))
-        return dataclasses.replace(view, usual=usual), [(e, rng.choice(lists)) for e in pool]
+        usual = (
+            None
+            if self.forecasts == "no usual"
+            else TypicalEntry(rng.choice([0.0, 5.0 * MB]), self._usual(rng))
+        )
+        return dataclasses.replace(view, typical=usual), [(e, rng.choice(lists)) for e in pool]
 
     def _usual(self, rng: random.Random) -> float | None:
         return None if self.forecasts == "none" else rng.choice([100.0, 33.3])
@@ -112,7 +116,7 @@ class Fleet:
         if self.network == "pairs":  # of all or of all but one, and no tiers
             each = {(f"p{p}", f"w{i:03d}"): pair for p in range(3) for i, pair in enumerate(pairs.values())}
             return Oracle(pairs={k: dataclasses.replace(p, at_s=99.0) for k, p in each.items()})
-        places = {f"n{i}": Place(rack=f"r{i // 2}", pod=rng.choice(["", "p"])) for i in range(4)}
+        places = {f"n{i}": NodePlace(rack=f"r{i // 2}", pod=rng.choice(["", "p"])) for i in range(4)}
         return Oracle(
             {0: 400.0 * MB, 1: 100.0 * MB, 3: 25.0 * MB},
             {1: 0.001, 3: 0.002},
@@ -235,7 +239,7 @@ def test_large_ticks_are_the_same(workers: int, pool: int, busy: bool, forecast:
         case = tick_case(workers, pool, random.Random(seed), busy)
         view, feasible = case.snapshot, case.feasible
         if forecast:
-            view = dataclasses.replace(view, usual=Usual(3e8, 200.0))
+            view = dataclasses.replace(view, typical=TypicalEntry(3e8, 200.0))
             rng = random.Random(seed)
             feasible = [
                 (

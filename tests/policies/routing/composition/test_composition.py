@@ -16,7 +16,16 @@ from policies.routing.composition.composition import Composition
 from policies.routing.composition.entry_costs import slack_weight
 from policies.routing.composition.request_seconds import RequestSecondsRound
 from policies.routing.params import BadParameter
-from policies.state.views import Departure, PoolEntry, Request, Role, Snapshot, Transfers, Usual, Worker
+from policies.state.views import (
+    Departure,
+    PoolEntry,
+    Request,
+    Role,
+    Snapshot,
+    Transfers,
+    TypicalEntry,
+    Worker,
+)
 from tests.policies.routing.views import entry, snapshot, worker
 
 MB = 1_000_000
@@ -108,7 +117,7 @@ def test_stage_2_equals_brute_force_with_per_pair_costs(requests, drops, free, r
         for i, (size, mb, k, slo) in enumerate(requests)
     ]
     view = snapshot([SENDER, *workers], pool, ORACLE, {"r0": {"w1": requests[0][0] // 2}})
-    view = dataclasses.replace(view, usual=Usual(20.0 * MB, 40.0))
+    view = dataclasses.replace(view, typical=TypicalEntry(20.0 * MB, 40.0))
     made = start(policy, view, workers)
     best = None
     margins = made._horizon.margins(1)
@@ -187,10 +196,10 @@ def test_a_slower_step_costs_more_the_fewer_slots_are_left_and_the_more_wait() -
         assert made._slowdown(0) == pytest.approx(1e-3 * waiting)
 
 
-def one_slot(pool: list[PoolEntry], usual: Usual, **params: Any) -> set[str]:
+def one_slot(pool: list[PoolEntry], usual: TypicalEntry, **params: Any) -> set[str]:
     """Who gets the only free slot, on far."""
     workers = [worker("near", slots_used=8), worker("far", slots_used=7)]
-    view = dataclasses.replace(snapshot([SENDER, *workers], pool, ORACLE), usual=usual)
+    view = dataclasses.replace(snapshot([SENDER, *workers], pool, ORACLE), typical=usual)
     policy = Composition(abundance=99.0, **params)
     made = policy.assign([(e, workers[1:]) for e in view.pool], view, random.Random(0))
     return {a.attempt_id for a in made}
@@ -199,11 +208,11 @@ def one_slot(pool: list[PoolEntry], usual: Usual, **params: Any) -> set[str]:
 def test_scarce_slots_go_to_the_shortest_outputs() -> None:
     # by hand: Q = 2 - 1, T = 100 tokens at 20 + 8 * 0.5 ms = 2.4 s, S = 16: a usual hold costs 1 * 2.4 / 16 = 0.15 s
     pool = [entry("long", 100, predicted_tokens=300.0), entry("short", 100, predicted_tokens=30.0)]
-    usual = Usual(1.0, 100.0)
+    usual = TypicalEntry(1.0, 100.0)
     assert one_slot(pool, usual, seconds_per_kv_token=0.0) == {"short"}
     assert one_slot(pool, usual, seconds_per_kv_token=0.0, rent_weight=0.0) == {"long"}  # the first of equals
     workers = [worker("near", slots_used=8), worker("far", slots_used=7)]
-    view = dataclasses.replace(snapshot([SENDER, *workers], pool, ORACLE), usual=usual)
+    view = dataclasses.replace(snapshot([SENDER, *workers], pool, ORACLE), typical=usual)
     made = start(Composition(seconds_per_kv_token=0.0), view, workers)
     assert made.rent.queue_s == pytest.approx(0.15)
     assert made.rent.hold(pool[0]) == pytest.approx(3.0)
@@ -211,15 +220,15 @@ def test_scarce_slots_go_to_the_shortest_outputs() -> None:
 
 def test_without_forecasts_nobody_is_told_from_others() -> None:
     pool = [entry("first", 100), entry("second", 100)]
-    assert one_slot(pool, Usual(1.0)) == {"first"}
-    assert one_slot(pool, Usual(1.0), rent_weight=50.0) == {"first"}
+    assert one_slot(pool, TypicalEntry(1.0)) == {"first"}
+    assert one_slot(pool, TypicalEntry(1.0), rent_weight=50.0) == {"first"}
 
 
 def test_a_near_slot_rents_for_what_the_next_one_loses_when_all_of_them_are_taken() -> None:
     # a usual entry of 10 MB: near 0.101 s, far 0.402 s; near is 7/8 full: (7/8)^2 * 0.301 s; far has nothing behind it
     workers = [worker("near", slots_used=7), worker("far", slots_used=2)]
     view = snapshot([SENDER, *workers], [entry("r", 10, kv_bytes=5 * MB)], ORACLE)
-    view = dataclasses.replace(view, usual=Usual(10.0 * MB))
+    view = dataclasses.replace(view, typical=TypicalEntry(10.0 * MB))
     made = start(Composition(near_scarcity=2.0), view, workers)
     rents_s = dict(zip([w.id for w in made.workers], made.rent.near_s("p"), strict=True))
     assert rents_s == {"near": pytest.approx(0.301 * 49 / 64), "far": 0.0}
@@ -238,7 +247,9 @@ def test_the_last_near_slot_goes_to_much_kv_and_few_tokens() -> None:
         (40 * MB, 300.0, "near"),
     ):
         pool = [entry("r", 10, kv_bytes, predicted_tokens=tokens)]
-        view = dataclasses.replace(snapshot([SENDER, *workers], pool, ORACLE), usual=Usual(10.0 * MB, 100.0))
+        view = dataclasses.replace(
+            snapshot([SENDER, *workers], pool, ORACLE), typical=TypicalEntry(10.0 * MB, 100.0)
+        )
         policy = Composition(seconds_per_kv_token=0.0, step_per_seq_s=0.0, near_scarcity=8.0)
         made = policy.assign([(e, workers) for e in pool], view, random.Random(0))
         assert made[0].decision.worker == chosen
@@ -266,7 +277,7 @@ def test_the_window_holds_the_shortest_by_forecast() -> None:
     tokens = [50.0, 10.0, 80.0, 20.0, 60.0, 70.0]
     pool = [entry(f"r{i}", 100 + i, predicted_tokens=t) for i, t in enumerate(tokens)]
     policy = Composition(window=2, abundance=99.0, seconds_per_kv_token=0.0)
-    view = dataclasses.replace(snapshot([SENDER, *workers], pool, ORACLE), usual=Usual(1.0, 50.0))
+    view = dataclasses.replace(snapshot([SENDER, *workers], pool, ORACLE), typical=TypicalEntry(1.0, 50.0))
     made = policy.round("g", [(e, workers[:1]) for e in view.pool], view, random.Random(0))
     seen: list[set[str]] = []
     window = made._window
@@ -283,7 +294,7 @@ def test_the_window_holds_the_shortest_by_forecast() -> None:
 
 def test_age_makes_up_for_length() -> None:
     # one waits besides: a usual hold costs 0.15 s (above), so the short one is worth (1.5 - 0.3) * 0.15 = 0.18 s more
-    usual = Usual(1.0, 100.0)
+    usual = TypicalEntry(1.0, 100.0)
     for entered_s, first in ((0.8, "long"), (0.9, "short")):  # worth 0.2 s or 0.1 s more by its age
         old = dataclasses.replace(entry("long", 100, predicted_tokens=150.0), entered_s=entered_s)
         new = dataclasses.replace(entry("short", 100, predicted_tokens=30.0), entered_s=1.0)
@@ -326,7 +337,7 @@ def test_the_weight_grows_as_the_slack_shrinks(slo_s: float | None, now_s: float
 def test_the_terms_add_up_to_the_score() -> None:
     workers = [worker("near", kv_tokens=100, slots_used=8), worker("far", slots_used=6)]
     pool = [entry(f"r{i}", 90 - i, MB, predicted_tokens=20.0) for i in range(4)]
-    view = dataclasses.replace(snapshot([SENDER, *workers], pool, ORACLE), usual=Usual(MB, 40.0))
+    view = dataclasses.replace(snapshot([SENDER, *workers], pool, ORACLE), typical=TypicalEntry(MB, 40.0))
     feasible = [(e, workers[1:]) for e in view.pool]
     made = Composition(abundance=99.0).assign(feasible, view, random.Random(0))
     terms = made[0].decision.ranking[0].terms

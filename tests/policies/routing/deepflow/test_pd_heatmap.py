@@ -80,7 +80,7 @@ def choose(policy: PdHeatmap, workers: list[Worker], prefill: int, decode: float
     request = Request("r", 0.0, prefill, 1000, predicted_tokens=decode)
     candidates = [w for w in workers if w.role is not Role.DECODE]
     view = snapshot(workers, hits={"r": hits})
-    decision = policy.choose(request, candidates, view, random.Random(0))
+    decision = policy.choose_prefill(request, candidates, view, random.Random(0))
     assert {r.worker for r in decision.ranking} == {w.id for w in candidates}
     assert decision.ranking[0].cost <= min(r.cost for r in decision.ranking)
     return decision.worker

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.network.oracle import Oracle, PairEstimate, staleness_tolerance
-from policies.routing.base import Decision
+from policies.routing.base import Decision, assign
 from policies.routing.netkv.netkv import NetKV
 from policies.routing.params import BadParameter
 from policies.state.views import Role, Transfers, Worker
@@ -46,7 +46,7 @@ def decide(
 ) -> Decision:
     workers = [worker("d1", **(d1 or {})), worker("d2", **(d2 or {}))]
     view = snapshot([sender, worker("d3"), *workers], [ENTRY], oracle, hits, now_s)
-    (assignment,) = NetKV(**params).assign([(ENTRY, workers)], view, random.Random(0))
+    (assignment,) = assign(NetKV(**params), [(ENTRY, workers)], view, random.Random(0))
     return assignment.decision
 
 
@@ -110,7 +110,7 @@ def test_proposition_1_ignoring_the_network_doubles_the_transfer(kv_bytes: float
     big = dataclasses.replace(ENTRY, kv_bytes=int(kv_bytes))
     workers = [worker("near"), worker("far")]
     view = snapshot([worker("p", Role.PREFILL), *workers], [big], oracle, {"r": {"far": LENGTH // 2}})
-    pick = {v: NetKV(variant=v).rank(big, workers, view, random.Random(0)) for v in ("cla", "full")}
+    pick = {v: NetKV(variant=v).choose_decode(big, workers, view, random.Random(0)) for v in ("cla", "full")}
     assert {v: d.worker for v, d in pick.items()} == {"cla": "far", "full": "near"}
     assert term(pick["full"], "far", "transfer_s") == pytest.approx(
         2 * term(pick["full"], "near", "transfer_s")

@@ -15,7 +15,7 @@ REQUEST = entry("r", 1000).request
 
 def decide(name: str, workers: list[Worker], hits: dict[str, int], **params: Any) -> Decision:
     view = snapshot(workers, hits={"r": hits})
-    return prefill_policy(name, params).choose(REQUEST, workers, view, random.Random(0))
+    return prefill_policy(name, params).choose_prefill(REQUEST, workers, view, random.Random(0))
 
 
 def prefillers(*busy: int, **kw: Any) -> list[Worker]:

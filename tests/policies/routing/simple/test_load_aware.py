@@ -44,7 +44,7 @@ def test_requests_routed_since_the_last_report_count_as_waiting() -> None:
     assert load_score(told, LoadWeights())[1]["waiting"] == pytest.approx(3 / 8)
     assert (
         LoadAware()
-        .choose(entry("r", 1).request, [quiet, told], snapshot([quiet, told]), random.Random(0))
+        .choose_prefill(entry("r", 1).request, [quiet, told], snapshot([quiet, told]), random.Random(0))
         .worker
         == "a"
     )

@@ -2,8 +2,8 @@
 
 import pytest
 
-from policies.state.pool import USUAL_OF, Pool
-from policies.state.views import PoolEntry, Request, Usual
+from policies.state.pool import TYPICAL_OF, Pool
+from policies.state.views import PoolEntry, Request, TypicalEntry
 
 
 def add(pool: Pool, number: int, kv_bytes: int, predicted_tokens: float | None) -> None:
@@ -13,22 +13,22 @@ def add(pool: Pool, number: int, kv_bytes: int, predicted_tokens: float | None) 
 
 def test_the_first_entries_count_alike() -> None:
     pool = Pool()
-    assert pool.usual is None
+    assert pool.typical is None
     for number, (kv_bytes, tokens) in enumerate([(10, None), (20, 100.0), (60, 300.0), (10, None)]):
         add(pool, number, kv_bytes, tokens)
-    assert pool.usual == Usual(pytest.approx(25.0), pytest.approx(200.0))  # type: ignore[arg-type]
+    assert pool.typical == TypicalEntry(pytest.approx(25.0), pytest.approx(200.0))  # type: ignore[arg-type]
 
 
 def test_without_forecasts_there_is_no_usual_length() -> None:
     pool = Pool()
     add(pool, 0, 10, None)
-    assert pool.usual == Usual(10.0, None)
+    assert pool.typical == TypicalEntry(10.0, None)
 
 
 def test_old_entries_are_forgotten_and_those_that_left_are_not() -> None:
     pool = Pool()
-    for number in range(USUAL_OF):
+    for number in range(TYPICAL_OF):
         add(pool, number, 100, 50.0)
         pool.remove(f"r{number}")
-    add(pool, USUAL_OF, 100 + 64, 50.0 + 64)
-    assert pool.usual == Usual(pytest.approx(101.0), pytest.approx(51.0))  # type: ignore[arg-type]
+    add(pool, TYPICAL_OF, 100 + 64, 50.0 + 64)
+    assert pool.typical == TypicalEntry(pytest.approx(101.0), pytest.approx(51.0))  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-def quick(kind: type[T]) -> Callable[..., T]:
+def fast_constructor(kind: type[T]) -> Callable[..., T]:
     """A constructor of `kind`, a frozen dataclass with slots: takes every field, by position; runs no __post_init__."""
     fields = [(f.name, f.type) for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
     thawed: type[Any] = dataclasses.make_dataclass(kind.__name__, fields, slots=True)

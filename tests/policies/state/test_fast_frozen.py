@@ -4,13 +4,13 @@ import dataclasses
 
 import pytest
 
-from policies.state.quick import quick
+from policies.state.fast_frozen import fast_constructor
 from policies.state.views import Health, Role, Worker
 
 
 def test_it_is_the_frozen_class_with_all_that_belongs_to_it() -> None:
     known = Worker("w", Role.DECODE, "g", "n", Health.READY, 8, 1000, slots_used=3, kv_tokens=400)
-    made = quick(Worker)(*(getattr(known, f.name) for f in dataclasses.fields(Worker)))
+    made = fast_constructor(Worker)(*(getattr(known, f.name) for f in dataclasses.fields(Worker)))
     assert made == known
     assert hash(made) == hash(known)
     assert type(made) is Worker
@@ -21,4 +21,4 @@ def test_it_is_the_frozen_class_with_all_that_belongs_to_it() -> None:
 
 def test_a_field_too_few_is_refused() -> None:
     with pytest.raises(TypeError):
-        quick(Worker)("w")
+        fast_constructor(Worker)("w")
