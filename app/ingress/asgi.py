@@ -20,12 +20,13 @@ from app.ingress.admin import PATH as ADMIN
 from app.ingress.admin import AdminApi
 from app.ingress.config import IngressConfig
 from app.ingress.exchange import JSON, Exchange
+from app.ingress.fleet_metrics import FleetCollector
 from app.ingress.http.reply import AsgiReply, Headers, Reply, Request
 from app.ingress.hub import Hub
 from app.ingress.intake import Intake
 from app.ingress.metrics import IngressMetrics
 from app.ingress.open_requests import OpenRequests
-from app.ingress.status import fleet_view, status_of
+from app.ingress.status import status_of
 from app.ingress.tokenizer import TextCodec
 
 log = logging.getLogger(__name__)
@@ -70,7 +71,8 @@ class IngressApp:
             "/version": ("GET", self._version),
             "/sluice/status": ("GET", self._status),
         }
-        metrics.bind(lambda: float(self.in_flight), hub.router_connected, lambda: fleet_view(hub))
+        metrics.bind(lambda: float(self.in_flight))
+        metrics.registry.register(FleetCollector(hub))
 
     # ------------------------------------------------------------------------------------------------- requests
 

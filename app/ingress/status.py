@@ -2,20 +2,15 @@
 
 from typing import Any
 
-from actors.wire.messages import EngineInfo, FleetStatus, Status
+from actors.wire.messages import EngineInfo, Status
 from app.ingress.hub import Hub
 from app.ingress.job_parts import State
 from app.ingress.open_requests import OpenRequests
 
 
-def fleet_view(hub: Hub) -> tuple[list[EngineInfo], FleetStatus | None]:
-    """The engines of the fleet and the router's last report; None before the first."""
-    return hub.engines(), hub.fleet_status
-
-
 def status_of(hub: Hub, requests: OpenRequests, transport: str) -> dict[str, Any]:
     """The JSON object that the SDK reads. A figure that nobody has reported yet is null."""
-    infos, report = fleet_view(hub)
+    infos, report = hub.engines(), hub.fleet_status
     statuses = {status.engine_id: status for status in report.statuses} if report else {}
     fleet = hub.fleet
     policy = {"prefill": fleet.prefill_policy, "decode": fleet.decode_policy} if fleet else None

@@ -1,0 +1,248 @@
+"""The figures of router and engines, which every ingress shows as the router last reported them.
+
+Router and engines report numbers by name (`FleetStatus.gauges` and `.totals`, `Status.totals`). `ROUTER` and `ENGINES`
+say what each name means: a new figure costs one row here and the place that counts. A name without a row is shown all
+the same, because a router or engine of a newer version may report it during an upgrade.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import Metric as Family
+from prometheus_client.registry import Collector
+
+from actors.wire.messages import EngineInfo, FleetStatus
+from app.ingress.hub import Hub
+from app.ingress.metrics import Metric, counter, gauge, seconds
+
+_ENGINE = ("engine", "role")
+
+HERE = (
+    gauge("sluice_router_connected", "0 or 1", "Whether this replica is connected to a router."),
+    seconds("sluice_router_decision_seconds", "Time that the router took for one decision.", ()),
+)
+"""Metrics that no reported name stands for; the router sends the bounds of the histogram's buckets."""
+
+
+def _listed(whose: str, make: Callable[..., Metric], end: str, *rows: tuple[str, ...]) -> dict[str, Metric]:
+    """Metrics by reported name. A row is the name, the unit, the help text and perhaps a label.
+
+    With a label the name is a pattern, whose group is the label's value.
+    """
+    own = _ENGINE if whose == "engine" else ()
+    return {
+        name: make(f"sluice_{whose}_{_LABEL.sub('', name)}{end}", unit, text, *own, *labels)
+        for name, unit, text, *labels in rows
+    }
+
+
+_LABEL = re.compile(r"_?\(.+\)")
+
+ROUTER: dict[str, Metric] = _listed(
+    "router", gauge, "",
+    ("queued", "prompts", "Prompts that wait for a prefill worker."),
+    ("pool", "prompts", "Finished prefills that wait for a decode worker."),
+    ("in_flight", "prompts", "Prompts that the router has in any stage."),
+    ("leases", "leases", "Prompts whose KV is held under a lease on a prefill worker."),
+    ("prefix_index_blocks", "blocks", "KV blocks in the prefix indexes."),
+    ("prefix_index_bytes", "bytes", "Memory that the prefix indexes take."),
+    ("prefix_index_feeds", "workers", "Workers whose KV events are followed."),
+    ("network_source", "level",
+        "Best network data in use: 0 none, 1 static tiers, 2 congestion of tiers, 3 estimates of pairs of nodes."),
+    ("network_pairs", "pairs", "Pairs of nodes with an estimate that is not stale."),
+    ("network_pair_age_seconds_min", "seconds", "Age of the newest estimate of a pair of nodes."),
+    ("network_pair_age_seconds_max", "seconds", "Age of the oldest estimate of a pair of nodes that is not stale."),
+    (r"network_tier(\d+)_bytes_per_second", "bytes per second", "Configured bandwidth of a tier.", "tier"),
+    (r"network_tier(\d+)_congestion", "share of 1", "Share of a tier's bandwidth that other traffic uses.", "tier"),
+    (r"network_tier(\d+)_estimated_bytes_per_second", "bytes per second",
+        "Bandwidth of a tier as learnt from the transfers between its pairs of nodes.", "tier"),
+    ("predictor_model_in_use", "0 or 1", "Whether the predictor uses a fitted model."),
+    ("predictor_running_forecasts", "requests", "Running requests whose forecast is kept up to date."),
+    ("predictor_drift_psi", "1", "Population stability index of recent lengths against the fitted ones."),
+    ("predictor_drift_ks", "1", "Kolmogorov-Smirnov distance of recent lengths from the fitted ones."),
+    ("predictor_calibration_error", "share of 1", "Mean gap of forecast and observed probabilities."),
+) | _listed(
+    "router", counter, "_total",
+    (r"decisions_(\w+)", "decisions",
+        "Decisions of the router: `prefill`, `prefill_colocated`, `prefill_degraded` (by a decode worker, because "
+        "there is no prefill worker), `decode_` and the policy's reason, `reject_` and the dispatcher's.", "decision"),
+    ("stale_events", "messages",
+        "Messages about attempts that the router did not know (any more) or whose stage did not admit them."),
+    ("policy_errors", "errors",
+        "Decisions in which a policy broke its contract (a cost that is NaN, a dead worker); each one is a bug."),
+    ("internal_errors", "errors",
+        "Faults of the router itself that were logged and survived; each one is a bug."),
+    ("prefix_index_refused_blocks", "blocks",
+        "KV blocks that the prefix indexes did not take because they were full."),
+    ("kv_event_batches", "batches", "Batches of KV events that the prefix indexes took in."),
+    ("kv_event_gaps", "gaps", "Gaps in the numbering of an engine's batches of KV events."),
+    ("kv_event_replays", "requests", "Requests to an engine to send missing batches of KV events again."),
+    ("kv_event_snapshots", "snapshots", "Full snapshots of an engine's KV blocks that the prefix indexes took in."),
+    ("prefill_hit_tokens_predicted", "tokens",
+        "Prompt tokens that the chosen prefill worker had cached according to the prefix index."),
+    ("prefill_hit_tokens_reported", "tokens",
+        "Prompt tokens that the chosen prefill worker itself reported as cached."),
+    ("network_transfers", "transfers", "KV transfers from which the bandwidth estimator learnt."),
+    ("network_transfer_bytes", "bytes", "KV bytes of the transfers from which the bandwidth estimator learnt."),
+    ("network_transfer_descriptors", "descriptors", "Descriptors of the KV transfers that the router heard of."),
+    ("network_transfers_unusable", "transfers",
+        "KV transfers that the estimator could not use: unknown engines, no bytes, or an impossible duration."),
+    ("network_refreshes", "changes", "Times that the policies were given new network data."),
+    ("network_errors", "errors", "Failures to read or refresh the network data."),
+    ("predictor_outcomes", "requests", "Ended requests from which the predictor learnt."),
+    ("predictor_outcomes_censored", "requests",
+        "Ended requests of which only a lower bound of the length is known, such as cancelled ones."),
+    ("predictor_outcomes_dropped", "requests", "Outcomes that were dropped because the disk was behind."),
+    ("predictor_outcome_write_errors", "errors", "Outcomes that could not be written to the outcome log."),
+    ("predictor_predictions", "forecasts", "Forecasts that the predictor was asked for."),
+    ("predictor_predictions_abstained", "forecasts",
+        "Forecasts that the predictor did not give, because too little was known."),
+    ("predictor_models_refused", "models", "Model files that the predictor would not load."),
+    ("predictor_refits", "refits", "Refits of the predictor that began."),
+    ("predictor_refit_failures", "refits", "Refits of the predictor that failed."),
+    ("predictor_promotions", "models", "Refitted models that were put to use."),
+    ("journal_records_written", "records", "Records of the journal that were written to disk."),
+    ("journal_bytes_written", "bytes", "Bytes of the journal that were written to disk."),
+    ("journal_records_dropped", "records", "Records of the journal that were dropped because the disk was behind."),
+    ("journal_write_errors", "errors", "Writes of the journal that failed."),
+    ("journal_encode_errors", "errors", "Records of the journal that could not be encoded; each one is a bug."),
+    ("journal_records_unwritten_at_stop", "records", "Records of the journal that were lost when the router stopped."),
+    ("journal_bytes_unwritten_at_stop", "bytes", "Bytes of the journal that were lost when the router stopped."),
+)  # fmt: skip
+"""Name that the router reports -> metric."""
+
+ENGINES: dict[str, Metric] = _listed(
+    "engine", gauge, "",
+    ("slots", "sequences", "Sequences that may decode at the same time."),
+    ("kv_blocks", "blocks", "KV blocks that the engine has."),
+    ("running", "requests", "Requests that compute in the engine."),
+    ("waiting", "requests", "Requests that wait inside the engine."),
+    ("kv_blocks_used", "blocks", "KV blocks of the engine that are in use."),
+    ("kv_usage_ratio", "share of 1", "Share of the engine's KV blocks that is in use."),
+    ("leases", "leases", "Finished prefills whose KV waits to be pulled."),
+) | _listed(
+    "engine", counter, "_total",
+    ("prefill_tokens", "tokens", "Prompt tokens that the engine computed."),
+    ("decode_tokens", "tokens", "Output tokens that the engine generated."),
+    ("transfers", "transfers", "KV transfers that the engine pulled."),
+    ("transfer_bytes", "bytes", "KV bytes that the engine pulled."),
+    ("transfer_s", "seconds", "Durations of the engine's pulls of KV, added up."),
+    ("transfer_descriptors", "descriptors", "Descriptors of the engine's pulls of KV."),
+    ("transfer_failures", "transfers", "Pulls of KV by the engine that failed."),
+    ("leases_expired", "leases", "Leases of the engine that ended before the KV was pulled or released."),
+    ("preemptions", "preemptions", "Running requests that the engine set back for want of KV blocks."),
+)  # fmt: skip
+"""Name that an engine reports -> metric; totals count from the engine's start."""
+
+_SHOWN_OTHERWISE = frozenset({"kv_blocks_total", "kv_blocks_used", "kv_blocks_free"})
+"""Names among an engine's totals that the gauges above show already."""
+
+
+def all_metrics() -> dict[str, tuple[Metric, ...]]:
+    """Every metric of this module under a heading, for the documentation."""
+    return {"The router": (*HERE, *ROUTER.values()), "The engines": tuple(ENGINES.values())}
+
+
+class FleetCollector(Collector):
+    """Reads engines and router of `hub` at each scrape; a figure that nobody has reported yet is left out."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    def collect(self) -> Iterable[Family]:
+        """The families of one scrape."""
+        infos, status = self._hub.engines(), self._hub.fleet_status
+        figures = _Figures()
+        figures.add(HERE[0], float(self._hub.router_connected()))
+        for info in infos:
+            figures.add(ENGINES["slots"], info.slots, info.id, info.role)
+            figures.add(ENGINES["kv_blocks"], info.kv_blocks, info.id, info.role)
+        if status is not None:
+            _add_router(figures, status)
+            _add_engines(figures, status, infos)
+            yield from _decision_times(status)
+        yield from figures.families.values()
+
+
+class _Figures:
+    """The families of one scrape, by name, in the order of their first figure."""
+
+    def __init__(self) -> None:
+        self.families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
+
+    def family(self, metric: Metric) -> GaugeMetricFamily | CounterMetricFamily:
+        """The family of `metric`, which is shown even if nothing is added to it."""
+        family = self.families.get(metric.name)
+        if family is None:
+            make = GaugeMetricFamily if metric.kind == "gauge" else CounterMetricFamily
+            family = self.families[metric.name] = make(metric.name, metric.help, labels=metric.labels)
+        return family
+
+    def add(self, metric: Metric, value: float, *labels: str) -> None:
+        """One figure of `metric`."""
+        self.family(metric).add_metric(labels, value)
+
+
+def router_metric(name: str, kind: str) -> tuple[Metric, tuple[str, ...]]:
+    """The metric of a name that the router reported, and its labels' values."""
+    if name in ROUTER:
+        return ROUTER[name], ()
+    for pattern, found in _PATTERNS:
+        match = pattern.fullmatch(name)
+        if match is not None:
+            return found, (match[1],)
+    return _unlisted("router", name, kind), ()
+
+
+_PATTERNS = [(re.compile(name), metric) for name, metric in ROUTER.items() if metric.labels]
+
+
+def _unlisted(whose: str, name: str, kind: str, *labels: str) -> Metric:
+    make, suffix = (gauge, "") if kind == "gauge" else (counter, "_total")
+    text = f"The {whose} reports `{name}`, which this version of the ingress does not know."
+    return make(f"sluice_{whose}_{name}{suffix}", "unknown", text, *labels)
+
+
+def _add_router(figures: _Figures, status: FleetStatus) -> None:
+    own = {
+        "queued": status.queued,
+        "pool": status.pool,
+        "in_flight": status.in_flight,
+        "leases": status.leases,
+    }
+    for name, value in [*own.items(), *status.gauges.items()]:
+        metric, labels = router_metric(name, "gauge")
+        figures.add(metric, float(value), *labels)
+    for name, value in sorted(status.totals.items()):
+        metric, labels = router_metric(name, "counter")
+        figures.add(metric, value, *labels)
+
+
+def _add_engines(figures: _Figures, status: FleetStatus, infos: list[EngineInfo]) -> None:
+    roles = {info.id: info.role for info in infos}
+    for metric in ENGINES.values():
+        figures.family(metric)
+    for one in status.statuses:
+        where = (one.engine_id, roles.get(one.engine_id, "unknown"))
+        figures.add(ENGINES["running"], one.running, *where)
+        figures.add(ENGINES["waiting"], one.waiting, *where)
+        figures.add(ENGINES["kv_blocks_used"], one.kv_blocks_used, *where)
+        figures.add(ENGINES["kv_usage_ratio"], one.kv_usage, *where)
+        figures.add(ENGINES["leases"], one.leases, *where)
+        for name, total in sorted(one.totals.items()):
+            if name not in _SHOWN_OTHERWISE:
+                figures.add(
+                    ENGINES.get(name) or _unlisted("engine", name, "counter", *_ENGINE), total, *where
+                )
+
+
+def _decision_times(status: FleetStatus) -> Iterable[Family]:
+    bounds = [repr(bound) for bound in status.decision_bounds_s] + ["+Inf"]
+    if len(status.decision_buckets) == len(bounds):
+        yield HistogramMetricFamily(
+            HERE[1].name,
+            HERE[1].help,
+            buckets=list(zip(bounds, map(float, status.decision_buckets), strict=True)),
+            sum_value=status.decision_sum_s,
+        )

@@ -1,0 +1,48 @@
+"""Writes docs/metrics.md from the lists in `app.ingress.metrics` and `app.ingress.fleet_metrics`.
+
+python scripts/document_metrics.py
+"""
+
+from pathlib import Path
+
+from app.ingress.fleet_metrics import all_metrics
+from app.ingress.metrics import INGRESS, Metric
+
+PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
+
+HEAD = """# Metrics
+
+`GET /metrics` of an ingress answers in Prometheus's text format. A counter starts at 0 with its process. The figures of
+router and engines are those of the router's last report, about a second old; without a router they stand still, and
+`sluice_router_connected` is 0. With several ingress replicas on one port a scrape reaches one of them: scrape each
+replica by itself, and add up only the metrics of "This ingress replica".
+
+This page is written by `python scripts/document_metrics.py`.
+"""
+
+BUCKETS = """
+## Buckets of the histograms
+
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    sections = {"This ingress replica": INGRESS, **all_metrics()}
+    text = HEAD + "".join(_section(heading, metrics) for heading, metrics in sections.items())
+    histograms = [metric for metric in INGRESS if metric.buckets]
+    return text + BUCKETS + "".join(f"- `{m.name}`: {', '.join(map(str, m.buckets))} s\n" for m in histograms)
+
+
+def _section(heading: str, metrics: tuple[Metric, ...]) -> str:
+    head = [f"\n## {heading}\n", "| metric | type | unit | labels | meaning |", "|---|---|---|---|---|"]
+    return "\n".join([*head, *map(_row, metrics), ""])
+
+
+def _row(metric: Metric) -> str:
+    labels = ", ".join(f"`{label}`" for label in metric.labels)
+    return f"| `{metric.name}` | {metric.kind} | {metric.unit} | {labels} | {metric.help} |"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
