@@ -79,7 +79,7 @@ def _application(
         **options,
     )(cls)
     plain: DeploymentConfig = deployment._deployment_config
-    release = importlib.metadata.version("sluice")
+    release = importlib.metadata.version("sluice-server")
     version = hashlib.sha256(to_json((release, cls.__qualname__, parts))).hexdigest()
     deployment._deployment_config = _VersionedByItsPart(**{**dict(plain), "version": version})
     return deployment.bind(*parts, *handles)

@@ -80,7 +80,9 @@ class RouterReplica:
         forecasts = Forecasts(predictor, refit_in_ray) if predictor.enabled else None
         me = Identity("router", f"router-{uuid.uuid4().hex[:8]}", wire.secret())
         network = RouterNetwork(router.network_config(), ray.nodes)
-        journal = RouterJournal(router.journal_config(), dispatcher, importlib.metadata.version("sluice"))
+        journal = RouterJournal(
+            router.journal_config(), dispatcher, importlib.metadata.version("sluice-server")
+        )
         self._server = RouterServer(me, dispatcher, router.engine_grace_s, forecasts, network, journal)
         await self._server.start(listen_addresses(wire, "router"))
         gc.collect()

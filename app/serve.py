@@ -34,13 +34,31 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments; also used by `sluice serve`."""
+    """Adds the arguments."""
     parser.add_argument(
         "--config", default="deploy/cpu.yaml", help="a Serve config file (default: %(default)s)"
     )
     parser.add_argument("--port", type=int, help="public port, instead of the file's")
     parser.add_argument("--http-port", type=int, help="port of Ray Serve's own proxy, instead of the file's")
     parser.add_argument("--address", default=os.environ.get("RAY_ADDRESS"), help="join this Ray cluster")
+
+
+class ServeCommand:
+    """The subcommand `sluice serve`."""
+
+    name = "serve"
+    help = "run a Serve config file in the foreground, with its own Ray, until Ctrl-C"
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Adds the arguments."""
+        configure(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Serves until Ctrl-C; `main` documents the exit status."""
+        return run(args)
+
+
+command = ServeCommand()
 
 
 def run(args: argparse.Namespace) -> int:

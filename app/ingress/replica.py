@@ -105,7 +105,7 @@ def codec_of(model: ModelConfig) -> TextCodec:
 
 def versions() -> dict[str, str]:
     """Installed versions of what decides behaviour; what is not installed is left out."""
-    found = {"version": importlib.metadata.version("sluice")}
+    found = {"version": importlib.metadata.version("sluice-server")}
     for name in _VERSIONED:
         try:
             found[name] = importlib.metadata.version(name)

@@ -40,9 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return Exit.USAGE
     except SluiceError as error:
         return report(error)
-    except (plugins.MissingExtraError, plugins.BrokenCommandError) as error:
+    except (plugins.MissingServerError, plugins.BrokenCommandError) as error:
         complain(str(error))
-        return Exit.MISSING_EXTRA
+        return Exit.MISSING_SERVER
     except BrokenPipeError:
         # The reader of our output has gone; Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

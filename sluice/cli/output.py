@@ -36,7 +36,7 @@ class Exit(IntEnum):
     OVERLOADED = 4
     TIMEOUT = 5
     NOT_READY = 6
-    MISSING_EXTRA = 7
+    MISSING_SERVER = 7
     INTERRUPTED = 130
     BROKEN_PIPE = 141
 
@@ -44,7 +44,7 @@ class Exit(IntEnum):
 EXIT_HELP = """exit codes:
   0 success             1 the server or an engine failed      2 wrong usage, or the request was refused as it is
   3 no server there     4 overloaded, try again later         5 a time limit passed
-  6 server not ready    7 the command needs an extra package  130 interrupted"""
+  6 server not ready    7 the command needs the server's package  130 interrupted"""
 
 ENVIRONMENT_HELP = f"""environment:
   SLUICE_BASE_URL  where the server is (default {DEFAULT_BASE_URL})

@@ -21,7 +21,8 @@ KNOWN = {
 }
 """Commands of the server side, which help lists even where it is not installed."""
 
-EXTRA = "serve"
+SERVER = "sluice-server, from a checkout of Sluice: make setup, or pip install -e '.'"
+"""The distribution that brings these commands, and how it is installed."""
 
 
 @runtime_checkable
@@ -38,8 +39,8 @@ class Command(Protocol):
         """Does the work and returns the exit code."""
 
 
-class MissingExtraError(Exception):
-    """The command's packages are not installed; the message says what to install."""
+class MissingServerError(Exception):
+    """The server is not installed, or not whole; the message says what to install."""
 
 
 class BrokenCommandError(Exception):
@@ -53,17 +54,17 @@ def listed() -> dict[str, str]:
 
 
 def load(name: str) -> Command:
-    """The command called `name`. Raises MissingExtraError or BrokenCommandError."""
+    """The command called `name`. Raises MissingServerError or BrokenCommandError."""
     entry = next(iter(entry_points(group=GROUP, name=name)), None)
     if entry is None:
-        raise MissingExtraError(
+        raise MissingServerError(
             f"`sluice {name}` belongs to the server side, which is not installed here (or has no such command)."
-            f" Install it: pip install 'sluice[{EXTRA}]'"
+            f" Install {SERVER}"
         )
     try:
         command = entry.load()
     except ImportError as error:
-        raise MissingExtraError(_advice(name, entry, error)) from error
+        raise MissingServerError(_advice(name, entry, error)) from error
     if not isinstance(command, Command):
         raise BrokenCommandError(
             f"`sluice {name}`: {entry.value} of {_origin(entry)} lacks name, help, configure or run; report it there"
@@ -74,7 +75,7 @@ def load(name: str) -> Command:
 def _advice(name: str, entry: EntryPoint, error: ImportError) -> str:
     problem = f"`sluice {name}` cannot be loaded: {error}."
     if name in KNOWN:
-        return f"{problem} It needs the server's packages: pip install 'sluice[{EXTRA}]'"
+        return f"{problem} It needs {SERVER}"
     return f"{problem} Install what {_origin(entry)} needs for it."
 
 
