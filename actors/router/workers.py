@@ -8,7 +8,7 @@ from actors.wire.kv import unpack_hashes
 from actors.wire.messages import EngineInfo, Status, Submit
 from policies.state import events as ev
 from policies.state.reducer import role_of
-from policies.state.views import Health, Mode, Request, WorkerId
+from policies.state.views import Health, Request, WorkerId
 
 
 def check(info: EngineInfo) -> None:
@@ -75,15 +75,9 @@ def request_of(message: Submit, now_s: float, avoid: tuple[WorkerId, ...]) -> Re
         prompt_tokens=message.prompt_tokens,
         max_tokens=message.max_tokens,
         slots=message.slots,
-        priority=message.priority,
-        request_class=message.request_class,
-        ttft_slo_s=message.ttft_slo_s,
-        tpot_slo_s=message.tpot_slo_s,
-        session=message.session,
-        deadline_s=now_s + message.deadline_s,
-        local=message.local,
+        terms=message.terms,
+        deadline_s=message.terms.deadline_s(now_s - message.age_s),
         avoid=avoid,
         block_hashes=unpack_hashes(message.block_hashes),
         block_tokens=message.block_tokens,
-        mode=Mode(message.mode) if message.mode else None,
     )

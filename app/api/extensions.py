@@ -10,11 +10,12 @@ user (OpenAI's own field)           x-sluice-user: whose requests these are; len
 """
 
 import math
-from typing import cast, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from actors.wire.messages import Mode
 from app.api.errors import bad_request
-from app.api.schema import Slo
+from app.api.schema import ChatRequest, CompletionRequest, Slo
+from policies.request.terms import Mode, Terms
 
 CLASSES = ("interactive", "standard", "batch")
 PRIORITY_OF_CLASS = {"interactive": -1, "standard": 0, "batch": 1}
@@ -22,6 +23,49 @@ PRIORITY_OF_CLASS = {"interactive": -1, "standard": 0, "batch": 1}
 
 MAX_PRIORITY = 1000
 MAX_NAME_CHARS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class ClassSlo:
+    """Latency targets of a request class where the request names none. None: no target."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """The operator's settings for what a request leaves open: the max_tokens of a completion (16 at OpenAI), the total
+    time that a request may take (None: no limit), and the SLOs of each class.
+    """
+
+    completion_tokens: int = 16
+    timeout_s: float | None = None
+    class_slo: Mapping[str, ClassSlo] = field(default_factory=dict)
+
+
+def terms_of(
+    request: ChatRequest | CompletionRequest,
+    headers: dict[bytes, bytes],
+    defaults: Defaults,
+    local: bool = False,
+) -> Terms:
+    """The one `Terms` of a request. `local`: its prompt must be computed where the answer is. Raises `ApiError` 400 for
+    a header that cannot be read.
+    """
+    priority, request_class = priority_of(request.priority, headers)
+    ttft_slo_s, tpot_slo_s = slo_of(request.slo, headers)
+    of_class = defaults.class_slo.get(request_class, ClassSlo())
+    return Terms(
+        priority=priority,
+        request_class=request_class,
+        ttft_slo_s=of_class.ttft_s if ttft_slo_s is None else ttft_slo_s,
+        tpot_slo_s=of_class.tpot_s if tpot_slo_s is None else tpot_slo_s,
+        session=name_of(request.session, headers, "x-sluice-session"),
+        local=local,
+        mode=mode_of(headers),
+        timeout_s=defaults.timeout_s,
+    )
 
 
 def priority_of(value: int | str | None, headers: dict[bytes, bytes]) -> tuple[int, str]:
@@ -61,9 +105,10 @@ def mode_of(headers: dict[bytes, bytes]) -> Mode | None:
     if raw is None:
         return None
     mode = _text(raw, "x-sluice-mode").strip()
-    if mode not in get_args(Mode):
-        raise bad_request(f"'x-sluice-mode' must be {' or '.join(get_args(Mode))}.", "x-sluice-mode")
-    return cast(Mode, mode)
+    try:
+        return Mode(mode)
+    except ValueError:
+        raise bad_request(f"'x-sluice-mode' must be {' or '.join(Mode)}.", "x-sluice-mode") from None
 
 
 def _priority_in(text: str) -> int | str:

@@ -7,11 +7,11 @@ Two steps, because tokenising lies between them and may take long for a huge pro
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.wire.messages import Mode
 from app.api.errors import bad_request
-from app.api.extensions import mode_of, name_of, priority_of, slo_of
+from app.api.extensions import Defaults, name_of, terms_of
 from app.api.fields import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED, refuse_unsupported
 from app.api.schema import ChatRequest, CompletionRequest, parse
+from policies.request.terms import Mode, Terms
 
 MAX_PROMPTS = 1024
 
@@ -40,24 +40,12 @@ class Plan:
     max_tokens_param: str
     logprobs: int | None
     echo: bool
-    priority: int
-    request_class: str
-    ttft_slo_s: float | None
-    tpot_slo_s: float | None
-    session: str
+    terms: Terms
     user: str
     add_special_tokens: bool
     prompts: list[str | list[int]] = field(default_factory=list)
     request: ChatRequest | None = None
     engine_chat: bytes | None = None
-    mode: Mode | None = None
-
-    @property
-    def local(self) -> bool:
-        """Whether the prompt must be computed where the answer is: its own logprobs do not travel with the
-        KV.
-        """
-        return self.echo and self.logprobs is not None
 
     def fit(self, tokens: list[list[int]], max_model_len: int, vocab_size: int) -> list[int]:
         """The max_tokens of each prompt. Raises `ApiError` 400 if a prompt is empty, too long or holds an
@@ -101,13 +89,13 @@ class Plan:
         return budgets
 
 
-def plan_chat(body: bytes, headers: dict[bytes, bytes]) -> Plan:
+def plan_chat(body: bytes, headers: dict[bytes, bytes], defaults: Defaults) -> Plan:
     """Checks a chat request. `headers`: lower-case names; only the `x-sluice-*` ones are read. Raises
     `ApiError` 400.
     """
     request = parse(ChatRequest, body)
     refuse_unsupported(request.model_extra, CHAT_UNSUPPORTED)
-    plan = _common(request, headers, chat=True)
+    plan = _common(request, terms_of(request, headers, defaults), headers, chat=True)
     if request.max_completion_tokens is not None:
         plan.max_tokens, plan.max_tokens_param = request.max_completion_tokens, "max_completion_tokens"
     if request.logprobs:
@@ -130,13 +118,18 @@ def plan_chat(body: bytes, headers: dict[bytes, bytes]) -> Plan:
     return plan
 
 
-def plan_completion(body: bytes, headers: dict[bytes, bytes], default_max_tokens: int) -> Plan:
-    """Checks a completion request. `default_max_tokens` where it names none (OpenAI: 16). Raises `ApiError`
-    400.
-    """
+def plan_completion(body: bytes, headers: dict[bytes, bytes], defaults: Defaults) -> Plan:
+    """Checks a completion request. Raises `ApiError` 400."""
     request = parse(CompletionRequest, body)
     refuse_unsupported(request.model_extra, COMPLETION_UNSUPPORTED)
-    plan = _common(request, headers, chat=False)
+    # the prompt's own logprobs do not travel with the KV
+    local = bool(request.echo) and request.logprobs is not None
+    terms = terms_of(request, headers, defaults, local)
+    if local and terms.mode is Mode.DISAGGREGATED:
+        raise bad_request(
+            "'echo' with 'logprobs' cannot be served disaggregated.", "x-sluice-mode", "invalid_value"
+        )
+    plan = _common(request, terms, headers, chat=False)
     if request.best_of is not None and request.best_of != plan.n:
         raise bad_request(
             "'best_of' is supported only where it equals 'n'.", "best_of", "unsupported_parameter"
@@ -145,17 +138,13 @@ def plan_completion(body: bytes, headers: dict[bytes, bytes], default_max_tokens
     if len(plan.prompts) * plan.n > MAX_PROMPTS:
         raise bad_request(f"prompts x n is at most {MAX_PROMPTS}.", "n", "invalid_value")
     if plan.max_tokens is None:
-        plan.max_tokens = default_max_tokens
+        plan.max_tokens = defaults.completion_tokens
     plan.echo = bool(request.echo)
     if request.logprobs is not None:
         plan.logprobs = plan.params["logprobs"] = request.logprobs
         if plan.echo:
             plan.params["prompt_logprobs"] = request.logprobs
     plan.add_special_tokens = request.add_special_tokens is not False
-    if plan.local and plan.mode == "disaggregated":
-        raise bad_request(
-            "'echo' with 'logprobs' cannot be served disaggregated.", "x-sluice-mode", "invalid_value"
-        )
     return plan
 
 
@@ -186,7 +175,9 @@ def prompts_of(prompt: Any) -> list[str | list[int]]:
     return prompt
 
 
-def _common(request: ChatRequest | CompletionRequest, headers: dict[bytes, bytes], *, chat: bool) -> Plan:
+def _common(
+    request: ChatRequest | CompletionRequest, terms: Terms, headers: dict[bytes, bytes], *, chat: bool
+) -> Plan:
     if request.stream_options is not None and not request.stream:
         raise bad_request("'stream_options' needs 'stream': true.", "stream_options", "invalid_value")
     options = request.stream_options
@@ -200,8 +191,6 @@ def _common(request: ChatRequest | CompletionRequest, headers: dict[bytes, bytes
         params["response_format"] = request.response_format
     if request.n is not None and request.n > 1:
         params["n"] = request.n
-    priority, request_class = priority_of(request.priority, headers)
-    ttft_slo_s, tpot_slo_s = slo_of(request.slo, headers)
     return Plan(
         chat=chat,
         model=request.model,
@@ -214,14 +203,9 @@ def _common(request: ChatRequest | CompletionRequest, headers: dict[bytes, bytes
         max_tokens_param="max_tokens",
         logprobs=None,
         echo=False,
-        priority=priority,
-        request_class=request_class,
-        ttft_slo_s=ttft_slo_s,
-        tpot_slo_s=tpot_slo_s,
-        session=name_of(request.session, headers, "x-sluice-session"),
+        terms=terms,
         user=name_of(request.user, headers, "x-sluice-user"),
         add_special_tokens=True,
-        mode=mode_of(headers),
     )
 
 

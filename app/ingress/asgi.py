@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 
 from app.api.errors import ApiError, too_large
+from app.api.extensions import Defaults
 from app.api.plan import Plan, plan_chat, plan_completion
 from app.ingress.admin import PATH as ADMIN
 from app.ingress.admin import AdminApi
@@ -56,6 +57,9 @@ class IngressApp:
         self.versions = versions
         self.transport = "plain"
         self.requests = OpenRequests(hub)
+        self._defaults = Defaults(
+            config.default_completion_tokens, config.request_timeout_s, config.class_slo
+        )
         self._admin = AdminApi(config.admin_keys, hub, self._respond_json)
         self._loop = asyncio.get_running_loop()
         self._created_s = int(time.time())
@@ -131,7 +135,7 @@ class IngressApp:
 
     def _chat(self, request: Request, reply: Reply, request_id: str) -> None:
         started_s = self._admit()
-        plan = plan_chat(request.body, request.headers)
+        plan = plan_chat(request.body, request.headers, self._defaults)
         self._check(plan, request)
         assert plan.request is not None
         plan.prompts = [self._intake.render(plan.request)]
@@ -139,13 +143,13 @@ class IngressApp:
 
     def _completion(self, request: Request, reply: Reply, request_id: str) -> None:
         started_s = self._admit()
-        plan = plan_completion(request.body, request.headers, self.config.default_completion_tokens)
+        plan = plan_completion(request.body, request.headers, self._defaults)
         self._check(plan, request)
         self._start(plan, reply, request_id, started_s)
 
     def _check(self, plan: Plan, request: Request) -> None:
         self._intake.check(plan)
-        if plan.mode is not None:
+        if plan.terms.mode is not None:
             self._admin.require(request)
 
     def _admit(self) -> float:
@@ -170,16 +174,14 @@ class IngressApp:
             tokens = self._intake.encode(plan)
             budgets = plan.fit(tokens, context, self._intake.codec.vocab_size)
             exchange = self._open(plan, reply, request_id, started_s)
-            exchange.begin(
-                tokens, budgets, self._intake.echoes(plan, tokens), started_s + self.config.request_timeout_s
-            )
+            exchange.begin(tokens, budgets, self._intake.echoes(plan, tokens))
         else:
             exchange = self._open(plan, reply, request_id, started_s)
-            task = self._loop.create_task(self._start_large(exchange, context, started_s))
+            task = self._loop.create_task(self._start_large(exchange, context))
             self._preparing.add(task)
             task.add_done_callback(self._preparing.discard)
 
-    async def _start_large(self, exchange: Exchange, context: int, started_s: float) -> None:
+    async def _start_large(self, exchange: Exchange, context: int) -> None:
         """A long prompt is tokenised in a thread, so that the streams of others go on."""
         plan = exchange.plan
         try:
@@ -187,9 +189,7 @@ class IngressApp:
             if exchange.closed:
                 return
             budgets = plan.fit(tokens, context, self._intake.codec.vocab_size)
-            exchange.begin(
-                tokens, budgets, self._intake.echoes(plan, tokens), started_s + self.config.request_timeout_s
-            )
+            exchange.begin(tokens, budgets, self._intake.echoes(plan, tokens))
         except ApiError as error:
             exchange.fail(error)
         except Exception:

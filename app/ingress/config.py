@@ -4,15 +4,7 @@ once.
 
 from dataclasses import dataclass, field
 
-from app.api.extensions import PRIORITY_OF_CLASS
-
-
-@dataclass(frozen=True, slots=True)
-class ClassSlo:
-    """Latency targets of a request class where the request names none. None: no target."""
-
-    ttft_s: float | None = None
-    tpot_s: float | None = None
+from app.api.extensions import PRIORITY_OF_CLASS, ClassSlo
 
 
 @dataclass(frozen=True, slots=True)

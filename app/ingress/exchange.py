@@ -63,9 +63,7 @@ class Exchange:
         )
         reply.on_gone = self._gone
 
-    def begin(
-        self, tokens: list[list[int]], budgets: list[int], echoes: list[tuple[str, str]], deadline_s: float
-    ) -> None:
+    def begin(self, tokens: list[list[int]], budgets: list[int], echoes: list[tuple[str, str]]) -> None:
         """Starts one job per prompt. `tokens` and `budgets` (max_tokens) as `Plan.fit` approved them.
 
         `echoes`: each prompt's text and that of its first token, where the prompts are echoed.
@@ -85,17 +83,11 @@ class Exchange:
                 params=plan.params | {"max_tokens": budgets[index]},
                 max_tokens=budgets[index],
                 choices=plan.n,
-                priority=plan.priority,
-                request_class=plan.request_class,
-                ttft_slo_s=plan.ttft_slo_s,
-                tpot_slo_s=plan.tpot_slo_s,
-                session=plan.session,
+                terms=plan.terms,
+                arrived_s=self._started_s,
                 user=plan.user,
-                local=plan.local,
                 chat=plan.engine_chat,
-                deadline_s=deadline_s,
                 first_choice=index * plan.n,
-                mode=plan.mode,
                 id=self._id,
                 client_id=self._client_id,
                 text=prompt
@@ -221,7 +213,7 @@ class Exchange:
         requests = self._requests
         requests.closed(self)
         metrics = requests.metrics
-        metrics.answered(code, self.plan.request_class)
+        metrics.answered(code, self.plan.terms.request_class)
         if self._first_s is not None:
             metrics.ttft.observe(self._first_s - self._started_s)
         if code == 200:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from actors.wire.messages import RouteDecode, RoutePrefill
 from app.ingress.job import Job
 from app.ingress.links import EngineLink
+from policies.request.terms import Mode
 
 
 def choose_prefill(links: Sequence[EngineLink], job: Job) -> RoutePrefill | None:
@@ -16,10 +17,10 @@ def choose_prefill(links: Sequence[EngineLink], job: Job) -> RoutePrefill | None
     groups = {link.info.group for link in usable if link.info.role == "decode"}
     whole = [link for link in usable if link.info.role == "colocated"]
     split = [link for link in usable if link.info.role == "prefill" and link.info.group in groups]
-    mode = job.work.mode
+    mode = job.work.terms.mode
     if mode is not None:
-        whole, split = (whole, []) if mode == "colocated" else ([], split)
-    elif job.work.local or not (whole or split):
+        whole, split = (whole, []) if mode is Mode.COLOCATED else ([], split)
+    elif job.work.terms.local or not (whole or split):
         whole, split = whole or [link for link in usable if link.info.role == "decode"], []
     best = _least_used(whole + split)
     if best is None:

@@ -167,7 +167,7 @@ class Hub:
         are asked for is computed whole.
         """
         size = None if self.fleet is None else self.fleet.block_tokens
-        if size is None or work.local:
+        if size is None or work.terms.local:
             return b"", 0
         return pack_hashes(block_hashes(work.tokens[:-1], size)), size
 

@@ -1,4 +1,4 @@
-"""From a plan to tokens: the model's name, the class's SLO, the chat template, the tokenizer."""
+"""From a plan to tokens: the model's name, the chat template, the tokenizer."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -20,15 +20,11 @@ class Intake:
         self.codec = codec
 
     def check(self, plan: Plan) -> None:
-        """Raises `ApiError` 404 for a model that is not served; fills in the SLO of the request's class."""
+        """Raises `ApiError` 404 for a model that is not served."""
         names = self._config.served_names
         if plan.model and plan.model not in names:
             message = f"The model '{plan.model}' is not served here; there is {', '.join(names)}."
             raise ApiError(404, message, param="model", code="model_not_found")
-        slo = self._config.class_slo.get(plan.request_class)
-        if slo is not None:
-            plan.ttft_slo_s = slo.ttft_s if plan.ttft_slo_s is None else plan.ttft_slo_s
-            plan.tpot_slo_s = slo.tpot_s if plan.tpot_slo_s is None else plan.tpot_slo_s
 
     def check_tools(self, plan: Plan, engines: Iterable[EngineInfo]) -> None:
         """Raises `ApiError` 400 if tool calls are asked for and no engine parses them."""

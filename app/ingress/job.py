@@ -165,7 +165,12 @@ class Job:
             event.engine_id,
             self,
             Prefill(
-                self.attempt_id, work.tokens, work.params, max(left_s, 0.001), work.priority, event.dp_rank
+                self.attempt_id,
+                work.tokens,
+                work.params,
+                max(left_s, 0.001),
+                work.terms.priority,
+                event.dp_rank,
             ),
         )
         if sent:
@@ -195,7 +200,7 @@ class Job:
     def _send_decode(self, route: RoutePrefill | RouteDecode, left_s: float) -> None:
         work, engine_id = self.work, route.engine_id
         message = Decode(
-            self.attempt_id, work.tokens, work.params, self.handle, max(left_s, 0.001), work.priority, work.chat,
+            self.attempt_id, work.tokens, work.params, self.handle, max(left_s, 0.001), work.terms.priority, work.chat,
             route.dp_rank
         )  # fmt: skip
         if self.ports.to_engine(engine_id, self, message):
@@ -226,7 +231,7 @@ class Job:
 
     def _rejected(self, event: Reject) -> None:
         self.epoch = None  # the router has given everything back already
-        lacking = event.reason in (NO_ENGINE, f"no_{self.work.mode}_engine")
+        lacking = event.reason in (NO_ENGINE, f"no_{self.work.terms.mode}_engine")
         if lacking and self.state is State.SUBMITTED:
             route = self.ports.choose_prefill(self)  # a router just restarted knows fewer engines than we do
             if route is not None:
@@ -351,18 +356,12 @@ class Job:
             prompt_tokens=len(work.tokens),
             max_tokens=work.max_tokens,
             slots=work.choices,
-            priority=work.priority,
-            request_class=work.request_class,
-            ttft_slo_s=work.ttft_slo_s,
-            tpot_slo_s=work.tpot_slo_s,
-            session=work.session,
-            deadline_s=max(work.deadline_s - self.times.submitted_s, 0.001),
-            local=work.local,
+            terms=work.terms,
+            age_s=self.ports.now_s() - work.arrived_s,
             avoid=self.avoid,
             hints=self.ports.hints_of(work),
             block_hashes=block_hashes,
             block_tokens=block_tokens,
-            mode=work.mode,
             request_id=work.client_id,
         )
 

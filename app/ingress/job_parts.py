@@ -6,8 +6,9 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from actors.wire.messages import Failed, Message, Mode, Out, RouteDecode, RoutePrefill
+from actors.wire.messages import Failed, Message, Out, RouteDecode, RoutePrefill
 from app.api.errors import ApiError
+from policies.request.terms import Terms
 
 if TYPE_CHECKING:
     from app.ingress.job import Job
@@ -68,7 +69,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a job is to do; the same for all its attempts. `local`: prefill and decode must be on one engine.
+    """What a job is to do; the same for all its attempts.
 
     `id` is the request's, behind the prefix in its answer; `client_id` the client's own x-request-id, if it sent one.
     """
@@ -77,22 +78,21 @@ class Work:
     params: dict[str, Any]
     max_tokens: int
     choices: int
-    priority: int
-    request_class: str
-    ttft_slo_s: float | None
-    tpot_slo_s: float | None
-    session: str
-    local: bool
-    chat: bytes | None
-    deadline_s: float  # absolute, monotonic
+    terms: Terms
+    arrived_s: float  # at this ingress, monotonic
+    chat: bytes | None = None
     first_choice: int = 0  # index of its first choice in the answer
-    mode: Mode | None = None  # only engines of this kind
     id: str = ""
     client_id: str = ""
     user: str = ""
     text: str | None = (
         None  # the prompt as text, where the client sent text; only looked at for the router's hints
     )
+
+    @property
+    def deadline_s(self) -> float:
+        """When the request must have ended, on the monotonic clock."""
+        return self.terms.deadline_s(self.arrived_s)
 
 
 class Owner(Protocol):

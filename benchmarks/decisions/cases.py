@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from policies.network.oracle import NodePlace, Oracle
+from policies.request.terms import Terms
 from policies.state.views import (
     Departure,
     Health,
@@ -93,5 +94,5 @@ def _sender(i: int, workers: int, rng: random.Random) -> Worker:
 
 def _entry(i: int, rng: random.Random) -> PoolEntry:
     tokens = rng.randint(50, 8000)
-    request = Request(f"r{i:04d}", 0.5, tokens, 1024, ttft_slo_s=rng.choice([None, 2.0, 10.0]))
+    request = Request(f"r{i:04d}", 0.5, tokens, 1024, terms=Terms(ttft_slo_s=rng.choice([None, 2.0, 10.0])))
     return PoolEntry(request, f"p{i % 8}", "g", 0.5, 30.5, tokens * KV_BYTES_PER_TOKEN, 0)

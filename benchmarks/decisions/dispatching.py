@@ -8,6 +8,7 @@ from functools import partial
 from benchmarks.decisions.measure import Timing, timed
 from policies.dispatch.dispatcher import Action, DispatchConfig, Dispatcher, RouteDecode, RoutePrefill
 from policies.network.oracle import NodePlace, Oracle
+from policies.request.terms import Terms
 from policies.routing.registry import decode_policy, prefill_policy
 from policies.state import events as ev
 from policies.state.views import Request, Role
@@ -62,7 +63,7 @@ class Loop:
             self.feed(ev.Tick(self.now_s))
         while self.dispatcher.state.in_flight < LIVE:
             request = Request(
-                f"r{self.arrived}", self.now_s, self.rng.randint(50, 8000), 1024, ttft_slo_s=10.0
+                f"r{self.arrived}", self.now_s, self.rng.randint(50, 8000), 1024, terms=Terms(ttft_slo_s=10.0)
             )
             self.arrived += 1
             self.feed(ev.Arrived(self.now_s, request))

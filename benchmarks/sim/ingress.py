@@ -21,6 +21,7 @@ from benchmarks.workloads.record import WorkloadRequest
 from policies.dispatch.dispatcher import Action, Reject, RouteDecode, RoutePrefill
 from policies.engine_model.blocks import BlockError
 from policies.engine_model.scheduler import Sequence, SequenceStage
+from policies.request.terms import Terms
 from policies.state import events as ev
 from policies.state.views import Request
 
@@ -45,7 +46,16 @@ class Ingress:
     def arrive(self, work: WorkloadRequest, record: RequestRecord, hashes: tuple[int, ...]) -> None:
         """A client sends a request now."""
         control = self.config.control
-        job = Job(work, record, hashes, self.kernel.now_s + control.request_timeout_s, work.request_id)
+        terms = Terms(
+            work.priority,
+            work.request_class,
+            work.ttft_slo_s,
+            work.tpot_slo_s,
+            work.session,
+            timeout_s=control.request_timeout_s,
+        )
+        deadline_s = terms.deadline_s(self.kernel.now_s)
+        job = Job(work, record, hashes, terms, deadline_s, work.request_id)
         job.timeout = self.kernel.after(
             control.request_timeout_s, lambda: self._fail(job, "timeout", "expired")
         )
@@ -61,11 +71,7 @@ class Ingress:
             arrived_s=now_s,
             prompt_tokens=job.prompt_tokens,
             max_tokens=work.max_tokens or self.config.default_max_tokens,
-            priority=work.priority,
-            request_class=work.request_class,
-            ttft_slo_s=work.ttft_slo_s,
-            tpot_slo_s=work.tpot_slo_s,
-            session=work.session,
+            terms=job.terms,
             deadline_s=job.deadline_s,
             avoid=job.avoid,
             block_hashes=job.hashes,

@@ -10,6 +10,7 @@ from benchmarks.sim.pull import Pull
 from benchmarks.sim.records import RequestRecord
 from benchmarks.workloads.record import WorkloadRequest
 from policies.engine_model.scheduler import Sequence
+from policies.request.terms import Terms
 from policies.state import events as ev
 
 
@@ -33,6 +34,7 @@ class Job:
     work: WorkloadRequest
     record: RequestRecord
     hashes: tuple[int, ...]
+    terms: Terms
     deadline_s: float
     attempt_id: str
     state: State = State.SUBMITTED

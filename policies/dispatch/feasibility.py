@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import overload
 
-from policies.state.views import Health, Mode, PoolEntry, Request, RequestId, Role, Snapshot, Worker, WorkerId
+from policies.request.terms import Mode
+from policies.state.views import Health, PoolEntry, Request, RequestId, Role, Snapshot, Worker, WorkerId
 
 Placeable = tuple[PoolEntry, Sequence[Worker]]
 
@@ -41,21 +42,21 @@ class Tiers:
 
     def for_prefill(self, request: Request) -> tuple[tuple[WorkerId, ...], bool]:
         """Who may compute `request`; True: only because there is no prefill or colocated worker at all."""
-        if request.local or request.mode is Mode.COLOCATED:
-            ids = () if request.mode is Mode.DISAGGREGATED else self.whole
+        if request.terms.local or request.terms.mode is Mode.COLOCATED:
+            ids = () if request.terms.mode is Mode.DISAGGREGATED else self.whole
         else:
-            ids = self.split if request.mode is Mode.DISAGGREGATED else self.either
-        degraded = not ids and request.mode is None
-        return (self.decode if degraded else ids), degraded and not request.local
+            ids = self.split if request.terms.mode is Mode.DISAGGREGATED else self.either
+        degraded = not ids and request.terms.mode is None
+        return (self.decode if degraded else ids), degraded and not request.terms.local
 
     def hopeless(self, request: Request) -> str | None:
         """Why waiting cannot help `request`: no READY worker, or none of its mode. None: it can."""
         if not self.any_ready:
             return "no_engine"
-        if request.mode is None:
+        if request.terms.mode is None:
             return None
-        wanted = self.whole if request.mode is Mode.COLOCATED else self.split
-        return None if wanted else f"no_{request.mode}_engine"
+        wanted = self.whole if request.terms.mode is Mode.COLOCATED else self.split
+        return None if wanted else f"no_{request.terms.mode}_engine"
 
 
 def has_room(request: Request, worker: Worker, reserve_tokens: int, overcommit_slots: int) -> bool:

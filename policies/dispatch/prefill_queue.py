@@ -21,10 +21,12 @@ class PrefillQueue:
         """Last of its priority; one of the same attempt_id is replaced."""
         self._seq += 1
         self._waiting[request.attempt_id] = (self._seq, request)
-        heapq.heappush(self._urgent, (request.priority, self._seq, request.attempt_id))
-        heapq.heappush(self._patient, (-request.priority, -self._seq, request.attempt_id))
+        heapq.heappush(self._urgent, (request.terms.priority, self._seq, request.attempt_id))
+        heapq.heappush(self._patient, (-request.terms.priority, -self._seq, request.attempt_id))
         if len(self._patient) > 64 + 4 * len(self._waiting):  # mostly dead
-            self._urgent = [(r.priority, seq, attempt_id) for attempt_id, (seq, r) in self._waiting.items()]
+            self._urgent = [
+                (r.terms.priority, seq, attempt_id) for attempt_id, (seq, r) in self._waiting.items()
+            ]
             self._patient = [(-priority, -seq, attempt_id) for priority, seq, attempt_id in self._urgent]
             heapq.heapify(self._urgent)
             heapq.heapify(self._patient)

@@ -1,4 +1,4 @@
-"""Frozen dataclasses to plain JSON data and back, exactly, driven by their type hints. For the event journal.
+"""Frozen records to plain JSON data and back, exactly, driven by their type hints. For the event journal.
 
 `encoder(hint)` and `decoder(hint)` build a function once per type. What comes back is equal to what went in, and
 encodes to the same bytes again: ints stay ints, mappings keep their order, tuples come back as tuples.
@@ -7,11 +7,11 @@ encodes to the same bytes again: ints stay ints, mappings keep their order, tupl
     enum              its value
     tuple[X, ...]     a list
     Mapping[str, V]   an object; with other keys a list of [key, value]
-    dataclass         an object of its init fields, in their order; among several in a union also "type": its name
+    record            an object of its fields, in their order; among several in a union also "type": its name
     Any               plain JSON data as they are: str, int, finite float, bool, None, list, dict with str keys
 
-Decoding refuses unknown keys and wrong shapes with `CodecError`. A missing field takes its default, so that what an
-older version wrote can still be read.
+A record is a dataclass (its init fields) or a NamedTuple. Decoding refuses unknown keys and wrong shapes with
+`CodecError`. A missing field takes its default, so that what an older version wrote can still be read.
 """
 
 import dataclasses
@@ -80,8 +80,8 @@ def encoder(hint: Any) -> Encode | None:
         if not issubclass(hint, str):
             raise TypeError(f"{hint.__name__} is no StrEnum")
         return None
-    if dataclasses.is_dataclass(hint):
-        return _dataclass_encoder(hint)
+    if _is_record(hint):
+        return _record_encoder(hint)
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return _union_encoder(hint)
@@ -95,7 +95,7 @@ def encoder(hint: Any) -> Encode | None:
     raise TypeError(f"the codec does not know {hint!r}")
 
 
-def _dataclass_encoder(kind: Any) -> Encode:
+def _record_encoder(kind: Any) -> Encode:
     plan = [(name, encoder(hint)) for name, hint in _fields(kind).items()]
     plain = [name for name, encode in plan if encode is None]
     if len(plain) == len(plan):
@@ -113,8 +113,8 @@ def _union_encoder(hint: Any) -> Encode | None:
         return None if only is None else lambda value: None if value is None else only(value)
     if all(encoder(kind) is None for kind in kinds):
         return None
-    if not all(dataclasses.is_dataclass(kind) for kind in kinds):
-        raise TypeError(f"the codec does not know {hint!r}: a union of plain types or of dataclasses")
+    if not all(_is_record(kind) for kind in kinds):
+        raise TypeError(f"the codec does not know {hint!r}: a union of plain types or of records")
     by_type: dict[Any, Any] = {kind: encoder(kind) for kind in kinds}
 
     def encode(value: Any) -> Any:
@@ -173,8 +173,8 @@ def decoder(hint: Any) -> Decode:
         return _literal_decoder(get_args(hint))
     if isinstance(hint, type) and issubclass(hint, Enum):
         return _enum_decoder(hint)
-    if dataclasses.is_dataclass(hint):
-        return _dataclass_decoder(hint)
+    if _is_record(hint):
+        return _record_decoder(hint)
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return _union_decoder(hint)
@@ -227,9 +227,9 @@ def _enum_decoder(kind: type[Enum]) -> Decode:
     return decode
 
 
-def _dataclass_decoder(kind: Any) -> Decode:
+def _record_decoder(kind: Any) -> Decode:
     plan = {name: decoder(hint) for name, hint in _fields(kind).items()}
-    needed = {f.name for f in dataclasses.fields(kind) if f.init and _has_no_default(f)}
+    needed = _needed(kind)
 
     def decode(data: Any) -> Any:
         given = _need(dict, data)
@@ -282,10 +282,28 @@ def _need(kind: type, data: Any) -> Any:
     return data
 
 
+def _is_record(hint: Any) -> bool:
+    return dataclasses.is_dataclass(hint) or _is_named_tuple(hint)
+
+
+def _is_named_tuple(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, tuple) and hasattr(hint, "_fields")
+
+
 def _fields(kind: Any) -> dict[str, Any]:
     hints = get_type_hints(kind)
+    if _is_named_tuple(kind):
+        return {name: hints[name] for name in kind._fields}
     return {f.name: hints[f.name] for f in dataclasses.fields(kind) if f.init}
 
 
-def _has_no_default(f: "dataclasses.Field[Any]") -> bool:
-    return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+def _needed(kind: Any) -> set[str]:
+    """Names of the fields that have no default."""
+    if _is_named_tuple(kind):
+        return {name for name in kind._fields if name not in kind._field_defaults}
+    missing = dataclasses.MISSING
+    return {
+        f.name
+        for f in dataclasses.fields(kind)
+        if f.init and f.default is missing and f.default_factory is missing
+    }

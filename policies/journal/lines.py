@@ -1,6 +1,6 @@
 """The event log of a dispatcher as lines of JSON: every event, every action, every failure. `replay` reads it.
 
-    {"journal": 1, "version": .., "first": 0, "dispatch": {..}, "prefill": {"name", "params"}, "decode": {..}}   header
+    {"journal": 2, "version": .., "first": 0, "dispatch": {..}, "prefill": {"name", "params"}, "decode": {..}}   header
     {"n": 0, "follow": 2, "event": "Arrived", "now_s": .., "request": {..}}
     {"action": "RoutePrefill", "attempt_id": .., "decision": {"worker", "ranking", "reason"}, ..}      `follow` such
     lines,
@@ -21,7 +21,7 @@ from policies.journal.codec import CodecError, Decode, Encode, decoder, dumps, e
 from policies.routing.base import DecodePolicy, PrefillPolicy
 from policies.state import events as ev
 
-FORMAT = 1
+FORMAT = 2
 
 
 class JournalError(ValueError):

@@ -130,7 +130,7 @@ class Ledger:
         sender = self.loads.get(live.prefill_worker) if live.prefill_worker else None
         if sender is None or live.stage is not Stage.TRANSFERRING or live.decode_worker is None:
             return
-        key = (live.decode_worker, live.request.priority)
+        key = (live.decode_worker, live.request.terms.priority)
         count = sender.transfers.get(key, 0) + sign
         if count:
             sender.transfers[key] = count

@@ -14,7 +14,7 @@ PoolKey = tuple[
 
 def pool_key(entry: PoolEntry) -> PoolKey:
     """Where the entry stands in the pool."""
-    return entry.request.priority, entry.entered_s, entry.request.attempt_id
+    return entry.request.terms.priority, entry.entered_s, entry.request.attempt_id
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from policies.network.oracle import Oracle
+from policies.request.terms import NO_TERMS, Terms
 
 WorkerId = str
 RequestId = str
@@ -28,22 +29,15 @@ class Health(StrEnum):
     DRAINING = "draining"
 
 
-class Mode(StrEnum):
-    """How a request asks to be served: prefill and decode on one worker, or KV moved between two."""
-
-    COLOCATED = "colocated"
-    DISAGGREGATED = "disaggregated"
-
-
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is known of a request when it arrives. `slots` = sequences that it will decode (OpenAI's n).
+    """What is known of an attempt when it arrives at the router. `slots` counts the sequences that it will decode
+    (OpenAI's n), and `terms` are what the client asked of the service.
 
-    `priority`: lower is served earlier. `local`: its prefill must not be moved (echoed prompt logprobs, say).
-    `deadline_s` is an absolute time on the snapshot's clock. `block_hashes` are the chained hashes of the prompt's full
-    KV blocks of `block_tokens` tokens, as the engines' KV events name them; empty: not known. `predicted_tokens` is the
-    length predictor's expected output of one sequence. `mode` takes the choice between colocated and disaggregated
-    away from the policy (measurements).
+    `deadline_s` is the time on the snapshot's clock at which the whole request must have ended (`Terms.deadline_s`).
+    `block_hashes` are the chained hashes of the prompt's full KV blocks of `block_tokens` tokens, as the engines' KV
+    events name them; they are empty where nobody knows them. `predicted_tokens` is the length predictor's expected
+    output of one sequence.
     """
 
     attempt_id: RequestId
@@ -51,18 +45,12 @@ class Request:
     prompt_tokens: int
     max_tokens: int
     slots: int = 1
-    priority: int = 0
-    request_class: str = "standard"
-    ttft_slo_s: float | None = None
-    tpot_slo_s: float | None = None
-    session: str = ""
+    terms: Terms = NO_TERMS
     deadline_s: float = float("inf")
-    local: bool = False
     avoid: tuple[WorkerId, ...] = ()
     block_hashes: tuple[int, ...] = ()
     block_tokens: int = 0
     predicted_tokens: float | None = None
-    mode: Mode | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from policies.dispatch.dispatcher import Action, Reject, RouteDecode, RoutePrefill
 from policies.network.oracle import NodePlace, Oracle, PairEstimate
+from policies.request.terms import Terms
 from policies.routing.registry import DECODE, PREFILL
 from policies.state import events as ev
 from policies.state.prefix_index import Change, Cleared, Removed, Stored
@@ -96,8 +97,7 @@ class Life:
                 tokens,
                 rng.choice([1, 100]),
                 slots=rng.choice([1, 1, 1, 2]),
-                priority=rng.choice([0, 0, 1]),
-                ttft_slo_s=rng.choice([None, 0.5]),
+                terms=Terms(priority=rng.choice([0, 0, 1]), ttft_slo_s=rng.choice([None, 0.5])),
                 deadline_s=rng.choice([float("inf"), self.now_s + 3.0]),
                 avoid=rng.choice([(), ("d4",)]),
                 block_hashes=tuple(range(100, 100 + tokens // 16)),

@@ -8,7 +8,6 @@ PROTOCOL_VERSION = 2
 
 Role = Literal["prefill", "decode", "colocated"]
 EngineKind = Literal["vllm", "sim"]
-Mode = Literal["colocated", "disaggregated"]
 EngineState = Literal["starting", "ready", "draining", "down"]
 
 

@@ -2,33 +2,28 @@
 
 from typing import Literal
 
-from actors.wire.messages.base import Mode, Wire
+from actors.wire.messages.base import Wire
+from policies.request.terms import NO_TERMS, Terms
 
 
 class Submit(Wire, frozen=True):
-    """A request asks for a prefill engine. `slots` = sequences it will decode (n); `local`: must not be split;
-    `mode`: only engines of this kind may serve it.
+    """An attempt asks for a prefill engine. `slots` counts the sequences it will decode (n). `terms` are what the
+    client asked of the service. `age_s` is how long ago the request reached its ingress: the router subtracts it from
+    its own clock to know when the request's total time is over.
 
-    `deadline_s` is what is left of its total time. `hints` (actors.router.forecasts.Hints) come where the router's
-    `Fleet.wants_hints`. `block_hashes` (bytes by `actors.wire.kv`) are of the prompt's KV blocks of `block_tokens`
-    tokens that a prefix cache can serve; they come where the router's `Fleet.block_tokens`.
-    `request_id`: the client's own x-request-id, where it sent one.
+    `hints` (actors.router.forecasts.Hints) come where the router's `Fleet.wants_hints`. `block_hashes` (bytes by
+    `actors.wire.kv`) are of the prompt's KV blocks of `block_tokens` tokens that a prefix cache can serve; they come
+    where the router's `Fleet.block_tokens`. `request_id`: the client's own x-request-id, where it sent one.
     """
 
     attempt_id: str
     prompt_tokens: int
     max_tokens: int
     slots: int = 1
-    priority: int = 0
-    request_class: str = "standard"
-    ttft_slo_s: float | None = None
-    tpot_slo_s: float | None = None
-    session: str = ""
-    deadline_s: float = 600.0
-    local: bool = False
+    terms: Terms = NO_TERMS
+    age_s: float = 0.0
     avoid: tuple[str, ...] = ()
     hints: bytes = b""
-    mode: Mode | None = None
     block_hashes: bytes = b""
     block_tokens: int = 0
     request_id: str = ""

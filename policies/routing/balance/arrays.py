@@ -21,7 +21,7 @@ Table = npt.NDArray[np.void]
 
 REASONS = (Reason.FILL, Reason.BEST_SUBSET, Reason.LEAST_HARM, Reason.OVERDUE)  # by the kernel's numbers
 
-_request_facts = attrgetter("prompt_tokens", "slots", "priority")
+_request_facts = attrgetter("prompt_tokens", "slots", "terms.priority")
 _worker_facts = attrgetter("kv_tokens", "slots_used", "slots", "kv_capacity_tokens", "foreign_kv_tokens")
 
 

@@ -135,8 +135,8 @@ class Round:
         left = (
             [i for i in self._items if i.entry.request.attempt_id not in overdue] if overdue else self._items
         )
-        for priority in sorted({item.entry.request.priority for item in left}):
-            same = [item for item in left if item.entry.request.priority == priority]
+        for priority in sorted({item.entry.request.terms.priority for item in left}):
+            same = [item for item in left if item.entry.request.terms.priority == priority]
             self.left = sorted(same, key=_tokens, reverse=True)  # stable: equal sizes by age
             self._keys = [-item.tokens for item in self.left]
             self._stages()

@@ -41,7 +41,7 @@ Table = npt.NDArray[np.void]
 
 EVERY_CLASS = np.iinfo(np.int64).max
 
-_request_facts = attrgetter("prompt_tokens", "slots", "priority", "arrived_s")
+_request_facts = attrgetter("prompt_tokens", "slots", "terms.priority", "arrived_s")
 _entry_facts = attrgetter("request", "prefill_worker", "entered_s", "lease_until_s", "kv_bytes")
 _worker_facts = attrgetter("kv_tokens", "slots_used", "slots", "kv_capacity_tokens", "foreign_kv_tokens")
 
@@ -201,7 +201,7 @@ def _entries(
     most_s = np.minimum(group.limits.max_wait_s, (lease_until_s - entered_s) * LEASE_SHARE)
     rows["overdue"] = entered_s < now_s - most_s
     rows["kv_bytes"], rows["arrived_s"] = kv_bytes, arrived_s
-    rows["slo_s"] = [request.ttft_slo_s or 0.0 for request in requests]
+    rows["slo_s"] = [request.terms.ttft_slo_s or 0.0 for request in requests]
     rows["hold"] = _holds(requests, sequences, rent)
     rows["age_s"] = prices.ageing * np.maximum(0.0, now_s - entered_s)
     return rows, entered_s, list(senders), classes

@@ -5,7 +5,7 @@
 
     cost(r, g)  transfer + queue + first step                   -> netkv's terms, with the transfers of all senders
                                                                    (`fleet_network`) and of this round
-    weight_r    cost_weight * TTFT objective / slack, 1..max    -> Request.ttft_slo_s, .arrived_s; `max_weight`
+    weight_r    cost_weight * TTFT objective / slack, 1..max    -> Terms.ttft_slo_s, Request.arrived_s; `max_weight`
     credit_r    weight * (wait until the next chance to be admitted + no less than any cost): so that without a balance
                 term and rent every feasible set is worth more than none        -> `wait_s`
     age_r       ageing * seconds in the pool                    -> PoolEntry.entered_s; `ageing`

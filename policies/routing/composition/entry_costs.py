@@ -35,7 +35,7 @@ class Prices:
 
 def slack_weight(request: Request, now_s: float, most: float) -> float:
     """weight_r: 1 with the whole TTFT objective ahead or without one, growing as 1/slack, at most `most`."""
-    slo_s = request.ttft_slo_s
+    slo_s = request.terms.ttft_slo_s
     if slo_s is None or slo_s <= 0:
         return 1.0
     slack_s = request.arrived_s + slo_s - now_s
@@ -103,7 +103,7 @@ class EntryCosts:
         entry = item.entry
         self._network(entry)  # the snapshot's transfers are counted before this one
         for lowest, fleet in self._fleets.items():
-            if lowest is None or entry.request.priority <= lowest:
+            if lowest is None or entry.request.terms.priority <= lowest:
                 fleet.add(entry.prefill_worker, self._workers[row], 1)
         for network in self._networks.values():
             network.moved()
@@ -112,7 +112,7 @@ class EntryCosts:
 
     def _dearest_s(self, item: Item) -> float:
         """No less than its cost on any worker that it may go to, but for what this round admits there."""
-        key = item.entry.prefill_worker, item.entry.request.priority, item.rows
+        key = item.entry.prefill_worker, item.entry.request.terms.priority, item.rows
         if key not in self._dearest:
             rows = [row for row in self._open if item.rows >> row & 1]
             workers, network = [self._workers[row] for row in rows], self._network(item.entry)
@@ -138,7 +138,7 @@ class EntryCosts:
     def _network(self, entry: PoolEntry) -> FleetNetworkTerm:
         """The sender's network as of now; with strict priorities one per class."""
         sender, prices = entry.prefill_worker, self._prices
-        lowest = entry.request.priority if prices.strict_priorities else None
+        lowest = entry.request.terms.priority if prices.strict_priorities else None
         key = (sender, lowest)
         if key not in self._networks:
             if lowest not in self._fleets:

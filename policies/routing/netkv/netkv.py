@@ -82,7 +82,7 @@ class NetKV:
 
     def _network(self, entry: PoolEntry, workers: Sequence[Worker], snapshot: Snapshot) -> NetworkTerm:
         most = None if self.variant == "topo_only" else self.max_inflight
-        lowest = entry.request.priority if self.strict_priorities else None
+        lowest = entry.request.terms.priority if self.strict_priorities else None
         return NetworkTerm(snapshot, entry.prefill_worker, workers, self.variant == "full", most, lowest)
 
     def _costs(self, workers: Sequence[Worker], transfers_s: Sequence[float]) -> list[float]:

@@ -160,7 +160,7 @@ def transfer_intent(entry: PoolEntry, worker: Worker, snapshot: Snapshot, most: 
         sender,
         worker.id,
         round(n_bytes),
-        request.priority,
+        request.terms.priority,
         network.tier(worker),
         predicted_s,
     )

@@ -10,6 +10,7 @@ import pytest
 
 from app.api.conversation import messages_for_template
 from app.api.errors import ApiError
+from app.api.extensions import Defaults
 from app.api.plan import Plan, plan_chat, plan_completion
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
@@ -18,7 +19,7 @@ CONTEXT, VOCAB = 64, 100
 
 
 def check_chat(**more: Any) -> Plan:
-    plan = plan_chat(json.dumps(CHAT | more).encode(), {})
+    plan = plan_chat(json.dumps(CHAT | more).encode(), {}, Defaults())
     assert plan.request is not None
     messages_for_template(plan.request)
     plan.prompts = ["x"]
@@ -27,7 +28,7 @@ def check_chat(**more: Any) -> Plan:
 
 
 def check_completion(**more: Any) -> Plan:
-    plan = plan_completion(json.dumps(COMPLETION | more).encode(), {}, 16)
+    plan = plan_completion(json.dumps(COMPLETION | more).encode(), {}, Defaults())
     plan.fit([[1] * 10 if isinstance(p, str) else p for p in plan.prompts], CONTEXT, VOCAB)
     return plan
 
@@ -213,7 +214,7 @@ def test_a_bad_completion_request_names_its_field(fields: dict[str, Any], param:
     ],
 )  # fmt: skip
 def test_a_body_that_is_no_json_object_is_400_without_a_field(body: bytes) -> None:
-    for plan in (lambda: plan_chat(body, {}), lambda: plan_completion(body, {}, 16)):
+    for plan in (lambda: plan_chat(body, {}, Defaults()), lambda: plan_completion(body, {}, Defaults())):
         with pytest.raises(ApiError) as caught:
             plan()
         assert (caught.value.status, caught.value.param, caught.value.code) == (400, None, "invalid_json")
@@ -223,14 +224,14 @@ def test_a_body_that_is_no_json_object_is_400_without_a_field(body: bytes) -> No
 @pytest.mark.parametrize("name", [b"temperature", b"top_p", b"presence_penalty"])
 def test_numbers_must_be_finite(literal: bytes, name: bytes) -> None:
     with pytest.raises(ApiError) as caught:
-        plan_completion(b'{"prompt": "a", "%s": %s}' % (name, literal), {}, 16)
+        plan_completion(b'{"prompt": "a", "%s": %s}' % (name, literal), {}, Defaults())
     assert (caught.value.status, caught.value.param) == (400, name.decode())
 
 
 @pytest.mark.parametrize("missing", ["messages", "prompt"])
 def test_a_missing_prompt_is_named(missing: str) -> None:
     with pytest.raises(ApiError) as caught:
-        plan_chat(b"{}", {}) if missing == "messages" else plan_completion(b"{}", {}, 16)
+        plan_chat(b"{}", {}, Defaults()) if missing == "messages" else plan_completion(b"{}", {}, Defaults())
     assert (caught.value.param, caught.value.code) == (missing, "missing_required_parameter")
 
 
@@ -250,5 +251,5 @@ def test_a_missing_prompt_is_named(missing: str) -> None:
 )
 def test_a_bad_extension_header_is_named(headers: dict[bytes, bytes], param: str) -> None:
     with pytest.raises(ApiError) as caught:
-        plan_chat(orjson.dumps(CHAT), headers)
+        plan_chat(orjson.dumps(CHAT), headers, Defaults())
     assert (caught.value.status, caught.value.param) == (400, param)

@@ -7,15 +7,19 @@ import pytest
 
 from app.api.conversation import messages_for_template
 from app.api.errors import ApiError
+from app.api.extensions import ClassSlo, Defaults
 from app.api.plan import Plan, plan_chat, plan_completion
+from policies.request.terms import Terms
 
 
 def chat(headers: Any = None, **more: Any) -> Plan:
-    return plan_chat(orjson.dumps({"messages": [{"role": "user", "content": "hi"}]} | more), headers or {})
+    return plan_chat(
+        orjson.dumps({"messages": [{"role": "user", "content": "hi"}]} | more), headers or {}, Defaults()
+    )
 
 
 def completion(**more: Any) -> Plan:
-    return plan_completion(orjson.dumps({"prompt": "hi"} | more), {}, 16)
+    return plan_completion(orjson.dumps({"prompt": "hi"} | more), {}, Defaults())
 
 
 def test_only_what_was_given_goes_to_the_engine() -> None:
@@ -88,10 +92,10 @@ def test_prompts_in_all_four_forms() -> None:
 )  # fmt: skip
 def test_priority_is_a_class_or_a_number(value: int | str | None, expected: tuple[int, str]) -> None:
     plan = chat(priority=value)
-    assert (plan.priority, plan.request_class) == expected
+    assert (plan.terms.priority, plan.terms.request_class) == expected
     if value is not None:
         by_header = chat({b"x-sluice-priority": str(value).encode()})
-        assert (by_header.priority, by_header.request_class) == expected
+        assert (by_header.terms.priority, by_header.terms.request_class) == expected
 
 
 def test_the_body_wins_over_the_headers() -> None:
@@ -104,37 +108,36 @@ def test_the_body_wins_over_the_headers() -> None:
     }
     plan = chat(headers, priority="interactive", slo={"ttft_ms": 500}, session="body", user="someone")
     assert plan.user == "someone"
-    assert (plan.request_class, plan.ttft_slo_s, plan.tpot_slo_s, plan.session) == (
-        "interactive",
-        0.5,
-        0.09,
-        "body",
-    )
+    assert plan.terms == Terms(-1, "interactive", 0.5, 0.09, "body")
     plan = chat(headers)
     assert plan.user == "header"
-    assert (plan.request_class, plan.ttft_slo_s, plan.tpot_slo_s, plan.session) == (
-        "batch",
-        0.9,
-        0.09,
-        "header",
-    )
+    assert plan.terms == Terms(1, "batch", 0.9, 0.09, "header")
+
+
+def test_the_operators_defaults_fill_in_what_a_request_leaves_open() -> None:
+    defaults = Defaults(7, 60.0, {"batch": ClassSlo(ttft_s=9.0, tpot_s=0.9)})
+    body = {"prompt": "hi", "slo": {"ttft_ms": 500}}
+    plan = plan_completion(orjson.dumps(body | {"priority": "batch"}), {}, defaults)
+    assert plan.terms == Terms(1, "batch", 0.5, 0.9, timeout_s=60.0)
+    assert plan.max_tokens == 7
+    assert plan_completion(orjson.dumps(body), {}, defaults).terms == Terms(ttft_slo_s=0.5, timeout_s=60.0)
 
 
 def test_only_echoed_logprobs_need_the_prompt_where_the_answer_is() -> None:
-    assert completion(echo=True, logprobs=2).local
+    assert completion(echo=True, logprobs=2).terms.local
     assert completion(echo=True, logprobs=2).params["prompt_logprobs"] == 2
-    assert not completion(echo=True).local
-    assert not completion(logprobs=2).local
+    assert not completion(echo=True).terms.local
+    assert not completion(logprobs=2).terms.local
 
 
 def test_a_mode_comes_by_header_and_does_not_contradict_the_body() -> None:
-    assert completion().mode is None
+    assert completion().terms.mode is None
     for mode in ("colocated", "disaggregated"):
-        assert chat({b"x-sluice-mode": mode.encode()}).mode == mode
+        assert chat({b"x-sluice-mode": mode.encode()}).terms.mode == mode
     body = orjson.dumps({"prompt": "hi", "echo": True, "logprobs": 1})
-    assert plan_completion(body, {b"x-sluice-mode": b"colocated"}, 16).local
+    assert plan_completion(body, {b"x-sluice-mode": b"colocated"}, Defaults()).terms.local
     with pytest.raises(ApiError, match="cannot be served disaggregated"):
-        plan_completion(body, {b"x-sluice-mode": b"disaggregated"}, 16)
+        plan_completion(body, {b"x-sluice-mode": b"disaggregated"}, Defaults())
 
 
 def test_tools_send_the_request_along_for_the_engines_parser() -> None:

@@ -29,6 +29,7 @@ from actors.wire.messages import (
 from app.api.errors import ApiError
 from app.ingress.job import TABLE, Job
 from app.ingress.job_parts import EngineFailed, EngineLost, RouterLost, State, Work
+from policies.request.terms import Mode, Terms
 
 
 @dataclass
@@ -123,9 +124,8 @@ class Recorder:
 
 def work(**more: Any) -> Work:
     fields: dict[str, Any] = {
-        "tokens": [1, 2, 3], "params": {"max_tokens": 5}, "max_tokens": 5, "choices": 1, "priority": 0,
-        "request_class": "standard", "ttft_slo_s": None, "tpot_slo_s": None, "session": "", "local": False,
-        "chat": None, "deadline_s": 700.0,
+        "tokens": [1, 2, 3], "params": {"max_tokens": 5}, "max_tokens": 5, "choices": 1, "arrived_s": 100.0,
+        "terms": Terms(timeout_s=600.0),
     }  # fmt: skip
     return Work(**(fields | more))
 
@@ -444,8 +444,8 @@ def test_a_router_without_engines_is_overruled_by_what_we_are_connected_to() -> 
 
 def test_a_mode_without_engines_is_told_as_such() -> None:
     world = Recorder()
-    job = at(State.SUBMITTED, world, mode="disaggregated")
-    assert world.told(Submit)[0].mode == "disaggregated"
+    job = at(State.SUBMITTED, world, terms=Terms(mode=Mode.DISAGGREGATED))
+    assert world.told(Submit)[0].terms == Terms(mode=Mode.DISAGGREGATED)
     job.on(Reject(job.attempt_id, 503, "no_disaggregated_engine", 1.0))
     (error,) = world.ends
     assert isinstance(error, ApiError)
@@ -498,7 +498,7 @@ def test_a_pooled_request_is_given_up_before_its_lease_ends_once_too_often() -> 
 @pytest.mark.parametrize("state", [s for s in State if s is not State.DONE], ids=lambda s: s.value)
 def test_the_total_deadline_ends_every_state(state: State) -> None:
     world = Recorder()
-    job = at(state, world, deadline_s=110.0)
+    job = at(state, world, terms=Terms(timeout_s=10.0))
     job.sweep(109.0)
     assert now(job) is state
     job.sweep(110.0)

@@ -9,8 +9,10 @@ import pytest
 
 from actors.wire import messages as wire
 from actors.wire.channel import listen
+from app.api.extensions import ClassSlo
 from app.ingress import links
-from app.ingress.config import ClassSlo, IngressConfig
+from app.ingress.config import IngressConfig
+from policies.request.terms import Terms
 from tests.app.ingress.rig import MODEL, ScriptedEngine, pair, rig, until
 
 
@@ -129,9 +131,9 @@ async def test_the_router_hears_class_slo_priority_and_session(tmp_path: Path) -
             "/v1/chat/completions", json=body, headers={"x-sluice-priority": "interactive"}
         )
         (message,) = heard
-        assert (message.priority, message.request_class) == (-1, "interactive")
-        assert (message.ttft_slo_s, message.tpot_slo_s) == (0.1, 0.05)  # the class fills in what is missing
-        assert (message.session, message.slots, message.max_tokens) == ("s", 2, 4)
+        # the class fills in what is missing
+        assert message.terms == Terms(-1, "interactive", 0.1, 0.05, "s", timeout_s=config.request_timeout_s)
+        assert (message.slots, message.max_tokens) == (2, 4)
         await made.idle()
 
 

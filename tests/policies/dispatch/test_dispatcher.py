@@ -7,11 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.dispatch.dispatcher import Action, DispatchConfig, Dispatcher, Reject, RouteDecode, RoutePrefill
+from policies.request.terms import Mode, Terms
 from policies.routing.base import Decision, PolicyError, Ranked, Reason
 from policies.routing.registry import DECODE, PREFILL, decode_policy, prefill_policy
 from policies.routing.simple.join_shortest_queue import JoinShortestQueue
 from policies.state import events as ev
-from policies.state.views import Health, Mode, Request, Role
+from policies.state.views import Health, Request, Role
 
 
 def make(**config: object) -> Dispatcher:
@@ -29,6 +30,7 @@ def engine(
 
 def req(attempt_id: str, **kw: object) -> ev.Arrived:
     facts: dict[str, object] = {"arrived_s": 0.0, "prompt_tokens": 100, "max_tokens": 8} | kw
+    facts["terms"] = Terms(**{name: facts.pop(name) for name in Terms._fields if name in facts})  # type: ignore[arg-type]
     return ev.Arrived(float(facts["arrived_s"]), Request(attempt_id, **facts))  # type: ignore[arg-type]
 
 
@@ -315,7 +317,7 @@ def test_any_history_keeps_slots_and_ends_at_zero(
         attempt_id, name = f"r{n}", sorted(names)[n % len(names)]
         event: ev.Event = {
             "arrive": ev.Arrived(
-                now_s, Request(attempt_id, now_s, tokens, 8, slots=1 + n % 2, priority=n % 3)
+                now_s, Request(attempt_id, now_s, tokens, 8, slots=1 + n % 2, terms=Terms(priority=n % 3))
             ),
             "done": ev.PrefillDone(now_s, attempt_id, now_s + 10, 1, 0),
             "admit": ev.Admitted(now_s, attempt_id),

@@ -2,6 +2,7 @@
 
 from policies.dispatch.config import DispatchConfig
 from policies.dispatch.pool_scan import Placed, PoolLook
+from policies.request.terms import Terms
 from policies.state import events as ev
 from policies.state.reducer import ClusterState
 from policies.state.views import PoolEntry, Request, Role
@@ -21,7 +22,7 @@ class Pool:
         self.answer = NOTHING_FITS
 
     def enter(self, attempt_id: str, now_s: float = 0.0, priority: int = 0) -> None:
-        self.state.apply(ev.Arrived(now_s, Request(attempt_id, now_s, 10, 8, priority=priority)))
+        self.state.apply(ev.Arrived(now_s, Request(attempt_id, now_s, 10, 8, terms=Terms(priority=priority))))
         self.state.apply(ev.PrefillRouted(now_s, attempt_id, "p", colocated=False))
         self.state.apply(ev.PrefillDone(now_s, attempt_id, 99.0, 1, 0))
 

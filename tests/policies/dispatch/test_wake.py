@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import policies.dispatch.dispatcher
 from policies.dispatch.dispatcher import Action, DispatchConfig, Dispatcher, RouteDecode
+from policies.request.terms import Terms
 from policies.routing.registry import decode_policy, prefill_policy
 from policies.state import events as ev
 from policies.state.views import Health, Request, Role
@@ -59,8 +60,7 @@ def event_of(what: str, n: int, tokens: int, now_s: float) -> ev.Event:
         tokens,
         8,
         slots=1 + n % 2,
-        priority=n % 3,
-        local=n == 7,
+        terms=Terms(priority=n % 3, local=n == 7),
         avoid=("d0", "p1") if n == 5 else (),
         deadline_s=now_s + 20 if n == 6 else float("inf"),
     )

@@ -158,7 +158,7 @@ def test_a_torn_end_is_told_after_everything_before_it() -> None:
     ("lines", "message"),
     [
         ([], "the journal is empty"),
-        (['{"journal":99}'], "line 1: the format is 99, this version reads 1"),
+        (['{"journal":99}'], "line 1: the format is 99, this version reads 2"),
         (["x"], "line 1: no JSON"),
     ],
 )

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from policies.network.oracle import Oracle
+from policies.request.terms import Terms
 from policies.state.views import Health, KnownHits, PoolEntry, Request, Role, Snapshot, Worker
 
 
@@ -20,7 +21,8 @@ def entry(
     entered_s: float = 0.0,
     **kw: Any,
 ) -> PoolEntry:
-    request = Request(attempt_id, 0.0, prompt_tokens, 64, **kw)
+    terms = Terms(**{name: kw.pop(name) for name in Terms._fields if name in kw})
+    request = Request(attempt_id, 0.0, prompt_tokens, 64, terms=terms, **kw)
     return PoolEntry(request, sender, "g", entered_s, entered_s + 30.0, kv_bytes, 0)
 
 

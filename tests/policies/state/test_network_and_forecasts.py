@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.network.oracle import Oracle
+from policies.request.terms import Terms
 from policies.state import events as ev
 from policies.state.reducer import ClusterState
 from policies.state.views import Departure, Request, Role, Transfers, Worker
@@ -29,7 +30,7 @@ def view(state: ClusterState, worker: str) -> Worker:
 def pooled(
     state: ClusterState, attempt_id: str, prompt_tokens: int = 100, slots: int = 1, priority: int = 0
 ) -> None:
-    state.apply(ev.Arrived(0.0, Request(attempt_id, 0.0, prompt_tokens, 64, slots, priority)))
+    state.apply(ev.Arrived(0.0, Request(attempt_id, 0.0, prompt_tokens, 64, slots, Terms(priority))))
     state.apply(ev.PrefillRouted(0.0, attempt_id, P, colocated=False))
     state.apply(ev.PrefillDone(0.0, attempt_id, 30.0, 1, 0))
 

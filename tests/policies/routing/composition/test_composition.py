@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.network.oracle import Oracle
+from policies.request.terms import Terms
 from policies.routing.balance.loads import HorizonLoads
 from policies.routing.base import Reason
 from policies.routing.composition.composition import Composition
@@ -331,7 +332,9 @@ def test_scarce_slots_go_to_who_has_least_slack() -> None:
     [(None, 9.0, 1.0), (4.0, 0.0, 1.0), (4.0, 2.0, 2.0), (4.0, 3.5, 8.0), (4.0, 3.9, 8.0), (4.0, 99.0, 8.0)],
 )
 def test_the_weight_grows_as_the_slack_shrinks(slo_s: float | None, now_s: float, weight: float) -> None:
-    assert slack_weight(Request("r", 0.0, 1, 1, ttft_slo_s=slo_s), now_s, 8.0) == pytest.approx(weight)
+    assert slack_weight(Request("r", 0.0, 1, 1, terms=Terms(ttft_slo_s=slo_s)), now_s, 8.0) == pytest.approx(
+        weight
+    )
 
 
 def test_the_terms_add_up_to_the_score() -> None:

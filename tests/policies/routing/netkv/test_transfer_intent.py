@@ -2,6 +2,7 @@
 
 from policies.dispatch.dispatcher import DispatchConfig, Dispatcher, RouteDecode
 from policies.network.oracle import Oracle, TransferIntent
+from policies.request.terms import Terms
 from policies.routing.netkv.network_term import transfer_intent
 from policies.routing.simple.join_shortest_queue import JoinShortestQueue
 from policies.state import events as ev
@@ -28,7 +29,7 @@ def snapshot(oracle: Oracle | None, flows: int = 0) -> Snapshot:
 
 
 def entry() -> PoolEntry:
-    return PoolEntry(Request("r", 0.0, 100, 8, priority=3), "p", "g", 0.0, 30.0, 4000, 0)
+    return PoolEntry(Request("r", 0.0, 100, 8, terms=Terms(priority=3)), "p", "g", 0.0, 30.0, 4000, 0)
 
 
 def test_bytes_tier_and_seconds_of_the_chosen_path() -> None:

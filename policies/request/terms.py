@@ -1,0 +1,45 @@
+"""The terms of a request: what its client asked of the service, not of the model.
+
+`app.api` makes one `Terms` for each HTTP request, from the body, the headers and the operator's defaults. The same
+value then goes unchanged through the ingress, over the wire and into the policies' `Request`; the simulator makes its
+own. To add a term, add a field with a default here, make it in `app.api.extensions`, and read it where it counts.
+"""
+
+import math
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Mode(StrEnum):
+    """How a request asks to be served: prefill and decode on one worker, or KV moved between two."""
+
+    COLOCATED = "colocated"
+    DISAGGREGATED = "disaggregated"
+
+
+class Terms(NamedTuple):
+    """What one request asks of the service. A tuple, because messages carry it as an array and it costs little to read.
+
+    A lower `priority` is served earlier, as in vLLM. `request_class` is one of `app.api.extensions.CLASSES`, or a name
+    of the operator's. The SLOs are None where the request has none. `session` names the conversation; "" is none. With
+    `local` the prefill must be computed where the answer is generated (echoed prompt logprobs, say). `mode` takes the
+    choice between colocated and disaggregated away from the policy; None leaves it there. `timeout_s` is how long the
+    whole request may take from its arrival at the ingress, all attempts together; None sets no limit.
+    """
+
+    priority: int = 0
+    request_class: str = "standard"
+    ttft_slo_s: float | None = None
+    tpot_slo_s: float | None = None
+    session: str = ""
+    local: bool = False
+    mode: Mode | None = None
+    timeout_s: float | None = None
+
+    def deadline_s(self, arrived_s: float) -> float:
+        """The time at which the request must have ended, on the clock of `arrived_s`; infinity without a limit."""
+        return math.inf if self.timeout_s is None else arrived_s + self.timeout_s
+
+
+NO_TERMS = Terms()
+"""The terms of a request that asks for nothing in particular."""
