@@ -1,14 +1,16 @@
-"""The import arrows of DESIGN section 1, and that the pure packages stay light.
+"""The import arrows: which package may import which, no circles, and what the pure packages load.
 
-`make lint` checks the arrows by import-linter too; this test reads the sources itself, so that an arrow holds for
-imports inside functions as well, and starts fresh interpreters to see what importing really loads.
+`make lint` checks the arrows between packages and between their rooms by import-linter (pyproject.toml lists them).
+These tests read the sources themselves, down to single modules, and start fresh interpreters to see what importing
+loads.
 """
 
 import ast
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,11 @@ FORBIDDEN = {
     "benchmarks/whatif": ENGINES | {"actors", "app"},
     "benchmarks/live": ENGINES | {"actors", "app", "policies"},
 }
+STILL_CIRCULAR = {
+    ("actors.engine.sim.reads", "actors.engine.sim.requests"),
+    ("app.ingress.job_parts", "app.ingress.job"),
+}
+"""Imports for types only that close a circle: (module, what it imports)."""
 SDK_NEEDS = {"httpx", "pydantic", "pydantic_core", "typing_extensions"}  # the last two come with pydantic
 
 
@@ -42,6 +49,39 @@ def imported(source: str) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             yield node.lineno, node.module
+
+
+def modules_imported(module: str, file: Path, known: Set[str]) -> set[str]:
+    """The modules among `known` that `module`, whose source is `file`, imports: at any depth, for types too."""
+    package = module.split(".") if file.stem == "__init__" else module.split(".")[:-1]
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) + 1 - node.level] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            # `from package import name` imports the module package.name where there is one.
+            members = {f"{base}.{alias.name}" for alias in node.names}
+            found |= members & known or {base}
+    return (found & known) - {module}
+
+
+def circle_in(root: Path, packages: Set[str]) -> list[str]:
+    """Modules that import one another in a circle, the first of them again at the end; empty if there is none."""
+    files = {}
+    for package in packages:
+        for file in sorted((root / package).rglob("*.py")):
+            parts = file.relative_to(root).with_suffix("").parts
+            files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    graph = {module: modules_imported(module, file, files.keys()) for module, file in files.items()}
+    for module, imports in STILL_CIRCULAR:
+        graph.get(module, set()).discard(imports)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
 
 
 def violations(source: str, forbidden: set[str]) -> list[tuple[int, str]]:
@@ -72,6 +112,28 @@ def test_no_import_against_the_arrows(package: str) -> None:
         for line, module in violations(file.read_text(), FORBIDDEN[package])
     ]
     assert found == []
+
+
+def test_no_modules_import_one_another_in_a_circle() -> None:
+    assert circle_in(ROOT, OURS) == []
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "circle"),
+    [
+        ("from p.b import f", "import p.a", True),
+        ("from p import b", "def f():\n    from . import a", True),
+        ("from .b import f", "if TYPE_CHECKING:\n    from .a import T", True),
+        ("from .b import f", "import os", False),
+        ("from p.b import f", "from p import something", False),
+    ],
+)
+def test_a_circle_is_found_however_it_is_written(tmp_path: Path, a: str, b: str, circle: bool) -> None:
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / "__init__.py").touch()
+    (tmp_path / "p" / "a.py").write_text(a)
+    (tmp_path / "p" / "b.py").write_text(b)
+    assert sorted(set(circle_in(tmp_path, {"p"}))) == (["p.a", "p.b"] if circle else [])
 
 
 def test_sdk_imports_the_standard_library_httpx_and_pydantic_only() -> None:
