@@ -7,7 +7,7 @@ from functools import partial
 
 from benchmarks.decisions.cases import Case, tick_case
 from benchmarks.decisions.measure import Timing, timed
-from policies.dispatch.feasibility import FeasibleEntries, Tiers, rooms_of
+from policies.dispatch.feasibility import FeasibleEntries, WorkerPools, rooms_of
 from policies.routing.balance.balance_route_0 import BalanceRoute0
 from policies.routing.balance.balance_route_h import BalanceRouteH
 from policies.routing.base import DecodePolicy, assign
@@ -84,7 +84,7 @@ def feasibility(calls: int, seed: int) -> list[Timing]:
     rng = random.Random(seed)
 
     def feasible(case: Case) -> int:
-        rooms = rooms_of(case.snapshot, Tiers.of(case.snapshot.workers), 16, 0)
+        rooms = rooms_of(case.snapshot, WorkerPools.of(case.snapshot.workers), 16, 0)
         return len(FeasibleEntries(case.snapshot.pool, rooms, -1.0))
 
     def cases() -> Iterator[Callable[[], object]]:

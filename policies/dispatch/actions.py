@@ -1,4 +1,4 @@
-"""What the dispatcher answers to an event: the actions that its caller carries out."""
+"""Actions: the dispatcher's answers to an event, which its caller carries out."""
 
 from dataclasses import dataclass
 
@@ -9,23 +9,26 @@ from policies.state.views import RequestId
 
 @dataclass(frozen=True, slots=True)
 class RoutePrefill:
-    """Compute `attempt_id` on the chosen worker. `colocated`: decode there as well. `degraded`: by a decode worker."""
+    """Compute the prompt of `attempt_id` on the chosen worker."""
 
     attempt_id: RequestId
     decision: Decision
     colocated: bool
+    """The worker also decodes the request."""
     degraded: bool
+    """The worker is a decode worker that stands in, because no prefill or colocated worker is left."""
     waited_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class RouteDecode:
-    """Decode `attempt_id` on the chosen worker, which pulls the KV. `intent`: what that puts on the network."""
+    """Decode `attempt_id` on the chosen worker, which pulls the KV."""
 
     attempt_id: RequestId
     decision: Decision
     waited_s: float
     intent: TransferIntent
+    """The transfer that this puts on the network."""
 
 
 @dataclass(frozen=True, slots=True)

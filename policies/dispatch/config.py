@@ -11,19 +11,31 @@ class DispatchConfig:
     """Limits of the dispatcher. Times in s. Raises ValueError for a value out of range."""
 
     max_queue: int = 1024
+    """Requests that may wait for a prefill worker; one more and the least urgent is rejected with 429."""
     queue_timeout_s: float = 60.0
-    kv_high_water: float = (
-        0.9  # ASSUMPTION: BalanceRoute D.1 has "a configurable threshold" and gives no value
-    )
+    """Wait before prefill after which a request is rejected with 503."""
+    # ASSUMPTION: BalanceRoute D.1 has "a configurable threshold" and gives no value
+    kv_high_water: float = 0.9
+    """Share of a prefill worker's KV above which no prompt is sent to it."""
     status_stale_s: float = 3.0
-    lease_margin_s: float = 8.0  # ASSUMPTION: the slowest pull we want to survive, of vLLM's 30 s lease
+    """Age of an engine's last report from which its KV counts as full."""
+    # ASSUMPTION: the slowest pull we want to survive, of vLLM's 30 s lease
+    lease_margin_s: float = 8.0
+    """Time before the end of its lease at which a pool entry is rescued."""
     starvation_s: float = 2.0  # ASSUMPTION
+    """Age of a pool entry from which nothing behind it may be sent before it."""
     reserve_tokens: int = 16
-    overcommit_slots: int = 0  # sequences that a decode worker may get above its slots (BalanceRoute D.6)
+    """Free KV that a decode worker must have for each sequence besides the prompt."""
+    overcommit_slots: int = 0
+    """Sequences that a decode worker may get above its slots (BalanceRoute D.6)."""
     max_prefills: int = 2
-    tick_entries: int = 512  # pool entries that one event has looked at
-    tick_admissions: int = 128  # entries that one event sends to decode workers, or rescues
+    """Times that one request may be prefilled."""
+    tick_entries: int = 512
+    """Pool entries that one event may scan."""
+    tick_admissions: int = 128
+    """Pool entries that one event may send to decode workers or rescue."""
     seed: int = 0
+    """Seed of the draws among equal costs."""
 
     def __post_init__(self) -> None:
         checks = [
@@ -44,7 +56,7 @@ class DispatchConfig:
                 raise ValueError(f"dispatch: {message}")
 
     def changed(self, fields: Mapping[str, Any]) -> "DispatchConfig":
-        """A copy with these fields. Raises ValueError naming what is unknown, of the wrong type or out of range."""
+        """A copy with these fields changed. Raises ValueError naming what is unknown, mistyped or out of range."""
         now = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "seed"}
         for name, value in fields.items():
             if name not in now:

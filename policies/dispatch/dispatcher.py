@@ -1,13 +1,13 @@
 """The dispatcher: one event in, actions out. The same object is for the live router and the simulator.
 
-It owns the reducer, the queue before prefill and the rules of DESIGN section 2; the policies choose among the workers
+It owns the reducer, the queue before prefill and the rules of docs/design.md 2; the policies choose among the workers
 that these rules leave:
 
 - prefill: READY, status fresh (a stale or missing one counts as 100 % KV use), KV use with this prompt within
   `kv_high_water` (a worker with no charge of ours always may), fewer than its slots computing, and a decode worker of
   its group alive. Colocated workers need a free slot and room as well. Without any prefill or colocated worker,
-  decode workers compute prompts themselves (`Route.degraded`), so that a lost prefill tier slows serving instead of
-  ending it. A request with a `mode` gets workers of that kind only, else 503.
+  decode workers compute prompts themselves (`RoutePrefill.degraded`), so that the loss of all prefill workers slows
+  serving instead of ending it. A request with a `mode` gets workers of that kind only, else 503.
 - decode: READY, of the KV's group, enough free slots, and free KV for the prompt plus `reserve_tokens` a sequence.
 - a pool entry whose lease ends within `lease_margin_s`: the least loaded decode worker with KV room, even without a
   slot; else prefilled once more (at most `max_prefills` in all); else rejected with 503.
@@ -16,21 +16,29 @@ that these rules leave:
 Entries are served by (priority, arrival). Nothing overtakes the head of the prefill queue; in the pool an entry that
 fits nowhere is passed over, until it is older than `starvation_s`: then nothing behind it is sent before it.
 
-Neither is looked at for every event. The queue: when its head is another one, or a worker that gave something back or
-reported fits it. The pool: when an entry came (it alone, where nothing else changed), slots or KV were given back, or
-the starving entry that held the others back has left. Both at a Tick and when workers come, go or change: that is what
-catches time, and a policy that declined. Progress, forecasts and the network never make room, so they wake nobody; they
-count in the next decision. What it costs at once is bounded by counts: at most `tick_entries` entries are looked at and
-`tick_admissions` sent or rescued by one event; the next event, whatever it is, goes on behind them (`pool_look`).
+Most events change nothing for those that wait, so each event wakes only what it may have helped:
+
+    wakes                               the queue (`_queue_wakes`)            the pool (`_pool_wakes`)
+    Tick, PoliciesChanged, workers      the head                              the whole pool
+    came, went or changed
+    slots or KV were given back         the head, if it fits that worker      the whole pool, if that worker decodes
+                                                                              and has a free slot
+    an engine reported                  the head, if it fits that worker      -
+    a request or entry came             the head, if it is new                the new entries (`PoolScan`)
+    a starving entry left               -                                     the whole pool
+
+Progress, forecasts and the network never make room, so they wake nothing; they count in the next decision. Ticks catch
+what only time changes, and a policy that declined. One event scans at most `tick_entries` entries and sends or rescues
+at most `tick_admissions`; the next event, whatever it is, resumes there (`pool_scan`).
 """
 
 import random
 
 from policies.dispatch.actions import Action, Reject, RouteDecode, RoutePrefill
 from policies.dispatch.config import DispatchConfig
-from policies.dispatch.feasibility import FeasibleEntries, Tiers, may_prefill, rooms_of
+from policies.dispatch.feasibility import FeasibleEntries, WorkerPools, may_prefill, rooms_of
 from policies.dispatch.lease_watch import LeaseWatch, rescue
-from policies.dispatch.pool_scan import Placed, PoolLook
+from policies.dispatch.pool_scan import Placement, PoolScan
 from policies.dispatch.prefill_queue import PrefillQueue
 from policies.routing.base import Assignment, DecodePolicy, Needs, PolicyError, PrefillPolicy, assign
 from policies.routing.netkv.network_term import transfer_intent
@@ -41,7 +49,10 @@ from policies.state.views import PoolEntry, Request, RequestId, Role, Snapshot, 
 
 
 class Dispatcher:
-    """See the module's docstring. `handle` is the only entry; everything it needs to know comes as an event."""
+    """The decisions of one router, by the rules of this module's docstring.
+
+    `handle` is the only entry: everything that the dispatcher needs to know comes as an event.
+    """
 
     def __init__(self, config: DispatchConfig, prefill: PrefillPolicy, decode: DecodePolicy) -> None:
         self.config = config
@@ -50,13 +61,16 @@ class Dispatcher:
         self.state = ClusterState()
         self._rng = random.Random(config.seed)
         self._queue = PrefillQueue()
-        self._stuck: Request | None = None  # the queue's head that fitted nowhere when last tried
+        self._stuck_head: Request | None = None
+        """The queue's head that fitted nowhere when it was last tried."""
         self._leases = LeaseWatch(self.state)
-        self._rescuing = False  # a bound stopped the rescue of leases
-        self._look = PoolLook(self.state)
-        self._tiers = Tiers.of({})
-        self._tiers_version = 0
-        self._gap_s: float | None = None  # smoothed time between two closings, for Retry-After
+        self._rescuing = False
+        """A bound stopped the rescue of leases; the next event resumes it."""
+        self._scan = PoolScan(self.state)
+        self._pools = WorkerPools.of({})
+        self._pools_version = 0
+        self._gap_s: float | None = None
+        """Smoothed seconds between two closings, for Retry-After."""
         self._closed_at_s: float | None = None
 
     @property
@@ -70,8 +84,10 @@ class Dispatcher:
         return self.prefill.needs | self.decode.needs
 
     def handle(self, event: ev.Event) -> list[Action]:
-        """Applies one event and returns what is to be done now. Raises StaleEvent if it does not fit and ValueError for
-        a refused PoliciesChanged (nothing changed), PolicyError (which carries what was decided before it).
+        """Applies one event and returns what is to be done now.
+
+        Raises StaleEvent for an event that does not fit and ValueError for a refused PoliciesChanged (nothing has
+        changed then), and PolicyError, which carries what was decided before it.
         """
         if isinstance(event, ev.PoliciesChanged):
             self._change_policies(event)
@@ -88,7 +104,7 @@ class Dispatcher:
         now_s = event.now_s
         entered = self.state.take_entered()
         self._leases.add(entered, self.config.lease_margin_s)
-        everything = self._fleet_changed(now_s) or isinstance(event, ev.Tick | ev.PoliciesChanged)
+        retry_all = self._workers_changed(now_s) or isinstance(event, ev.Tick | ev.PoliciesChanged)
         if isinstance(event, ev.Arrived):
             self._enqueue(event.request, now_s, actions)
         elif isinstance(event, ev.Closed):
@@ -98,19 +114,19 @@ class Dispatcher:
             self._expire_queue(now_s, actions)
         if self._rescuing or isinstance(event, ev.Tick):
             self._rescue_leases(now_s, actions)
-        eased = self.state.take_eased()
+        freed_workers = self.state.take_freed_workers()
         if not self._queue:
-            self._stuck = None
-        elif everything or self._head_may_fit(event, eased):
+            self._stuck_head = None
+        elif retry_all or self._queue_wakes(event, freed_workers):
             self._dispatch_prefill(now_s, actions)
         if self.state.pool_size:
-            room_came = everything or self._room_came(eased)
-            self._look.look(
+            room_came = retry_all or self._pool_wakes(freed_workers)
+            self._scan.scan(
                 room_came, entered, now_s, self.config, lambda some: self._place(some, now_s, actions)
             )
 
     def _change_policies(self, event: ev.PoliciesChanged) -> None:
-        """All or nothing: what is wrong raises before anything is replaced."""
+        """Replaces policies and limits, all or nothing: a wrong value raises before anything is replaced."""
         prefill, decode = self.prefill, self.decode
         if event.prefill is not None:
             prefill = prefill_policy(event.prefill.name, event.prefill.params)
@@ -122,31 +138,35 @@ class Dispatcher:
 
     # -------------------------------------------------------------------------------------------------- wake-ups
 
-    def _fleet_changed(self, now_s: float) -> bool:
-        if self._tiers_version == self.state.fleet_version:
+    def _workers_changed(self, now_s: float) -> bool:
+        """Whether workers came, went or changed since the last event; the worker pools are made anew if so."""
+        if self._pools_version == self.state.fleet_version:
             return False
-        self._tiers_version = self.state.fleet_version
-        self._tiers = Tiers.of(self.state.snapshot(now_s, ()).workers)
+        self._pools_version = self.state.fleet_version
+        self._pools = WorkerPools.of(self.state.snapshot(now_s, ()).workers)
         return True
 
-    def _head_may_fit(self, event: ev.Event, eased: set[WorkerId]) -> bool:
-        """The queue's head has not been tried, or fits a worker that gave something back or that reported."""
+    def _queue_wakes(self, event: ev.Event, freed_workers: set[WorkerId]) -> bool:
+        """Whether the queue's head has not been tried yet, or fits a worker that gave something back or reported."""
         head = self._queue.head()
-        if head is None or head is not self._stuck:
+        if head is None or head is not self._stuck_head:
             return True
-        if isinstance(event, ev.EngineStatus):
-            eased = eased | {event.worker}
-        workers = [self.state.worker(worker) for worker in eased]
-        return any(w is not None and self._prefill_fits(head, w, event.now_s) for w in workers)
-
-    def _room_came(self, eased: set[WorkerId]) -> bool:
-        """A decode worker gave something back and has a free slot, or a starving entry is out of the others' way."""
-        if self._look.unblocked():
-            return True
-        workers, extra = [self.state.worker(worker) for worker in eased], self.config.overcommit_slots
+        reported = {event.worker} if isinstance(event, ev.EngineStatus) else set()
         return any(
-            w is not None and w.role is Role.DECODE and w.slots + extra > w.slots_used for w in workers
+            self._prefill_fits(head, worker, event.now_s) for worker in self._alive(freed_workers | reported)
         )
+
+    def _pool_wakes(self, freed_workers: set[WorkerId]) -> bool:
+        """Whether a decode worker gave something back and has a free slot, or a starving entry stopped blocking."""
+        extra = self.config.overcommit_slots
+        return self._scan.unblocked() or any(
+            worker.role is Role.DECODE and worker.slots + extra > worker.slots_used
+            for worker in self._alive(freed_workers)
+        )
+
+    def _alive(self, workers: set[WorkerId]) -> list[Worker]:
+        found = [self.state.worker(worker) for worker in workers]
+        return [worker for worker in found if worker is not None]
 
     # ----------------------------------------------------------------------------------------------------- queue
 
@@ -174,18 +194,18 @@ class Dispatcher:
     # --------------------------------------------------------------------------------------------------- prefill
 
     def _dispatch_prefill(self, now_s: float, actions: list[Action]) -> None:
-        self._stuck = None
+        self._stuck_head = None
         while (request := self._queue.head()) is not None:
             route = self._route_prefill(request, self.state.snapshot(now_s, ()))
             if route is None:
-                reason = self._tiers.hopeless(request)
+                reason = self._pools.hopeless(request)
                 if reason is None:
                     break
                 actions.append(self._reject(request.attempt_id, 503, reason, now_s))
                 continue
             self._queue.remove(request.attempt_id)
             actions.append(route)
-        self._stuck = request
+        self._stuck_head = request
 
     def _route_prefill(self, request: Request, snapshot: Snapshot) -> RoutePrefill | None:
         candidates, degraded = self._prefill_candidates(request, snapshot)
@@ -201,12 +221,11 @@ class Dispatcher:
         return RoutePrefill(request.attempt_id, decision, colocated, degraded, waited_s)
 
     def _prefill_candidates(self, request: Request, snapshot: Snapshot) -> tuple[list[Worker], bool]:
-        ids, degraded = self._tiers.for_prefill(request)
+        ids, degraded = self._pools.for_prefill(request)
         if request.avoid:
             ids = tuple(worker for worker in ids if worker not in request.avoid) or ids
-        workers, now_s = snapshot.workers, snapshot.now_s
-        tier = [workers[worker] for worker in ids]
-        return [worker for worker in tier if self._prefill_fits(request, worker, now_s)], degraded
+        workers = [snapshot.workers[worker] for worker in ids]
+        return [w for w in workers if self._prefill_fits(request, w, snapshot.now_s)], degraded
 
     def _prefill_fits(self, request: Request, worker: Worker, now_s: float) -> bool:
         config = self.config
@@ -216,13 +235,13 @@ class Dispatcher:
 
     # ---------------------------------------------------------------------------------------------------- decode
 
-    def _place(self, entries: list[PoolEntry], now_s: float, actions: list[Action]) -> Placed:
-        """Assigns by the policy until nothing fits or the bound is met."""
+    def _place(self, entries: list[PoolEntry], now_s: float, actions: list[Action]) -> Placement:
+        """Assigns entries by the policy until nothing fits or the bound is met."""
         config = self.config
         left, blocked = config.tick_admissions, False
         while True:
             snapshot = self.state.snapshot(now_s, entries)
-            rooms = rooms_of(snapshot, self._tiers, config.reserve_tokens, config.overcommit_slots)
+            rooms = rooms_of(snapshot, self._pools, config.reserve_tokens, config.overcommit_slots)
             feasible = FeasibleEntries(entries, rooms, now_s - config.starvation_s)
             assigned = self._assign(feasible, snapshot)[:left] if feasible.placeable() else ()
             actions.extend(self._route_decode(assignment, snapshot) for assignment in assigned)
@@ -230,10 +249,10 @@ class Dispatcher:
             blocked |= feasible.blocked
             entries = feasible.left({assignment.attempt_id for assignment in assigned})
             if not (assigned and entries and left):
-                return Placed(not left, any(rooms.values()), blocked)
+                return Placement(not left, any(rooms.values()), blocked)
 
     def _assign(self, feasible: FeasibleEntries, snapshot: Snapshot) -> tuple[Assignment, ...]:
-        """The policy's choice. Raises PolicyError when it is not feasible."""
+        """The policy's assignments. Raises PolicyError when one is not feasible."""
         assigned = assign(self.decode, feasible, snapshot, self._rng)
         for assignment in assigned:
             worker = assignment.decision.worker
@@ -244,7 +263,9 @@ class Dispatcher:
         return assigned
 
     def _route_decode(self, assignment: Assignment, snapshot: Snapshot) -> RouteDecode:
-        """`snapshot`: what the decision saw; of a batch, the intents do not see each other."""
+        """Carries out an assignment. `snapshot` is the one that was decided on: the intents of a round do not count
+        each other's transfers.
+        """
         entry, now_s = self.state.pool_entry(assignment.attempt_id), snapshot.now_s
         intent = transfer_intent(entry, snapshot.workers[assignment.decision.worker], snapshot)
         self.state.apply(ev.DecodeRouted(now_s, assignment.attempt_id, assignment.decision.worker))
@@ -255,14 +276,14 @@ class Dispatcher:
     def _rescue_leases(self, now_s: float, actions: list[Action]) -> None:
         left = self.config.tick_admissions
         while left and (entry := self._leases.due(now_s)) is not None:
-            actions.append(self._rescue(entry, now_s))  # it leaves the pool
+            actions.append(self._rescue(entry, now_s))  # the entry leaves the pool
             left -= 1
         self._rescuing = self._leases.due(now_s) is not None
 
     def _rescue(self, entry: PoolEntry, now_s: float) -> Action:
         snapshot, request = self.state.snapshot(now_s, (entry,)), entry.request
         if now_s < request.deadline_s:
-            ids = self._tiers.decode_by_group.get(entry.group, ())
+            ids = self._pools.decode_by_group.get(entry.group, ())
             decision = rescue(entry, [snapshot.workers[worker] for worker in ids])
             if decision is not None and now_s < entry.lease_until_s:
                 return self._route_decode(Assignment(request.attempt_id, decision), snapshot)

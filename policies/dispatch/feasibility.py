@@ -1,4 +1,4 @@
-"""Which workers may take a request: the dispatcher's rules (`dispatcher`), without any choice among them."""
+"""The rules by which a worker may take a request (`dispatcher` lists them); a policy chooses among the workers left."""
 
 import math
 from bisect import bisect_left
@@ -13,54 +13,62 @@ Placeable = tuple[PoolEntry, Sequence[Worker]]
 
 
 @dataclass(frozen=True, slots=True)
-class Tiers:
-    """Ids of the READY workers by what they may do, ascending. Fixed until a worker comes, goes or changes health.
+class WorkerPools:
+    """Ids of the READY workers by what they may do, ascending. Fixed until a worker comes, goes or changes health."""
 
-    `split`: prefill workers with a decode worker in their group; `whole`: colocated ones; `either`: both.
-    """
-
-    split: tuple[WorkerId, ...]
-    whole: tuple[WorkerId, ...]
+    prefill: tuple[WorkerId, ...]
+    """Prefill workers with a decode worker in their group."""
+    colocated: tuple[WorkerId, ...]
     either: tuple[WorkerId, ...]
+    """Prefill and colocated workers together."""
     decode: tuple[WorkerId, ...]
     decode_by_group: Mapping[str, tuple[WorkerId, ...]]
     any_ready: bool
 
     @staticmethod
-    def of(workers: Mapping[WorkerId, Worker]) -> "Tiers":
-        """The tiers of a snapshot's workers."""
+    def of(workers: Mapping[WorkerId, Worker]) -> "WorkerPools":
+        """The worker pools of a snapshot's workers."""
         ready = [workers[worker] for worker in sorted(workers) if workers[worker].health is Health.READY]
         decode = [w for w in ready if w.role is Role.DECODE]
         members: dict[str, list[WorkerId]] = {}
         for w in decode:
             members.setdefault(w.group, []).append(w.id)
         groups = {group: tuple(ids) for group, ids in members.items()}
-        split = [w.id for w in ready if w.role is Role.PREFILL and w.group in groups]
-        whole = [w.id for w in ready if w.role is Role.COLOCATED]
-        either = tuple(sorted(split + whole))
-        return Tiers(tuple(split), tuple(whole), either, tuple(w.id for w in decode), groups, bool(ready))
+        prefill = [w.id for w in ready if w.role is Role.PREFILL and w.group in groups]
+        colocated = [w.id for w in ready if w.role is Role.COLOCATED]
+        return WorkerPools(
+            prefill=tuple(prefill),
+            colocated=tuple(colocated),
+            either=tuple(sorted(prefill + colocated)),
+            decode=tuple(w.id for w in decode),
+            decode_by_group=groups,
+            any_ready=bool(ready),
+        )
 
     def for_prefill(self, request: Request) -> tuple[tuple[WorkerId, ...], bool]:
-        """Who may compute `request`; True: only because there is no prefill or colocated worker at all."""
+        """The workers that may compute `request`, and whether that is degraded service.
+
+        Service is degraded when decode workers stand in because there is no prefill or colocated worker at all.
+        """
         if request.terms.local or request.terms.mode is Mode.COLOCATED:
-            ids = () if request.terms.mode is Mode.DISAGGREGATED else self.whole
+            ids = () if request.terms.mode is Mode.DISAGGREGATED else self.colocated
         else:
-            ids = self.split if request.terms.mode is Mode.DISAGGREGATED else self.either
+            ids = self.prefill if request.terms.mode is Mode.DISAGGREGATED else self.either
         degraded = not ids and request.terms.mode is None
         return (self.decode if degraded else ids), degraded and not request.terms.local
 
     def hopeless(self, request: Request) -> str | None:
-        """Why waiting cannot help `request`: no READY worker, or none of its mode. None: it can."""
+        """The reason why waiting cannot help `request`: no READY worker, or none of its mode. None when it can help."""
         if not self.any_ready:
             return "no_engine"
         if request.terms.mode is None:
             return None
-        wanted = self.whole if request.terms.mode is Mode.COLOCATED else self.split
+        wanted = self.colocated if request.terms.mode is Mode.COLOCATED else self.prefill
         return None if wanted else f"no_{request.terms.mode}_engine"
 
 
 def has_room(request: Request, worker: Worker, reserve_tokens: int, overcommit_slots: int) -> bool:
-    """Slots and KV for a request that decodes there; a worker without any sequence takes one of any size."""
+    """Whether a worker has the slots and KV to decode a request; without any sequence it takes one of any size."""
     slots = min(request.slots, worker.slots)
     if worker.slots + overcommit_slots - worker.slots_used < slots:
         return False
@@ -76,7 +84,7 @@ def may_prefill(
     kv_high_water: float,
     reserve_tokens: int,
 ) -> bool:
-    """A READY worker may compute the prompt now: it has reported lately, and has a turn and KV room left."""
+    """Whether a READY worker may compute the prompt now: it has reported lately, and has a turn and KV room left."""
     if worker.status_at_s is None or now_s - worker.status_at_s > status_stale_s:
         return False
     if worker.role is not Role.PREFILL:
@@ -88,13 +96,15 @@ def may_prefill(
 
 
 class Room:
-    """Which workers of one group have room for a pool entry (`has_room`), each list made once: entries that fit the
-    same workers share one object, so that a pool of P and G workers cost P log G and not P * G.
+    """The workers of one group that have room for a pool entry (`has_room`).
+
+    Entries that fit the same workers share one list, made once, so P entries and G workers cost P log G, not P * G.
     """
 
     def __init__(self, workers: Sequence[Worker], reserve_tokens: int, overcommit_slots: int) -> None:
         self._reserve, self._extra = reserve_tokens, overcommit_slots
-        self._open: list[tuple[Worker, int, float]] = []  # with its free slots, and its room in KV tokens
+        # workers with a free slot: worker, free slots, free KV in tokens
+        self._open: list[tuple[Worker, int, float]] = []
         for w in workers:
             used = w.slots_used
             slots = w.slots + overcommit_slots - used
@@ -104,18 +114,20 @@ class Room:
         self._fewest_slots = min([w.slots for w, _, _ in self._open], default=0)
         self._rooms = sorted([room for _, _, room in self._open])
         self._lists: dict[tuple[int, int], list[Worker]] = {}
-        self.most_tokens = self._rooms[-1] if self._rooms else -1.0  # a longer prompt fits nowhere
+        self.most_tokens = self._rooms[-1] if self._rooms else -1.0
+        """Prompt tokens above which no worker has room."""
 
     def __bool__(self) -> bool:
-        """Some worker has a free slot."""
+        """Whether some worker has a free slot."""
         return bool(self._open)
 
     def for_request(self, request: Request) -> list[Worker]:
-        """The workers that have room for it, in the order given."""
-        if request.slots > self._fewest_slots:  # its need differs from worker to worker
+        """The workers that have room for the request, in the order given."""
+        if request.slots > self._fewest_slots:  # the need differs by worker
             return [w for w, _, _ in self._open if has_room(request, w, self._reserve, self._extra)]
         need = request.prompt_tokens + self._reserve * request.slots
-        key = (bisect_left(self._rooms, need), request.slots)  # equal for all needs between two rooms
+        # needs between the same two rooms fit the same workers
+        key = (bisect_left(self._rooms, need), request.slots)
         fits = self._lists.get(key)
         if fits is None:
             fits = [w for w, slots, room in self._open if room >= need and slots >= request.slots]
@@ -124,10 +136,10 @@ class Room:
 
 
 class FeasibleEntries(Sequence[Placeable]):
-    """The pool entries that fit somewhere, in the order given, with the workers that they fit on; looked for when asked
-    for, because a policy that places one entry at a time asks for the first only.
+    """The pool entries that fit somewhere, in the order given, each with the workers that it fits on.
 
-    It ends at an entry that fits nowhere and entered before `starved_before_s`: nothing may overtake that one.
+    Entries are examined on demand, because an EntryPolicy asks for the first only. The sequence ends at an entry that
+    fits nowhere and entered before `starved_before_s`: nothing may overtake a starving entry.
     """
 
     def __init__(
@@ -135,17 +147,18 @@ class FeasibleEntries(Sequence[Placeable]):
     ) -> None:
         self._entries, self._rooms, self._starved_before_s = entries, rooms, starved_before_s
         self._made: list[Placeable] = []
-        self._looked = 0  # entries looked at
+        self._examined = 0
         self._by_attempt: dict[RequestId, Sequence[Worker]] | None = None
-        self._ids: dict[int, set[WorkerId]] = {}  # of each list of workers, by the list's identity
-        self.blocked = False  # a starving entry was met
+        self._ids: dict[int, set[WorkerId]] = {}  # by the identity of a worker list
+        self.blocked = False
+        """A starving entry was met."""
 
     def placeable(self) -> bool:
-        """Some entry fits somewhere."""
+        """Whether some entry fits somewhere."""
         return any(self._rooms.values()) and (bool(self._made) or self._make(1))
 
     def allows(self, attempt_id: RequestId, worker: WorkerId) -> bool:
-        """The request is one of those looked at, and fits the worker."""
+        """Whether the request was examined and fits the worker."""
         if self._by_attempt is None:
             self._by_attempt = {entry.request.attempt_id: workers for entry, workers in self._made}
         workers = self._by_attempt.get(attempt_id, ())
@@ -154,17 +167,20 @@ class FeasibleEntries(Sequence[Placeable]):
         return worker in self._ids[id(workers)]
 
     def left(self, assigned: set[RequestId]) -> list[PoolEntry]:
-        """What may still be placed when room has only shrunk: not assigned, and not seen to fit nowhere."""
+        """Entries still worth trying: not yet assigned and not already found to fit nowhere.
+
+        Room never grows within a round, so an entry that did not fit will not fit later.
+        """
         kept = [entry for entry, _ in self._made if entry.request.attempt_id not in assigned]
-        return kept if self.blocked else kept + list(self._entries[self._looked :])
+        return kept if self.blocked else kept + list(self._entries[self._examined :])
 
     def _make(self, most: int) -> bool:
-        """Looks on until so many more entries that fit are found; False: there are not so many."""
+        """Examines entries until `most` more that fit are found; False when there are fewer."""
         if self.blocked:
             return False
         made, rooms, starved_before_s = self._made, self._rooms, self._starved_before_s
         enough = len(made) + most
-        for at in range(self._looked, len(self._entries)):
+        for at in range(self._examined, len(self._entries)):
             entry = self._entries[at]
             room, request = rooms.get(entry.group), entry.request
             if room is not None and request.prompt_tokens <= room.most_tokens:
@@ -174,13 +190,13 @@ class FeasibleEntries(Sequence[Placeable]):
                         fits = [w for w in fits if w.id not in request.avoid] or fits
                     made.append((entry, fits))
                     if len(made) == enough:
-                        self._looked = at + 1
+                        self._examined = at + 1
                         return True
                     continue
             if entry.entered_s < starved_before_s:
                 self.blocked = True
                 break
-        self._looked = len(self._entries)
+        self._examined = len(self._entries)
         return False
 
     def __iter__(self) -> Iterator[Placeable]:
@@ -204,10 +220,12 @@ class FeasibleEntries(Sequence[Placeable]):
         return self._made[index]
 
 
-def rooms_of(snapshot: Snapshot, tiers: Tiers, reserve_tokens: int, overcommit_slots: int) -> dict[str, Room]:
-    """The room of every group that has READY decode workers."""
+def rooms_of(
+    snapshot: Snapshot, pools: WorkerPools, reserve_tokens: int, overcommit_slots: int
+) -> dict[str, Room]:
+    """The room of every group that has READY decode workers, by group."""
     workers = snapshot.workers
     return {
         group: Room([workers[worker] for worker in ids], reserve_tokens, overcommit_slots)
-        for group, ids in tiers.decode_by_group.items()
+        for group, ids in pools.decode_by_group.items()
     }

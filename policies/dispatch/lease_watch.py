@@ -1,4 +1,4 @@
-"""The leases of the prompt pool: which entry needs help first, and where it can still go."""
+"""The leases of the prompt pool: the entry that must be rescued first, and the worker that can still take it."""
 
 import heapq
 from collections.abc import Sequence
@@ -9,28 +9,28 @@ from policies.state.views import PoolEntry, RequestId, Worker
 
 
 class LeaseWatch:
-    """Pool entries by when their KV's lease, less a margin, or their own deadline ends. Entries that have left the pool
-    are dropped when they come up or prevail.
+    """Pool entries in the order in which they fall due: at the end of their KV's lease less a margin, or at their own
+    deadline. Entries that have left the pool are dropped when they come up or are the majority.
     """
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
-        self._due: list[tuple[float, RequestId, float]] = []  # heap: due, attempt_id, entered
+        self._due: list[tuple[float, RequestId, float]] = []  # heap: due, id, entered
 
     def add(self, entries: Sequence[PoolEntry], margin_s: float) -> None:
-        """Watches entries that came into the pool."""
+        """Watches entries that have come into the pool."""
         for entry in entries:
             heapq.heappush(self._due, _watched(entry, margin_s))
         if len(self._due) > 1024 + 4 * self._state.pool_size:
             self.restart(margin_s)
 
     def restart(self, margin_s: float) -> None:
-        """Watches the whole pool anew, with what may be another margin."""
+        """Watches the whole pool anew; the margin may be another one than before."""
         self._due = [_watched(entry, margin_s) for entry in self._state.waiting()]
         heapq.heapify(self._due)
 
     def due(self, now_s: float) -> PoolEntry | None:
-        """The entry that needs help now, the most urgent one where there are several; None: there is none."""
+        """The entry that must be rescued now, of several the most urgent one; None when there is none."""
         while self._due and self._due[0][0] <= now_s:
             _, attempt_id, entered_s = self._due[0]
             entry = self._state.find_waiting(attempt_id)
@@ -46,7 +46,7 @@ def _watched(entry: PoolEntry, margin_s: float) -> tuple[float, RequestId, float
 
 
 def rescue(entry: PoolEntry, workers: Sequence[Worker]) -> Decision | None:
-    """The least loaded of the decode workers that have KV room for the prompt, even without a slot; None: none has."""
+    """Chooses the least loaded decode worker with KV room for the prompt, even without a slot; None when none has."""
     room = [w for w in workers if w.free_kv_tokens >= entry.request.prompt_tokens]
     if not room:
         return None

@@ -1,9 +1,11 @@
-"""How far the prompt pool is looked at by one event, so that neither a backlog nor a storm of events costs more than
-its bound (`policies.dispatch.dispatcher` says when it is looked at).
+"""How far the prompt pool is scanned by one event, so that neither a backlog nor a storm of events costs more than its
+bound. When a scan starts is the dispatcher's rule (`Dispatcher._pool_wakes`).
 
-Room came: through the whole pool from the front, `tick_entries` of it an event; more urgent entries, starving ones and
-more room on the way bring it back to the front. Else only the entries that came are looked at, where no starving one
-forbids it.
+    room came       the whole pool is scanned from the front, at most `tick_entries` entries an event. The next event,
+                    whatever it is, resumes where this one stopped. The scan starts again from the front when a more
+                    urgent entry comes, when a scanned one begins to starve, and once more if more room comes meanwhile.
+    no room came    only entries that came with this event are tried: nothing that waited before fits anywhere. A
+                    starving entry forbids those behind it.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,77 +17,98 @@ from policies.state.reducer import ClusterState, PoolKey, pool_key
 from policies.state.views import PoolEntry
 
 
-class Placed(NamedTuple):
-    """How an assignment of entries ended: at its bound; with a slot left; at a starving entry that fits nowhere."""
+class Placement(NamedTuple):
+    """How an attempt to place entries ended."""
 
     bounded: bool
-    open: bool
+    """`tick_admissions` was reached; entries that fit may be left."""
+    slots_left: bool
+    """Some decode worker still has a free slot."""
     blocked: bool
+    """A starving entry that fits nowhere was met; nothing behind it was tried."""
 
 
-Place = Callable[[list[PoolEntry]], Placed]
-"""Sends off what it can of the entries."""
+PlaceEntries = Callable[[list[PoolEntry]], Placement]
+"""Sends to decode workers what it can of the entries."""
 
 
 @dataclass(slots=True)
-class _Look:
-    """How far the pool has been looked at since room came."""
+class _Progress:
+    """How far the present scan has come."""
 
-    unfinished: bool = False  # a bound stopped it: the next event goes on
-    behind: PoolKey | None = None  # entries up to this one fit nowhere
-    oldest_s: float = float("inf")  # when the oldest of those came
-    again: bool = False  # more room came on the way: once more from the front after this
-    blocked: bool = False  # over, a starving entry holds the others back
-    left_pool: int = 0  # entries that had left the pool by then
+    unfinished: bool = False
+    """A bound stopped the scan; the next event resumes it."""
+    resume_after: PoolKey | None = None
+    """The last entry scanned; entries up to this one fit nowhere."""
+    oldest_s: float = float("inf")
+    """When the oldest scanned entry entered the pool, in s."""
+    rescan: bool = False
+    """Room was freed while the scan was in progress; start another one from the front when this one ends."""
+    blocked: bool = False
+    """The scan ended early because a starving entry must not be overtaken."""
+    left_pool: int = 0
+    """Entries that had left the pool when the scan ended."""
 
 
-class PoolLook:
-    """`look` for every event, where the pool is not empty."""
+class PoolScan:
+    """The scan of one dispatcher's pool. `scan` is called for every event while the pool is not empty."""
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
-        self._look = _Look()
+        self._progress = _Progress()
 
     def unblocked(self) -> bool:
-        """The starving entry that held the others back has left, or another one has: it is worth another look."""
-        return self._look.blocked and self._look.left_pool != self._state.left_pool
+        """Whether the last scan ended at a starving entry and some entry, this one or another, has left since."""
+        return self._progress.blocked and self._progress.left_pool != self._state.left_pool
 
-    def look(
-        self, room_came: bool, entered: list[PoolEntry], now_s: float, config: DispatchConfig, place: Place
+    def scan(
+        self,
+        room_came: bool,
+        entered: list[PoolEntry],
+        now_s: float,
+        config: DispatchConfig,
+        place: PlaceEntries,
     ) -> None:
-        """Has those entries placed that may fit now; `entered` are those that came with this event."""
-        if room_came or self._look.unfinished:
-            self._through(room_came, entered, now_s, config, place)
+        """Has the entries placed that may fit now; `entered` are those that came with this event."""
+        if room_came or self._progress.unfinished:
+            self._scan_on(room_came, entered, now_s, config, place)
         elif entered:
-            self._at_new(entered, now_s, config, place)
+            self._try_new(entered, now_s, config, place)
 
-    def _through(
-        self, room_came: bool, entered: list[PoolEntry], now_s: float, config: DispatchConfig, place: Place
+    def _scan_on(
+        self,
+        room_came: bool,
+        entered: list[PoolEntry],
+        now_s: float,
+        config: DispatchConfig,
+        place: PlaceEntries,
     ) -> None:
-        """Most urgent first, as far as the bounds go; the next event goes on from there."""
-        look, most = self._look, config.tick_entries
-        if look.behind is not None:
-            starved = now_s - look.oldest_s > config.starvation_s
-            if starved or any(pool_key(entry) < look.behind for entry in entered):
-                look = self._look = _Look()
-            look.again |= room_came and look.behind is not None
-        look.unfinished = True  # until it is known better; a policy may raise
-        entries = self._state.waiting(look.behind, most)
+        """Scans on, most urgent entry first, as far as the bounds allow."""
+        progress, most = self._progress, config.tick_entries
+        if progress.resume_after is not None:
+            starved = now_s - progress.oldest_s > config.starvation_s
+            if starved or any(pool_key(entry) < progress.resume_after for entry in entered):
+                progress = self._progress = _Progress()
+            progress.rescan |= room_came and progress.resume_after is not None
+        progress.unfinished = True  # stands if the policy raises
+        entries = self._state.waiting(progress.resume_after, most)
         placed = place(entries)
         if placed.bounded:
             return
-        if placed.open and not placed.blocked and len(entries) == most:
-            look.behind = pool_key(entries[-1])
-            look.oldest_s = min(look.oldest_s, min(entry.entered_s for entry in entries))
+        if placed.slots_left and not placed.blocked and len(entries) == most:
+            progress.resume_after = pool_key(entries[-1])
+            progress.oldest_s = min(progress.oldest_s, min(entry.entered_s for entry in entries))
         else:
-            self._look = _Look(look.again, blocked=placed.blocked, left_pool=self._state.left_pool)
+            self._progress = _Progress(
+                unfinished=progress.rescan, blocked=placed.blocked, left_pool=self._state.left_pool
+            )
 
-    def _at_new(
-        self, entered: Sequence[PoolEntry], now_s: float, config: DispatchConfig, place: Place
+    def _try_new(
+        self, entered: Sequence[PoolEntry], now_s: float, config: DispatchConfig, place: PlaceEntries
     ) -> None:
-        """Nothing that waited before fits anywhere: only the new entries may, as far as no starving one forbids it."""
+        """Tries the new entries only, and of these none that a starving entry is ahead of."""
         before_s = now_s - config.starvation_s
         starving = [key for key in self._state.oldest_of_each_priority() if key[1] < before_s]
         ordered = sorted((e for e in entered if not starving or pool_key(e) < starving[0]), key=pool_key)
         placed = place(ordered[: config.tick_entries])
-        self._look.unfinished = placed.bounded or len(ordered) > config.tick_entries
+        self._progress.unfinished = placed.bounded or len(ordered) > config.tick_entries

@@ -1,4 +1,4 @@
-"""Requests that wait for a prefill worker: served by (priority, arrival); of too many the last one goes."""
+"""The queue of requests that wait for a prefill worker, served by (priority, arrival); a full queue drops the last."""
 
 import heapq
 
@@ -6,7 +6,7 @@ from policies.state.views import Request, RequestId
 
 
 class PrefillQueue:
-    """A double-ended priority queue: two heaps whose dead entries are dropped when they come up or prevail."""
+    """A double-ended priority queue of two heaps; dead entries are dropped when they come up or are the majority."""
 
     def __init__(self) -> None:
         self._seq = 0
@@ -18,7 +18,7 @@ class PrefillQueue:
         return len(self._waiting)
 
     def push(self, request: Request) -> None:
-        """Last of its priority; one of the same attempt_id is replaced."""
+        """Appends a request as the last of its priority; one of the same attempt_id is replaced."""
         self._seq += 1
         self._waiting[request.attempt_id] = (self._seq, request)
         heapq.heappush(self._urgent, (request.terms.priority, self._seq, request.attempt_id))
@@ -32,11 +32,11 @@ class PrefillQueue:
             heapq.heapify(self._patient)
 
     def remove(self, attempt_id: RequestId) -> None:
-        """No error if it does not wait."""
+        """Removes a request; one that does not wait is no error."""
         self._waiting.pop(attempt_id, None)
 
     def head(self) -> Request | None:
-        """The next to be served; None: nobody waits."""
+        """The request to be served next; None when the queue is empty."""
         while self._urgent:
             _, seq, attempt_id = self._urgent[0]
             waiting = self._waiting.get(attempt_id)
@@ -46,7 +46,7 @@ class PrefillQueue:
         return None
 
     def least_urgent(self) -> RequestId:
-        """The last to be served. Raises IndexError when nobody waits."""
+        """The request to be served last. Raises IndexError when the queue is empty."""
         while True:
             _, minus_seq, attempt_id = self._patient[0]
             waiting = self._waiting.get(attempt_id)
@@ -55,7 +55,7 @@ class PrefillQueue:
             heapq.heappop(self._patient)
 
     def overdue(self, now_s: float, limit_s: float) -> list[RequestId]:
-        """Those that have waited longer than `limit_s`, or whose own deadline has passed; oldest first."""
+        """Requests that have waited longer than `limit_s` or whose own deadline has passed, oldest first."""
         return [
             attempt_id
             for attempt_id, (_, request) in self._waiting.items()

@@ -32,13 +32,13 @@ from policies.state.views import PoolEntry, RequestId, WorkerId
 class Ledger:
     """Mutable, private to the state: its events' handlers change it, its queries read it.
 
-    `dirty`: workers that changed since the last snapshot; `eased`: those where slots or KV were given back.
+    `dirty`: workers that changed since the last snapshot; `freed_workers`: those where slots or KV were given back.
     """
 
     live: dict[RequestId, Live] = field(default_factory=dict)
     loads: dict[WorkerId, Load] = field(default_factory=dict)
     dirty: set[WorkerId] = field(default_factory=set)
-    eased: set[WorkerId] = field(default_factory=set)
+    freed_workers: set[WorkerId] = field(default_factory=set)
     pool: Pool = field(default_factory=Pool)
     last_chosen: dict[str, WorkerId] = field(default_factory=dict)
     oracle: Oracle | None = None
@@ -74,9 +74,9 @@ class Ledger:
     ) -> None:
         """The one way to change a request's stage or workers: old charges off, new ones on."""
         if live.prefill_worker and (live.stage is Stage.PREFILLING or prefill_worker != live.prefill_worker):
-            self.eased.add(live.prefill_worker)
+            self.freed_workers.add(live.prefill_worker)
         if live.decode_worker and decode_worker != live.decode_worker:
-            self.eased.add(live.decode_worker)
+            self.freed_workers.add(live.decode_worker)
         self._book(live, -1)
         if live.stage is Stage.POOLED:
             self.pool.remove(live.request.attempt_id)

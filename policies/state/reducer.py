@@ -30,10 +30,10 @@ from policies.state.views import (
 
 @dataclass(slots=True)
 class ClusterState:
-    """`apply(event)` changes it or raises `StaleEvent` and changes nothing; `snapshot(now_s)` shows it.
+    """The cluster as the router knows it: `apply(event)` changes it, `snapshot(now_s)` shows it.
 
-    For who decides only when it may matter: `take_eased` and `take_entered` tell what was freed and what came since
-    they were last called, `fleet_version` whether the workers are still the same.
+    An event that does not fit raises `StaleEvent` and changes nothing. `take_freed_workers`, `take_entered` and
+    `fleet_version` tell what changed since they were last read, so that a caller can decide only when it may matter.
     """
 
     _ledger: Ledger = field(default_factory=Ledger)
@@ -78,10 +78,10 @@ class ClusterState:
         """The key of the entry that has waited longest, for each priority in the pool, most urgent first."""
         return self._ledger.pool.oldest_of_each_priority()
 
-    def take_eased(self) -> set[WorkerId]:
+    def take_freed_workers(self) -> set[WorkerId]:
         """The workers where slots or KV were given back since the last call."""
-        eased, self._ledger.eased = self._ledger.eased, set()
-        return eased
+        freed, self._ledger.freed_workers = self._ledger.freed_workers, set()
+        return freed
 
     def take_entered(self) -> list[PoolEntry]:
         """The entries that came into the pool since the last call and are in it now, oldest first."""

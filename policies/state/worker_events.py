@@ -48,7 +48,7 @@ def _engine_status(ledger: Ledger, event: ev.EngineStatus) -> None:
     load = ledger.need_worker(event.worker)
     foreign = max(0, event.kv_tokens - load.kv_tokens)
     if foreign < load.foreign_kv_tokens:
-        ledger.eased.add(event.worker)
+        ledger.freed_workers.add(event.worker)
     if event.health is not load.health:
         ledger.fleet_version += 1
     load.status, load.health, load.foreign_kv_tokens = event, event.health, foreign

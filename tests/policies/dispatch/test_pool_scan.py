@@ -1,15 +1,15 @@
 """Which pool entries an event has placed: from the front after room came, else only the new ones."""
 
 from policies.dispatch.config import DispatchConfig
-from policies.dispatch.pool_scan import Placed, PoolLook
+from policies.dispatch.pool_scan import Placement, PoolScan
 from policies.request.terms import Terms
 from policies.state import events as ev
 from policies.state.reducer import ClusterState
 from policies.state.views import PoolEntry, Request, Role
 
 CONFIG = DispatchConfig(tick_entries=2, starvation_s=5.0)
-NOTHING_FITS = Placed(bounded=False, open=True, blocked=False)
-FULL = Placed(bounded=False, open=False, blocked=False)
+NOTHING_FITS = Placement(bounded=False, slots_left=True, blocked=False)
+FULL = Placement(bounded=False, slots_left=False, blocked=False)
 
 
 class Pool:
@@ -18,7 +18,7 @@ class Pool:
     def __init__(self) -> None:
         self.state = ClusterState()
         self.state.apply(ev.EngineUp(0.0, "p", Role.PREFILL, "g", "n", 99, 100_000))
-        self.look = PoolLook(self.state)
+        self.scan = PoolScan(self.state)
         self.answer = NOTHING_FITS
 
     def enter(self, attempt_id: str, now_s: float = 0.0, priority: int = 0) -> None:
@@ -26,52 +26,52 @@ class Pool:
         self.state.apply(ev.PrefillRouted(now_s, attempt_id, "p", colocated=False))
         self.state.apply(ev.PrefillDone(now_s, attempt_id, 99.0, 1, 0))
 
-    def looked_at(self, room_came: bool, now_s: float = 0.0) -> list[str]:
+    def tried(self, room_came: bool, now_s: float = 0.0) -> list[str]:
         seen: list[str] = []
 
-        def place(entries: list[PoolEntry]) -> Placed:
+        def place(entries: list[PoolEntry]) -> Placement:
             seen.extend(entry.request.attempt_id for entry in entries)
             return self.answer
 
-        self.look.look(room_came, self.state.take_entered(), now_s, CONFIG, place)
+        self.scan.scan(room_came, self.state.take_entered(), now_s, CONFIG, place)
         return seen
 
 
-def test_room_has_the_whole_pool_looked_at_two_an_event_and_then_nothing() -> None:
+def test_room_has_the_whole_pool_tried_two_an_event_and_then_nothing() -> None:
     pool = Pool()
     for attempt_id in ("a", "b", "c"):
         pool.enter(attempt_id)
-    assert pool.looked_at(room_came=True) == ["a", "b"]
-    assert pool.looked_at(room_came=False) == ["c"]  # whatever the event is, it goes on
-    assert pool.looked_at(room_came=False) == []
+    assert pool.tried(room_came=True) == ["a", "b"]
+    assert pool.tried(room_came=False) == ["c"]  # whatever the event is, it goes on
+    assert pool.tried(room_came=False) == []
 
 
-def test_without_room_only_new_entries_are_looked_at() -> None:
+def test_without_room_only_new_entries_are_tried() -> None:
     pool = Pool()
     pool.enter("a")
     pool.answer = FULL
-    assert pool.looked_at(room_came=True) == ["a"]
+    assert pool.tried(room_came=True) == ["a"]
     pool.enter("b")
-    assert pool.looked_at(room_came=False) == ["b"]
+    assert pool.tried(room_came=False) == ["b"]
 
 
 def test_more_room_on_the_way_and_urgent_entries_bring_it_back_to_the_front() -> None:
     pool = Pool()
     for attempt_id in ("a", "b", "c"):
         pool.enter(attempt_id, priority=1)
-    assert pool.looked_at(room_came=True) == ["a", "b"]
-    assert pool.looked_at(room_came=True) == ["c"]
-    assert pool.looked_at(room_came=False) == ["a", "b"]  # once more, for what came on the way
+    assert pool.tried(room_came=True) == ["a", "b"]
+    assert pool.tried(room_came=True) == ["c"]
+    assert pool.tried(room_came=False) == ["a", "b"]  # once more, for what came on the way
     pool.enter("urgent", priority=0)
-    assert pool.looked_at(room_came=False) == ["urgent", "a"]
+    assert pool.tried(room_came=False) == ["urgent", "a"]
 
 
 def test_a_starving_entry_keeps_new_ones_out_until_it_has_left() -> None:
     pool = Pool()
     pool.enter("old")
-    pool.answer = Placed(bounded=False, open=True, blocked=True)
-    assert pool.looked_at(room_came=True, now_s=6.0) == ["old"]
+    pool.answer = Placement(bounded=False, slots_left=True, blocked=True)
+    assert pool.tried(room_came=True, now_s=6.0) == ["old"]
     pool.enter("new", now_s=6.0)
-    assert pool.looked_at(room_came=False, now_s=6.0) == [] and not pool.look.unblocked()
+    assert pool.tried(room_came=False, now_s=6.0) == [] and not pool.scan.unblocked()
     pool.state.apply(ev.Closed(6.0, "old", "cancelled"))
-    assert pool.look.unblocked()
+    assert pool.scan.unblocked()

@@ -44,10 +44,10 @@ STEPS = st.lists(
 class Eager(Dispatcher):
     """Looks at everything after every event."""
 
-    def _head_may_fit(self, event: ev.Event, eased: set[str]) -> bool:
+    def _queue_wakes(self, event: ev.Event, freed_workers: set[str]) -> bool:
         return True
 
-    def _room_came(self, eased: set[str]) -> bool:
+    def _pool_wakes(self, freed_workers: set[str]) -> bool:
         return True
 
 
