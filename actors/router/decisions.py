@@ -1,7 +1,7 @@
 """What the router decided and how long it took: a ring of the last decisions, counters, and a histogram of times.
 
 A request has one id for its client and an attempt_id for each of its jobs and attempts, which begin with it:
-`<id>-<number>` (`app.ingress.hub`). The ring keeps all of a request together, under that id.
+`<id>-<number>` (`app.ingress.connections`). The ring keeps all of a request together, under that id.
 """
 
 import bisect

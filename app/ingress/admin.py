@@ -23,8 +23,8 @@ from typing import Any, Literal
 import orjson
 
 from app.api.errors import ApiError, bad_request
+from app.ingress.connections import IngressConnections
 from app.ingress.http.reply import Headers, Reply, Request
-from app.ingress.hub import Hub
 from app.profile.file import load_heatmap, shipped
 
 PATH = "/sluice/admin/"
@@ -37,10 +37,13 @@ class AdminApi:
     """`respond(reply, request_id, status, body, headers)` sends JSON."""
 
     def __init__(
-        self, keys: tuple[str, ...], hub: Hub, respond: Callable[[Reply, str, int, bytes, Headers], None]
+        self,
+        keys: tuple[str, ...],
+        connections: IngressConnections,
+        respond: Callable[[Reply, str, int, bytes, Headers], None],
     ) -> None:
         self._keys = [key.encode() for key in keys]
-        self._hub, self._respond = hub, respond
+        self._connections, self._respond = connections, respond
 
     def dispatch(self, request: Request, reply: Reply, request_id: str) -> None:
         """Answers a request below PATH, later. Raises ApiError for one that is not allowed or not understood."""
@@ -68,7 +71,7 @@ class AdminApi:
                 error = ApiError(status, message, code=code, retry_after_s=2.0 if status == 503 else None)
                 self._respond(reply, request_id, status, error.body(), error.headers())
 
-        self._hub.ask_router(what, body, answered)
+        self._connections.ask_router(what, body, answered)
 
     def require(self, request: Request) -> None:
         """Raises ApiError 401 or 403 unless the request may administer."""

@@ -20,10 +20,10 @@ from app.api.plan import Plan, plan_chat, plan_completion
 from app.ingress.admin import PATH as ADMIN
 from app.ingress.admin import AdminApi
 from app.ingress.config import IngressConfig
-from app.ingress.exchange import JSON, Exchange
+from app.ingress.connections import IngressConnections
+from app.ingress.exchange import JSON, HttpExchange
 from app.ingress.fleet_metrics import FleetCollector
 from app.ingress.http.reply import AsgiReply, Headers, Reply, Request
-from app.ingress.hub import Hub
 from app.ingress.intake import Intake
 from app.ingress.metrics import IngressMetrics
 from app.ingress.open_requests import OpenRequests
@@ -45,22 +45,22 @@ class IngressApp:
     def __init__(
         self,
         config: IngressConfig,
-        hub: Hub,
+        connections: IngressConnections,
         codec: TextCodec,
         metrics: IngressMetrics,
         versions: dict[str, str],
     ) -> None:
         self.config = config
-        self.hub = hub
+        self.connections = connections
         self._intake = Intake(config, codec)
         self.metrics = metrics
         self.versions = versions
         self.transport = "plain"
-        self.requests = OpenRequests(hub)
+        self.requests = OpenRequests(connections)
         self._defaults = Defaults(
             config.default_completion_tokens, config.request_timeout_s, config.class_slo
         )
-        self._admin = AdminApi(config.admin_keys, hub, self._respond_json)
+        self._admin = AdminApi(config.admin_keys, connections, self._respond_json)
         self._loop = asyncio.get_running_loop()
         self._created_s = int(time.time())
         self._preparing: set[asyncio.Task[None]] = set()
@@ -76,7 +76,7 @@ class IngressApp:
             "/sluice/status": ("GET", self._status),
         }
         metrics.bind(lambda: float(self.in_flight))
-        metrics.registry.register(FleetCollector(hub))
+        metrics.registry.register(FleetCollector(connections))
 
     # ------------------------------------------------------------------------------------------------- requests
 
@@ -161,14 +161,14 @@ class IngressApp:
         if max(len(self.requests), len(self._preparing)) >= self.config.max_in_flight:
             message = f"This replica serves {self.config.max_in_flight} requests already; try again later."
             raise ApiError(429, message, code="too_many_requests", retry_after_s=1.0)
-        return self.hub.now_s()
+        return self.connections.now_s()
 
     def _start(self, plan: Plan, reply: Reply, request_id: str, started_s: float) -> None:
-        context = self.hub.context_tokens()
+        context = self.connections.context_tokens()
         if context is None:
-            reason = self.hub.ready() or "no engine is known"
+            reason = self.connections.ready() or "no engine is known"
             raise ApiError(503, f"Not ready: {reason}; try again later.", code="not_ready", retry_after_s=2.0)
-        self._intake.check_tools(plan, self.hub.engines())
+        self._intake.check_tools(plan, self.connections.engines())
         size = sum(len(prompt) for prompt in plan.prompts)
         if size <= self.config.offload_prompt_chars:
             tokens = self._intake.encode(plan)
@@ -181,7 +181,7 @@ class IngressApp:
             self._preparing.add(task)
             task.add_done_callback(self._preparing.discard)
 
-    async def _start_large(self, exchange: Exchange, context: int) -> None:
+    async def _start_large(self, exchange: HttpExchange, context: int) -> None:
         """A long prompt is tokenised in a thread, so that the streams of others go on."""
         plan = exchange.plan
         try:
@@ -196,8 +196,8 @@ class IngressApp:
             log.exception("tokenising failed")
             exchange.fail(ApiError(500, "Internal error; see the server's log."))
 
-    def _open(self, plan: Plan, reply: Reply, request_id: str, started_s: float) -> Exchange:
-        exchange = Exchange(self.requests, plan, reply, request_id, started_s)
+    def _open(self, plan: Plan, reply: Reply, request_id: str, started_s: float) -> HttpExchange:
+        exchange = HttpExchange(self.requests, plan, reply, request_id, started_s)
         self.requests.opened(exchange)
         return exchange
 
@@ -226,13 +226,13 @@ class IngressApp:
 
     def _card(self, name: str) -> dict[str, Any]:
         card = {"id": name, "object": "model", "created": self._created_s, "owned_by": "sluice"}
-        return card | {"max_model_len": self.hub.context_tokens()}
+        return card | {"max_model_len": self.connections.context_tokens()}
 
     def _alive(self, request: Request, reply: Reply, request_id: str) -> None:
         self._json(reply, request_id, {"live": True})
 
     def _ready(self, request: Request, reply: Reply, request_id: str) -> None:
-        reason = "shutting down" if self.draining else self.hub.ready()
+        reason = "shutting down" if self.draining else self.connections.ready()
         if reason is not None:
             raise ApiError(503, f"Not ready: {reason}.", code="not_ready", retry_after_s=2.0)
         self._json(reply, request_id, {"live": True, "ready": True})
@@ -244,7 +244,7 @@ class IngressApp:
         self._json(reply, request_id, {**self.versions, "transport": self.transport})
 
     def _status(self, request: Request, reply: Reply, request_id: str) -> None:
-        self._json(reply, request_id, status_of(self.hub, self.requests, self.transport))
+        self._json(reply, request_id, status_of(self.connections, self.requests, self.transport))
 
     # ------------------------------------------------------------------------------------------------------ ASGI
 

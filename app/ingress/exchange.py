@@ -1,7 +1,7 @@
-"""One HTTP request and its answer: a plan, its jobs (one per prompt), and the reply they feed.
+"""One HTTP request and its answer: a plan, a live request for each of its prompts, and the reply that they feed.
 
-It lives in callbacks: jobs put output in, the app's flush takes the bytes of one loop iteration out as one
-write. It ends in `_close`, exactly once, whichever of finish, failure and disconnect comes first.
+The exchange lives in callbacks: its requests put output in, and the app's flush takes the bytes of one loop iteration
+out as one write. It ends in `_close`, exactly once, whichever of finish, failure and disconnect comes first.
 """
 
 import logging
@@ -12,9 +12,8 @@ from app.api.chunks import DONE, Choice, Envelope, StreamWriter, usage_json, who
 from app.api.errors import ApiError
 from app.api.plan import Plan
 from app.ingress.http.reply import GONE_SLOW, Headers, Reply
-from app.ingress.job import Job
-from app.ingress.job_parts import Work
 from app.ingress.open_requests import OpenRequests
+from app.ingress.request import LiveRequest, RequestSpec
 
 log = logging.getLogger(__name__)
 
@@ -25,11 +24,11 @@ NO_CACHE = (b"cache-control", b"no-cache")
 CLIENT_CLOSED = 499  # nginx's number for a client that left; it exists in metrics only
 
 
-class Exchange:
-    """See the module. `begin` starts the jobs; before that only `fail` and the client's leaving can end it."""
+class HttpExchange:
+    """See the module. `begin` starts the requests; before that only `fail` and the client's leaving can end it."""
 
     __slots__ = (
-        "_choices", "_client_id", "_finish", "_first_s", "_id", "_jobs", "_open_jobs", "_pending", "_requests",
+        "_choices", "_client_request_id", "_finish", "_first_s", "_id", "_live", "_open", "_pending", "_requests",
         "_started_s", "_tokens", "_writer", "closed", "envelope", "plan", "reply", "request_id",
     )  # fmt: skip
 
@@ -43,8 +42,8 @@ class Exchange:
         self.closed = False
         self._started_s = started_s
         self._first_s: float | None = None
-        self._jobs: list[Job] = []
-        self._open_jobs = 0
+        self._live: list[LiveRequest] = []
+        self._open = 0  # requests that have not finished
         self._pending: list[bytes] = []
         self._finish: bytes | None = None
         self._tokens: list[list[int]] = []
@@ -52,7 +51,7 @@ class Exchange:
         self._writer: StreamWriter | None = None
         ours = request_id.startswith(requests.own_prefix)
         self._id = request_id.removeprefix("req-") if ours else requests.new_id()
-        self._client_id = "" if ours else request_id
+        self._client_request_id = "" if ours else request_id
         prefix = "chatcmpl-" if plan.chat else "cmpl-"
         self.envelope = Envelope(
             prefix + self._id,
@@ -64,7 +63,7 @@ class Exchange:
         reply.on_gone = self._gone
 
     def begin(self, tokens: list[list[int]], budgets: list[int], echoes: list[tuple[str, str]]) -> None:
-        """Starts one job per prompt. `tokens` and `budgets` (max_tokens) as `Plan.fit` approved them.
+        """Starts one request per prompt. `tokens` and `budgets` (max_tokens) as `Plan.fit` approved them.
 
         `echoes`: each prompt's text and that of its first token, where the prompts are echoed.
         """
@@ -77,8 +76,11 @@ class Exchange:
             self._choices.append(Choice(index, plan.chat, logprobs, keep, *echo))
         if plan.stream:
             self._writer = StreamWriter(self.envelope)
+        self._open = len(tokens)
         for index, ids in enumerate(tokens):
-            work = Work(
+            if self.closed:  # an earlier one has failed at once
+                break
+            spec = RequestSpec(
                 tokens=ids,
                 params=plan.params | {"max_tokens": budgets[index]},
                 max_tokens=budgets[index],
@@ -88,41 +90,41 @@ class Exchange:
                 user=plan.user,
                 chat=plan.engine_chat,
                 first_choice=index * plan.n,
-                id=self._id,
-                client_id=self._client_id,
+                request_id=self._id,
+                client_request_id=self._client_request_id,
                 text=prompt
                 if index < len(plan.prompts) and isinstance(prompt := plan.prompts[index], str)
                 else None,
             )
-            self._jobs.append(Job(work, self, self._requests.hub))
-        self._open_jobs = len(self._jobs)
-        for job in self._jobs:
-            if not self.closed:
-                job.start()
+            request = LiveRequest(spec, self, self._requests.connections)
+            self._live.append(request)
+            request.start()
 
-    # -------------------------------------------------------------------------------------------- Owner of jobs
+    # ------------------------------------------------------------------------------------ what the requests say
 
-    def job_output(self, job: Job, out: Out) -> None:
+    def output(self, request: LiveRequest, out: Out) -> None:
+        """Adds a piece of output to the answer."""
         if self.closed:
             return
         if self._first_s is None:
-            self._first_s = job.times.first_s
+            self._first_s = request.times.first_s
         try:
-            self._absorb(job, out)
+            self._absorb(request, out)
         except Exception as error:
             self.broken(error)
 
-    def job_finished(self, job: Job) -> None:
-        self._open_jobs -= 1
-        if self._open_jobs or self.closed:
+    def finished(self, request: LiveRequest) -> None:
+        """Completes the answer with the last of its requests."""
+        self._open -= 1
+        if self._open or self.closed:
             return
         try:
             self._complete()
         except Exception as error:
             self.broken(error)
 
-    def _absorb(self, job: Job, out: Out) -> None:
-        choice = self._choices[job.work.first_choice + out.index]
+    def _absorb(self, request: LiveRequest, out: Out) -> None:
+        choice = self._choices[request.spec.first_choice + out.index]
         writer = self._writer
         if writer is None:
             choice.absorb(out)
@@ -147,16 +149,14 @@ class Exchange:
         self._close(200)
         self._release()
 
-    def _cancel_jobs(self) -> None:
-        for job in self._jobs:
-            job.cancel()
+    def _cancel_all(self) -> None:
+        for request in self._live:
+            request.cancel()
         self._release()
 
     def _release(self) -> None:
-        """Jobs and exchange refer to each other: taken apart at the end, or their prompts would wait for the
-        collector.
-        """
-        self._jobs = []
+        """Parts requests and exchange, which refer to each other: else the prompts would wait for the collector."""
+        self._live = []
 
     def broken(self, error: Exception) -> None:
         """What we cannot put into words or write fails this request, not the engine's connection or other answers."""
@@ -164,12 +164,13 @@ class Exchange:
         failure = ApiError(500, "Internal error; see the server's log.")
         if not self.closed:
             self.fail(failure)
-        elif self.reply.started:  # its jobs are over, its client still waits
+        elif self.reply.started:  # its requests are over, its client still waits
             self.reply.end(failure.event())
         else:
             self.reply.respond(failure.status, [JSON, *self._headers()], failure.body())
 
-    def job_failed(self, job: Job, error: ApiError) -> None:
+    def failed(self, request: LiveRequest, error: ApiError) -> None:
+        """Ends the whole answer with the first of its requests that fails."""
         self.fail(error)
 
     # --------------------------------------------------------------------------------------------------- output
@@ -193,7 +194,7 @@ class Exchange:
         if self.closed:
             return
         self._close(error.status)
-        self._cancel_jobs()
+        self._cancel_all()
         if self.reply.started or self._pending:
             self._finish = error.event()
             self._requests.flush_soon(self)
@@ -206,7 +207,7 @@ class Exchange:
         if reason == GONE_SLOW:
             self._requests.metrics.slow_clients.inc()
         self._close(CLIENT_CLOSED)
-        self._cancel_jobs()
+        self._cancel_all()
 
     def _close(self, code: int) -> None:
         self.closed = True
@@ -217,12 +218,12 @@ class Exchange:
         if self._first_s is not None:
             metrics.ttft.observe(self._first_s - self._started_s)
         if code == 200:
-            metrics.e2e.observe(requests.hub.now_s() - self._started_s)
+            metrics.e2e.observe(requests.connections.now_s() - self._started_s)
 
     def _headers(self) -> Headers:
         return [(b"x-request-id", self.request_id.encode())]
 
     def _usage(self) -> bytes:
         prompt = sum(map(len, self._tokens))
-        completion = sum(job.output_tokens for job in self._jobs)
-        return usage_json(prompt, completion, sum(job.cached_tokens for job in self._jobs))
+        completion = sum(request.output_tokens for request in self._live)
+        return usage_json(prompt, completion, sum(request.cached_tokens for request in self._live))

@@ -1,20 +1,17 @@
 """The ingress's connections to the engines of the fleet.
 
 An engine of the last `Fleet` has a link that is kept. One that left the list (the router may only have lost
-sight of it) keeps its running requests: it is retired, and its connection ends with its last job.
+sight of it) keeps its running requests: it is retired, and its connection ends with its last request.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from actors.wire.channel import Channel, Identity
 from actors.wire.link import Link
 from actors.wire.messages import EngineInfo, Message
-
-if TYPE_CHECKING:
-    from app.ingress.job import Job
+from policies.request.life import Life
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +28,7 @@ is read first.
 
 
 class EngineLink:
-    """One engine: its facts, its connection, and the jobs that hold anything there."""
+    """One engine: its facts, its connection, and the requests that hold anything there, by the id of their attempt."""
 
     def __init__(
         self,
@@ -41,7 +38,7 @@ class EngineLink:
         on_lost: Callable[["EngineLink", str], None],
     ) -> None:
         self.info = info
-        self.jobs: dict[str, Job] = {}
+        self.live: dict[str, Life] = {}
         self.retired = False
         self.missing_s: float | None = None  # so long it is not in the router's list any more
         self._on_message, self._on_lost = on_message, on_lost
@@ -132,12 +129,12 @@ class EngineLinks:
         return self._links.get(engine_id)
 
     def attached(self, engine_id: str, attempt_id: str) -> EngineLink | None:
-        """The link over which `attempt_id` runs at the engine: a retired one goes on serving its own jobs."""
+        """The link over which `attempt_id` runs at the engine: a retired one goes on serving its own requests."""
         link = self._links.get(engine_id)
-        if link is not None and attempt_id in link.jobs:
+        if link is not None and attempt_id in link.live:
             return link
         for retired in self._retired:
-            if retired.info.id == engine_id and attempt_id in retired.jobs:
+            if retired.info.id == engine_id and attempt_id in retired.live:
                 return retired
         return link
 
@@ -151,7 +148,7 @@ class EngineLinks:
             link.sweep(period_s)
             if link.missing_s is not None and (not link.connected or link.missing_s > MISSING_GRACE_S):
                 self._retire(link)
-            if link.retired and (not link.jobs or not link.connected):
+            if link.retired and (not link.live or not link.connected):
                 self._stop(link)
 
     async def stop(self) -> None:
@@ -168,7 +165,7 @@ class EngineLinks:
 
     def _stop(self, link: EngineLink) -> None:
         self._retired.discard(link)
-        if link.jobs:
+        if link.live:
             self._on_lost(link, "engine left the fleet")
         task = asyncio.create_task(link.stop())
         self._stopping.add(task)

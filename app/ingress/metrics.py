@@ -9,7 +9,7 @@ Histograms are observed once per request, never per token; label children are lo
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from prometheus_client import (
     CollectorRegistry,
@@ -20,8 +20,9 @@ from prometheus_client import (
     generate_latest,
 )
 
-if TYPE_CHECKING:
-    from app.ingress.job import Job
+from policies.request.events import Admitted
+from policies.request.life import Life
+from policies.request.stage import Outcome
 
 disable_created_metrics()  # a `_created` series beside each counter helps nobody here
 
@@ -166,33 +167,32 @@ class IngressMetrics:
             )
         child.inc()
 
-    def job_admitted(self, job: "Job") -> None:
-        """Counts the KV transfer of a job that a decode engine has admitted, if there was one."""
-        times = job.times
-        if job.handle is not None:
-            self.kv_transfers.inc()
-            self.kv_bytes.inc(times.transfer_bytes)
-            self.kv_seconds.inc(times.transfer_s or 0.0)
-            self.kv_descriptors.inc(times.descriptors)
-            self.transfer.observe(times.transfer_s or 0.0)
+    def transferred(self, admission: Admitted) -> None:
+        """Counts the KV transfer of a request that was just admitted."""
+        self.kv_transfers.inc()
+        self.kv_bytes.inc(admission.transfer_bytes)
+        self.kv_seconds.inc(admission.transfer_s)
+        self.kv_descriptors.inc(admission.descriptors)
+        self.transfer.observe(admission.transfer_s)
 
-    def job_closed(self, job: "Job", outcome: str) -> None:
-        """Counts a job's tokens, and observes its stages if it finished; others would mix unlike things."""
-        self.generation_tokens.inc(job.output_tokens)
+    def closed(self, life: Life, prompt_tokens: int, outcome: Outcome) -> None:
+        """Counts an attempt's tokens, and observes its stages if it finished; others would mix unlike things."""
+        self.generation_tokens.inc(life.output_tokens)
         if outcome != "finished":
             return
-        times = job.times
-        self.prompt_tokens.inc(len(job.work.tokens))
+        times, prefilled = life.times, life.prefilled
+        self.prompt_tokens.inc(prompt_tokens)
         if times.routed_s is not None:
-            self.queue.observe(times.routed_s - times.submitted_s + times.engine_queue_s)
-        if times.prefill_s is not None:
-            self.prefill.observe(times.prefill_s)
+            waited_s = 0.0 if prefilled is None else prefilled.queue_s
+            self.queue.observe(times.routed_s - times.submitted_s + waited_s)
+        if prefilled is not None:
+            self.prefill.observe(prefilled.compute_s)
         if times.pooled_s is not None and times.decode_routed_s is not None:
             self.pool_wait.observe(times.decode_routed_s - times.pooled_s)
         if times.first_s is not None and times.last_s is not None:
             decode_s = times.last_s - times.first_s
             self.decode.observe(decode_s)
-            per_choice = job.output_tokens / job.work.choices
+            per_choice = life.output_tokens / life.choices
             if per_choice > 1:
                 self.tpot.observe(decode_s / (per_choice - 1))
 

@@ -5,7 +5,7 @@ import itertools
 import secrets
 from typing import Protocol
 
-from app.ingress.hub import Hub
+from app.ingress.connections import IngressConnections
 
 
 class OpenRequest(Protocol):
@@ -22,9 +22,9 @@ class OpenRequests:
     one iteration of the event loop and written at its end (`flush_soon`), one write a client.
     """
 
-    def __init__(self, hub: Hub) -> None:
-        self.hub = hub
-        self.metrics = hub.metrics
+    def __init__(self, connections: IngressConnections) -> None:
+        self.connections = connections
+        self.metrics = connections.metrics
         self.draining = False
         self._open: set[OpenRequest] = set()
         self._dirty: list[OpenRequest] = []
@@ -60,7 +60,7 @@ class OpenRequests:
 
     def model_name(self, asked: str | None) -> str:
         """The model name an answer carries: the one that was asked for, else the first that is served."""
-        return asked or self.hub.config.served_names[0]
+        return asked or self.connections.config.served_names[0]
 
     async def drain(self, timeout_s: float) -> bool:
         """Takes no new requests and waits for those under way; returns True if all ended within `timeout_s`."""

@@ -1,4 +1,4 @@
-"""The ingress as a Serve replica: starts hub, API and listener, and lends the same API to Serve's own HTTP port."""
+"""The ingress as a Serve replica: starts connections, API and listener, and lends that API to Serve's own HTTP port."""
 
 import importlib.metadata
 import logging
@@ -12,8 +12,8 @@ from app.config import SIM_MODEL, IngressGroupConfig, ModelConfig, WireConfig, f
 from app.ingress.admin import admin_keys
 from app.ingress.asgi import IngressApp
 from app.ingress.config import IngressConfig
+from app.ingress.connections import IngressConnections
 from app.ingress.http.listener import Listener, ListenerConfig
-from app.ingress.hub import Hub
 from app.ingress.metrics import IngressMetrics
 from app.ingress.tokenizer import HfCodec, TextCodec, WordCodec
 from app.replicas import DRAIN_S, finder
@@ -64,9 +64,9 @@ class IngressReplica:
         }
         ingress = from_options(IngressConfig, options, "ingress.options")
         metrics = IngressMetrics(model.served_name)
-        self._hub = Hub(ingress, me, finder(router), metrics)
-        self._app = IngressApp(ingress, self._hub, codec_of(model), metrics, versions())
-        await self._hub.start()
+        self._connections = IngressConnections(ingress, me, finder(router), metrics)
+        self._app = IngressApp(ingress, self._connections, codec_of(model), metrics, versions())
+        await self._connections.start()
         _current.app = self._app
         self._listener: Listener | None = None
         if group.port:
@@ -80,8 +80,8 @@ class IngressReplica:
                 assert self._listener is not None
                 await self._listener.stop(drain_s=DRAIN_S)
         finally:
-            if hasattr(self, "_hub"):
-                await self._hub.stop()  # tells router and engines what ends here
+            if hasattr(self, "_connections"):
+                await self._connections.stop()  # tells router and engines what ends here
 
 
 def _listener_config(group: IngressGroupConfig) -> ListenerConfig:

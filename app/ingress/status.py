@@ -3,38 +3,42 @@
 from typing import Any
 
 from actors.wire.messages import EngineInfo, Status
-from app.ingress.hub import Hub
-from app.ingress.job_parts import State
+from app.ingress.connections import IngressConnections
 from app.ingress.open_requests import OpenRequests
+from policies.request.stage import Stage
 
 
-def status_of(hub: Hub, requests: OpenRequests, transport: str) -> dict[str, Any]:
+def status_of(connections: IngressConnections, requests: OpenRequests, transport: str) -> dict[str, Any]:
     """The JSON object that the SDK reads. A figure that nobody has reported yet is null."""
-    infos, report = hub.engines(), hub.fleet_status
+    infos, report = connections.engines(), connections.fleet_status
     statuses = {status.engine_id: status for status in report.statuses} if report else {}
-    fleet = hub.fleet
+    fleet = connections.fleet
     policy = {"prefill": fleet.prefill_policy, "decode": fleet.decode_policy} if fleet else None
-    here = {state.value: 0 for state in State if state is not State.DONE}
-    for job in hub.jobs.values():
-        here[job.state.value] += 1
+    here = {stage.value: 0 for stage in Stage if stage is not Stage.DONE}
+    for request in connections.live.values():
+        here[request.stage.value] += 1
     return {
-        "ready": not requests.draining and hub.ready() is None,
-        "detail": hub.ready(),
-        "model": hub.config.served_names[0],
+        "ready": not requests.draining and connections.ready() is None,
+        "detail": connections.ready(),
+        "model": connections.config.served_names[0],
         "transport": transport,
         "router": {
-            "connected": hub.router_connected(),
+            "connected": connections.router_connected(),
             "policy": policy,
-            "fallback": not hub.router_connected(),
+            "fallback": not connections.router_connected(),
         },
         "engines": [_engine(info, statuses.get(info.id)) for info in infos],
         "requests": {
-            "in_flight": report.in_flight if report and hub.router_connected() else len(hub.jobs),
-            "queued": report.queued if report and hub.router_connected() else here["submitted"],
-            "pool": report.pool if report and hub.router_connected() else here["pooled"],
+            "in_flight": report.in_flight
+            if report and connections.router_connected()
+            else len(connections.live),
+            "queued": report.queued if report and connections.router_connected() else here["queued"],
+            "pool": report.pool if report and connections.router_connected() else here["pooled"],
         },
-        "leases": report.leases if report and hub.router_connected() else here["pooled"] + here["admitting"],
-        "replica": {"id": hub.config.replica_id, "in_flight": len(requests), "jobs": here},
+        "leases": report.leases
+        if report and connections.router_connected()
+        else here["pooled"] + here["transferring"],
+        "replica": {"id": connections.config.replica_id, "in_flight": len(requests), "stages": here},
     }
 
 

@@ -1,6 +1,6 @@
 """Many clients that leave: opens streaming requests over raw sockets and cuts them at a chosen stage of their life.
 
-The stage is read from the server (`/sluice/status` counts its jobs by state), so a disconnect is counted only where it
+The stage is read from the server (`/sluice/status` counts requests by stage), so a disconnect is counted only where it
 really happened. Loads are such that a stage lasts for seconds, or until the cut; loops are bounded in count and time.
 """
 
@@ -14,10 +14,10 @@ from typing import Any
 from tests.live.serving import App, pressure
 
 STATE_OF = {
-    "queued": "submitted",
+    "queued": "queued",
     "prefill": "prefilling",
     "pool": "pooled",
-    "transfer": "admitting",
+    "transfer": "transferring",
     "decode": "decoding",
 }
 MAX_ROUNDS = 40
@@ -69,7 +69,7 @@ class Crowd:
 
 def jobs(status: dict[str, Any], stage: str) -> int:
     """How many requests of the replica are in a stage."""
-    count: int = status["replica"]["jobs"][STATE_OF[stage]]
+    count: int = status["replica"]["stages"][STATE_OF[stage]]
     return count
 
 

@@ -78,7 +78,7 @@ def test_a_killed_decode_replica_takes_its_processes_along_and_comes_back(vllm_a
     assert len(tree) >= 2, "a vLLM replica has an engine core and a worker"
     crowd = Crowd(vllm_app)
     crowd.send(30, 20, LONG, "kill")
-    vllm_app.wait(lambda s: s["replica"]["jobs"]["decoding"] >= 8, "decoding under load")
+    vllm_app.wait(lambda s: s["replica"]["stages"]["decoding"] >= 8, "decoding under load")
     os.kill(victim.pid, signal.SIGKILL)
     alive = still_running([victim, *tree], timeout_s=60)
     assert not alive, f"orphans of the killed replica: {alive}"
@@ -88,7 +88,7 @@ def test_a_killed_decode_replica_takes_its_processes_along_and_comes_back(vllm_a
         ),
         "the prefill engine's blocks are free again",
     )
-    assert survivors["replica"]["jobs"]["decoding"] == 0
+    assert survivors["replica"]["stages"]["decoding"] == 0
     crowd.leave()
     vllm_app.wait(
         lambda s: any(e["role"] == "decode" and e["state"] == "ready" for e in s["engines"]),

@@ -89,7 +89,7 @@ def test_serving_goes_on_when_a_replica_is_killed(app: App, victim: str) -> None
 def test_a_killed_ingress_frees_everything_that_it_owned(app: App) -> None:
     crowd = Crowd(app)
     crowd.send(100, 10, 2000, "ingress")
-    app.wait(lambda s: s["replica"]["jobs"]["decoding"] >= 90, "decoding")
+    app.wait(lambda s: s["replica"]["stages"]["decoding"] >= 90, "decoding")
     os.kill(app.replica_pid("Ingress"), signal.SIGKILL)
     app.wait(lambda s: s["ready"], "a new ingress")
     app.wait_idle()

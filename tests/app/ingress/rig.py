@@ -22,8 +22,8 @@ from actors.wire import messages as wire
 from actors.wire.channel import Channel, Identity, connect, listen
 from app.ingress.asgi import IngressApp
 from app.ingress.config import IngressConfig
+from app.ingress.connections import IngressConnections
 from app.ingress.http.listener import Listener, ListenerConfig
-from app.ingress.hub import Hub
 from app.ingress.metrics import IngressMetrics
 from app.ingress.tokenizer import WordCodec
 from policies.dispatch.dispatcher import DispatchConfig, Dispatcher
@@ -188,7 +188,7 @@ class Rig:
     """What a test works with. `client` talks to the fast listener."""
 
     router: RouterServer
-    hub: Hub
+    connections: IngressConnections
     app: IngressApp
     listener: Listener
     client: httpx.AsyncClient
@@ -203,7 +203,7 @@ class Rig:
 
     async def idle(self) -> None:
         """Waits until nothing is held anywhere: ingress, router and engines."""
-        await until(lambda: not self.hub.jobs and not self.app.in_flight, "an idle ingress")
+        await until(lambda: not self.connections.live and not self.app.in_flight, "an idle ingress")
         await until(lambda: self.router.status().in_flight == 0, "an idle router")
         for engine in self.engines.values():
             await until(partial(_nothing_at, engine), f"an idle engine {engine.name}")
@@ -238,24 +238,27 @@ async def rig(
     async def find() -> tuple[str, ...]:
         return router.addresses
 
-    hub = Hub(config, Identity("ingress", config.replica_id), find, metrics)
-    app = IngressApp(config, hub, WordCodec(VOCAB), metrics, {"version": "0.0"})
+    connections = IngressConnections(config, Identity("ingress", config.replica_id), find, metrics)
+    app = IngressApp(config, connections, WordCodec(VOCAB), metrics, {"version": "0.0"})
     http = Listener(app, listener or ListenerConfig(port=0))
     client = httpx.AsyncClient(timeout=100)
-    made = Rig(router, hub, app, http, client, {engine.name: engine for engine in engines})
+    made = Rig(router, connections, app, http, client, {engine.name: engine for engine in engines})
     try:
         await http.start()
         client.base_url = httpx.URL(made.url)
-        await hub.start()
+        await connections.start()
         for engine in engines:
             await engine.start(router)
         if engines:
-            await until(lambda: len(hub.engines()) == len(engines) and hub.ready() is None, "a ready ingress")
+            await until(
+                lambda: len(connections.engines()) == len(engines) and connections.ready() is None,
+                "a ready ingress",
+            )
         yield made
     finally:
         await client.aclose()
         await http.stop()
-        await hub.stop()
+        await connections.stop()
         for engine in engines:
             await engine.stop()
         await router.stop()

@@ -169,7 +169,7 @@ async def test_every_prompt_and_attempt_of_a_request_is_explained(made: Rig) -> 
 
 async def test_without_the_router_it_says_so_and_serving_goes_on(made: Rig) -> None:
     await made.router.stop()
-    await until(lambda: not made.hub.router_connected(), "a lost router")
+    await until(lambda: not made.connections.router_connected(), "a lost router")
     answer = await made.client.get(POLICY)
     assert answer.status_code == 503 and "not connected" in answer.json()["error"]["message"]
     assert answer.headers["retry-after"] == "2"

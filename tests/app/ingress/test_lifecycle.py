@@ -16,7 +16,7 @@ import pytest
 
 from actors.wire import messages as wire
 from app.ingress.config import IngressConfig
-from app.ingress.exchange import Exchange
+from app.ingress.exchange import HttpExchange
 from app.ingress.tokenizer import WordCodec
 from tests.app.ingress.rig import MODEL, Rig, ScriptedEngine, make_router, pair, rig, until
 
@@ -32,7 +32,7 @@ def manual(directory: Path) -> list[ScriptedEngine]:
 async def advance(made: Rig, stage: str) -> str:
     """Brings the one request under way to `stage`; returns its attempt_id."""
     p, d = made.engines["p"], made.engines["d"]
-    await until(lambda: made.hub.jobs)
+    await until(lambda: made.connections.live)
     await until(lambda: p.of(wire.Prefill))
     attempt_id = str(p.of(wire.Prefill)[-1].attempt_id)
     if stage == "prefill":
@@ -44,14 +44,14 @@ async def advance(made: Rig, stage: str) -> str:
         await until(lambda: not link.open)
     p.finish_prefill(attempt_id)
     if stage == "pool":
-        await until(lambda: made.hub.jobs[attempt_id].state.value == "pooled")
+        await until(lambda: made.connections.live[attempt_id].stage == "pooled")
         return attempt_id
     await until(lambda: d.of(wire.Decode))
     if stage == "transfer":
         return attempt_id
     d.admit(attempt_id)
     d.token(attempt_id, "first ")
-    await until(lambda: made.hub.jobs[attempt_id].output_tokens == 1)
+    await until(lambda: made.connections.live[attempt_id].output_tokens == 1)
     return attempt_id
 
 
@@ -102,7 +102,7 @@ async def test_a_mass_disconnect_leaves_nothing(tmp_path: Path) -> None:
     engines = pair(tmp_path, step_s=0.01)
     async with rig(tmp_path, engines) as made:
         tasks = [post(made, stream=index % 2 == 0, max_tokens=100) for index in range(60)]
-        await until(lambda: sum(job.output_tokens for job in made.hub.jobs.values()) > 30)
+        await until(lambda: sum(request.output_tokens for request in made.connections.live.values()) > 30)
         for task in tasks:
             task.cancel()
         await made.idle()
@@ -114,7 +114,7 @@ async def test_an_engine_lost_before_the_first_token_is_not_seen_by_the_client(t
         await advance(made, "transfer")
         other = ScriptedEngine("d2", "decode", tmp_path, peers=[made.engines["p"]])
         await other.start(made.router)
-        await until(lambda: len(made.hub.engines()) == 3)
+        await until(lambda: len(made.connections.engines()) == 3)
         made.engines["p"].auto = True
         made.engines["d"].kill()
         made.engines["d"].live.clear()
@@ -171,7 +171,7 @@ async def test_without_a_router_it_serves_on_and_says_so(tmp_path: Path) -> None
         task = post(made)
         attempt_id = await advance(made, "prefill")
         await made.router.stop()
-        await until(lambda: not made.hub.router_connected())
+        await until(lambda: not made.connections.router_connected())
         made.engines["p"].finish_prefill(attempt_id)  # the pool decision is ours now
         await until(lambda: made.engines["d"].of(wire.Decode))
         made.engines["d"].admit(attempt_id)
@@ -194,12 +194,12 @@ async def test_a_router_that_comes_back_adopts_what_runs_and_ends_with_nothing(t
         task = post(made)
         attempt_id = await advance(made, "decode")
         await made.router.stop()
-        await until(lambda: not made.hub.router_connected())
+        await until(lambda: not made.connections.router_connected())
         made.router = make_router(tmp_path)
         await made.router.start([f"unix:{tmp_path}/router.sock"])
         for engine in made.engines.values():
             await engine.announce(made.router)
-        await until(made.hub.router_connected)
+        await until(made.connections.router_connected)
         await until(lambda: made.router.status().in_flight == 1)
         made.engines["d"].token(attempt_id, finish="stop")
         assert (await task).status_code == 200
@@ -209,10 +209,10 @@ async def test_a_router_that_comes_back_adopts_what_runs_and_ends_with_nothing(t
 async def test_a_restarted_router_that_knows_no_engine_yet_stops_nothing(tmp_path: Path) -> None:
     async with rig(tmp_path, pair(tmp_path)) as made:
         await made.router.stop()
-        await until(lambda: not made.hub.router_connected())
+        await until(lambda: not made.connections.router_connected())
         made.router = make_router(tmp_path)
         await made.router.start([f"unix:{tmp_path}/router.sock"])
-        await until(made.hub.router_connected)
+        await until(made.connections.router_connected)
         assert (await made.client.get("/health/ready")).status_code == 200
         assert (await post(made)).status_code == 200
         assert made.metric("sluice_fallback_decisions_total", stage="prefill") == 1
@@ -262,7 +262,7 @@ async def test_a_client_that_does_not_read_is_cut(tmp_path: Path) -> None:
         for _ in range(400):
             made.engines["d"].token(attempt_id, "x" * 50_000)
             await asyncio.sleep(0)
-            if attempt_id not in made.hub.jobs:
+            if attempt_id not in made.connections.live:
                 break
         await made.idle()
         assert made.metric("sluice_slow_clients_total") == 1
@@ -287,11 +287,11 @@ async def test_the_first_of_many_prompts_that_fails_ends_them_all(tmp_path: Path
         await made.router.stop()
         for engine in made.engines.values():
             engine.kill()
-        await until(lambda: not made.hub.router_connected() and made.hub.ready() is not None)
+        await until(lambda: not made.connections.router_connected() and made.connections.ready() is not None)
         body = {"prompt": ["a", "b", "c"], "max_tokens": 2}
         answer = await made.client.post("/v1/completions", json=body)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_engine")
-        assert not made.hub.jobs
+        assert not made.connections.live
         assert not made.app.in_flight
 
 
@@ -324,9 +324,9 @@ async def test_an_answer_that_cannot_be_written_ends_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two streams whose output comes in one iteration of the loop; writing the first one's fails."""
-    flush, failed = Exchange.flush, list[Exchange]()
+    flush, failed = HttpExchange.flush, list[HttpExchange]()
 
-    def fails_once(exchange: Exchange) -> None:
+    def fails_once(exchange: HttpExchange) -> None:
         if not failed:
             failed.append(exchange)
             raise ValueError("a bug")
@@ -342,7 +342,7 @@ async def test_an_answer_that_cannot_be_written_ends_alone(
         await until(lambda: len(d.of(wire.Decode)) == 2)
         for attempt_id in attempt_ids:
             d.admit(attempt_id)
-        monkeypatch.setattr(Exchange, "flush", fails_once)
+        monkeypatch.setattr(HttpExchange, "flush", fails_once)
         d.send(wire.Tokens([wire.Out(attempt_id, "word ", 1, finish="stop") for attempt_id in attempt_ids]))
         d.live.clear()
         answers = sorted([await task for task in tasks], key=lambda answer: answer.status_code)

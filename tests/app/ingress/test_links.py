@@ -24,9 +24,9 @@ async def test_an_engine_that_nobody_can_reach_costs_a_retry_not_the_request(
     ghost = ScriptedEngine("ghost", "prefill", tmp_path)
     async with rig(tmp_path, [d]) as made:
         await ghost.announce(made.router)  # the router believes it; nobody listens there
-        await until(lambda: len(made.hub.engines()) == 2)
+        await until(lambda: len(made.connections.engines()) == 2)
         task = asyncio.create_task(made.client.post("/v1/chat/completions", json=made.chat()))
-        await until(lambda: made.hub.jobs)
+        await until(lambda: made.connections.live)
         real = ScriptedEngine("real", "prefill", tmp_path)
         d.peers.append(real)
         await real.start(made.router)
@@ -45,12 +45,12 @@ async def test_a_time_in_which_we_stood_still_is_no_reason_to_give_an_engine_up(
     slow = ScriptedEngine("slow", "prefill", tmp_path)
     async with rig(tmp_path, [d]) as made:
         await slow.announce(made.router)  # nobody listens there yet
-        await until(lambda: len(made.hub.engines()) == 2)
+        await until(lambda: len(made.connections.engines()) == 2)
         task = asyncio.create_task(made.client.post("/v1/chat/completions", json=made.chat()))
-        await until(lambda: made.hub.jobs)
+        await until(lambda: made.connections.live)
         slow.server, _ = await listen(slow.address, slow._channel)
         d.peers.append(slow)
-        link = made.hub._engines.get("slow")
+        link = made.connections._engines.get("slow")
         assert link is not None
         assert link._waited_s is not None
         monkeypatch.setattr(links, "CONNECT_GRACE_S", link._waited_s + 5.0)
@@ -72,7 +72,7 @@ async def test_a_bug_in_the_sweep_does_not_end_it(tmp_path: Path, monkeypatch: p
             if len(swept) == 1:
                 raise ValueError("a bug")
 
-        monkeypatch.setattr(made.hub._engines, "sweep", sweep)
+        monkeypatch.setattr(made.connections._engines, "sweep", sweep)
         await until(lambda: len(swept) >= 3)
         assert made.metric("sluice_internal_errors_total") == 1
 
@@ -91,7 +91,7 @@ async def test_an_engine_that_left_the_list_finishes_what_it_has(
         d.admit(attempt_id)
         assert d.link is not None
         d.link.abort("only the router lost it")
-        await until(lambda: [info.id for info in made.hub.engines()] == ["p"])
+        await until(lambda: [info.id for info in made.connections.engines()] == ["p"])
         assert d.channels[0].open  # our connection stays while its request runs
         d.token(attempt_id, finish="stop")
         assert (await task).status_code == 200

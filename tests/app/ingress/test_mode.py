@@ -30,14 +30,14 @@ async def test_the_mode_names_the_engines_that_serve(tmp_path: Path, router: boo
     async with rig(tmp_path, engines) as made:
         if not router:
             await made.router.stop()
-            await until(lambda: not made.hub.router_connected())
+            await until(lambda: not made.connections.router_connected())
         for _ in range(3):
             assert (await post(made, "disaggregated")).status_code == 200
         assert served(engines) == {"p": 3, "d": 3, "c": 0}
         for _ in range(3):
             assert (await post(made, "colocated")).status_code == 200
         assert served(engines) == {"p": 3, "d": 3, "c": 3}
-        await until(lambda: not made.hub.jobs)
+        await until(lambda: not made.connections.live)
 
 
 async def test_a_kind_that_is_not_there_is_503_and_names_it(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ async def test_nobody_tells_what_nobody_wants(tmp_path: Path) -> None:
     async with rig(tmp_path, pair(tmp_path)) as made:  # join shortest queue does not look at the network
         await ask(made)
         await made.idle()
-        assert not made.hub._transferred
+        assert not made.connections._transferred
         assert observed(made) == 0
         assert made.router.dispatcher.state.snapshot(0.0).oracle is None
 
@@ -89,7 +89,10 @@ async def test_the_links_of_sim_engines_are_learned_whatever_the_file_says(tmp_p
     async with rig(tmp_path, [], network=RouterNetwork(config)) as made:
         kinds = (("p", "prefill", "r1"), ("near-1", "decode", "r1"), ("far-1", "decode", "r2"))
         engines = [await start_sim(made, tmp_path, *kind) for kind in kinds]
-        await until(lambda: len(made.hub.engines()) == 3 and made.hub.ready() is None, "a ready ingress")
+        await until(
+            lambda: len(made.connections.engines()) == 3 and made.connections.ready() is None,
+            "a ready ingress",
+        )
         state = made.router.dispatcher.state
 
         def places() -> int:

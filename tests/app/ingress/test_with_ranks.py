@@ -22,7 +22,7 @@ async def made(tmp_path: Path) -> AsyncIterator[tuple[Rig, SimRanks]]:
         p = await Sim.start(made, tmp_path, "p", "prefill", dp_ranks=2)
         options = {"dp_ranks": RANKS, "barrier": True, "slots": 64, "timing": {"decode_base_s": 0.01}}
         d = await Sim.start(made, tmp_path, "d", "decode", **options)
-        await until(lambda: len(made.hub.engines()) == 2 and made.hub.ready() is None)
+        await until(lambda: len(made.connections.engines()) == 2 and made.connections.ready() is None)
         await until(lambda: len(made.router.dispatcher.state.snapshot(0.0).workers) == 2 + RANKS)
         await until(lambda: len(made.router.status().statuses) == 2)
         assert isinstance(d.server.engine, SimRanks)

@@ -63,8 +63,8 @@ async def sim(tmp_path: Path, engines: dict[str, Sim]) -> AsyncIterator[Rig]:
     async with rig(tmp_path, []) as made:
         for name, role in (("p", "prefill"), ("d", "decode")):
             engines[name] = await Sim.start(made, tmp_path, name, role)
-        await until(lambda: len(made.hub.engines()) == 2 and made.hub.ready() is None)
-        await until(lambda: made.hub.fleet_status is not None)
+        await until(lambda: len(made.connections.engines()) == 2 and made.connections.ready() is None)
+        await until(lambda: made.connections.fleet_status is not None)
         yield made
         await made.idle()
         for engine in engines.values():
@@ -245,7 +245,7 @@ async def test_random_disconnects_leave_nothing(sim: Rig) -> None:
 async def test_a_colocated_engine_serves_alone(tmp_path: Path, engines: dict[str, Sim]) -> None:
     async with rig(tmp_path, []) as made:
         engines["c"] = await Sim.start(made, tmp_path, "c", "colocated")
-        await until(lambda: made.hub.ready() is None)
+        await until(lambda: made.connections.ready() is None)
         answer = await made.client.post("/v1/chat/completions", json=CHAT)
         assert answer.json()["usage"]["completion_tokens"] == 12
         assert made.metric("sluice_kv_transfers_total") == 0

@@ -106,7 +106,7 @@ async def test_what_does_not_fit_is_told_and_a_role_that_went_is_missed(
     assert data(out)["marks"] == [["measured", "measured"], ["measured", "interpolated"]]
     assert "longer than the context: 900->450 at 200/s" in capsys.readouterr().err
     await made.engines["d"].stop()
-    await until(lambda: made.hub.ready() is not None or len(made.hub.engines()) == 2)
+    await until(lambda: made.connections.ready() is not None or len(made.connections.engines()) == 2)
     assert await profile(out, made.url, *words) == WRONG
     assert "no ready decode engine" in capsys.readouterr().err
 

@@ -20,7 +20,7 @@ PLAN = Plan(
 async def test_a_profile_of_a_running_server(tmp_path: Path) -> None:
     async with rig(tmp_path, []) as made:
         sim = await Sim.start(made, tmp_path, "c", "colocated", timing={"decode_base_s": 0.02})
-        await until(lambda: len(made.hub.engines()) == 1 and made.hub.ready() is None)
+        await until(lambda: len(made.connections.engines()) == 1 and made.connections.ready() is None)
         out = tmp_path / "mine.yaml"
         await calibrate(made.client, PLAN, "cpu_smollm2", "http://here", out)
         await sim.stop()

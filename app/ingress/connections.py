@@ -1,9 +1,10 @@
-"""The hub of one ingress replica: it owns the links and the live jobs, and carries messages between them.
+"""The connections of one ingress replica to the router and the engines, and the requests that run over them.
 
-It is the live `job.Ports`. Everything runs on one event loop in callbacks; the only timers are two for the
-whole replica: progress to the router (batched) and the sweep over deadlines.
+Messages that come in become events of the requests they name (`policies.request.events`), and time passes for all of
+them in one sweep; what the requests want sent goes out here. Everything runs on one event loop in callbacks; the only
+timers are two for the whole replica: progress to the router (batched) and the sweep over deadlines.
 
-Without a router each job is decided here (`fallback`). This is counted, and `/sluice/status` shows it: it is a
+Without a router each request is decided here (`fallback`). This is counted, and `/sluice/status` shows it: it is a
 degraded mode, not a quiet one.
 """
 
@@ -13,10 +14,8 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from actors.wire.channel import Channel, Identity
-from actors.wire.kv import pack_hashes
 from actors.wire.link import Link
 from actors.wire.messages import (
     AdminAnswer,
@@ -37,18 +36,21 @@ from actors.wire.messages import (
 from app.ingress import fallback
 from app.ingress.admin_calls import AdminCalls
 from app.ingress.config import IngressConfig
-from app.ingress.hints import hints_of
-from app.ingress.job import Job
-from app.ingress.job_parts import EngineFailed, EngineLost, RouterLost, State, Work
 from app.ingress.links import EngineLink, EngineLinks
 from app.ingress.metrics import IngressMetrics
-from policies.engine_model.blocks import block_hashes
+from policies.request import events as ev
+from policies.request.life import Life, Limits
+from policies.request.stage import Stage
 
 log = logging.getLogger(__name__)
 
 
-class Hub:
-    """`start` connects; `fleet` and `fleet_status` are the router's last words (None before the first)."""
+class IngressConnections:
+    """Everything that one replica is connected to. `start` connects.
+
+    `fleet` and `fleet_status` are the router's last words (None before the first). `live` has every request, by the id
+    of its present attempt.
+    """
 
     def __init__(
         self,
@@ -59,12 +61,11 @@ class Hub:
     ) -> None:
         self.config = config
         self.metrics = metrics
-        self.max_retries = config.max_retries
-        self.lease_margin_s = config.lease_margin_s
-        self.jobs: dict[str, Job] = {}
+        self.limits = Limits(config.max_retries, config.lease_margin_s)
+        self.live: dict[str, Life] = {}
         self.fleet: Fleet | None = None
         self._was_whole = False
-        self._salt = (me.secret or b"sluice")[:64]
+        self.salt = (me.secret or b"sluice")[:64]
         self.fleet_status: FleetStatus | None = None
         self._engines = EngineLinks(me, self._from_engine, self._engine_lost)
         self._router = Link(
@@ -72,14 +73,13 @@ class Hub:
         )
         self._admin_calls = AdminCalls(self._router.send)
         self.ask_router = self._admin_calls.call
-        self._epochs = itertools.count(1)
-        self._epoch: int | None = None
+        self._router_connected = False
         self._context_tokens: int | None = None
         self._attempt_prefix = secrets.token_hex(4)
         self._attempt_ids = itertools.count(1)
         self._admitted: list[str] = []
         self._transferred: list[tuple[str, int, float, int, float]] = []  # the last: when it ended
-        self._progressed: set[Job] = set()
+        self._progressed: set[Life] = set()
         self._progress_timer: asyncio.TimerHandle | None = None
         self._sweeper: asyncio.Task[None] | None = None
         self._stopping = False
@@ -94,8 +94,7 @@ class Hub:
     async def stop(self) -> None:
         """Cancels what still runs and closes all links. Idempotent."""
         self._stopping = True
-        for job in list(self.jobs.values()):
-            job.cancel()
+        self._all(ev.Cancel())
         if self._sweeper is not None:
             self._sweeper.cancel()
         if self._progress_timer is not None:
@@ -139,101 +138,65 @@ class Hub:
         return self._context_tokens
 
     def router_connected(self) -> bool:
-        return self._epoch is not None
+        """Whether a router decides now."""
+        return self._router_connected
 
-    # ------------------------------------------------------------------------------------------- Ports of jobs
+    # ------------------------------------------------------------------------------------- what the requests do
 
-    def new_attempt_id(self, work: Work) -> str:
-        return f"{work.id or self._attempt_prefix}-{next(self._attempt_ids):x}"
+    def new_attempt(self, life: Life, request_id: str) -> str:
+        """Returns the id of the request's next attempt, under which messages find it; it begins with `request_id`."""
+        attempt_id = f"{request_id or self._attempt_prefix}-{next(self._attempt_ids):x}"
+        self.live[attempt_id] = life
+        return attempt_id
 
-    def register(self, job: Job) -> None:
-        self.jobs[job.attempt_id] = job
-
-    def forget(self, job: Job, outcome: str) -> None:
-        del self.jobs[job.attempt_id]
-        self._progressed.discard(job)
-        self.metrics.job_closed(job, outcome)
-
-    def hints_of(self, work: Work) -> bytes:
-        """What the router's predictors want to know of a request; nothing where there are none."""
-        if self.fleet is None or not self.fleet.wants_hints:
-            return b""
-        return hints_of(work, self.config.served_names[0], self._salt)
-
-    def block_hashes_of(self, work: Work) -> tuple[bytes, int]:
-        """Hashes of the prompt's KV blocks that a prefix cache can serve, where the router's policies look at hits.
-
-        The last token is always computed, so a block that ends with it is none of them; a prompt whose own logprobs
-        are asked for is computed whole.
-        """
-        size = None if self.fleet is None else self.fleet.block_tokens
-        if size is None or work.terms.local:
-            return b"", 0
-        return pack_hashes(block_hashes(work.tokens[:-1], size)), size
-
-    def router_epoch(self) -> int | None:
-        return self._epoch
+    def forget(self, life: Life) -> None:
+        """The attempt is over: its messages find nobody."""
+        del self.live[life.attempt_id]
+        self._progressed.discard(life)
 
     def to_router(self, message: Message) -> None:
+        """Sends to the router; without one the message is dropped, since its loss ends all that it knew."""
         self._router.send(message)
 
-    def to_engine(self, engine_id: str, job: Job, message: Message) -> bool:
-        link = self._engines.attached(engine_id, job.attempt_id)
+    def send_work(self, engine_id: str, life: Life, message: Message) -> bool:
+        """Sends work to an engine and ties the request to it. False if the engine is not connected."""
+        link = self._engines.attached(engine_id, life.attempt_id)
         if link is None or not link.send(message):
             return False
-        link.jobs[job.attempt_id] = job
+        link.live[life.attempt_id] = life
         return True
 
-    def leave_engine(self, engine_id: str, job: Job) -> None:
-        link = self._engines.attached(engine_id, job.attempt_id)
+    def end_work(self, engine_id: str, life: Life, message: Message | None) -> None:
+        """Unties the request from an engine, which is told by `message`; a lost connection has freed all already."""
+        link = self._engines.attached(engine_id, life.attempt_id)
         if link is not None:
-            link.jobs.pop(job.attempt_id, None)
+            if message is not None:
+                link.send(message)
+            link.live.pop(life.attempt_id, None)
 
-    def admitted(self, job: Job) -> None:
-        self.metrics.job_admitted(job)
-        self._admitted.append(job.attempt_id)
-        if job.handle is not None and self.fleet is not None and self.fleet.wants_transfers:
-            times = job.times
-            item = (
-                job.attempt_id,
-                times.transfer_bytes,
-                times.transfer_s or 0.0,
-                times.descriptors,
-                self.now_s(),
-            )
-            self._transferred.append(item)
+    def admitted(self, life: Life, moved: bool) -> None:
+        """To be told to the router with the next progress, and the transfer as well where KV `moved`."""
+        self._admitted.append(life.attempt_id)
+        admission = life.admission
+        if moved and admission is not None and self.fleet is not None and self.fleet.wants_transfers:
+            facts = (admission.transfer_bytes, admission.transfer_s, admission.descriptors)
+            self._transferred.append((life.attempt_id, *facts, self.now_s()))
         self._schedule_progress()
 
-    def retried(self, job: Job, stage: str, code: str) -> None:
-        self.metrics.retries.labels(stage, code).inc()
-        log.warning(
-            "retry of a request after a failed %s (%s), now avoiding %s",
-            stage,
-            code,
-            ", ".join(job.avoid) or "no engine",
-        )
-
-    def transfer_failed(self, job: Job) -> None:
-        self.metrics.transfer_failures.inc()
-
-    def refused(self, job: Job, event: object) -> None:
-        self.metrics.refused_events.inc()
-        log.debug("job %s in state %s refused %s", job.attempt_id, job.state.value, type(event).__name__)
-
-    def choose_prefill(self, job: Job) -> RoutePrefill | None:
+    def choose_prefill(self, life: Life) -> ev.RoutePrefill | None:
         """Our own decision, counted; None where no engine serves."""
-        route = fallback.choose_prefill(self._engines.all(), job)
+        route = fallback.choose_prefill(self._engines.all(), life)
         if route is not None:
             self.metrics.fallbacks.labels("prefill").inc()
         return route
 
-    def choose_decode(self, job: Job) -> RouteDecode | None:
+    def choose_decode(self, life: Life) -> ev.RouteDecode | None:
         """Our own decision, counted; None where no engine serves."""
-        assert job.prefill_engine is not None
-        holder = self._engines.attached(job.prefill_engine, job.attempt_id)
-        route = (
-            None if holder is None else fallback.choose_decode(self._engines.all(), holder.info.group, job)
-        )
+        assert life.prefill_engine is not None
+        holder = self._engines.attached(life.prefill_engine, life.attempt_id)
+        if holder is None:
+            return None
+        route = fallback.choose_decode(self._engines.all(), life, holder.info.group)
         if route is not None:
             self.metrics.fallbacks.labels("decode").inc()
         return route
@@ -241,49 +204,79 @@ class Hub:
     # ------------------------------------------------------------------------------------------------ engines
 
     def _from_engine(self, link: EngineLink, message: Message) -> None:
-        if isinstance(message, Tokens):
-            self._tokens(message)
-        elif isinstance(message, (PrefillDone, Admitted)):
-            self._to_job(message.attempt_id, message)
-        elif isinstance(message, Failed):
-            self._to_job(message.attempt_id, EngineFailed(link.info.id, message))
-        else:
-            raise ValueError(f"an ingress does not take {type(message).__name__}")
+        match message:
+            case Tokens():
+                self._tokens(message)
+            case PrefillDone():
+                done = ev.PrefillDone(
+                    message.lease_s,
+                    message.kv_bytes,
+                    message.cached_tokens,
+                    message.handle,
+                    message.queue_s,
+                    message.compute_s,
+                )
+                self._happens(message.attempt_id, done)
+            case Admitted():
+                admitted = ev.Admitted(
+                    message.transfer_bytes, message.transfer_s, message.descriptors, message.cached_tokens
+                )
+                self._happens(message.attempt_id, admitted)
+            case Failed():
+                failed = ev.EngineFailed(
+                    link.info.id,
+                    message.stage,
+                    message.code,
+                    message.message,
+                    message.retryable,
+                    message.param,
+                )
+                self._happens(message.attempt_id, failed)
+            case _:
+                raise ValueError(f"an ingress does not take {type(message).__name__}")
 
     def _tokens(self, message: Tokens) -> None:
-        jobs, progressed = self.jobs, self._progressed
+        live, progressed, now_s = self.live, self._progressed, self.now_s()
         for out in message.items:
-            job = jobs.get(out.attempt_id)
-            if job is None:
+            life = live.get(out.attempt_id)
+            if life is None:
                 continue  # its cancellation is on the way
-            if job.state is State.DECODING:
-                job.output(out)
-            else:
-                job.on(out)
-            if job.state is State.DECODING:
-                progressed.add(job)
+            life.on(ev.Output(out.n_tokens, out.finish is not None, out), now_s)
+            if life.stage is Stage.DECODING:
+                progressed.add(life)
         if progressed:
             self._schedule_progress()
 
-    def _to_job(self, attempt_id: str, event: Any) -> None:
-        job = self.jobs.get(attempt_id)
-        if job is not None:
-            job.on(event)
+    def _happens(self, attempt_id: str, event: ev.Event) -> None:
+        life = self.live.get(attempt_id)
+        if life is not None:
+            life.on(event, self.now_s())
+
+    def _all(self, event: ev.Event) -> None:
+        """Lets an event happen to every request; one may end others that are part of the same answer."""
+        for attempt_id in list(self.live):
+            self._happens(attempt_id, event)
 
     def _engine_lost(self, link: EngineLink, reason: str) -> None:
-        jobs, link.jobs = list(link.jobs.values()), {}
-        if jobs:
-            log.warning("engine %s lost (%s) with %d requests", link.info.id, reason, len(jobs))
-        for job in jobs:
-            if self.jobs.get(job.attempt_id) is job:
-                job.on(EngineLost(link.info.id, reason))
+        tied, link.live = list(link.live), {}
+        if tied:
+            log.warning("engine %s lost (%s) with %d requests", link.info.id, reason, len(tied))
+        for attempt_id in tied:
+            self._happens(attempt_id, ev.EngineLost(link.info.id, reason))
 
     # ------------------------------------------------------------------------------------------------- router
 
     def _from_router(self, _: Channel, message: Message) -> None:
         match message:
-            case RoutePrefill() | RouteDecode() | Reject():
-                self._to_job(message.attempt_id, message)
+            case RoutePrefill():
+                colocated = message.mode == "colocated"
+                prefill = ev.RoutePrefill(message.engine_id, colocated, message.dp_rank)
+                self._happens(message.attempt_id, prefill)
+            case RouteDecode():
+                self._happens(message.attempt_id, ev.RouteDecode(message.engine_id, message.dp_rank))
+            case Reject():
+                rejected = ev.Reject(message.status, message.reason, message.retry_after_s)
+                self._happens(message.attempt_id, rejected)
             case FleetStatus():
                 self.fleet_status = message
             case AdminAnswer():
@@ -297,19 +290,17 @@ class Hub:
                 raise ValueError(f"an ingress does not take {type(message).__name__} from a router")
 
     def _router_up(self, _: Channel) -> None:
-        self._epoch = next(self._epochs)
-        for job in list(self.jobs.values()):
-            job.router_up(self._epoch)
+        self._router_connected = True
+        self._all(ev.RouterUp())
 
     def _router_down(self, reason: str) -> None:
-        self._epoch = None
+        self._router_connected = False
         self._admin_calls.lost()
         self._admitted.clear()
         if self._stopping:
             return
-        log.warning("router lost (%s): deciding %d requests here until it is back", reason, len(self.jobs))
-        for job in list(self.jobs.values()):
-            job.on(RouterLost())
+        log.warning("router lost (%s): deciding %d requests here until it is back", reason, len(self.live))
+        self._all(ev.RouterLost())
 
     def _schedule_progress(self) -> None:
         if self._progress_timer is None:
@@ -317,14 +308,14 @@ class Hub:
 
     def _send_progress(self) -> None:
         self._progress_timer = None
-        items = [(attempt_id, "admitted", 0) for attempt_id in self._admitted if attempt_id in self.jobs]
-        items += [(job.attempt_id, "tokens", job.output_tokens) for job in self._progressed]
+        items = [(attempt_id, "admitted", 0) for attempt_id in self._admitted if attempt_id in self.live]
+        items += [(life.attempt_id, "tokens", life.output_tokens) for life in self._progressed]
         transferred, self._transferred = self._transferred, []
         self._admitted.clear()
         self._progressed.clear()
-        if items and self._epoch is not None:
+        if items and self._router_connected:
             self._router.send(Progress(items))
-        if transferred and self._epoch is not None:
+        if transferred and self._router_connected:
             now_s = self.now_s()
             self._router.send(Transferred([(*item, now_s - ended_s) for *item, ended_s in transferred]))  # type: ignore[misc]
 
@@ -336,8 +327,8 @@ class Hub:
             try:
                 self._engines.sweep(self.config.sweep_interval_s)
                 now_s = self.now_s()
-                for job in list(self.jobs.values()):
-                    job.sweep(now_s)
+                for life in [life for life in self.live.values() if life.wake_at_s <= now_s]:
+                    life.wake(now_s)
             except Exception:  # a bug; without this task no request would ever expire
                 self.metrics.internal_errors.inc()
                 log.exception("the sweep failed; it is tried again in %g s", self.config.sweep_interval_s)

@@ -1,19 +1,19 @@
 """What an ingress tells the router of a request's text and user: digests, never themselves."""
 
+import dataclasses
+
 from actors.router.forecasts import arrival_of
 from actors.wire.messages import Submit
-from app.ingress.hints import hints_of
-from app.ingress.job_parts import Work
-from policies.request.terms import Terms
+from app.ingress.request import RequestSpec, hints_of
 from predictors.protocol import Arrival
 
 SALT = b"secret"
 
 
 def told(user: str, text: str | None = None, salt: bytes = SALT) -> tuple[Arrival, bytes]:
-    work = Work([1, 2], {"temperature": 0.5}, 5, 1, Terms(), 100.0)
-    work = Work(**{name: getattr(work, name) for name in Work.__slots__} | {"user": user, "text": text})
-    hints = hints_of(work, "m", salt)
+    plain = RequestSpec([1, 2], {"temperature": 0.5}, 5, 1, Terms(), 100.0)
+    spec = dataclasses.replace(plain, user=user, text=text)
+    hints = hints_of(spec, "m", salt)
     return arrival_of(Submit("r", 2, 5, hints=hints), 1.0), hints
 
 

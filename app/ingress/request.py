@@ -1,0 +1,262 @@
+"""One prompt of a client's request on its way: the life cycle (`policies.request.life`), driven live.
+
+What the life wants done becomes messages to router and engines, calls of the client's answer, and metrics. Messages
+that come in become its events in `app.ingress.connections`.
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from actors.router.forecasts import Hints, encode_hints
+from actors.wire.kv import pack_hashes
+from actors.wire.messages import (
+    Adopt,
+    Cancel,
+    Closed,
+    Decode,
+    Out,
+    Prefill,
+    Prefilled,
+    ReleaseKV,
+    Submit,
+)
+from app.api.errors import ApiError
+from app.ingress.connections import IngressConnections
+from policies.engine_model.blocks import block_hashes
+from policies.request import events as ev
+from policies.request.effects import Failure
+from policies.request.life import Life
+from policies.request.stage import Outcome, Stage, Task
+from policies.request.terms import Terms
+from predictors.text import digest, prompt_key, signals, template_key
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSpec:
+    """What is to be served; the same for all attempts. `arrived_s` is on the ingress's clock.
+
+    `request_id` is the request's, behind the prefix in its answer; `client_request_id` the client's own, if it sent
+    one. `text` is the prompt where the client sent text; only the router's hints look at it. `first_choice`: the index
+    of the prompt's first choice in the answer.
+    """
+
+    tokens: list[int]
+    params: dict[str, Any]
+    max_tokens: int
+    choices: int
+    terms: Terms
+    arrived_s: float
+    chat: bytes | None = None
+    first_choice: int = 0
+    request_id: str = ""
+    client_request_id: str = ""
+    user: str = ""
+    text: str | None = None
+
+
+class Client(Protocol):
+    """Who gets the output: the exchange with the client."""
+
+    def output(self, request: "LiveRequest", out: Out) -> None: ...
+    def finished(self, request: "LiveRequest") -> None: ...
+    def failed(self, request: "LiveRequest", error: ApiError) -> None: ...
+
+
+class LiveRequest(Life):
+    """The live driver's half of a life. Create, `start`, then `cancel` at any time; messages come by themselves."""
+
+    __slots__ = ("_client", "_connections", "spec")
+
+    def __init__(self, spec: RequestSpec, client: Client, connections: IngressConnections) -> None:
+        super().__init__(connections.limits, spec.terms, spec.arrived_s, spec.choices)
+        self.spec, self._client, self._connections = spec, client, connections
+
+    def start(self) -> None:
+        """Begins; the request may have failed when this returns."""
+        connections = self._connections
+        self.on(ev.Start(connections.router_connected()), connections.now_s())
+
+    def cancel(self) -> None:
+        """Ends it, whatever its stage. Idempotent."""
+        self.on(ev.Cancel(), self._connections.now_s())
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that a prefix cache served, where the prompt was computed."""
+        told = self.prefilled or self.admission
+        return 0 if told is None else told.cached_tokens
+
+    # ------------------------------------------------------------------------------------------------- attempts
+
+    def new_attempt(self) -> str:
+        return self._connections.new_attempt(self, self.spec.request_id)
+
+    def forget(self, outcome: Outcome) -> None:
+        self._connections.forget(self)
+        self._connections.metrics.closed(self, len(self.spec.tokens), outcome)
+
+    def retried(self, task: Task, code: str) -> None:
+        self._connections.metrics.retries.labels(task, code).inc()
+        avoided = ", ".join(self.avoid) or "no engine"
+        log.warning("retry of a request after a failed %s (%s), now avoiding %s", task, code, avoided)
+
+    def wake_at(self, at_s: float) -> None:
+        """The connections' sweep reads `wake_at_s`."""
+
+    def refused(self, event: object) -> None:
+        self._connections.metrics.refused_events.inc()
+        log.debug("%s, which is %s, refused %s", self.attempt_id, self.stage, type(event).__name__)
+
+    # --------------------------------------------------------------------------------------------------- router
+
+    def submit(self) -> None:
+        self._connections.to_router(self._submit())
+
+    def adopt(self) -> None:
+        kv_engine = self.prefill_engine or self.decode_engine
+        kv_rank = self.prefill_rank if self.prefill_engine else self.decode_rank
+        self._connections.to_router(
+            Adopt(
+                self._submit(),
+                "prefilling" if self.stage is Stage.PREFILLING else "decoding",
+                kv_engine,
+                self.decode_engine,
+                self.output_tokens,
+                dp_rank=kv_rank,
+                decode_dp_rank=self.decode_rank,
+            )
+        )
+
+    def report_prefill(self, done: ev.PrefillDone) -> None:
+        self._connections.to_router(
+            Prefilled(self.attempt_id, done.lease_s, done.kv_bytes, done.cached_tokens)
+        )
+
+    def close(self, outcome: Outcome, culprit: str | None, task: Task | None) -> None:
+        self._connections.to_router(Closed(self.attempt_id, outcome, self.output_tokens, culprit, task))
+
+    def choose_prefill(self) -> ev.RoutePrefill | None:
+        return self._connections.choose_prefill(self)
+
+    def choose_decode(self) -> ev.RouteDecode | None:
+        return self._connections.choose_decode(self)
+
+    def _submit(self) -> Submit:
+        spec, connections = self.spec, self._connections
+        hashes, block_tokens = b"", 0
+        # an adopted request whose prompt is computed is not routed by its prefix any more
+        if self.stage in (Stage.QUEUED, Stage.PREFILLING):
+            hashes, block_tokens = self._block_hashes()
+        fleet = connections.fleet
+        wants_hints = fleet is not None and fleet.wants_hints
+        return Submit(
+            attempt_id=self.attempt_id,
+            prompt_tokens=len(spec.tokens),
+            max_tokens=spec.max_tokens,
+            slots=spec.choices,
+            terms=spec.terms,
+            age_s=connections.now_s() - spec.arrived_s,
+            avoid=self.avoid,
+            hints=hints_of(spec, connections.config.served_names[0], connections.salt)
+            if wants_hints
+            else b"",
+            block_hashes=hashes,
+            block_tokens=block_tokens,
+            request_id=spec.client_request_id,
+        )
+
+    def _block_hashes(self) -> tuple[bytes, int]:
+        """Hashes of the prompt's KV blocks that a prefix cache can serve, where the router's policies look at hits.
+
+        The last token is always computed, so a block that ends with it is left out; a prompt whose own logprobs are
+        asked for is computed whole.
+        """
+        fleet = self._connections.fleet
+        size = None if fleet is None else fleet.block_tokens
+        if size is None or self.terms.local:
+            return b"", 0
+        return pack_hashes(block_hashes(self.spec.tokens[:-1], size)), size
+
+    # -------------------------------------------------------------------------------------------------- engines
+
+    def send_prefill(self, route: ev.RoutePrefill, left_s: float) -> bool:
+        spec = self.spec
+        message = Prefill(self.attempt_id, spec.tokens, spec.params, left_s, self.terms.priority, route.rank)
+        return self._connections.send_work(route.engine_id, self, message)
+
+    def send_decode(self, route: ev.RoutePrefill | ev.RouteDecode, left_s: float) -> bool:
+        spec = self.spec
+        handle = None if self.prefilled is None else self.prefilled.handle
+        message = Decode(
+            self.attempt_id, spec.tokens, spec.params, handle, left_s, self.terms.priority, spec.chat, route.rank
+        )
+        return self._connections.send_work(route.engine_id, self, message)
+
+    def stop_work(self, engine_id: str) -> None:
+        self._connections.end_work(engine_id, self, Cancel(self.attempt_id))
+
+    def release_kv(self, engine_id: str) -> None:
+        self._connections.end_work(engine_id, self, ReleaseKV(self.attempt_id))
+
+    def leave_engine(self, engine_id: str) -> None:
+        self._connections.end_work(engine_id, self, None)
+
+    def admitted(self) -> None:
+        moved = self.prefilled is not None
+        if moved:
+            assert self.admission is not None
+            self._connections.metrics.transferred(self.admission)
+        self._connections.admitted(self, moved)
+
+    def transfer_failed(self) -> None:
+        self._connections.metrics.transfer_failures.inc()
+
+    # --------------------------------------------------------------------------------------------------- client
+
+    def output(self, event: ev.Output) -> None:
+        self._client.output(self, event.piece)
+
+    def finished(self) -> None:
+        self._client.finished(self)
+
+    def failed(self, failure: Failure) -> None:
+        self._client.failed(
+            self,
+            ApiError(
+                failure.status,
+                failure.message,
+                param=failure.param,
+                code=failure.code,
+                retry_after_s=failure.retry_after_s,
+            ),
+        )
+
+
+def hints_of(spec: RequestSpec, model: str, salt: bytes) -> bytes:
+    """`Submit.hints`: sampling, digests of text and user, and signals of the text, for the router's predictors.
+
+    Never the text itself, nor the user's name. The digests are keyed by `salt`, so a log of them does not reveal a
+    prompt or a name to somebody who can guess it but lacks the key.
+    """
+    params, text = spec.params, spec.text
+    found = None
+    if text is not None:
+        s = signals(text)
+        found = (s.chars, s.last_turn_chars, s.question_marks, s.code_marks, s.list_marks, s.requested_words)
+    return encode_hints(
+        Hints(
+            model=model,
+            temperature=params.get("temperature"),
+            top_p=params.get("top_p"),
+            top_k=params.get("top_k"),
+            stop_strings=len(params.get("stop") or ()),
+            structured_output=params.get("response_format") is not None,
+            prompt_key=None if text is None else prompt_key(text, salt),
+            template_key=None if text is None else template_key(text, salt),
+            text=found,
+            user=digest(spec.user, salt) if spec.user else None,
+        )
+    )

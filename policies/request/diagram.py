@@ -1,0 +1,78 @@
+"""Makes the page `docs/request-life.md` from `life.TABLE`.
+
+Write it anew with `python -m policies.request.diagram > docs/request-life.md`.
+"""
+
+from policies.request.life import TABLE, Row
+from policies.request.stage import Stage
+
+_HEAD = """# The life of a request
+
+<!-- Made by `python -m policies.request.diagram > docs/request-life.md`; a test compares. -->
+
+One state machine (`policies/request/life.py`) runs live in the ingress and in virtual time in the simulator. An event
+comes in, effects go out, and the next stage is one of those that the table lists. An event that the table does not list
+for a stage changes nothing and is counted (`sluice_refused_events_total`).
+
+A request may be cancelled, and may pass its deadline, in every stage but DONE; both lead to DONE and are left out of
+the picture, and so are events that change no stage. A failed attempt leads to the next one, in QUEUED: without a router
+its prefill engine is chosen at once, so it is PREFILLING then.
+
+"""
+
+_EVERYWHERE = {"Cancel", "DeadlinePassed"}
+
+_HELD = {
+    Stage.QUEUED: "nothing",
+    Stage.PREFILLING: "work on the prefill engine (colocated: on the one engine)",
+    Stage.POOLED: "a lease on the prefill engine",
+    Stage.TRANSFERRING: "the lease, and work on the decode engine",
+    Stage.DECODING: "work on the decode engine",
+    Stage.DONE: "nothing",
+}
+
+
+def _name(stage: Stage | None) -> str:
+    return "[*]" if stage is None else stage.name
+
+
+def _event(event: type, row: Row) -> str:
+    return (
+        event.__name__ if row.when is None else f"{event.__name__} [{row.when.__name__.removeprefix('is_')}]"
+    )
+
+
+def picture() -> str:
+    """The table as a Mermaid state diagram: one arrow for each pair of stages, with the events that lead along it."""
+    arrows: dict[tuple[str, str], list[str]] = {}
+    for (stage, event), row in TABLE.items():
+        for to in row.leads_to:
+            if to is not stage and event.__name__ not in _EVERYWHERE:
+                arrows.setdefault((_name(stage), _name(to)), []).append(_event(event, row))
+    lines = [f"    {source} --> {to}: {', '.join(events)}" for (source, to), events in arrows.items()]
+    return "\n".join(["```mermaid", "stateDiagram-v2", *lines, f"    {Stage.DONE.name} --> [*]", "```", ""])
+
+
+def table() -> str:
+    """The table as Markdown, one row for each stage and event."""
+    lines = ["| stage | event | what is done | leads to |", "|---|---|---|---|"]
+    for (stage, event), row in TABLE.items():
+        done = " ".join((row.action.__doc__ or "").split())
+        leads_to = ", ".join(to.name for to in row.leads_to)
+        lines.append(f"| {_name(stage)} | {_event(event, row)} | {done} | {leads_to} |")
+    return "\n".join(lines) + "\n"
+
+
+def held() -> str:
+    """What a request holds in each stage, as Markdown."""
+    lines = ["| stage | held |", "|---|---|", *(f"| {stage.name} | {_HELD[stage]} |" for stage in Stage)]
+    return "\n".join(lines) + "\n"
+
+
+def page() -> str:
+    """The whole of `docs/request-life.md`."""
+    return f"{_HEAD}{picture()}\n## What is held\n\n{held()}\n## Every row\n\n{table()}"
+
+
+if __name__ == "__main__":
+    print(page(), end="")

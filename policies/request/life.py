@@ -1,0 +1,486 @@
+"""The life of one request, from Start to DONE: the one state machine, live and simulated.
+
+Events come in by `on`, with the time at which they happened; effects go out as calls (`effects.Effects`), which a
+driver implements: the ingress live (`app.ingress.request`), the simulator in virtual time (`benchmarks.sim.ingress`).
+Nothing here reads a clock, waits, logs or counts.
+
+`TABLE` lists every event that a stage accepts, what is done, and the stages to which that may lead;
+`docs/request-life.md` is generated from it. Nothing goes round the table: an event that it does not list changes
+nothing and is told to `refused` (a message that crossed a cancellation on its way, say).
+
+What is held where follows from the stage alone (`_give_back`), and every way out runs through `_end`, which tells the
+router once for each attempt. A failed attempt is repeated under a new id before the first token, at most `max_retries`
+times and avoiding the engines that failed, so that late messages of the old attempt cannot be taken for the new one's.
+After the first token it ends in an error.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from policies.request.effects import Effects, Failure
+from policies.request.events import (
+    Admitted,
+    Cancel,
+    DeadlinePassed,
+    EngineFailed,
+    EngineLost,
+    Event,
+    Output,
+    Preempted,
+    PrefillDone,
+    Reject,
+    RouteDecode,
+    RoutePrefill,
+    RouterLost,
+    RouterUp,
+    StageOverdue,
+    Start,
+)
+from policies.request.stage import Outcome, Stage, Task
+from policies.request.terms import Terms
+
+NO_ENGINE = "no_engine"
+"""The router's reason when it knows no engine that is ready."""
+
+LEAST_LEFT_S = 0.001
+"""Time that an engine is given at least, so that a request whose deadline has come ends by the deadline's own event."""
+
+_STATUS_OF_CODE = {"deadline": 504, "draining": 503, "overloaded": 503}
+_BAD_GATEWAY = 502
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a driver's configuration says of every request.
+
+    A pooled request is given up `lease_margin_s` before its lease ends, or a fifth of the lease where that is less.
+    """
+
+    max_retries: int
+    lease_margin_s: float
+
+
+@dataclass(slots=True)
+class Times:
+    """When the present attempt came to its stages, in seconds of the driver's clock; None: not yet.
+
+    `first_s` is the request's: it stays when another attempt begins.
+    """
+
+    submitted_s: float
+    routed_s: float | None = None
+    pooled_s: float | None = None
+    decode_routed_s: float | None = None
+    first_s: float | None = None
+    last_s: float | None = None
+
+
+class Life(Effects):
+    """One request and its attempts. Made by a driver, begun by `Start`, then fed by `on` and `wake`.
+
+    A colocated attempt has a `decode_engine` only. `prefilled` and `admission` are the engines' reports about the
+    last attempt. `wake_at_s`: when `wake` has something to do.
+    """
+
+    __slots__ = (
+        "_rows", "admission", "attempt_id", "attempts", "avoid", "choices", "deadline_s", "decode_engine",
+        "decode_rank",
+        "limits", "output_tokens", "prefill_engine", "prefill_rank", "prefilled", "router_connected",
+        "router_knows", "stage", "terms", "times", "unfinished", "wake_at_s",
+    )  # fmt: skip
+
+    def __init__(self, limits: Limits, terms: Terms, arrived_s: float, choices: int = 1) -> None:
+        self.limits, self.terms, self.choices = limits, terms, choices
+        self.deadline_s = terms.deadline_s(arrived_s)
+        self.stage = Stage.QUEUED
+        self._rows = _ROWS[None]
+        self.attempt_id = ""
+        self.attempts = 0
+        self.avoid: tuple[str, ...] = ()
+        self.router_connected = False
+        self.router_knows = False  # of the present attempt
+        self.prefill_engine: str | None = None
+        self.decode_engine: str | None = None
+        self.prefill_rank: int | None = None
+        self.decode_rank: int | None = None
+        self.prefilled: PrefillDone | None = None
+        self.admission: Admitted | None = None
+        self.output_tokens = 0
+        self.unfinished = choices
+        self.wake_at_s = math.inf
+        self.times = Times(0.0)
+
+    @property
+    def colocated(self) -> bool:
+        """Whether one engine computes the prompt and decodes."""
+        return self.prefill_engine is None and self.decode_engine is not None
+
+    # ---------------------------------------------------------------------------------------------- the runner
+
+    def on(self, event: Event, now_s: float) -> bool:
+        """Lets `event` happen at `now_s`. Returns False, with nothing changed, where `TABLE` does not list it."""
+        row = self._rows.get(type(event))
+        if row is None or (row.when is not None and not row.when(self)):
+            self.refused(event)
+            return False
+        row.action(self, event, now_s)
+        if self.stage not in row.leads_to:
+            raise AssertionError(f"{type(event).__name__} led to {self.stage}: TABLE lists {row.leads_to}")
+        return True
+
+    def wake(self, now_s: float) -> None:
+        """Lets time pass: where `wake_at_s` has come, what is over becomes its event."""
+        if now_s >= self.wake_at_s:
+            self.on(DeadlinePassed() if now_s >= self.deadline_s else StageOverdue(), now_s)
+
+    def _enter(self, stage: Stage, until_s: float = math.inf) -> None:
+        """The one way to change the stage; `until_s`: when it is overdue."""
+        self.stage = stage
+        self._rows = _ROWS[stage]
+        wake_at_s = math.inf if stage is Stage.DONE else min(until_s, self.deadline_s)
+        if wake_at_s != self.wake_at_s:
+            self.wake_at_s = wake_at_s
+            self.wake_at(wake_at_s)
+
+    # -------------------------------------------------------------------------------------- actions: on the way
+
+    def _start(self, event: Start, now_s: float) -> None:
+        """Ask the router for a prefill worker, or choose one here where there is no router."""
+        self.router_connected = event.router
+        self._begin(now_s)
+
+    def _route_prefill(self, event: RoutePrefill, now_s: float) -> None:
+        """Send the prompt to the engine; a pooled request's KV is given back first."""
+        if self.stage is Stage.POOLED:
+            self._give_back()
+            self._enter(Stage.QUEUED)  # if the engine is not connected, nothing is held
+            self.prefilled = None
+        self.times.routed_s = now_s
+        left_s = max(self.deadline_s - now_s, LEAST_LEFT_S)
+        task: Task
+        if event.colocated:
+            task, sent = "decode", self.send_decode(event, left_s)
+        else:
+            task, sent = "prefill", self.send_prefill(event, left_s)
+        if not sent:
+            self._not_connected(event.engine_id, task, now_s)
+            return
+        if event.colocated:
+            self.decode_engine, self.decode_rank = event.engine_id, event.rank
+        else:
+            self.prefill_engine, self.prefill_rank = event.engine_id, event.rank
+        self._enter(Stage.PREFILLING)
+
+    def _prefill_done(self, event: PrefillDone, now_s: float) -> None:
+        """Tell the router, or choose a decode engine here where the router does not know the request."""
+        self.times.pooled_s = now_s
+        self.prefilled = event
+        margin_s = min(self.limits.lease_margin_s, event.lease_s / 5)
+        self._enter(Stage.POOLED, now_s + (event.lease_s - margin_s))
+        if self.router_knows:
+            self.report_prefill(event)
+        else:
+            self._choose_decode(now_s)
+
+    def _route_decode(self, event: RouteDecode, now_s: float) -> None:
+        """Send the request to the engine, which pulls the KV."""
+        self.times.decode_routed_s = now_s
+        if self.send_decode(event, max(self.deadline_s - now_s, LEAST_LEFT_S)):
+            self.decode_engine, self.decode_rank = event.engine_id, event.rank
+            self._enter(Stage.TRANSFERRING)
+        else:
+            self._not_connected(event.engine_id, "decode", now_s)
+
+    def _admitted(self, event: Admitted, now_s: float) -> None:
+        """Note that tokens can come; the prefill engine holds nothing any more."""
+        self.admission = event
+        self._enter(Stage.DECODING)
+        if self.prefill_engine is not None:
+            self.leave_engine(self.prefill_engine)
+        self.admitted()
+
+    def _output(self, event: Output, now_s: float) -> None:
+        """Pass the tokens on; the last choice's last ones end the request."""
+        times = self.times
+        if times.first_s is None:
+            times.first_s = now_s
+        times.last_s = now_s
+        self.output_tokens += event.tokens
+        self.output(event)
+        if event.last and self.stage is Stage.DECODING:  # the client may have gone meanwhile
+            self.unfinished -= 1
+            if self.unfinished <= 0:
+                self._end("finished", gone=self.decode_engine)
+                self.finished()
+
+    def _output_before_admitted(self, event: Output, now_s: float) -> None:
+        """Take the tokens for the engine's word that it has the KV, and pass them on."""
+        self._admitted(Admitted(), now_s)
+        self._output(event, now_s)
+
+    def _preempted(self, event: Preempted, now_s: float) -> None:
+        """Queue again, in the same attempt: the engine holds nothing any more."""
+        self._give_back(gone=self.decode_engine)
+        self._enter(Stage.QUEUED)
+        self.prefilled = self.admission = None
+        if self.router_knows:
+            self.submit()
+        else:
+            self._choose_prefill(now_s)
+
+    # ------------------------------------------------------------------------------ actions: routers come and go
+
+    def _decide_prefill(self, event: RouterLost, now_s: float) -> None:
+        """Choose a prefill engine here."""
+        self._router_lost(event, now_s)
+        self._choose_prefill(now_s)
+
+    def _decide_decode(self, event: RouterLost, now_s: float) -> None:
+        """Choose a decode engine here."""
+        self._router_lost(event, now_s)
+        self._choose_decode(now_s)
+
+    def _router_lost(self, event: RouterLost, now_s: float) -> None:
+        """Go on without the router."""
+        self.router_connected = self.router_knows = False
+
+    def _router_up(self, event: RouterUp, now_s: float) -> None:
+        """Tell the new router of the attempt, so that its charges are right."""
+        self.router_connected = self.router_knows = True
+        self.adopt()
+
+    def _rejected_in_queue(self, event: Reject, now_s: float) -> None:
+        """End in the router's words; where it knows no engine, choose one here: one just restarted knows fewer."""
+        if self._lacking(event):
+            self.router_knows = False
+            route = self.choose_prefill()
+            if route is not None:
+                self._route_prefill(route, now_s)
+                return
+        self._rejected(event, now_s)
+
+    def _rejected(self, event: Reject, now_s: float) -> None:
+        """End in the router's words, which has given everything back on its side."""
+        self.router_knows = False
+        reason = event.reason.replace("_", " ")
+        trouble = (
+            f"There is {reason} ready" if self._lacking(event) else f"The server is overloaded ({reason})"
+        )
+        message = f"{trouble}; try again in {event.retry_after_s:.0f} s."
+        self._fail(Failure(event.status, message, event.reason, event.retry_after_s), "rejected")
+
+    def _lacking(self, event: Reject) -> bool:
+        return event.reason in (NO_ENGINE, f"no_{self.terms.mode}_engine")
+
+    # ---------------------------------------------------------------------------- actions: failures and time
+
+    def _engine_failed(self, event: EngineFailed, now_s: float) -> None:
+        """Try again elsewhere before the first token, else end in an error."""
+        if event.code == "kv_load":
+            self.transfer_failed()
+        if event.code == "bad_request":  # the request's fault: the engine is not to blame
+            failure = Failure(400, event.message, "invalid_value", param=event.param)
+            self._fail(failure, "rejected", event.engine_id)
+            return
+        self._attempt_failed(event, now_s)
+
+    def _engine_lost(self, event: EngineLost, now_s: float) -> None:
+        """Try again elsewhere before the first token, else end in an error."""
+        task: Task = "decode" if event.engine_id == self.decode_engine else "prefill"
+        self._attempt_failed(EngineFailed(event.engine_id, task, "engine_dead", event.reason, True), now_s)
+
+    def _lease_ends(self, event: StageOverdue, now_s: float) -> None:
+        """Try again from the start: the router, which looks after leases earlier than this, was held up."""
+        if self._again("expired", "decode", "pool_timeout", now_s):
+            return
+        message = "No decode engine had room before the prompt's KV lease ended; try again later."
+        self._fail(Failure(503, message, "pool_timeout", 1.0), "expired")
+
+    def _deadline_passed(self, event: DeadlinePassed, now_s: float) -> None:
+        """End in an error and give everything back."""
+        self._fail(Failure(504, "The request took longer than the server allows.", "deadline"), "expired")
+
+    def _cancelled(self, event: Cancel, now_s: float) -> None:
+        """Give everything back."""
+        self._end("cancelled")
+
+    def _nothing(self, event: Cancel, now_s: float) -> None:
+        """Do nothing: it has ended."""
+
+    # ------------------------------------------------------------------------------------------------- attempts
+
+    def _begin(self, now_s: float) -> None:
+        """The first attempt, or the next one."""
+        self.attempt_id = self.new_attempt()
+        self.prefilled = self.admission = None
+        self.unfinished = self.choices
+        self.times = Times(now_s, first_s=self.times.first_s)
+        self._enter(Stage.QUEUED)
+        self.router_knows = self.router_connected
+        if self.router_connected:
+            self.submit()
+        else:
+            self._choose_prefill(now_s)
+
+    def _choose_prefill(self, now_s: float) -> None:
+        route = self.choose_prefill()
+        if route is None:
+            self._fail(Failure(503, "No engine is connected; try again later.", NO_ENGINE, 2.0), "failed")
+        else:
+            self._route_prefill(route, now_s)
+
+    def _choose_decode(self, now_s: float) -> None:
+        route = self.choose_decode()
+        if route is None:
+            message = "No decode engine is connected; try again later."
+            self._fail(Failure(503, message, NO_ENGINE, 2.0), "failed")
+        else:
+            self._route_decode(route, now_s)
+
+    def _not_connected(self, engine_id: str, task: Task, now_s: float) -> None:
+        failed = EngineFailed(engine_id, task, "not_connected", "is not connected", retryable=True)
+        self._attempt_failed(failed, now_s)
+
+    def _attempt_failed(self, failed: EngineFailed, now_s: float) -> None:
+        engine_id, task, code = failed.engine_id, failed.task, failed.code
+        if (
+            failed.retryable
+            and self.times.first_s is None
+            and self._again("failed", task, code, now_s, engine_id)
+        ):
+            return
+        status = _STATUS_OF_CODE.get(code, _BAD_GATEWAY)
+        message = f"The {task} engine {engine_id} failed ({code}): {failed.message}"
+        retry_after_s = 1.0 if status in (502, 503) else None
+        self._fail(Failure(status, message, code, retry_after_s), "failed", engine_id, task)
+
+    def _again(
+        self, outcome: Outcome, task: Task, code: str, now_s: float, culprit: str | None = None
+    ) -> bool:
+        """Ends this attempt and begins the next one; False, with nothing done, where there were enough."""
+        if self.attempts >= self.limits.max_retries:
+            return False
+        self._end(outcome, culprit, None if culprit is None else task)
+        self.attempts += 1
+        if culprit is not None:
+            self.avoid = (*self.avoid, culprit)
+        self.retried(task, code)
+        self._begin(now_s)
+        return True
+
+    # --------------------------------------------------------------------------------------------- the ways out
+
+    def _fail(
+        self, failure: Failure, outcome: Outcome, gone: str | None = None, task: Task | None = None
+    ) -> None:
+        self._end(outcome, gone, task)
+        self.failed(failure)
+
+    def _end(self, outcome: Outcome, gone: str | None = None, task: Task | None = None) -> None:
+        """The one way out of an attempt. `gone`: the engine that holds nothing any more; it has failed if the outcome
+        says so.
+        """
+        self._give_back(gone)
+        self._enter(Stage.DONE)
+        if self.router_knows:
+            self.close(outcome, gone if outcome == "failed" else None, task)
+        self.router_knows = False
+        self.forget(outcome)
+
+    def _give_back(self, gone: str | None = None) -> None:
+        """Lets go of what the stage holds at the engines; `gone` needs no telling."""
+        stage, prefill, decode = self.stage, self.prefill_engine, self.decode_engine
+        if stage is Stage.POOLED:
+            self._let_go(prefill, self.release_kv, gone)
+        elif stage is Stage.PREFILLING:
+            self._let_go(decode if self.colocated else prefill, self.stop_work, gone)
+        elif stage is Stage.TRANSFERRING:  # a decode engine that lives frees the prefill engine's copy, too
+            self._let_go(decode, self.stop_work, gone)
+            self._let_go(prefill, self.release_kv if decode == gone else self.leave_engine, gone)
+        elif stage is Stage.DECODING:
+            self._let_go(decode, self.stop_work, gone)
+        self.prefill_engine = self.decode_engine = None
+
+    def _let_go(self, engine_id: str | None, how: Callable[[str], None], gone: str | None) -> None:
+        if engine_id is not None:
+            (self.leave_engine if engine_id == gone else how)(engine_id)
+
+
+class Row(NamedTuple):
+    """What an event does in a stage. `leads_to`: all stages in which it may leave the request.
+
+    `when`: the row holds only where this is true; else the event is refused.
+    """
+
+    action: Callable[[Life, Any, float], None]
+    leads_to: tuple[Stage, ...]
+    when: Callable[[Life], bool] | None = None
+
+
+def is_colocated(life: Life) -> bool:
+    """One engine computes the prompt and decodes."""
+    return life.colocated
+
+
+def is_split(life: Life) -> bool:
+    """The KV will move from one engine to another."""
+    return not life.colocated
+
+
+_QUEUED, _PREFILLING, _POOLED = Stage.QUEUED, Stage.PREFILLING, Stage.POOLED
+_TRANSFERRING, _DECODING, _DONE = Stage.TRANSFERRING, Stage.DECODING, Stage.DONE
+
+_AGAIN = (_QUEUED, _PREFILLING, _DONE)
+"""Where a failed attempt leads: to the next one, which passes QUEUED at once where there is no router, or to DONE."""
+
+TABLE: dict[tuple[Stage | None, type], Row] = {
+    (None, Start): Row(Life._start, _AGAIN),  # before the first event
+    (_QUEUED, RoutePrefill): Row(Life._route_prefill, _AGAIN),
+    (_QUEUED, Reject): Row(Life._rejected_in_queue, _AGAIN),
+    (_QUEUED, RouterLost): Row(Life._decide_prefill, _AGAIN),
+    (_QUEUED, DeadlinePassed): Row(Life._deadline_passed, (_DONE,)),
+    (_QUEUED, Cancel): Row(Life._cancelled, (_DONE,)),
+    (_PREFILLING, PrefillDone): Row(Life._prefill_done, (_POOLED, _TRANSFERRING, *_AGAIN), is_split),
+    (_PREFILLING, Admitted): Row(Life._admitted, (_DECODING,), is_colocated),
+    (_PREFILLING, Output): Row(Life._output_before_admitted, (_DECODING, _DONE), is_colocated),
+    (_PREFILLING, EngineFailed): Row(Life._engine_failed, _AGAIN),
+    (_PREFILLING, EngineLost): Row(Life._engine_lost, _AGAIN),
+    (_PREFILLING, RouterLost): Row(Life._router_lost, (_PREFILLING,)),
+    (_PREFILLING, RouterUp): Row(Life._router_up, (_PREFILLING,)),
+    (_PREFILLING, DeadlinePassed): Row(Life._deadline_passed, (_DONE,)),
+    (_PREFILLING, Cancel): Row(Life._cancelled, (_DONE,)),
+    (_POOLED, RouteDecode): Row(Life._route_decode, (_TRANSFERRING, *_AGAIN)),
+    (_POOLED, RoutePrefill): Row(Life._route_prefill, _AGAIN),
+    (_POOLED, Reject): Row(Life._rejected, (_DONE,)),
+    (_POOLED, EngineFailed): Row(Life._engine_failed, _AGAIN),
+    (_POOLED, EngineLost): Row(Life._engine_lost, _AGAIN),
+    (_POOLED, RouterLost): Row(Life._decide_decode, (_TRANSFERRING, *_AGAIN)),
+    (_POOLED, StageOverdue): Row(Life._lease_ends, _AGAIN),
+    (_POOLED, DeadlinePassed): Row(Life._deadline_passed, (_DONE,)),
+    (_POOLED, Cancel): Row(Life._cancelled, (_DONE,)),
+    (_TRANSFERRING, Admitted): Row(Life._admitted, (_DECODING,)),
+    (_TRANSFERRING, Output): Row(Life._output_before_admitted, (_DECODING, _DONE)),
+    (_TRANSFERRING, EngineFailed): Row(Life._engine_failed, _AGAIN),
+    (_TRANSFERRING, EngineLost): Row(Life._engine_lost, _AGAIN),
+    (_TRANSFERRING, RouterLost): Row(Life._router_lost, (_TRANSFERRING,)),
+    (_TRANSFERRING, RouterUp): Row(Life._router_up, (_TRANSFERRING,)),
+    (_TRANSFERRING, DeadlinePassed): Row(Life._deadline_passed, (_DONE,)),
+    (_TRANSFERRING, Cancel): Row(Life._cancelled, (_DONE,)),
+    (_DECODING, Output): Row(Life._output, (_DECODING, _DONE)),
+    (_DECODING, Preempted): Row(Life._preempted, _AGAIN),
+    (_DECODING, EngineFailed): Row(Life._engine_failed, _AGAIN),
+    (_DECODING, EngineLost): Row(Life._engine_lost, _AGAIN),
+    (_DECODING, RouterLost): Row(Life._router_lost, (_DECODING,)),
+    (_DECODING, RouterUp): Row(Life._router_up, (_DECODING,)),
+    (_DECODING, DeadlinePassed): Row(Life._deadline_passed, (_DONE,)),
+    (_DECODING, Cancel): Row(Life._cancelled, (_DONE,)),
+    (_DONE, Cancel): Row(Life._nothing, (_DONE,)),
+}
+"""Every event that a stage accepts; None is the stage before Start."""
+
+_ROWS: dict[Stage | None, dict[type, Row]] = {
+    stage: {event: row for (at, event), row in TABLE.items() if at is stage} for stage in (None, *Stage)
+}
+"""`TABLE` by stage: an event costs one look-up."""

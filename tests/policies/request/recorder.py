@@ -1,0 +1,190 @@
+"""A life whose effects are written down, and ways to bring it to a stage."""
+
+from typing import Any
+
+from policies.request.effects import Failure
+from policies.request.events import (
+    Admitted,
+    Cancel,
+    DeadlinePassed,
+    EngineFailed,
+    EngineLost,
+    Event,
+    Output,
+    Preempted,
+    PrefillDone,
+    Reject,
+    RouteDecode,
+    RoutePrefill,
+    RouterLost,
+    RouterUp,
+    StageOverdue,
+    Start,
+)
+from policies.request.life import Life, Limits
+from policies.request.stage import Outcome, Stage, Task
+from policies.request.terms import Mode, Terms
+
+NOW_S = 100.0
+
+
+class Recorder(Life):
+    """Writes down each effect as (its name, its arguments). Engines in `down` are not connected."""
+
+    def __init__(
+        self, max_retries: int = 2, timeout_s: float = 600.0, choices: int = 1, mode: Mode | None = None
+    ) -> None:
+        terms = Terms(mode=mode, timeout_s=timeout_s)
+        super().__init__(Limits(max_retries, lease_margin_s=2.0), terms, NOW_S, choices)
+        self.did: list[tuple[Any, ...]] = []
+        self.down: set[str] = set()
+        self.local_prefill: RoutePrefill | None = None
+        self.local_decode: RouteDecode | None = None
+        self.live: set[str] = set()
+        self.tied: set[str] = set()
+        self.leaves_at_output = False
+
+    def of(self, *names: str) -> list[tuple[Any, ...]]:
+        """The effects of these names."""
+        return [effect for effect in self.did if effect[0] in names]
+
+    def new_attempt(self) -> str:
+        assert not self.live
+        attempt_id = f"r{self.attempts + 1}"
+        self.live.add(attempt_id)
+        return attempt_id
+
+    def forget(self, outcome: Outcome) -> None:
+        self.live.remove(self.attempt_id)
+        self.did.append(("forget", self.attempt_id, outcome))
+
+    def retried(self, task: Task, code: str) -> None:
+        self.did.append(("retried", task, code))
+
+    def wake_at(self, at_s: float) -> None:
+        assert at_s == self.wake_at_s
+
+    def refused(self, event: object) -> None:
+        self.did.append(("refused", type(event)))
+
+    def submit(self) -> None:
+        self.did.append(("submit", self.attempt_id, self.avoid))
+
+    def adopt(self) -> None:
+        self.did.append(("adopt", self.stage, self.prefill_engine, self.decode_engine))
+
+    def report_prefill(self, done: PrefillDone) -> None:
+        self.did.append(("report_prefill", done))
+
+    def close(self, outcome: Outcome, culprit: str | None, task: Task | None) -> None:
+        self.did.append(("close", self.attempt_id, outcome, self.output_tokens, culprit, task))
+
+    def choose_prefill(self) -> RoutePrefill | None:
+        return self.local_prefill
+
+    def choose_decode(self) -> RouteDecode | None:
+        return self.local_decode
+
+    def send_prefill(self, route: RoutePrefill, left_s: float) -> bool:
+        return self._sent(("send_prefill", route.engine_id), route.engine_id, left_s)
+
+    def send_decode(self, route: RoutePrefill | RouteDecode, left_s: float) -> bool:
+        handle = None if self.prefilled is None else self.prefilled.handle
+        return self._sent(("send_decode", route.engine_id, handle), route.engine_id, left_s)
+
+    def _sent(self, effect: tuple[Any, ...], engine_id: str, left_s: float) -> bool:
+        assert 0 < left_s <= self.deadline_s - NOW_S
+        if engine_id in self.down:
+            return False
+        self.did.append(effect)
+        self.tied.add(engine_id)
+        return True
+
+    def stop_work(self, engine_id: str) -> None:
+        self.did.append(("cancel", engine_id))
+        self.tied.remove(engine_id)
+
+    def release_kv(self, engine_id: str) -> None:
+        self.did.append(("release", engine_id))
+        self.tied.remove(engine_id)
+
+    def leave_engine(self, engine_id: str) -> None:
+        self.tied.remove(engine_id)
+
+    def admitted(self) -> None:
+        self.did.append(("admitted",))
+
+    def transfer_failed(self) -> None:
+        self.did.append(("transfer_failed",))
+
+    def output(self, event: Output) -> None:
+        self.did.append(("output", event.piece))
+        if self.leaves_at_output:
+            self.on(Cancel(), NOW_S)
+
+    def finished(self) -> None:
+        self.did.append(("finished",))
+
+    def failed(self, failure: Failure) -> None:
+        self.did.append(("failed", failure))
+
+    def end(self) -> Failure:
+        """The failure that the client was told of, which must be the only end."""
+        (effect,) = self.of("failed", "finished")
+        assert isinstance(effect[1], Failure)
+        return effect[1]
+
+
+DONE = PrefillDone(30.0, 999, 1, b"h", 0.1, 0.2)
+
+WAY: dict[Stage, Event] = {
+    Stage.PREFILLING: RoutePrefill("p", colocated=False),
+    Stage.POOLED: DONE,
+    Stage.TRANSFERRING: RouteDecode("d"),
+    Stage.DECODING: Admitted(9, 0.1, 3),
+    Stage.DONE: Output(1, True, "x"),
+}
+"""The ordinary way, with engines p and d: the event that leads to each stage."""
+
+COLOCATED_WAY: dict[Stage, Event] = {
+    Stage.PREFILLING: RoutePrefill("c", colocated=True),
+    Stage.DECODING: Admitted(),
+    Stage.DONE: Output(1, True, "x"),
+}
+
+EVENTS: list[Event] = [
+    Start(router=True),
+    RoutePrefill("p", colocated=False),
+    RouteDecode("d"),
+    Reject(429, "queue_full", 3.0),
+    DONE,
+    Admitted(),
+    Output(1, False, "x"),
+    Preempted(),
+    EngineFailed("p", "prefill", "internal", "x", retryable=False),
+    EngineLost("p", "gone"),
+    RouterLost(),
+    RouterUp(),
+    Cancel(),
+    DeadlinePassed(),
+    StageOverdue(),
+]
+"""One event of each kind."""
+
+
+def at(stage: Stage, way: dict[Stage, Event] = WAY, **more: Any) -> Recorder:
+    """A life that has come to `stage` by the ordinary way."""
+    life = Recorder(**more)
+    life.on(Start(router=True), NOW_S)
+    for reached, event in way.items():
+        if life.stage is stage:
+            break
+        assert life.on(event, NOW_S)
+        assert now(life) is reached
+    assert now(life) is stage
+    return life
+
+
+def now(life: Life) -> Stage:
+    """Its stage (a call, so that a type checker does not take it for unchanged)."""
+    return life.stage

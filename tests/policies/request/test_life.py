@@ -1,0 +1,429 @@
+"""The request's state machine: every stage meets every event, and every way out gives back exactly what was held."""
+
+import math
+from typing import Any, get_args
+
+import pytest
+
+from policies.request.events import (
+    Admitted,
+    Cancel,
+    EngineFailed,
+    EngineLost,
+    Event,
+    Output,
+    Preempted,
+    PrefillDone,
+    Reject,
+    RouteDecode,
+    RoutePrefill,
+    RouterLost,
+    RouterUp,
+    Start,
+)
+from policies.request.life import TABLE, Life
+from policies.request.stage import Stage
+from policies.request.terms import Mode
+from tests.policies.request.recorder import COLOCATED_WAY, DONE, EVENTS, NOW_S, WAY, Recorder, at, now
+
+ALL = [
+    *((stage, WAY, event) for stage in Stage for event in EVENTS),
+    *((stage, COLOCATED_WAY, event) for stage in (Stage.PREFILLING, Stage.DECODING) for event in EVENTS),
+]
+
+
+def listed(life: Life, event: Event) -> bool:
+    row = TABLE.get((life.stage, type(event)))
+    return row is not None and (row.when is None or row.when(life))
+
+
+def everything(life: Recorder) -> dict[str, Any]:
+    return {name: getattr(life, name) for name in Life.__slots__} | {
+        "tied": set(life.tied),
+        "live": set(life.live),
+    }
+
+
+def test_there_is_an_event_of_each_kind() -> None:
+    assert {type(event) for event in EVENTS} == set(get_args(Event))
+    assert {event for _, event in TABLE} <= {type(event) for event in EVENTS}
+
+
+@pytest.mark.parametrize(
+    ("stage", "way", "event"),
+    ALL,
+    ids=lambda x: x.value if isinstance(x, Stage) else type(x).__name__ if not isinstance(x, dict) else "way",
+)
+def test_the_table_says_what_every_event_does_in_every_stage(
+    stage: Stage, way: dict[Stage, Event], event: Event
+) -> None:
+    life = at(stage, way)
+    before, did = everything(life), list(life.did)
+    if listed(life, event):
+        assert life.on(event, NOW_S)
+        assert life.stage in TABLE[stage, type(event)].leads_to
+        assert not life.of("refused")
+    else:
+        assert not life.on(event, NOW_S)
+        assert everything(life) == before
+        assert life.did == [*did, ("refused", type(event))]
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda x: type(x).__name__)
+def test_before_it_begins_a_life_takes_nothing_but_start(event: Event) -> None:
+    life = Recorder()
+    assert life.on(event, NOW_S) == isinstance(event, Start)
+    assert bool(life.live) == isinstance(event, Start)
+
+
+def test_an_action_that_leads_elsewhere_than_the_table_says_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    life = at(Stage.DECODING)
+    monkeypatch.setitem(life._rows, Cancel, TABLE[Stage.DECODING, Cancel]._replace(leads_to=(Stage.QUEUED,)))
+    with pytest.raises(AssertionError, match="Cancel led to done"):
+        life.on(Cancel(), NOW_S)
+
+
+def test_the_ordinary_way_says_everything_once() -> None:
+    life = at(Stage.DONE)
+    assert life.did == [
+        ("submit", "r1", ()),
+        ("send_prefill", "p"),
+        ("report_prefill", DONE),
+        ("send_decode", "d", b"h"),
+        ("admitted",),
+        ("output", "x"),
+        ("close", "r1", "finished", 1, None, None),
+        ("forget", "r1", "finished"),
+        ("finished",),
+    ]
+    assert not life.tied
+
+
+def test_a_colocated_request_is_prefilling_until_it_is_admitted_and_has_no_handle() -> None:
+    life = at(Stage.PREFILLING, COLOCATED_WAY)
+    assert life.of("send_decode") == [("send_decode", "c", None)]
+    life.on(Admitted(), NOW_S)
+    assert now(life) is Stage.DECODING
+    life.on(Cancel(), NOW_S)
+    assert life.of("cancel") == [("cancel", "c")]
+    assert not life.tied
+
+
+CANCELLED = {
+    Stage.QUEUED: [],
+    Stage.PREFILLING: [("cancel", "p")],
+    Stage.POOLED: [("release", "p")],
+    Stage.TRANSFERRING: [("cancel", "d")],  # the decode engine gives the prefill engine's copy back
+    Stage.DECODING: [("cancel", "d")],
+    Stage.DONE: [],
+}
+
+
+@pytest.mark.parametrize("stage", list(Stage), ids=lambda s: s.value)
+def test_a_cancellation_gives_back_what_the_stage_holds(stage: Stage) -> None:
+    life = at(stage)
+    before = len(life.did)
+    life.on(Cancel(), NOW_S)
+    life.on(Cancel(), NOW_S)
+    assert [e for e in life.did[before:] if e[0] in ("cancel", "release")] == CANCELLED[stage]
+    (closed,) = life.of("close")
+    assert closed[2] == ("finished" if stage is Stage.DONE else "cancelled")
+    assert not life.live
+    assert not life.tied
+    assert not life.of("refused", "failed")
+
+
+@pytest.mark.parametrize(
+    ("stage", "way", "lost", "expected"),
+    [
+        (Stage.PREFILLING, WAY, "p", []),
+        (Stage.PREFILLING, COLOCATED_WAY, "c", []),
+        (Stage.POOLED, WAY, "p", []),
+        (Stage.TRANSFERRING, WAY, "d", [("release", "p")]),  # nobody will pull it now
+        (Stage.TRANSFERRING, WAY, "p", [("cancel", "d")]),  # it would read freed blocks
+        (Stage.DECODING, WAY, "d", []),
+    ],
+)
+def test_a_lost_engine_before_the_first_token_is_a_retry(
+    stage: Stage, way: dict[Stage, Event], lost: str, expected: list[tuple[str, str]]
+) -> None:
+    life = at(stage, way)
+    before = len(life.did)
+    life.on(EngineLost(lost, "killed"), NOW_S)
+    assert [e for e in life.did[before:] if e[0] in ("cancel", "release")] == expected
+    assert now(life) is Stage.QUEUED
+    task = "prefill" if lost == "p" else "decode"
+    assert life.of("close") == [("close", "r1", "failed", 0, lost, task)]
+    assert life.of("submit") == [("submit", "r1", ()), ("submit", "r2", (lost,))]
+    assert life.of("retried") == [("retried", task, "engine_dead")]
+    assert life.live == {"r2"}
+    assert not life.tied
+
+
+def test_retries_are_bounded_and_the_last_failure_is_the_answer() -> None:
+    life = at(Stage.QUEUED)
+    for _ in range(3):
+        life.on(RoutePrefill("p", colocated=False), NOW_S)
+        life.on(EngineFailed("p", "prefill", "overloaded", "full", retryable=True), NOW_S)
+    assert now(life) is Stage.DONE
+    assert len(life.of("submit")) == len(life.of("close")) == 3
+    failure = life.end()
+    assert (failure.status, failure.code, failure.retry_after_s) == (503, "overloaded", 1.0)
+    assert not life.live
+    assert not life.tied
+
+
+def test_after_the_first_token_a_failure_is_an_error() -> None:
+    life = at(Stage.DECODING)
+    life.on(Output(1, False), NOW_S)
+    life.on(EngineLost("d", "killed"), NOW_S)
+    assert life.end().status == 502
+    assert life.of("close") == [("close", "r1", "failed", 1, "d", "decode")]
+    assert len(life.of("submit")) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [("bad_request", 400), ("internal", 502), ("deadline", 504), ("draining", 503)]
+)
+def test_a_decode_that_fails_before_admission_releases_the_prefill(code: str, status: int) -> None:
+    life = at(Stage.TRANSFERRING)
+    life.on(EngineFailed("d", "decode", code, "why", retryable=False, param="stop"), NOW_S)
+    assert life.of("cancel", "release") == [("release", "p")]
+    failure = life.end()
+    assert failure.status == status
+    assert failure.param == ("stop" if status == 400 else None)
+    culprit = None if status == 400 else "d"  # the request's own fault is not the engine's
+    assert [closed[4] for closed in life.of("close")] == [culprit]
+    assert not life.tied
+
+
+def test_a_failed_transfer_is_counted_and_tried_again() -> None:
+    life = at(Stage.TRANSFERRING)
+    life.on(EngineFailed("d", "decode", "kv_load", "torn", retryable=True), NOW_S)
+    assert len(life.of("transfer_failed")) == 1
+    assert now(life) is Stage.QUEUED
+
+
+@pytest.mark.parametrize("stage", [Stage.QUEUED, Stage.POOLED], ids=lambda s: s.value)
+def test_a_rejection_ends_it_without_another_word_to_the_router(stage: Stage) -> None:
+    life = at(stage)
+    life.on(Reject(429, "queue_full", 3.0), NOW_S)
+    assert not life.of("close")  # the router gave everything back when it rejected
+    assert life.of("release") == ([("release", "p")] if stage is Stage.POOLED else [])
+    failure = life.end()
+    assert (failure.status, failure.code, failure.retry_after_s) == (429, "queue_full", 3.0)
+    assert not life.tied
+
+
+def test_the_router_may_send_a_pooled_request_to_prefill_again() -> None:
+    life = at(Stage.POOLED)
+    life.on(RoutePrefill("q", colocated=False), NOW_S)
+    assert now(life) is Stage.PREFILLING
+    assert life.of("release") == [("release", "p")]
+    assert life.of("send_prefill") == [("send_prefill", "p"), ("send_prefill", "q")]
+    assert life.tied == {"q"}
+    assert life.wake_at_s == 700.0  # the lease is not its concern any more
+    assert not life.of("close")
+
+
+def test_a_pooled_request_that_one_engine_computes_again_has_no_handle_of_the_old_kv() -> None:
+    life = at(Stage.POOLED)
+    life.on(RoutePrefill("c", colocated=True), NOW_S)
+    assert life.of("send_decode") == [("send_decode", "c", None)]
+    assert now(life) is Stage.PREFILLING
+    assert life.on(Admitted(), NOW_S)
+
+
+def test_an_unconnected_engine_is_avoided() -> None:
+    life = at(Stage.QUEUED)
+    life.down = {"p"}
+    life.on(RoutePrefill("p", colocated=False), NOW_S)
+    assert now(life) is Stage.QUEUED
+    assert life.of("submit")[-1] == ("submit", "r2", ("p",))
+    life.down = {"d"}
+    for event in (RoutePrefill("q", colocated=False), DONE, RouteDecode("d")):
+        life.on(event, NOW_S)
+    assert life.of("release") == [("release", "q")]
+    assert life.of("submit")[-1] == ("submit", "r3", ("p", "d"))
+
+
+def test_without_a_router_everything_is_decided_here_and_the_router_hears_nothing() -> None:
+    life = Recorder()
+    life.local_prefill, life.local_decode = RoutePrefill("p", colocated=False), RouteDecode("d")
+    life.on(Start(router=False), NOW_S)
+    assert now(life) is Stage.PREFILLING
+    life.on(DONE, NOW_S)
+    assert now(life) is Stage.TRANSFERRING
+    life.on(Admitted(), NOW_S)
+    life.on(Output(1, True), NOW_S)
+    assert life.of("finished")
+    assert not life.of("submit", "report_prefill", "close", "adopt")
+
+
+def test_without_a_router_the_next_attempt_begins_at_once() -> None:
+    life = Recorder()
+    life.local_prefill = RoutePrefill("p", colocated=False)
+    life.on(Start(router=False), NOW_S)
+    life.on(EngineFailed("p", "prefill", "internal", "x", retryable=True), NOW_S)
+    assert now(life) is Stage.PREFILLING
+    assert life.of("send_prefill") == [("send_prefill", "p")] * 2
+    assert life.live == {"r2"}
+
+
+@pytest.mark.parametrize(
+    ("stage", "after"), [(Stage.QUEUED, Stage.PREFILLING), (Stage.POOLED, Stage.TRANSFERRING)]
+)
+def test_a_lost_router_leaves_no_request_undecided(stage: Stage, after: Stage) -> None:
+    life = at(stage)
+    life.local_prefill, life.local_decode = RoutePrefill("p", colocated=False), RouteDecode("d")
+    life.on(RouterLost(), NOW_S)
+    assert now(life) is after
+    life.on(Cancel(), NOW_S)  # the router, or another one, must not hear `close` of what it does not know
+    assert not life.of("close")
+
+
+@pytest.mark.parametrize(
+    ("stage", "way", "engines"),
+    [
+        (Stage.PREFILLING, WAY, ("p", None)),
+        (Stage.PREFILLING, COLOCATED_WAY, (None, "c")),
+        (Stage.TRANSFERRING, WAY, ("p", "d")),
+        (Stage.DECODING, WAY, ("p", "d")),
+    ],
+)
+def test_a_new_router_adopts_what_is_under_way(
+    stage: Stage, way: dict[Stage, Event], engines: tuple[str | None, str | None]
+) -> None:
+    life = at(stage, way)
+    life.on(RouterLost(), NOW_S)
+    life.on(RouterUp(), NOW_S)
+    assert life.of("adopt") == [("adopt", stage, *engines)]
+    life.on(Cancel(), NOW_S)
+    assert [closed[1] for closed in life.of("close")] == ["r1"]
+
+
+def test_a_request_that_no_router_knows_asks_the_new_one_when_it_tries_again() -> None:
+    life = at(Stage.PREFILLING)
+    life.on(RouterLost(), NOW_S)
+    life.on(RouterUp(), NOW_S)
+    life.on(EngineLost("p", "killed"), NOW_S)
+    assert life.of("submit")[-1] == ("submit", "r2", ("p",))
+
+
+def test_a_router_without_engines_is_overruled_by_what_we_are_connected_to() -> None:
+    life = at(Stage.QUEUED)
+    life.local_prefill, life.local_decode = RoutePrefill("p", colocated=False), RouteDecode("d")
+    life.on(Reject(503, "no_engine", 1.0), NOW_S)
+    assert now(life) is Stage.PREFILLING
+    life.on(DONE, NOW_S)  # the router has forgotten it: decided here, too
+    assert now(life) is Stage.TRANSFERRING
+    assert not life.of("report_prefill")
+    other = at(Stage.QUEUED)
+    other.on(Reject(503, "no_engine", 1.0), NOW_S)
+    assert now(other) is Stage.DONE
+
+
+def test_a_mode_without_engines_is_told_as_such() -> None:
+    life = at(Stage.QUEUED, mode=Mode.DISAGGREGATED)
+    life.on(Reject(503, "no_disaggregated_engine", 1.0), NOW_S)
+    failure = life.end()
+    assert (failure.status, failure.code) == (503, "no_disaggregated_engine")
+    assert "no disaggregated engine" in failure.message
+
+
+def test_no_engine_and_no_router_is_503_with_retry_after() -> None:
+    life = Recorder()
+    life.on(Start(router=False), NOW_S)
+    failure = life.end()
+    assert (failure.status, failure.code) == (503, "no_engine")
+    assert failure.retry_after_s is not None
+    assert not life.live
+
+
+def test_a_pooled_request_whose_lease_is_about_to_end_is_computed_again() -> None:
+    """The router would have looked after it long before, had it not stood still."""
+    life = at(Stage.POOLED)  # lease 30 s from 100.0, margin 2 s: until 128
+    assert life.wake_at_s == 128.0
+    life.wake(127.9)
+    assert now(life) is Stage.POOLED
+    life.wake(128.0)
+    assert now(life) is Stage.QUEUED
+    assert life.of("release") == [("release", "p")]
+    assert life.of("close") == [("close", "r1", "expired", 0, None, None)]
+    assert life.of("submit")[-1] == ("submit", "r2", ())  # the engine has done nothing wrong
+    assert life.of("retried") == [("retried", "decode", "pool_timeout")]
+    assert not life.of("failed")
+    assert life.wake_at_s == 700.0
+
+
+def test_a_pooled_request_is_given_up_before_its_lease_ends_once_too_often() -> None:
+    life = at(Stage.POOLED, max_retries=0)
+    life.wake(127.9)
+    assert now(life) is Stage.POOLED
+    life.wake(128.0)
+    assert now(life) is Stage.DONE
+    assert life.of("release") == [("release", "p")]
+    assert [closed[2] for closed in life.of("close")] == ["expired"]
+    failure = life.end()
+    assert (failure.status, failure.code, failure.retry_after_s) == (503, "pool_timeout", 1.0)
+    assert life.wake_at_s == math.inf
+
+
+def test_a_short_lease_has_a_margin_of_a_fifth() -> None:
+    life = at(Stage.PREFILLING)
+    life.on(PrefillDone(5.0, 0, 0), NOW_S)
+    assert life.wake_at_s == 104.0
+
+
+@pytest.mark.parametrize("stage", [s for s in Stage if s is not Stage.DONE], ids=lambda s: s.value)
+def test_the_total_deadline_ends_every_stage(stage: Stage) -> None:
+    life = at(stage, timeout_s=10.0)
+    life.wake(109.0)
+    assert now(life) is stage
+    life.wake(110.0)
+    assert now(life) is Stage.DONE
+    assert life.end().status == 504
+    assert [closed[2] for closed in life.of("close")] == ["expired"]
+    assert not life.tied
+
+
+def test_it_is_finished_when_its_last_choice_is() -> None:
+    life = at(Stage.DECODING, choices=2)
+    life.on(Output(1, True), NOW_S)
+    assert now(life) is Stage.DECODING
+    life.on(Output(1, True), NOW_S)
+    assert life.of("finished")
+    assert [closed[3] for closed in life.of("close")] == [2]
+
+
+@pytest.mark.parametrize(("stage", "way"), [(Stage.TRANSFERRING, WAY), (Stage.PREFILLING, COLOCATED_WAY)])
+def test_tokens_before_admitted_count_as_admission(stage: Stage, way: dict[Stage, Event]) -> None:
+    life = at(stage, way)
+    life.on(Output(1, False, "x"), NOW_S)
+    assert now(life) is Stage.DECODING
+    assert life.did[-2:] == [("admitted",), ("output", "x")]
+
+
+def test_a_client_that_leaves_at_its_last_token_is_cancelled_once() -> None:
+    life = at(Stage.DECODING)
+    life.leaves_at_output = True
+    assert life.on(Output(1, True, "x"), NOW_S)
+    assert life.of("cancel") == [("cancel", "d")]
+    assert [closed[2] for closed in life.of("close")] == ["cancelled"]
+    assert not life.of("finished", "refused")
+
+
+def test_a_preempted_request_queues_again_in_the_same_attempt() -> None:
+    life = at(Stage.DECODING)
+    life.on(Output(1, False), NOW_S)
+    life.on(Preempted(), NOW_S)
+    assert now(life) is Stage.QUEUED
+    assert life.of("submit") == [("submit", "r1", ())] * 2
+    assert not life.of("close", "cancel", "release")
+    assert not life.tied
+    for event in list(WAY.values())[:3]:
+        life.on(event, NOW_S)
+    life.on(EngineLost("d", "killed"), NOW_S)  # its client has tokens already: an error, no retry
+    assert life.end().status == 502
