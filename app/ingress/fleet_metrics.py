@@ -13,7 +13,7 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
 from actors.wire.messages import EngineInfo, FleetStatus
-from app.ingress.hub import Hub
+from app.ingress.connections import IngressConnections
 from app.ingress.metrics import Metric, counter, gauge, seconds
 
 _ENGINE = ("engine", "role")
@@ -145,16 +145,16 @@ def all_metrics() -> dict[str, tuple[Metric, ...]]:
 
 
 class FleetCollector(Collector):
-    """Reads engines and router of `hub` at each scrape; a figure that nobody has reported yet is left out."""
+    """Reads engines and router of `connections` at each scrape; a figure that nobody has reported yet is left out."""
 
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
+    def __init__(self, connections: IngressConnections) -> None:
+        self._connections = connections
 
     def collect(self) -> Iterable[Family]:
         """The families of one scrape."""
-        infos, status = self._hub.engines(), self._hub.fleet_status
+        infos, status = self._connections.engines(), self._connections.fleet_status
         figures = _Figures()
-        figures.add(HERE[0], float(self._hub.router_connected()))
+        figures.add(HERE[0], float(self._connections.router_connected()))
         for info in infos:
             figures.add(ENGINES["slots"], info.slots, info.id, info.role)
             figures.add(ENGINES["kv_blocks"], info.kv_blocks, info.id, info.role)

@@ -99,4 +99,4 @@ async def test_a_scrape_shows_what_the_lists_say_and_what_they_do_not_know(tmp_p
         assert {name: listed[name] for name in shown} == shown
         assert made.metric("sluice_router_decisions_total", decision="prefill") == 1
         assert made.metric("sluice_engine_prefill_tokens_total", engine="p", role="prefill") == 7
-        await until(lambda: not made.hub.jobs)
+        await until(lambda: not made.connections.live)
