@@ -191,7 +191,14 @@ class LiveRequest(Life):
         spec = self.spec
         handle = None if self.prefilled is None else self.prefilled.handle
         message = Decode(
-            self.attempt_id, spec.tokens, spec.params, handle, left_s, self.terms.priority, spec.chat, route.rank
+            self.attempt_id,
+            spec.tokens,
+            spec.params,
+            handle,
+            left_s,
+            self.terms.priority,
+            spec.chat,
+            route.rank,
         )
         return self._connections.send_work(route.engine_id, self, message)
 

@@ -5,6 +5,7 @@ import dataclasses
 from actors.router.forecasts import arrival_of
 from actors.wire.messages import Submit
 from app.ingress.request import RequestSpec, hints_of
+from policies.request.terms import Terms
 from predictors.protocol import Arrival
 
 SALT = b"secret"
