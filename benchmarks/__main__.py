@@ -5,6 +5,9 @@ python -m benchmarks run netkv --quick
 python -m benchmarks run all --out benchmarks/results/papers
 python -m benchmarks report --results benchmarks/results/experiments
 python -m benchmarks remake
+python -m benchmarks document
+python -m benchmarks check
+python -m benchmarks traces
 python -m benchmarks workload mooncake-conversation --traces DIR
 """
 
@@ -111,6 +114,17 @@ def _arguments() -> argparse.ArgumentParser:
     remake.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="default %(default)s")
     remake.set_defaults(command=_remake)
 
+    commands.add_parser("document", help="write docs/results.md from the committed results").set_defaults(
+        command=_document
+    )
+    commands.add_parser(
+        "check", help="whether README and docs show the figures of the committed results"
+    ).set_defaults(command=_check)
+
+    traces = commands.add_parser("traces", help="the published traces: which are here, and what to put where")
+    _traces(traces)
+    traces.set_defaults(command=_show_traces)
+
     workload = commands.add_parser("workload", help="what a workload looks like")
     workload.add_argument("name")
     workload.add_argument("--requests", type=int, metavar="N")
@@ -199,7 +213,10 @@ def _finish(
     code = runner.code_of(experiment)
     stored = Stored.now(results, experiment.SUMMARY, rows, files, code, _command(name, args))
     path = results_io.save(options.out, stored, _also_stored(experiment))
-    print(f"\n{name}: {experiment.SUMMARY}\n\n{report.text_table(rows)}\n\nwritten to {path}", flush=True)
+    shown = "".join(f"\n{line}" for line in report.stand_ins(results))
+    print(
+        f"\n{name}: {experiment.SUMMARY}{shown}\n\n{report.text_table(rows)}\n\nwritten to {path}", flush=True
+    )
 
 
 def _drawn(experiment: Experiment, results: Results, folder: Path) -> list[str]:
@@ -253,6 +270,40 @@ def _remake(args: argparse.Namespace) -> int:
             continue
         results_io.save(path.parent, results_io.remade(stored, rows, files), _also_stored(experiment))
         print(f"{path}: {len(rows)} rows, {len(files)} plots")
+    return 0
+
+
+def _document(args: argparse.Namespace) -> int:
+    from benchmarks import document
+
+    results_io.write_text(document.DOCUMENT, document.document())
+    print(f"written to {document.DOCUMENT}")
+    return 0
+
+
+def _check(args: argparse.Namespace) -> int:
+    from benchmarks import document
+
+    found = document.problems()
+    print("\n".join(found) if found else "every figure is that of its results file")
+    return 1 if found else 0
+
+
+def _show_traces(args: argparse.Namespace) -> int:
+    from benchmarks.workloads import catalog
+
+    folder = catalog.traces_dir()
+    print(f"folder: {folder or 'none: make one and give it as --traces DIR or SLUICE_TRACES=DIR'}")
+    published = {s.file: s for s in catalog.WORKLOADS.values() if isinstance(s, catalog.TraceSource)}
+    for file, source in published.items():
+        try:
+            where = str(catalog.file_of(source))
+        except WorkloadError:
+            where = f"missing: put it there as {file} (or {file}.xz)"
+        print(
+            f"\n{file}\n  {source.summary}\n  {where}"
+            + (f"\n  from {source.origin}" if source.origin else "")
+        )
     return 0
 
 

@@ -10,8 +10,9 @@ import html
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from benchmarks.experiments.base import Row
+from benchmarks.experiments.base import Results, Row
 from benchmarks.results_io import Stored, load_all, write_text
+from benchmarks.workloads.catalog import stand_in
 
 HEADER = ("figure", "paper", "ours", "difference")
 
@@ -42,6 +43,13 @@ def text_table(rows: Sequence[Row]) -> str:
     shown = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines]
     notes = [f"  {row.name}: {row.note}" for row in rows if row.note]
     return "\n".join([*shown, *notes])
+
+
+def stand_ins(results: Results) -> list[str]:
+    """A line for each workload of the results that is not a published trace in whole: an excerpt, or a generator."""
+    names = {str(c.get("trace", c.get("workload", ""))) for c in results.variants.values()} - {""}
+    told = {name: stand_in(name) for name in sorted(names)}
+    return [f"on {name}: {what}" for name, what in told.items() if what is not None]
 
 
 def write_html(folder: Path, target: Path) -> tuple[int, list[Path]]:
@@ -83,7 +91,7 @@ def _section(stored: Stored, folder: Path) -> str:
     size = "reduced size" if results.quick else "full size"
     parts = [
         f'<section id="{_id(stored)}"><h2>{escaped(results.experiment)} <a href="#top">contents</a></h2>'
-        f"<p>{escaped(stored.summary)}</p>",
+        f"<p>{escaped('. '.join([stored.summary, *stand_ins(results)]))}</p>",
         *(_plot(folder / results.experiment / name) for name in stored.plots),
         html_table(HEADER, (cells(row) for row in stored.rows)),
         f"<ul class=notes>{notes}</ul>" if notes else "",

@@ -64,13 +64,13 @@ from benchmarks.sim.network.clusters import (
 from benchmarks.sim.network.fabric import Fabric
 from benchmarks.sim.records import RequestRecord
 from benchmarks.workloads import transform
-from benchmarks.workloads.catalog import WorkloadSpec, build
+from benchmarks.workloads.catalog import WorkloadSpec, build, or_excerpt
 from benchmarks.workloads.prefixes import Sharing, share_prefixes
 from benchmarks.workloads.record import WorkloadRequest
 from policies.dispatch.dispatcher import DispatchConfig
 from policies.state.views import Role
 
-TRACE = "mooncake-conversation"
+TRACE = "mooncake-conversation"  # its shipped excerpt where the file is not at hand (`or_excerpt`)
 PROFILE = profiles.load("netkv_llama3_70b_tp4_h100")
 WARMUP_S, MEASURE_S, TUNING_S = 5.0, 15.0, 30.0  # NetKV VI-A
 BLOCK_TOKENS = 128  # NetKV has 16: coarser is faster, and at most 127 tokens of a hit are lost
@@ -141,7 +141,7 @@ def config(workload: str, scheduler: str, **more: Any) -> dict[str, Any]:
     `nics` (of a server, else 8; uplinks in proportion), `windows` (seeds begin at so many places, else 5), `spread`
     (the trace's ticks are spread with the seed, instead of bursts).
     """
-    made = {"trace": TRACE, "workload": workload, "scheduler": scheduler, **more}
+    made = {"trace": or_excerpt(TRACE), "workload": workload, "scheduler": scheduler, **more}
     if scheduler == "CLA*":
         made.setdefault("weights", list(TUNED[workload]))
     return made
@@ -164,7 +164,7 @@ def requests(config: Config, seed: int) -> list[WorkloadRequest]:
     """The requests of a run, warm-up first."""
     kind = WORKLOADS[config["workload"]]
     load, at_100 = config.get("load", 1.0), kind.rate_per_s * config.get("gpus", 64) / 64
-    rows = _rows(config["workload"], seed)
+    rows = _rows(config["trace"], config["workload"], seed)
     if config.get("whole"):
         start, count, most = 0, len(rows), len(rows)
     elif config.get("tuning"):
@@ -201,9 +201,9 @@ def in_bursts(made: Sequence[WorkloadRequest], period_s: float) -> list[Workload
 
 
 @lru_cache(maxsize=16)
-def _rows(workload: str, seed: int) -> tuple[WorkloadRequest, ...]:
+def _rows(trace: str, workload: str, seed: int) -> tuple[WorkloadRequest, ...]:
     kind = WORKLOADS[workload]
-    made = build(WorkloadSpec(name=TRACE, lengths=kind.lengths), seed)
+    made = build(WorkloadSpec(name=trace, lengths=kind.lengths), seed)
     if kind.thin_above is None:
         return tuple(made)
     drawn = random.Random(0)  # the same rows for every seed

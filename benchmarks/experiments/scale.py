@@ -1,4 +1,4 @@
-"""From 64 to 1,024 GPUs: what each policy's decisions are worth. What they cost is `scale_cost`'s: time is no result.
+"""From 64 to 1,024 GPUs: what each policy's decisions are worth. What they cost is measured by `benchmarks.decisions`.
 
 The composition's cluster and workload (`composition_cluster`) at 0.9 of what it carries, heavy-tailed outputs, one
 barrier for every two pods; as the cluster doubles so does the rate, so a policy that scales keeps its TTFT. NetKV's

@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.live import measure, profile, targets, wrk
 from benchmarks.live.machine import facts
 from benchmarks.live.measure import COMPLETIONS, Case, Plan
-from benchmarks.live.report import Results, markdown, verdicts, write
+from benchmarks.live.report import Results, markdown, summary, write
 from benchmarks.live.servers import ROOT, Server, ServerError, running
 
 TOKENS = 16
@@ -165,7 +165,7 @@ class Bench:
         if not self.results.cases:
             return
         print("\n" + markdown(self.results) + "\n")
-        for line in verdicts(self.results):
+        for line in summary(self.results):
             self.say(line)
         name = f"overhead-{self.args.only}" if self.args.only else "overhead"
         files = write(self.results, Path(self.args.out), name)

@@ -1,7 +1,8 @@
 """Workloads by name, and a description of one that can be written into a result: `WorkloadSpec` -> requests.
 
-Traces are read from the directory in SLUICE_TRACES (or the one given); the project ships none. Everything named
-`synthetic-...` is generated here and needs no files.
+Published traces are read from the directory in SLUICE_TRACES (or the one given); `python -m benchmarks traces` says
+where they are published. The project ships the first rows of one of them (`excerpts/`) under a name of its own, so that
+no result of the excerpt can be taken for one of the trace. Everything named `synthetic-...` is generated here.
 """
 
 from __future__ import annotations
@@ -23,17 +24,25 @@ from predictors.protocol import Arrival, Outcome
 from predictors.servegen import load_clients, sample
 from predictors.traces import finish_time_s
 
+EXCERPTS = Path(__file__).parent / "excerpts"
+MOONCAKE = "https://github.com/kvcache-ai/Mooncake, FAST25-release/traces"
+AZURE = "https://github.com/Azure/AzurePublicDataset, data"
+SERVEGEN = "https://github.com/alibaba/ServeGen, data/reason/deepseek-r1, as one tar (Apache-2.0)"
 MOONCAKE_TICK_S = 3.0  # the conversation trace's clock; the synthetic one has Poisson times
 
 
 @dataclass(frozen=True, slots=True)
 class TraceSource:
-    """A published trace: a file name without .xz, and how it is read (path, requests or None, seed)."""
+    """A published trace: a file name without .xz, how it is read (path, requests or None, seed), and where it is
+    published. A shipped one lies in `excerpts/`.
+    """
 
     summary: str
     file: str
     read: Callable[[Path, int | None, int], list[WorkloadRequest]]
     tick_s: float | None = None
+    origin: str = ""
+    shipped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,28 +76,50 @@ WORKLOADS: dict[str, TraceSource | SyntheticSource] = {
         "mooncake_conversation_trace.jsonl",
         _rows,
         MOONCAKE_TICK_S,
+        f"{MOONCAKE}/conversation_trace.jsonl (Apache-2.0)",
+    ),
+    "mooncake-conversation-excerpt": TraceSource(
+        "its first 4,000 rows, shipped with the project",
+        "mooncake_conversation_first_4000.jsonl",
+        _rows,
+        MOONCAKE_TICK_S,
+        shipped=True,
     ),
     "mooncake-synthetic": TraceSource(
-        "Mooncake, from public data, Poisson times", "mooncake_synthetic_trace.jsonl", _rows
+        "Mooncake, from public data, Poisson times",
+        "mooncake_synthetic_trace.jsonl",
+        _rows,
+        origin=f"{MOONCAKE}/synthetic_trace.jsonl (Apache-2.0)",
     ),
     "azure2023-conversation": TraceSource(
-        "Azure conversations, November 2023", "azure2023_AzureLLMInferenceTrace_conv.csv", _rows
+        "Azure conversations, November 2023",
+        "azure2023_AzureLLMInferenceTrace_conv.csv",
+        _rows,
+        origin=f"{AZURE}/AzureLLMInferenceTrace_conv.csv (CC-BY-4.0)",
     ),
     "azure2023-code": TraceSource(
-        "Azure code completion, November 2023", "azure2023_AzureLLMInferenceTrace_code.csv", _rows
+        "Azure code completion, November 2023",
+        "azure2023_AzureLLMInferenceTrace_code.csv",
+        _rows,
+        origin=f"{AZURE}/AzureLLMInferenceTrace_code.csv (CC-BY-4.0)",
     ),
     "azure2024-sample": TraceSource(
-        "sampled from Azure's published plots of May 2024", "azure2024_digitised.tar", _azure2024
+        "sampled from Azure's published plots of May 2024",
+        "azure2024_digitised.tar",
+        _azure2024,
+        origin="no file: the plots of the week of May 2024, digitised (azure2024.py has the format)",
     ),
     "servegen-reasoning": TraceSource(
         "sampled from ServeGen's clients of a reasoning model, over one day",
         "servegen_deepseek-r1.tar",
         _servegen,
+        origin=SERVEGEN,
     ),
     "servegen-reasoning-long-context": TraceSource(
         "the same behind prompts of tens of thousands of tokens (synthetic prompts)",
         "servegen_deepseek-r1.tar",
         _servegen_long,
+        origin=SERVEGEN,
     ),
     "synthetic-heavy-tail": SyntheticSource(
         "reasoning requests with ServeGen's margins", standins.heavy_tail
@@ -182,7 +213,27 @@ def _source(spec: WorkloadSpec, seed: int, traces: Path | None) -> tuple[list[Wo
     source = WORKLOADS[spec.name or ""]
     if isinstance(source, SyntheticSource):
         return list(islice(source.make().stream(seed), spec.requests or 20_000)), None
-    return source.read(find_trace(source.file, traces), spec.requests, seed), source.tick_s
+    return source.read(file_of(source, traces), spec.requests, seed), source.tick_s
+
+
+def file_of(source: TraceSource, traces: Path | None = None) -> Path:
+    """The file of a trace. Raises WorkloadError where it is not here."""
+    return find_trace(source.file, EXCERPTS if source.shipped else traces)
+
+
+def or_excerpt(name: str) -> str:
+    """The workload `name` where its file is at hand, else the shipped excerpt of it. The name goes into the config of a
+    run, so the result says which of the two it used.
+    """
+    return name if available(name) else f"{name}-excerpt"
+
+
+def stand_in(name: str) -> str | None:
+    """What a result on the workload `name` must say of it; None for a published trace in whole."""
+    source = WORKLOADS.get(name)
+    if isinstance(source, TraceSource) and not source.shipped:
+        return None
+    return "not a published trace" if source is None else source.summary
 
 
 def traces_dir() -> Path | None:
@@ -197,7 +248,7 @@ def find_trace(file: str, traces: Path | None = None) -> Path:
     if folder is None:
         raise WorkloadError(
             f"{file} is not shipped: set SLUICE_TRACES (or give --traces) to the directory that holds it, or use a "
-            "synthetic-... workload; predictors/traces.py says where the originals are published"
+            "synthetic-... workload; `python -m benchmarks traces` says where the originals are published"
         )
     for path in (folder / file, folder / f"{file}.xz"):
         if path.exists():
@@ -211,7 +262,7 @@ def available(name: str, traces: Path | None = None) -> bool:
     if isinstance(source, SyntheticSource):
         return True
     try:
-        find_trace(source.file, traces)
+        file_of(source, traces)
     except WorkloadError:
         return False
     return True

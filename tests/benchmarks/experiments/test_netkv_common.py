@@ -16,7 +16,7 @@ ROWS = tuple(
 
 @pytest.fixture(autouse=True)
 def rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(netkv, "_rows", lambda workload, seed: ROWS)
+    monkeypatch.setattr(netkv, "_rows", lambda trace, workload, seed: ROWS)
 
 
 def test_the_paper_s_cluster() -> None:
@@ -131,10 +131,10 @@ def test_thinning_keeps_short_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     netkv._rows.cache_clear()
     monkeypatch.setattr(netkv, "build", lambda spec, seed: list(ROWS))
-    kept, kind = netkv._rows("rag", 0), netkv.WORKLOADS["rag"]
+    kept, kind = netkv._rows(netkv.or_excerpt(netkv.TRACE), "rag", 0), netkv.WORKLOADS["rag"]
     assert kind.thin_above is not None
     short = [r for r in ROWS if r.prompt_tokens <= kind.thin_above]
     assert [r for r in kept if r.prompt_tokens <= kind.thin_above] == short
     assert len(kept) - len(short) == pytest.approx(0.2 * (len(ROWS) - len(short)), rel=0.15)
-    assert netkv._rows("rag", 1) == kept
+    assert netkv._rows(netkv.or_excerpt(netkv.TRACE), "rag", 1) == kept
     netkv._rows.cache_clear()

@@ -85,6 +85,17 @@ def test_synthetic_workloads_need_no_files(monkeypatch):
         build(WorkloadSpec(name="mooncake-conversation"), 1)
 
 
+def test_the_shipped_excerpt_stands_in_under_its_own_name(monkeypatch, traces):
+    monkeypatch.delenv("SLUICE_TRACES", raising=False)
+    assert catalog.or_excerpt("mooncake-conversation") == "mooncake-conversation-excerpt"
+    made = build(WorkloadSpec(name="mooncake-conversation-excerpt", spread_ticks=False), 0)
+    assert len(made) == 4_000 and made[0].prompt_tokens == 6_758 and made[-1].at_s == 1_301.999
+    assert "first 4,000 rows" in (catalog.stand_in("mooncake-conversation-excerpt") or "")
+    monkeypatch.setenv("SLUICE_TRACES", str(traces))
+    assert catalog.or_excerpt("mooncake-conversation") == "mooncake-conversation"
+    assert catalog.stand_in("mooncake-conversation") is None
+
+
 def test_missing_files_and_empty_results_say_what_to_do(traces):
     with pytest.raises(WorkloadError, match="holds neither azure2023"):
         build(WorkloadSpec(name="azure2023-code"), 1, traces)

@@ -1,0 +1,369 @@
+"""`docs/results.md` made from the committed results, and the check that documents show no other figures than these.
+
+Each results file yields rows (`Row`): an experiment's file has them; for the other files a reader below picks them.
+A document cites one as a number with a mark directly behind it,
+
+    11.6 <!-- ours: experiments/balance_route_table1.json | recurring-long: imbalance of JSQ over br_h oracle -->
+
+where `ours` may also be `paper`, `half_width` or `difference`. The check recomputes every experiment's rows from its
+stored measures, makes docs/results.md again, and compares each marked number, rounded as it is shown, with its row. A
+sign may be left out in a text ("18.6 % shorter" for -18.6).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import report
+from benchmarks.checkout import ROOT
+from benchmarks.experiments import registry
+from benchmarks.experiments.base import ExperimentError, Row
+from benchmarks.results_io import FORMAT, load
+from benchmarks.seeds import spread
+
+RESULTS = ROOT / "benchmarks/results"
+DOCUMENT = ROOT / "docs/results.md"
+FEW_ROWS = 30  # more rows of one table than this are folded away, if the paper has no figure beside them
+TOLERANCE = 1e-6  # stored measures have nine digits
+
+_MARK = re.compile(
+    r"([-+−]?\d[\d,]*(?:\.\d+)?)\D{0,24}?<!-- (ours|paper|half_width|difference): (\S+) \| (.+?) -->"
+)
+_ANY_MARK = re.compile(r"<!-- (?:ours|paper|half_width|difference): ")
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """What the document shows of one file: `origin` is the command, commit and machine it comes from."""
+
+    file: str
+    title: str
+    rows: tuple[Row, ...]
+    origin: str
+    plots: tuple[str, ...] = ()
+
+
+# ------------------------------------------------------------------------------------- rows of files without rows
+
+
+def _overhead(whole: Any) -> Iterator[Row]:
+    for case in whole["cases"]:
+        path = "" if case["path"].endswith("chat/completions") else ", completions"
+        name = f"{case['target']}{path}, {case['client']}, c = {case['concurrency']}, {case['tokens']} tokens"
+        yield Row(f"{name}: requests/s", None, case["requests_per_s"])
+        if "ttft_p50" in case["added"]:
+            yield Row(f"{name}: added TTFT p50", None, case["added"]["ttft_p50"], "ms")
+        if case["tokens"] > 100:
+            yield Row(f"{name}: CPU a token", None, sum(case["cpu_ms_per_token"].values()), "ms")
+    for tree in whole["trees"]:
+        yield Row(f"{tree['target']}: memory at rest (PSS)", None, tree["total"]["pss_bytes"] / 2**30, "GiB")
+
+
+def _coldstart(whole: Any) -> Iterator[Row]:
+    for start in whole["starts"]:
+        yield Row("from the start to ready", None, start["ready_s"], "s")
+        yield Row("then to the first token", None, 1e3 * start["first_answer_s"], "ms")
+        yield Row("memory of all processes (PSS)", None, start["tree"]["total"]["pss_bytes"] / 2**30, "GiB")
+
+
+def _balance(whole: Any) -> Iterator[Row]:
+    base = whole["rows"][0]
+    for row in whole["rows"]:
+        yield Row(f"{row['policy']}: imbalance", None, row["imbalance_tokens"], "tokens")
+        if row is not base:
+            ratio = base["imbalance_tokens"] / row["imbalance_tokens"]
+            yield Row(f"{row['policy']}: imbalance of {base['policy']} over it", None, ratio, "x")
+        yield Row(f"{row['policy']}: throughput", None, row["tok_s"], "tok/s")
+    yield Row("requests served", None, whole["served"])
+    yield Row("requests lost", None, sum(whole["lost"].values()))
+    yield Row("events that replay to another decision", None, whole["replay_differs"])
+
+
+def _composition(whole: Any) -> Iterator[Row]:
+    for row in whole["rows"]:
+        load_ = "all loads" if row["load"] is None else f"load {row['load']:g}"
+        if row["case"] == "NetKV":
+            continue
+        for figure, what in (("ttft_mean_s", "mean TTFT"), ("ttft_p95_s", "p95 of TTFT")):
+            for side in ("live", "simulated"):
+                ratio = row[f"{side}_{figure}_ratio"]
+                name = f"{row['case']}, {load_}: {what} as a share of NetKV's, {side}"
+                yield Row(name, None, ratio["mean"], "", ratio["half_width"])
+    yield Row("requests sent", None, whole["sent"])
+    yield Row("requests lost", None, len(whole["lost"]))
+
+
+def _tiers(whole: Any) -> Iterator[Row]:
+    for case in whole["config"]["cases"]:
+        runs = [row for row in whole["rows"] if row["case"] == case["name"]]
+        for key, what, unit, scale in (
+            ("transfer_ms", "mean transfer", "ms", 1.0),
+            ("ttft_ms", "mean TTFT", "ms", 1.0),
+            ("near_share", "requests sent to the near rack", "%", 100.0),
+        ):
+            seen = spread([scale * run[key] for run in runs])
+            yield Row(f"{case['name']}: {what}", None, seen.mean, unit, seen.half_width)
+
+
+def _switching(whole: Any) -> Iterator[Row]:
+    yield Row("policies switched under load", None, len(whole["rows"]))
+    yield Row("answers", None, whole["served"])
+    yield Row("requests lost", None, len(whole["lost"]))
+
+
+def _decisions(whole: Any) -> Iterator[Row]:
+    for row in whole["rows"]:
+        for quantile in ("p50", "p99"):
+            yield Row(f"{row['name']}: {quantile}", None, row[f"{quantile}_us"], "us", note=row["note"])
+
+
+def _predictors(whole: Any) -> Iterator[Row]:
+    for name, trace in whole["traces"].items():
+        against, learned = trace["lightgbm_against_survival"], trace["evaluations"]["lightgbm"]["overall"]
+        yield Row(f"{name}: Brier, LightGBM against survival", None, 100.0 * against["brier"], "%")
+        error = against["conditional_mae"]
+        yield Row(f"{name}: conditional MAE, LightGBM against survival", None, 100.0 * error, "%")
+        yield Row(f"{name}: ECE of LightGBM", None, learned["ece"])
+        if trace["signal"] is not None:
+            yield Row(f"{name}: p of the permutation test", None, trace["signal"]["p_value"])
+
+
+def _validation(whole: Any) -> Iterator[Row]:
+    for case in whole["cases"]:
+        policies = "/".join(case["policies"])
+        for line in case["lines"]:
+            name = f"{policies}: {line['measure'].upper()} p{100 * line['quantile']:.0f}"
+            yield Row(f"{name}, live", None, line["live_ms"], "ms")
+            yield Row(f"{name}, simulated", None, line["simulated_ms"], "ms")
+            yield Row(f"{name}, simulated against live", None, line["error_percent"], "%")
+
+
+Reader = Callable[[Any], Iterator[Row]]
+OTHERS: dict[str, tuple[str, str, Reader]] = {
+    "experiments/validate_live/sim.json": (
+        "Simulator against a live app on sim engines",
+        "python -m benchmarks.experiments.validate_live",
+        _validation,
+    ),
+    "experiments/validate_live/vllm.json": (
+        "Simulator against a live app on vLLM's CPU engines",
+        "python -m benchmarks.experiments.validate_live --engines vllm",
+        _validation,
+    ),
+    "predictors/results.json": (
+        "Predictors of answer length, on the last fifth of each trace",
+        "python -m benchmarks.predictors --traces DIR",
+        _predictors,
+    ),
+    "decisions/decisions.json": ("Time of a decision", "python -m benchmarks.decisions", _decisions),
+    "overhead/overhead-sim.json": (
+        "What Sluice adds to an engine: sim engines",
+        "python -m benchmarks.live.overhead --only sim",
+        _overhead,
+    ),
+    "overhead/overhead-vllm.json": (
+        "What Sluice adds to an engine: vLLM's CPU engines (few requests)",
+        "python -m benchmarks.live.overhead --only vllm --quick",
+        _overhead,
+    ),
+    "overhead/coldstart-sim.json": (
+        "Cold start, sim engines",
+        "python -m benchmarks.live.coldstart --config deploy/sim.yaml",
+        _coldstart,
+    ),
+    "overhead/coldstart-cpu.json": (
+        "Cold start, one vLLM engine to prefill and one to decode",
+        "python -m benchmarks.live.coldstart",
+        _coldstart,
+    ),
+    "switching/switching-sim.json": (
+        "Every policy switched under load, sim engines",
+        "python -m benchmarks.live.switching",
+        _switching,
+    ),
+    "switching/switching-vllm.json": (
+        "Every policy switched under load, vLLM's CPU engines",
+        "python -m benchmarks.live.switching --engines vllm",
+        _switching,
+    ),
+    "balance/balance.json": (
+        "Imbalance live: 16 decode sim engines near saturation",
+        "python -m benchmarks.live.balance",
+        _balance,
+    ),
+    "netkv_tiers/netkv_tiers.json": (
+        "KV transfers live on two network tiers, one four times slower",
+        "python -m benchmarks.live.netkv_tiers",
+        _tiers,
+    ),
+    "composition/composition.json": (
+        "The composition live, beside the simulator on the same requests",
+        "python -m benchmarks.live.composition",
+        _composition,
+    ),
+}
+"""Results files that are not of `python -m benchmarks run`: title, command and reader, in the document's order."""
+
+
+# ------------------------------------------------------------------------------------------------------ the document
+
+
+def sections(results: Path = RESULTS) -> list[Section]:
+    """All that the document shows: experiments in the registry's order, then the other files that are there."""
+    at = {path.stem: path for path in sorted((results / "experiments").rglob("*.json"))}
+    found = [_of_experiment(results, at[name]) for name in registry.EXPERIMENTS if name in at]
+    found += [_of_other(results, file) for file in OTHERS if (results / file).exists()]
+    return found
+
+
+def section(results: Path, file: str) -> Section:
+    """The section of one file. Raises ExperimentError for a file that is none of the results."""
+    if file in OTHERS and (results / file).exists():
+        return _of_other(results, file)
+    return _of_experiment(results, results / file)
+
+
+def _of_experiment(results: Path, path: Path) -> Section:
+    stored = load(path)
+    file = path.relative_to(results)
+    plots = tuple((file.parent / stored.results.experiment / plot).as_posix() for plot in stored.plots)
+    origin = f"`{stored.command}`, commit {stored.commit}, {stored.date}, {_seeds(stored.results.seeds)}"
+    summary = ". ".join([stored.summary, *report.stand_ins(stored.results)])
+    return Section(file.as_posix(), summary, stored.rows, origin, plots)
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return "1 seed" if len(seeds) == 1 else f"{len(seeds)} seeds"
+
+
+def _of_other(results: Path, file: str) -> Section:
+    title, command, read = OTHERS[file]
+    whole = json.loads((results / file).read_text("utf-8"))
+    machine = whole.get("machine", "")
+    where = machine
+    if isinstance(machine, dict):
+        where = f"{machine['cpu']}, {machine['cores']} cores, commit {machine['commit']}"
+    if "commit" in whole:
+        where = f"{where}, commit {whole['commit']}"
+    plot = Path(file).with_suffix(".png")
+    plots = (plot.as_posix(),) if (results / plot).exists() else ()
+    return Section(file, title, tuple(read(whole)), f"`{command}`; {where}", plots)
+
+
+def document(results: Path = RESULTS) -> str:
+    """docs/results.md."""
+    shown = sections(results)
+    parts = [_HEAD, "\n".join(f"- [{one.title}](#{_anchor(one)})" for one in shown)]
+    for one in shown:
+        source = f"[{one.file}](../benchmarks/results/{one.file}): {one.origin}."
+        parts.append(f'<a id="{_anchor(one)}"></a>\n\n## {one.title}\n\n{source}')
+        papers = [row for row in one.rows if row.paper is not None]
+        ours = [row for row in one.rows if row.paper is None]
+        if papers:
+            parts.append(_table(report.HEADER, papers))
+        if ours:
+            table = _table(("figure", "ours"), ours)
+            summary = f"<summary>{len(ours)} figures that no paper prints</summary>"
+            folded = papers or len(ours) > FEW_ROWS
+            parts.append(f"<details>{summary}\n\n{table}\n\n</details>" if folded else table)
+        parts += [f"![{Path(plot).stem}](../benchmarks/results/{plot})" for plot in one.plots]
+    return "\n\n".join(parts) + "\n"
+
+
+def _anchor(one: Section) -> str:
+    return one.file.removesuffix(".json").replace("/", "-")
+
+
+def _table(header: Sequence[str], rows: Sequence[Row]) -> str:
+    lines = ["| " + " | ".join(header) + " |", "|---" + "|--:" * (len(header) - 1) + "|"]
+    for row in rows:
+        name, paper, ours, difference = report.cells(row)
+        shown = f"{name} ({row.note})" if row.note else name
+        cells = (shown, paper, ours, difference) if len(header) == 4 else (shown, ours)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+_HEAD = """# Results
+
+`python -m benchmarks document` writes this page from the files in `benchmarks/results`; a test compares them. *paper*:
+as the paper prints it; *ours*: mean over the seeds, with half of its 95 % interval; *difference*: ours against the
+paper's, in per cent of it, or in points where the unit is a percentage. What an experiment had to assume, where a
+figure differs and why, is in its module's docstring (`benchmarks/experiments`). Workloads named `synthetic`, and
+excerpts of a trace, are not the trace. Figures of different machines are not compared."""
+
+
+# ---------------------------------------------------------------------------------------------------------- the check
+
+
+def problems(root: Path = ROOT) -> list[str]:
+    """What is wrong with the figures of the documents in `root`: README.md and docs/*.md. None: the list is empty."""
+    results = root / "benchmarks/results"
+    found = [
+        problem
+        for path in sorted((results / "experiments").rglob("*.json"))
+        for problem in _not_recomputed(path)
+    ]
+    made = root / "docs/results.md"
+    if not made.exists() or made.read_text("utf-8") != document(results):
+        found.append("docs/results.md is not what the results say: python -m benchmarks document")
+    for path in [root / "README.md", *sorted((root / "docs").glob("*.md"))]:
+        if path != made:
+            wrong = _wrong_figures(path.read_text("utf-8"), results)
+            found += [f"{path.relative_to(root)}: {problem}" for problem in wrong]
+    return found
+
+
+def _not_recomputed(path: Path) -> Iterator[str]:
+    """The rows of an experiment's file that its measures do not give (again)."""
+    whole = json.loads(path.read_text("utf-8"))
+    if whole.get("format") != FORMAT:
+        return
+    stored = load(path)
+    rows = registry.load(stored.results.experiment).compare(stored.results)
+    if [row.name for row in rows] != [row.name for row in stored.rows]:
+        yield f"{path.name}: its rows have other names than the experiment gives now: python -m benchmarks remake"
+        return
+    for new, old in zip(rows, stored.rows, strict=True):
+        if not all(_same(getattr(new, part), getattr(old, part)) for part in ("paper", "ours", "half_width")):
+            yield f"{path.name}: {old.name!r} is {old.ours} in the file, {new.ours} from its measures"
+
+
+def _same(a: float | None, b: float | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+
+
+def _wrong_figures(text: str, results: Path) -> Iterator[str]:
+    marks = list(_MARK.finditer(text))
+    if len(marks) != len(_ANY_MARK.findall(text)):
+        yield "a mark has no number before it, or is not of the form `<!-- ours: FILE | NAME -->`"
+    for mark in marks:
+        shown, part, file, name = mark.groups()
+        try:
+            row = next((row for row in section(results, file).rows if row.name == name), None)
+        except ExperimentError as error:
+            yield str(error)
+            continue
+        value = None if row is None else getattr(row, part)
+        if value is None:
+            yield f"{file} has no figure {name!r} ({part})"
+        elif not shows(shown, value):
+            yield f"{shown} stands for {value:.6g} ({file}, {name!r}, {part})"
+
+
+def shows(text: str, value: float) -> bool:
+    """Whether the number `text` is `value`, rounded to the decimals that `text` has; a text may leave out the sign."""
+    plain = text.replace(",", "").replace("−", "-")
+    decimals = len(plain.partition(".")[2])
+    rounded = round(value, decimals)
+    return math.isclose(float(plain), rounded) or (
+        plain[0].isdigit() and math.isclose(float(plain), abs(rounded))
+    )
