@@ -1,11 +1,10 @@
 """The one configuration of a Sluice application: the `args` of a Serve config file, parsed once, refused when wrong.
 
-Every component keeps its own config dataclass beside its code (`VllmEngineConfig`, `SimEngineConfig`, `DispatchConfig`,
-`IngressConfig`); this file joins them, adds what only the deployment knows (how many, where), and turns errors into
-sentences that name the key and what is allowed.
+Every component keeps its own config dataclass beside its code (`DispatchConfig`, `IngressConfig`, one for each kind of
+engine). This file joins them, adds what only the deployment knows (how many, where), and turns errors into sentences
+that name the key and what is allowed.
 """
 
-import dataclasses
 import ipaddress
 import os
 from collections.abc import Mapping
@@ -16,13 +15,14 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    TypeAdapter,
     ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
 
+from actors.engine.registry import ENGINES, engine_config, engine_kind
+from actors.options import ConfigError, from_options, problem_line
 from actors.router.forecasts import PredictorConfig
 from actors.router.journal import JournalConfig
 from actors.router.network.feed import NetworkConfig
@@ -33,10 +33,6 @@ from policies.routing.registry import decode_policy, prefill_policy
 
 SIM_MODEL = "sim"
 """`model.path` of applications without a real model: sim engines only, whose tokens are words."""
-
-
-class ConfigError(ValueError):
-    """The configuration cannot be used; the message names the key and the allowed values."""
 
 
 class _Strict(BaseModel):
@@ -70,13 +66,30 @@ class TopologyConfig(_Strict):
 
 
 class EngineConfig(_Strict):
-    """One engine, as far as its own process must know it. `options` are the fields of the kind's config dataclass."""
+    """One engine, as far as its own process must know it.
+
+    `kind` is a name of `actors.engine.registry.ENGINES`, `options` are fields of that kind's config dataclass.
+    """
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,30}$")]
     role: Literal["prefill", "decode", "colocated"]
-    kind: Literal["vllm", "sim"] = "vllm"
+    kind: str = "vllm"
     topology: TopologyConfig = TopologyConfig()
     options: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("kind")
+    @classmethod
+    def _known(cls, kind: str) -> str:
+        engine_kind(kind)
+        return kind
+
+    def engine_config(self, engine_id: str, model: str, served_name: str, **defaults: Any) -> Any:
+        """The kind's config of one engine, `model` being its directory or name. Raises ConfigError.
+
+        `defaults` hold where the options say nothing.
+        """
+        facts = {"engine_id": engine_id, "role": self.role, "model": model, "served_name": served_name}
+        return engine_config(self.kind, facts, self.options, f"engines.{self.name}.options", defaults)
 
 
 class EngineGroupConfig(EngineConfig):
@@ -100,7 +113,7 @@ class EngineGroupConfig(EngineConfig):
     @property
     def shares_cores(self) -> bool:
         """Whether these engines compute on CPU cores, which all such engines of a node divide among them."""
-        return self.kind == "vllm" and not self.num_gpus
+        return ENGINES[self.kind].uses_cores and not self.num_gpus
 
 
 class PolicyChoice(_Strict):
@@ -205,8 +218,12 @@ class AppConfig(_Strict):
         roles = {group.role for group in self.engines if group.replicas}
         if roles == {"prefill"}:
             raise ValueError("engines: only prefill engines; add a group with role decode or colocated")
-        if self.model.path == SIM_MODEL and any(group.kind == "vllm" for group in self.engines):
-            raise ValueError(f"model.path {SIM_MODEL!r} has no weights: vLLM engines need a real model")
+        for group in self.engines:
+            if self.model.path == SIM_MODEL and ENGINES[group.kind].loads_model:
+                raise ValueError(
+                    f"model.path {SIM_MODEL!r} has no weights: {group.kind} engines need a real model"
+                )
+            group.engine_config(group.name, self.model.path, self.model.served_name)
         prefill_policy(self.router.prefill.name, self.router.prefill.params)
         decode_policy(self.router.decode.name, self.router.decode.params)
         self.router.dispatch_config()
@@ -238,22 +255,5 @@ def parse(args: Mapping[str, Any], folder: Path | None = None) -> AppConfig:
     try:
         return AppConfig.model_validate(dict(args), context={"folder": folder})
     except ValidationError as error:
-        lines = [_line(problem) for problem in error.errors()]
+        lines = [problem_line(problem) for problem in error.errors()]
         raise ConfigError("the configuration cannot be used:\n" + "\n".join(lines)) from None
-
-
-def from_options(kind: type[Any], options: Mapping[str, Any], where: str) -> Any:
-    """A config dataclass from the mapping of a file; types are checked and converted, unknown keys refused by name."""
-    allowed = sorted(f.name for f in dataclasses.fields(kind) if f.init)
-    unknown = sorted(set(options) - set(allowed))
-    if unknown:
-        raise ConfigError(f"{where}.{unknown[0]}: no such option; allowed are {', '.join(allowed)}")
-    try:
-        return TypeAdapter(kind).validate_python(dict(options))
-    except ValidationError as error:
-        raise ConfigError("\n".join(_line(problem, where) for problem in error.errors())) from None
-
-
-def _line(problem: Any, where: str = "") -> str:
-    path = ".".join(str(part) for part in ((where,) if where else ()) + tuple(problem["loc"]))
-    return f"  {path or 'config'}: {problem['msg']} (got {str(problem.get('input'))[:80]})"

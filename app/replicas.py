@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import ray
 from ray import serve
 
+from actors.engine.cores import divide_cores, usable_cores
+from actors.engine.registry import ENGINES
 from actors.wire.channel import Identity
-from app.config import EngineConfig, ModelConfig, RouterConfig, WireConfig, from_options
+from app.config import EngineConfig, ModelConfig, RouterConfig, WireConfig
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -126,9 +128,11 @@ class EngineReplica:
 
         context = serve.get_replica_context()
         engine_id = f"{config.name}-{uuid.uuid4().hex[:8]}"
+        defaults: dict[str, Any] = {"side_channel_host": node_host(wire) or "127.0.0.1"}
         if cores is not None:
-            cores = cores._replace(at=cores.at + context.rank.local_rank)
-        engine = make_engine(model, config, engine_id, cores, node_host(wire))
+            shares = divide_cores(usable_cores(), cores.engines)
+            defaults["cores"] = shares[(cores.at + context.rank.local_rank) % len(shares)]
+        engine = make_engine(model, config, engine_id, **defaults)
         me = Identity("engine", engine_id, wire.secret())
         self._server = EngineServer(
             engine,
@@ -156,49 +160,14 @@ class EngineReplica:
             await self._server.stop()
 
 
-def make_engine(
-    model: ModelConfig,
-    config: EngineConfig,
-    engine_id: str,
-    cores: CoreShare | None = None,
-    host: str | None = None,
-) -> "Engine":
-    """An engine of `config`. Imports of an engine kind happen here, in its own replica process only.
+def make_engine(model: ModelConfig, config: EngineConfig, engine_id: str, **defaults: Any) -> "Engine":
+    """An engine that is not started yet; what its kind needs is imported here, in its own replica process only."""
+    kind, files = ENGINES[config.kind], model.served_name
+    if kind.loads_model:
+        from app.models import resolve
 
-    `cores`: its share of the node's CPU cores, where it computes on them. `host`: this node's address on the internal
-    interface, where there is one.
-    """
-    where = f"engines.{config.name}.options"
-    if config.kind == "sim":
-        from actors.engine.sim.config import SimEngineConfig
-        from actors.engine.sim.ranks import sim_engine
-
-        options = {
-            "model": model.served_name,
-            **config.options,
-            "engine_id": engine_id,
-            "role": config.role,
-        }
-        return sim_engine(from_options(SimEngineConfig, options, where))
-    from actors.engine.cores import divide_cores, usable_cores
-    from actors.engine.vllm.config import VllmEngineConfig
-    from actors.engine.vllm.engine import VllmEngine
-    from app.models import resolve
-
-    share = None
-    if cores is not None:
-        shares = divide_cores(usable_cores(), max(1, cores.engines))
-        share = shares[cores.at % len(shares)]
-    options = {
-        "cores": share,
-        "side_channel_host": host or "127.0.0.1",
-        **config.options,
-        "model": str(resolve(model.path)),
-        "served_name": model.served_name,
-        "id": engine_id,
-        "role": config.role,
-    }
-    return VllmEngine(from_options(VllmEngineConfig, options, where))
+        files = str(resolve(model.path))
+    return kind.make(config.engine_config(engine_id, files, model.served_name, **defaults))
 
 
 def finder(router: "DeploymentHandle[Any]") -> Any:

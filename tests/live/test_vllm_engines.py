@@ -49,11 +49,13 @@ class Pair:
             "model": str(model), "served_name": "small", "device": "cpu", "dtype": DTYPE, "kv_space_gib": 0.25,
             "slots": 4, "max_model_len": 1536, "lease_s": LEASE_S,
         }  # fmt: skip
-        self.p = Engine({**common, "id": "p", "role": "prefill", "cores": cores[0]}, directory / "p.log")
+        self.p = Engine(
+            {**common, "engine_id": "p", "role": "prefill", "cores": cores[0]}, directory / "p.log"
+        )
         decode = {
             "role": "decode", "tool_parser": "hermes", "connector_args": {"hold_reads_s": 0.3}, "kv_events": True,
         }  # fmt: skip
-        self.d = Engine({**common, **decode, "id": "d", "cores": cores[1]}, directory / "d.log")
+        self.d = Engine({**common, **decode, "engine_id": "d", "cores": cores[1]}, directory / "d.log")
 
     def tokens(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text).ids)

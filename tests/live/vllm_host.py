@@ -14,8 +14,9 @@ from typing import Any
 
 import msgspec
 
-from actors.engine.vllm.config import config_from_dict
+from actors.engine.vllm.config import VllmEngineConfig
 from actors.engine.vllm.engine import VllmEngine
+from actors.options import from_options
 from actors.wire.messages import Cancel, Decode, Message, Out, Prefill, ReleaseKV, Tokens
 
 ENCODER = msgspec.msgpack.Encoder()
@@ -83,7 +84,7 @@ async def main() -> None:
     out = os.dup(1)
     os.dup2(2, 1)  # what vLLM prints must not end up between the frames
     pipe = Pipe(out)
-    engine = VllmEngine(config_from_dict(json.loads(sys.argv[1])))
+    engine = VllmEngine(from_options(VllmEngineConfig, json.loads(sys.argv[1]), "config"))
     await engine.start(pipe)
     pipe.write({"name": "ready", "value": engine.phases})
     reader = asyncio.StreamReader()

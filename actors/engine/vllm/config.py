@@ -5,7 +5,7 @@ Everything here is pure (no vLLM import), so configs for CUDA machines are built
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from actors.engine.cores import split_ranks
@@ -48,7 +48,7 @@ class VllmEngineConfig:
     written from vLLM's source, not run (it takes an engine core a rank).
     """
 
-    id: str
+    engine_id: str
     model: str
     role: Role
     served_name: str = ""
@@ -76,7 +76,7 @@ class VllmEngineConfig:
     engine_args: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _require(bool(self.id), "id must not be empty")
+        _require(bool(self.engine_id), "engine_id must not be empty")
         _require(bool(self.model), "model must name a directory or a hub model")
         _require(self.role in _KV_ROLE, f"role must be one of {', '.join(_KV_ROLE)}, got {self.role!r}")
         for name in (
@@ -206,17 +206,3 @@ def check_engine_args(args: Mapping[str, Any], known: frozenset[str]) -> None:
             f"vLLM engine: engine_args has unknown names {', '.join(unknown)}; "
             "see `vllm serve --help` of the installed version for the arguments it takes"
         )
-
-
-def config_from_dict(values: Mapping[str, Any]) -> VllmEngineConfig:
-    """A config from parsed YAML; unknown keys are refused by name."""
-    known = {f.name for f in fields(VllmEngineConfig)}
-    unknown = sorted(set(values) - known)
-    if unknown:
-        raise ValueError(
-            f"vLLM engine: unknown keys {', '.join(unknown)}; known are {', '.join(sorted(known))}"
-        )
-    given = dict(values)
-    if isinstance(given.get("cores"), list):
-        given["cores"] = tuple(given["cores"])
-    return VllmEngineConfig(**given)

@@ -99,7 +99,7 @@ class VllmEngine:
         )
         gc.collect()
         gc.freeze()  # vLLM's modules never become garbage; scanning them would stall tokens
-        log.info("vLLM engine %s is ready: %s", self._config.id, self.phases)
+        log.info("vLLM engine %s is ready: %s", self._config.engine_id, self.phases)
 
     def info(self) -> EngineInfo:
         return self._info
@@ -125,7 +125,7 @@ class VllmEngine:
         self._draining = True
         self._outbox.stop()
         for work in list(self._works.values()):
-            self._fail(work, "engine_dead", f"engine {self._config.id} was stopped", True)
+            self._fail(work, "engine_dead", f"engine {self._config.engine_id} was stopped", True)
         self._leases.clear()
         self._llm = None
         for feed in self._kv_feeds:
@@ -234,11 +234,13 @@ class VllmEngine:
     def _accepts(self, stage: Stage, attempt_id: str) -> bool:
         if self._draining or self._llm is None:
             self._sink.failed(
-                Failed(attempt_id, stage, "draining", f"engine {self._config.id} is shutting down", True)
+                Failed(
+                    attempt_id, stage, "draining", f"engine {self._config.engine_id} is shutting down", True
+                )
             )
             return False
         if (stage, attempt_id) in self._works:
-            message = f"engine {self._config.id} already runs a {stage} of {attempt_id}"
+            message = f"engine {self._config.engine_id} already runs a {stage} of {attempt_id}"
             self._sink.failed(Failed(attempt_id, stage, "internal", message, False))
             return False
         return True
@@ -434,7 +436,7 @@ class VllmEngine:
         used = self._ledger.used_blocks(self._blocks)
         decodes = [work for work in self._works.values() if work.stage == "decode"]
         return Status(
-            engine_id=self._config.id,
+            engine_id=self._config.engine_id,
             running=running,
             waiting=waiting,
             kv_blocks_used=used,
@@ -453,7 +455,7 @@ class VllmEngine:
         sent = sum(stream.work.msg.dp_rank == rank for stream in self._streams.values())
         works = [w for w in self._works.values() if w.stage == "decode" and w.msg.dp_rank == rank]
         return Status(
-            engine_id=self._config.id,
+            engine_id=self._config.engine_id,
             running=core.running,
             waiting=max(core.waiting, sent - core.running),
             kv_blocks_used=round(core.kv_usage * self._blocks),

@@ -140,7 +140,7 @@ def launch(config: VllmEngineConfig, ledger: Ledger, clock: PhaseClock) -> Any:
 
 def kv_socket_directory(config: VllmEngineConfig) -> str:
     """One a process and engine; short, because a unix socket's path has 107 characters at most."""
-    return os.path.join(tempfile.gettempdir(), f"sluice-kv-{os.getpid()}-{config.id}")
+    return os.path.join(tempfile.gettempdir(), f"sluice-kv-{os.getpid()}-{config.engine_id}")
 
 
 def remove_kv_sockets(config: VllmEngineConfig) -> None:
@@ -231,7 +231,7 @@ def describe(config: VllmEngineConfig, llm: Any, hellos: list[Hello]) -> EngineI
     if running.kv_events_config is not None:
         features.append(KV_EVENTS)
     return EngineInfo(
-        id=config.id,
+        id=config.engine_id,
         role=config.role,
         kind="vllm",
         model=config.name,

@@ -17,7 +17,7 @@ their class name. Times are durations in seconds, or absolute `time.time()` seco
 """
 
 from actors.wire.messages.admin import Admin, AdminAnswer
-from actors.wire.messages.base import PROTOCOL_VERSION, EngineKind, EngineState, Role
+from actors.wire.messages.base import PROTOCOL_VERSION, EngineState, Role
 from actors.wire.messages.engines import KV_EVENTS, Announce, EngineInfo, Status
 from actors.wire.messages.fleet import Fleet, FleetStatus
 from actors.wire.messages.handshake import Hello, Prove
@@ -94,7 +94,6 @@ __all__ = [
     "Closed",
     "Decode",
     "EngineInfo",
-    "EngineKind",
     "EngineState",
     "Failed",
     "Fleet",

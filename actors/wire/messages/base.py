@@ -7,7 +7,6 @@ import msgspec
 PROTOCOL_VERSION = 2
 
 Role = Literal["prefill", "decode", "colocated"]
-EngineKind = Literal["vllm", "sim"]
 EngineState = Literal["starting", "ready", "draining", "down"]
 
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from actors.wire.messages.base import EngineKind, EngineState, Role, Wire
+from actors.wire.messages.base import EngineState, Role, Wire
 
 KV_EVENTS = "kv_events"
 """The feature of an engine that tells the router what its prefix cache holds."""
@@ -22,7 +22,7 @@ class EngineInfo(Wire, frozen=True):
 
     id: str
     role: Role
-    kind: EngineKind
+    kind: str  # a name of actors.engine.registry.ENGINES
     model: str
     group: str
     addresses: tuple[str, ...]

@@ -13,7 +13,7 @@ from typing import Any
 import openai
 import pytest
 
-from actors.engine.host import make_engine
+from actors.engine.registry import ENGINES, engine_config
 from actors.engine.report import Reporter
 from actors.engine.server import EngineServer
 from actors.wire.channel import Identity
@@ -29,7 +29,9 @@ class Sim:
 
     @classmethod
     async def start(cls, made: Rig, directory: Path, name: str, role: str, **options: Any) -> "Sim":
-        engine = make_engine("sim", role, name, {"max_model_len": 512, "kv_blocks": 512, **options})
+        facts = {"engine_id": name, "role": role}
+        config = engine_config("sim", facts, {"max_model_len": 512, "kv_blocks": 512, **options})
+        engine = ENGINES["sim"].make(config)
         me = Identity("engine", name)
         server = EngineServer(engine, me, [f"unix:{directory}/{name}.sock"], node="local")
         await server.start()

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from app.config import AppConfig, ConfigError, parse
+from actors.options import ConfigError
+from app.config import AppConfig, parse
 from app.profile.file import (
     SHIPPED,
     HeatmapFileError,

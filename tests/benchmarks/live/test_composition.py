@@ -8,7 +8,6 @@ import yaml
 
 from actors.engine.sim.config import SimEngineConfig
 from app.config import AppConfig, parse
-from app.replicas import make_engine
 from benchmarks.experiments.composition_twin import Cluster, Mix, asked, cases, command, simulated
 from benchmarks.live import composition_report as report
 from benchmarks.live.composition import Setup, measure_live, simulate_block
@@ -34,7 +33,7 @@ def test_the_live_app_and_the_simulator_have_the_same_engines(app: AppConfig) ->
         (s.name, s.role.value, s.count) for s in twin.engines
     ]
     for group, spec in zip(app.engines, twin.engines, strict=True):
-        live: SimEngineConfig = make_engine(app.model, group, "e").config  # type: ignore[attr-defined]
+        live: SimEngineConfig = group.engine_config("e", "m", "m")
         names = [
             "kv_blocks",
             "block_size_tokens",
@@ -56,7 +55,7 @@ def test_both_have_the_same_links_dispatcher_and_prefill_policy(app: AppConfig) 
     assert twin.network is not None
     places = twin.network.places  # type: ignore[attr-defined]
     assert {name.rpartition("-")[0]: place.rack for name, place in places.items()} == racks
-    links = make_engine(app.model, app.engines[0], "prefill-0").config.links  # type: ignore[attr-defined]
+    links = app.engines[0].engine_config("prefill-0", "m", "m").links
     for tier, pattern in ((1, "near-*"), (3, "far-*")):
         assert twin.network.bytes_per_s[tier] == links[pattern].bandwidth_bytes_per_s  # type: ignore[attr-defined]
         assert twin.network.latency_s[tier] == links[pattern].latency_s  # type: ignore[attr-defined]

@@ -7,7 +7,6 @@ import pytest
 import yaml
 
 from app.config import parse
-from app.replicas import make_engine
 from benchmarks.live.netkv_tiers import CASES, Case, Cluster, Row, Workload, application, table
 
 
@@ -32,8 +31,7 @@ def test_every_case_is_a_configuration_that_the_application_takes(tmp_path: Path
     assert (config.router.network_config().file is not None) is case.file
     racks = {group.name: group.topology.rack for group in config.engines}
     assert racks == {"prefill": "r1", "near": "r1", "far": "r2"}
-    engine = make_engine(config.model, config.engines[0], "prefill-0")
-    links = engine.config.links  # type: ignore[attr-defined]
+    links = config.engines[0].engine_config("prefill-0", "m", "m").links
     assert links["near-*"].bandwidth_bytes_per_s == 4 * links["far-*"].bandwidth_bytes_per_s
 
 

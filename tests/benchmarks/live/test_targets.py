@@ -9,7 +9,8 @@ import yaml
 
 from actors.engine.sim.config import SimEngineConfig
 from actors.engine.vllm.config import VllmEngineConfig
-from app.config import from_options, parse
+from actors.options import from_options
+from app.config import parse
 from app.serve import load
 from benchmarks.live import targets
 from policies.engine_model.timing import TICK_1MS
@@ -46,7 +47,7 @@ def test_vllm(tmp_path: Path, disaggregated: bool, roles: list[str]) -> None:
     assert [group.role for group in config.engines] == roles
     for group in config.engines:
         engine = from_options(
-            VllmEngineConfig, {**group.options, "id": "e", "model": "m", "role": group.role}, "e"
+            VllmEngineConfig, {**group.options, "engine_id": "e", "model": "m", "role": group.role}, "e"
         )
         assert (engine.dtype, engine.slots, engine.max_model_len) == ("float32", 32, 2048)
 

@@ -11,7 +11,6 @@ from actors.engine.vllm import config as vllm_config
 from actors.engine.vllm.config import (
     VllmEngineConfig,
     check_engine_args,
-    config_from_dict,
     engine_args,
     environment,
     kv_transfer_args,
@@ -23,7 +22,7 @@ DEPLOY = Path(__file__).parents[4] / "deploy"
 
 
 def config(**changes: Any) -> VllmEngineConfig:
-    return VllmEngineConfig(**({"id": "p0", "model": "org/model", "role": "prefill"} | changes))
+    return VllmEngineConfig(**({"engine_id": "p0", "model": "org/model", "role": "prefill"} | changes))
 
 
 def test_cpu_arguments() -> None:
@@ -154,13 +153,6 @@ def test_unknown_engine_arguments_are_refused_by_name() -> None:
     check_engine_args({"seed": 1}, frozenset({"seed"}))
     with pytest.raises(ValueError, match=r"unknown names sede, swap"):
         check_engine_args({"swap": 1, "sede": 2, "seed": 3}, frozenset({"seed"}))
-
-
-def test_parsed_yaml_becomes_a_config() -> None:
-    parsed = config_from_dict({"id": "d", "model": "m", "role": "decode", "cores": [0, 2], "lease_s": 10})
-    assert parsed == VllmEngineConfig(id="d", model="m", role="decode", cores=(0, 2), lease_s=10)
-    with pytest.raises(ValueError, match="unknown keys slot;"):
-        config_from_dict({"id": "d", "model": "m", "role": "decode", "slot": 1})
 
 
 def test_every_owned_argument_names_a_way_to_set_it() -> None:

