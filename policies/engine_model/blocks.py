@@ -139,10 +139,6 @@ class BlockPool:
                 return index
         return len(hashes)
 
-    def cached_hashes(self) -> frozenset[BlockHash]:
-        """The hashes of all cached blocks."""
-        return frozenset(self._refs) | frozenset(self._idle)
-
     # ------------------------------------------------------------------------------------------------ changes
 
     def allocate(self, hashes: Sequence[BlockHash], blocks: int) -> Allocation | None:

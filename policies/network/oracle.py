@@ -240,17 +240,6 @@ class TransferIntent:
     predicted_s: float | None = None
 
 
-def staleness_tolerance(
-    near_bytes_per_s: float, near_c: float, far_bytes_per_s: float, far_c: float
-) -> float:
-    """NetKV's Proposition 2: the largest error of both c that cannot invert the order of two tiers.
-
-    epsilon = (B(1-c) - B'(1-c')) / (B + B'); at or below 0 there is no tolerance.
-    """
-    gap = near_bytes_per_s * (1.0 - near_c) - far_bytes_per_s * (1.0 - far_c)
-    return gap / (near_bytes_per_s + far_bytes_per_s)
-
-
 def _check_tiers(
     key: str, values: Mapping[int, float], low: float, below: float = math.inf, open_low: bool = False
 ) -> None:

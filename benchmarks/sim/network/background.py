@@ -12,9 +12,8 @@ import heapq
 import itertools
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from benchmarks.sim.network.topology import LINK_CLASSES, Topology, TopologyError
 
@@ -92,11 +91,6 @@ class OnOff:
 
 
 Load = Static | Piecewise | OnOff
-_LOADS: dict[str, type[Static] | type[Piecewise] | type[OnOff]] = {
-    "static": Static,
-    "piecewise": Piecewise,
-    "on_off": OnOff,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,23 +149,6 @@ class Shares:
         for time_s, share in self._sources[source][1]:
             heapq.heappush(self._next, (time_s, source, share))
             return
-
-
-def parse_background(raw: Sequence[Mapping[str, Any]]) -> tuple[Background, ...]:
-    """From a config: [{where: core, kind: static, share: 0.2}, ...]; the other keys are the load's fields."""
-    parsed = []
-    for entry in raw:
-        fields = dict(entry)
-        where, kind = fields.pop("where", "all"), fields.pop("kind", "static")
-        if kind not in _LOADS:
-            raise TopologyError(f"background: unknown kind {kind!r}; known: {', '.join(_LOADS)}")
-        try:
-            if "points" in fields:
-                fields["points"] = tuple((float(time_s), float(share)) for time_s, share in fields["points"])
-            parsed.append(Background(where, _LOADS[kind](**fields)))
-        except (TypeError, ValueError) as error:
-            raise TopologyError(f"background of kind {kind} on {where}: {error}") from error
-    return tuple(parsed)
 
 
 def _check_peaks(topology: Topology, loads: Sequence[Background]) -> None:

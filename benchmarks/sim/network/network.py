@@ -117,11 +117,6 @@ class Network:
     def tier(self, source: str, target: str) -> int:
         return self.topology.tier(source, target)
 
-    def rate_bytes_per_s(self, flow: Flow) -> float:
-        """What the flow gets now; 0 when nothing is left to send."""
-        self._settle_instant()
-        return 0.0 if flow.bundle is None else flow.bundle.rate * flow.weight
-
     def remaining_bytes(self, flow: Flow) -> float:
         """What has not left yet."""
         return 0.0 if flow.bundle is None else flow.bundle.remaining_bytes(flow, self._kernel.now_s)

@@ -1,4 +1,4 @@
-"""What NetKV's network cost oracle would tell the scheduler of a simulated network (NetKV III-E), refreshed as rarely.
+"""What NetKV's network cost oracle would tell the scheduler of a simulated network (NetKV III-E).
 
     tier_map        -> Oracle.places (rack and pod of every node)
     tier_bandwidth  -> B_tau, tier_latency -> L_tau: the topology's
@@ -7,45 +7,15 @@
                        as the paper has it. With the same u on all links, c_tau = u.
 u is the background's share; with `own_flows_excluded` False the simulated flows' own share is added, and the oracle
 says so, by which the policies leave their own count out (NetKV III-D).
-
-The feed is polled: the first question in each interval of `refresh_s` (multiples of it from time 0) takes a new
-measurement, all others get the last one. So no timer keeps the kernel alive, and data are never older than `refresh_s`.
 """
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from benchmarks.sim.network.network import Network
 from benchmarks.sim.network.topology import TIER_CLASSES
 from policies.network.oracle import Oracle
 
 _FULL = 0.999  # ASSUMPTION: the largest congestion told; the oracle's range is open at 1
-
-
-@dataclass(slots=True)
-class _Told:
-    interval: int
-    oracle: Oracle
-
-
-class OracleFeed:
-    """`refresh_s` > 0; the paper's default is 1 s."""
-
-    def __init__(self, network: Network, refresh_s: float = 1.0, own_flows_excluded: bool = True) -> None:
-        if not (refresh_s > 0 and math.isfinite(refresh_s)):
-            raise ValueError(f"oracle refresh_s is {refresh_s}: must be > 0 and finite")
-        self._network, self._refresh_s, self._own_flows_excluded = network, refresh_s, own_flows_excluded
-        self._told: _Told | None = None
-
-    def oracle(self, now_s: float) -> Oracle:
-        """What the scheduler knows at `now_s`, which is the kernel's time."""
-        interval = math.floor(now_s / self._refresh_s)
-        if self._told is None or self._told.interval != interval:
-            self._told = _Told(
-                interval, measured_oracle(self._network, now_s, self._refresh_s, self._own_flows_excluded)
-            )
-        return self._told.oracle
 
 
 def measured_oracle(

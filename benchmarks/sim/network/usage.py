@@ -4,10 +4,8 @@ Of every tier, bytes are conserved: started = delivered + cancelled (what a canc
 its way. A cancelled flow's bytes that had left count as delivered: they did use the links.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from benchmarks.sim.kernel import Kernel
 from benchmarks.sim.network.flows import Flow
 from benchmarks.sim.network.topology import LINK_CLASSES, Topology
 
@@ -84,21 +82,3 @@ def class_use(topology: Topology, begin: Usage, end: Usage) -> dict[str, float]:
     for link in topology.links:
         shares[link.kind].append(by_name[link.name])
     return {kind: sum(values) / len(values) for kind, values in shares.items() if values}
-
-
-def sample_usage(usage: Callable[[], Usage], kernel: Kernel, every_s: float, until_s: float) -> list[Usage]:
-    """Asks `usage` every `every_s` seconds until `until_s`; the list that is returned fills while the kernel runs.
-
-    Raises ValueError for an interval that is not above 0.
-    """
-    if not every_s > 0:
-        raise ValueError(f"every_s is {every_s}: must be > 0")
-    samples: list[Usage] = []
-
-    def sample() -> None:
-        samples.append(usage())
-        if kernel.now_s + every_s <= until_s:
-            kernel.after(every_s, sample)
-
-    kernel.after(0.0, sample)
-    return samples

@@ -82,7 +82,7 @@ class Cluster:
     def cached(self, name: str) -> frozenset[int]:
         engine = self.servers[name].engine
         assert isinstance(engine, SimEngine)
-        return engine._pool.cached_hashes()
+        return frozenset(engine._pool._refs) | frozenset(engine._pool._idle)
 
     async def settled(self, *names: str) -> None:
         """Until the router's index holds what the engines hold, and no feed has a hole."""

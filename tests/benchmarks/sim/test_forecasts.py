@@ -1,17 +1,19 @@
 """Predictors in the simulated router: what they are told, what the policies are told, and that history counts."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from benchmarks.sim.cluster import simulate
-from benchmarks.sim.config import IDEAL, EngineSpec, Forecasting, SimConfig
-from benchmarks.sim.sources import SOURCES, source_of
+from benchmarks.sim.config import IDEAL, EngineSpec, Forecasting, ForecastSource, SimConfig
 from benchmarks.workloads.record import WorkloadRequest
 from policies.engine_model.timing import TICK_1MS
 from policies.state.views import Role
+from predictors.oracle import Oracle
 from predictors.protocol import Arrival, Outcome
+from predictors.survival import EmpiricalSurvival
+
+SOURCES: dict[str, ForecastSource] = {"oracle": Oracle, "survival": lambda lengths: EmpiricalSurvival()}
 
 
 def forecasts(
@@ -22,7 +24,7 @@ def forecasts(
     config = SimConfig(
         (EngineSpec("c", Role.COLOCATED, 1, TICK_1MS),),
         control=IDEAL,
-        forecasts=Forecasting(source_of(predictor), **changes),  # type: ignore[arg-type]
+        forecasts=Forecasting(SOURCES[predictor], **changes),  # type: ignore[arg-type]
     )
     simulate(config, work, journal=lines.append)
     events = [json.loads(line) for line in "".join(lines).splitlines()]
@@ -50,17 +52,6 @@ def test_history_is_known_from_the_start() -> None:
     assert forecasts("survival", work, window_tokens=20)[0][2] is None
 
 
-@pytest.mark.parametrize("name", sorted(SOURCES))
-def test_every_source_makes_a_fresh_predictor(name: str) -> None:
-    source = source_of(name)
-    assert source({}) is not source({})
-
-
-def test_an_unknown_predictor_lists_what_there_is(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="choose one of oracle, survival, exact_match"):
-        source_of("crystal_ball")
-
-
 @pytest.mark.parametrize(
     ("decode", "told", "expected"),
     [
@@ -78,7 +69,7 @@ def test_lengths_are_forecast_at_arrival_while_a_policy_looks_at_them(
         (EngineSpec("c", Role.COLOCATED, 1, TICK_1MS),),
         decode=(decode, {}),
         control=IDEAL,
-        forecasts=Forecasting(source_of("oracle"), total_at_arrival=told),
+        forecasts=Forecasting(SOURCES["oracle"], total_at_arrival=told),
     )
     simulate(config, [WorkloadRequest("a", 0.0, 10, 500)], journal=lines.append)
     events = [json.loads(line) for line in "".join(lines).splitlines()]

@@ -8,15 +8,12 @@ from benchmarks.workloads.lengths import (
     Empirical,
     Fixed,
     Lognormal,
-    Mixture,
-    ParetoTail,
     Quantiles,
     draw,
 )
 
 U = (np.arange(400_000) + 0.5) / 400_000
 LINEAR = Quantiles(((0.0, 10.0), (0.5, 30.0), (1.0, 130.0)), logarithmic=False)
-TAIL = ParetoTail(Lognormal(200.0, 0.8), start=0.9, alpha=1.5, cap_tokens=20_000)
 
 CASES = [
     Fixed(7),
@@ -25,8 +22,6 @@ CASES = [
     Lognormal(300.0, 1.1, cap_tokens=900),
     LINEAR,
     Quantiles(((0.0, 8.0), (0.5, 100.0), (1.0, 5_000.0))),
-    TAIL,
-    Mixture((Fixed(10), Lognormal(400.0, 0.5)), (1.0, 3.0)),
 ]
 
 
@@ -65,14 +60,6 @@ def test_linear_knots_by_hand():
     assert LINEAR.mean_tokens == 0.5 * 20 + 0.5 * 80
 
 
-def test_a_tail_joins_its_body_and_falls_by_its_exponent():
-    join = TAIL.body.quantile(np.array([0.9]))[0]
-    assert TAIL.quantile(np.array([0.9]))[0] == join
-    # 1 - 0.9875 is an eighth of 1 - 0.9: the quantile is 8^(1/1.5) = 4 joins
-    assert TAIL.quantile(np.array([0.9875]))[0] == pytest.approx(4 * join, abs=1)
-    assert TAIL.quantile(np.array([1 - 1e-12]))[0] == 20_000
-
-
 def test_margins_are_met():
     made = Quantiles.of_margins(2_331, ((0.0, 16.0), (0.5, 1_046.0), (0.99, 14_359.0)), 0.85, 32_768)
     drawn = made.quantile(U)
@@ -96,10 +83,6 @@ def test_margins_that_no_curve_meets_are_refused():
         lambda: Quantiles(((0.0, 1.0), (0.5, 2.0))),
         lambda: Quantiles(((0.0, 5.0), (1.0, 2.0))),
         lambda: Quantiles(((0.0, 0.0), (1.0, 2.0))),
-        lambda: ParetoTail(Fixed(10), 0.9, 1.0, 100),
-        lambda: ParetoTail(Fixed(10), 0.9, 2.0, 10),
-        lambda: Mixture((Fixed(1),), (0.0,)),
-        lambda: Mixture((), ()),
     ],
 )
 def test_impossible_distributions_are_refused(make):

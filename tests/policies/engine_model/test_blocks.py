@@ -97,7 +97,7 @@ def test_stored_events_name_their_parent_and_skip_what_was_there() -> None:
     pool.commit(b, (1, 2, 3))
     assert pool.drain_changes() == [Stored((1,), None), Stored((2, 3), 1)]
     assert pool.drain_changes() == []
-    assert pool.cached_hashes() == {1, 2, 3}
+    assert {*pool._refs, *pool._idle} == {1, 2, 3}
 
 
 def test_clear_needs_an_unused_pool() -> None:
@@ -182,7 +182,7 @@ def test_conservation_under_any_history(ops: list[tuple[str, int, int]], total: 
         assert pool.used == len(shared) + sum(allocation.private for allocation, _ in live)
         assert pool.used + pool.free == total
         assert pool.cached <= total - sum(allocation.private for allocation, _ in live)
-        assert pool.cached_hashes() == mirror
+        assert {*pool._refs, *pool._idle} == mirror
         assert shared <= mirror
     for allocation, _ in live:
         pool.release(allocation)

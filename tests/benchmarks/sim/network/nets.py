@@ -29,6 +29,12 @@ def network(
     return Network(Topology.build(SMALL | changes), kernel, seed, background), kernel, {}
 
 
+def rate_bytes_per_s(net: Network, flow: Flow) -> float:
+    """What the flow gets now; 0 when nothing is left to send."""
+    net._settle_instant()
+    return 0.0 if flow.bundle is None else flow.bundle.rate * flow.weight
+
+
 def noting(done: dict[str, float], name: str) -> Any:
     """An `on_done` that notes when the flow was done."""
 

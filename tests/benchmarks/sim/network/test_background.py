@@ -1,14 +1,13 @@
 """Other traffic takes its share of a link, also while flows run."""
 
 import random
-from typing import Any
 
 import pytest
 
-from benchmarks.sim.network.background import Background, OnOff, Piecewise, Static, parse_background
+from benchmarks.sim.network.background import Background, OnOff, Piecewise, Static
 from benchmarks.sim.network.topology import TopologyError
 
-from .nets import network, noting, start_at
+from .nets import network, noting, rate_bytes_per_s, start_at
 
 GB = 10**9
 
@@ -47,7 +46,7 @@ def test_loads_add_up():
     assert net.background_share("node0/nic0/up") == pytest.approx(0.5)
     assert net.background_share("node0/nic0/down") == pytest.approx(0.2)
     flow = net.start("node0", "node1", GB, 0, None)
-    assert net.rate_bytes_per_s(flow) == pytest.approx(0.5 * GB)
+    assert rate_bytes_per_s(net, flow) == pytest.approx(0.5 * GB)
 
 
 def test_on_off_is_seeded_by_link_and_keeps_its_means():
@@ -78,7 +77,7 @@ def test_on_off_slows_a_flow_by_the_time_it_is_on():
     flow = net.start("node0", "node1", 20 * GB, 0, noting(done, "f"))
     used: list[float] = []
     for i in range(1, 1001):
-        kernel.at(i / 100, lambda: used.append(net.rate_bytes_per_s(flow)))
+        kernel.at(i / 100, lambda: used.append(rate_bytes_per_s(net, flow)))
     kernel.run()
     assert set(used) == {0.5 * GB, 1.0 * GB}
     assert done["f"] == pytest.approx(20 / 0.75, rel=0.1)
@@ -98,23 +97,8 @@ def test_on_off_slows_a_flow_by_the_time_it_is_on():
             lambda: network(background=(Background("nic", Static(0.6)), Background("all", OnOff(0.4, 1, 1)))),
             "node0/nic0/up reach 1 of its capacity",
         ),
-        (lambda: parse_background([{"kind": "sine"}]), "unknown kind 'sine'"),
-        (lambda: parse_background([{"where": "core", "level": 1}]), "static on core.*level"),
     ],
 )
 def test_impossible_loads_are_refused(make, says):
     with pytest.raises(TopologyError, match=says):
         make()
-
-
-def test_loads_from_a_config():
-    raw: list[dict[str, Any]] = [
-        {"where": "core", "share": 0.2},
-        {"kind": "piecewise", "points": [[0, 0], [1, 0.5]]},
-        {"where": "nic", "kind": "on_off", "share": 0.1, "on_s": 1, "off_s": 2},
-    ]
-    assert parse_background(raw) == (
-        Background("core", Static(0.2)),
-        Background("all", Piecewise(((0.0, 0.0), (1.0, 0.5)))),
-        Background("nic", OnOff(0.1, 1, 2)),
-    )

@@ -10,7 +10,7 @@ from benchmarks.sim.network.clusters import netkv_cluster, netkv_instances, pref
 from benchmarks.sim.network.flows import Flow
 from benchmarks.sim.network.network import Network
 
-from .nets import network
+from .nets import network, rate_bytes_per_s
 
 GB = 10**9
 
@@ -58,7 +58,7 @@ def test_under_load_every_flow_has_a_bottleneck(gpus, levels):
     kernel.run(kernel.now_s)
     sending = [flow for flow in flows if net.remaining_bytes(flow) > 0]
     assert len(sending) > 50
-    rates = {flow.id: net.rate_bytes_per_s(flow) for flow in sending}
+    rates = {flow.id: rate_bytes_per_s(net, flow) for flow in sending}
     on = defaultdict(list)
     for flow in sending:
         for link in flow.links:

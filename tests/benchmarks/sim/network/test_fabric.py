@@ -2,7 +2,6 @@
 
 import dataclasses
 import random
-from typing import Any
 
 import pytest
 
@@ -11,15 +10,13 @@ from benchmarks.sim.config import EngineSpec, SimConfig
 from benchmarks.sim.kernel import Kernel
 from benchmarks.sim.network.background import Background, Static
 from benchmarks.sim.network.clusters import netkv_cluster, netkv_instances, prefill_and_decode
-from benchmarks.sim.network.fabric import Fabric, nodes_and_nics, parse_fabric
+from benchmarks.sim.network.fabric import Fabric, nodes_and_nics
 from benchmarks.sim.network.network import Network
-from benchmarks.sim.network.topology import Topology, TopologyError
+from benchmarks.sim.network.topology import TopologyError
 from benchmarks.sim.records import RunResult
 from benchmarks.workloads.record import WorkloadRequest
 from policies.engine_model.timing import TimingProfile
 from policies.state.views import Role
-
-from .nets import SMALL
 
 PROFILE = TimingProfile(
     source="test: round numbers, KV bytes of Llama-3-70B in FP16 (NetKV III-B)",
@@ -128,36 +125,7 @@ def test_engines_on_unknown_nodes_and_impossible_refreshes_are_refused() -> None
         Fabric(netkv_cluster(), oracle_s=0)
 
 
-def test_a_fabric_from_a_config() -> None:
-    load = Background("core", Static(0.2))
-    raw = {"netkv": {"gpus": 128}, "background": [{"where": "core", "share": 0.2}], "oracle_s": None}
-    assert parse_fabric(raw, use_from_s=5.0) == Fabric(netkv_cluster(128), (load,), None, True, 5.0)
-    own = {"topology": SMALL, "own_flows_excluded": False}
-    assert parse_fabric(own) == Fabric(Topology.build(SMALL), (), 1.0, False, 0.0)
-    assert parse_fabric({"netkv": {}, "uplinks_told": True}) == Fabric(
-        netkv_cluster(), uplinks={0: 1, 1: 2, 2: 4, 3: 8}
-    )
-
-
 def test_uplinks_are_told_only_where_that_is_asked_for() -> None:
     for uplinks, told in ((None, {}), ({2: 4}, {2: 4})):
         _, oracle = Fabric(netkv_cluster(), uplinks=uplinks).build(Kernel(), 0)
         assert oracle(0.0).uplinks == told
-
-
-@pytest.mark.parametrize(
-    ("raw", "says"),
-    [
-        ({}, "either topology"),
-        ({"netkv": {}, "topology": SMALL}, "either topology"),
-        ({"netkv": {"gpus": 40}}, "40 GPUs"),
-        ({"netkv": {"racks": 1}}, "netkv.racks"),
-        ({"topology": SMALL | {"pods": 0}}, "pods"),
-        ({"netkv": {}, "oracle_s": 0}, "oracle_s"),
-        ({"netkv": {}, "background": [{"where": "spine", "share": 0.1}]}, "unknown link 'spine'"),
-        ({"netkv": {}, "flows": 4}, "flows"),
-    ],
-)
-def test_an_impossible_fabric_is_refused(raw: dict[str, Any], says: str) -> None:
-    with pytest.raises(TopologyError, match=says):
-        parse_fabric(raw)

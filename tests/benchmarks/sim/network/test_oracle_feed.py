@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.sim.network.background import Background, Piecewise, Static
-from benchmarks.sim.network.oracle_feed import OracleFeed, congestion
+from benchmarks.sim.network.oracle_feed import congestion, measured_oracle
 from policies.network.oracle import NodePlace, PathSource
 
 from .nets import network
@@ -13,7 +13,7 @@ GB = 10**9
 
 def test_static_parts():
     net, _, _ = network(latency_us=(1, 3, 8, 15))
-    oracle = OracleFeed(net).oracle(0.0)
+    oracle = measured_oracle(net, 0.0, 1.0)
     assert oracle.bandwidth_bytes_per_s == pytest.approx({0: 1e11, 1: 1e9, 2: 5e8, 3: 2.5e8})
     assert oracle.latency_s == pytest.approx({0: 1e-6, 1: 3e-6, 2: 8e-6, 3: 15e-6})
     assert oracle.places["node6"] == NodePlace("rack3", "pod1")
@@ -42,38 +42,19 @@ def test_own_flows_count_only_where_they_cannot_be_told_apart():
     net, _, _ = network()
     net.start("node0", "node1", GB, 0, None)
     assert set(congestion(net).values()) == {0.0}
-    blurred = OracleFeed(net, own_flows_excluded=False).oracle(0.0)
+    blurred = measured_oracle(net, 0.0, 1.0, own_flows_excluded=False)
     assert not blurred.own_flows_excluded
     assert blurred.congestion[1] == pytest.approx(2 / 16)
 
 
-def test_a_measurement_lasts_until_the_next_interval():
-    """The share is 0.5 from 1.2 s on; a feed of 1 s tells it from 2 s on, one of 60 s not before 60 s."""
+def test_a_measurement_is_of_its_time_and_lasts_for_a_while():
     net, kernel, _ = network(background=(Background("all", Piecewise(((0.0, 0.0), (1.2, 0.5)))),))
-    fast, slow = OracleFeed(net, 1.0), OracleFeed(net, 60.0)
-    told: list[tuple[float, float, float]] = []
-    for at_s in (0.1, 1.1, 1.9, 2.0, 59.9, 60.0):
-        kernel.at(
-            at_s,
-            lambda: told.append(
-                (
-                    kernel.now_s,
-                    fast.oracle(kernel.now_s).congestion[3],
-                    slow.oracle(kernel.now_s).congestion[3],
-                )
-            ),
-        )
+    told = {}
+    for at_s in (1.1, 1.2):
+        kernel.at(at_s, lambda: told.update({kernel.now_s: measured_oracle(net, kernel.now_s, 60.0)}))
     kernel.run()
-    expected = [(0.1, 0, 0), (1.1, 0, 0), (1.9, 0, 0), (2.0, 0.5, 0), (59.9, 0.5, 0), (60.0, 0.5, 0.5)]
-    assert [pytest.approx(line) for line in expected] == told
-    path = slow.oracle(60.0).path("d0", "node0", "d1", "node4", now_s=110.0)
-    assert path is not None
-    assert path.source is PathSource.CONGESTION
+    assert [oracle.congestion[3] for oracle in told.values()] == [0.0, 0.5]
+    # stale after twice its 60 s, so it counts at 110 s: half of 2.5e8 is left, which one own flow would share
+    path = told[1.2].path("d0", "node0", "d1", "node4", now_s=110.0)
+    assert path is not None and path.source is PathSource.CONGESTION
     assert path.residual_bytes_per_s == pytest.approx(1.25e8)
-
-
-@pytest.mark.parametrize("refresh_s", [0.0, -1.0, float("nan"), float("inf")])
-def test_impossible_intervals_are_refused(refresh_s):
-    net, _, _ = network()
-    with pytest.raises(ValueError, match="refresh_s"):
-        OracleFeed(net, refresh_s)

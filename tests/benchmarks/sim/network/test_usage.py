@@ -1,6 +1,5 @@
 """Bytes are conserved, on tiers and on links, whatever happens to the flows; runs repeat exactly."""
 
-import itertools
 import random
 
 import pytest
@@ -11,9 +10,9 @@ from benchmarks.sim.kernel import Kernel
 from benchmarks.sim.network.background import Background, OnOff
 from benchmarks.sim.network.flows import Flow
 from benchmarks.sim.network.network import Network
-from benchmarks.sim.network.usage import class_use, link_use, sample_usage
+from benchmarks.sim.network.usage import class_use, link_use
 
-from .nets import network, start_at
+from .nets import network
 
 GB = 10**9
 
@@ -124,20 +123,6 @@ def test_use_by_link_and_class():
     assert net.totals.delivered() == {3: GB}
     with pytest.raises(ValueError, match="behind the beginning"):
         link_use(net.topology, end, end)
-
-
-def test_use_over_time():
-    """0.5e9 bytes in the rack: busy for 0.5 s of each measured second."""
-    net, kernel, _ = network()
-    samples = sample_usage(net.usage, kernel, every_s=1.0, until_s=3.0)
-    for at_s in (0.25, 2.0):
-        start_at(kernel, at_s, net, "node0", "node1", GB // 2, 0, None)
-    kernel.run()
-    nic = net.topology.link("node0/nic0/up").name
-    series = [link_use(net.topology, a, b)[nic] for a, b in itertools.pairwise(samples)]
-    assert series == pytest.approx([0.5, 0.0, 0.5])
-    with pytest.raises(ValueError, match="every_s"):
-        sample_usage(net.usage, kernel, every_s=0.0, until_s=1.0)
 
 
 def test_looking_changes_nothing():

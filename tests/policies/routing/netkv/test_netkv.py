@@ -12,10 +12,8 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from policies.network.oracle import Oracle, PairEstimate, staleness_tolerance
+from policies.network.oracle import Oracle, PairEstimate
 from policies.routing.base import Decision, assign
 from policies.routing.netkv.netkv import NetKV
 from policies.routing.params import BadParameter
@@ -115,23 +113,6 @@ def test_proposition_1_ignoring_the_network_doubles_the_transfer(kv_bytes: float
     assert term(pick["full"], "far", "transfer_s") == pytest.approx(
         2 * term(pick["full"], "near", "transfer_s")
     )
-
-
-def test_proposition_2_number_and_bound() -> None:
-    # B1/B3 = 4, c1 = c3 = 0.3: (4*0.7 - 0.7) / 5 = 0.42
-    assert staleness_tolerance(4.0, 0.3, 1.0, 0.3) == pytest.approx(0.42)
-    assert staleness_tolerance(4.0, 0.95, 1.0, 0.3) < 0  # a saturated fast tier has no tolerance
-
-
-@given(st.floats(0.1, 100), st.floats(0, 0.9), st.floats(0.1, 1), st.floats(0, 0.9), st.floats(0, 0.999))
-def test_an_error_below_proposition_2s_bound_never_inverts_the_order(
-    near: float, near_c: float, ratio: float, far_c: float, share: float
-) -> None:
-    far = near * ratio
-    bound = staleness_tolerance(near, near_c, far, far_c)
-    if bound > 1e-6:
-        error = bound * share
-        assert near * (1 - near_c - error) > far * (1 - far_c + error)
 
 
 @pytest.mark.parametrize(
