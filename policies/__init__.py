@@ -1,1 +1,1 @@
-"""Pure decisions over frozen snapshots. Nothing here knows Ray, vLLM, asyncio or a clock (DESIGN section 1)."""
+"""Pure decisions over frozen snapshots. Nothing here knows Ray, vLLM, asyncio or a clock (docs/design.md 1)."""

@@ -1,1 +1,1 @@
-"""What the cluster looks like: events in (`events`), one reducer (`reducer`), frozen views out (`views`)."""
+"""The cluster's state: events in (`events`), one reducer (`reducer`), frozen views out (`views`)."""

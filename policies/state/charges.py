@@ -1,6 +1,6 @@
-"""What a live request charges and what a worker is charged: the reducer's mutable records, and a worker's frozen form.
+"""The reducer's mutable records: a live request with its charges, and a worker's charges with their frozen view.
 
-Private to `ledger` and the handlers of events; what is charged when stands in the table of `ledger`.
+Only `ledger` and the handlers of events use them; the table of `ledger` lists the charges of each stage.
 """
 
 import functools
@@ -25,8 +25,8 @@ from policies.state.views import (
 
 
 @dataclass(slots=True)
-class Live:
-    """A live request and what it charges."""
+class LiveRequest:
+    """A live request and the facts that its charges follow from."""
 
     request: Request
     stage: Stage = Stage.QUEUED
@@ -34,37 +34,39 @@ class Live:
     decode_worker: WorkerId | None = None
     tokens: int = 0
     prefills: int = 0
-    finishes_at_tokens: float | None = None  # forecast: tokens of one sequence at its end; None = stays
+    finishes_at_tokens: float | None = None
+    """Forecast tokens of one sequence at its end; None: the request stays."""
 
     @property
     def colocated(self) -> bool:
-        """It prefills and decodes on one worker. (Past admission only the decode worker is kept.)"""
+        """Whether the request prefills and decodes on one worker. Past admission only the decode worker is kept."""
         return self.stage is Stage.PREFILLING and self.decode_worker is not None
 
 
-# Departure(*row), without a call in Python for each
+# Departure(*row) without a Python call for each row
 _departure: Callable[[tuple[int, int, int]], Departure] = functools.partial(tuple.__new__, Departure)
 
-Growth = tuple[Live, int, int]  # a request, its tokens before and after
+Growth = tuple[LiveRequest, int, int]
+"""A request and its generated tokens before and after."""
 
 
 @dataclass(slots=True)
 class Departures:
-    """The sequences of one worker that are forecast to go, by decode step from now (floor 1: while one runs it never
-    counts as gone now).
+    """Forecast departures of one worker's sequences, by the number of decode steps until each finishes.
 
-    A token moves its request to another step. Where many of the worker's requests grow at once the steps are dropped
-    and counted anew when they are next looked at, which costs a quarter of moving each.
+    The number is at least 1: a running sequence never counts as gone already. Each generated token brings its request
+    one step closer, so its step changes. Where many requests grow at once the steps are dropped and counted anew at the
+    next `view`, which costs a quarter of moving each.
     """
 
-    lives: dict[RequestId, Live] = field(default_factory=dict)
-    steps: dict[int, tuple[int, int]] | None = field(
-        default_factory=dict
-    )  # sequences, KV tokens; None: dropped
-    shown: tuple[Departure, ...] | None = ()  # None: changed since it was made
+    lives: dict[RequestId, LiveRequest] = field(default_factory=dict)
+    steps: dict[int, tuple[int, int]] | None = field(default_factory=dict)
+    """Sequences and their KV tokens by step; None: dropped."""
+    shown: tuple[Departure, ...] | None = ()
+    """The last `view`; None: the steps have changed since."""
 
-    def book(self, live: Live, sign: int) -> None:
-        """Adds (+1) or takes off (-1) a request that has a forecast, as it is now."""
+    def book(self, live: LiveRequest, sign: int) -> None:
+        """Adds (+1) or takes off (-1) a request with a forecast, at its present tokens."""
         if sign > 0:
             self.lives[live.request.attempt_id] = live
         else:
@@ -74,7 +76,7 @@ class Departures:
             _count(self.steps, live, live.tokens, sign)
 
     def grew(self, growths: list[Growth]) -> None:
-        """Requests of this worker with a forecast have generated more tokens."""
+        """Moves requests with a forecast, which have generated more tokens, to their new steps."""
         self.shown = None
         if self.steps is None:
             return
@@ -86,7 +88,7 @@ class Departures:
             _count(self.steps, live, after, +1)
 
     def view(self) -> tuple[Departure, ...]:
-        """By step, ascending."""
+        """The departures by step, ascending."""
         if self.steps is None:
             self.steps = self._count_all()
         if self.shown is None:
@@ -95,7 +97,7 @@ class Departures:
         return self.shown
 
     def _count_all(self) -> dict[int, tuple[int, int]]:
-        """`_count` of every request, written out: it runs for most tokens."""
+        """Counts every request anew: `_count` in a loop, written out because it runs for most tokens."""
         steps: dict[int, tuple[int, int]] = {}
         ceil = math.ceil
         for live in self.lives.values():
@@ -113,8 +115,8 @@ class Departures:
         return steps
 
 
-def _count(steps: dict[int, tuple[int, int]], live: Live, tokens: int, sign: int) -> None:
-    """Counts the request in or out at the step that follows from so many tokens."""
+def _count(steps: dict[int, tuple[int, int]], live: LiveRequest, tokens: int, sign: int) -> None:
+    """Counts the request in (+1) or out (-1) at the step that follows from its `tokens`."""
     request, at_tokens = live.request, live.finishes_at_tokens
     assert at_tokens is not None
     slots = request.slots
@@ -142,19 +144,22 @@ class Load:
     foreign_kv_tokens: int = 0
     status: ev.EngineStatus | None = None
     sending: int = 0
-    transfers: dict[tuple[WorkerId, int], int] = field(default_factory=dict)  # (to, priority) -> count
+    transfers: dict[tuple[WorkerId, int], int] = field(default_factory=dict)
+    """Transfers in flight, by receiver and priority."""
     departures: Departures = field(default_factory=Departures)
-    reports: deque[tuple[ev.EngineStatus, int]] = field(default_factory=deque)  # with `sending` at that time
+    reports: deque[tuple[ev.EngineStatus, int]] = field(default_factory=deque)
+    """Reports within the window, each with `sending` at its time."""
     indicators: Indicators | None = None
     unreported: int = 0
-    transfers_view: tuple[Transfers, ...] | None = ()  # None: changed since it was made
+    transfers_view: tuple[Transfers, ...] | None = ()
+    """`transfers` as shown in views; None: they have changed since."""
 
 
 _fast_worker = fast_constructor(Worker)
 
 
 def view_of(load: Load) -> Worker:
-    """Its frozen form; the values in the order of Worker's fields."""
+    """A worker's frozen view; the values come in the order of Worker's fields."""
     if load.transfers_view is None:
         load.transfers_view = tuple([Transfers(*key, n) for key, n in sorted(load.transfers.items())])
     up, status = load.up, load.status

@@ -1,8 +1,8 @@
-"""What the state remembers of requests and workers, and the one way to change what they charge.
+"""The ledger of requests and workers, with the one way to change what a request charges.
 
-Every charge (prefill in progress, KV tokens, decode slots, pool entry) hangs on exactly one `Live` record and is a
-function of that record (`_book`): a change of stage books the old charges off and the new ones on, so a counter cannot
-drift, whatever ends the request.
+Every charge (prefill in progress, KV tokens, decode slots, pool entry) hangs on exactly one `LiveRequest` record and is
+a function of that record (`_book`): a change of stage books the old charges off and the new ones on, so a counter
+cannot drift, whatever ends the request.
 
     stage         charged to the prefill worker                     charged to the decode worker
     QUEUED        -                                                 -
@@ -22,7 +22,7 @@ from typing import Any
 from policies.network.oracle import Oracle
 from policies.request.stage import Stage
 from policies.state import events as ev
-from policies.state.charges import Live, Load
+from policies.state.charges import LiveRequest, Load
 from policies.state.pool import Pool
 from policies.state.prefix_index import PrefixIndex
 from policies.state.views import PoolEntry, RequestId, WorkerId
@@ -30,25 +30,28 @@ from policies.state.views import PoolEntry, RequestId, WorkerId
 
 @dataclass(slots=True)
 class Ledger:
-    """Mutable, private to the state: its events' handlers change it, its queries read it.
+    """The mutable memory behind `ClusterState`: the handlers of events change it, queries read it.
 
-    `dirty`: workers that changed since the last snapshot; `freed_workers`: those where slots or KV were given back.
+    `dirty` are the workers that changed since the last snapshot, `freed_workers` those where slots or KV were given
+    back.
     """
 
-    live: dict[RequestId, Live] = field(default_factory=dict)
+    live: dict[RequestId, LiveRequest] = field(default_factory=dict)
     loads: dict[WorkerId, Load] = field(default_factory=dict)
     dirty: set[WorkerId] = field(default_factory=set)
     freed_workers: set[WorkerId] = field(default_factory=set)
     pool: Pool = field(default_factory=Pool)
     last_chosen: dict[str, WorkerId] = field(default_factory=dict)
     oracle: Oracle | None = None
-    prefix: dict[str, PrefixIndex] = field(default_factory=dict)  # by engine group
+    prefix: dict[str, PrefixIndex] = field(default_factory=dict)
+    """Prefix indexes by engine group."""
     hit_memo: dict[RequestId, tuple[int, dict[WorkerId, int]]] = field(default_factory=dict)
-    refused_items: int = 0  # of ProgressedMany, since the start
+    refused_items: int = 0
+    """Items of ProgressedMany that did not fit, since the start."""
     fleet_version: int = 0
 
-    def need(self, attempt_id: RequestId, *stages: Stage) -> Live:
-        """The request, in one of these stages (any, where none is given). Raises StaleEvent where it is not."""
+    def need(self, attempt_id: RequestId, *stages: Stage) -> LiveRequest:
+        """The request, if it is in one of these stages (any stage when none is given). Raises StaleEvent otherwise."""
         live = self.live.get(attempt_id)
         if live is None:
             raise ev.StaleEvent(f"request {attempt_id} is not known (closed, or from before a restart)")
@@ -67,12 +70,12 @@ class Ledger:
 
     def move(
         self,
-        live: Live,
+        live: LiveRequest,
         stage: Stage,
         prefill_worker: WorkerId | None = None,
         decode_worker: WorkerId | None = None,
     ) -> None:
-        """The one way to change a request's stage or workers: old charges off, new ones on."""
+        """Changes a request's stage or workers, the one way to do so: books its old charges off and the new ones on."""
         if live.prefill_worker and (live.stage is Stage.PREFILLING or prefill_worker != live.prefill_worker):
             self.freed_workers.add(live.prefill_worker)
         if live.decode_worker and decode_worker != live.decode_worker:
@@ -85,15 +88,17 @@ class Ledger:
         live.stage, live.prefill_worker, live.decode_worker = stage, prefill_worker, decode_worker
         self._book(live, +1)
 
-    def enter_pool(self, live: Live, now_s: float, lease_until_s: float, kv_bytes: int, cached: int) -> None:
-        """The request, which is in stage POOLED, waits from now on for a decode worker."""
+    def enter_pool(
+        self, live: LiveRequest, now_s: float, lease_until_s: float, kv_bytes: int, cached: int
+    ) -> None:
+        """Puts a request that is in stage POOLED into the pool, where it waits for a decode worker."""
         assert live.prefill_worker is not None
         group = self.loads[live.prefill_worker].up.group
         entry = PoolEntry(live.request, live.prefill_worker, group, now_s, lease_until_s, kv_bytes, cached)
         self.pool.add(entry)
 
-    def forecast(self, live: Live, finishes_at_tokens: float | None) -> None:
-        """The request is expected to end at so many tokens of one sequence; None: not soon."""
+    def forecast(self, live: LiveRequest, finishes_at_tokens: float | None) -> None:
+        """Sets the tokens of one sequence at which the request is expected to end; None: not soon."""
         load = self.loads.get(live.decode_worker) if live.decode_worker else None
         if load is not None and live.finishes_at_tokens is not None:
             load.departures.book(live, -1)
@@ -103,8 +108,8 @@ class Ledger:
                 load.departures.book(live, +1)
             self.dirty.add(load.up.worker)
 
-    def _book(self, live: Live, sign: int) -> None:
-        """Adds (+1) or takes back (-1) what `live` charges now, by the table in the module's docstring."""
+    def _book(self, live: LiveRequest, sign: int) -> None:
+        """Adds (+1) or takes back (-1) the present charges of `live`, by the table in the module's docstring."""
         stage, request = live.stage, live.request
         prefill = self.loads.get(live.prefill_worker) if live.prefill_worker else None
         decode = self.loads.get(live.decode_worker) if live.decode_worker else None
@@ -125,8 +130,8 @@ class Ledger:
                 decode.departures.book(live, sign)
             self.dirty.add(decode.up.worker)
 
-    def book_transfer(self, live: Live, sign: int) -> None:
-        """Adds (+1) or takes back (-1) the transfer of `live`, if it is in one, at its sender."""
+    def book_transfer(self, live: LiveRequest, sign: int) -> None:
+        """Adds (+1) or takes back (-1) the transfer of `live` at its sender; without a transfer nothing changes."""
         sender = self.loads.get(live.prefill_worker) if live.prefill_worker else None
         if sender is None or live.stage is not Stage.TRANSFERRING or live.decode_worker is None:
             return
@@ -141,4 +146,4 @@ class Ledger:
 
 
 Handlers = dict[type, Callable[[Ledger, Any], None]]
-"""How each kind of event changes a ledger."""
+"""Handlers by kind of event; each changes a ledger."""

@@ -5,27 +5,27 @@ from dataclasses import dataclass, field
 
 from policies.state.views import PoolEntry, RequestId, TypicalEntry
 
-TYPICAL_OF = 64  # ASSUMPTION: entries that `TypicalEntry` looks back on
+TYPICAL_OF = 64  # ASSUMPTION
+"""Entries that `TypicalEntry` averages over."""
 
-PoolKey = tuple[
-    int, float, RequestId
-]  # (priority, entered_s, attempt_id): the order in which entries are served
+PoolKey = tuple[int, float, RequestId]
+"""(priority, entered_s, attempt_id): entries are served in the order of their keys."""
 
 
 def pool_key(entry: PoolEntry) -> PoolKey:
-    """Where the entry stands in the pool."""
+    """The key by which the pool sorts an entry."""
     return entry.request.terms.priority, entry.entered_s, entry.request.attempt_id
 
 
 @dataclass(slots=True)
 class Pool:
-    """Mutable, private to the reducer. `left`: entries that have left it, since the start."""
+    """The mutable pool, private to the reducer. `left` counts the entries that have left it since the start."""
 
     entries: dict[RequestId, PoolEntry] = field(default_factory=dict)
     left: int = 0
     typical: TypicalEntry | None = None
     _came: int = 0
-    _forecast: int = 0  # of those that came
+    _predicted: int = 0
     _order: list[PoolKey] = field(default_factory=list)  # ascending
     _entered: list[RequestId] = field(default_factory=list)
 
@@ -36,20 +36,20 @@ class Pool:
         self._note_typical(entry)
 
     def remove(self, attempt_id: RequestId) -> None:
-        """Nothing happens to one that is not in it."""
+        """Removes an entry; one that is not in the pool is no error."""
         entry = self.entries.pop(attempt_id, None)
         if entry is not None:
             del self._order[bisect_left(self._order, pool_key(entry))]
             self.left += 1
 
     def waiting(self, after: PoolKey | None = None, most: int | None = None) -> list[PoolEntry]:
-        """Entries in the order in which they should be served: the first `most` behind `after`."""
+        """The first `most` entries behind `after`, in the order in which they should be served."""
         start = 0 if after is None else bisect_right(self._order, after)
         keys = self._order[start:] if most is None else self._order[start : start + most]
         return [self.entries[attempt_id] for _, _, attempt_id in keys]
 
     def oldest_of_each_priority(self) -> list[PoolKey]:
-        """The key of the entry that has waited longest, for each priority there is, most urgent first."""
+        """The key of the longest-waiting entry of each priority in the pool, most urgent first."""
         keys: list[PoolKey] = []
         at = 0
         while at < len(self._order):
@@ -58,24 +58,24 @@ class Pool:
         return keys
 
     def take_entered(self) -> list[PoolEntry]:
-        """The entries that came since the last call and are still here, oldest first."""
+        """The entries that came since the last call and are still in the pool, oldest first."""
         entered, self._entered = self._entered, []
         return [
             self.entries[attempt_id] for attempt_id in dict.fromkeys(entered) if attempt_id in self.entries
         ]
 
     def _note_typical(self, entry: PoolEntry) -> None:
-        """Plain means of the first entries, then exponential ones."""
+        """Moves the means of `typical`: plain means over the first entries, exponential ones afterwards."""
         before, tokens = self.typical, entry.request.predicted_tokens
         self._came += 1
         kv_bytes = _moved(before.kv_bytes if before else 0.0, entry.kv_bytes, self._came)
         mean_tokens = before.output_tokens if before else None
         if tokens is not None:
-            self._forecast += 1
-            mean_tokens = _moved(mean_tokens or 0.0, tokens, self._forecast)
+            self._predicted += 1
+            mean_tokens = _moved(mean_tokens or 0.0, tokens, self._predicted)
         self.typical = TypicalEntry(kv_bytes, mean_tokens)
 
 
 def _moved(mean: float, value: float, seen: int) -> float:
-    """The mean of `seen` values, the last of them `value`."""
+    """The mean over `seen` values, moved by `value`, the last of them."""
     return mean + (value - mean) / min(seen, TYPICAL_OF)

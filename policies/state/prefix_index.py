@@ -1,7 +1,7 @@
 """The global prefix index of one engine group: which worker holds which KV block, by chained block hashes.
 
-Fed by the engines' own KV events (DeepFlow 5.2's global prompt tree; DESIGN 3.2), never by guesses. A block's hash
-covers its whole prefix, so a chain of hashes needs no tree of tokens:
+The engines' own KV events feed it (DeepFlow 5.2's global prompt tree; docs/design.md 3.2), never guesses. A block's
+hash covers its whole prefix, so a chain of hashes needs no tree of tokens:
 
     masks[hash] = bitmask of the workers that hold the block       held[worker] = their hashes, to drop a worker at once
     lookup: the workers that hold hash 0, 0..1, ... ; a worker drops out at its first miss
@@ -19,18 +19,21 @@ a few at a time. At `max_blocks` new blocks are refused, and counted: the index 
 """
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from policies.engine_model.blocks import Change, Cleared, Removed, Stored
+from policies.state.views import Request, RequestId, WorkerId
 
-MAX_HELD_BACK = 1024  # batches of one worker
-SWEEP_BLOCKS = 256  # dead entries removed per call
+MAX_HELD_BACK = 1024
+"""Batches of one worker that may wait for a missing one."""
+SWEEP_BLOCKS = 256
+"""Dead entries that one call removes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is needed from a worker's engine: batches `first`..`last` again, or (None) a snapshot."""
+    """A request to a worker's engine: send batches `first`..`last` again, or a snapshot (None)."""
 
     epoch: str
     first: int | None
@@ -39,20 +42,22 @@ class Wanted:
 
 @dataclass(slots=True)
 class _Feed:
-    """One worker's content and where its feed stands."""
+    """One worker's content, and the position of its feed."""
 
     epoch: str
     bit: int
     next_seq: int = 0
-    held: dict[int, int] = field(default_factory=dict)  # block -> how many of its children are held
-    missing: dict[int, int] = field(default_factory=dict)  # parent that is not held -> how many children are
+    held: dict[int, int] = field(default_factory=dict)
+    """Blocks held, each with the number of its children that are held."""
+    missing: dict[int, int] = field(default_factory=dict)
+    """Parents that are not held, each with the number of its children that are."""
     held_back: dict[int, tuple[Change, ...]] = field(default_factory=dict)
     lost: bool = False
 
 
 @dataclass(slots=True)
 class PrefixIndex:
-    """See the module's docstring. `version` grows with every change of an answer."""
+    """The index of one engine group. `version` grows with every change of an answer."""
 
     max_blocks: int = 2_000_000
     version: int = 0
@@ -60,7 +65,8 @@ class PrefixIndex:
     _masks: dict[int, int] = field(default_factory=dict)
     _parents: dict[int, int] = field(default_factory=dict)
     _feeds: dict[str, _Feed] = field(default_factory=dict)
-    _names: dict[int, str] = field(default_factory=dict)  # bit number -> worker
+    _names: dict[int, str] = field(default_factory=dict)
+    """Workers by bit number."""
     _live: int = 0
     _irregular: int = 0
     _dead: list[tuple[int, dict[int, int]]] = field(default_factory=list)
@@ -70,7 +76,7 @@ class PrefixIndex:
     # ------------------------------------------------------------------------------------------------------- feeds
 
     def apply(self, worker: str, epoch: str, seq: int, changes: tuple[Change, ...]) -> None:
-        """One batch of a worker's events. Batches that were seen already are ignored."""
+        """Takes one batch of a worker's events; a batch that was seen already is ignored."""
         self._sweep()
         feed = self._feed(worker, epoch)
         if seq < feed.next_seq:
@@ -82,8 +88,8 @@ class PrefixIndex:
         self._drain(feed)
 
     def restore(self, worker: str, epoch: str, next_seq: int, chains: Iterable[Stored]) -> None:
-        """Replaces a worker's content by a snapshot taken before batch `next_seq`; that and later ones that were held
-        back follow.
+        """Replaces a worker's content by a snapshot taken before batch `next_seq`. Held-back batches from that one on
+        are applied afterwards.
         """
         known = self._feeds.get(worker)
         held_back = known.held_back if known is not None and known.epoch == epoch else {}
@@ -97,7 +103,7 @@ class PrefixIndex:
         self._drain(feed)
 
     def drop(self, worker: str) -> None:
-        """Fences a worker out, at once; nothing happens for an unknown one."""
+        """Fences a worker out at once; an unknown worker is no error."""
         feed = self._feeds.pop(worker, None)
         if feed is None:
             return
@@ -109,12 +115,12 @@ class PrefixIndex:
 
     @property
     def wanted(self) -> dict[str, Wanted]:
-        """Per worker whose feed has a hole: what its engine must send again."""
+        """Requests to engines by worker, for every feed that has a hole."""
         holes = ((worker, self.wants(worker)) for worker in self._feeds)
         return {worker: hole for worker, hole in holes if hole is not None}
 
     def wants(self, worker: str) -> Wanted | None:
-        """The hole in one worker's feed; None where there is none (also for a worker that never sent anything)."""
+        """The hole in one worker's feed; None when there is none, also for a worker that never sent anything."""
         feed = self._feeds.get(worker)
         if feed is None:
             return None
@@ -123,20 +129,21 @@ class PrefixIndex:
         return Wanted(feed.epoch, feed.next_seq, min(feed.held_back) - 1) if feed.held_back else None
 
     def position(self, worker: str) -> tuple[str, int] | None:
-        """(epoch, number of the next batch) of a worker's feed; None for one that never sent anything."""
+        """Epoch and next batch number of a worker's feed; None for a worker that never sent anything."""
         feed = self._feeds.get(worker)
         return None if feed is None else (feed.epoch, feed.next_seq)
 
     def content(self, worker: str) -> dict[int, int | None]:
-        """All blocks that a worker holds, with the hash before each: a copy, for tests and inspection."""
+        """A copy of all blocks that a worker holds, each with the hash before it, for tests and inspection."""
         feed = self._feeds.get(worker)
         return {} if feed is None else {block: self._parents.get(block) for block in feed.held}
 
     # ------------------------------------------------------------------------------------------------------ lookup
 
     def lookup(self, hashes: Sequence[int]) -> dict[str, int]:
-        """Per worker: how many blocks at the head of the chain it holds; workers without any are left out."""
-        drops: list[tuple[int, int]] = []  # (blocks held, mask of the workers that drop out there)
+        """The number of blocks at the head of the chain that each worker holds; workers without any are left out."""
+        # blocks held, and a mask of the workers that drop out there
+        drops: list[tuple[int, int]] = []
         if hashes:
             self._halve(hashes, self._live & ~self._irregular, drops)
             if self._irregular:
@@ -183,14 +190,14 @@ class PrefixIndex:
 
     @property
     def blocks(self) -> int:
-        """Distinct blocks that are held or still to be swept away."""
+        """Number of distinct blocks that are held or still to be swept away."""
         return len(self._masks)
 
     def memory_bytes(self) -> int:
-        """What the tables take: their own size, and 32 bytes an integer."""
+        """Memory of the tables: their own size, and 32 bytes an integer."""
         tables = [self._masks, self._parents, *(feed.held for feed in self._feeds.values())]
         tables += [held for _, held in self._dead]
-        masks = 28 + self._bits // 7  # bytes of an integer with a bit for every worker
+        masks = 28 + self._bits // 7  # bytes of an integer of that many bits
         return sum(map(sys.getsizeof, tables)) + (36 + masks) * len(self._masks)
 
     # ----------------------------------------------------------------------------------------------------- changes
@@ -237,7 +244,7 @@ class PrefixIndex:
         self.version += 1
 
     def _clear(self, feed: _Feed) -> None:
-        """Fences the content by giving the worker another bit."""
+        """Fences the worker's content by giving it another bit."""
         worker = self._names[feed.bit]
         state = (feed.next_seq, feed.held_back, feed.lost)
         self.drop(worker)
@@ -273,7 +280,7 @@ class PrefixIndex:
         self._note_missing(feed)
 
     def _count_child(self, feed: _Feed, block: int, sign: int) -> None:
-        """Books a held block with its parent, held or missing."""
+        """Books a block with its parent, whether the parent is held or missing."""
         parent = self._parents.get(block)
         if parent is None:
             return
@@ -299,7 +306,7 @@ class PrefixIndex:
             self._parents.pop(block, None)
 
     def _sweep(self) -> None:
-        """Removes some entries of fenced content; a bit is given out again when none of its entries is left."""
+        """Removes some entries of fenced content. A bit is given out again when none of its entries is left."""
         budget = SWEEP_BLOCKS
         while self._dead and budget:
             bit, held = self._dead[-1]
@@ -309,3 +316,32 @@ class PrefixIndex:
             if not held:
                 self._dead.pop()
                 self._free_bits.append(bit)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexHits:
+    """A snapshot's view of the prefix indexes of all groups: hits, looked up when a policy asks.
+
+    The indexes are too large to copy, so the view reads them; it is right until the next event, which is as long as a
+    decision takes. `memo` maps a live request to (version, hits): the answer is kept until a KV event changes it,
+    because the head of a queue is decided again at every event.
+    """
+
+    indexes: Mapping[str, PrefixIndex]
+    memo: dict[RequestId, tuple[int, dict[WorkerId, int]]]
+
+    def tokens(self, request: Request) -> Mapping[WorkerId, int]:
+        """Cached tokens at the prompt's head by worker; empty when the request's block hashes are not known."""
+        if not request.block_hashes:
+            return {}
+        version = sum(index.version for index in self.indexes.values())
+        known = self.memo.get(request.attempt_id)
+        if known is not None and known[0] == version:
+            return known[1]
+        hits = {
+            worker: min(request.prompt_tokens, blocks * request.block_tokens)
+            for index in self.indexes.values()
+            for worker, blocks in index.lookup(request.block_hashes).items()
+        }
+        self.memo[request.attempt_id] = (version, hits)
+        return hits

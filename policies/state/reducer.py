@@ -1,8 +1,8 @@
-"""The one memory: events in, snapshot out. For the live router and the simulator alike (DESIGN section 1).
+"""The cluster's one memory: events in, snapshot out, for the live router and the simulator alike (docs/design.md 1).
 
-What is remembered, and what each request charges, is the `ledger`'s; how the events of a request's life change it
-stands in `request_events`, how those of the workers, their caches and the network do in `worker_events`. Here are what
-the deciding side may ask, and the choice of an event's handler.
+The `ledger` holds what is remembered and what each request charges. `request_events` says how the events of a request's
+life change it, `worker_events` how those of workers, caches and network do. This module holds the questions that the
+deciding side may ask, and finds an event's handler.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,7 @@ from policies.state import request_events, worker_events
 from policies.state.charges import view_of
 from policies.state.ledger import Handlers, Ledger
 from policies.state.pool import PoolKey, pool_key
-from policies.state.prefix_hits import IndexHits
-from policies.state.prefix_index import PrefixIndex
+from policies.state.prefix_index import IndexHits, PrefixIndex
 from policies.state.views import (
     NO_HITS,
     PoolEntry,
@@ -42,8 +41,9 @@ class ClusterState:
     # --------------------------------------------------------------------------------------------------- queries
 
     def snapshot(self, now_s: float, pool: Sequence[PoolEntry] | None = None) -> Snapshot:
-        """A frozen view; workers that did not change since the last one are shared with it. `pool` limits it to these
-        entries (None: all), so that its cost does not grow with a backlog.
+        """A frozen view of the cluster; it shares the workers that have not changed with the view before.
+
+        `pool` limits the view to these entries (None: all entries), so that its cost does not grow with a backlog.
         """
         ledger = self._ledger
         if ledger.dirty:
@@ -54,7 +54,7 @@ class ClusterState:
                     views.pop(worker, None)
                 else:
                     views[worker] = view_of(load)
-            # by id, whenever snapshots are taken: else sums over workers would differ in their last digit in a replay
+            # workers are sorted by id: in another order sums over them would differ in a replay's last digits
             self._views = dict(sorted(views.items())) if joined else views
             ledger.dirty.clear()
         shown = tuple(self.waiting()) if pool is None else tuple(pool)
@@ -64,18 +64,18 @@ class ClusterState:
         )
 
     def worker(self, worker: WorkerId) -> Worker | None:
-        """One worker as it is now; None: it is gone."""
+        """One worker as it is now; None when it is gone."""
         load = self._ledger.loads.get(worker)
         if load is None:
             return None
         return view_of(load) if worker in self._ledger.dirty else self._views[worker]
 
     def waiting(self, after: PoolKey | None = None, most: int | None = None) -> list[PoolEntry]:
-        """Pool entries in the order in which they should be served: the first `most` behind `after`."""
+        """The first `most` pool entries behind `after`, in the order in which they should be served."""
         return self._ledger.pool.waiting(after, most)
 
     def oldest_of_each_priority(self) -> list[PoolKey]:
-        """The key of the entry that has waited longest, for each priority in the pool, most urgent first."""
+        """The key of the longest-waiting entry of each priority in the pool, most urgent first."""
         return self._ledger.pool.oldest_of_each_priority()
 
     def take_freed_workers(self) -> set[WorkerId]:
@@ -110,7 +110,7 @@ class ClusterState:
         return live.stage if live else None
 
     def prefills(self, attempt_id: RequestId) -> int:
-        """How often the request was sent to a prefill worker; 0 for an unknown one."""
+        """How often the request was sent to a prefill worker; 0 for an unknown request."""
         live = self._ledger.live.get(attempt_id)
         return live.prefills if live else 0
 
@@ -119,12 +119,12 @@ class ClusterState:
         return self._ledger.pool.entries[attempt_id]
 
     def find_waiting(self, attempt_id: RequestId) -> PoolEntry | None:
-        """The pool's entry of `attempt_id`, if it is in the pool."""
+        """The pool's entry of `attempt_id`; None when it is not in the pool."""
         return self._ledger.pool.entries.get(attempt_id)
 
     @property
     def in_flight(self) -> int:
-        """Live requests, queued ones included."""
+        """LiveRequest requests, queued ones included."""
         return len(self._ledger.live)
 
     @property
@@ -159,7 +159,7 @@ class ClusterState:
 
 
 def _nothing(ledger: Ledger, event: ev.Event) -> None:
-    """Time passes, which the snapshot is told; a change of policies is the dispatcher's."""
+    """Changes nothing: snapshots carry the time themselves, and a change of policies is the dispatcher's."""
 
 
 _HANDLERS: Handlers = {

@@ -1,12 +1,10 @@
-"""Events of a request's life: how each changes the ledger. Each raises StaleEvent, and changes nothing, where it does
-not fit.
-"""
+"""Handlers of the events of a request's life. For an event that does not fit one raises StaleEvent."""
 
 import math
 
 from policies.request.stage import Stage
 from policies.state import events as ev
-from policies.state.charges import Growth, Live
+from policies.state.charges import Growth, LiveRequest
 from policies.state.ledger import Handlers, Ledger
 from policies.state.views import WorkerId
 
@@ -17,7 +15,7 @@ def _arrived(ledger: Ledger, event: ev.Arrived) -> None:
     if known is not None:
         ledger.move(known, Stage.QUEUED)
         ledger.hit_memo.pop(request.attempt_id, None)  # its prompt may have grown
-    ledger.live[request.attempt_id] = Live(request, prefills=known.prefills if known else 0)
+    ledger.live[request.attempt_id] = LiveRequest(request, prefills=known.prefills if known else 0)
 
 
 def _prefill_routed(ledger: Ledger, event: ev.PrefillRouted) -> None:
@@ -49,7 +47,8 @@ def _admitted(ledger: Ledger, event: ev.Admitted | ev.Progressed) -> None:
     live = ledger.need(attempt_id, Stage.PREFILLING, Stage.TRANSFERRING, Stage.DECODING)
     if live.stage is Stage.PREFILLING and not live.colocated:
         raise ev.StaleEvent(f"request {attempt_id} still computes its prefill: it cannot be admitted")
-    if live.stage is not Stage.DECODING:  # else told twice, by its own message and by progress
+    # an admission may be reported twice: by its own message and by progress
+    if live.stage is not Stage.DECODING:
         ledger.move(live, Stage.DECODING, decode_worker=live.decode_worker)
 
 
@@ -63,11 +62,12 @@ def _progressed(ledger: Ledger, event: ev.Progressed) -> None:
 
 def _progressed_many(ledger: Ledger, event: ev.ProgressedMany) -> None:
     lives, loads, decode = ledger.live, ledger.loads, Stage.DECODING
-    grown: dict[WorkerId, list[Growth]] = {}  # of the requests with a forecast
+    grown: dict[WorkerId, list[Growth]] = {}  # requests with a forecast
     for attempt_id, tokens in event.items:
         live = lives.get(attempt_id)
         if live is None or live.stage is not decode or tokens < live.tokens:
-            try:  # its first: it is admitted by this, or refused
+            # the first progress admits a request, if it fits
+            try:
                 _progressed(ledger, ev.Progressed(event.now_s, attempt_id, tokens))
             except ev.StaleEvent:
                 ledger.refused_items += 1
@@ -86,10 +86,11 @@ def _progressed_many(ledger: Ledger, event: ev.ProgressedMany) -> None:
             loads[worker].departures.grew(growths)
 
 
-def _grow(ledger: Ledger, live: Live, tokens: int) -> None:
-    """A decoding request has generated so many tokens: only its worker's KV and its departure change."""
+def _grow(ledger: Ledger, live: LiveRequest, tokens: int) -> None:
+    """Sets the generated tokens of a decoding request; only its worker's KV and its departure change."""
     before, live.tokens = live.tokens, tokens
-    if live.decode_worker is not None:  # else it died: what it did before may still be told
+    # without a worker it died; its last progress may still come
+    if live.decode_worker is not None:
         load = ledger.loads[live.decode_worker]
         load.kv_tokens += tokens - before
         if live.finishes_at_tokens is not None:
@@ -118,7 +119,7 @@ def _adopted(ledger: Ledger, event: ev.Adopted) -> None:
     attempt_id = event.request.attempt_id
     if attempt_id in ledger.live:
         raise ev.StaleEvent(f"request {attempt_id} is known already")
-    live = Live(event.request, tokens=event.tokens, prefills=1)
+    live = LiveRequest(event.request, tokens=event.tokens, prefills=1)
     prefill = event.prefill_worker if event.prefill_worker in ledger.loads else None
     decode = event.decode_worker if event.decode_worker in ledger.loads else None
     ledger.live[attempt_id] = live

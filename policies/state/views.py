@@ -1,6 +1,4 @@
-"""Frozen views: what a policy may look at. Built by `reducer.ClusterState.snapshot`, shared structurally between
-snapshots.
-"""
+"""Frozen views: all that a policy may read. `ClusterState.snapshot` builds them; snapshots share equal parts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +13,7 @@ RequestId = str
 
 
 class Role(StrEnum):
-    """What a worker does. Colocated workers prefill and decode the same request; the others move KV between them."""
+    """A worker's role. Colocated workers prefill and decode the same request; the others move KV between them."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -31,8 +29,8 @@ class Health(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is known of an attempt when it arrives at the router. `slots` counts the sequences that it will decode
-    (OpenAI's n), and `terms` are what the client asked of the service.
+    """An attempt as it arrives at the router. `slots` counts the sequences that it will decode (OpenAI's n), and
+    `terms` are what the client asked of the service.
 
     `deadline_s` is the time on the snapshot's clock at which the whole request must have ended (`Terms.deadline_s`).
     `block_hashes` are the chained hashes of the prompt's full KV blocks of `block_tokens` tokens, as the engines' KV
@@ -55,7 +53,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class PoolEntry:
-    """A finished prefill that waits for a decode worker. Its KV is on `prefill_worker` until `lease_until_s`."""
+    """A finished prefill that waits for a decode worker. Its KV stays on `prefill_worker` until `lease_until_s`."""
 
     request: Request
     prefill_worker: WorkerId
@@ -79,7 +77,7 @@ class TypicalEntry:
 
 
 class Departure(NamedTuple):
-    """Sequences forecast to be gone at decode step `step` from now (>= 1): how many, with what KV now."""
+    """Sequences forecast to be gone `step` decode steps from now (>= 1), and the KV tokens that they hold now."""
 
     step: int
     sequences: int
@@ -96,10 +94,10 @@ class Transfers(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Indicators:
-    """FlowKV's node status, each the mean over a sliding window of the engine's reports; None = it does not report it.
+    """FlowKV's node status: means over a sliding window of the engine's reports; None: the engine does not report it.
 
-    Queue lengths in requests; the others are shares, 0..1: of the step's token budget that is used, of compute, of
-    memory bandwidth.
+    `running`, `waiting`, `swapped` and `sending` are queue lengths in requests. The others are shares in 0..1: of the
+    step's token budget, of compute, of memory bandwidth.
     """
 
     running: float
@@ -113,16 +111,16 @@ class Indicators:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One decode or prefill worker as the router sees it: facts, its own charges, and what the engine last reported.
+    """One worker as the router sees it: its facts, the router's charges to it, and the engine's last report.
 
-    `kv_tokens` are the KV tokens of the requests that we charged to it (L_g of BalanceRoute for a decode worker);
-    `foreign_kv_tokens` are KV tokens in use there that are not ours, by the engine's last report. `status_at_s` is None
+    `kv_tokens` are the KV tokens of the requests that the router charged to it (L_g of BalanceRoute for a decode
+    worker); `foreign_kv_tokens` are KV tokens in use beyond these, by the engine's last report. `status_at_s` is None
     until the first report. `slots` is beta_max, `slots_used` beta.
 
-    `barrier` names the workers that end every decode step together ("" = it waits for nobody). `sending` counts the
-    finished prefills whose KV it still holds, `transfers` those of them that are on their way. `departures` are the
-    decode worker's forecasts, by step; who is not in there stays. `unreported` counts the requests routed to it since
-    its last report.
+    `barrier` names the workers that end every decode step together ("": this one waits for nobody). `sending` counts
+    the finished prefills whose KV the worker still holds, `transfers` those of them whose KV is on its way.
+    `departures` are the forecasts of a decode worker, by step; a sequence without one stays. `unreported` counts the
+    requests routed to the worker since its last report.
     """
 
     id: WorkerId
@@ -162,7 +160,7 @@ class Worker:
 
 
 class PrefixHits(Protocol):
-    """Where a request's prompt is cached already."""
+    """Answers on which workers a request's prompt is cached."""
 
     def tokens(self, request: Request) -> Mapping[WorkerId, int]:
         """Tokens of the prompt's head cached on each worker that holds any (block-aligned, at most `prompt_tokens`)."""
@@ -171,7 +169,7 @@ class PrefixHits(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KnownHits:
-    """Hits as a literal table: by request, by worker. Empty (the default): nothing is cached anywhere."""
+    """Hits as a literal table by request and worker; an empty table means that nothing is cached anywhere."""
 
     by_request: Mapping[RequestId, Mapping[WorkerId, int]] = field(default_factory=dict)
 

@@ -1,16 +1,18 @@
-"""Events of the workers, of what their caches hold and of the network between them: how each changes the ledger.
+"""Handlers of the events of workers, of their caches and of the network between them.
 
 Reports of engines are kept for a sliding window (FlowKV B.2).
 """
 
+from collections.abc import Iterable, Sequence
+
 from policies.state import events as ev
 from policies.state.charges import Load
-from policies.state.indicators import mean_indicators
 from policies.state.ledger import Handlers, Ledger
 from policies.state.prefix_index import PrefixIndex
-from policies.state.views import WorkerId
+from policies.state.views import Indicators, WorkerId
 
-INDICATOR_WINDOW_S = 2.0  # ASSUMPTION: FlowKV names a sliding window, not its length; 20 reports of 0.1 s
+# ASSUMPTION: FlowKV names a sliding window, not its length; this one holds 20 reports, one each 0.1 s
+INDICATOR_WINDOW_S = 2.0
 
 
 def _engine_up(ledger: Ledger, event: ev.EngineUp) -> None:
@@ -38,7 +40,7 @@ def _engine_down(ledger: Ledger, event: ev.EngineDown) -> None:
         if live.prefill_worker == worker:
             live.prefill_worker = None
         if live.decode_worker == worker:
-            ledger.book_transfer(live, -1)  # it hangs on the sender, who may live
+            ledger.book_transfer(live, -1)  # the sender may be alive
             live.decode_worker = None
         if live.prefill_worker is None:
             ledger.pool.remove(live.request.attempt_id)
@@ -56,8 +58,31 @@ def _engine_status(ledger: Ledger, event: ev.EngineStatus) -> None:
     load.reports.append((event, load.sending))
     while load.reports[0][0].now_s < event.now_s - INDICATOR_WINDOW_S:
         load.reports.popleft()
-    load.indicators = mean_indicators(load.reports)
+    load.indicators = _mean_indicators(load.reports)
     ledger.dirty.add(event.worker)
+
+
+def _mean_indicators(reports: Iterable[tuple[ev.EngineStatus, int]]) -> Indicators:
+    """The mean of each figure over the reports that have it; `reports` are (report, sending queue at that time).
+
+    FlowKV averages over a window (appendix B.2), because one sample of a bursty engine says little.
+    """
+    kept = list(reports)
+    statuses = [status for status, _ in kept]
+    return Indicators(
+        running=sum(s.running for s in statuses) / len(kept),
+        waiting=sum(s.waiting for s in statuses) / len(kept),
+        swapped=_mean([s.swapped for s in statuses]),
+        sending=sum(sending for _, sending in kept) / len(kept),
+        token_budget=_mean([s.token_budget for s in statuses]),
+        compute=_mean([s.compute for s in statuses]),
+        memory_bandwidth=_mean([s.memory_bandwidth for s in statuses]),
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _kv_batch(ledger: Ledger, event: ev.KvBatch) -> None:

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.state.charges import Departures, Growth, Live
+from policies.state.charges import Departures, Growth, LiveRequest
 from policies.state.views import Departure, Request
 
 REQUESTS = st.lists(
@@ -17,7 +17,7 @@ GROWTHS = st.lists(
 )
 
 
-def by_formula(lives: list[Live]) -> tuple[Departure, ...]:
+def by_formula(lives: list[LiveRequest]) -> tuple[Departure, ...]:
     gone: dict[int, list[tuple[int, int]]] = {}
     for live in lives:
         assert live.finishes_at_tokens is not None
@@ -34,7 +34,9 @@ def test_departures_follow_the_formula(requests: list[tuple[int, int, float]], s
     departures = Departures()
     lives = []
     for i, (prompt_tokens, slots, at_tokens) in enumerate(requests):
-        lives.append(Live(Request(f"r{i}", 0.0, prompt_tokens, 99, slots), finishes_at_tokens=at_tokens))
+        lives.append(
+            LiveRequest(Request(f"r{i}", 0.0, prompt_tokens, 99, slots), finishes_at_tokens=at_tokens)
+        )
         departures.book(lives[-1], +1)
     for who, more, looks, off in steps:
         if off < len(lives):
