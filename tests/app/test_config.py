@@ -9,18 +9,20 @@ from actors.options import ConfigError, from_options
 from app.config import AppConfig, parse
 from policies.dispatch.dispatcher import DispatchConfig
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+FILES = sorted([*DEPLOY.glob("*.yaml"), *(ROOT / "app/profile/examples").glob("*.yaml")])
 OK = {"engines": [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode"}]}
 
 
 def serve_configs() -> list[tuple[str, dict]]:  # type: ignore[type-arg]
     found = []
-    for path in sorted(DEPLOY.glob("*.yaml")):
+    for path in FILES:
         for document in yaml.safe_load_all(path.read_text()):
             if document.get("kind") == "RayService":
                 document = yaml.safe_load(document["spec"]["serveConfigV2"])
             if "applications" in document:
-                found.append((path.name, document))
+                found.append((str(path.relative_to(ROOT)), document))
     return found
 
 
@@ -30,12 +32,14 @@ CONFIGS = serve_configs()
 def test_the_shipped_files_are_all_there() -> None:
     names = {name for name, _ in CONFIGS}
     assert names >= {
-        "cpu.yaml",
-        "cpu-colocated.yaml",
-        "sim.yaml",
-        "gpu-node.yaml",
-        "multi-node.yaml",
-        "kuberay.yaml",
+        "deploy/cpu.yaml",
+        "deploy/cpu-colocated.yaml",
+        "deploy/sim.yaml",
+        "deploy/gpu-node.yaml",
+        "deploy/multi-node.yaml",
+        "deploy/kuberay.yaml",
+        "app/profile/examples/cpu.yaml",
+        "app/profile/examples/sim.yaml",
     }
 
 

@@ -15,17 +15,19 @@ from actors.options import ConfigError, from_options
 from app.config import parse
 from app.graph import build
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+FILES = sorted([*DEPLOY.glob("*.yaml"), *(ROOT / "app/profile/examples").glob("*.yaml")])
 
 
 def schemas() -> dict[str, dict[str, Any]]:
     found = {}
-    for path in sorted(DEPLOY.glob("*.yaml")):
+    for path in FILES:
         for document in yaml.safe_load_all(path.read_text()):
             if document.get("kind") == "RayService":
                 document = yaml.safe_load(document["spec"]["serveConfigV2"])
             if "applications" in document:
-                found[path.name] = document
+                found[str(path.relative_to(ROOT))] = document
     return found
 
 
