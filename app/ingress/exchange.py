@@ -13,7 +13,7 @@ from app.api.errors import ApiError
 from app.api.plan import Plan
 from app.ingress.http.reply import GONE_SLOW, Headers, Reply
 from app.ingress.open_requests import OpenRequests
-from app.ingress.request import LiveRequest, RequestSpec
+from app.ingress.request import IngressRequest, RequestSpec
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class HttpExchange:
         self.closed = False
         self._started_s = started_s
         self._first_s: float | None = None
-        self._live: list[LiveRequest] = []
+        self._live: list[IngressRequest] = []
         self._open = 0  # requests that have not finished
         self._pending: list[bytes] = []
         self._finish: bytes | None = None
@@ -96,13 +96,13 @@ class HttpExchange:
                 if index < len(plan.prompts) and isinstance(prompt := plan.prompts[index], str)
                 else None,
             )
-            request = LiveRequest(spec, self, self._requests.connections)
+            request = IngressRequest(spec, self, self._requests.connections)
             self._live.append(request)
             request.start()
 
     # ------------------------------------------------------------------------------------ what the requests say
 
-    def output(self, request: LiveRequest, out: Out) -> None:
+    def output(self, request: IngressRequest, out: Out) -> None:
         """Adds a piece of output to the answer."""
         if self.closed:
             return
@@ -113,7 +113,7 @@ class HttpExchange:
         except Exception as error:
             self.broken(error)
 
-    def finished(self, request: LiveRequest) -> None:
+    def finished(self, request: IngressRequest) -> None:
         """Completes the answer with the last of its requests."""
         self._open -= 1
         if self._open or self.closed:
@@ -123,7 +123,7 @@ class HttpExchange:
         except Exception as error:
             self.broken(error)
 
-    def _absorb(self, request: LiveRequest, out: Out) -> None:
+    def _absorb(self, request: IngressRequest, out: Out) -> None:
         choice = self._choices[request.spec.first_choice + out.index]
         writer = self._writer
         if writer is None:
@@ -169,7 +169,7 @@ class HttpExchange:
         else:
             self.reply.respond(failure.status, [JSON, *self._headers()], failure.body())
 
-    def failed(self, request: LiveRequest, error: ApiError) -> None:
+    def failed(self, request: IngressRequest, error: ApiError) -> None:
         """Ends the whole answer with the first of its requests that fails."""
         self.fail(error)
 

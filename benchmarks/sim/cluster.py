@@ -16,8 +16,7 @@ from benchmarks.sim.build import Links, build_engines
 from benchmarks.sim.config import SimConfig
 from benchmarks.sim.engine import Meter, Worker
 from benchmarks.sim.forecasts import Forecasts
-from benchmarks.sim.ingress import Ingress
-from benchmarks.sim.job import Job
+from benchmarks.sim.ingress import Ingress, SimRequest
 from benchmarks.sim.kernel import Kernel
 from benchmarks.sim.prompts import hashes_of
 from benchmarks.sim.pull import Pull
@@ -162,7 +161,7 @@ class Cluster:
             ttft_slo_s=work.ttft_slo_s,
             tpot_slo_s=work.tpot_slo_s,
         )
-        if work.request_id in self.ingress.jobs:
+        if work.request_id in self.ingress.live:
             raise SimulationError(
                 f"two live requests are called {work.request_id}: request ids must be unique"
             )
@@ -203,7 +202,7 @@ class Cluster:
                 self._close_window()  # comes back here
             else:
                 self.kernel.at(self.config.warmup_s, self._look_for_end)
-        elif self._exhausted and not self.ingress.jobs:
+        elif self._exhausted and not self.ingress.live:
             self.kernel.after(SETTLE_S, self._settle)
         else:
             self.kernel.stop()
@@ -249,33 +248,33 @@ class Cluster:
             self.decisions[_label(action, self.dispatcher)] += 1
             self.ingress.act(action)
 
-    def predicted(self, job: Job, now_s: float) -> float | None:
+    def predicted(self, request: SimRequest, now_s: float) -> float | None:
         """See `ingress.Router`."""
         return (
             None
             if self._forecasts is None
-            else self._forecasts.arrived(job, now_s, Needs.LENGTHS in self.dispatcher.needs)
+            else self._forecasts.arrived(request, now_s, Needs.LENGTHS in self.dispatcher.needs)
         )
 
-    def closed(self, job: Job, outcome: ev.Outcome, tokens: int) -> None:
+    def closed(self, request: SimRequest, outcome: ev.Outcome, tokens: int) -> None:
         """An attempt is over."""
         if self._forecasts is not None:
-            self._forecasts.closed(job, outcome, tokens, self.kernel.now_s)
+            self._forecasts.closed(request, outcome, tokens, self.kernel.now_s)
 
-    def ended(self, job: Job) -> None:
+    def ended(self, request: SimRequest) -> None:
         """A request is over."""
         self._ended += 1
-        record = job.record
-        if record.tier is not None and job.work.request_id in self._measured:
+        record = request.record
+        if record.tier is not None and request.work.request_id in self._measured:
             self.tier_bytes[record.tier] += record.transfer_bytes
-        self._measured.discard(job.work.request_id)
+        self._measured.discard(request.work.request_id)
         self._look_for_end()
 
     # ------------------------------------------------------------------------------------------------------- periods
 
     def _refresh_forecasts(self) -> None:
         assert self._forecasts is not None
-        for event in self._forecasts.refresh(self.kernel.now_s, self.ingress.jobs):
+        for event in self._forecasts.refresh(self.kernel.now_s, self.ingress.live):
             self.feed(event)
 
     def _refresh_oracle(self) -> None:
@@ -303,18 +302,20 @@ class Cluster:
             lambda: self.feed(ev.KvBatch(self.kernel.now_s, worker.name, "0", seq, batch)),
         )
 
-    def _start_pull(self, job: Job, on_done: Callable[[], None]) -> Pull:
-        source, target, seq = job.prefill, job.decode, job.seq
+    def _start_pull(self, request: SimRequest, on_done: Callable[[], None]) -> Pull:
+        source, target, seq = request.prefill, request.decode, request.seq
         assert source is not None
         assert target is not None
         assert seq is not None
         n_bytes = source.spec.profile.kv_bytes(seq.prompt_tokens - seq.cached_tokens)
         links = self._links.of(target.spec)
-        job.record.transfer_bytes = n_bytes
+        request.record.transfer_bytes = n_bytes
         if self._links.network is not None:
-            job.record.tier = links.tier(source.node, target.node)
-        released, groups = job.layers
-        pull = Pull(links, source, target, n_bytes, job.work.priority, job.attempt_id, groups, on_done)
+            request.record.tier = links.tier(source.node, target.node)
+        released, groups = request.layers
+        pull = Pull(
+            links, source, target, n_bytes, request.work.priority, request.attempt_id, groups, on_done
+        )
         pull.release(released)
         return pull
 

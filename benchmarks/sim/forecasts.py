@@ -1,9 +1,9 @@
-"""The router's predictor in the simulation: `predictors.feed`, told of jobs. Request ids are those of attempts."""
+"""The router's predictor in the simulation: `predictors.feed`, where a request goes by the id of its attempt."""
 
 from collections.abc import Mapping, Sequence
 
 from benchmarks.sim.config import Forecasting
-from benchmarks.sim.job import Job
+from benchmarks.sim.ingress import SimRequest
 from policies.state import events as ev
 from predictors.feed import ForecastFeed, Tracked
 from predictors.protocol import Arrival
@@ -22,14 +22,14 @@ class Forecasts:
         self._total = config.total_at_arrival
         self._default_max_tokens = default_max_tokens
 
-    def arrived(self, job: Job, now_s: float, wanted: bool) -> float | None:
+    def arrived(self, request: SimRequest, now_s: float, wanted: bool) -> float | None:
         """Expected output tokens, where they are `wanted` or configured; None for one that comes back."""
-        if job.generated:
+        if request.generated:
             return None
-        work = job.work
-        self._lengths[job.attempt_id] = work.output_tokens
+        work = request.work
+        self._lengths[request.attempt_id] = work.output_tokens
         arrival = Arrival(
-            request_id=job.attempt_id,
+            request_id=request.attempt_id,
             arrival_s=now_s,
             prompt_tokens=work.prompt_tokens,
             max_tokens=work.max_tokens,
@@ -41,26 +41,26 @@ class Forecasts:
         total = wanted if self._total is None else self._total
         return self._feed.arrived(arrival, work.max_tokens or self._default_max_tokens, total)
 
-    def progressed(self, items: Sequence[tuple[str, int]], jobs: Mapping[str, Job]) -> None:
+    def progressed(self, items: Sequence[tuple[str, int]], live: Mapping[str, SimRequest]) -> None:
         """Pairs (attempt_id, tokens of this stay at an engine)."""
         for attempt_id, tokens in items:
-            job = jobs.get(attempt_id)
-            if job is not None:
-                self._feed.progressed(attempt_id, tokens + job.generated)
+            request = live.get(attempt_id)
+            if request is not None:
+                self._feed.progressed(attempt_id, tokens + request.generated)
 
-    def refresh(self, now_s: float, jobs: Mapping[str, Job]) -> list[ev.ForecastMade]:
+    def refresh(self, now_s: float, live: Mapping[str, SimRequest]) -> list[ev.ForecastMade]:
         """One predictor call for all that are due."""
         return [
             ev.ForecastMade(
                 now_s,
                 made.request_id,
-                made.age - jobs[made.request_id].generated,
+                made.age - live[made.request_id].generated,
                 made.finishes_in_tokens,
             )
             for made in self._feed.refresh()
         ]
 
-    def closed(self, job: Job, outcome: ev.Outcome, tokens: int, now_s: float) -> None:
+    def closed(self, request: SimRequest, outcome: ev.Outcome, tokens: int, now_s: float) -> None:
         """An attempt is over."""
-        self._feed.closed(job.attempt_id, outcome, tokens, now_s)
-        self._lengths.pop(job.attempt_id, None)
+        self._feed.closed(request.attempt_id, outcome, tokens, now_s)
+        self._lengths.pop(request.attempt_id, None)

@@ -1,223 +1,419 @@
-"""The ingress of the simulation: one `Job` a request, with the states and rules of the live one (`app/ingress/job.py`).
+"""The ingress of the simulation: drives the life cycle of requests (`policies.request.life`) in virtual time.
 
-    SUBMITTED -> PREFILLING -> POOLED -> ADMITTING -> DECODING -> DONE            (colocated: SUBMITTED -> ADMITTING)
+`SimRequest` carries out what a life wants done, at simulated engines and at the simulated router; `Ingress` turns what
+those do into the life's events. The rules are the machine's, so they are the live ingress's. Deviations:
 
-A failed attempt before the first token is repeated under a new attempt_id, avoiding the engine that failed, at most
-`max_retries` times; so is a pooled request, a margin before its lease ends; a request ends at its timeout wherever it
-is. Deviations: a cancellation reaches its engine at once; engines do not die; there is one ingress.
+- no engine dies and none is unreachable, the router is never away, no client leaves, and there is one ingress;
+- a cancellation reaches its engine at once;
+- a decision of the router travels over the ingress to its engine; the life hears of it when it has reached the engine;
+- an engine may hand a preempted request back to the router (`EngineSpec.preempted`), which no live engine offers;
+- of its output an engine tells the first token and the last one.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from benchmarks.sim.config import SimConfig
 from benchmarks.sim.engine import Worker
-from benchmarks.sim.job import Job, Router, State
-from benchmarks.sim.kernel import Kernel
+from benchmarks.sim.kernel import Kernel, Timer
 from benchmarks.sim.pull import Pull
 from benchmarks.sim.records import RequestRecord
 from benchmarks.workloads.record import WorkloadRequest
 from policies.dispatch.dispatcher import Action, Reject, RouteDecode, RoutePrefill
 from policies.engine_model.blocks import BlockError
 from policies.engine_model.scheduler import Sequence, SequenceStage
+from policies.request import events as life_events
+from policies.request.effects import Failure
+from policies.request.life import Life, Limits
+from policies.request.stage import Outcome, Stage, Task
 from policies.request.terms import Terms
 from policies.state import events as ev
 from policies.state.views import Request
 
+ONE_WAY = 1
+"""Hops of a message between an ingress and its router or an engine."""
+
+VIA_INGRESS = 2
+"""Hops of a message between the router and an engine."""
+
+ASK_AND_GRANT = 2
+"""Hops between two engines before KV flows: the decode engine asks, the prefill engine grants."""
+
+
+class Router(Protocol):
+    """What an ingress tells the router and its predictors."""
+
+    def feed(self, event: ev.Event) -> None: ...
+    def predicted(self, request: "SimRequest", now_s: float) -> float | None:
+        """Expected output tokens, where the router predicts them at arrival."""
+
+    def closed(self, request: "SimRequest", outcome: Outcome, tokens: int) -> None:
+        """An attempt is over."""
+
+    def ended(self, request: "SimRequest") -> None:
+        """A request is over, with all its attempts."""
+
+
+class SimRequest(Life):
+    """One request on its way: the simulator's half of its life, and what it holds at its engines.
+
+    `seq` is the sequence that an engine works on. `generated` counts the tokens from before a preemption that sent the
+    request back to the router: they are part of its prompt now. `layers`: of how many groups of layers how many may
+    send their KV.
+    """
+
+    __slots__ = (
+        "_ingress", "_timer", "decode", "generated", "hashes", "layers", "lease", "prefill", "pull", "record", "seq",
+        "submit_in_s", "unfit", "work",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        ingress: "Ingress",
+        work: WorkloadRequest,
+        record: RequestRecord,
+        hashes: tuple[int, ...],
+        terms: Terms,
+    ) -> None:
+        super().__init__(ingress.limits, terms, ingress.kernel.now_s)
+        self.work, self.record, self.hashes = work, record, hashes
+        self._ingress = ingress
+        self._timer: Timer | None = None
+        self.submit_in_s = ingress.config.control.ingress_s + ingress.config.control.hop_s
+        self.generated = 0
+        self.prefill: Worker | None = None
+        self.decode: Worker | None = None
+        self.seq: Sequence | None = None
+        self.pull: Pull | None = None
+        self.layers = (1, 1)
+        self.lease: str | None = None
+        self.unfit: life_events.EngineFailed | None = None  # to be told when the work has been sent
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The prompt's length, what was generated before a preemption included."""
+        return self.work.prompt_tokens + self.generated
+
+    # ------------------------------------------------------------------------------------------------- attempts
+
+    def new_attempt(self) -> str:
+        request_id = self.work.request_id
+        attempt_id = f"{request_id}~{self.attempts}" if self.attempts else request_id
+        self._ingress.live[attempt_id] = self
+        return attempt_id
+
+    def forget(self, outcome: Outcome) -> None:
+        del self._ingress.live[self.attempt_id]
+        tokens = 0 if outcome == "rejected" else self.record.generated_tokens
+        self._ingress.router.closed(self, outcome, tokens)
+
+    def retried(self, task: Task, code: str) -> None:
+        self._ingress.retries += 1
+
+    def wake_at(self, at_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        kernel = self._ingress.kernel
+        self._timer = None if at_s == math.inf else kernel.at(at_s, lambda: self.wake(kernel.now_s))
+
+    def refused(self, event: object) -> None:
+        self._ingress.refused += 1
+
+    # --------------------------------------------------------------------------------------------------- router
+
+    def submit(self) -> None:
+        delay_s, self.submit_in_s = self.submit_in_s, self._ingress.config.control.hop_s
+        self._ingress.later_s(delay_s, self, lambda: self._ingress.arrived(self))
+
+    def adopt(self) -> None:
+        raise AssertionError("the simulated router is never away")
+
+    def report_prefill(self, done: life_events.PrefillDone) -> None:
+        ingress, attempt_id = self._ingress, self.attempt_id
+
+        def tell() -> None:
+            now_s = ingress.kernel.now_s
+            lease_until_s = now_s + done.lease_s
+            ingress.router.feed(
+                ev.PrefillDone(now_s, attempt_id, lease_until_s, done.kv_bytes, done.cached_tokens)
+            )
+
+        ingress.later(VIA_INGRESS, self, tell)
+
+    def close(self, outcome: Outcome, culprit: str | None, task: Task | None) -> None:
+        ingress, attempt_id, tokens = self._ingress, self.attempt_id, self.record.generated_tokens
+        ingress.kernel.after(
+            ingress.config.control.hop_s,
+            lambda: ingress.router.feed(ev.Closed(ingress.kernel.now_s, attempt_id, outcome, tokens)),
+        )
+
+    def choose_prefill(self) -> life_events.RoutePrefill | None:
+        return None  # the router knows every engine
+
+    def choose_decode(self) -> life_events.RouteDecode | None:
+        return None
+
+    # -------------------------------------------------------------------------------------------------- engines
+
+    def send_prefill(self, route: life_events.RoutePrefill, left_s: float) -> bool:
+        worker = self._ingress.workers[route.engine_id]
+        self.record.colocated = False
+        self.record.prefill_worker = worker.name
+        self.prefill = worker
+        seq = Sequence(self.prompt_tokens, 0, self.hashes, self.terms.priority, True, owner=self)
+        self._add(worker, seq, "prefill")
+        return True
+
+    def send_decode(self, route: life_events.RoutePrefill | life_events.RouteDecode, left_s: float) -> bool:
+        worker = self._ingress.workers[route.engine_id]
+        colocated = isinstance(route, life_events.RoutePrefill)
+        if colocated:
+            self.record.colocated = True
+            self.record.prefill_worker = worker.name
+        self.record.decode_worker = worker.name
+        self.decode = worker
+        output = max(1, self.work.output_tokens - self.generated)
+        seq = Sequence(
+            self.prompt_tokens, output, self.hashes, self.terms.priority, remote=not colocated, owner=self
+        )
+        self._add(worker, seq, "decode")
+        return True
+
+    def _add(self, worker: Worker, seq: Sequence, task: Task) -> None:
+        if not worker.spec.prefix_cache:
+            seq.hashes = ()
+        self.seq = seq
+        try:
+            worker.add(seq)
+        except BlockError as error:
+            self.drop()
+            self.unfit = life_events.EngineFailed(worker.name, task, "bad_request", str(error), False)
+
+    def stop_work(self, engine_id: str) -> None:
+        self.drop()
+
+    def release_kv(self, engine_id: str) -> None:
+        self.drop()
+
+    def leave_engine(self, engine_id: str) -> None:
+        """The engines have seen to it."""
+
+    def drop(self) -> None:
+        """Gives back whatever the request holds at its engines. Idempotent."""
+        if self.pull is not None:
+            self.pull.cancel()
+            self.pull = None
+            if self.lease is not None and self.prefill is not None:
+                self.prefill.read_ended(self.lease)
+                self.lease = None
+        if self.lease is not None and self.prefill is not None:
+            self.prefill.free(self.lease)
+            self.lease = None
+        if self.seq is not None:
+            holder = self.prefill if self.seq.prefill_only else self.decode
+            if holder is not None:
+                if not self.seq.prefill_only:
+                    self.record.generated_tokens = self.generated + holder.generated(self.seq)
+                holder.remove(self.seq)
+        self.prefill = self.decode = self.seq = None
+
+    def admitted(self) -> None:
+        self._ingress.admissions.append(self)
+
+    def transfer_failed(self) -> None:
+        """The retry that follows is counted."""
+
+    # --------------------------------------------------------------------------------------------------- client
+
+    def output(self, event: life_events.Output) -> None:
+        if event.last:
+            self.record.finished_s = self._ingress.kernel.now_s
+            self.record.generated_tokens = self.work.output_tokens
+
+    def finished(self) -> None:
+        self._ingress.router.ended(self)
+
+    def failed(self, failure: Failure) -> None:
+        self.record.rejected = failure.code
+        self._ingress.router.ended(self)
+
 
 @dataclass(slots=True)
 class Ingress:
-    """Owns all jobs; `Owner` of the workers. `jobs` are the live ones by attempt_id."""
+    """Feeds all requests; `Owner` of the workers. `live` are the requests by the id of their present attempt.
+
+    `admissions` are to be told with the next progress report. `refused` counts the events that no life accepted.
+    """
 
     config: SimConfig
     kernel: Kernel
     workers: dict[str, Worker]
     router: Router
-    start_pull: Callable[[Job, Callable[[], None]], Pull]
+    start_pull: Callable[[SimRequest, Callable[[], None]], Pull]
     on_kv_events: Callable[[Worker, list[Any]], None]
     block_tokens: int
-    jobs: dict[str, Job] = field(default_factory=dict)
-    admissions: list[Job] = field(default_factory=list)  # to be reported with the next progress
+    limits: Limits = field(init=False)
+    live: dict[str, SimRequest] = field(default_factory=dict)
+    admissions: list[SimRequest] = field(default_factory=list)
     retries: int = 0
+    refused: int = 0
+
+    def __post_init__(self) -> None:
+        self.limits = Limits(self.config.control.max_retries, self.config.control.lease_margin_s)
+
+    # --------------------------------------------------------------------------------------------------- the events
+
+    def happens(self, request: SimRequest, event: life_events.Event, at_s: float | None = None) -> None:
+        """An event of a request's life, now or at `at_s`; an engine that can never hold it says so at once."""
+        request.on(event, self.kernel.now_s if at_s is None else at_s)
+        failed, request.unfit = request.unfit, None
+        if failed is not None:
+            request.on(failed, self.kernel.now_s)
+
+    def later(self, hops: int, request: SimRequest, what: Callable[[], None]) -> None:
+        """Runs `what` when a message has made so many hops, unless the attempt is over by then."""
+        self.later_s(hops * self.config.control.hop_s, request, what)
+
+    def later_s(self, delay_s: float, request: SimRequest, what: Callable[[], None]) -> None:
+        """Runs `what` after `delay_s`, unless the attempt is over by then."""
+        attempt_id = request.attempt_id
+
+        def arrived() -> None:
+            if request.attempt_id == attempt_id and request.stage is not Stage.DONE:
+                what()
+
+        self.kernel.after(delay_s, arrived)
 
     # ------------------------------------------------------------------------------------------------ on the way in
 
     def arrive(self, work: WorkloadRequest, record: RequestRecord, hashes: tuple[int, ...]) -> None:
         """A client sends a request now."""
-        control = self.config.control
         terms = Terms(
             work.priority,
             work.request_class,
             work.ttft_slo_s,
             work.tpot_slo_s,
             work.session,
-            timeout_s=control.request_timeout_s,
+            timeout_s=self.config.control.request_timeout_s,
         )
-        deadline_s = terms.deadline_s(self.kernel.now_s)
-        job = Job(work, record, hashes, terms, deadline_s, work.request_id)
-        job.timeout = self.kernel.after(
-            control.request_timeout_s, lambda: self._fail(job, "timeout", "expired")
-        )
-        self.jobs[job.attempt_id] = job
-        self.kernel.after(control.ingress_s + control.hop_s, lambda: self._submit(job))
+        self.happens(SimRequest(self, work, record, hashes, terms), life_events.Start(router=True))
 
-    def _submit(self, job: Job) -> None:
-        if job.state is State.DONE:
-            return
-        work, now_s = job.work, self.kernel.now_s
-        request = Request(
-            attempt_id=job.attempt_id,
+    def arrived(self, request: SimRequest) -> None:
+        """An attempt has reached the router."""
+        now_s = self.kernel.now_s
+        asked = Request(
+            attempt_id=request.attempt_id,
             arrived_s=now_s,
-            prompt_tokens=job.prompt_tokens,
-            max_tokens=work.max_tokens or self.config.default_max_tokens,
-            terms=job.terms,
-            deadline_s=job.deadline_s,
-            avoid=job.avoid,
-            block_hashes=job.hashes,
-            block_tokens=self.block_tokens if job.hashes else 0,
-            predicted_tokens=self.router.predicted(job, now_s),
+            prompt_tokens=request.prompt_tokens,
+            max_tokens=request.work.max_tokens or self.config.default_max_tokens,
+            terms=request.terms,
+            deadline_s=request.deadline_s,
+            avoid=request.avoid,
+            block_hashes=request.hashes,
+            block_tokens=self.block_tokens if request.hashes else 0,
+            predicted_tokens=self.router.predicted(request, now_s),
         )
-        self.router.feed(ev.Arrived(now_s, request))
+        self.router.feed(ev.Arrived(now_s, asked))
 
     def act(self, action: Action) -> None:
         """Carries out what the router decided; it is on its way for some hops."""
-        job = self.jobs.get(action.attempt_id)
-        if job is None:
+        request = self.live.get(action.attempt_id)
+        if request is None:
             return  # it ended while the decision was made
-        if isinstance(action, Reject):
-            reason = action.reason
-            self._later(1, job, lambda: self._rejected(job, reason))
-            return
-        worker = self.workers[action.decision.worker]
-        if isinstance(action, RoutePrefill):
-            job.record.prefill_routed_s = self.kernel.now_s
-            colocated = action.colocated
-            self._later(2, job, lambda: self._send_prefill(job, worker, colocated))
-        else:
-            assert isinstance(action, RouteDecode)
-            job.record.decode_routed_s = self.kernel.now_s
-            self._later(2, job, lambda: self._send_decode(job, worker, remote=True))
-
-    def _later(self, hops: int, job: Job, what: Callable[[], None]) -> None:
-        """After so many messages, unless the attempt is over by then."""
-        attempt_id = job.attempt_id
-
-        def arrived() -> None:
-            if job.attempt_id == attempt_id and job.state is not State.DONE:
-                what()
-
-        self.kernel.after(hops * self.config.control.hop_s, arrived)
-
-    def _send_prefill(self, job: Job, worker: Worker, colocated: bool) -> None:
-        if job.state is State.POOLED:  # the router gave the lease up: once more from the start
-            self._give_back(job)
-        job.record.colocated = colocated
-        if colocated:
-            job.record.prefill_worker = worker.name
-            self._send_decode(job, worker, remote=False)
-            return
-        job.state, job.prefill = State.PREFILLING, worker
-        job.record.prefill_worker = worker.name
-        self._add(job, worker, Sequence(job.prompt_tokens, 0, job.hashes, job.work.priority, True, owner=job))
-
-    def _send_decode(self, job: Job, worker: Worker, remote: bool) -> None:
-        if job.guard is not None:
-            job.guard.cancel()
-        job.state, job.decode = State.ADMITTING, worker
-        job.record.decode_worker = worker.name
-        output = max(1, job.work.output_tokens - job.generated)
-        seq = Sequence(job.prompt_tokens, output, job.hashes, job.work.priority, remote=remote, owner=job)
-        self._add(job, worker, seq)
-
-    def _add(self, job: Job, worker: Worker, seq: Sequence) -> None:
-        if not worker.spec.prefix_cache:
-            seq.hashes = ()
-        job.seq = seq
-        try:
-            worker.add(seq)
-        except BlockError:  # live: 400 before anything starts
-            self._fail(job, "too_long", "rejected")
+        hops = VIA_INGRESS
+        event: life_events.Event
+        match action:
+            case Reject():
+                hops = ONE_WAY
+                event = life_events.Reject(action.status, action.reason, action.retry_after_s)
+            case RoutePrefill():
+                request.record.prefill_routed_s = self.kernel.now_s
+                event = life_events.RoutePrefill(action.decision.worker, action.colocated)
+            case RouteDecode():
+                request.record.decode_routed_s = self.kernel.now_s
+                event = life_events.RouteDecode(action.decision.worker)
+        self.later(hops, request, lambda: self.happens(request, event))
 
     # ------------------------------------------------------------------------------------------- what engines report
 
     def admitted(self, worker: Worker, seq: Sequence) -> None:
         """Slot and blocks are taken."""
-        job: Job = seq.owner  # type: ignore[assignment]
-        now_s = self.kernel.now_s
+        request: SimRequest = seq.owner  # type: ignore[assignment]
         if seq.stage is SequenceStage.TRANSFERRING:
-            self._later(2, job, lambda: self._begin_pull(job))  # asks the prefill engine for the KV
+            self.later(ASK_AND_GRANT, request, lambda: self._begin_pull(request))
             return
-        if job.record.prefill_started_s is None:
-            job.record.prefill_started_s = now_s
-        job.record.prefill_hit_tokens = seq.cached_tokens
-        if not seq.prefill_only:
-            self._decoding(job)
+        record = request.record
+        if record.prefill_started_s is None:
+            record.prefill_started_s = self.kernel.now_s
+        record.prefill_hit_tokens = seq.cached_tokens
+        if (
+            not seq.prefill_only and not seq.preemptions
+        ):  # one that its engine admits again is decoding already
+            self.happens(request, life_events.Admitted(cached_tokens=seq.cached_tokens))
 
     def prefilled(self, worker: Worker, seq: Sequence) -> None:
         """The prompt's KV is there and leased."""
-        job: Job = seq.owner  # type: ignore[assignment]
+        request: SimRequest = seq.owner  # type: ignore[assignment]
         now_s = self.kernel.now_s
         assert seq.allocation is not None
-        if job.seq is not seq and job.prefill is not worker:  # cancelled while it was computed
+        if request.seq is not seq and request.prefill is not worker:  # cancelled while it was computed
             worker.pool.release(seq.allocation)
             return
-        key = f"{job.attempt_id}/{now_s}"
+        key = f"{request.attempt_id}/{now_s}"
         worker.leases.grant(key, seq.allocation, seq.prompt_tokens, now_s)
-        job.lease, job.record.prefill_done_s = key, now_s
+        request.lease, request.record.prefill_done_s = key, now_s
         self.kernel.after(worker.spec.lease_s, lambda: self._expire(worker))
-        if job.pull is not None:  # layer-wise: it is being read already
+        if request.pull is not None:  # layer-wise: it is being read already
             worker.leases.begin_read(key)
         elif worker.spec.layers is None:
-            self._pooled(job, worker, seq)
+            self._prefill_done(request, worker, seq)
 
     def layer_done(self, worker: Worker, seqs: list[Sequence], done: int, groups: int) -> None:
         """The KV of `done` of `groups` groups of layers may leave."""
         for seq in seqs:
-            job: Job = seq.owner  # type: ignore[assignment]
-            if job.prefill is not worker or job.state is State.DONE:
+            request: SimRequest = seq.owner  # type: ignore[assignment]
+            if request.prefill is not worker or request.stage is Stage.DONE:
                 continue
-            job.layers = (done, groups)
+            request.layers = (done, groups)
             if done == 1:
-                self._pooled(job, worker, seq)
-            if job.pull is not None:
-                job.pull.release(done)
+                self._prefill_done(request, worker, seq)
+            if request.pull is not None:
+                request.pull.release(done)
 
-    def _pooled(self, job: Job, worker: Worker, seq: Sequence) -> None:
-        lease_s = worker.spec.lease_s
-        job.state = State.POOLED
-        margin_s = min(self.config.control.lease_margin_s, lease_s / 5)
-        job.guard = self.kernel.after(lease_s - margin_s, lambda: self._lease_ends(job))
-        kv_bytes, cached = worker.spec.profile.kv_bytes(seq.prompt_tokens), seq.cached_tokens
-
-        def tell() -> None:
-            now_s = self.kernel.now_s
-            self.router.feed(ev.PrefillDone(now_s, job.attempt_id, now_s + lease_s, kv_bytes, cached))
-
-        self._later(2, job, tell)
+    def _prefill_done(self, request: SimRequest, worker: Worker, seq: Sequence) -> None:
+        spec = worker.spec
+        kv_bytes = spec.profile.kv_bytes(seq.prompt_tokens)
+        self.happens(request, life_events.PrefillDone(spec.lease_s, kv_bytes, seq.cached_tokens))
 
     def first_token(self, seq: Sequence, at_s: float) -> None:
         """The first token leaves its engine at `at_s`, which may lie a step ahead."""
-        job: Job = seq.owner  # type: ignore[assignment]
-        if job.record.first_token_s is None:
-            job.record.first_token_s = at_s + self.config.control.hop_s
+        request: SimRequest = seq.owner  # type: ignore[assignment]
+        seen_s = at_s + self.config.control.hop_s
+        if request.record.first_token_s is None:
+            request.record.first_token_s = seen_s
+        if request.seq is seq:
+            self.happens(request, life_events.Output(1, last=False), seen_s)
 
     def finished(self, worker: Worker, seq: Sequence) -> None:
         """The last token has left its engine."""
-        job: Job = seq.owner  # type: ignore[assignment]
-        if job.seq is seq:
-            job.decode = None  # it holds nothing any more
-            self._later(1, job, lambda: self._end(job, "finished"))
+        request: SimRequest = seq.owner  # type: ignore[assignment]
+        if request.seq is seq:
+            request.decode = None  # it holds nothing any more
+            rest = life_events.Output(request.work.output_tokens - request.output_tokens, last=True)
+            self.later(ONE_WAY, request, lambda: self.happens(request, rest))
 
     def preempted(self, worker: Worker, seq: Sequence) -> None:
         """It waits at its engine to be computed again, or goes back to the router with what it has generated."""
-        job: Job = seq.owner  # type: ignore[assignment]
-        job.record.preemptions += 1
-        if worker.spec.preempted == "router" and job.seq is seq:
-            job.generated += seq.generated
+        request: SimRequest = seq.owner  # type: ignore[assignment]
+        request.record.preemptions += 1
+        if worker.spec.preempted == "router" and request.seq is seq:
+            request.generated += seq.generated
             worker.model.remove(seq)
-            job.state, job.decode, job.seq, job.prefill = State.SUBMITTED, None, None, None
-            self._later(2, job, lambda: self._submit(job))
+            request.prefill = request.decode = request.seq = None
+            request.submit_in_s = VIA_INGRESS * self.config.control.hop_s
+            self.happens(request, life_events.Preempted())
 
     def kv_events(self, worker: Worker, events: list[Any]) -> None:
         """Its prefix cache has changed."""
@@ -225,125 +421,46 @@ class Ingress:
 
     # ------------------------------------------------------------------------------------------------- KV transfers
 
-    def _begin_pull(self, job: Job) -> None:
-        seq, prefill = job.seq, job.prefill
+    def _begin_pull(self, request: SimRequest) -> None:
+        seq, prefill = request.seq, request.prefill
         assert seq is not None
         assert prefill is not None
         if seq.stage is not SequenceStage.TRANSFERRING:
             return
-        if job.lease is not None and prefill.leases.begin_read(job.lease) is None:
-            assert job.decode is not None
-            self._attempt_failed(job, job.decode)  # the lease has ended
+        if request.lease is not None and prefill.leases.begin_read(request.lease) is None:
+            assert request.decode is not None
+            engine_id, message = request.decode.name, "the lease has ended"
+            request.drop()
+            self.happens(
+                request, life_events.EngineFailed(engine_id, "decode", "kv_load", message, retryable=True)
+            )
             return
-        job.record.transfer_started_s = self.kernel.now_s
-        job.record.decode_hit_tokens = seq.cached_tokens
-        job.pull = self.start_pull(job, lambda: self._pulled(job))
+        request.record.transfer_started_s = self.kernel.now_s
+        request.record.decode_hit_tokens = seq.cached_tokens
+        request.pull = self.start_pull(request, lambda: self._pulled(request))
 
-    def _pulled(self, job: Job) -> None:
-        seq, decode = job.seq, job.decode
+    def _pulled(self, request: SimRequest) -> None:
+        seq, decode = request.seq, request.decode
         assert seq is not None
         assert decode is not None
-        job.pull = None
-        job.record.transfer_done_s = self.kernel.now_s
-        self._read_ended(job)
-        job.prefill = None
+        request.pull = None
+        now_s, record = self.kernel.now_s, request.record
+        record.transfer_done_s = now_s
+        self._read_ended(request)
+        request.prefill = None
         decode.loaded(seq)
-        self._decoding(job)
+        assert record.transfer_started_s is not None
+        self.happens(request, life_events.Admitted(record.transfer_bytes, now_s - record.transfer_started_s))
 
-    def _read_ended(self, job: Job) -> None:
+    def _read_ended(self, request: SimRequest) -> None:
         """The prefill engine's copy is free, one message later."""
-        prefill, key = job.prefill, job.lease
+        prefill, key = request.prefill, request.lease
         if prefill is not None and key is not None:
             self.kernel.after(self.config.control.hop_s, lambda: prefill.read_ended(key))
-        job.lease = None
+        request.lease = None
 
     def _expire(self, worker: Worker) -> None:
         """Ends the leases whose time is over; who reads one ends it."""
         for lease in worker.leases.expire(self.kernel.now_s + 1e-9):
             worker.pool.release(lease.allocation)
             worker.group.kick()
-
-    def _decoding(self, job: Job) -> None:
-        job.state = State.DECODING
-        self.admissions.append(job)
-
-    # -------------------------------------------------------------------------------------------------- on the way out
-
-    def _rejected(self, job: Job, reason: str) -> None:
-        self._give_back(job)
-        self.router.closed(job, "rejected", 0)
-        self._close_record(job, reason)
-
-    def _lease_ends(self, job: Job) -> None:
-        if job.state is State.POOLED and not self._again(job, "expired"):
-            self._fail(job, "pool_timeout", "expired")
-
-    def _attempt_failed(self, job: Job, culprit: Worker) -> None:
-        job.avoid = (*job.avoid, culprit.name)
-        if job.record.first_token_s is not None or not self._again(job, "failed"):
-            self._fail(job, "failed", "failed")
-
-    def _again(self, job: Job, outcome: ev.Outcome) -> bool:
-        """Once more from the start, under a new attempt_id; False when it was tried often enough."""
-        if job.attempts >= self.config.control.max_retries:
-            return False
-        self._give_back(job)
-        self._tell_closed(job, outcome)
-        del self.jobs[job.attempt_id]
-        job.attempts += 1
-        self.retries += 1
-        job.attempt_id = f"{job.work.request_id}~{job.attempts}"
-        job.state = State.SUBMITTED
-        self.jobs[job.attempt_id] = job
-        self._later(1, job, lambda: self._submit(job))
-        return True
-
-    def _fail(self, job: Job, reason: str, outcome: ev.Outcome) -> None:
-        if job.state is not State.DONE:
-            self._give_back(job)
-            self._tell_closed(job, outcome)
-            self._close_record(job, reason)
-
-    def _end(self, job: Job, outcome: ev.Outcome) -> None:
-        job.record.finished_s = self.kernel.now_s
-        job.record.generated_tokens = job.work.output_tokens
-        self._tell_closed(job, outcome)
-        self._close_record(job, None)
-
-    def _tell_closed(self, job: Job, outcome: ev.Outcome) -> None:
-        attempt_id, tokens = job.attempt_id, job.record.generated_tokens
-        self.router.closed(job, outcome, tokens)
-        self.kernel.after(
-            self.config.control.hop_s,
-            lambda: self.router.feed(ev.Closed(self.kernel.now_s, attempt_id, outcome, tokens)),
-        )
-
-    def _close_record(self, job: Job, rejected: str | None) -> None:
-        job.record.rejected = rejected
-        job.state = State.DONE
-        for timer in (job.guard, job.timeout):
-            if timer is not None:
-                timer.cancel()
-        del self.jobs[job.attempt_id]
-        self.router.ended(job)
-
-    def _give_back(self, job: Job) -> None:
-        """Whatever the job holds at its engines, by what there is to hold."""
-        if job.guard is not None:
-            job.guard.cancel()
-        if job.pull is not None:
-            job.pull.cancel()
-            job.pull = None
-            if job.lease is not None and job.prefill is not None:
-                job.prefill.read_ended(job.lease)
-                job.lease = None
-        if job.lease is not None and job.prefill is not None:
-            job.prefill.free(job.lease)
-            job.lease = None
-        if job.seq is not None:
-            holder = job.prefill if job.seq.prefill_only else job.decode
-            if holder is not None:
-                if not job.seq.prefill_only:
-                    job.record.generated_tokens = job.generated + holder.generated(job.seq)
-                holder.remove(job.seq)
-        job.prefill = job.decode = job.seq = None

@@ -6,8 +6,8 @@ from benchmarks.sim.config import ControlPlane
 from benchmarks.sim.engine import Meter
 from benchmarks.sim.forecasts import Forecasts
 from benchmarks.sim.ingress import Ingress
-from benchmarks.sim.job import State
 from benchmarks.sim.kernel import Kernel
+from policies.request.stage import Stage
 from policies.state import events as ev
 from policies.state.views import Role
 
@@ -51,9 +51,9 @@ class Reports:
         """Who was admitted, and all that gained a token since the last report."""
         now_s, ingress = self._kernel.now_s, self._ingress
         admissions, ingress.admissions = ingress.admissions, []
-        for job in admissions:
-            if job.state is State.DECODING:
-                self._feed(ev.Admitted(now_s, job.attempt_id))
+        for request in admissions:
+            if request.stage is Stage.DECODING:
+                self._feed(ev.Admitted(now_s, request.attempt_id))
         items: list[tuple[str, int]] = []
         loads: list[int] = []
         for worker in self._decoders:
@@ -67,7 +67,7 @@ class Reports:
                 items += [(seq.owner.attempt_id, steps - seq.offset) for seq in running]  # type: ignore[attr-defined]
         if items:
             if self._forecasts is not None:
-                self._forecasts.progressed(items, ingress.jobs)
+                self._forecasts.progressed(items, ingress.live)
             self._feed(ev.ProgressedMany(now_s, tuple(items)))
         if self._meter.measuring and any(loads):
             self._imbalances += max(loads) - min(loads)

@@ -202,6 +202,7 @@ def test_preempted_requests_end_too_and_everything_is_given_back(preempted: str)
 
 
 def check_empty(cluster: Cluster) -> None:
+    assert cluster.ingress.refused == 0
     state = cluster.dispatcher.state
     assert (state.in_flight, state.pool_size, state.leases) == (0, 0, 0)
     for view in state.snapshot(1e9).workers.values():
@@ -299,7 +300,7 @@ def test_nothing_is_retried_where_no_retry_is_allowed() -> None:
         control=dataclasses.replace(IDEAL, max_retries=0),
     )
     result = simulate(config, [request("a", 0.0, 10, 20), request("b", 1.0, 10, 2)])
-    assert [r.rejected for r in result.requests] == [None, "failed"]
+    assert [r.rejected for r in result.requests] == [None, "kv_load"]
 
 
 def test_a_request_ends_at_its_timeout_wherever_it_is() -> None:
@@ -311,9 +312,9 @@ def test_a_request_ends_at_its_timeout_wherever_it_is() -> None:
     work = [request("a", 0.0, 10, 40), request("b", 0.1, 10, 40), request("c", 25.0, 100, 40)]
     cluster = Cluster(config, iter(work), None, None)
     a, b, c = cluster.run().requests
-    assert (a.rejected, b.rejected) == ("timeout", "timeout")
+    assert (a.rejected, b.rejected) == ("deadline", "deadline")
     assert a.generated_tokens == 10  # KV at 3.5 s; steps of 2.6, 2.61, ...: the tenth ends at 29.95
-    assert c.rejected == "timeout"
+    assert c.rejected == "deadline"
     assert c.first_token_s is not None
     check_empty(cluster)
 
@@ -328,14 +329,14 @@ def test_a_timeout_in_any_stage_gives_everything_back(layers: LayerPlan | None, 
     )
     cluster = Cluster(config, iter([request("a", 0.0, 100, 20)]), None, None)
     (record,) = cluster.run().requests
-    assert (record.rejected, record.finished_s) == ("timeout", None)
+    assert (record.rejected, record.finished_s) == ("deadline", None)
     check_empty(cluster)
 
 
 def test_a_prompt_that_no_engine_can_hold_is_rejected() -> None:
     config = SimConfig((spec("c", Role.COLOCATED, kv_blocks=2, block_size_tokens=4),), control=IDEAL)
     result = simulate(config, [request("a", 0.0, 9, 1), request("b", 0.0, 4, 1)])
-    assert [r.rejected for r in result.requests] == ["too_long", None]
+    assert [r.rejected for r in result.requests] == ["invalid_value", None]
 
 
 def test_bad_workloads_are_refused() -> None:
