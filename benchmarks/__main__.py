@@ -268,7 +268,9 @@ def _remake(args: argparse.Namespace) -> int:
         except ExperimentError as error:  # the experiment has changed since it ran
             print(f"{name} stays as it is: {error}", file=sys.stderr)
             continue
-        results_io.save(path.parent, results_io.remade(stored, rows, files), _also_stored(experiment))
+        results_io.save(
+            path.parent, results_io.remade(stored, experiment.SUMMARY, rows, files), _also_stored(experiment)
+        )
         print(f"{path}: {len(rows)} rows, {len(files)} plots")
     return 0
 

@@ -213,9 +213,9 @@ def _runs(variant: Mapping[str, Any], seeds: Sequence[int]) -> dict[int, dict[st
     return found
 
 
-def remade(stored: Stored, rows: Sequence[Row], plots: Sequence[str]) -> Stored:
-    """The same measurement with rows and plots made anew from it."""
-    return replace(stored, rows=tuple(rows), plots=tuple(plots))
+def remade(stored: Stored, summary: str, rows: Sequence[Row], plots: Sequence[str]) -> Stored:
+    """The same measurement with summary, rows and plots as its experiment makes them now."""
+    return replace(stored, summary=summary, rows=tuple(rows), plots=tuple(plots))
 
 
 def load_all(folder: Path) -> tuple[dict[Path, Stored], list[Path]]:

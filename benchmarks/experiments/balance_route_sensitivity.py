@@ -23,7 +23,10 @@ from benchmarks.experiments.base import Config, Metrics, Results, Row, Variant
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SUMMARY = "BalanceRoute sensitivity (Table 6 and beyond): H, gamma, gate, our aim, beta, ageing, pool"
+SUMMARY = (
+    "BalanceRoute sensitivity (Table 6 and beyond): H, gamma, gate, aiming at the mean, beta, ageing, pool; synthetic "
+    "long contexts"
+)
 SEEDS = (1, 1)
 CASE = "recurring-long"
 

@@ -58,7 +58,10 @@ from benchmarks.workloads.catalog import available
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SUMMARY = "BalanceRoute Table 1: routers behind a barrier of 8 decode workers, five workloads"
+SUMMARY = (
+    "BalanceRoute Table 1: routers behind a barrier of 8 decode workers; five workloads stand in for the paper's "
+    "proprietary trace, of which recurring-long is synthetic"
+)
 SEEDS = (2, 1)
 ALSO_STORED = ("throughput_by_tpot_tok_s", "pool_mean_s")
 

@@ -21,7 +21,9 @@ from benchmarks.experiments.base import Config, Metrics, Results, Row, Variant
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SUMMARY = "BalanceRoute Table 2: routers behind a barrier of 4, 8 and 16 decode workers"
+SUMMARY = (
+    "BalanceRoute Table 2: routers behind a barrier of 4, 8 and 16 decode workers; synthetic long contexts"
+)
 SEEDS = (2, 1)
 ALSO_STORED = ("throughput_by_tpot_tok_s", "pool_mean_s")
 WORKERS = (4, 8, 16)

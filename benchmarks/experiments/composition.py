@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUMMARY = (
-    "the joint objective against its parts alone and stacked: load x context x oversubscription x output tail"
+    "the joint objective against its parts alone and stacked: load x context x oversubscription x output tail; "
+    "synthetic requests of 20 clients"
 )
 SEEDS = (12, 1)
 

@@ -23,7 +23,7 @@ from benchmarks.sim.metrics import summarise
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SUMMARY = "DeepFlow Figure 4: P/D against colocated over rate (2P2D, 2P1D, 4 colocated)"
+SUMMARY = "DeepFlow Figure 4: P/D against colocated over rate (2P2D, 2P1D, 4 colocated); synthetic requests"
 SETUPS = {"2P2D": (2, 2, 0), "2P1D": (2, 1, 0), "4 colocated": (0, 0, 4)}
 RATES = (0.8, 1.6, 2.4, 3.2, 4.8, 6.4, 8.0, 9.6)
 TPOT_SLA_S, TTFT_LIMIT_S = 0.05, 2.0

@@ -19,7 +19,7 @@ from benchmarks.experiments.base import Config, Metrics, Results, Row, Variant
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SUMMARY = "DeepFlow Figure 5: heatmap of JCT colocated / disaggregated - 1"
+SUMMARY = "DeepFlow Figure 5: heatmap of JCT colocated / disaggregated - 1; synthetic requests"
 SEEDS = (3, 1)
 RATES = (0.5, 1.0, 1.5)
 SHORT_RATIO = 0.2  # decodes up to a fifth of the prompt: "shorter decode"

@@ -15,7 +15,7 @@ from benchmarks.experiments.base import Config, Metrics, Results, Row, Variant
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SUMMARY = "64 to 1,024 GPUs at one load a GPU: the quality of decisions as clusters grow"
+SUMMARY = "64 to 1,024 GPUs at one load a GPU: the quality of decisions as clusters grow; synthetic requests"
 SEEDS = (2, 1)
 SIZES = (64, 128, 256, 512, 1_024)
 SHOWN = ("NetKV", "BR-H", "JSQ", "composition")
