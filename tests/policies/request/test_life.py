@@ -1,6 +1,8 @@
 """The request's state machine: every stage meets every event, and every way out gives back exactly what was held."""
 
+import dataclasses
 import math
+import random
 from typing import Any, get_args
 
 import pytest
@@ -427,3 +429,33 @@ def test_a_preempted_request_queues_again_in_the_same_attempt() -> None:
         life.on(event, NOW_S)
     life.on(EngineLost("d", "killed"), NOW_S)  # its client has tokens already: an error, no retry
     assert life.end().status == 502
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_whatever_happens_every_attempt_ends_once_and_holds_nothing(seed: int) -> None:
+    rng = random.Random(seed)
+    life = Recorder(max_retries=rng.randrange(4))
+    life.local_prefill = rng.choice(
+        [None, RoutePrefill("q", colocated=False), RoutePrefill("c", colocated=True)]
+    )
+    life.local_decode = rng.choice([None, RouteDecode("e")])
+    life.on(Start(router=rng.random() < 0.8), NOW_S)
+    engines = ["p", "d", "q", "e", "c"]
+    likely: list[Event] = [*WAY.values(), *COLOCATED_WAY.values()]
+    while life.stage is not Stage.DONE:
+        life.down = {engine for engine in engines if rng.random() < 0.1}
+        event = rng.choice(EVENTS if rng.random() < 0.3 else likely)
+        if isinstance(event, EngineLost | EngineFailed):
+            if not life.tied:
+                continue
+            engine = rng.choice(sorted(life.tied))  # an engine speaks of what it has
+            event = dataclasses.replace(event, engine_id=engine)
+        life.on(event, NOW_S)
+        assert len(life.live) == (now(life) is not Stage.DONE)
+    assert not life.tied
+    assert life.attempts <= life.limits.max_retries
+    ended = [effect[1] for effect in life.of("forget")]
+    assert len(ended) == len(set(ended)) == life.attempts + 1
+    closed = [effect[1] for effect in life.of("close")]
+    assert len(closed) == len(set(closed))
+    assert len(life.of("finished", "failed")) <= 1

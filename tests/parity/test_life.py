@@ -1,0 +1,307 @@
+"""One life cycle, two drivers: what the simulator let happen to its requests has the same effects in the live ingress.
+
+A simulated run is recorded, event by event and effect by effect. Each request's events are then fed to a live request,
+whose connections write their messages down. Both drivers must be asked for the same effects, and what they send to
+router and engines must be the same in their own words.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from actors.wire import messages as wire
+from actors.wire.channel import Identity
+from app.api.errors import ApiError
+from app.ingress.config import IngressConfig
+from app.ingress.connections import IngressConnections
+from app.ingress.metrics import IngressMetrics
+from app.ingress.request import IngressRequest, RequestSpec
+from benchmarks.sim.cluster import Cluster
+from benchmarks.sim.config import ControlPlane, EngineSpec, SimConfig
+from benchmarks.sim.ingress import SimRequest
+from benchmarks.workloads.record import WorkloadRequest
+from policies.dispatch.dispatcher import DispatchConfig
+from policies.engine_model.timing import TimingProfile
+from policies.request.effects import Effects
+from policies.request.events import Event, Output
+from policies.request.life import Life
+from policies.request.stage import Stage
+from policies.state import events as ev
+from policies.state.views import Role
+
+EFFECTS = sorted(Effects.__abstractmethods__)
+
+T = TimingProfile(
+    source="test",
+    prefill_base_s=1.0,
+    prefill_per_token_s=0.1,
+    decode_base_s=2.0,
+    decode_per_seq_s=0.5,
+    decode_per_kv_token_s=0.01,
+    kv_bytes_per_token=1,
+    transfer_bandwidth_bytes_per_s=10.0,
+    transfer_latency_s=0.5,
+)
+
+
+@dataclass
+class Story:
+    """What happened to one request, and what it did: `sent` in words that both drivers share."""
+
+    events: list[tuple[Event, float]] = field(default_factory=list)
+    effects: list[tuple[Any, ...]] = field(default_factory=list)
+    sent: list[tuple[Any, ...]] = field(default_factory=list)
+    stages: list[Stage] = field(default_factory=list)
+
+
+def recorded(driver: type[Life], patch: pytest.MonkeyPatch, stories: dict[int, Story]) -> None:
+    """From now on the drivers' requests write down their events and effects, each in the story of its own id()."""
+
+    def wrap(name: str) -> None:
+        plain = getattr(driver, name)
+
+        def effect(life: Any, *args: Any) -> Any:
+            story = stories.get(id(life))
+            if story is not None:
+                story.effects.append((name, life.attempts, *map(told, args)))
+            return plain(life, *args)
+
+        patch.setattr(driver, name, effect)
+
+    for name in EFFECTS:
+        wrap(name)
+    plain_on = driver.on
+
+    def on(life: Any, event: Event, now_s: float) -> bool:
+        story = stories.setdefault(id(life), Story())
+        story.events.append((event, now_s))
+        accepted = plain_on(life, event, now_s)
+        story.stages.append(life.stage)
+        return bool(accepted)
+
+    patch.setattr(driver, "on", on)
+
+
+def told(value: Any) -> Any:
+    """An effect's argument; a piece of output is the driver's own."""
+    return value._replace(piece=None) if isinstance(value, Output) else value
+
+
+def simulated(
+    config: SimConfig, work: list[WorkloadRequest], patch: pytest.MonkeyPatch
+) -> list[tuple[SimRequest, Story]]:
+    """The requests of a simulated run with their stories."""
+    stories: dict[int, Story] = {}
+    kept: list[SimRequest] = []  # else an id() could come twice
+    recorded(SimRequest, patch, stories)
+    cluster = Cluster(config, iter(work), None, None)
+    plain_start, plain_feed = SimRequest.__init__, cluster.feed
+
+    def start(request: SimRequest, *args: Any) -> None:
+        kept.append(request)
+        plain_start(request, *args)
+
+    def feed(event: ev.Event) -> None:
+        for request in kept:
+            words = router_words(event, request.attempt_id)
+            if words is not None:
+                stories[id(request)].sent.append(words)
+        plain_feed(event)
+
+    plain_add = SimRequest._add
+
+    def add(request: SimRequest, worker: Any, seq: Any, task: str) -> None:
+        stories[id(request)].sent.append((task, worker.name, seq.remote))
+        plain_add(request, worker, seq, task)  # type: ignore[arg-type]
+
+    patch.setattr(SimRequest, "__init__", start)
+    patch.setattr(SimRequest, "_add", add)
+    patch.setattr(cluster, "feed", feed)
+    cluster.run()
+    return [(request, stories[id(request)]) for request in kept]
+
+
+def router_words(event: ev.Event, attempt_id: str) -> tuple[Any, ...] | None:
+    """What the simulated router hears of an attempt. (`Closed` comes when the next attempt has begun.)"""
+    request_id = attempt_id.partition("~")[0]
+    match event:
+        case ev.Arrived(request=request) if request.attempt_id == attempt_id:
+            return ("submit", request.avoid)
+        case ev.PrefillDone(attempt_id=told_id) if told_id == attempt_id:
+            return ("prefilled", event.kv_bytes, event.cached_tokens)
+        case ev.Closed(attempt_id=told_id) if told_id.partition("~")[0] == request_id:
+            return ("closed", event.outcome)
+    return None
+
+
+def engine_words(engine_id: str, message: wire.Message) -> tuple[Any, ...] | None:
+    """What a live engine hears; the simulator's cancellations are method calls on what is held."""
+    match message:
+        case wire.Prefill():
+            return ("prefill", engine_id, False)
+        case wire.Decode():
+            return ("decode", engine_id, message.handle is not None)
+    return None
+
+
+class Client:
+    """Takes the answers of a live request."""
+
+    def output(self, request: IngressRequest, out: wire.Out) -> None: ...
+    def finished(self, request: IngressRequest) -> None: ...
+    def failed(self, request: IngressRequest, error: ApiError) -> None: ...
+
+
+@dataclass
+class FakeLink:
+    engine_id: str
+    heard: list[tuple[Any, ...]]
+    live: dict[str, Any] = field(default_factory=dict)
+
+    def send(self, message: wire.Message) -> bool:
+        words = engine_words(self.engine_id, message)
+        if words is not None:
+            self.heard.append(words)
+        return True
+
+
+def live(config: SimConfig, request: SimRequest, story: Story, patch: pytest.MonkeyPatch) -> Story:
+    """The story of a live request to which the same happens."""
+    control = config.control
+    options = IngressConfig(
+        served_names=("m",), max_retries=control.max_retries, lease_margin_s=control.lease_margin_s
+    )
+
+    async def nowhere() -> tuple[str, ...]:
+        return ()
+
+    connections = IngressConnections(options, Identity("ingress", "i"), nowhere, IngressMetrics("m"))
+    sent: list[tuple[Any, ...]] = []
+    links = {name: FakeLink(name, sent) for spec in config.engines for name, *_ in spec.workers()}
+
+    def to_router(message: wire.Message) -> bool:
+        match message:
+            case wire.Submit():
+                sent.append(("submit", message.avoid))
+            case wire.Closed():
+                sent.append(("closed", message.outcome))
+            case _:
+                sent.append(("prefilled", message.kv_bytes, message.cached_tokens))  # type: ignore[union-attr]
+        return True
+
+    patch.setattr(connections._router, "send", to_router)
+    patch.setattr(connections._engines, "attached", lambda engine_id, _: links[engine_id])
+    work = request.work
+    spec = RequestSpec(
+        [0] * work.prompt_tokens,
+        {},
+        work.max_tokens or 1,
+        1,
+        request.terms,
+        request.deadline_s - control.request_timeout_s,
+        request_id=work.request_id,
+    )
+    mine = IngressRequest(spec, Client(), connections)
+    stories: dict[int, Story] = {}
+    with pytest.MonkeyPatch.context() as recording:
+        recorded(IngressRequest, recording, stories)
+        for event, now_s in story.events:
+            mine.on(event, now_s)
+    assert not connections.live
+    assert not any(link.live for link in links.values())
+    stories[id(mine)].sent = sent
+    return stories[id(mine)]
+
+
+PREFILL = EngineSpec("p", Role.PREFILL, 1, T)
+DECODE = EngineSpec("d", Role.DECODE, 1, T)
+BOTH = EngineSpec("c", Role.COLOCATED, 1, T)
+CONTROL = ControlPlane(hop_s=0.001, ingress_s=0.0)
+
+
+def scenario(name: str) -> tuple[SimConfig, list[WorkloadRequest], set[str]]:
+    """A cluster, a workload, and the kinds of events and ends that it must have shown."""
+    short = dataclasses.replace(PREFILL, lease_s=12.0)
+    one_slot = dataclasses.replace(DECODE, slots=1)
+    late = DispatchConfig(lease_margin_s=0.0)
+    two = [WorkloadRequest("a", 0.0, 10, 6), WorkloadRequest("b", 1.0, 10, 2)]
+    long = [WorkloadRequest("a", 0.0, 10, 40), WorkloadRequest("b", 1.0, 10, 2)]
+    match name:
+        case "ordinary":
+            return SimConfig((PREFILL, DECODE), control=CONTROL), two, {"Admitted", "Output"}
+        case "colocated":
+            return SimConfig((BOTH,), control=CONTROL), two, {"Admitted", "Output"}
+        case "lease ends in the pool":
+            return (
+                SimConfig((short, one_slot), control=CONTROL, dispatch=late),
+                two,
+                {"StageOverdue", "retried"},
+            )
+        case "lease ends in the pool too often":
+            return (
+                SimConfig((short, one_slot), control=CONTROL, dispatch=late),
+                long,
+                {"StageOverdue", "failed"},
+            )
+        case "lease ends at the decode engine":
+            long[0] = WorkloadRequest("a", 0.0, 10, 20)
+            return SimConfig((short, one_slot), control=CONTROL), long, {"EngineFailed", "transfer_failed"}
+        case "deadline":
+            control = dataclasses.replace(CONTROL, request_timeout_s=12.0)
+            long.append(WorkloadRequest("c", 1.0, 10, 2))
+            return (
+                SimConfig((PREFILL, one_slot), control=control),
+                long,
+                {"DeadlinePassed", "stop_work", "release_kv"},
+            )
+        case "too long":
+            small = dataclasses.replace(BOTH, kv_blocks=2, block_size_tokens=4)
+            return SimConfig((small,), control=CONTROL), two, {"EngineFailed", "failed"}
+        case "rejected":
+            slow = dataclasses.replace(PREFILL, slots=1)
+            config = SimConfig((slow, DECODE), control=CONTROL, dispatch=DispatchConfig(max_queue=1))
+            return config, [WorkloadRequest(f"r{i}", 0.0, 10, 2) for i in range(4)], {"Reject", "failed"}
+        case "preempted":
+            tight = dataclasses.replace(DECODE, block_size_tokens=4, kv_blocks=14, preempted="router")
+            config = SimConfig(
+                (dataclasses.replace(PREFILL, lease_s=1000.0), tight),
+                control=CONTROL,
+                dispatch=DispatchConfig(queue_timeout_s=1000.0),
+            )
+            return config, [WorkloadRequest(f"r{i}", 0.1 * i, 8, 20) for i in range(6)], {"Preempted"}
+    raise AssertionError(name)
+
+
+SCENARIOS = [
+    "ordinary", "colocated", "lease ends in the pool", "lease ends in the pool too often",
+    "lease ends at the decode engine", "deadline", "too long", "rejected", "preempted",
+]  # fmt: skip
+
+
+def shown(stories: list[Story]) -> Iterator[str]:
+    """The names of the events and effects of these stories."""
+    for story in stories:
+        yield from (type(event).__name__ for event, _ in story.events)
+        yield from (effect[0] for effect in story.effects)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+async def test_the_same_events_have_the_same_effects_in_both_drivers(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, work, expected = scenario(name)
+    with monkeypatch.context() as patch:
+        simulation = simulated(config, work, patch)
+    assert len(simulation) == len(work)
+    for request, story in simulation:
+        with monkeypatch.context() as patch:
+            mine = live(config, request, story, patch)
+        assert mine.effects == story.effects
+        assert mine.stages == story.stages
+        assert mine.stages[-1] is Stage.DONE
+        assert Counter(mine.sent) == Counter(story.sent)
+    assert expected <= set(shown([story for _, story in simulation]))
