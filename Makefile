@@ -12,7 +12,7 @@ SLOW = live or vllm or chaos or browser
 export VENV PORT CONFIG ARGS PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-cuda serve test test-fast test-live test-live-pair test-live-app lint lint-format lint-rules lint-types lint-arrows format bench-predictors bench-decisions bench-overhead bench-policies bench-papers bench-truth bench-versus clean
+.PHONY: help setup setup-cuda serve test test-fast test-live test-live-pair test-live-app lint lint-format lint-rules lint-types lint-arrows lint-prose format bench-predictors bench-decisions bench-overhead bench-policies bench-papers bench-truth bench-versus clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ lint-types: setup
 
 lint-arrows: setup
 	$(VENV)/bin/lint-imports
+
+lint-prose: setup ## sentences that cannot stand alone (docstrings, comments, documents)
+	$(PY) scripts/check_prose.py
 
 format: setup ## apply the formatter and the safe fixes
 	$(VENV)/bin/ruff check --fix .

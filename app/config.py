@@ -40,7 +40,7 @@ class _Strict(BaseModel):
 
 
 class ModelConfig(_Strict):
-    """The model that is served. `path`: a builtin name, a local Hugging Face directory, or a hub name."""
+    """The model that is served. `path` is a built-in name, a local Hugging Face directory, or a hub name."""
 
     path: str = "smollm2-135m-instruct"
     name: str | None = Field(None, description="name in the API; default: the last part of `path`")
@@ -51,8 +51,10 @@ class ModelConfig(_Strict):
 
 
 class TopologyConfig(_Strict):
-    """Where a group's engines are in the network. `node`: they count as on one node of this name, so that groups on
-    one machine can stand for several; without it they are where Ray placed them.
+    """The place of a group's engines in the network.
+
+    With `node`, the engines count as being on one node of this name, so that groups on one machine can stand for
+    several nodes. Without it they count as being where Ray placed them.
     """
 
     node: str | None = None
@@ -60,7 +62,7 @@ class TopologyConfig(_Strict):
     pod: str | None = None
 
     def labels(self) -> dict[str, str]:
-        """As node labels."""
+        """Rack and pod as labels of the engine's node."""
         found = {"sluice.io/rack": self.rack, "sluice.io/pod": self.pod}
         return {name: value for name, value in found.items() if value}
 
@@ -129,7 +131,7 @@ class PolicyChoice(_Strict):
     @field_validator("params")
     @classmethod
     def _read_heatmap(cls, params: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        """A heatmap given by name is read here, once, so that the router's node needs no file."""
+        """Replaces a heatmap's name by the heatmap, so that the router's node needs no file."""
         name = params.get("heatmap")
         if not isinstance(name, str):
             return params
@@ -164,7 +166,7 @@ class RouterConfig(_Strict):
 
 
 class IngressGroupConfig(_Strict):
-    """The public API. `port` 0 turns the ingress' own listener off (only Serve's port answers then)."""
+    """The public API. With `port` 0 the ingress has no listener of its own, and only Serve's port answers."""
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
@@ -178,7 +180,10 @@ class IngressGroupConfig(_Strict):
 
 
 class WireConfig(_Strict):
-    """Internal sockets: unix inside a node; with `interface` also TCP on that address, which then needs a secret."""
+    """The internal sockets: unix sockets inside a node and, with `interface`, TCP on that address.
+
+    TCP needs a secret.
+    """
 
     interface: str | None = Field(
         None, description="IP address of this node's internal interface, or 'auto' for Ray's"
@@ -191,13 +196,13 @@ class WireConfig(_Strict):
     )
 
     def secret(self) -> bytes | None:
-        """The shared secret of this process' environment, or None."""
+        """The shared secret that this process's environment holds, or None."""
         value = os.environ.get(self.secret_env, "")
         return value.encode() or None
 
 
 class AppConfig(_Strict):
-    """All of it. Raises ValidationError / ConfigError; `parse` gives one readable message."""
+    """The whole configuration. Making one raises ValidationError or ConfigError; `parse` gives one readable message."""
 
     model: ModelConfig = ModelConfig()
     engines: Annotated[list[EngineGroupConfig], Field(min_length=1)]
@@ -229,9 +234,8 @@ class AppConfig(_Strict):
         self.router.dispatch_config()
         self.router.predictor_config()
         file = self.router.network_config().file
-        if file is not None and os.path.exists(
-            file
-        ):  # else it is on the router's node, which refuses it there
+        # A file that is not here lies on the router's node, which reads it when it starts.
+        if file is not None and os.path.exists(file):
             read_network_file(file)
         places: dict[str, TopologyConfig] = {}
         for group in self.engines:
@@ -249,8 +253,10 @@ class AppConfig(_Strict):
 
 
 def parse(args: Mapping[str, Any], folder: Path | None = None) -> AppConfig:
-    """The validated config of a Serve application's `args`. Raises ConfigError with every problem on a line of its
-    own. `folder`: where the file lies that names further files; default: the working directory.
+    """The validated config of a Serve application's `args`.
+
+    `folder` is where the file lies; further files that it names are relative to it. Without it they are relative to
+    the working directory. Raises ConfigError with every problem on a line of its own.
     """
     try:
         return AppConfig.model_validate(dict(args), context={"folder": folder})

@@ -24,8 +24,9 @@ from app.replicas import DRAIN_S, CoreShare, EngineReplica, RouterReplica
 
 HEALTH_CHECK_PERIOD_S = 2.0
 HEALTH_CHECK_TIMEOUT_S = 30.0
-"""Serve replaces a replica after three probes in a row that got no answer in this time. A dead process, or an engine
-that says it is dead, is replaced at once; this is for one that hangs, and on an overloaded machine all seem to.
+"""Serve replaces a replica after three probes in a row that got no answer within this time. A dead process, and an
+engine that says it is dead, are replaced at once; the probes find a process that hangs. On an overloaded machine every
+process seems to hang for some seconds, hence 30.
 """
 
 
@@ -61,7 +62,8 @@ def build(args: Mapping[str, Any]) -> serve.Application:
         router,
         *engines,
         num_replicas=config.ingress.replicas,
-        max_ongoing_requests=100_000,  # the ingress itself bounds and answers 429; a queue of Serve would hide it
+        # The ingress bounds its requests itself and answers 429; a queue in Serve's proxy would hide that.
+        max_ongoing_requests=100_000,
         ray_actor_options={"num_cpus": 0, "resources": config.ingress.resources},
     )
 
@@ -99,8 +101,11 @@ class _VersionedByItsPart(DeploymentConfig):
 
 
 def _actor_options(group: EngineGroupConfig) -> dict[str, Any]:
-    """Ray's resources of one replica. CPU engines share the node's cores: `actors.engine.cores` divides them, Ray only
-    has to place all of them, so each asks for little."""
+    """Ray's resources of one replica.
+
+    CPU engines share the node's cores, which `actors.engine.cores` divides; each asks Ray for little, so that Ray can
+    place all of them.
+    """
     options: dict[str, Any] = {"num_cpus": 0.1 if group.num_cpus is None else group.num_cpus}
     if group.num_gpus:
         options["num_gpus"] = group.num_gpus

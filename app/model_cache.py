@@ -16,10 +16,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 MANIFEST = "sluice-manifest.json"
-FORMAT = 1  # raise it when the conversion changes, so that older results are not reused
-QUICK_HASH_LIMIT_BYTES = (
-    16 * 2**20
-)  # a quick check hashes files up to this size and compares the sizes of the rest
+FORMAT = 1
+"""Number of the conversion's format, part of a model's folder name: raised when the conversion changes, so that older
+results are not reused.
+"""
+QUICK_HASH_LIMIT_BYTES = 16 * 2**20
+"""Size up to which a quick check hashes a file; of larger files it compares the sizes only."""
 
 Progress = Callable[[str], None]
 Converter = Callable[[Path, Path], None]
@@ -47,7 +49,7 @@ def check_directory(path: Path) -> None:
 
 
 def damage(path: Path, *, full: bool = False) -> str | None:
-    """What is wrong with the converted model at `path`, compared with its manifest; None if nothing is."""
+    """The first difference between the converted model at `path` and its manifest, in words; None if there is none."""
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
         files: dict[str, dict[str, int | str]] = manifest["files"]

@@ -36,10 +36,11 @@ class GgufSource:
     distribution: str
     package: str
     file: str
-    unpacked_bytes: int  # disk space that the converted model needs, rounded up
+    unpacked_bytes: int
+    """Disk space that the converted model needs, rounded up."""
 
     def locate(self) -> tuple[Path, str]:
-        """The file and the distribution's version, without importing the package (which needs llama.cpp)."""
+        """Returns the file and the distribution's version without importing the package, which needs llama.cpp."""
         spec = importlib.util.find_spec(self.package)
         if spec is None or not spec.submodule_search_locations:
             raise ModelError(
@@ -104,7 +105,8 @@ def convert_gguf(source: Path, target: Path) -> None:
 
     Imports torch and transformers. float32 keeps the dequantised values exactly; engines cast as they load.
     """
-    os.environ["HF_HUB_OFFLINE"] = "1"  # everything needed is in the file
+    # Everything that the conversion needs is in the file.
+    os.environ["HF_HUB_OFFLINE"] = "1"
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     folder, file = str(source.parent), source.name
@@ -162,7 +164,8 @@ def _from_hub(reference: str, say: Progress) -> Path:
     say(f"looking for {reference} on the model hub and in its local cache")
     try:
         path = Path(snapshot_download(reference, allow_patterns=HUB_PATTERNS))
-    except (OSError, ValueError) as error:  # huggingface_hub's errors derive from these
+    except (OSError, ValueError) as error:
+        # The errors of huggingface_hub derive from these two.
         raise ModelError(
             f"model {reference!r} is not in the local hub cache and could not be downloaded ({error}): check the name "
             "and the network, or download it elsewhere and give the directory"

@@ -1,4 +1,4 @@
-"""`sluice replay`: a router's journal once more through the pure code; says whether every decision comes out the same.
+"""`sluice replay`: decides a router's journal again by the pure code and says whether every decision comes out equal.
 
 `command` is what the entry point group `sluice.commands` loads; `python -m app.replay` is the same program.
 """
@@ -13,7 +13,8 @@ from pathlib import Path
 from policies.journal.lines import JournalError
 from policies.journal.replay import Step, TornJournal, replay
 
-SHOWN = 3  # differences printed for one log
+SHOWN = 3
+"""Differences that are printed for one log."""
 WHAT = "the folder of router.journal, or files of it"
 
 
@@ -47,7 +48,10 @@ class ReplayCommand:
 
 
 def logs(paths: Sequence[Path]) -> Iterator[tuple[str, list[Path]]]:
-    """The files by log (one life of a router), oldest first. Files of one log differ in the number at their end."""
+    """Yields each log (one life of a router) with its files, oldest first.
+
+    The names of one log's files differ in the number at their end.
+    """
     found = [file for path in paths for file in (sorted(path.glob("*.jsonl")) if path.is_dir() else [path])]
     for name, files in groupby(sorted(found), key=lambda file: file.parent / file.stem.rpartition("-")[0]):
         yield str(name), list(files)

@@ -32,14 +32,14 @@ DRAIN_S = 15.0
 
 
 class CoreShare(NamedTuple):
-    """Which share of a node's CPU cores an engine takes: number `at` of `engines` that divide them."""
+    """An engine's share of its node's CPU cores: share number `at` where `engines` engines divide them."""
 
     at: int
     engines: int
 
 
 def listen_addresses(wire: WireConfig, name: str) -> list[str]:
-    """Where a component of this process listens: always a unix socket, TCP too where an interface is configured.
+    """The addresses on which a component of this process listens: a unix socket, and TCP if there is an interface.
 
     Raises RuntimeError when TCP is asked for without a secret: internal sockets between nodes are always authenticated.
     """
@@ -56,7 +56,7 @@ def listen_addresses(wire: WireConfig, name: str) -> list[str]:
 
 
 def node_host(wire: WireConfig) -> str | None:
-    """This node's address on the internal interface; None where everything stays inside one node."""
+    """The node's address on the internal interface; None where everything stays inside one node."""
     return ray.util.get_node_ip_address() if wire.interface == "auto" else wire.interface
 
 
@@ -88,11 +88,12 @@ class RouterReplica:
         self._server = RouterServer(me, dispatcher, router.engine_grace_s, forecasts, network, journal)
         await self._server.start(listen_addresses(wire, "router"))
         gc.collect()
-        gc.freeze()  # what is loaded by now stays: a full collection would walk it for some 50 ms
+        # What is loaded by now stays for good; a full collection would walk it for some 50 ms.
+        gc.freeze()
         log.info("router listens on %s", ", ".join(self._server.addresses))
 
     async def addresses(self) -> tuple[str, ...]:
-        """Where to connect to this router."""
+        """The addresses at which this router takes connections."""
         return self._server.addresses
 
     async def explain(self, attempt_id: str) -> list[dict[str, Any]]:

@@ -1,8 +1,8 @@
 """`python -m app.serve`: runs a Serve config file in the foreground, with its own Ray, until Ctrl-C (`make serve`).
 
-Starts a Ray cluster that lives on 127.0.0.1 only and ends with this process, deploys the file's application, says how
-far it is, and when it is ready prints a command to try. `serve run FILE` and `serve deploy FILE` do the same on a
-cluster that exists already. With --address (or RAY_ADDRESS) it joins that cluster and leaves it running.
+It starts a Ray cluster that lives on 127.0.0.1 only and ends with this process, deploys the file's application, says
+how far it is, and prints a command to try when the application is ready. `serve run FILE` and `serve deploy FILE` do
+the same on a cluster that exists already. With --address (or RAY_ADDRESS) it joins that cluster and leaves it running.
 """
 
 import argparse
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def load(path: str, port: int | None = None, http_port: int | None = None) -> dict[str, Any]:
-    """The Serve config of a file, its application args validated, with the ports replaced. Raises ConfigError."""
+    """Returns the Serve config of a file with its args validated and its ports replaced. Raises ConfigError."""
     with open(path) as file:
         schema: dict[str, Any] = yaml.safe_load(file)
     if not isinstance(schema, dict) or not schema.get("applications"):
@@ -96,7 +96,8 @@ def load(path: str, port: int | None = None, http_port: int | None = None) -> di
         schema.setdefault("http_options", {})["port"] = http_port
     router = parse(args, Path(path).resolve().parent).router
     heatmap = router.prefill.params.get("heatmap")
-    if heatmap is not None:  # read from beside the file: what is deployed must not depend on where that was
+    if heatmap is not None:
+        # It was read from beside the file; what is deployed must not depend on the file's place.
         args["router"]["prefill"]["params"]["heatmap"] = heatmap
     return schema
 
@@ -125,7 +126,8 @@ def _run(schema: dict[str, Any], args: argparse.Namespace) -> int:
     own_dir = None if args.address else tempfile.TemporaryDirectory(prefix="sluice-ray-")
     try:
         _start_ray(args.address, own_dir.name if own_dir else None, say)
-        _end_on_signals(stop)  # Ray has put its own handlers in their place
+        # Ray has put its own handlers in the place of ours.
+        _end_on_signals(stop)
         return _deploy_and_wait(schema, say, stop, bool(own_dir))
     finally:
         _shutdown(say, bool(own_dir))
@@ -143,7 +145,7 @@ def _start_ray(address: str | None, temp_dir: str | None, say: "_Progress") -> N
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray would run its workers, so our router and engines, at nice 15: any other program would come before serving.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    # Ray gives up a node that is silent for long, here all there is: a laptop may sleep, a machine be overloaded.
+    # Ray gives up a node that stays silent, here the only one: a laptop may sleep, or a machine be overloaded.
     os.environ.setdefault("RAY_health_check_timeout_ms", "60000")
     import ray
 
@@ -162,7 +164,8 @@ def _start_ray(address: str | None, temp_dir: str | None, say: "_Progress") -> N
                 object_store_memory=256 * 2**20,
             )
             return
-        except Exception as error:  # Ray gives its raylet 30 s, too little where the machine is overloaded
+        except Exception as error:
+            # Ray gives its raylet 30 s, which is too little on an overloaded machine.
             ray.shutdown()
             if attempt == RAY_START_ATTEMPTS - 1 or "timed out during startup" not in str(error):
                 raise
@@ -199,7 +202,8 @@ def _deploy_and_wait(schema: dict[str, Any], say: "_Progress", stop: threading.E
 def _deploy(serve: Any, app: Any, application: Any, failure: list[BaseException]) -> None:
     try:
         serve.run(app, name=application.name, route_prefix=application.route_prefix)
-    except BaseException as error:  # handed to the main thread, which reports it
+    except BaseException as error:
+        # The main thread reports it.
         failure.append(error)
 
 

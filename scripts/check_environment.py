@@ -1,6 +1,6 @@
 """Checks that an environment made by scripts/setup.sh can serve; prints what is wrong and what to do.
 
-Reads metadata and starts no heavy import except torch, whose builds differ most between machines.
+It reads metadata and imports nothing heavy except torch, whose builds differ most between machines.
 """
 
 import importlib.metadata
@@ -22,7 +22,7 @@ def version(distribution: str) -> str | None:
 
 
 def problems(variant: str) -> list[str]:
-    """What keeps this environment from serving, in words."""
+    """Faults that keep this environment from serving, each in words."""
     found = []
     for distribution, expected in {**EXPECTED, ENGINE[variant]: ENGINE_VERSION}.items():
         if (actual := version(distribution)) != expected:

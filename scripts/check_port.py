@@ -1,6 +1,6 @@
-"""Exits with 1 and says who holds it, unless a TCP port on 127.0.0.1 can be listened on: check_port.py PORT.
+"""Exits with 1, and names the holder, if a TCP port of 127.0.0.1 is taken: check_port.py PORT.
 
-Uses the standard library and /proc only, so that it works before anything is installed.
+It uses the standard library and /proc only, so that it works before anything is installed.
 """
 
 import errno
@@ -13,7 +13,7 @@ LISTENING = "0A"  # state column of /proc/net/tcp
 
 
 def holder(port: int) -> str:
-    """The listening process, as far as this user may see it."""
+    """Describes the process that listens on `port`, as far as this user may see it."""
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         if not Path(table).exists():
@@ -29,7 +29,7 @@ def holder(port: int) -> str:
             if any(os.readlink(link) in inodes for link in (process / "fd").iterdir()):
                 command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
                 return f"process {process.name} ({command.strip()[:80]})"
-        except OSError:  # ended meanwhile, or another user's
+        except OSError:  # ended, or another user's
             continue
     return "a process of another user"
 

@@ -14,11 +14,12 @@ import time
 from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-GRACE_S = 5.0  # between SIGTERM and SIGKILL
+GRACE_S = 5.0
+"""Seconds between SIGTERM and SIGKILL."""
 
 
 def parents() -> dict[int, int]:
-    """Parent of every live process; zombies are left out."""
+    """Maps every live process to its parent; zombies are left out."""
     found = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -67,7 +68,10 @@ def collect() -> None:
 
 
 def wait_for(pid: int) -> int:
-    """Exit status of a child (minus the signal that ended it); orphans that end meanwhile are collected."""
+    """Waits for a child and returns its exit status, or minus the signal that ended it.
+
+    Orphans that end meanwhile are collected.
+    """
     while True:
         ended, status = os.waitpid(-1, 0)
         if ended == pid:
@@ -75,7 +79,7 @@ def wait_for(pid: int) -> int:
 
 
 def end_all() -> None:
-    """SIGTERM to all descendants, then SIGKILL to those that are still there after GRACE_S."""
+    """Sends SIGTERM to all descendants, then SIGKILL to those that are still there after GRACE_S."""
     deadline_s = time.monotonic() + GRACE_S
     send(descendants(os.getpid()), signal.SIGTERM)
     while left := descendants(os.getpid()):

@@ -35,7 +35,7 @@ are interpolated (marked in the file), 1 nothing usable, 2 wrong arguments or de
 
 
 class ProfileCommand:
-    """The subcommand `profile` with what can be profiled."""
+    """The subcommand `profile`; `heatmap` is the one thing that it measures."""
 
     name = "profile"
     help = "measure deployed engines and write the figures that policies read"
@@ -193,7 +193,7 @@ class _Session:
         return folded
 
     def _kept(self) -> list[Pair]:
-        """The whole points of the file, if they were measured in the same way. Raises ProfileError if not."""
+        """The complete points of the file. Raises ProfileError if they were measured in another way than this run."""
         if not self.args.out.exists():
             return []
         data = read(self.args.out)
@@ -209,7 +209,7 @@ class _Session:
 
 
 _SAME = ("model", "kinds", "engines_per_mode", "requests_per_engine", "seed", "at_once")
-"""What two runs must share for their points to belong to one map."""
+"""Facts in which two runs must agree for their points to belong to one map."""
 
 
 def _name(point: Point) -> str:

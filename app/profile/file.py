@@ -1,4 +1,4 @@
-"""The heatmap file: what `sluice profile heatmap` writes, resumes from, and the configuration names.
+"""The heatmap file, which `sluice profile heatmap` writes and resumes from, and which a configuration names.
 
     {"format": "sluice-heatmap/1",
      "heatmap": policies.routing.deepflow.heatmap.Heatmap as plain data, or null while nothing is measured,
@@ -75,7 +75,7 @@ def load_heatmap(name: str, base: Path) -> dict[str, Any]:
 
 
 def plain_data(heatmap: Heatmap) -> dict[str, Any]:
-    """What `heatmap_from` takes: lists and numbers only."""
+    """A heatmap as the lists and numbers that `heatmap_from` takes."""
     return {
         "prefill_tokens": list(heatmap.prefill_tokens),
         "ratios": list(heatmap.ratios),

@@ -1,4 +1,4 @@
-"""From measured job completion times (JCT) to a heatmap (DeepFlow 5.3). Pure.
+"""Makes a heatmap of measured job completion times (JCT; DeepFlow 5.3). Pure.
 
     cell = mean JCT colocated / mean JCT disaggregated - 1     of one rate; rates are added element-wise
     standard error of a cell = (m_c / m_d) sqrt(s_c^2 / (n_c m_c^2) + s_d^2 / (n_d m_d^2))        (delta method)
@@ -23,7 +23,7 @@ Mark = Literal["measured", "partial", "interpolated"]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One batch in one mode. `failed`: reason -> requests that were not answered as asked."""
+    """One batch in one mode. `failed` maps a reason to the number of requests that were not answered as asked."""
 
     engines: int
     requests: int
@@ -51,12 +51,12 @@ class Pair:
 
     @property
     def cell(self) -> float:
-        """Positive: disaggregated is faster."""
+        """The value of the heatmap's cell; positive where disaggregated is faster."""
         return self.colocated.jct_mean_s / self.disaggregated.jct_mean_s - 1.0
 
     @property
     def standard_error(self) -> float:
-        """Of `cell`."""
+        """The standard error of `cell`."""
         variance = sum(
             s.jct_std_s**2 / (s.requests * s.jct_mean_s**2) for s in (self.colocated, self.disaggregated)
         )
@@ -65,7 +65,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class RateMap:
-    """The measured cells of one rate; None where there is none."""
+    """The cells of one rate; None stands for a cell that was not measured."""
 
     rate_per_s: float
     cells: tuple[tuple[float | None, ...], ...]
@@ -74,7 +74,7 @@ class RateMap:
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """`heatmap` is None while no cell is measured; `marks[i][j]` says what its cell rests on."""
+    """A heatmap with its origin: `marks[i][j]` says what a cell rests on. `heatmap` is None while none is measured."""
 
     heatmap: Heatmap | None
     marks: tuple[tuple[Mark, ...], ...]

@@ -1,4 +1,6 @@
-"""Runs the points: requests at their times, over HTTP, and the completion time of each (JCT: sent to whole answer)."""
+"""Runs the points: sends requests at their times over HTTP and takes the completion time (JCT) of each, from sending
+to the whole answer.
+"""
 
 import asyncio
 import time
@@ -15,7 +17,10 @@ from app.profile.target import Deployment, ProfileError, Side
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How every point is loaded. `at_once`: both modes at the same time, right only where they share no hardware."""
+    """The load of every point.
+
+    With `at_once` both modes run together, which is right only if they share no hardware.
+    """
 
     per_engine: int
     seed: int
@@ -60,7 +65,7 @@ class Runner:
         return sample(side.engines, [jct_s for jct_s, failure in outcomes if failure is None], failed)
 
     async def _one(self, side: Side, request: Planned, start_s: float) -> tuple[float, str | None]:
-        """(JCT in s, None), or why there is none."""
+        """Returns (JCT in s, None), or (0, why there is no JCT)."""
         await asyncio.sleep(max(0.0, start_s + request.at_s - time.perf_counter()))
         body = {
             "prompt": request.prompt,
@@ -96,7 +101,7 @@ async def measure(
     budget_s: float | None,
     done: Callable[[Pair, float], None],
 ) -> list[Point]:
-    """Measures `todo` in order and tells `done(pair, seconds)` of each; returns the points that the budget left out.
+    """Measures `todo` in order, calls `done(pair, seconds)` for each, and returns the points that the budget left out.
 
     A point that the budget ends in the middle is dropped: half a batch has seen only part of its load. Raises
     ProfileError where the first request fails.

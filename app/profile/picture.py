@@ -1,4 +1,4 @@
-"""A heatmap as a picture, all rates together and each alone: blue where disaggregated is faster, red where not."""
+"""Draws a heatmap, all rates together and each alone: blue where disaggregated is faster, red where colocated is."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,7 +6,8 @@ from typing import Any
 
 from policies.routing.deepflow.heatmap import Heatmap
 
-_STACK_FROM = 4  # ratios from which on the panels stand above each other
+_STACK_FROM = 4
+"""Number of ratios from which on the panels stand above one another."""
 Cells = Sequence[Sequence[float | None]]
 
 

@@ -1,4 +1,4 @@
-"""What the heatmap profiler is to measure: the grid, its points in order, and the requests of a point. Pure.
+"""The plan of the heatmap profiler: the grid, its points in order, and the requests of a point. Pure.
 
 A point is one cell of the heatmap at one request rate. Rates and request counts are per engine, so that groups of
 unequal size get equal load for their hardware: two engines get twice the rate and twice the requests of one.
@@ -13,9 +13,8 @@ from typing import Literal
 Mode = Literal["colocated", "disaggregated"]
 MODES: tuple[Mode, Mode] = ("colocated", "disaggregated")
 
-_PREFILL_WEIGHT = (
-    0.1  # ASSUMPTION: a prompt token takes a tenth of an output token's time; only orders and estimates
-)
+# ASSUMPTION: a prompt token takes a tenth of an output token's time. Only orders and estimates rest on it.
+_PREFILL_WEIGHT = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class Point:
 
     @property
     def weight(self) -> float:
-        """Relative seconds of one request; a guess."""
+        """Estimated time of one request, in the time of an output token; a guess."""
         return _PREFILL_WEIGHT * self.prefill_tokens + self.decode_tokens
 
 
@@ -70,8 +69,10 @@ class Planned:
 
 
 def points(grid: Grid, context_tokens: int) -> tuple[list[Point], list[Point]]:
-    """(points to measure, points that do not fit the context), both from short requests to long ones, so that a run
-    that is cut short has measured many points; within a cell all rates follow each other.
+    """Returns (points to measure, points that do not fit the context).
+
+    Both go from short requests to long ones, so that a run that is cut short has measured many points. All rates of a
+    cell follow one another.
     """
     cells = [Point(p, r, grid.rates_per_s[0]) for p in grid.prefill_tokens for r in grid.ratios]
     cells.sort(key=lambda cell: (cell.weight, cell.prefill_tokens))

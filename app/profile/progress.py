@@ -1,4 +1,4 @@
-"""What a long measurement shows: a bar with the time left on a terminal, a line for each point elsewhere."""
+"""Progress of a long measurement: a bar with the time left on a terminal, a line for each point elsewhere."""
 
 import sys
 import time
@@ -33,7 +33,7 @@ class Progress:
         return sum(self._span_s(p) + per_weight_s * p.weight for p in rest)
 
     def add(self, pair: Pair, seconds: float) -> None:
-        """One point more."""
+        """Counts one more measured point and shows it."""
         self._done += 1
         self._spent_s += seconds
         self._spans_s += min(seconds, self._span_s(pair.point))
@@ -41,7 +41,7 @@ class Progress:
         self._show(pair)
 
     def end(self) -> None:
-        """Leaves the bar's line."""
+        """Ends the bar's line."""
         if self._out.isatty() and self._done:
             print(file=self._out)
 

@@ -1,4 +1,4 @@
-"""What is deployed, and how a request is made to run colocated or disaggregated there. HTTP only."""
+"""The deployment that is profiled, and how a request is made to run colocated or disaggregated there. HTTP only."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class ProfileError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One mode: where to send, with which headers, and how many engines share the load."""
+    """One mode of serving: where its requests go, with which headers, and how many engines share the load."""
 
     url: str
     headers: dict[str, str]
@@ -27,7 +27,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Both sides, and the facts that are recorded. `context_tokens`: what every engine of both sides can serve."""
+    """Both sides, and facts for the record. Every engine of both sides can serve `context_tokens`."""
 
     sides: dict[Mode, Side]
     model: str

@@ -155,7 +155,8 @@ def test_builtin_model_chats(builtin_model: Path) -> None:
         "<|im_start|>assistant\n"
     )
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    assert ids[0] == 1  # <|im_start|> is one token, not the characters
+    # <|im_start|> is one token, not its characters.
+    assert ids[0] == 1
     assert ids.count(2) == 2  # <|im_end|>
     assert tokenizer.decode(ids) == text
     assert tokenizer.eos_token_id == 2

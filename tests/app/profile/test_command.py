@@ -15,7 +15,8 @@ from app.profile.command import COMPLETE, INCOMPLETE, UNUSABLE, WRONG, command
 from app.profile.file import load_heatmap
 from tests.app.ingress.rig import MODEL, Rig, ScriptedEngine, pair, rig, until
 
-STALE_S = 600.0  # these engines report once; a slow test must not make them stale
+STALE_S = 600.0
+"""These engines report once, and a slow test must not make them stale."""
 
 
 @pytest.fixture

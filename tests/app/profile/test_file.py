@@ -131,7 +131,8 @@ def test_a_shipped_heatmap_is_measured_and_can_be_named(name: str) -> None:
     grid = Grid(tuple(axes["prefill_tokens"]), tuple(axes["ratios"]), tuple(axes["rates_per_s"]))
     folded = fold(grid, pairs_of(data, SHIPPED / name))
     assert folded.heatmap is not None
-    assert data["heatmap"] == plain_data(folded.heatmap)  # the cells follow from the measured times
+    # The cells follow from the measured times.
+    assert data["heatmap"] == plain_data(folded.heatmap)
     assert data["marks"] == [list(row) for row in folded.marks]
     assert policy_of(parse(args(name))).heatmap == folded.heatmap
 

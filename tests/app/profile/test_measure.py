@@ -1,4 +1,4 @@
-"""The budget of a measurement: what it ends is left, what fails for another reason is told."""
+"""The budget of a measurement: what it ends is left, what fails for another reason is given."""
 
 from typing import Any
 
