@@ -10,10 +10,10 @@ import orjson
 
 
 class ApiError(Exception):
-    """A request that is answered with an error. `param` names the field at fault; `retry_after_s` becomes
-    Retry-After.
+    """A request that is answered with an error.
 
-    `reason` is a short machine-readable word (it becomes `code` where no OpenAI code fits).
+    `param` names the field at fault, `code` is a short machine-readable word, `retry_after_s` becomes Retry-After and
+    `allow` (the methods that a path takes, for 405) becomes Allow.
     """
 
     def __init__(
@@ -24,6 +24,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after_s: float | None = None,
+        allow: tuple[str, ...] = (),
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -31,6 +32,7 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.retry_after_s = retry_after_s
+        self.allow = allow
 
     def body(self) -> bytes:
         """The error as a JSON object."""
@@ -47,10 +49,15 @@ class ApiError(Exception):
         return b"data: " + self.body() + b"\n\n"
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Headers beside the content type: Retry-After in whole seconds, rounded up."""
-        if self.retry_after_s is None:
-            return []
-        return [(b"retry-after", b"%d" % max(1, math.ceil(self.retry_after_s)))]
+        """Headers beside the content type; Retry-After in whole seconds, rounded up."""
+        headers = []
+        if self.retry_after_s is not None:
+            headers.append((b"retry-after", b"%d" % max(1, math.ceil(self.retry_after_s))))
+        if self.allow:
+            headers.append((b"allow", ", ".join(self.allow).encode()))
+        if self.status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
+        return headers
 
 
 def bad_request(message: str, param: str | None, code: str | None = None) -> ApiError:

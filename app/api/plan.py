@@ -10,10 +10,8 @@ from typing import Any
 from app.api.errors import bad_request
 from app.api.extensions import Defaults, name_of, terms_of
 from app.api.fields import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED, refuse_unsupported
-from app.api.schema import ChatRequest, CompletionRequest, parse
+from app.api.schema import MAX_PROMPTS, ChatRequest, CompletionRequest, parse
 from policies.request.terms import Mode, Terms
-
-MAX_PROMPTS = 1024
 
 _SAMPLING = (
     "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop_token_ids", "ignore_eos",

@@ -7,18 +7,27 @@ names the field. Where OpenAI's specification is silent, the limits are those of
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, with_config
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, with_config
 from typing_extensions import TypedDict
 
 from app.api.errors import ApiError, bad_request
 
 MAX_CHOICES = 128
+MAX_PROMPTS = 1024
 MAX_LOGPROBS = 20
 MAX_STOPS = 64
 _INT64 = 2**63 - 1
 
 Priority = Annotated[int, Field(ge=-1000, le=1000)] | Literal["interactive", "standard", "batch"]
 NonEmpty = Annotated[str, Field(min_length=1)]
+
+
+_IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_TEXT: dict[str, Any] = {"type": "string", "minLength": 1}
+_PROMPTS: dict[str, Any] = {
+    "type": "array", "items": {"anyOf": [_TEXT, _IDS]}, "minItems": 1, "maxItems": MAX_PROMPTS,
+}  # fmt: skip
+_PROMPT: dict[str, Any] = {"anyOf": [_TEXT, _IDS, _PROMPTS]}
 
 
 class StreamOptions(BaseModel):
@@ -55,63 +64,102 @@ class Message(TypedDict, total=False):
 
 
 class _Request(BaseModel):
-    """What both endpoints share."""
+    """The fields that both endpoints share. The text below a field is its description in `/openapi.json`."""
 
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, use_attribute_docstrings=True)
 
     model: str | None = None
+    """Name of the model; the served one if it is left out."""
     stream: bool | None = None
+    """Whether the answer comes as server-sent events, token by token."""
     stream_options: StreamOptions | None = None
+    """Options of a streamed answer; allowed with `stream` only."""
     max_tokens: Annotated[int, Field(ge=1, le=_INT64)] | None = None
+    """Most output tokens of each choice; for chats the rest of the context if it is left out, for completions 16."""
     min_tokens: Annotated[int, Field(ge=0, le=_INT64)] | None = None
+    """Fewest output tokens before a stop may end a choice."""
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    """Number of choices for each prompt."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    """Temperature of the sampling; 0 takes the likeliest token."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of the probability mass that is sampled from."""
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    """Number of likeliest tokens that are sampled from; 0 and -1 mean all."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Least probability of a token, as a share of the likeliest one's."""
     seed: Annotated[int, Field(ge=-_INT64, le=_INT64)] | None = None
+    """Seed of the sampling."""
     stop: NonEmpty | Annotated[list[NonEmpty], Field(max_length=MAX_STOPS)] | None = None
+    """Texts that end a choice; they are not part of the answer."""
     stop_token_ids: list[int] | None = None
+    """Tokens that end a choice."""
     ignore_eos: bool | None = None
+    """Whether generation goes on after the end-of-sequence token."""
     skip_special_tokens: bool | None = None
+    """Whether special tokens are left out of the text."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """Penalty for tokens that have occurred."""
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """Penalty for tokens by how often they have occurred."""
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    """Factor against tokens of the prompt and of the output so far; 1 is none."""
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    """Token id (as text) -> bias of its logit."""
     response_format: dict[str, Any] | None = None
+    """`{"type": "text"}`, `json_object`, `structural_tag`, or `json_schema` with a `json_schema.schema`."""
     priority: Priority | None = None
+    """Sluice: a class, or a number of which a lower one is served earlier (interactive -1, standard 0, batch 1)."""
     slo: Slo | None = None
+    """Sluice: the latencies that the client wants."""
     session: Annotated[str, Field(max_length=512)] | None = None
+    """Sluice: a name that all turns of one conversation share."""
     user: Annotated[str, Field(max_length=512)] | None = None
+    """Whose request this is; predictors learn output lengths for each user."""
 
 
 class ChatRequest(_Request):
     """Body of `POST /v1/chat/completions`."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
+    """The conversation, oldest message first; contents are text."""
     max_completion_tokens: Annotated[int, Field(ge=1, le=_INT64)] | None = None
+    """Most output tokens of each choice; it wins over `max_tokens`."""
     logprobs: bool | None = None
+    """Whether each token comes with its log probability."""
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    """Number of alternatives for each token; allowed with `logprobs` only."""
     tools: list[dict[str, Any]] | None = None
+    """Functions that the model may call, in OpenAI's shape; engines without a tool parser refuse them."""
     tool_choice: str | dict[str, Any] | None = None
+    """`auto`, `none`, `required`, or one function; needs `tools`."""
     parallel_tool_calls: bool | None = None
+    """Whether the model may call several tools at once."""
     reasoning_effort: str | None = None
+    """A word that is handed to the chat template."""
     chat_template_kwargs: dict[str, Any] | None = None
+    """Further variables for the chat template."""
     add_generation_prompt: bool | None = None
+    """Whether the prompt ends with the opening of the model's turn; true if left out."""
     continue_final_message: bool | None = None
+    """Whether the model continues the last message instead of answering it."""
     add_special_tokens: bool | None = None
+    """Whether the tokenizer adds its special tokens to the rendered prompt; false if left out."""
 
 
 class CompletionRequest(_Request):
-    """Body of `POST /v1/completions`. `prompt` is checked by `plan.prompts_of`: its union would hide which
-    part is wrong.
-    """
+    """Body of `POST /v1/completions`. `plan.prompts_of` checks `prompt`: a union would hide which part is wrong."""
 
-    prompt: Any
+    prompt: Annotated[Any, WithJsonSchema(_PROMPT)]
+    """A text, a list of token ids, or a list of either."""
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    """Allowed only where it equals `n`."""
     echo: bool | None = None
+    """Whether the answer begins with the prompt."""
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    """Number of likeliest alternatives for each token; 0 gives the chosen token's log probability alone."""
     add_special_tokens: bool | None = None
+    """Whether the tokenizer adds its special tokens to a text prompt; true if left out."""
 
 
 R = TypeVar("R", ChatRequest, CompletionRequest)

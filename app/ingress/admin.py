@@ -56,10 +56,7 @@ class AdminApi:
                 code="not_found",
             )
         if request.method not in _METHODS[name]:
-            allowed = " and ".join(_METHODS[name])
-            raise ApiError(
-                405, f"{request.path} answers {allowed}, not {request.method}.", code="method_not_allowed"
-            )
+            raise method_not_allowed(request, *_METHODS[name])
         what, body = _question(name, rest, request)
 
         def answered(status: int, answer: bytes) -> None:
@@ -94,6 +91,12 @@ class AdminApi:
                 " SLUICE_ADMIN_KEYS (or ingress.options.admin_keys) and send a key as bearer token.",
                 code="admin_key",
             )
+
+
+def method_not_allowed(request: Request, *allowed: str) -> ApiError:
+    """405: the path exists and takes only the methods `allowed`."""
+    message = f"{request.path} answers {' and '.join(allowed)}, not {request.method}."
+    return ApiError(405, message, code="method_not_allowed", allow=allowed)
 
 
 def admin_keys() -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from app.api.errors import ApiError, too_large
 from app.api.extensions import Defaults
 from app.api.plan import Plan, plan_chat, plan_completion
 from app.ingress.admin import PATH as ADMIN
-from app.ingress.admin import AdminApi
+from app.ingress.admin import AdminApi, method_not_allowed
 from app.ingress.config import IngressConfig
 from app.ingress.connections import IngressConnections
 from app.ingress.exchange import JSON, HttpExchange
@@ -27,6 +27,7 @@ from app.ingress.http.reply import AsgiReply, Headers, Reply, Request
 from app.ingress.intake import Intake
 from app.ingress.metrics import IngressMetrics
 from app.ingress.open_requests import OpenRequests
+from app.ingress.pages import Pages
 from app.ingress.status import status_of
 from app.ingress.tokenizer import TextCodec
 
@@ -64,6 +65,7 @@ class IngressApp:
         self._loop = asyncio.get_running_loop()
         self._created_s = int(time.time())
         self._preparing: set[asyncio.Task[None]] = set()
+        pages = Pages(config.served_names, versions["version"])
         self._routes: dict[str, tuple[str, Callable[[Request, Reply, str], None]]] = {
             "/v1/chat/completions": ("POST", self._chat),
             "/v1/completions": ("POST", self._completion),
@@ -74,6 +76,10 @@ class IngressApp:
             "/metrics": ("GET", self._metrics),
             "/version": ("GET", self._version),
             "/sluice/status": ("GET", self._status),
+            "/": ("GET", pages.index),
+            "/docs": ("GET", pages.docs),
+            "/docs/openapi-explorer.js": ("GET", pages.explorer),
+            "/openapi.json": ("GET", pages.openapi),
         }
         metrics.bind(lambda: float(self.in_flight))
         metrics.registry.register(FleetCollector(connections))
@@ -97,17 +103,15 @@ class IngressApp:
                     self._admin.dispatch(request, reply, request_id)
                     return
                 else:
-                    raise ApiError(404, f"There is no {request.path}; see /v1/models.", code="not_found")
+                    raise ApiError(
+                        404, f"There is no {request.path}; / lists what there is.", code="not_found"
+                    )
             method, handler = route
             if request.method != method and not (method == "GET" and request.method == "HEAD"):
-                raise ApiError(
-                    405, f"{request.path} answers {method}, not {request.method}.", code="method_not_allowed"
-                )
+                raise method_not_allowed(request, method)
             handler(request, reply, request_id)
         except ApiError as error:
-            extra = [(b"allow", route[0].encode())] if error.status == 405 and route else []
-            extra += [(b"www-authenticate", b"Bearer")] if error.status == 401 else []
-            self._refuse(error, reply, request_id, extra)
+            self._refuse(error, reply, request_id)
 
     @property
     def draining(self) -> bool:
@@ -118,11 +122,9 @@ class IngressApp:
         """Takes no new requests and waits for those under way; returns True if all ended within `timeout_s`."""
         return await self.requests.drain(timeout_s)
 
-    def _refuse(
-        self, error: ApiError, reply: Reply, request_id: str, extra: list[tuple[bytes, bytes]]
-    ) -> None:
+    def _refuse(self, error: ApiError, reply: Reply, request_id: str) -> None:
         self.metrics.answered(error.status, "none")
-        headers = [JSON, *error.headers(), *extra, (b"x-request-id", request_id.encode())]
+        headers = [JSON, *error.headers(), (b"x-request-id", request_id.encode())]
         reply.respond(error.status, headers, error.body())
 
     def _request_id(self, request: Request) -> str:
@@ -263,7 +265,7 @@ class IngressApp:
         path = scope["path"].removeprefix(scope.get("root_path", "")) or "/"
         request = Request(scope["method"], path, headers, body)
         if len(body) > self.config.max_body_bytes:
-            self._refuse(too_large(self.config.max_body_bytes), reply, self._request_id(request), [])
+            self._refuse(too_large(self.config.max_body_bytes), reply, self._request_id(request))
         else:
             self.dispatch(request, reply)
         await reply.pump(receive, send)

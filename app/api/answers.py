@@ -1,0 +1,323 @@
+"""The shapes of what the server answers, for `/openapi.json`.
+
+Answers are built as bytes where they are made (`app.api.chunks`, `app.ingress.status`); nothing here runs for a
+request. The tests compare real answers with these shapes.
+"""
+
+from typing import Any, Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+from actors.wire.messages import EngineState, Role
+
+
+class ErrorDetail(TypedDict):
+    """What went wrong, in OpenAI's shape."""
+
+    message: str
+    type: Literal["invalid_request_error", "rate_limit_error", "server_error"]
+    param: str | None
+    code: str | None
+
+
+class Error(TypedDict):
+    """The body of every answer with a status of 400 or more, and of the last event of a stream that failed."""
+
+    error: ErrorDetail
+
+
+class PromptTokensDetails(TypedDict):
+    """A closer look at the prompt's tokens."""
+
+    cached_tokens: int
+
+
+class Usage(TypedDict):
+    """Token counts of one request; `cached_tokens` are prompt tokens whose KV an engine had already."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class FunctionCall(TypedDict, total=False):
+    """The name and the JSON arguments of a tool call; in a stream, pieces of them."""
+
+    name: str | None
+    arguments: str | None
+
+
+class ToolCall(TypedDict, total=False):
+    """A call of a tool that the model asks for."""
+
+    index: int
+    id: str | None
+    type: str | None
+    function: FunctionCall | None
+
+
+class AssistantMessage(TypedDict):
+    """The model's message."""
+
+    role: str
+    content: str | None
+    tool_calls: NotRequired[list[ToolCall]]
+
+
+class Token(TypedDict):
+    """A token with its natural-log probability."""
+
+    token: str
+    logprob: float | None
+    bytes: list[int]
+
+
+class ChosenToken(Token):
+    """The chosen token and the likeliest alternatives."""
+
+    top_logprobs: list[Token]
+
+
+class ChatLogprobs(TypedDict):
+    """Log probabilities of the tokens of a chat choice."""
+
+    content: list[ChosenToken]
+
+
+class CompletionLogprobs(TypedDict):
+    """Log probabilities of a completion as parallel lists, one entry a token."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class ChatChoice(TypedDict):
+    """One of `n` answers."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: NotRequired[str | int]
+
+
+class CompletionChoice(TypedDict):
+    """One of `n` continuations of a prompt; in a stream, a piece of it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+    stop_reason: NotRequired[str | int]
+
+
+class Delta(TypedDict, total=False):
+    """The piece of a message that a chunk adds."""
+
+    role: str
+    content: str | None
+    tool_calls: list[ToolCall]
+
+
+class ChunkChoice(TypedDict):
+    """The piece of one choice that a chunk adds."""
+
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: NotRequired[str | int]
+
+
+class ChatCompletion(TypedDict):
+    """A whole answer to a conversation."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatCompletionChunk(TypedDict):
+    """One event of a streamed answer; with `include_usage` the last one has the usage and no choice."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: NotRequired[Usage | None]
+
+
+class Completion(TypedDict):
+    """A whole answer to prompts, and one event of it when it is streamed (then `usage` may be missing)."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: NotRequired[Usage | None]
+
+
+class Model(TypedDict):
+    """A served model; `max_model_len` is its context in tokens, null while no engine is known."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int | None
+
+
+class ModelList(TypedDict):
+    """All names under which the model is served."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Live(TypedDict):
+    """The process answers."""
+
+    live: Literal[True]
+
+
+class Ready(Live):
+    """Requests for output can be served."""
+
+    ready: Literal[True]
+
+
+class Versions(TypedDict):
+    """Installed versions; `transport` is `fast` on the ingress's own port where the fast protocol is on."""
+
+    version: str
+    transport: Literal["fast", "plain"]
+    vllm: NotRequired[str]
+    nixl: NotRequired[str]
+    ray: NotRequired[str]
+    torch: NotRequired[str]
+
+
+class StatusPolicy(TypedDict):
+    """The names of the policies in use."""
+
+    prefill: str
+    decode: str
+
+
+class StatusRouter(TypedDict):
+    """The router as this replica sees it; `fallback` says that the replica decides alone."""
+
+    connected: bool
+    policy: StatusPolicy | None
+    fallback: bool
+
+
+class StatusEngine(TypedDict):
+    """One engine; figures that it has not reported yet are null."""
+
+    id: str
+    role: Role
+    kind: str
+    state: EngineState
+    group: str
+    node: str
+    slots: int
+    kv_blocks_total: int
+    running: int | None
+    waiting: int | None
+    kv_blocks_used: int | None
+    kv_usage: float | None
+    leases: int | None
+
+
+class StatusRequests(TypedDict):
+    """Prompts in the whole system: all, waiting for a prefill worker, and waiting for a decode worker."""
+
+    in_flight: int
+    queued: int
+    pool: int
+
+
+class StatusReplica(TypedDict):
+    """This replica: its open HTTP requests, and how many prompts it has in each stage."""
+
+    id: str
+    in_flight: int
+    stages: dict[str, int]
+
+
+class Status(TypedDict):
+    """The fleet as this replica and the router's last report know it; `detail` says why it is not ready."""
+
+    ready: bool
+    detail: str | None
+    model: str
+    transport: Literal["fast", "plain"]
+    router: StatusRouter
+    engines: list[StatusEngine]
+    requests: StatusRequests
+    leases: int
+    replica: StatusReplica
+
+
+class Policy(TypedDict):
+    """A routing policy: its registered name, all parameters, and its formula in their names."""
+
+    name: str
+    params: dict[str, Any]
+    formula: str
+
+
+class AvailablePolicies(TypedDict):
+    """The policies that there are, by name, with their default parameters."""
+
+    prefill: dict[str, Policy]
+    decode: dict[str, Policy]
+
+
+class Policies(TypedDict):
+    """The policies in use, the dispatcher's limits, and what there is to choose from."""
+
+    prefill: Policy
+    decode: Policy
+    dispatch: dict[str, Any]
+    available: AvailablePolicies
+
+
+class PolicyChoice(TypedDict):
+    """A policy by name; parameters that are not given take their defaults."""
+
+    name: str
+    params: NotRequired[dict[str, Any]]
+
+
+class PolicyChange(TypedDict, total=False):
+    """The policies and limits to use from now on; what is left out stays as it is. At least one key is needed."""
+
+    prefill: str | PolicyChoice | None
+    decode: str | PolicyChoice | None
+    dispatch: dict[str, Any] | None
+
+
+class Explanation(TypedDict):
+    """Every decision made for a request, oldest first; the fields depend on `action`."""
+
+    id: str
+    decisions: list[dict[str, Any]]
+
+
+class Journal(TypedDict):
+    """The state of the router's event log, and its last events."""
+
+    events: int
+    folder: str | None
+    file: str | None
+    tail: list[Any]
