@@ -1,7 +1,6 @@
 """What the router decided and how long it took: a ring of the last decisions, counters, and a histogram of times.
 
-A request has one id for its client and an attempt_id for each of its jobs and attempts, which begin with it:
-`<id>-<number>` (`app.ingress.connections`). The ring keeps all of a request together, under that id.
+The ring keeps the decisions about all attempts of a request together, under the request's id.
 """
 
 import bisect
@@ -13,6 +12,7 @@ from typing import Any
 
 from policies.dispatch.dispatcher import Action, Reject, RouteDecode, RoutePrefill
 from policies.journal.lines import choice_of
+from policies.request.attempts import request_id_of
 from policies.routing.base import DecodePolicy, PrefillPolicy, Reason
 from policies.state.views import RequestId
 
@@ -50,13 +50,13 @@ class DecisionLog:
             self.sum_s += each_s
             self.buckets[bisect.bisect_left(DECISION_BOUNDS_S, each_s)] += 1
             policy = prefill if isinstance(action, RoutePrefill) else decode
-            self._ring.setdefault(request_of(action.attempt_id), []).append((now_s, action, policy))
+            self._ring.setdefault(request_id_of(action.attempt_id), []).append((now_s, action, policy))
             if len(self._ring) > self.capacity:
                 self._ring.popitem(last=False)
 
     def name(self, attempt_id: RequestId, request_id: str) -> None:
         """The client calls this request by an id of its own; of equal ones the last counts."""
-        self._named[request_id] = request_of(attempt_id)
+        self._named[request_id] = request_id_of(attempt_id)
         self._named.move_to_end(request_id)
         if len(self._named) > self.capacity:
             self._named.popitem(last=False)
@@ -76,7 +76,7 @@ class DecisionLog:
         """
         prefix = next((p for p in PREFIXES if request_id.startswith(p)), "")
         plain = request_id.removeprefix(prefix)
-        for candidate in (self._named.get(request_id, plain), plain, request_of(plain)):
+        for candidate in (self._named.get(request_id, plain), plain, request_id_of(plain)):
             if candidate in self._ring:
                 return [_shown(*made) for made in self._ring[candidate]]
         return []
@@ -89,11 +89,6 @@ class DecisionLog:
     def requests(self) -> int:
         """How many can be explained."""
         return len(self._ring)
-
-
-def request_of(attempt_id: RequestId) -> str:
-    """The id of the request that an attempt_id belongs to."""
-    return attempt_id.rpartition("-")[0] or attempt_id
 
 
 def described(policy: Policy) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import msgspec
+from msgspec.structs import asdict
 
 from actors.router.aside import Aside
-from actors.wire.messages import Submit
+from actors.wire.messages import Hints, Submit
 from policies.state.events import ForecastMade
 from predictors.feed import ForecastFeed
 from predictors.forecast import ForecastConfig
@@ -34,22 +34,9 @@ MOST_UNWRITTEN = 16_384
 STOP_S = 5.0
 """What a disk that does not answer gets at the end."""
 
+NO_HINTS = Hints()
+
 RunRefit = Callable[[RefitJob], Awaitable[RefitResult]]
-
-
-class Hints(msgspec.Struct, array_like=True, frozen=True):
-    """What an ingress knows of a request beyond its size: sampling, digests of the prompt, signals of its text."""
-
-    model: str | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    stop_strings: int | None = None
-    structured_output: bool | None = None
-    prompt_key: str | None = None
-    template_key: str | None = None
-    text: tuple[int, int, int, int, int, int | None] | None = None
-    user: str | None = None  # digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +223,8 @@ class Forecasts:
 
 def arrival_of(submit: Submit, now_s: float) -> Arrival:
     """What the predictors' features are made of; what the ingress did not say stays absent."""
-    hints = msgspec.msgpack.decode(submit.hints, type=Hints) if submit.hints else Hints()
+    hints = submit.hints or NO_HINTS
+    signals = hints.signals
     return Arrival(
         request_id=submit.attempt_id,
         arrival_s=now_s,
@@ -257,10 +245,5 @@ def arrival_of(submit: Submit, now_s: float) -> Arrival:
         prompt_key=hints.prompt_key,
         template_key=hints.template_key,
         wall_clock_s=now_s,
-        text=TextSignals(*hints.text) if hints.text else None,
+        text=None if signals is None else TextSignals(**asdict(signals)),
     )
-
-
-def encode_hints(hints: Hints) -> bytes:
-    """For `Submit.hints`."""
-    return msgspec.msgpack.encode(hints)

@@ -135,7 +135,7 @@ class RouterServer:
         match message:
             case wire.Submit():
                 self._submit(channel, message)
-            case wire.Prefilled():
+            case wire.PrefillReported():
                 now_s = clock_s()
                 lease_s = now_s + message.lease_s
                 self._kv_feed.prefilled(
@@ -171,8 +171,8 @@ class RouterServer:
 
     def _submit(self, channel: Channel, message: wire.Submit) -> None:
         self._ingresses.own(channel, message.attempt_id)
-        if message.request_id:
-            self.decisions.name(message.attempt_id, message.request_id)
+        if message.client_request_id:
+            self.decisions.name(message.attempt_id, message.client_request_id)
         now_s = clock_s()
         request = self._request(message, now_s)
         if self._forecasts is not None:
@@ -182,24 +182,21 @@ class RouterServer:
 
     def _progress(self, message: wire.Progress) -> None:
         now_s = clock_s()
-        grown: list[tuple[str, int]] = []
-        for attempt_id, what, value in message.items:
-            if what == "tokens":
-                if self._forecasts is not None:
-                    self._forecasts.progressed(attempt_id, value)
-                grown.append((attempt_id, value))
-            elif what == "admitted":
-                self._feed(ev.Admitted(now_s, attempt_id))
-        if grown:
-            self._feed(ev.ProgressedMany(now_s, tuple(grown)))
+        for attempt_id in message.admitted:
+            self._feed(ev.Admitted(now_s, attempt_id))
+        if self._forecasts is not None:
+            for attempt_id, tokens in message.grown:
+                self._forecasts.progressed(attempt_id, tokens)
+        if message.grown:
+            self._feed(ev.ProgressedMany(now_s, tuple(message.grown)))
 
-    def _close(self, attempt_id: str, outcome: str, output_tokens: int) -> None:
+    def _close(self, attempt_id: str, outcome: ev.Outcome, output_tokens: int) -> None:
         if not self._ingresses.disown(attempt_id):
             return  # rejected by us, or from before a restart
         self._network.closed(attempt_id)
         if self._forecasts is not None:
             self._forecasts.closed(attempt_id, outcome, output_tokens, clock_s())
-        self._feed(ev.Closed(clock_s(), attempt_id, outcome, output_tokens))  # type: ignore[arg-type]
+        self._feed(ev.Closed(clock_s(), attempt_id, outcome, output_tokens))
 
     def _adopt(self, channel: Channel, message: wire.Adopt) -> None:
         self._ingresses.own(channel, message.submit.attempt_id)
@@ -258,14 +255,11 @@ class RouterServer:
             return
         match action:
             case RoutePrefill():
-                mode = "colocated" if action.colocated else "prefill"
                 request = self.dispatcher.state.request(action.attempt_id)
                 if request is not None and not action.colocated:
                     self._kv_feed.prefill_routed(request, action.decision.worker, request.arrived_s)
                 engine_id, rank = place_of(action.decision.worker)
-                owner.send(
-                    wire.RoutePrefill(action.attempt_id, engine_id, mode, rank)  # type: ignore[arg-type]
-                )
+                owner.send(wire.RoutePrefill(action.attempt_id, engine_id, action.colocated, rank))
             case RouteDecode():
                 self._network.routed(action.intent, clock_s())
                 engine_id, rank = place_of(action.decision.worker)

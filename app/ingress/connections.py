@@ -15,6 +15,8 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 
+from msgspec.structs import replace
+
 from actors.wire.channel import Channel, Identity
 from actors.wire.link import Link
 from actors.wire.messages import (
@@ -24,6 +26,7 @@ from actors.wire.messages import (
     Failed,
     Fleet,
     FleetStatus,
+    Grown,
     Message,
     PrefillDone,
     Progress,
@@ -31,6 +34,7 @@ from actors.wire.messages import (
     RouteDecode,
     RoutePrefill,
     Tokens,
+    Transfer,
     Transferred,
 )
 from app.ingress import fallback
@@ -39,6 +43,7 @@ from app.ingress.config import IngressConfig
 from app.ingress.links import EngineLink, EngineLinks
 from app.ingress.metrics import IngressMetrics
 from policies.request import events as ev
+from policies.request.attempts import attempt_id_of
 from policies.request.life import Life, Limits
 from policies.request.stage import Stage
 
@@ -78,7 +83,7 @@ class IngressConnections:
         self._attempt_prefix = secrets.token_hex(4)
         self._attempt_ids = itertools.count(1)
         self._admitted: list[str] = []
-        self._transferred: list[tuple[str, int, float, int, float]] = []  # the last: when it ended
+        self._transferred: list[tuple[float, Transfer]] = []  # with when it ended
         self._progressed: set[Life] = set()
         self._progress_timer: asyncio.TimerHandle | None = None
         self._sweeper: asyncio.Task[None] | None = None
@@ -145,7 +150,7 @@ class IngressConnections:
 
     def new_attempt(self, life: Life, request_id: str) -> str:
         """Returns the id of the request's next attempt, under which messages find it; it begins with `request_id`."""
-        attempt_id = f"{request_id or self._attempt_prefix}-{next(self._attempt_ids):x}"
+        attempt_id = attempt_id_of(request_id or self._attempt_prefix, next(self._attempt_ids))
         self.live[attempt_id] = life
         return attempt_id
 
@@ -180,7 +185,7 @@ class IngressConnections:
         admission = life.admission
         if moved and admission is not None and self.fleet is not None and self.fleet.wants_transfers:
             facts = (admission.transfer_bytes, admission.transfer_s, admission.descriptors)
-            self._transferred.append((life.attempt_id, *facts, self.now_s()))
+            self._transferred.append((self.now_s(), Transfer(life.attempt_id, *facts, ended_ago_s=0.0)))
         self._schedule_progress()
 
     def choose_prefill(self, life: Life) -> ev.RoutePrefill | None:
@@ -225,7 +230,7 @@ class IngressConnections:
             case Failed():
                 failed = ev.EngineFailed(
                     link.info.id,
-                    message.stage,
+                    message.task,
                     message.code,
                     message.message,
                     message.retryable,
@@ -269,8 +274,7 @@ class IngressConnections:
     def _from_router(self, _: Channel, message: Message) -> None:
         match message:
             case RoutePrefill():
-                colocated = message.mode == "colocated"
-                prefill = ev.RoutePrefill(message.engine_id, colocated, message.dp_rank)
+                prefill = ev.RoutePrefill(message.engine_id, message.colocated, message.dp_rank)
                 self._happens(message.attempt_id, prefill)
             case RouteDecode():
                 self._happens(message.attempt_id, ev.RouteDecode(message.engine_id, message.dp_rank))
@@ -308,16 +312,18 @@ class IngressConnections:
 
     def _send_progress(self) -> None:
         self._progress_timer = None
-        items = [(attempt_id, "admitted", 0) for attempt_id in self._admitted if attempt_id in self.live]
-        items += [(life.attempt_id, "tokens", life.output_tokens) for life in self._progressed]
+        admitted = [attempt_id for attempt_id in self._admitted if attempt_id in self.live]
+        grown = [Grown(life.attempt_id, life.output_tokens) for life in self._progressed]
         transferred, self._transferred = self._transferred, []
         self._admitted.clear()
         self._progressed.clear()
-        if items and self._router_connected:
-            self._router.send(Progress(items))
+        if (admitted or grown) and self._router_connected:
+            self._router.send(Progress(admitted, grown))
         if transferred and self._router_connected:
             now_s = self.now_s()
-            self._router.send(Transferred([(*item, now_s - ended_s) for *item, ended_s in transferred]))  # type: ignore[misc]
+            self._router.send(
+                Transferred([replace(item, ended_ago_s=now_s - ended_s) for ended_s, item in transferred])
+            )
 
     # -------------------------------------------------------------------------------------------------- sweep
 

@@ -90,14 +90,15 @@ INGRESS: tuple[Metric, ...] = (
     counter(
         "sluice_retries_total",
         "attempts",
-        "Attempts that failed before their first token and were followed by another, by stage and reason of failure.",
-        "stage", "reason",
+        "Attempts that failed before their first token and were followed by another, by the task that failed and by "
+        "the reason.",
+        "task", "reason",
     ),
     counter(
         "sluice_fallback_decisions_total",
         "decisions",
-        "Decisions that this replica made itself because no router was connected.",
-        "stage",
+        "Decisions that this replica made itself because no router was connected, by task (prefill or decode).",
+        "task",
     ),
     counter(
         "sluice_refused_events_total",

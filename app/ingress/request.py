@@ -4,20 +4,22 @@ What the life wants done becomes messages to router and engines, calls of the cl
 that come in become its events in `app.ingress.connections`.
 """
 
+import dataclasses
 import logging
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from actors.router.forecasts import Hints, encode_hints
 from actors.wire.kv import pack_hashes
 from actors.wire.messages import (
     Adopt,
     Cancel,
     Closed,
     Decode,
+    Hints,
     Out,
     Prefill,
-    Prefilled,
+    PrefillReported,
+    PromptSignals,
     ReleaseKV,
     Submit,
 )
@@ -132,7 +134,7 @@ class IngressRequest(Life):
 
     def report_prefill(self, done: ev.PrefillDone) -> None:
         self._connections.to_router(
-            Prefilled(self.attempt_id, done.lease_s, done.kv_bytes, done.cached_tokens)
+            PrefillReported(self.attempt_id, done.lease_s, done.kv_bytes, done.cached_tokens)
         )
 
     def close(self, outcome: Outcome, culprit: str | None, task: Task | None) -> None:
@@ -162,10 +164,10 @@ class IngressRequest(Life):
             avoid=self.avoid,
             hints=hints_of(spec, connections.config.served_names[0], connections.salt)
             if wants_hints
-            else b"",
+            else None,
             block_hashes=hashes,
             block_tokens=block_tokens,
-            request_id=spec.client_request_id,
+            client_request_id=spec.client_request_id,
         )
 
     def _block_hashes(self) -> tuple[bytes, int]:
@@ -242,28 +244,22 @@ class IngressRequest(Life):
         )
 
 
-def hints_of(spec: RequestSpec, model: str, salt: bytes) -> bytes:
+def hints_of(spec: RequestSpec, model: str, salt: bytes) -> Hints:
     """`Submit.hints`: sampling, digests of text and user, and signals of the text, for the router's predictors.
 
     Never the text itself, nor the user's name. The digests are keyed by `salt`, so a log of them does not reveal a
     prompt or a name to somebody who can guess it but lacks the key.
     """
     params, text = spec.params, spec.text
-    found = None
-    if text is not None:
-        s = signals(text)
-        found = (s.chars, s.last_turn_chars, s.question_marks, s.code_marks, s.list_marks, s.requested_words)
-    return encode_hints(
-        Hints(
-            model=model,
-            temperature=params.get("temperature"),
-            top_p=params.get("top_p"),
-            top_k=params.get("top_k"),
-            stop_strings=len(params.get("stop") or ()),
-            structured_output=params.get("response_format") is not None,
-            prompt_key=None if text is None else prompt_key(text, salt),
-            template_key=None if text is None else template_key(text, salt),
-            text=found,
-            user=digest(spec.user, salt) if spec.user else None,
-        )
+    return Hints(
+        model=model,
+        temperature=params.get("temperature"),
+        top_p=params.get("top_p"),
+        top_k=params.get("top_k"),
+        stop_strings=len(params.get("stop") or ()),
+        structured_output=params.get("response_format") is not None,
+        prompt_key=None if text is None else prompt_key(text, salt),
+        template_key=None if text is None else template_key(text, salt),
+        signals=None if text is None else PromptSignals(**dataclasses.asdict(signals(text))),
+        user=digest(spec.user, salt) if spec.user else None,
     )

@@ -239,7 +239,7 @@ def assert_not_garbage(pair: Pair, attempt_id: str, tokens: list[int], handle: b
     pair.d.send(Decode(attempt_id, tokens, {**GREEDY, "max_tokens": 4}, handle, PATIENCE_S))
     failed = pair.d.wait_for(attempt_id, (Failed, Out))
     assert isinstance(failed, Failed), failed
-    assert (failed.stage, failed.code, failed.retryable) == ("decode", "kv_load", True)
+    assert (failed.task, failed.code, failed.retryable) == ("decode", "kv_load", True)
     assert pair.d.ask("metrics")["transfer_failures"] == failures + 1
 
 
@@ -327,7 +327,7 @@ def test_deadlines_end_the_work_and_are_reported(pair: Pair) -> None:
     pair.d.send(Decode("late-d", fresh(5), {"max_tokens": 1000, "ignore_eos": True}, None, 0.5))
     for engine, attempt_id, stage in ((pair.p, "late-p", "prefill"), (pair.d, "late-d", "decode")):
         failed = engine.wait_for(attempt_id, Failed)
-        assert (failed.stage, failed.code) == (stage, "deadline")
+        assert (failed.task, failed.code) == (stage, "deadline")
 
 
 # ------------------------------------------------------------------------------------------------- requests' fields
@@ -361,7 +361,7 @@ def test_wrong_fields_are_refused_by_name(pair: Pair, params: dict[str, Any], pa
 def test_prompts_that_cannot_be_served_are_refused(pair: Pair, attempt_id: str, tokens: list[int]) -> None:
     pair.p.send(Prefill(attempt_id, tokens, {}, PATIENCE_S))
     failed = pair.p.wait_for(attempt_id, Failed)
-    assert (failed.stage, failed.code) == ("prefill", "bad_request")
+    assert (failed.task, failed.code) == ("prefill", "bad_request")
 
 
 def test_a_handle_of_another_kind_is_refused(pair: Pair) -> None:

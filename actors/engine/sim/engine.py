@@ -174,7 +174,7 @@ class SimEngine:
             self._sink.failed(error.failed(msg.attempt_id, "prefill"))
             return
         self._leases.release(msg.attempt_id)  # an older copy of the same request is of no use any more
-        work.timer = self._loop.call_later(max(0.0, msg.deadline_s), self._prefill_late, work)
+        work.timer = self._loop.call_later(max(0.0, msg.timeout_s), self._prefill_late, work)
         self._prefills[msg.attempt_id] = work
         self._model.add(work.seq)
         self._clock.kick()
@@ -187,7 +187,7 @@ class SimEngine:
         except Refused as error:
             self._sink.failed(error.failed(msg.attempt_id, "decode"))
             return
-        work.timer = self._loop.call_later(max(0.0, msg.deadline_s), self._decode_late, work)
+        work.timer = self._loop.call_later(max(0.0, msg.timeout_s), self._decode_late, work)
         self._decodes[msg.attempt_id] = work
         self._add_choice(work)
         self._clock.kick()

@@ -247,7 +247,7 @@ class VllmEngine:
 
     def _begin(self, work: Any) -> None:
         self._works[work.stage, work.attempt_id] = work
-        delay_s = max(0.0, work.msg.deadline_s)
+        delay_s = max(0.0, work.msg.timeout_s)
         work.timer = asyncio.get_running_loop().call_later(delay_s, self._on_deadline, work)
 
     def _end(self, work: Any) -> None:
@@ -299,7 +299,7 @@ class VllmEngine:
                 attempt_id,
                 stage,
                 "deadline",
-                f"the {stage} did not end in {work.msg.deadline_s:.1f} s",
+                f"the {stage} did not end in {work.msg.timeout_s:.1f} s",
                 False,
             )
         )

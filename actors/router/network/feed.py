@@ -137,9 +137,9 @@ class RouterNetwork:
 
     def transferred(self, message: Transferred, now_s: float) -> None:
         """What an ingress observed."""
-        for attempt_id, n_bytes, seconds, descriptors, ago_s in message.items:
-            self._descriptors += descriptors
-            self.estimator.transferred(attempt_id, n_bytes, seconds, now_s - ago_s)
+        for one in message.items:
+            self._descriptors += one.descriptors
+            self.estimator.transferred(one.attempt_id, one.n_bytes, one.seconds, now_s - one.ended_ago_s)
 
     def closed(self, attempt_id: str) -> None:
         """The request is over. Its transfer may still be reported: ingresses batch that, and `Closed` overtakes it."""

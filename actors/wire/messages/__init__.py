@@ -1,9 +1,9 @@
-"""Every message that crosses a Sluice socket, in a file for each pair of peers; imported from here.
+"""Every message that crosses a Sluice socket, in one file for each pair of peers; importers take them from here.
 
-Who talks to whom (DESIGN section 2): the ingress owns a request for its whole life. It asks the router where to run
-it, sends the work to the engines itself, streams the tokens to the client and tells the router what happened.
+The ingress owns a request for its whole life. It asks the router where to run it, sends the work to the engines itself,
+streams the tokens to the client and tells the router what happened.
 
-    ingress -> router   Submit, Prefilled, Progress, Transferred, Adopt, Closed, Admin
+    ingress -> router   Submit, PrefillReported, Progress, Transferred, Adopt, Closed, Admin
     router  -> ingress  RoutePrefill, RouteDecode, Reject, Fleet, FleetStatus, AdminAnswer
     ingress -> engine   Prefill, Decode, Cancel, ReleaseKV
     engine  -> ingress  PrefillDone, Admitted, Tokens, Failed
@@ -11,27 +11,45 @@ it, sends the work to the engines itself, streams the tokens to the client and t
     router  -> engine   KvReplay, KvStop
     engine  -> engine   Pull, PullGrant, Sent, Pulled (sim engine only)
 
-Ownership is bound to the connection: when an ingress connection closes, an engine aborts and frees everything that came
-over it, and the router gives back every charge of it. Messages are arrays on the wire (no field names), tagged with
-their class name. Times are durations in seconds, or absolute `time.time()` seconds where the name says `_at_s`.
+Ownership is bound to the connection: when the connection of an ingress closes, each engine aborts and frees everything
+that came over it, and the router gives back every charge of it. Messages are arrays on the wire, without field names,
+and tagged with their class name. A message whose name or shape is unknown, or that the receiver does not take from this
+kind of peer, ends the connection and is counted (`actors.wire.channel`). Times are durations in seconds.
 """
 
-from actors.wire.messages.admin import Admin, AdminAnswer
-from actors.wire.messages.base import PROTOCOL_VERSION, EngineState, Role
-from actors.wire.messages.engines import KV_EVENTS, Announce, EngineInfo, Status
-from actors.wire.messages.fleet import Fleet, FleetStatus
-from actors.wire.messages.handshake import Hello, Prove
-from actors.wire.messages.prefix_cache import KvChange, KvEvents, KvReplay, KvState, KvStop
-from actors.wire.messages.pulls import Pull, Pulled, PullGrant, Sent
+from actors.wire.messages.base import PROTOCOL_VERSION, EngineState, Hello, Prove, Role
+from actors.wire.messages.engines import (
+    KV_EVENTS,
+    Announce,
+    EngineInfo,
+    KvChange,
+    KvEvents,
+    KvReplay,
+    KvState,
+    KvStop,
+    Pull,
+    Pulled,
+    PullGrant,
+    Sent,
+    Status,
+)
 from actors.wire.messages.requests import (
+    Admin,
+    AdminAnswer,
     Adopt,
     Closed,
-    Prefilled,
+    Fleet,
+    FleetStatus,
+    Grown,
+    Hints,
+    PrefillReported,
     Progress,
+    PromptSignals,
     Reject,
     RouteDecode,
     RoutePrefill,
     Submit,
+    Transfer,
     Transferred,
 )
 from actors.wire.messages.work import (
@@ -64,7 +82,7 @@ Message = (
     | Tokens
     | Failed
     | Submit
-    | Prefilled
+    | PrefillReported
     | Progress
     | Transferred
     | Adopt
@@ -98,7 +116,9 @@ __all__ = [
     "Failed",
     "Fleet",
     "FleetStatus",
+    "Grown",
     "Hello",
+    "Hints",
     "KvChange",
     "KvEvents",
     "KvReplay",
@@ -108,8 +128,9 @@ __all__ = [
     "Out",
     "Prefill",
     "PrefillDone",
-    "Prefilled",
+    "PrefillReported",
     "Progress",
+    "PromptSignals",
     "Prove",
     "Pull",
     "PullGrant",
@@ -123,5 +144,6 @@ __all__ = [
     "Status",
     "Submit",
     "Tokens",
+    "Transfer",
     "Transferred",
 ]

@@ -1,14 +1,19 @@
-"""Engine -> router: what an engine is and what it counts. The router passes both on to the ingresses (`Fleet`)."""
+"""Engine <-> router: what an engine is, what it counts, and what its prefix cache holds.
+
+Sim engine <-> sim engine: how a decode engine reads the KV that a prefill engine holds.
+"""
+
+from typing import Literal
 
 import msgspec
 
-from actors.wire.messages.base import EngineState, Role, Wire
+from actors.wire.messages.base import EngineState, Part, Role, Wire
 
 KV_EVENTS = "kv_events"
 """The feature of an engine that tells the router what its prefix cache holds."""
 
 
-class EngineInfo(Wire, frozen=True):
+class EngineInfo(Part, frozen=True):
     """What an engine announces once, and the router passes on to every ingress.
 
     `group` is NIXL's compatibility group (engine version, model, layout, dtype): KV never crosses groups. `slots` is
@@ -68,3 +73,97 @@ class Status(Wire, frozen=True):
     compute: float | None = None
     memory_bandwidth: float | None = None
     ranks: "list[Status]" = msgspec.field(default_factory=list)
+
+
+# ------------------------------------------------------------------------------------------------------ prefix cache
+
+
+class KvChange(Part, frozen=True):
+    """What entered or left a prefix cache (`policies.engine_model.blocks.Change`); see `actors.wire.kv` for the bytes.
+
+    `parent` is the hash before the first stored block, None at the prompt's start.
+    """
+
+    kind: Literal["stored", "removed", "cleared"]
+    hashes: bytes = b""
+    parent: int | None = None
+
+
+class KvEvents(Wire, frozen=True):
+    """Engine -> router: batch `seq` of the changes of one rank's prefix cache, numbered from 0 in each `epoch` (one
+    life of the engine). Sent within a report period, from the first KvReplay of a connection on until KvStop.
+    """
+
+    engine_id: str
+    epoch: str
+    seq: int
+    changes: list[KvChange]
+    rank: int = 0
+
+
+class KvReplay(Wire, frozen=True):
+    """Router -> engine: batches `first`..`last` of `epoch` again (`last` None: up to now), and all that follow.
+    Answered by KvEvents, or by KvState where the engine does not have them any more, the epoch is another one, or
+    `first` is None.
+    """
+
+    epoch: str
+    first: int | None
+    last: int | None = None
+    rank: int = 0
+
+
+class KvStop(Wire, frozen=True):
+    """Router -> engine: no policy looks at prefix hits any more, send no more KvEvents of `rank`."""
+
+    rank: int = 0
+
+
+class KvState(Wire, frozen=True):
+    """Engine -> router: part `part` of `parts` of all that a rank's prefix cache holds before batch `next_seq`, as
+    chains (KvChange of kind "stored", a chain after those that it hangs on).
+    """
+
+    engine_id: str
+    epoch: str
+    next_seq: int
+    part: int
+    parts: int
+    chains: list[KvChange]
+    rank: int = 0
+
+
+# ----------------------------------------------------------------------------------------- sim engine <-> sim engine
+
+
+class Pull(Wire, frozen=True):
+    """Sim decode engine -> sim prefill engine: I start to read `n_bytes` of the KV of `attempt_id`; keep it until
+    Pulled.
+    """
+
+    attempt_id: str
+    n_bytes: int = 0
+
+
+class PullGrant(Wire, frozen=True):
+    """Answer to Pull: `ok` False where the KV is gone (lease expired, released, engine restarted). `paced`: a Sent
+    follows when the bytes have arrived; else the reader knows itself how long they take.
+    """
+
+    attempt_id: str
+    ok: bool
+    kv_bytes: int = 0
+    paced: bool = False
+
+
+class Sent(Wire, frozen=True):
+    """Sim prefill engine -> sim decode engine: the bytes of a paced Pull have arrived, after `seconds`."""
+
+    attempt_id: str
+    seconds: float
+
+
+class Pulled(Wire, frozen=True):
+    """The read has ended; the prefill engine frees its copy."""
+
+    attempt_id: str

@@ -1,21 +1,22 @@
 """Ingress <-> engine: the work, its output, and how it ended."""
 
-from typing import Any, Literal
+from typing import Any
 
-from actors.wire.messages.base import Wire
+from actors.wire.messages.base import Part, Wire
+from policies.request.stage import Task
 
 
 class Prefill(Wire, frozen=True):
     """Compute the KV of `tokens` and hold it under a lease; the engine's own sampled token is discarded.
 
-    `deadline_s` counts from receipt: past it the engine aborts the work and answers Failed(code="deadline").
+    `timeout_s` counts from receipt: when it is over, the engine aborts the work and answers Failed(code="deadline").
     `dp_rank` None leaves the data-parallel rank to the engine.
     """
 
     attempt_id: str
     tokens: list[int]
     params: dict[str, Any]
-    deadline_s: float
+    timeout_s: float
     priority: int = 0
     dp_rank: int | None = None
 
@@ -35,7 +36,7 @@ class Decode(Wire, frozen=True):
     tokens: list[int]
     params: dict[str, Any]
     handle: bytes | None
-    deadline_s: float
+    timeout_s: float
     priority: int = 0
     chat: bytes | None = None
     dp_rank: int | None = None
@@ -82,7 +83,7 @@ class Admitted(Wire, frozen=True):
     cached_tokens: int = 0
 
 
-class Out(Wire, frozen=True):
+class Out(Part, frozen=True):
     """One piece of output of one choice. `finish` is None until the last; `text` may be empty (held back stop string).
 
     `logprobs`: per token, (token text, token id, logprob, [(text, id, logprob), ...]) where asked. `delta`: a ready
@@ -114,7 +115,7 @@ class Failed(Wire, frozen=True):
     """
 
     attempt_id: str
-    stage: Literal["prefill", "decode"]
+    task: Task
     code: str
     message: str
     retryable: bool

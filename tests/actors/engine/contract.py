@@ -119,7 +119,7 @@ class EngineContract:
         await p.rests()
         d.client.decode("r", PROMPT, done.handle)
         failed = await d.client.wait("r", Failed)
-        assert (failed.stage, failed.code, failed.retryable) == ("decode", "kv_load", True)
+        assert (failed.task, failed.code, failed.retryable) == ("decode", "kv_load", True)
         await d.rests()
 
     async def test_release_is_idempotent_and_unknown_ids_are_no_error(self, rig: Rig) -> None:
@@ -241,24 +241,24 @@ class EngineContract:
     async def test_a_late_prefill_fails(self, rig: Rig) -> None:
         p = await rig.node(self.make("prefill", "p", slots=1, slow=True), "p")
         p.client.prefill("first", PROMPT)
-        p.client.prefill("r", PROMPT, deadline_s=0.0)
+        p.client.prefill("r", PROMPT, timeout_s=0.0)
         failed = await p.client.wait("r", Failed)
-        assert (failed.stage, failed.code, failed.retryable) == ("prefill", "deadline", False)
+        assert (failed.task, failed.code, failed.retryable) == ("prefill", "deadline", False)
         await p.client.wait("first", PrefillDone)
         p.client.release("first")
         await p.rests()
 
     async def test_a_late_decode_fails(self, rig: Rig) -> None:
         c = await rig.node(self.make("colocated", "c", slow=True), "c")
-        c.client.decode("r", PROMPT, deadline_s=0.3, max_tokens=2000)
+        c.client.decode("r", PROMPT, timeout_s=0.3, max_tokens=2000)
         failed = await c.client.wait("r", Failed)
-        assert (failed.stage, failed.code, failed.retryable) == ("decode", "deadline", False)
+        assert (failed.task, failed.code, failed.retryable) == ("decode", "deadline", False)
         await c.rests()
 
     async def test_a_decode_that_is_late_in_transfer_frees_both_sides(self, rig: Rig) -> None:
         p, d = await self.pair(rig, hold_transfers_s=1.0)
         done = await p.prefilled("r", PROMPT)
-        d.client.decode("r", PROMPT, done.handle, deadline_s=0.2)
+        d.client.decode("r", PROMPT, done.handle, timeout_s=0.2)
         assert (await d.client.wait("r", Failed)).code == "deadline"
         await p.rests()
         await d.rests()

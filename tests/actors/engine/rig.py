@@ -38,22 +38,20 @@ class Client:
         self.channel = await connect(addresses, lambda: Channel(me, lambda _, m: self.inbox.append(m)))
 
     def prefill(
-        self, attempt_id: str, tokens: list[int], deadline_s: float = 60.0, priority: int = 0, **params: Any
+        self, attempt_id: str, tokens: list[int], timeout_s: float = 60.0, priority: int = 0, **params: Any
     ) -> None:
-        self.channel.send(Prefill(attempt_id, tokens, params, deadline_s, priority))
+        self.channel.send(Prefill(attempt_id, tokens, params, timeout_s, priority))
 
     def decode(
         self,
         attempt_id: str,
         tokens: list[int],
         handle: bytes | None = None,
-        deadline_s: float = 60.0,
+        timeout_s: float = 60.0,
         priority: int = 0,
         **params: Any,
     ) -> None:
-        self.channel.send(
-            Decode(attempt_id, tokens, {"max_tokens": 8} | params, handle, deadline_s, priority)
-        )
+        self.channel.send(Decode(attempt_id, tokens, {"max_tokens": 8} | params, handle, timeout_s, priority))
 
     def cancel(self, attempt_id: str) -> None:
         self.channel.send(Cancel(attempt_id))

@@ -38,9 +38,9 @@ async def ask(ingress: Peer, what: str, body: Any = None) -> tuple[int, Any]:
 
 async def route(ingress: Peer, attempt_id: str, request_id: str = "") -> None:
     """One request all the way to its decode engine."""
-    ingress.channel.send(wire.Submit(attempt_id, 64, 8, request_id=request_id))
+    ingress.channel.send(wire.Submit(attempt_id, 64, 8, client_request_id=request_id))
     await ingress.get(wire.RoutePrefill, lambda m: m.attempt_id == attempt_id)  # type: ignore[attr-defined]
-    ingress.channel.send(wire.Prefilled(attempt_id, 30.0, 1024, 0))
+    ingress.channel.send(wire.PrefillReported(attempt_id, 30.0, 1024, 0))
     await ingress.get(wire.RouteDecode, lambda m: m.attempt_id == attempt_id)  # type: ignore[attr-defined]
 
 

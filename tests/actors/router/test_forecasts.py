@@ -13,7 +13,7 @@ from typing import BinaryIO
 import pytest
 
 from actors.router import forecasts as module
-from actors.router.forecasts import Forecasts, Hints, PredictorConfig, arrival_of, encode_hints
+from actors.router.forecasts import Forecasts, PredictorConfig, arrival_of
 from actors.router.server import RouterServer
 from actors.wire import messages as wire
 from actors.wire.channel import Identity
@@ -26,7 +26,7 @@ from tests.actors.router.test_server import engine, peer, until
 
 
 def submit(attempt_id: str, prompt_tokens: int = 10, max_tokens: int = 400, **hints: object) -> wire.Submit:
-    return wire.Submit(attempt_id, prompt_tokens, max_tokens, hints=encode_hints(Hints(**hints)))  # type: ignore[arg-type]
+    return wire.Submit(attempt_id, prompt_tokens, max_tokens, hints=wire.Hints(**hints))  # type: ignore[arg-type]
 
 
 def learn(forecasts: Forecasts, lengths: list[int], key: str = "k") -> float:
@@ -38,7 +38,9 @@ def learn(forecasts: Forecasts, lengths: list[int], key: str = "k") -> float:
 
 
 def test_hints_become_the_arrival_and_what_is_not_said_stays_absent() -> None:
-    told = arrival_of(submit("r", temperature=0.5, prompt_key="p", text=(9, 9, 1, 0, 0, None)), 7.0)
+    told = arrival_of(
+        submit("r", temperature=0.5, prompt_key="p", signals=wire.PromptSignals(9, 9, 1, 0, 0, None)), 7.0
+    )
     assert (told.sampling.temperature, told.prompt_key, told.arrival_s) == (0.5, "p", 7.0)
     assert told.text is not None
     assert told.text.question_marks == 1
@@ -215,9 +217,9 @@ async def test_forecasts_reach_the_reducer_and_metrics_over_real_sockets(tmp_pat
         assert fleet.wants_hints  # type: ignore[attr-defined]
         ingress.channel.send(submit("x", prompt_key="k", template_key="k"))
         await ingress.get(wire.RoutePrefill)
-        ingress.channel.send(wire.Prefilled("x", 30.0, 1, 0))
+        ingress.channel.send(wire.PrefillReported("x", 30.0, 1, 0))
         await ingress.get(wire.RouteDecode)
-        ingress.channel.send(wire.Progress([("x", "admitted", 0), ("x", "tokens", 45)]))
+        ingress.channel.send(wire.Progress(["x"], [wire.Grown("x", 45)]))
         await until(lambda: router.status().totals["predictor_predictions"] >= 1)
 
         def departures() -> int:

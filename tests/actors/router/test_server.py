@@ -108,10 +108,10 @@ async def test_submit_prefilled_closed(router: RouterServer) -> None:
     _, _, i = await serving(router)
     i.channel.send(wire.Submit("x", prompt_tokens=10, max_tokens=4))
     route = await i.get(wire.RoutePrefill)
-    assert (route.attempt_id, route.engine_id, route.mode) == ("x", "p", "prefill")  # type: ignore[attr-defined]
-    i.channel.send(wire.Prefilled("x", 30.0, 1, 0))
+    assert (route.attempt_id, route.engine_id, route.colocated) == ("x", "p", False)  # type: ignore[attr-defined]
+    i.channel.send(wire.PrefillReported("x", 30.0, 1, 0))
     assert (await i.get(wire.RouteDecode)).engine_id == "d"  # type: ignore[attr-defined]
-    i.channel.send(wire.Progress([("x", "admitted", 0), ("x", "tokens", 3)]))
+    i.channel.send(wire.Progress(["x"], [wire.Grown("x", 3)]))
     i.channel.send(wire.Closed("x", "finished", 3))
     await until(lambda: router.status().in_flight == 0)
     assert router.status().leases == 0
@@ -137,7 +137,7 @@ async def test_a_lost_ingress_leaves_nothing(router: RouterServer) -> None:
     for n in range(200):
         i.channel.send(wire.Submit(f"x{n}", prompt_tokens=10, max_tokens=4))
     await until(lambda: router.status().in_flight == 200)
-    i.channel.send(wire.Prefilled("x0", 30.0, 1, 0))
+    i.channel.send(wire.PrefillReported("x0", 30.0, 1, 0))
     await until(lambda: router.status().leases == 1)
     i.channel.abort("killed")
     await until(lambda: router.status().in_flight == 0)
@@ -191,7 +191,7 @@ async def test_routes_name_the_rank_and_requests_are_adopted_on_theirs(router: R
     i.channel.send(wire.Adopt(wire.Submit("x", 10, 4), "decoding", "d", "d", tokens=2, decode_dp_rank=0))
     i.channel.send(wire.Submit("y", 10, 4))
     route = await i.get(wire.RoutePrefill)
-    assert (route.engine_id, route.dp_rank, route.mode) == ("d", 1, "colocated")  # type: ignore[attr-defined]
+    assert (route.engine_id, route.dp_rank, route.colocated) == ("d", 1, True)  # type: ignore[attr-defined]
     workers = router.dispatcher.state.snapshot(0).workers
     assert {name: (w.slots_used, w.slots) for name, w in workers.items()} == {"d#0": (1, 2), "d#1": (1, 2)}
     d.channel.abort("killed")

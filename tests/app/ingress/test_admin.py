@@ -173,10 +173,10 @@ async def test_without_the_router_it_says_so_and_serving_goes_on(made: Rig) -> N
     answer = await made.client.get(POLICY)
     assert answer.status_code == 503 and "not connected" in answer.json()["error"]["message"]
     assert answer.headers["retry-after"] == "2"
-    before = made.metric("sluice_fallback_decisions_total", stage="prefill")
+    before = made.metric("sluice_fallback_decisions_total", task="prefill")
     done = await made.client.post("/v1/chat/completions", json=made.chat())
     assert done.status_code == 200
-    assert made.metric("sluice_fallback_decisions_total", stage="prefill") == before + 1
+    assert made.metric("sluice_fallback_decisions_total", task="prefill") == before + 1
     assert (await made.client.get("/sluice/status")).json()["router"]["fallback"] is True
 
 

@@ -122,7 +122,7 @@ async def test_an_engine_lost_before_the_first_token_is_not_seen_by_the_client(t
         assert answer.status_code == 200
         assert len(other.of(wire.Decode)) == 1
         assert len(made.engines["p"].of(wire.ReleaseKV)) == 1
-        assert made.metric("sluice_retries_total", stage="decode", reason="engine_dead") == 1
+        assert made.metric("sluice_retries_total", task="decode", reason="engine_dead") == 1
         await made.idle()
         await other.stop()
 
@@ -181,8 +181,8 @@ async def test_without_a_router_it_serves_on_and_says_so(tmp_path: Path) -> None
             engine.auto = True
         answer = await made.client.post("/v1/chat/completions", json=made.chat())
         assert answer.status_code == 200
-        assert made.metric("sluice_fallback_decisions_total", stage="prefill") == 1
-        assert made.metric("sluice_fallback_decisions_total", stage="decode") == 2
+        assert made.metric("sluice_fallback_decisions_total", task="prefill") == 1
+        assert made.metric("sluice_fallback_decisions_total", task="decode") == 2
         status = (await made.client.get("/sluice/status")).json()
         assert status["router"]["connected"] is False
         assert status["router"]["fallback"] is True
@@ -215,12 +215,12 @@ async def test_a_restarted_router_that_knows_no_engine_yet_stops_nothing(tmp_pat
         await until(made.connections.router_connected)
         assert (await made.client.get("/health/ready")).status_code == 200
         assert (await post(made)).status_code == 200
-        assert made.metric("sluice_fallback_decisions_total", stage="prefill") == 1
+        assert made.metric("sluice_fallback_decisions_total", task="prefill") == 1
         for engine in made.engines.values():
             await engine.announce(made.router)
         await until(lambda: len(made.router.status().statuses) == 2)
         assert (await post(made)).status_code == 200
-        assert made.metric("sluice_fallback_decisions_total", stage="prefill") == 1
+        assert made.metric("sluice_fallback_decisions_total", task="prefill") == 1
         await made.idle()
 
 

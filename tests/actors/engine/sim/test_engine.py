@@ -251,7 +251,7 @@ async def test_bad_parameters_are_named(rig: Rig, params: dict[str, Any], param:
     c.client.prefill("p", PROMPT, **params)  # so that no KV is computed in vain
     for attempt_id, stage in (("d", "decode"), ("p", "prefill")):
         failed = await c.client.wait(attempt_id, Failed)
-        assert (failed.stage, failed.code, failed.param, failed.retryable) == (
+        assert (failed.task, failed.code, failed.param, failed.retryable) == (
             stage,
             "bad_request",
             param,

@@ -10,7 +10,7 @@ import pytest
 
 from actors.router.network.feed import NetworkConfig, RouterNetwork
 from actors.router.network.file import read_network_file
-from actors.wire.messages import EngineInfo, Transferred
+from actors.wire.messages import EngineInfo, Transfer, Transferred
 from policies.journal.codec import loads
 from policies.journal.lines import event_line, parse_event
 from policies.network.oracle import NodePlace, Oracle, OracleError, PathSource, TransferIntent
@@ -55,7 +55,7 @@ def move(
     found: RouterNetwork, to: str, seconds: float, now_s: float, tier: int, attempt_id: str = "r"
 ) -> None:
     found.routed(TransferIntent(attempt_id, "p", to, 1000, 0, tier), now_s - seconds)
-    found.transferred(Transferred([(attempt_id, 1000, seconds, 3, 0.0)]), now_s)
+    found.transferred(Transferred([Transfer(attempt_id, 1000, seconds, 3, 0.0)]), now_s)
 
 
 def test_announced_racks_and_the_files_tiers_make_the_oracle_once(tmp_path: Path) -> None:
@@ -199,7 +199,9 @@ def test_uplinks_of_the_file_are_told_and_count_in_what_is_learned(tmp_path: Pat
     assert told(found, 0.0).uplinks == {1: 4}
     for attempt_id in ("a", "b"):
         found.routed(TransferIntent(attempt_id, "p", "near", 1000, 0, 1), 0.0)
-    found.transferred(Transferred([(attempt_id, 1000, 2.5, 3, 0.0) for attempt_id in ("a", "b")]), 2.5)
+    found.transferred(
+        Transferred([Transfer(attempt_id, 1000, 2.5, 3, 0.0) for attempt_id in ("a", "b")]), 2.5
+    )
     path = told(found, 3.0).path("p", "np", "near", "nn", 3.0)
     assert path is not None
     assert path.residual_bytes_per_s == pytest.approx(1000 / 1.6)
@@ -260,13 +262,13 @@ def test_a_transfer_that_is_reported_just_after_its_request_closed_counts(tmp_pa
     found.routed(TransferIntent("r", "p", "far", 1000, 0, 3), 0.0)
     found.closed("r")
     found.refresh(3.9)
-    found.transferred(Transferred([("r", 1000, 4.0, 1, 0.0)]), 4.0)
+    found.transferred(Transferred([Transfer("r", 1000, 4.0, 1, 0.0)]), 4.0)
     assert told(found, 4.5).pairs["np", "nf"].bytes_per_s == pytest.approx(250)
     found.routed(TransferIntent("gone", "p", "far", 1000, 0, 3), 5.0)
     found.closed("gone")
     found.refresh(6.0)
     found.refresh(7.0)
-    found.transferred(Transferred([("gone", 1000, 4.0, 1, 0.0)]), 7.0)
+    found.transferred(Transferred([Transfer("gone", 1000, 4.0, 1, 0.0)]), 7.0)
     assert found.totals()["network_transfers_unusable"] == 1.0
 
 
