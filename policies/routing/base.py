@@ -9,8 +9,9 @@ generator, never by the order of a set or a hash.
     EntryPolicy.choose_decode       the worker that decodes one pool entry; `assign` picks the entry
     RoundPolicy.assign              workers for many pool entries at once
 
-One class may serve both stages. `formula` is the cost in one line, in the names of terms and parameters; `needs` names
-the inputs that the policy reads and that cost something to provide (`Needs`).
+One class may serve both stages. `paper` cites the policy's source; `formula` is the cost in one line, in the names of
+terms and parameters; `needs` names the inputs that the policy reads and that cost something to provide (`Needs`).
+docs/policies.md shows all three with the class's docstring and its parameters (`params`).
 """
 
 import math

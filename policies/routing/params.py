@@ -1,10 +1,125 @@
-"""Checks of a policy's parameters: refused at construction, with the policy, the parameter and the allowed range."""
+"""Ranges of a policy's parameters: declared in the annotations of its fields, checked when it is made.
+
+    horizon: Annotated[int, Whole(0, 4096, "steps")] = 48
+    \"\"\"Decode steps that the lookahead covers.\"\"\"
+    beta: Annotated[float, Number(low=0.0)] | None = None
+    \"\"\"Weight of an overflow; None: the number of workers.\"\"\"
+
+    def __post_init__(self) -> None:
+        check(self)
+
+A bool needs no range. docs/policies.md shows default, unit, range and the string below each field.
+"""
 
 import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Protocol, get_args, get_origin, get_type_hints
 
 
 class BadParameter(ValueError):
     """A policy's parameter is out of range or of the wrong type; the message says what is allowed."""
+
+
+class Range(Protocol):
+    """The values that a parameter may take; `str` of it completes the sentence "it must be ..."."""
+
+    @property
+    def unit(self) -> str: ...
+
+    def allows(self, value: object) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A finite number with low <= value <= high and, if given, value > above."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    above: float | None = None
+    unit: str = ""
+
+    def allows(self, value: object) -> bool:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+            return False
+        return self.low <= value <= self.high and (self.above is None or value > self.above)
+
+    def __str__(self) -> str:
+        lower = f">= {self.low}" if self.low > -math.inf else ""
+        lower = f"> {self.above}" if self.above is not None else lower
+        upper = f"<= {self.high}" if self.high < math.inf else ""
+        return f"a number {' and '.join(part for part in (lower, upper) if part) or 'finite'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A whole number with low <= value <= high."""
+
+    low: int
+    high: int
+    unit: str = ""
+
+    def allows(self, value: object) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high
+
+    def __str__(self) -> str:
+        return f"a whole number {self.low}..{self.high}"
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """One of several names."""
+
+    names: tuple[str, ...]
+    unit: str = ""
+
+    def allows(self, value: object) -> bool:
+        return value in self.names
+
+    def __str__(self) -> str:
+        return f"one of {', '.join(self.names)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """True or False."""
+
+    unit: str = ""
+
+    def allows(self, value: object) -> bool:
+        return isinstance(value, bool)
+
+    def __str__(self) -> str:
+        return "true or false"
+
+
+def need(policy: str, name: str, value: object, allowed: Range) -> None:
+    """Raises BadParameter naming policy, parameter and range where the value is not allowed."""
+    if not allowed.allows(value):
+        raise BadParameter(f"policy {policy}: {name} is {value!r}: it must be {allowed}")
+
+
+def check(policy: Any) -> None:
+    """Checks every declared range of a policy's fields. Raises BadParameter for the first value that is not allowed."""
+    for name, (allowed, optional) in ranges(policy.__class__).items():
+        value = getattr(policy, name)
+        if not (optional and value is None):
+            need(policy.name, name, value, allowed)
+
+
+@cache
+def ranges(kind: type) -> dict[str, tuple[Range, bool]]:
+    """The declared ranges of a class's fields by name, and whether None is allowed as well."""
+    found: dict[str, tuple[Range, bool]] = {}
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        if hint is bool:
+            found[name] = (Flag(), False)
+            continue
+        members = (hint,) if get_origin(hint) is Annotated else get_args(hint)
+        for member in members:
+            if get_origin(member) is Annotated:
+                found[name] = (get_args(member)[1], type(None) in members)
+    return found
 
 
 def number(
@@ -15,28 +130,21 @@ def number(
     high: float = math.inf,
     above: float | None = None,
 ) -> None:
-    """A finite number with low <= value <= high and, if given, value > above. Raises BadParameter."""
-    lower = f"> {above}" if above is not None else f">= {low}" if low > -math.inf else ""
-    upper = f"<= {high}" if high < math.inf else ""
-    allowed = " and ".join(part for part in (lower, upper) if part) or "finite"
-    ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not ok or not (low <= value <= high and (above is None or value > above)):  # type: ignore[operator]
-        raise BadParameter(f"policy {policy}: {name} is {value!r}: it must be a number {allowed}")
+    """Raises BadParameter unless the value is a finite number within the bounds."""
+    need(policy, name, value, Number(low, high, above))
 
 
 def integer(policy: str, name: str, value: object, low: int, high: int) -> None:
-    """A whole number with low <= value <= high. Raises BadParameter."""
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise BadParameter(f"policy {policy}: {name} is {value!r}: it must be a whole number {low}..{high}")
+    """Raises BadParameter unless the value is a whole number within the bounds."""
+    need(policy, name, value, Whole(low, high))
 
 
 def one_of(policy: str, name: str, value: object, allowed: tuple[str, ...]) -> None:
-    """One of the names. Raises BadParameter listing them."""
+    """Raises BadParameter unless the value is one of the names."""
     if value not in allowed:
         raise BadParameter(f"policy {policy}: {name} is {value!r}: choose one of {', '.join(allowed)}")
 
 
 def flag(policy: str, name: str, value: object) -> None:
-    """True or False. Raises BadParameter."""
-    if not isinstance(value, bool):
-        raise BadParameter(f"policy {policy}: {name} is {value!r}: it must be true or false")
+    """Raises BadParameter unless the value is true or false."""
+    need(policy, name, value, Flag())

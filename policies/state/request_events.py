@@ -1,4 +1,4 @@
-"""Handlers of the events of a request's life. For an event that does not fit one raises StaleEvent."""
+"""Handlers of the events of a request's life; one whose event does not fit raises StaleEvent, changing nothing."""
 
 import math
 

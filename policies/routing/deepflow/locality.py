@@ -3,36 +3,34 @@
     if max_i C_i - min_i C_i <= bound:  the longest prefix hit, ties by load     -> cache_aware.longest_hit
     else:                               the least load                           -> load_score.load_score
 
-is_load_balanced is not defined in the paper: here it is the spread of FlowKV's load score over the workers, with
-`bound` in its units. The bound is also what limits the damage of a hot prefix: once its worker is that much busier, the
-next requests go elsewhere, and their blocks are cached there too.
+The paper does not define is_load_balanced: here it is the spread of FlowKV's load score over the workers, with `bound`
+in its units. The bound also limits the damage of a hot prefix: once its worker is that much busier, the next requests
+go elsewhere, and their blocks are cached there too.
 Not claimed: the choice between colocated and disaggregated workers (`pd_heatmap`, `combined`).
 """
 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from policies.routing import params
 from policies.routing.base import Decision, Needs, Ranked, least_cost
 from policies.routing.flowkv.load_score import LoadWeights, load_score
+from policies.routing.params import Number
 from policies.routing.simple.cache_aware import longest_hit
 from policies.state.views import Request, Snapshot, Worker
 
 
 @dataclass(frozen=True, slots=True)
 class Locality(LoadWeights):
-    """`bound`: largest spread of load scores that counts as balanced; and the eight weights of the score."""
+    """Chooses the longest prefix hit while the load is balanced, the least load otherwise."""
 
     needs: ClassVar[Needs] = Needs.HITS
+    paper: ClassVar[str] = "DeepFlow 5.2 and algorithm 1, lines 3-6"
     formula: ClassVar[str] = "cost = load / (1 + load) - hit_tokens if spread <= bound, else load"
-    bound: float = 0.3  # ASSUMPTION
+    bound: Annotated[float, Number(low=0.0)] = 0.3  # ASSUMPTION
+    """Largest spread of load scores that counts as balanced."""
     name: str = "locality"
-
-    def __post_init__(self) -> None:
-        self.check(self.name)
-        params.number(self.name, "bound", self.bound, low=0.0)
 
     def choose_prefill(
         self, request: Request, workers: Sequence[Worker], snapshot: Snapshot, rng: random.Random
@@ -43,7 +41,7 @@ class Locality(LoadWeights):
 def local_or_least_loaded(
     request: Request, workers: Sequence[Worker], snapshot: Snapshot, weights: LoadWeights, bound: float
 ) -> list[Ranked]:
-    """The candidates ranked by hit if their load scores lie within `bound` of each other, else by load."""
+    """Ranks workers by hit if their load scores lie within `bound` of each other, else by load."""
     hits = snapshot.hits.tokens(request)
     scores = {worker.id: load_score(worker, weights)[0] for worker in workers}
     spread = max(scores.values()) - min(scores.values())

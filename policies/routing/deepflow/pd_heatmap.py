@@ -16,20 +16,21 @@ leaves the load alone to decide. Not claimed: that JCT is linear in the load sco
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from policies.routing import params
 from policies.routing.base import Decision, Needs, Ranked, least_cost
 from policies.routing.deepflow.heatmap import Heatmap, heatmap_from
 from policies.routing.deepflow.locality import local_or_least_loaded
 from policies.routing.flowkv.load_score import LOAD_FORMULA, LoadWeights, load_score
+from policies.routing.params import Number
 from policies.state.views import Health, Request, Role, Snapshot, Worker
 
 
 @dataclass(frozen=True, slots=True)
 class PdHeatmap(LoadWeights):
-    """`heatmap` (a Heatmap or its plain data), `load_correction` k >= 0, and the eight weights of the load score."""
+    """Chooses disaggregated or colocated service by a measured heatmap, then the least load within the kind."""
 
+    paper: ClassVar[str] = "DeepFlow 5.3"
     needs: ClassVar[Needs] = Needs.LENGTHS
     formula: ClassVar[str] = (
         "corrected_cell = (1 + cell) * (1 + load_correction * load_colocated)"
@@ -37,12 +38,14 @@ class PdHeatmap(LoadWeights):
         " within the kind: " + LOAD_FORMULA
     )
     heatmap: Heatmap | Mapping[str, Any] | None = None
-    load_correction: float = 300.0  # chosen on seeds 100 to 102 of the experiment deepflow_scheduling
+    """Map measured by `sluice profile heatmap`: a file or the name of a shipped map; null: load alone decides."""
+    # chosen on seeds 100 to 102 of the experiment deepflow_scheduling
+    load_correction: Annotated[float, Number(low=0.0)] = 300.0
+    """k, by which the load of a side counts against its measured JCT; 0 is the paper's policy."""
     name: str = "pd_heatmap"
 
     def __post_init__(self) -> None:
-        self.check(self.name)
-        params.number(self.name, "load_correction", self.load_correction, low=0.0)
+        LoadWeights.__post_init__(self)
         if self.heatmap is not None:
             object.__setattr__(self, "heatmap", heatmap_from(self.heatmap))
 
@@ -66,7 +69,7 @@ class PdHeatmap(LoadWeights):
     def _kind(
         self, request: Request, workers: Sequence[Worker], snapshot: Snapshot
     ) -> tuple[Sequence[Worker], dict[str, float]]:
-        """The candidates of the better kind, and the numbers that say so."""
+        """The workers of the better kind, and the numbers that say so."""
         split = [worker for worker in workers if worker.role is Role.PREFILL]
         whole = [worker for worker in workers if worker.role is not Role.PREFILL]
         if not split or not whole:
@@ -98,20 +101,19 @@ class PdHeatmap(LoadWeights):
 
 @dataclass(frozen=True, slots=True)
 class Combined(PdHeatmap):
-    """DeepFlow's algorithm 1 as a whole: PD-aware, then locality if that kind is balanced within `bound`, else load."""
+    """Chooses the kind as `pd_heatmap` does, then locality if that kind is balanced within `bound`, else least load."""
 
+    paper: ClassVar[str] = "DeepFlow 5, algorithm 1"
     needs: ClassVar[Needs] = Needs.LENGTHS | Needs.HITS
     formula: ClassVar[str] = (
         "corrected_cell = (1 + cell) * (1 + load_correction * load_colocated)"
         " / (1 + load_correction * load_disaggregated) - 1; above 0: disaggregated, else colocated;"
         " within the kind: cost = load / (1 + load) - hit_tokens if spread <= bound, else load"
     )
-    bound: float = 0.3  # deepflow_scheduling, seeds 100 to 103: 0.03 to 0.3 do alike, 0 has 1 to 4 % more JCT
+    # experiment deepflow_scheduling, seeds 100 to 103: 0.03 to 0.3 do alike, 0 has 1 to 4 % more JCT
+    bound: Annotated[float, Number(low=0.0)] = 0.3
+    """Largest spread of load scores that counts as balanced."""
     name: str = "combined"
-
-    def __post_init__(self) -> None:
-        PdHeatmap.__post_init__(self)
-        params.number(self.name, "bound", self.bound, low=0.0)
 
     def _within(self, request: Request, workers: Sequence[Worker], snapshot: Snapshot) -> list[Ranked]:
         return local_or_least_loaded(request, workers, snapshot, self, self.bound)

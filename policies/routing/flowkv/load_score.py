@@ -11,14 +11,15 @@
 
 A term that the engine does not report drops out, and the weights of the others are renormalised, so scores of engines
 that report different things stay comparable. Deviations: queues are normalised by the node's own slots, not by the
-largest of the fleet (a score must not change because another node came); L_w also counts the requests routed there
-since the last report, else all that arrive between two reports would herd to one node.
+largest of the fleet (a score must not change because another node came); L_w also counts the requests routed to the
+node since its last report, as otherwise all that arrive between two reports would herd to one node.
 Not claimed: the paper's weights, which it does not print.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Annotated
 
-from policies.routing import params
+from policies.routing.params import BadParameter, Number, check
 from policies.state.views import Role, Worker
 
 LOAD_FORMULA = (
@@ -26,29 +27,37 @@ LOAD_FORMULA = (
     " + w.token_budget * token_budget + w.kv_usage * kv_usage + w.compute * compute"
     " + w.memory_bandwidth * memory_bandwidth) / (sum of the w of what is reported)"
 )
-"""For `explain`; `w.x` is the parameter x."""
+"""The load score for `explain`; `w.x` is the parameter x."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadWeights:
     """The weights w, each >= 0 and at least one above 0; a weight of 0 removes its term."""
 
-    running: float = 1.0  # ASSUMPTION: all eight
-    waiting: float = 2.0
-    swapped: float = 2.0
-    sending: float = 1.0
-    token_budget: float = 1.0
-    kv_usage: float = 1.0
-    compute: float = 1.0
-    memory_bandwidth: float = 1.0
+    running: Annotated[float, Number(low=0.0)] = 1.0  # ASSUMPTION: all eight
+    """Weight of the running requests, by slots."""
+    waiting: Annotated[float, Number(low=0.0)] = 2.0
+    """Weight of the waiting requests, by slots."""
+    swapped: Annotated[float, Number(low=0.0)] = 2.0
+    """Weight of the swapped-out requests, by slots."""
+    sending: Annotated[float, Number(low=0.0)] = 1.0
+    """Weight of the finished prefills whose KV is still held, by slots."""
+    token_budget: Annotated[float, Number(low=0.0)] = 1.0
+    """Weight of the share of a step's token budget that is used."""
+    kv_usage: Annotated[float, Number(low=0.0)] = 1.0
+    """Weight of the share of KV in use."""
+    compute: Annotated[float, Number(low=0.0)] = 1.0
+    """Weight of compute utilisation."""
+    memory_bandwidth: Annotated[float, Number(low=0.0)] = 1.0
+    """Weight of memory-bandwidth utilisation."""
+    name: str = "load_score"
 
-    def check(self, policy: str) -> None:
+    def __post_init__(self) -> None:
         """Raises BadParameter for a weight below 0, or when a score could have no term at all."""
-        for item in fields(LoadWeights):
-            params.number(policy, item.name, getattr(self, item.name), low=0.0)
+        check(self)
         if self.running + self.waiting + self.kv_usage <= 0:
-            raise params.BadParameter(
-                f"policy {policy}: running, waiting and kv_usage are all 0: give one of them a weight above 0"
+            raise BadParameter(
+                f"policy {self.name}: running, waiting and kv_usage are all 0: give one of them a weight above 0"
             )
 
 
@@ -61,7 +70,7 @@ def load_score(worker: Worker, weights: LoadWeights) -> tuple[float, dict[str, f
 
 
 def load_terms(worker: Worker) -> dict[str, float]:
-    """The normalised indicators that are known of a worker, by the names of LoadWeights."""
+    """The normalised indicators that a worker reports, by the names of LoadWeights."""
     seen, slots = worker.indicators, worker.slots
     if seen is None:
         running = worker.prefilling if worker.role is Role.PREFILL else worker.slots_used

@@ -3,35 +3,38 @@
     TTFT_i = base + per_token * (queued_i + l_r - lambda_r(i))     queued -> Worker.prefilling_tokens
                                                                    lambda -> Snapshot.hits, l_r -> Request.prompt_tokens
 
-`base` is paid once per prompt in front, too. The paper says only "taking into account prefix hits and node loads"; this
-is the shortest form of it: work ahead, plus own work that is not cached.
-Deviation: the tokens ahead are counted whole, although some of them are computed or were cached: a bias that all
-workers share. Not claimed: the decode side; chunked prefills that run side by side.
+Each prompt ahead costs `base` as well. The paper says only "taking into account prefix hits and node loads"; this is
+the shortest form: the work ahead, plus the own work that is not cached.
+Deviation: the tokens ahead count in full, although some of them are computed or were cached, a bias that all workers
+share. Not claimed: the decode side; chunked prefills that run side by side.
 """
 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from policies.routing import params
 from policies.routing.base import Decision, Needs, best_of
+from policies.routing.params import Number, check
 from policies.state.views import Request, Snapshot, Worker
 
 
 @dataclass(frozen=True, slots=True)
 class PredictedTTFT:
-    """Seconds per prompt and per token of a prefill; their ratio alone decides."""
+    """Chooses the worker of least predicted TTFT, from its queue and the prompt's prefix hit there."""
 
     needs: ClassVar[Needs] = Needs.HITS
+    paper: ClassVar[str] = "FlowKV B.1 and algorithm 1, line 19"
     formula: ClassVar[str] = "cost = queue_s + own_s"
-    prefill_base_s: float = 0.01  # ASSUMPTION: fit both to the engines deployed
-    prefill_per_token_s: float = 0.0005  # ASSUMPTION
+    # ASSUMPTION, this and the next: fit both to the engines deployed
+    prefill_base_s: Annotated[float, Number(low=0.0, unit="s")] = 0.01
+    """Time that each prompt costs besides its tokens; its ratio to the next parameter alone decides."""
+    prefill_per_token_s: Annotated[float, Number(above=0.0, unit="s")] = 0.0005
+    """Time to prefill one token that is not cached."""
     name: str = "predicted_ttft"
 
     def __post_init__(self) -> None:
-        params.number(self.name, "prefill_base_s", self.prefill_base_s, low=0.0)
-        params.number(self.name, "prefill_per_token_s", self.prefill_per_token_s, above=0.0)
+        check(self)
 
     def choose_prefill(
         self, request: Request, workers: Sequence[Worker], snapshot: Snapshot, rng: random.Random

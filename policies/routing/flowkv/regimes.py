@@ -12,9 +12,10 @@ Deviations: the paper's duration is in its text only ("if their duration exceeds
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated, ClassVar
 
-from policies.routing import params
 from policies.routing.flowkv.load_score import LoadWeights, load_score
+from policies.routing.params import Number, check, need
 from policies.state.views import Health, Role, Snapshot, WorkerId
 
 
@@ -30,22 +31,18 @@ class Regime(StrEnum):
 class RegimeThresholds:
     """The paper's epsilons (it prints no values), in load-score units; times in s. Raises BadParameter."""
 
-    prefill_low: float = 0.5  # ASSUMPTION: all of them
+    prefill_low: Annotated[float, Number(low=0.0)] = 0.5  # ASSUMPTION: all of them
     prefill_high: float = 0.9
-    decode_low: float = 0.5
+    decode_low: Annotated[float, Number(low=0.0)] = 0.5
     decode_high: float = 0.9
-    idle: float = 0.2
-    extreme_after_s: float = 10.0
+    idle: Annotated[float, Number(low=0.0)] = 0.2
+    extreme_after_s: Annotated[float, Number(low=0.0)] = 10.0
+    name: ClassVar[str] = "regimes"
 
     def __post_init__(self) -> None:
-        params.number("regimes", "idle", self.idle, low=0.0)
-        params.number("regimes", "extreme_after_s", self.extreme_after_s, low=0.0)
-        for role, low, high in (
-            ("prefill", self.prefill_low, self.prefill_high),
-            ("decode", self.decode_low, self.decode_high),
-        ):
-            params.number("regimes", f"{role}_low", low, low=0.0)
-            params.number("regimes", f"{role}_high", high, low=low)
+        check(self)
+        need(self.name, "prefill_high", self.prefill_high, Number(low=self.prefill_low))
+        need(self.name, "decode_high", self.decode_high, Number(low=self.decode_low))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """NetKV: the decode worker of least transfer + queue + first step (NetKV III-V, algorithm 1), with its ablation ladder.
 
     b_eff  = b_r * (1 - lambda_r(d)/l_r)                   b_r -> PoolEntry.kv_bytes, lambda -> Snapshot.hits
-    B_eff  = B[tau] * (1 - c[tau]) / (1 + n[tau][p])       B, c, L -> Oracle; n -> Worker.transfers of p (`network`,
-                                                           which divides n by the tier's uplinks if they are told)
+    B_eff  = B[tau] * (1 - c[tau]) / (1 + n[tau][p])       B, c, L -> Oracle; n -> Worker.transfers of p, divided by
+                                                           the tier's uplinks if known (`network_term`)
     T_xfer = b_eff / B_eff + L[tau]
     T_queue = max(0, q_d - (beta_max - beta_d)) * t_iter(beta_d)
     T_decode = t_iter(beta_d + 1),  t_iter(beta) = a + b * beta          a, b -> step_base_s, step_per_seq_s
@@ -14,19 +14,20 @@
 `variant` is the ladder: "cla" (CLA*: load_weight * load - cache_weight * hit ratio, no network), "topo_only" (static
 tiers), "static" (+ own transfers n), "full" (+ congestion, pair estimates). Oracle data that are stale or missing take
 the ladder down by themselves (`oracle.Oracle.path`); without any, the network term is left out for every candidate.
-Deviations: what fits nowhere waits in the pool instead of being rejected (DESIGN 2). With `strict_priorities`, n counts
-only transfers of the same or a higher class (DESIGN 3.3; a class stands for its flow level: ASSUMPTION).
+Deviations: what fits nowhere waits in the pool instead of being rejected (docs/design.md 2). With `strict_priorities`,
+n counts only transfers of the same or a higher class (docs/design.md 3.3; a class stands for its flow level:
+ASSUMPTION).
 Not claimed: overlap of transfer and computing; joint optimality over concurrent requests.
 """
 
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from policies.routing import params
 from policies.routing.base import Decision, Needs, Ranked, best_of, least_cost
 from policies.routing.netkv.network_term import NetworkTerm, effective_bytes
+from policies.routing.params import Number, OneOf, Whole, check
 from policies.state.views import PoolEntry, Request, Snapshot, Worker, WorkerId
 
 VARIANTS = ("cla", "topo_only", "static", "full")
@@ -34,32 +35,34 @@ VARIANTS = ("cla", "topo_only", "static", "full")
 
 @dataclass(frozen=True, slots=True)
 class NetKV:
-    """Parameters: see the module's docstring. Times in s."""
+    """Chooses the decode worker of least transfer, queue and first step."""
 
+    paper: ClassVar[str] = "NetKV III-V, algorithm 1"
     needs: ClassVar[Needs] = Needs.HITS | Needs.NETWORK
     formula: ClassVar[str] = (
         "cost = transfer_s + queue_s + first_step_s"
         " (variant cla: cost = load_weight * load - cache_weight * hit_ratio)"
     )
-    variant: str = "full"
-    step_base_s: float = 0.02  # ASSUMPTION: a; fit it to the engines deployed
-    step_per_seq_s: float = 0.0005  # ASSUMPTION: b
-    max_inflight: int = 16  # NetKV V-C: roughly the NIC's saturated flow count
+    variant: Annotated[str, OneOf(VARIANTS)] = "full"
+    """Step of the ladder, from no network at all to live congestion."""
+    step_base_s: Annotated[float, Number(above=0.0, unit="s")] = 0.02  # ASSUMPTION
+    """Time a of a decode step without sequences; fit it to the engines deployed."""
+    step_per_seq_s: Annotated[float, Number(low=0.0, unit="s")] = 0.0005  # ASSUMPTION
+    """Time b that each sequence adds to a decode step; fit it to the engines deployed."""
+    # NetKV V-C: roughly the saturated flow count of a NIC
+    max_inflight: Annotated[int, Whole(0, 1_000_000, "transfers")] = 16
+    """Own transfers in flight that count at most."""
     strict_priorities: bool = False
-    cache_weight: float = (
-        1.0  # CLA*: tuned to (1.0, 1.0) for chat and RAG, (1.5, 0.7) for long contexts (NetKV VI-A)
-    )
-    load_weight: float = 1.0
+    """Whether only transfers of the same or a higher class count."""
+    # NetKV VI-A tuned cache and load weight to (1.0, 1.0) for chat and RAG, (1.5, 0.7) for long contexts
+    cache_weight: Annotated[float, Number(low=0.0)] = 1.0
+    """Weight of the hit ratio in the variant "cla"."""
+    load_weight: Annotated[float, Number(low=0.0)] = 1.0
+    """Weight of the load in the variant "cla"."""
     name: str = "netkv"
 
     def __post_init__(self) -> None:
-        params.one_of(self.name, "variant", self.variant, VARIANTS)
-        params.number(self.name, "step_base_s", self.step_base_s, above=0.0)
-        params.number(self.name, "step_per_seq_s", self.step_per_seq_s, low=0.0)
-        params.integer(self.name, "max_inflight", self.max_inflight, 0, 1_000_000)
-        params.flag(self.name, "strict_priorities", self.strict_priorities)
-        params.number(self.name, "cache_weight", self.cache_weight, low=0.0)
-        params.number(self.name, "load_weight", self.load_weight, low=0.0)
+        check(self)
 
     def choose_decode(
         self, entry: PoolEntry, workers: Sequence[Worker], snapshot: Snapshot, rng: random.Random
@@ -86,12 +89,14 @@ class NetKV:
         return NetworkTerm(snapshot, entry.prefill_worker, workers, self.variant == "full", most, lowest)
 
     def _costs(self, workers: Sequence[Worker], transfers_s: Sequence[float]) -> list[float]:
-        """The sum of the three terms per worker."""
+        """The sum of the three terms for each worker."""
         first_s, per_seq_s = self.step_base_s + self.step_per_seq_s, self.step_per_seq_s
         costs: list[float] = []
         for worker, transfer_s in zip(workers, transfers_s, strict=True):
             total, running = worker.slots_used, worker.engine_running
-            if running is not None:  # `sequences_on`, written out: it runs for every candidate
+            # `sequences_on`, written out: as a function over all workers it makes a decision 5 to 10 % longer
+            # (16 to 256 candidates of benchmarks.decisions.cases.tick_case)
+            if running is not None:
                 reported = running + (worker.engine_waiting or 0)
                 total = reported if reported > total else total
             if total < worker.slots:  # a slot is free: no queue
@@ -113,7 +118,7 @@ class NetKV:
 def transfer_seconds(
     entry: PoolEntry, workers: Sequence[Worker], hits: Mapping[WorkerId, int], network: NetworkTerm
 ) -> list[float]:
-    """T_xfer per worker; only those that hold some of the prompt get less than all of it."""
+    """T_xfer for each worker; workers that hold some of the prompt get the rest only."""
     seconds = network.seconds_each(workers, entry.kv_bytes)
     for i in [i for i, worker in enumerate(workers) if worker.id in hits] if hits else ():
         seconds[i] = network.seconds(workers[i], effective_bytes(entry, hits[workers[i].id]))
@@ -121,7 +126,7 @@ def transfer_seconds(
 
 
 def sequences_on(worker: Worker) -> int:
-    """q_d + beta_d: sequences that run or wait there, others' included when the engine reports more than we charged."""
+    """q_d + beta_d: sequences that run or wait there, by the router's charges or, if larger, the engine's report."""
     running = worker.engine_running
     if running is None:
         return worker.slots_used

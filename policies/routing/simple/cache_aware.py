@@ -18,14 +18,12 @@ from policies.state.views import PoolEntry, Request, Snapshot, Worker, WorkerId
 
 @dataclass(frozen=True, slots=True)
 class CacheAware(LoadWeights):
-    """Parameters: the eight weights of LoadWeights, for ties."""
+    """Chooses the longest prefix hit; the load score, with its eight weights, breaks ties."""
 
     needs: ClassVar[Needs] = Needs.HITS
+    paper: ClassVar[str] = "NetKV VI-A (CA); DeepFlow 5.2 (select_tes_prefix_match)"
     formula: ClassVar[str] = "cost = load / (1 + load) - hit_tokens"
     name: str = "cache_aware"
-
-    def __post_init__(self) -> None:
-        self.check(self.name)
 
     def choose_prefill(
         self, request: Request, workers: Sequence[Worker], snapshot: Snapshot, rng: random.Random
@@ -40,7 +38,7 @@ class CacheAware(LoadWeights):
 
 
 def longest_hit(worker: Worker, hits: Mapping[WorkerId, int], weights: LoadWeights) -> Ranked:
-    """A worker ranked by its hit, then by its load."""
+    """Ranks a worker by its hit, then by its load."""
     score, _ = load_score(worker, weights)
     hit_tokens = hits.get(worker.id, 0)
     return Ranked(

@@ -1,39 +1,36 @@
-"""Cache+load-aware: a weighted sum of prefix hit and load (NetKV's CLA*, the scoring part of Mooncake's Conductor and
-llm-d's composite scorer).
+"""Cache+load-aware: a weighted sum of prefix hit and load (NetKV's CLA*; so score Mooncake's Conductor and llm-d).
 
     cost(d) = w_load * C_d - w_cache * lambda_r(d) / l_r           w -> load_weight, cache_weight
                                                                    lambda -> Snapshot.hits, C -> load_score.load_score
 
-NetKV's tuned weights are (1.0, 1.0) for chat and RAG, (1.5, 0.7) for long contexts (VI-A): the first are the
-defaults. Its load is not defined in the paper; ours is FlowKV's score.
+NetKV's tuned weights (cache, load) are (1.0, 1.0) for chat and RAG, the defaults here, and (1.5, 0.7) for long contexts
+(VI-A). The paper does not define its load; ours is FlowKV's score.
 Not claimed: the network (`netkv`).
 """
 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from policies.routing import params
 from policies.routing.base import Decision, Needs, Ranked, least_cost
 from policies.routing.flowkv.load_score import LoadWeights, load_score
+from policies.routing.params import Number
 from policies.state.views import PoolEntry, Request, Snapshot, Worker
 
 
 @dataclass(frozen=True, slots=True)
 class CacheLoadAware(LoadWeights):
-    """`cache_weight`, `load_weight`, and the eight weights inside the load."""
+    """Weighs the prefix hit against the load score; the eight other weights are those inside the load score."""
 
     needs: ClassVar[Needs] = Needs.HITS
+    paper: ClassVar[str] = "NetKV VI-A (CLA*)"
     formula: ClassVar[str] = "cost = load_weight * load - cache_weight * hit_ratio"
-    cache_weight: float = 1.0
-    load_weight: float = 1.0
+    cache_weight: Annotated[float, Number(low=0.0)] = 1.0
+    """Weight of the share of the prompt that is cached."""
+    load_weight: Annotated[float, Number(low=0.0)] = 1.0
+    """Weight of the load score."""
     name: str = "cache_load_aware"
-
-    def __post_init__(self) -> None:
-        self.check(self.name)
-        params.number(self.name, "cache_weight", self.cache_weight, low=0.0)
-        params.number(self.name, "load_weight", self.load_weight, low=0.0)
 
     def choose_prefill(
         self, request: Request, workers: Sequence[Worker], snapshot: Snapshot, rng: random.Random

@@ -3,7 +3,7 @@
     prefill:  queue(d) = requests that compute there                    -> Worker.prefilling (+ slots_used if colocated)
     decode:   queue(d) = sequences that decode or are on their way       -> Worker.slots_used
 
-What the engine itself reports is not added: our own charges are exact and instant, its report is 0.1 s old.
+The engine's own report is not added: the router's charges are exact and instant, a report is up to 0.1 s old.
 Not claimed: balance of KV tokens; a request of 10 tokens counts as much as one of 10,000.
 """
 
@@ -18,9 +18,10 @@ from policies.state.views import PoolEntry, Request, Role, Snapshot, Worker
 
 @dataclass(frozen=True, slots=True)
 class JoinShortestQueue:
-    """No parameters."""
+    """Chooses the worker with the fewest requests; it has no parameters."""
 
     needs: ClassVar[Needs] = Needs.NONE
+    paper: ClassVar[str] = "BalanceRoute 6.1 (baseline)"
     formula: ClassVar[str] = "cost = prefilling + decoding, as far as the stage has them"
     name: str = "join_shortest_queue"
 
@@ -45,5 +46,5 @@ class JoinShortestQueue:
 
 
 def _prefill_queue(worker: Worker) -> tuple[int, int]:
-    """Requests that compute there, sequences that decode there."""
+    """Requests that a worker computes, and sequences that it decodes."""
     return worker.prefilling, worker.slots_used if worker.role is Role.COLOCATED else 0

@@ -2,8 +2,9 @@
 
     argmin_i C_i                                                   -> load_score.load_score
 
-Formula, symbols and deviations: `load_score`. The weights are this policy's parameters; prefill and decode have their
-own instance, hence their own weights, as in the paper. Not claimed: anything about prefix hits or the network.
+Formula, symbols and deviations are those of `load_score`. The weights are this policy's parameters; prefill and decode
+have their own instance, hence their own weights, as in the paper. Not claimed: anything about prefix hits or the
+network.
 """
 
 import random
@@ -18,14 +19,12 @@ from policies.state.views import PoolEntry, Request, Snapshot, Worker
 
 @dataclass(frozen=True, slots=True)
 class LoadAware(LoadWeights):
-    """Parameters: the eight weights of LoadWeights."""
+    """Chooses the worker of least load score; prefill and decode have their own instance, hence their own weights."""
 
     needs: ClassVar[Needs] = Needs.NONE
+    paper: ClassVar[str] = "FlowKV appendix B; DeepFlow 5.2 (load_aware)"
     formula: ClassVar[str] = LOAD_FORMULA
     name: str = "load_aware"
-
-    def __post_init__(self) -> None:
-        self.check(self.name)
 
     def choose_prefill(
         self, request: Request, workers: Sequence[Worker], snapshot: Snapshot, rng: random.Random

@@ -10,24 +10,26 @@ longest queue plus one on top of its own, so that it ranks below every drawn one
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from policies.routing import params
 from policies.routing.base import Decision, Needs, Ranked, least_cost
+from policies.routing.params import Whole, check
 from policies.state.views import PoolEntry, Request, Role, Snapshot, Worker
 
 
 @dataclass(frozen=True, slots=True)
 class PowerOfTwo:
-    """`choices`: how many workers are compared."""
+    """Chooses the shorter queue among a few workers drawn at random."""
 
     needs: ClassVar[Needs] = Needs.NONE
+    paper: ClassVar[str] = "Mitzenmacher 2002; BalanceRoute 6.1 (baseline)"
     formula: ClassVar[str] = "cost = queue if drawn, else queue + (longest queue + 1)"
-    choices: int = 2
+    choices: Annotated[int, Whole(1, 1_000_000, "workers")] = 2
+    """Workers that are drawn and compared."""
     name: str = "power_of_two"
 
     def __post_init__(self) -> None:
-        params.integer(self.name, "choices", self.choices, 1, 1_000_000)
+        check(self)
 
     def choose_prefill(
         self, request: Request, workers: Sequence[Worker], snapshot: Snapshot, rng: random.Random

@@ -1,4 +1,4 @@
-"""Random: one of the candidates with equal probability (baseline of BalanceRoute 6.1; no state, no load)."""
+"""Random: one of the workers with equal probability (baseline of BalanceRoute 6.1; no state, no load)."""
 
 import random
 from collections.abc import Sequence
@@ -11,10 +11,11 @@ from policies.state.views import PoolEntry, Request, Snapshot, Worker
 
 @dataclass(frozen=True, slots=True)
 class RandomChoice:
-    """No parameters. Every candidate costs the same, so the seeded draw among ties decides."""
+    """Draws a worker. All cost the same, so the seeded draw among ties decides; it has no parameters."""
 
     needs: ClassVar[Needs] = Needs.NONE
-    formula: ClassVar[str] = "cost = 0 for every candidate; one is drawn"
+    paper: ClassVar[str] = "BalanceRoute 6.1 (baseline)"
+    formula: ClassVar[str] = "cost = 0 for every worker; one is drawn"
     name: str = "random"
 
     def choose_prefill(

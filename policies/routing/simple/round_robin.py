@@ -16,9 +16,10 @@ from policies.state.views import PoolEntry, Request, Snapshot, Worker
 
 @dataclass(frozen=True, slots=True)
 class RoundRobin:
-    """No parameters."""
+    """Chooses the next worker in turn; it has no parameters."""
 
     needs: ClassVar[Needs] = Needs.NONE
+    paper: ClassVar[str] = "none (baseline)"
     formula: ClassVar[str] = "cost = turns_away"
     name: str = "round_robin"
 

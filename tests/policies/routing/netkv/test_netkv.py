@@ -194,7 +194,7 @@ def test_the_queue_is_what_exceeds_the_slots_by_our_charges_or_the_report(
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"variant": "best"}, "variant is 'best': choose one of cla, topo_only, static, full"),
+        ({"variant": "best"}, "variant is 'best': it must be one of cla, topo_only, static, full"),
         ({"step_base_s": 0}, "step_base_s is 0: it must be a number > 0"),
         ({"max_inflight": 1.5}, "max_inflight is 1.5: it must be a whole number 0"),
         ({"load_weight": float("nan")}, "load_weight is nan"),
