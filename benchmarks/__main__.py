@@ -28,7 +28,7 @@ from benchmarks.experiments import registry
 from benchmarks.experiments.base import Experiment, ExperimentError, Results
 from benchmarks.results_io import Stored
 from benchmarks.runner import Options
-from benchmarks.workloads.errors import WorkloadError
+from benchmarks.workloads.record import WorkloadError
 from predictors.protocol import PredictorError
 
 RESULTS = Path("benchmarks/results/experiments")
@@ -310,8 +310,7 @@ def _show_traces(args: argparse.Namespace) -> int:
 
 
 def _workload(args: argparse.Namespace) -> int:
-    from benchmarks.workloads.catalog import WorkloadSpec, build
-    from benchmarks.workloads.describe import describe
+    from benchmarks.workloads.catalog import WorkloadSpec, build, describe
 
     requests = build(WorkloadSpec(name=args.name, requests=args.requests), args.seed)
     for label, value in describe(requests).items():

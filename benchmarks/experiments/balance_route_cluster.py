@@ -93,7 +93,7 @@ ENDLESS_S = 1e6  # the paper's BR-0 has no overdue entries
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class StandIn:
     """A workload and the size of the cluster that serves it. `requests`: how many are drawn of a sampler (the runs take
     the last fifth of them); None: all rows of a trace. `pool` is prompts of mean length that the pool holds, a worker;
     `length` is how long a run is, compared with the long contexts' (their outputs are the longest).
@@ -115,12 +115,14 @@ class Case:
 
 CASES = {
     # nine sequences a worker: see workloads/standins.py
-    "recurring-long": Case("synthetic-heavy-tail-long-context", slots=9),
-    "reasoning-long": Case("servegen-reasoning-long-context", slots=9),
-    "reasoning": Case("servegen-reasoning", slots=16, pool=8.0),
+    "recurring-long": StandIn("synthetic-heavy-tail-long-context", slots=9),
+    "reasoning-long": StandIn("servegen-reasoning-long-context", slots=9),
+    "reasoning": StandIn("servegen-reasoning", slots=16, pool=8.0),
     # the paper's bound on the output length is lost; its mean output is "cap-bounded"
-    "azure2024": Case("azure2024-sample", 16, requests=60_000, min_output_tokens=200, pool=8.0, length=0.2),
-    "azure2023": Case("azure2023-conversation", slots=16, requests=None, pool=8.0, length=0.2),
+    "azure2024": StandIn(
+        "azure2024-sample", 16, requests=60_000, min_output_tokens=200, pool=8.0, length=0.2
+    ),
+    "azure2023": StandIn("azure2023-conversation", slots=16, requests=None, pool=8.0, length=0.2),
 }
 
 
@@ -158,13 +160,13 @@ class Load:
 
 
 @lru_cache(maxsize=8)
-def rows_of(case: Case, part: str, seed: int) -> tuple[WorkloadRequest, ...]:
+def rows_of(case: StandIn, part: str, seed: int) -> tuple[WorkloadRequest, ...]:
     """The requests of a part of the case's workload."""
     return tuple(build(case.spec(part), seed))
 
 
 def load_of(
-    case: Case, workers: int, pool: float, warmup_steps: int, steps: int, seed: int, part: str = "held_out"
+    case: StandIn, workers: int, pool: float, warmup_steps: int, steps: int, seed: int, part: str = "held_out"
 ) -> Load:
     """Requests of a part of the trace at `OVERLOAD` times what the group serves at best, after a rush that fills it.
 
@@ -200,7 +202,7 @@ def load_of(
 
 
 @lru_cache(maxsize=8)
-def history(case: Case, workers: int, train_requests: int) -> tuple[Outcome, ...]:
+def history(case: StandIn, workers: int, train_requests: int) -> tuple[Outcome, ...]:
     """The last `train_requests` of the training part, as a router would have logged them: at the rate of the runs, with
     ends by a balanced group's step time, all ended by time 0.
     """
@@ -220,7 +222,7 @@ def history(case: Case, workers: int, train_requests: int) -> tuple[Outcome, ...
 
 
 @lru_cache(maxsize=8)
-def fitted(case: Case, workers: int, train_requests: int) -> LgbmPredictor:
+def fitted(case: StandIn, workers: int, train_requests: int) -> LgbmPredictor:
     """LightGBM fitted on `history`."""
     outcomes = history(case, workers, train_requests)
     return fit_lgbm(outcomes, replay(outcomes), LgbmConfig())
@@ -231,7 +233,7 @@ class Source:
     """Makes a run's predictor; see `Forecasting.source`."""
 
     name: str
-    case: Case
+    case: StandIn
     workers: int
     train_requests: int
 
@@ -289,7 +291,7 @@ def run_one(config: Config, seed: int) -> Metrics:
     return figures(result, load, config["workers"], case.slots)
 
 
-def sim_config(config: Config, case: Case, load: Load, seed: int) -> SimConfig:
+def sim_config(config: Config, case: StandIn, load: Load, seed: int) -> SimConfig:
     """The cluster of a config."""
     profile = profiles.load(PROFILE)
     policy, workers = config["policy"], config["workers"]

@@ -106,7 +106,7 @@ class Mix:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class Contender:
     """A decode policy. `users`: whether requests tell whose they are, so that lengths are forecast by client."""
 
     name: str
@@ -115,16 +115,16 @@ class Case:
     users: bool = True
 
 
-def cases(cluster: Cluster) -> tuple[Case, ...]:
+def cases(cluster: Cluster) -> tuple[Contender, ...]:
     """The first is the one that all are compared with. Policies know the engines' coefficients, nothing else."""
     step = {"step_base_s": cluster.step_base_s, "step_per_seq_s": cluster.step_per_seq_s}
     own = {**step, "seconds_per_kv_token": cluster.step_per_kv_token_s}
     return (
-        Case("NetKV", "netkv", step),
-        Case("BR-H", "balance_route_h"),
-        Case("JSQ", "join_shortest_queue"),
-        Case("composition, users not told", "composition", own, users=False),
-        Case("composition", "composition", own),
+        Contender("NetKV", "netkv", step),
+        Contender("BR-H", "balance_route_h"),
+        Contender("JSQ", "join_shortest_queue"),
+        Contender("composition, users not told", "composition", own, users=False),
+        Contender("composition", "composition", own),
     )
 
 
@@ -211,7 +211,7 @@ def history(trained_on: Sequence[WorkloadRequest]) -> tuple[Outcome, ...]:
 
 
 def simulated(
-    cluster: Cluster, case: Case, control: ControlPlane, trained_on: Sequence[WorkloadRequest], seed: int
+    cluster: Cluster, case: Contender, control: ControlPlane, trained_on: Sequence[WorkloadRequest], seed: int
 ) -> SimConfig:
     """The same cluster in the simulator, under the policy of `case`, its predictor having seen `trained_on`."""
     profile = cluster.profile()
@@ -242,7 +242,7 @@ def simulated(
     )
 
 
-def asked(case: Case, work: Sequence[WorkloadRequest]) -> list[WorkloadRequest]:
+def asked(case: Contender, work: Sequence[WorkloadRequest]) -> list[WorkloadRequest]:
     """`work` as it is sent under `case`."""
     return list(work) if case.users else [replace(one, client="") for one in work]
 

@@ -58,7 +58,7 @@ OUT = ROOT / "benchmarks" / "results" / "experiments" / "validate_live"
 
 
 @dataclass(slots=True)
-class Case:
+class Comparison:
     """One replay, live and simulated. `disturbed_ms`: how late the client was in replays that were done again."""
 
     policies: tuple[str, str]
@@ -75,7 +75,7 @@ class Case:
 
 def judge(
     server: Server, setup: Setup, profile: TimingProfile, control: ControlPlane, settings: argparse.Namespace
-) -> list[Case]:
+) -> list[Comparison]:
     """Replays the workload under each pair of policies; the live app is idle before each."""
     work, cases, prompts = setup.mix.requests(settings.seed), [], settings.seed + 1000
     for policies in setup.policies:
@@ -98,7 +98,7 @@ def judge(
             simulated_times(setup.simulated(profile, control, policies, seed), work)
             for seed in range(settings.seeds)
         ]
-        cases.append(Case(policies, live_times(work, answers), runs, late_ms, cores, disturbed_ms))
+        cases.append(Comparison(policies, live_times(work, answers), runs, late_ms, cores, disturbed_ms))
     return cases
 
 
@@ -135,7 +135,7 @@ def _set_policies(port: int, policies: tuple[str, str]) -> None:
 
 def run(
     setup: Setup, settings: argparse.Namespace, say: Callable[[str], None]
-) -> tuple[list[Case], dict[str, Any]]:
+) -> tuple[list[Comparison], dict[str, Any]]:
     """Starts the app, calibrates, judges. Raises ServerError, ValidationError, CalibrationError."""
     profile, control, seed = setup.profile, ControlPlane(), settings.seed
     with (
@@ -153,7 +153,7 @@ def run(
     return cases, {"profile": asdict(profile), "control": asdict(control), "calibration": found}
 
 
-def document(setup: Setup, cases: Sequence[Case], used: dict[str, Any]) -> dict[str, Any]:
+def document(setup: Setup, cases: Sequence[Comparison], used: dict[str, Any]) -> dict[str, Any]:
     """What is stored: everything that decides the outcome, and the outcome."""
     return {
         "setup": asdict(setup),
@@ -177,7 +177,7 @@ def document(setup: Setup, cases: Sequence[Case], used: dict[str, Any]) -> dict[
     }
 
 
-def report(case: Case) -> str:
+def report(case: Comparison) -> str:
     """One case as text."""
     cores = ", ".join(f"{who} {busy:.2f}" for who, busy in case.cores.items())
     late = case.client_late_ms

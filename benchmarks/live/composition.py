@@ -35,8 +35,8 @@ import psutil
 
 from benchmarks.experiments.composition_twin import (
     MODEL,
-    Case,
     Cluster,
+    Contender,
     Mix,
     asked,
     capacity_per_s,
@@ -97,7 +97,7 @@ class Setup:
         seed = 1000 * self.seed + 100 * round_ + round(10 * load)
         return self.mix.requests(self.rate_per_s(load), self.seconds, seed)
 
-    def order(self, round_: int) -> list[Case]:
+    def order(self, round_: int) -> list[Contender]:
         """The round's policies, beginning with another one each time."""
         every = [case for case in cases(self.cluster) if case.name in self.policies]
         return [every[(i + round_) % len(every)] for i in range(len(every))]
@@ -130,7 +130,7 @@ class Run:
                     self._say(report.line(found[-1]))
         return found
 
-    def _block(self, case: Case, load: float, round_: int) -> Block:
+    def _block(self, case: Contender, load: float, round_: int) -> Block:
         self._set(case)
         work = asked(case, self._setup.work(load, round_))
         before, busy_s, own_s, start_s = (
@@ -159,7 +159,7 @@ class Run:
         time.sleep(REPORTED_S)
         return scrape(self._port)[PREDICTIONS] / self.sent
 
-    def _set(self, case: Case) -> None:
+    def _set(self, case: Contender) -> None:
         """Waits until nothing is under way, and switches."""
         deadline_s = time.monotonic() + IDLE_S
         while True:
@@ -199,7 +199,7 @@ def _own_cpu_s() -> float:
     return times.user + times.system
 
 
-def simulate_block(setup: Setup, case: Case, load: float, round_: int) -> Block:
+def simulate_block(setup: Setup, case: Contender, load: float, round_: int) -> Block:
     """The block in the simulator, the mean of its runs. Raises ServerError if a request did not finish there."""
     work = asked(case, setup.work(load, round_))
     runs = []

@@ -10,12 +10,14 @@ import functools
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from benchmarks.live.http1 import BadResponse, ResponseParser
 from benchmarks.live.sse import StreamReader
+
+_T = TypeVar("_T")
 
 GRACE_S = 30.0  # requests under way when the time is up may still end; then they are cut
 
@@ -64,14 +66,18 @@ def drive(load: Load, stop: Callable[[], bool] = bool) -> LoadResult:
     `stop` is asked before each request; once it says True no more are sent, and those under way may end.
     """
     cpu_s, wall_s = time.process_time(), time.perf_counter()
+    result = run_fast(_run(load, stop))
+    result.wall_s, result.client_cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
+    return result
+
+
+def run_fast(main: Coroutine[Any, Any, _T]) -> _T:
+    """`asyncio.run`, on uvloop where there is one."""
     try:
         import uvloop
     except ImportError:
-        result = asyncio.run(_run(load, stop))
-    else:
-        result = uvloop.run(_run(load, stop))
-    result.wall_s, result.client_cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
-    return result
+        return asyncio.run(main)
+    return uvloop.run(main)
 
 
 def body_of(
@@ -139,90 +145,117 @@ async def _worker(run: _Run) -> None:
             transport.abort()
 
 
-class _Connection(asyncio.Protocol):
-    """One kept-alive connection; a new one is opened by the worker when the server closes it."""
+class StreamConnection(asyncio.Protocol):
+    """A kept-alive connection that reads one streamed answer after the other. Each answer, whole or not, ends in one
+    call of `answered`, unless the connection was dropped. Times are of `time.perf_counter`.
+    """
 
-    def __init__(self, run: _Run, request: bytes) -> None:
-        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._run = run
-        self._first = request
+    transport: asyncio.Transport
+
+    def __init__(self, finish: str = "length") -> None:
+        self._finish = finish
         self._parser = ResponseParser(self)
         self._reader: StreamReader | None = None  # None: no request under way
         self._status = 0
         self._bad_body = b""
         self._last = False  # the server closes after this answer
-        self._sent_s = self._now_s = 0.0
+        self.body_bytes = 0
+        self.sent_s = self.now_s = 0.0
+
+    def answered(self, reader: StreamReader, problem: str | None, reusable: bool) -> None:
+        """An answer has ended. `problem` says why it is not whole; `reusable`: another request can be sent."""
+        raise NotImplementedError
+
+    def send(self, request: bytes) -> None:
+        self._reader = StreamReader()
+        self.sent_s = time.perf_counter()
+        self.transport.write(request)
+
+    def drop(self) -> None:
+        """Ends the connection without a word about its request."""
+        self._reader = None
+        self.transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._send(self._first)
+        self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        self._now_s = time.perf_counter()
+        self.now_s = time.perf_counter()
         try:
             self._parser.feed(data)
         except ValueError as error:  # BadResponse, or an event that is no JSON
             self._fail(f"{type(error).__name__}: {error}")
-            self._transport.abort()
+            self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         try:
-            self._parser.eof()
+            self._parser.eof()  # ends a body that lasts until the connection does
         except BadResponse:
             pass  # counted below as the connection's end
-        if self._reader is not None:
-            self._fail(f"connection ended: {exc or 'closed by the server'}")
-        if not self.closed.done():
-            self.closed.set_result(None)
+        self._fail(f"connection ended: {exc or 'closed by the server'}")
 
     def on_head(self, status: int, headers: dict[bytes, bytes]) -> None:
         self._status, self._bad_body = status, b""
         self._last = headers.get(b"connection", b"").lower() == b"close"
 
     def on_body(self, data: bytes) -> None:
-        self._run.result.body_bytes += len(data)
+        self.body_bytes += len(data)
         if self._status != 200:
             self._bad_body += data
         elif self._reader is not None:
-            self._reader.feed(data, self._now_s)
+            self._reader.feed(data, self.now_s)
 
     def on_end(self) -> None:
         reader, self._reader = self._reader, None
         if reader is None:
             raise BadResponse("an answer that nobody asked for")
         if self._status != 200:
-            self._run.result.failures[
-                f"status {self._status}: {self._bad_body[:200].decode(errors='replace')}"
-            ] += 1
-        elif problem := reader.problem():
-            self._run.result.failures[problem] += 1
+            problem: str | None = f"status {self._status}: {self._bad_body[:200].decode(errors='replace')}"
         else:
-            self._record(reader)
-        if not self._last:
-            self._next()
-
-    def _record(self, reader: StreamReader) -> None:
-        result = self._run.result
-        assert reader.first_s is not None
-        assert reader.finish_s is not None
-        result.ttft_s.append(reader.first_s - self._sent_s)
-        result.stream_s.append(reader.finish_s - reader.first_s)
-        result.e2e_s.append(self._now_s - self._sent_s)
-        result.events += reader.events
-        result.usage = reader.usage or result.usage
-
-    def _next(self) -> None:
-        request = self._run.take()
-        if request is None:
-            self._transport.close()
-        else:
-            self._send(request)
-
-    def _send(self, request: bytes) -> None:
-        self._reader = StreamReader()
-        self._sent_s = time.perf_counter()
-        self._transport.write(request)
+            problem = reader.problem(self._finish)
+        self.answered(reader, problem, not self._last)
 
     def _fail(self, reason: str) -> None:
-        self._reader = None
-        self._run.result.failures[reason] += 1
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            self.answered(reader, reason, False)
+
+
+class _Connection(StreamConnection):
+    """Sends the run's next request when an answer has ended; the worker opens another when the server closes it."""
+
+    def __init__(self, run: _Run, request: bytes) -> None:
+        super().__init__()
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._run = run
+        self._first = request
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.send(self._first)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    def answered(self, reader: StreamReader, problem: str | None, reusable: bool) -> None:
+        result = self._run.result
+        result.body_bytes += self.body_bytes
+        self.body_bytes = 0
+        if problem is not None:
+            result.failures[problem] += 1
+        else:
+            assert reader.first_s is not None
+            assert reader.finish_s is not None
+            result.ttft_s.append(reader.first_s - self.sent_s)
+            result.stream_s.append(reader.finish_s - reader.first_s)
+            result.e2e_s.append(self.now_s - self.sent_s)
+            result.events += reader.events
+            result.usage = reader.usage or result.usage
+        if reusable:
+            request = self._run.take()
+            if request is None:
+                self.transport.close()
+            else:
+                self.send(request)

@@ -1,12 +1,13 @@
-"""One measurement: a load against a running server, with the CPU that every process of it spent meanwhile. A `Case` is
-the row of a report; all times in it are milliseconds, all memory bytes.
+"""One measurement: a load against a running server, with the CPU that every process of it spent meanwhile.
+
+A `Measurement` is a row of a report; all times in it are milliseconds, all memory bytes.
 """
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from benchmarks.live import load as client
 from benchmarks.live import proctree, stats, wrk
@@ -46,7 +47,7 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Case:
+class Measurement:
     """One row. `cpu_ms_per_request` and `_per_token` by role; `ttft`, `tpot`, `e2e`: stats.Summary as dict.
 
     `other_cores`: how many cores everything else on the machine kept busy meanwhile (0 on a quiet machine).
@@ -135,77 +136,91 @@ def warm_up(server: Server, model: str, plan: Plan, seed: int) -> None:
     client.drive(load)
 
 
-def with_python(server: Server, model: str, plan: Plan, seed: int) -> Case:
+def with_python(server: Server, model: str, plan: Plan, seed: int) -> Measurement:
     """Measure with the Python client."""
-    sent = bodies(model, prompts(seed), plan.tokens, plan.path)
-    warm_up(server, model, plan, seed)
-    before, machine = proctree.snapshot(server.pid), proctree.machine_busy_s()
-    result = client.drive(
-        client.Load(server.command.port, plan.path, sent, plan.concurrency, plan.requests, plan.max_s)
-    )
-    machine = proctree.machine_busy_s() - machine
-    cpu = proctree.cpu_by_role(before, proctree.snapshot(server.pid))
-    if not result.served:
-        raise MeasureError(f"{server.command.name}: no request was served: {dict(result.failures)}")
-    tokens = result.served * plan.tokens
+
+    def run(sent: Sequence[bytes]) -> client.LoadResult:
+        port = server.command.port
+        return client.drive(client.Load(port, plan.path, sent, plan.concurrency, plan.requests, plan.max_s))
+
+    result, common = _loaded(server, model, plan, seed, run, lambda result: result.client_cpu_s)
     gaps = [seconds / max(1, plan.tokens - 1) for seconds in result.stream_s]
-    return Case(
-        target=server.command.name,
+    return Measurement(
         client="python",
-        path=plan.path,
-        concurrency=plan.concurrency,
-        tokens=plan.tokens,
-        requests=result.served,
-        wall_s=result.wall_s,
-        requests_per_s=result.served / result.wall_s,
-        tokens_per_s=tokens / result.wall_s,
         e2e_ms=_summary(result.e2e_s),
         ttft_ms=_summary(result.ttft_s),
         tpot_ms=_summary(gaps),
-        cpu_ms_per_request=stats.per(cpu, result.served, 1e3),
-        cpu_ms_per_token=stats.per(cpu, tokens, 1e3),
-        client_cpu_ms_per_request=result.client_cpu_s * 1e3 / result.served,
-        failures=dict(result.failures),
-        other_cores=max(0.0, machine - sum(cpu.values()) - result.client_cpu_s) / result.wall_s,
         events_per_request=result.events / result.served,
+        **common,
     )
 
 
-def with_wrk(server: Server, model: str, plan: Plan, seed: int, executable: str) -> Case:
+def with_wrk(server: Server, model: str, plan: Plan, seed: int, executable: str) -> Measurement:
     """Measure with wrk, for `max_s` whole seconds."""
+
+    def run(sent: Sequence[bytes]) -> wrk.WrkResult:
+        seconds = max(1, int(plan.max_s))
+        return wrk.run(executable, server.command.port, plan.path, sent, plan.concurrency, seconds)
+
+    result, common = _loaded(server, model, plan, seed, run, lambda result: result.cpu_s)
+    quantiles = {"p50": result.p50_s * 1e3, "p95": result.p95_s * 1e3}
+    return Measurement(client="wrk", e2e_ms=quantiles, ttft_ms=None, tpot_ms=None, **common)
+
+
+class _Served(Protocol):
+    """The part of a result that every load client has."""
+
+    @property
+    def wall_s(self) -> float: ...
+
+    @property
+    def served(self) -> int: ...
+
+    @property
+    def failures(self) -> Mapping[str, int]: ...
+
+
+_Result = TypeVar("_Result", bound=_Served)
+
+
+def _loaded(
+    server: Server,
+    model: str,
+    plan: Plan,
+    seed: int,
+    run: Callable[[Sequence[bytes]], _Result],
+    cpu_s_of: Callable[[_Result], float],
+) -> tuple[_Result, dict[str, Any]]:
+    """What `run` measured after a warm-up, and the fields of a `Measurement` that no client measures: CPU by role, and
+    rates. Raises MeasureError where nothing was served.
+    """
     sent = bodies(model, prompts(seed), plan.tokens, plan.path)
     warm_up(server, model, plan, seed)
     before, machine = proctree.snapshot(server.pid), proctree.machine_busy_s()
-    result = wrk.run(
-        executable, server.command.port, plan.path, sent, plan.concurrency, max(1, int(plan.max_s))
-    )
+    result = run(sent)
     machine = proctree.machine_busy_s() - machine
     cpu = proctree.cpu_by_role(before, proctree.snapshot(server.pid))
     if result.served <= 0:
-        raise MeasureError(f"{server.command.name}: wrk got no good answer: {result.failures}")
-    tokens = result.served * plan.tokens
-    return Case(
-        target=server.command.name,
-        client="wrk",
-        path=plan.path,
-        concurrency=plan.concurrency,
-        tokens=plan.tokens,
-        requests=result.served,
-        wall_s=result.wall_s,
-        requests_per_s=result.served / result.wall_s,
-        tokens_per_s=tokens / result.wall_s,
-        e2e_ms={"p50": result.p50_s * 1e3, "p95": result.p95_s * 1e3},
-        ttft_ms=None,
-        tpot_ms=None,
-        cpu_ms_per_request=stats.per(cpu, result.served, 1e3),
-        cpu_ms_per_token=stats.per(cpu, tokens, 1e3),
-        client_cpu_ms_per_request=result.cpu_s * 1e3 / result.served,
-        failures=dict(result.failures),
-        other_cores=max(0.0, machine - sum(cpu.values()) - result.cpu_s) / result.wall_s,
-    )
+        raise MeasureError(f"{server.command.name}: no request was served: {dict(result.failures)}")
+    client_cpu_s, tokens = cpu_s_of(result), result.served * plan.tokens
+    return result, {
+        "target": server.command.name,
+        "path": plan.path,
+        "concurrency": plan.concurrency,
+        "tokens": plan.tokens,
+        "requests": result.served,
+        "wall_s": result.wall_s,
+        "requests_per_s": result.served / result.wall_s,
+        "tokens_per_s": tokens / result.wall_s,
+        "cpu_ms_per_request": stats.per(cpu, result.served, 1e3),
+        "cpu_ms_per_token": stats.per(cpu, tokens, 1e3),
+        "client_cpu_ms_per_request": client_cpu_s * 1e3 / result.served,
+        "failures": dict(result.failures),
+        "other_cores": max(0.0, machine - sum(cpu.values()) - client_cpu_s) / result.wall_s,
+    }
 
 
-def add_modelled(case: Case, ttft_s: float, step_s: float) -> None:
+def add_modelled(case: Measurement, ttft_s: float, step_s: float) -> None:
     """What the case took beyond the modelled engine (TTFT p50 and p95, time per token p50 and mean), in ms."""
     if case.ttft_ms is None or case.tpot_ms is None:
         return
@@ -217,7 +232,7 @@ def add_modelled(case: Case, ttft_s: float, step_s: float) -> None:
     }
 
 
-def add_difference(case: Case, base: Case) -> None:
+def add_difference(case: Measurement, base: Measurement) -> None:
     """What the case took beyond another server's at the same concurrency, in ms."""
     if case.ttft_ms is None or case.tpot_ms is None or base.ttft_ms is None or base.tpot_ms is None:
         return

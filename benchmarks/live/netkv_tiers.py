@@ -78,7 +78,7 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class Scheduler:
     """A policy and what it knows of the network."""
 
     name: str
@@ -88,10 +88,10 @@ class Case:
 
 
 CASES = (
-    Case("cache_load_aware", "cache_load_aware"),
-    Case("netkv-file", "netkv", file=True),
-    Case("netkv-file-live", "netkv", file=True, estimate=True),
-    Case("netkv-live", "netkv", estimate=True),
+    Scheduler("cache_load_aware", "cache_load_aware"),
+    Scheduler("netkv-file", "netkv", file=True),
+    Scheduler("netkv-file-live", "netkv", file=True, estimate=True),
+    Scheduler("netkv-live", "netkv", estimate=True),
 )
 
 
@@ -113,7 +113,7 @@ class Row:
     learned: dict[str, float]
 
 
-def application(folder: Path, cluster: Cluster, case: Case) -> Command:
+def application(folder: Path, cluster: Cluster, case: Scheduler) -> Command:
     """The application of a case; its network file lies in `folder`, too."""
     file = folder / "network.yaml"
     tiers = {
@@ -156,7 +156,7 @@ def _engines(cluster: Cluster) -> list[dict[str, Any]]:
     return groups
 
 
-def measure(port: int, case: Case, workload: Workload, seed: int) -> Row:
+def measure(port: int, case: Scheduler, workload: Workload, seed: int) -> Row:
     """One row. Raises ServerError where nothing was transferred."""
     before = scrape(port)
     bodies = workload.bodies(seed, workload.requests)

@@ -2,17 +2,15 @@
 
 Raw HTTP/1.1 on kept-alive connections, like `benchmarks.live.load`; a connection is taken from those at rest, else
 opened. Each answer keeps its own times, so that a replay can be compared request by request; how late the client itself
-was (sent - planned) is among them. Times are seconds of the monotonic clock from the start of the replay.
+was (sent - planned) is among them. Times are seconds from the start of the replay.
 """
 
 import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
-from benchmarks.live.http1 import BadResponse, ResponseParser
-from benchmarks.live.load import request_bytes
+from benchmarks.live.load import StreamConnection, request_bytes, run_fast
 from benchmarks.live.sse import StreamReader
 
 LEAD_S = 0.2  # before the first request: the loop has settled by then
@@ -49,11 +47,7 @@ def replay(
 
     `finish`: the finish reason of a whole answer. Raises OSError when the server cannot be reached.
     """
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run(_replay(port, path, plan, patience_s, finish))
-    return uvloop.run(_replay(port, path, plan, patience_s, finish))
+    return run_fast(_replay(port, path, plan, patience_s, finish))
 
 
 async def _replay(
@@ -62,7 +56,7 @@ async def _replay(
     pool = _Pool(port, finish)
     requests = [request_bytes("127.0.0.1", port, path, one.body) for one in plan]
     answers = [Answer(one.at_s) for one in plan]
-    pool.start_s = time.monotonic() + LEAD_S
+    pool.start_s = time.perf_counter() + LEAD_S
     tasks = [
         asyncio.ensure_future(pool.ask(answer, request))
         for answer, request in zip(answers, requests, strict=True)
@@ -91,7 +85,7 @@ class _Pool:
     async def ask(self, answer: Answer, request: bytes) -> None:
         """Waits for the planned time, sends, and waits for the end of the answer."""
         loop = asyncio.get_running_loop()
-        await asyncio.sleep(max(0.0, self.start_s + answer.planned_s - time.monotonic()))
+        await asyncio.sleep(max(0.0, self.start_s + answer.planned_s - time.perf_counter()))
         if self.idle:
             connection = self.idle.pop()
         else:
@@ -105,80 +99,38 @@ class _Pool:
             connection.drop()
 
 
-class _Connection(asyncio.Protocol):
-    """One request after the other."""
-
-    transport: asyncio.Transport
+class _Connection(StreamConnection):
+    """One request after the other, each sent when it is due."""
 
     def __init__(self, pool: _Pool) -> None:
+        super().__init__(pool.finish)
         self._pool = pool
-        self._parser = ResponseParser(self)
-        self._reader = StreamReader()
         self._answer: Answer | None = None
         self._ended: asyncio.Future[None]
-        self._status = 0
-        self._bad_body = b""
-        self._last = False  # the server closes after this answer
-        self._now_s = 0.0
 
     def ask(self, answer: Answer, request: bytes) -> asyncio.Future[None]:
         """Sends now; the future is done when the answer has ended, well or not."""
-        self._answer, self._reader = answer, StreamReader()
+        self._answer = answer
         self._ended = asyncio.get_running_loop().create_future()
-        answer.sent_s = time.monotonic() - self._pool.start_s
-        self.transport.write(request)
+        self.send(request)
+        answer.sent_s = self.sent_s - self._pool.start_s
         return self._ended
 
-    def drop(self) -> None:
-        """Ends the connection without a word about its request."""
-        self._answer = None
-        self.transport.abort()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
-
-    def data_received(self, data: bytes) -> None:
-        self._now_s = time.monotonic() - self._pool.start_s
-        try:
-            self._parser.feed(data)
-        except ValueError as error:  # BadResponse, or an event that is no JSON
-            self._end(f"{type(error).__name__}: {error}")
-            self.transport.abort()
-
     def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
         if self in self._pool.idle:
             self._pool.idle.remove(self)
-        self._end(f"connection ended: {exc or 'closed by the server'}")
 
-    def on_head(self, status: int, headers: dict[bytes, bytes]) -> None:
-        self._status, self._bad_body = status, b""
-        self._last = headers.get(b"connection", b"").lower() == b"close"
-
-    def on_body(self, data: bytes) -> None:
-        if self._status == 200:
-            self._reader.feed(data, self._now_s)
-        else:
-            self._bad_body += data
-
-    def on_end(self) -> None:
-        if self._answer is None:
-            raise BadResponse("an answer that nobody asked for")
-        if self._status != 200:
-            problem: str | None = f"status {self._status}: {self._bad_body[:200].decode(errors='replace')}"
-        else:
-            problem = self._reader.problem(self._pool.finish)
-        if not self._last:
-            self._pool.idle.append(self)
-        self._end(problem)
-
-    def _end(self, problem: str | None) -> None:
+    def answered(self, reader: StreamReader, problem: str | None, reusable: bool) -> None:
         answer, self._answer = self._answer, None
-        if answer is None:
-            return
+        assert answer is not None, "a request under way has its answer"
+        if reusable:
+            self._pool.idle.append(self)
         answer.problem = problem
         if problem is None:
-            assert self._reader.first_s is not None
-            assert self._reader.finish_s is not None
-            answer.first_s, answer.last_s = self._reader.first_s, self._reader.finish_s
+            assert reader.first_s is not None
+            assert reader.finish_s is not None
+            answer.first_s = reader.first_s - self._pool.start_s
+            answer.last_s = reader.finish_s - self._pool.start_s
         if not self._ended.done():
             self._ended.set_result(None)

@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.live import measure, profile, targets, wrk
 from benchmarks.live.machine import facts
-from benchmarks.live.measure import COMPLETIONS, Case, Plan
+from benchmarks.live.measure import COMPLETIONS, Measurement, Plan
 from benchmarks.live.report import Results, markdown, summary, write
 from benchmarks.live.servers import ROOT, Server, ServerError, running
 
@@ -63,7 +63,7 @@ class Bench:
             requests, max_s = max(2 * concurrency, requests // 10), max_s / 4
         return Plan(concurrency, requests, TOKENS, max_s)
 
-    def add(self, case: Case) -> Case:
+    def add(self, case: Measurement) -> Measurement:
         self.results.cases.append(case)
         ttft = f", TTFT p50 {case.ttft_ms['p50']:.2f} ms" if case.ttft_ms else ""
         failed = f", FAILED {case.failures}" if case.failures else ""
@@ -85,7 +85,7 @@ class Bench:
         """Memory and idle CPU of a server after its load: whatever starts late or grows is there by now."""
         self.results.trees.append(measure.tree_state(server, 1.0 if self.args.quick else 3.0))
 
-    def streams(self, server: Server, model: str, after: Callable[[Case], None]) -> None:
+    def streams(self, server: Server, model: str, after: Callable[[Measurement], None]) -> None:
         """Python and wrk rows of 16-token answers on a server that ticks every millisecond."""
         seed = self.args.seed
         for concurrency in self.args.concurrency or SIM_REQUESTS:
@@ -136,7 +136,7 @@ class Bench:
     def vllm(self) -> None:
         """vLLM's own server, then Sluice around the same engine."""
         model_dir, options = targets.model_directory(), targets.EngineOptions()
-        base: dict[int, Case] = {}
+        base: dict[int, Measurement] = {}
         commands = [
             targets.bare_engine(options, model_dir),
             targets.sluice_vllm(self.folder, options, disaggregated=False),

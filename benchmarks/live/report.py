@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.live.measure import Case, TreeState
+from benchmarks.live.measure import Measurement, TreeState
 from benchmarks.live.profile import Profile
 
 LEGEND = """
@@ -23,12 +23,12 @@ class Results:
 
     config: dict[str, Any]
     machine: dict[str, Any]
-    cases: list[Case] = field(default_factory=list)
+    cases: list[Measurement] = field(default_factory=list)
     trees: list[TreeState] = field(default_factory=list)
     profiles: list[Profile] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def find(self, target: str, client: str, concurrency: int, tokens: int, path: str) -> Case | None:
+    def find(self, target: str, client: str, concurrency: int, tokens: int, path: str) -> Measurement | None:
         """The case with these coordinates."""
         for case in self.cases:
             if (case.target, case.client, case.concurrency, case.tokens, case.path) == (
@@ -69,7 +69,7 @@ def markdown(results: Results) -> str:
     return "\n".join(parts) + "\n"
 
 
-def latency_table(cases: Sequence[Case]) -> str:
+def latency_table(cases: Sequence[Measurement]) -> str:
     """One row a case."""
     head = [
         "server",
@@ -100,7 +100,7 @@ def latency_table(cases: Sequence[Case]) -> str:
     return table(head, rows)
 
 
-def cpu_table(cases: Sequence[Case], pick: Any, digits: int, scale: float = 1.0) -> str:
+def cpu_table(cases: Sequence[Measurement], pick: Any, digits: int, scale: float = 1.0) -> str:
     """Roles down, cases across; roles below a hundredth of the sum everywhere are joined as `other`."""
     picked = [pick(case) for case in cases]
     roles: dict[str, None] = {}
@@ -238,11 +238,11 @@ def _stack(axis: Any, rows: Mapping[str, Mapping[str, float]], colours: Mapping[
         left = [a + b for a, b in zip(left, widths, strict=True)]
 
 
-def _row(case: Case) -> str:
+def _row(case: Measurement) -> str:
     return f"{_short(case)} {case.client} c={case.concurrency}"
 
 
-def _short(case: Case) -> str:
+def _short(case: Measurement) -> str:
     return (
         case.target.removeprefix("Sluice, ")
         + (f" {case.tokens} tok" if case.tokens > 100 else "")

@@ -88,7 +88,7 @@ def ratio_of(row: str, name: str, base: Sequence[float], ours: Sequence[float]) 
     )
 
 
-def measures_of(case: measure.Case) -> dict[str, float]:
+def measures_of(case: measure.Measurement) -> dict[str, float]:
     """The measures of a row that are compared; in each of them more is worse."""
     found = {
         "server CPU, ms a request": case.server_cpu_ms_per_request,

@@ -59,10 +59,7 @@ class FixedLinks:
         n_bytes: int,
         priority: int,
         on_done: Done,
-        *,
-        source_nic: int | None = None,
-        target_nic: int | None = None,
-        path_key: str | None = None,
+        **path: Any,
     ) -> Timer:
         timer = self._kernel.after(self._profile.transfer_s(n_bytes), lambda: on_done(timer))
         return timer

@@ -1,16 +1,19 @@
-"""From the checked file to what the simulator takes: engines on nodes, network, predictor, workload."""
+"""From the checked file to what the simulator takes: engines on nodes, network, predictor, workload; and a run of it."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
 
+from benchmarks.experiments.base import Config, Metrics
 from benchmarks.sim import profiles
+from benchmarks.sim.cluster import simulate
 from benchmarks.sim.config import EngineSpec, Forecasting, SimConfig
+from benchmarks.sim.metrics import summarise
 from benchmarks.sim.network.background import Background, Static
 from benchmarks.sim.network.fabric import Fabric
 from benchmarks.sim.network.topology import Topology, TopologyConfig
-from benchmarks.whatif.config import Base, EngineGroup, NetworkModel, WhatIfError, Workload
+from benchmarks.whatif.config import Base, EngineGroup, NetworkModel, WhatIfError, Workload, validated
 from benchmarks.workloads.catalog import WorkloadSpec, build, outcomes_of
 from benchmarks.workloads.prefixes import Sharing
 from benchmarks.workloads.record import WorkloadRequest
@@ -23,6 +26,12 @@ from predictors.protocol import Outcome, Predictor
 from predictors.survival import EmpiricalSurvival
 
 _TRAIN_SEED = 1_000_003  # what a predictor is fitted on is drawn apart from what is run
+
+
+def run_one(config: Config, seed: int) -> Metrics:
+    """The metrics of the variant whose checked configuration is `config`; the runner calls this in its processes."""
+    base: Base = validated(Base, config, "variant")
+    return summarise(simulate(sim_config(base, seed), workload(base, seed)))
 
 
 def sim_config(base: Base, seed: int) -> SimConfig:

@@ -62,7 +62,7 @@ class SimulateCommand:
         """Simulates; 0 if all runs ended, 2 for a configuration or workload that cannot be used, 1 for failed runs."""
         from benchmarks.experiments.base import ExperimentError
         from benchmarks.runner import RunsFailedError
-        from benchmarks.workloads.errors import WorkloadError
+        from benchmarks.workloads.record import WorkloadError
         from predictors.protocol import PredictorError
 
         if args.traces is not None:
@@ -118,7 +118,7 @@ def _count(sizes: dict[str, int]) -> str:
 def _run(configs: dict[str, Any], seeds: int, jobs: int) -> dict[str, dict[int, dict[str, float | None]]]:
     from benchmarks import runner
     from benchmarks.experiments.base import Variant
-    from benchmarks.whatif import run
+    from benchmarks.whatif import build
 
     runs: dict[str, dict[int, dict[str, float | None]]] = {name: {} for name in configs}
     todo = [(Variant(name, config), seed) for seed in range(seeds) for name, config in configs.items()]
@@ -126,7 +126,7 @@ def _run(configs: dict[str, Any], seeds: int, jobs: int) -> dict[str, dict[int, 
     def finish(job: runner.Job, metrics: dict[str, float | None]) -> None:
         runs[job[0].name][job[1]] = metrics
 
-    runner.run_all("simulate", run, todo, jobs, finish)
+    runner.run_all("simulate", build, todo, jobs, finish)
     return runs
 
 

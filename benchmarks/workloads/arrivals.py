@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from benchmarks.workloads.errors import WorkloadError
+from benchmarks.workloads.record import WorkloadError
 
 _CHUNK = 1_024
 

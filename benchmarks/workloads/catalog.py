@@ -8,16 +8,17 @@ no result of the excerpt can be taken for one of the trace. Everything named `sy
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks.workloads import standins, transform
 from benchmarks.workloads.azure2024 import load_azure2024
-from benchmarks.workloads.errors import WorkloadError
-from benchmarks.workloads.prefixes import Sharing, share_prefixes
-from benchmarks.workloads.record import WorkloadRequest
+from benchmarks.workloads.prefixes import Sharing, ideal_hit_share, share_prefixes
+from benchmarks.workloads.record import WorkloadError, WorkloadRequest
 from benchmarks.workloads.synthetic import Synthetic
 from benchmarks.workloads.traces import load_trace
 from predictors.protocol import Arrival, Outcome
@@ -266,6 +267,28 @@ def available(name: str, traces: Path | None = None) -> bool:
     except WorkloadError:
         return False
     return True
+
+
+def describe(requests: Sequence[WorkloadRequest]) -> dict[str, float | None]:
+    """Count, span, rate, burstiness, token counts (mean, p50, p95, p99) and the hit share of an unlimited cache."""
+    at_s = np.array([r.at_s for r in requests])
+    gaps_s = np.diff(at_s)
+    span_s = float(at_s[-1] - at_s[0]) if at_s.size else 0.0
+    found: dict[str, float | None] = {
+        "requests": float(at_s.size),
+        "span_s": span_s,
+        "rate_per_s": gaps_s.size / span_s if span_s > 0 else None,
+        "cv of the gaps": float(gaps_s.std() / gaps_s.mean()) if span_s > 0 else None,
+    }
+    for name in ("prompt_tokens", "output_tokens"):
+        counts = np.array([getattr(r, name) for r in requests], dtype=np.float64)
+        if counts.size:
+            found[f"{name} mean"] = float(counts.mean())
+            found.update({f"{name} p{q}": float(np.percentile(counts, q)) for q in (50, 95, 99)})
+    found["clients"] = float(len({r.client for r in requests if r.client}))
+    found["sessions"] = float(len({r.session for r in requests if r.session}))
+    found["ideal_hit_share"] = ideal_hit_share(requests)
+    return found
 
 
 def from_outcomes(outcomes: Iterable[Outcome]) -> list[WorkloadRequest]:

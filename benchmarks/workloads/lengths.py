@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from benchmarks.workloads.errors import WorkloadError
+from benchmarks.workloads.record import WorkloadError
 from predictors.protocol import FloatArray, IntArray
 
 

@@ -1,6 +1,10 @@
-"""One request of a workload, whatever it came from."""
+"""One request of a workload, and what is wrong with one that cannot be built."""
 
 from dataclasses import dataclass
+
+
+class WorkloadError(Exception):
+    """A workload that cannot be built as asked; the message says what to change."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,10 +27,9 @@ from itertools import count
 import numpy as np
 
 from benchmarks.workloads.arrivals import Arrivals, Diurnal
-from benchmarks.workloads.errors import WorkloadError
 from benchmarks.workloads.lengths import Lengths
 from benchmarks.workloads.prefixes import Segment, Sharing, block_hashes, mix, zipf_weights
-from benchmarks.workloads.record import WorkloadRequest
+from benchmarks.workloads.record import WorkloadError, WorkloadRequest
 from predictors.protocol import FloatArray
 
 _SESSION, _PROMPT, _GROUP, _OWN, _DOCUMENT = (

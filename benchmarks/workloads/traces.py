@@ -19,8 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.workloads.errors import WorkloadError
-from benchmarks.workloads.record import WorkloadRequest
+from benchmarks.workloads.record import WorkloadError, WorkloadRequest
 from predictors.traces import (
     MOONCAKE_BLOCK_TOKENS,
     TraceError,

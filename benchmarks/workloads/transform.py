@@ -12,8 +12,7 @@ from itertools import groupby, islice
 
 import numpy as np
 
-from benchmarks.workloads.errors import WorkloadError
-from benchmarks.workloads.record import WorkloadRequest
+from benchmarks.workloads.record import WorkloadError, WorkloadRequest
 
 
 def checked(requests: Iterable[WorkloadRequest]) -> Iterator[WorkloadRequest]:

@@ -8,6 +8,7 @@ different tiers, do not touch each other, nor do receivers.
 import heapq
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from benchmarks.sim.kernel import Kernel, Timer
 from benchmarks.sim.links import Done
@@ -98,10 +99,7 @@ class SenderLinkNetwork:
         n_bytes: int,
         priority: int,
         on_done: Done,
-        *,
-        source_nic: int | None = None,
-        target_nic: int | None = None,
-        path_key: str | None = None,
+        **path: Any,
     ) -> Flow:
         tier = self.tier(source, target)
         key = source, tier

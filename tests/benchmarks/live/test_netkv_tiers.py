@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from app.config import parse
-from benchmarks.live.netkv_tiers import CASES, Case, Cluster, Row, Workload, application, table
+from benchmarks.live.netkv_tiers import CASES, Cluster, Row, Scheduler, Workload, application, table
 
 
 def test_requests_follow_from_the_seed_and_share_prefixes() -> None:
@@ -22,7 +22,7 @@ def test_requests_follow_from_the_seed_and_share_prefixes() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_every_case_is_a_configuration_that_the_application_takes(tmp_path: Path, case: Case) -> None:
+def test_every_case_is_a_configuration_that_the_application_takes(tmp_path: Path, case: Scheduler) -> None:
     command = application(tmp_path, Cluster(near=2, far=1), case)
     schema = yaml.safe_load(Path(command.argv[command.argv.index("--config") + 1]).read_text())
     config = parse(schema["applications"][0]["args"])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.live import coldstart, overhead
-from benchmarks.live.measure import Case, TreeState, add_difference, add_modelled, bodies, prompts
+from benchmarks.live.measure import Measurement, TreeState, add_difference, add_modelled, bodies, prompts
 from benchmarks.live.profile import Profile, Spot
 from benchmarks.live.report import Results, cpu_table, markdown, summary, write
 
@@ -21,7 +21,7 @@ MACHINE = {
 }
 
 
-def case(**changes: Any) -> Case:
+def case(**changes: Any) -> Measurement:
     values: dict[str, Any] = {
         "target": "Sluice, sim engines",
         "client": "python",
@@ -41,10 +41,10 @@ def case(**changes: Any) -> Case:
         "failures": {},
         "other_cores": 0.25,
     }
-    return Case(**(values | changes))
+    return Measurement(**(values | changes))
 
 
-def results(*cases: Case) -> Results:
+def results(*cases: Measurement) -> Results:
     tree = TreeState(
         "Sluice, sim engines", 12.0, {"gcs": {"processes": 1, "rss_bytes": 3 << 30, "pss_bytes": 2 << 30}},
         {"processes": 1, "rss_bytes": 3 << 30, "pss_bytes": 2 << 30}, {"gcs": 0.02},

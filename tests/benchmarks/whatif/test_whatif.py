@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from benchmarks.whatif import build, table
+from benchmarks.whatif.build import run_one
 from benchmarks.whatif.changes import changed, variants_of
 from benchmarks.whatif.cli import EXAMPLES, command, example
 from benchmarks.whatif.config import Base, Variant, WhatIfError, read, validated
-from benchmarks.whatif.run import run_one
 from predictors.memorise import Memorised
 from predictors.oracle import Oracle
 from predictors.survival import EmpiricalSurvival

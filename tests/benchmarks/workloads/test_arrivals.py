@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks.workloads.arrivals import Diurnal, Gamma, MarkovModulated, Poisson, until
-from benchmarks.workloads.errors import WorkloadError
+from benchmarks.workloads.record import WorkloadError
 
 BURSTY = MarkovModulated((20.0, 1.0), (2.0, 6.0))  # mean (20 * 2 + 1 * 6) / 8 = 5.75
 DAY = Diurnal((1.0, 5.0, 0.0, 2.0), 50.0)  # mean 2

@@ -9,8 +9,8 @@ import pytest
 from benchmarks.workloads import catalog
 from benchmarks.workloads.azure2024 import load_azure2024
 from benchmarks.workloads.catalog import WORKLOADS, TraceSource, WorkloadSpec, available, build
-from benchmarks.workloads.errors import WorkloadError
 from benchmarks.workloads.prefixes import Sharing, ideal_hit_share
+from benchmarks.workloads.record import WorkloadError
 from benchmarks.workloads.transform import LengthFilter
 from predictors.traces import TraceError
 

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from benchmarks.workloads.errors import WorkloadError
 from benchmarks.workloads.lengths import (
     Empirical,
     Fixed,
@@ -11,6 +10,7 @@ from benchmarks.workloads.lengths import (
     Quantiles,
     draw,
 )
+from benchmarks.workloads.record import WorkloadError
 
 U = (np.arange(400_000) + 0.5) / 400_000
 LINEAR = Quantiles(((0.0, 10.0), (0.5, 30.0), (1.0, 130.0)), logarithmic=False)

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.workloads.errors import WorkloadError
 from benchmarks.workloads.prefixes import (
     Sharing,
     block_hashes,
@@ -17,7 +16,7 @@ from benchmarks.workloads.prefixes import (
     share_prefixes,
     zipf_weights,
 )
-from benchmarks.workloads.record import WorkloadRequest
+from benchmarks.workloads.record import WorkloadError, WorkloadRequest
 
 SEGMENTS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40)), min_size=1, max_size=5)
 

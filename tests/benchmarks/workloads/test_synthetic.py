@@ -9,9 +9,9 @@ import pytest
 
 from benchmarks.workloads import standins
 from benchmarks.workloads.arrivals import Diurnal, Poisson
-from benchmarks.workloads.errors import WorkloadError
 from benchmarks.workloads.lengths import Fixed, Lognormal
 from benchmarks.workloads.prefixes import ideal_hit_share
+from benchmarks.workloads.record import WorkloadError
 from benchmarks.workloads.synthetic import Clients, Corpus, Recurrence, Sessions, Synthetic
 
 PLAIN = Synthetic("plain", Poisson(5.0), Lognormal(600.0, 1.0), Lognormal(200.0, 0.8), block_tokens=64)

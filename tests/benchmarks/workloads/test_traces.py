@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.workloads import traces
-from benchmarks.workloads.errors import WorkloadError
+from benchmarks.workloads.record import WorkloadError
 from benchmarks.workloads.traces import estimate_memory_bytes, load_trace, stream_trace
 from predictors.traces import TraceError
 from predictors.traces import load_trace as load_outcomes

@@ -5,8 +5,7 @@ import math
 import pytest
 
 from benchmarks.workloads import transform
-from benchmarks.workloads.errors import WorkloadError
-from benchmarks.workloads.record import WorkloadRequest
+from benchmarks.workloads.record import WorkloadError, WorkloadRequest
 from benchmarks.workloads.transform import LengthFilter
 
 
