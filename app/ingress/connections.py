@@ -28,6 +28,7 @@ from actors.wire.messages import (
     FleetStatus,
     Grown,
     Message,
+    Out,
     PrefillDone,
     Progress,
     Reject,
@@ -50,6 +51,14 @@ from policies.request.stage import Stage
 log = logging.getLogger(__name__)
 
 
+class Connected(Life):
+    """A request as the connections know it. `out` is the piece of output that is being passed on."""
+
+    __slots__ = ("out",)
+
+    out: Out
+
+
 class IngressConnections:
     """Everything that one replica is connected to. `start` connects.
 
@@ -67,7 +76,7 @@ class IngressConnections:
         self.config = config
         self.metrics = metrics
         self.limits = Limits(config.max_retries, config.lease_margin_s)
-        self.live: dict[str, Life] = {}
+        self.live: dict[str, Connected] = {}
         self.fleet: Fleet | None = None
         self._was_whole = False
         self.salt = (me.secret or b"sluice")[:64]
@@ -84,7 +93,7 @@ class IngressConnections:
         self._attempt_ids = itertools.count(1)
         self._admitted: list[str] = []
         self._transferred: list[tuple[float, Transfer]] = []  # with when it ended
-        self._progressed: set[Life] = set()
+        self._progressed: set[Connected] = set()
         self._progress_timer: asyncio.TimerHandle | None = None
         self._sweeper: asyncio.Task[None] | None = None
         self._stopping = False
@@ -148,13 +157,13 @@ class IngressConnections:
 
     # ------------------------------------------------------------------------------------- what the requests do
 
-    def new_attempt(self, life: Life, request_id: str) -> str:
+    def new_attempt(self, life: Connected, request_id: str) -> str:
         """Returns the id of the request's next attempt, under which messages find it; it begins with `request_id`."""
         attempt_id = attempt_id_of(request_id or self._attempt_prefix, next(self._attempt_ids))
         self.live[attempt_id] = life
         return attempt_id
 
-    def forget(self, life: Life) -> None:
+    def forget(self, life: Connected) -> None:
         """The attempt is over: its messages find nobody."""
         del self.live[life.attempt_id]
         self._progressed.discard(life)
@@ -241,13 +250,15 @@ class IngressConnections:
                 raise ValueError(f"an ingress does not take {type(message).__name__}")
 
     def _tokens(self, message: Tokens) -> None:
-        live, progressed, now_s = self.live, self._progressed, self.now_s()
+        live, progressed, now_s, decoding = self.live, self._progressed, self.now_s(), Stage.DECODING
         for out in message.items:
             life = live.get(out.attempt_id)
             if life is None:
                 continue  # its cancellation is on the way
-            life.on(ev.Output(out.n_tokens, out.finish is not None, out), now_s)
-            if life.stage is Stage.DECODING:
+            life.out = out
+            usual = out.finish is None and out.n_tokens == 1
+            life.on(ev.ONE_TOKEN if usual else ev.Output(out.n_tokens, out.finish is not None), now_s)
+            if life.stage is decoding:
                 progressed.add(life)
         if progressed:
             self._schedule_progress()

@@ -24,11 +24,10 @@ from actors.wire.messages import (
     Submit,
 )
 from app.api.errors import ApiError
-from app.ingress.connections import IngressConnections
+from app.ingress.connections import Connected, IngressConnections
 from policies.engine_model.blocks import block_hashes
 from policies.request import events as ev
 from policies.request.effects import Failure
-from policies.request.life import Life
 from policies.request.stage import Outcome, Stage, Task
 from policies.request.terms import Terms
 from predictors.text import digest, prompt_key, signals, template_key
@@ -67,7 +66,7 @@ class Client(Protocol):
     def failed(self, request: "IngressRequest", error: ApiError) -> None: ...
 
 
-class IngressRequest(Life):
+class IngressRequest(Connected):
     """The live driver's half of a life. Create, `start`, then `cancel` at any time; messages come by themselves."""
 
     __slots__ = ("_client", "_connections", "spec")
@@ -226,7 +225,7 @@ class IngressRequest(Life):
     # --------------------------------------------------------------------------------------------------- client
 
     def output(self, event: ev.Output) -> None:
-        self._client.output(self, event.piece)
+        self._client.output(self, self.out)
 
     def finished(self) -> None:
         self._client.finished(self)

@@ -112,7 +112,7 @@ class Effects(ABC):
 
     @abstractmethod
     def output(self, event: Output) -> None:
-        """Passes a piece of output on."""
+        """Passes on the piece of output that `event` is about; the driver knows which one that is."""
 
     @abstractmethod
     def finished(self) -> None:

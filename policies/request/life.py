@@ -125,9 +125,10 @@ class Life(Effects):
         if row is None or (row.when is not None and not row.when(self)):
             self.refused(event)
             return False
-        row.action(self, event, now_s)
-        if self.stage not in row.leads_to:
-            raise AssertionError(f"{type(event).__name__} led to {self.stage}: TABLE lists {row.leads_to}")
+        action, leads_to, _ = row
+        action(self, event, now_s)
+        if self.stage not in leads_to:
+            raise AssertionError(f"{type(event).__name__} led to {self.stage}: TABLE lists {leads_to}")
         return True
 
     def wake(self, now_s: float) -> None:

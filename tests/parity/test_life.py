@@ -27,7 +27,7 @@ from benchmarks.workloads.record import WorkloadRequest
 from policies.dispatch.dispatcher import DispatchConfig
 from policies.engine_model.timing import TimingProfile
 from policies.request.effects import Effects
-from policies.request.events import Event, Output
+from policies.request.events import Event
 from policies.request.life import Life
 from policies.request.stage import Stage
 from policies.state import events as ev
@@ -67,7 +67,7 @@ def recorded(driver: type[Life], patch: pytest.MonkeyPatch, stories: dict[int, S
         def effect(life: Any, *args: Any) -> Any:
             story = stories.get(id(life))
             if story is not None:
-                story.effects.append((name, life.attempts, *map(told, args)))
+                story.effects.append((name, life.attempts, *args))
             return plain(life, *args)
 
         patch.setattr(driver, name, effect)
@@ -84,11 +84,6 @@ def recorded(driver: type[Life], patch: pytest.MonkeyPatch, stories: dict[int, S
         return bool(accepted)
 
     patch.setattr(driver, "on", on)
-
-
-def told(value: Any) -> Any:
-    """An effect's argument; a piece of output is the driver's own."""
-    return value._replace(piece=None) if isinstance(value, Output) else value
 
 
 def simulated(
@@ -209,6 +204,7 @@ def live(config: SimConfig, request: SimRequest, story: Story, patch: pytest.Mon
     stories: dict[int, Story] = {}
     with pytest.MonkeyPatch.context() as recording:
         recorded(IngressRequest, recording, stories)
+        mine.out = wire.Out("", "", 1)
         for event, now_s in story.events:
             mine.on(event, now_s)
     assert not connections.live

@@ -118,7 +118,7 @@ class Recorder(Life):
         self.did.append(("transfer_failed",))
 
     def output(self, event: Output) -> None:
-        self.did.append(("output", event.piece))
+        self.did.append(("output", event))
         if self.leaves_at_output:
             self.on(Cancel(), NOW_S)
 
@@ -142,14 +142,14 @@ WAY: dict[Stage, Event] = {
     Stage.POOLED: DONE,
     Stage.TRANSFERRING: RouteDecode("d"),
     Stage.DECODING: Admitted(9, 0.1, 3),
-    Stage.DONE: Output(1, True, "x"),
+    Stage.DONE: Output(1, True),
 }
 """The ordinary way, with engines p and d: the event that leads to each stage."""
 
 COLOCATED_WAY: dict[Stage, Event] = {
     Stage.PREFILLING: RoutePrefill("c", colocated=True),
     Stage.DECODING: Admitted(),
-    Stage.DONE: Output(1, True, "x"),
+    Stage.DONE: Output(1, True),
 }
 
 EVENTS: list[Event] = [
@@ -159,7 +159,7 @@ EVENTS: list[Event] = [
     Reject(429, "queue_full", 3.0),
     DONE,
     Admitted(),
-    Output(1, False, "x"),
+    Output(1, False),
     Preempted(),
     EngineFailed("p", "prefill", "internal", "x", retryable=False),
     EngineLost("p", "gone"),

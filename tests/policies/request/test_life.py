@@ -95,7 +95,7 @@ def test_the_ordinary_way_says_everything_once() -> None:
         ("report_prefill", DONE),
         ("send_decode", "d", b"h"),
         ("admitted",),
-        ("output", "x"),
+        ("output", Output(1, True)),
         ("close", "r1", "finished", 1, None, None),
         ("forget", "r1", "finished"),
         ("finished",),
@@ -403,15 +403,15 @@ def test_it_is_finished_when_its_last_choice_is() -> None:
 @pytest.mark.parametrize(("stage", "way"), [(Stage.TRANSFERRING, WAY), (Stage.PREFILLING, COLOCATED_WAY)])
 def test_tokens_before_admitted_count_as_admission(stage: Stage, way: dict[Stage, Event]) -> None:
     life = at(stage, way)
-    life.on(Output(1, False, "x"), NOW_S)
+    life.on(Output(1, False), NOW_S)
     assert now(life) is Stage.DECODING
-    assert life.did[-2:] == [("admitted",), ("output", "x")]
+    assert life.did[-2:] == [("admitted",), ("output", Output(1, False))]
 
 
 def test_a_client_that_leaves_at_its_last_token_is_cancelled_once() -> None:
     life = at(Stage.DECODING)
     life.leaves_at_output = True
-    assert life.on(Output(1, True, "x"), NOW_S)
+    assert life.on(Output(1, True), NOW_S)
     assert life.of("cancel") == [("cancel", "d")]
     assert [closed[2] for closed in life.of("close")] == ["cancelled"]
     assert not life.of("finished", "refused")
