@@ -88,5 +88,5 @@ bench-truth: setup ## the simulator against a live app on sim engines (ARGS="--e
 	$(PY) -m benchmarks.experiments.validate_live $(ARGS)
 
 clean: ## remove the environment and all caches of this folder (not the converted model)
-	rm -rf $(VENV) .ci/work.* build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .ci/work.* build sluice/build *.egg-info sluice/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find $(PACKAGES) tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
