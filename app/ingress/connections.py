@@ -98,7 +98,8 @@ class IngressConnections:
         self._sweeper: asyncio.Task[None] | None = None
         self._stopping = False
         self._loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
-        self.now_s = time.monotonic  # uvloop's own clock has a resolution of 1 ms
+        # not the loop's own clock: uvloop's has a resolution of 1 ms
+        self.now_s = time.monotonic
 
     async def start(self) -> None:
         """Connects in the background; `ready()` says when requests can be served."""
@@ -164,7 +165,7 @@ class IngressConnections:
         return attempt_id
 
     def forget(self, life: Connected) -> None:
-        """The attempt is over: its messages find nobody."""
+        """Drops an attempt that is over: its messages find nobody from now on."""
         del self.live[life.attempt_id]
         self._progressed.discard(life)
 
@@ -181,7 +182,7 @@ class IngressConnections:
         return True
 
     def end_work(self, engine_id: str, life: Life, message: Message | None) -> None:
-        """Unties the request from an engine, which is told by `message`; a lost connection has freed all already."""
+        """Unties the request from an engine and sends it `message`, if any; a lost connection has freed all already."""
         link = self._engines.attached(engine_id, life.attempt_id)
         if link is not None:
             if message is not None:
@@ -189,7 +190,7 @@ class IngressConnections:
             link.live.pop(life.attempt_id, None)
 
     def admitted(self, life: Life, moved: bool) -> None:
-        """To be told to the router with the next progress, and the transfer as well where KV `moved`."""
+        """Notes the admission for the next progress report, and its KV transfer where KV `moved`."""
         self._admitted.append(life.attempt_id)
         admission = life.admission
         if moved and admission is not None and self.fleet is not None and self.fleet.wants_transfers:
@@ -198,14 +199,14 @@ class IngressConnections:
         self._schedule_progress()
 
     def choose_prefill(self, life: Life) -> ev.RoutePrefill | None:
-        """Our own decision, counted; None where no engine serves."""
+        """Decides in the router's place, and counts it; returns None where no engine serves."""
         route = fallback.choose_prefill(self._engines.all(), life)
         if route is not None:
             self.metrics.fallbacks.labels("prefill").inc()
         return route
 
     def choose_decode(self, life: Life) -> ev.RouteDecode | None:
-        """Our own decision, counted; None where no engine serves."""
+        """Decides in the router's place, and counts it; returns None where no engine serves."""
         assert life.prefill_engine is not None
         holder = self._engines.attached(life.prefill_engine, life.attempt_id)
         if holder is None:
@@ -269,7 +270,7 @@ class IngressConnections:
             life.on(event, self.now_s())
 
     def _all(self, event: ev.Event) -> None:
-        """Lets an event happen to every request; one may end others that are part of the same answer."""
+        """Lets an event happen to every request; the end of one may end others that are part of the same answer."""
         for attempt_id in list(self.live):
             self._happens(attempt_id, event)
 
@@ -299,7 +300,8 @@ class IngressConnections:
             case Fleet():
                 self.fleet = message
                 self._engines.update(message.engines)
-                if message.engines:  # a router just restarted may know none yet
+                # a router just restarted may know none yet
+                if message.engines:
                     self._context_tokens = min(info.max_model_len for info in message.engines)
             case _:
                 raise ValueError(f"an ingress does not take {type(message).__name__} from a router")
@@ -346,6 +348,7 @@ class IngressConnections:
                 now_s = self.now_s()
                 for life in [life for life in self.live.values() if life.wake_at_s <= now_s]:
                     life.wake(now_s)
-            except Exception:  # a bug; without this task no request would ever expire
+            # a bug must not end this task: no request would expire any more
+            except Exception:
                 self.metrics.internal_errors.inc()
                 log.exception("the sweep failed; it is tried again in %g s", self.config.sweep_interval_s)

@@ -21,11 +21,15 @@ JSON = (b"content-type", b"application/json")
 SSE = (b"content-type", b"text/event-stream; charset=utf-8")
 NO_CACHE = (b"cache-control", b"no-cache")
 
-CLIENT_CLOSED = 499  # nginx's number for a client that left; it exists in metrics only
+CLIENT_CLOSED = 499
+"""The status of a client that left, in metrics only: nginx's number (`NGX_HTTP_CLIENT_CLOSED_REQUEST`)."""
 
 
 class HttpExchange:
-    """See the module. `begin` starts the requests; before that only `fail` and the client's leaving can end it."""
+    """One HTTP request under way; `begin` starts its requests.
+
+    Before `begin` only `fail` and the client's leaving can end the exchange.
+    """
 
     __slots__ = (
         "_choices", "_client_request_id", "_finish", "_first_s", "_id", "_live", "_open", "_pending", "_requests",
@@ -159,12 +163,13 @@ class HttpExchange:
         self._live = []
 
     def broken(self, error: Exception) -> None:
-        """What we cannot put into words or write fails this request, not the engine's connection or other answers."""
+        """Fails this exchange alone, because its answer cannot be put into words or written."""
         log.error("request %s: cannot build its answer", self.request_id, exc_info=error)
         failure = ApiError(500, "Internal error; see the server's log.")
         if not self.closed:
             self.fail(failure)
-        elif self.reply.started:  # its requests are over, its client still waits
+        # its requests are over, but its client still waits
+        elif self.reply.started:
             self.reply.end(failure.event())
         else:
             self.reply.respond(failure.status, [JSON, *self._headers()], failure.body())
@@ -176,7 +181,7 @@ class HttpExchange:
     # --------------------------------------------------------------------------------------------------- output
 
     def flush(self) -> None:
-        """One write for everything that has come since the last."""
+        """Writes everything that has come since the last flush, in one write."""
         reply = self.reply
         if reply.gone:
             return

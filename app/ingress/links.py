@@ -1,7 +1,7 @@
 """The ingress's connections to the engines of the fleet.
 
-An engine of the last `Fleet` has a link that is kept. One that left the list (the router may only have lost
-sight of it) keeps its running requests: it is retired, and its connection ends with its last request.
+An engine of the last `Fleet` has a link that is kept. An engine that left the list (the router may only have lost sight
+of it) keeps its running requests: its link is retired, and the connection ends with its last request.
 """
 
 import asyncio
@@ -15,15 +15,16 @@ from policies.request.life import Life
 
 log = logging.getLogger(__name__)
 
+# ASSUMPTION: both times are round guesses, not measured. They are counted by this process's own sweeps, not by the clock:
+# after a time in which the process stood still, the engine's answer is read first.
+
 CONNECT_GRACE_S = 10.0
-"""The router may route to an engine before our connection to it stands: so long its work is kept for it."""
+"""Seconds to keep work for an engine to which the first connection is still being set up."""
 
 MISSING_GRACE_S = 15.0
-"""A router that was restarted knows no engine until they announce themselves: one that we are connected to
-stays so long.
+"""Seconds to keep an engine that is connected but missing from the router's list.
 
-Both are counted by our own sweeps, not by the clock: after a time in which this process stood still the engine's answer
-is read first.
+A router just restarted knows no engine until they announce themselves.
 """
 
 
@@ -40,7 +41,8 @@ class EngineLink:
         self.info = info
         self.live: dict[str, Life] = {}
         self.retired = False
-        self.missing_s: float | None = None  # so long it is not in the router's list any more
+        # seconds since it left the router's list; None while it is listed
+        self.missing_s: float | None = None
         self._on_message, self._on_lost = on_message, on_lost
         self._early: list[Message] = []
         self._waited_s: float | None = 0.0  # None once up or given up

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RequestSpec:
-    """What is to be served; the same for all attempts. `arrived_s` is on the ingress's clock.
+    """One prompt and what is wanted for it, the same for all attempts. `arrived_s` is on the ingress's clock.
 
     `request_id` is the request's, behind the prefix in its answer; `client_request_id` the client's own, if it sent
     one. `text` is the prompt where the client sent text; only the router's hints look at it. `first_choice`: the index
@@ -59,7 +59,7 @@ class RequestSpec:
 
 
 class Client(Protocol):
-    """Who gets the output: the exchange with the client."""
+    """The receiver of the output: the exchange with the client."""
 
     def output(self, request: "IngressRequest", out: Out) -> None: ...
     def finished(self, request: "IngressRequest") -> None: ...
@@ -76,12 +76,12 @@ class IngressRequest(Connected):
         self.spec, self._client, self._connections = spec, client, connections
 
     def start(self) -> None:
-        """Begins; the request may have failed when this returns."""
+        """Begins the first attempt; the request may have failed when this returns."""
         connections = self._connections
         self.on(ev.Start(connections.router_connected()), connections.now_s())
 
     def cancel(self) -> None:
-        """Ends it, whatever its stage. Idempotent."""
+        """Ends the request, whatever its stage. Idempotent."""
         self.on(ev.Cancel(), self._connections.now_s())
 
     @property

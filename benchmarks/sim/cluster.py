@@ -4,8 +4,8 @@
 carried out (`ingress`), engines step (`engine`), KV moves (`pull`, over the network or fixed links). Periods, hops and
 retries are `ControlPlane`'s. The event log is the live router's (`policies.journal.lines`), so it replays.
 
-Not per event but per period, as live: engine status, progress (all that gained a token in one `ProgressedMany`), KV
-events, forecasts, ticks, the network oracle. A progress report takes no time on its way.
+Reported per period and not per event, as by the live processes: engine status, progress (all that gained a token in one
+`ProgressedMany`), KV events, forecasts, ticks, the network oracle. A progress report takes no time on its way.
 """
 
 from collections import Counter
@@ -30,9 +30,10 @@ from policies.routing.registry import decode_policy, prefill_policy
 from policies.state import events as ev
 
 Progress = Callable[[int, float], None]
-"""Told now and then how many requests have ended, and the virtual time."""
+"""A callback that hears now and then how many requests have ended, and the virtual time."""
 
-SETTLE_S = 1.0  # after the last request, so that its last messages arrive
+SETTLE_S = 1.0
+"""Virtual seconds to go on after the last request, so that its last messages arrive: many times a hop."""
 
 
 class SimulationError(ValueError):
@@ -234,12 +235,13 @@ class Cluster:
     # ---------------------------------------------------------------------------------------- the router (Router)
 
     def feed(self, event: ev.Event) -> None:
-        """One event for the dispatcher; its actions are carried out, it is journalled."""
+        """Gives one event to the dispatcher and to the journal, and carries out the actions."""
         actions: list[Action] = []
         error: ev.StaleEvent | None = None
         try:
             actions = self.dispatcher.handle(event)
-        except ev.StaleEvent as stale:  # a message that crossed another on its way: as live
+        # a message crossed another one on its way, which also happens on sockets
+        except ev.StaleEvent as stale:
             self.stale += 1
             error = stale
         if self.journal is not None:
@@ -249,7 +251,7 @@ class Cluster:
             self.ingress.act(action)
 
     def predicted(self, request: SimRequest, now_s: float) -> float | None:
-        """See `ingress.Router`."""
+        """Expected output tokens, where the router predicts them at arrival."""
         return (
             None
             if self._forecasts is None

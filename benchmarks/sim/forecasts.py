@@ -10,7 +10,7 @@ from predictors.protocol import Arrival
 
 
 class Forecasts:
-    """One per run; the predictor is made fresh. Ages count from the first token, also over a return to the router."""
+    """The forecasts of one run, by a fresh predictor. Ages count from the first token, over returns to the router."""
 
     def __init__(self, config: Forecasting, default_max_tokens: int) -> None:
         self._lengths: dict[str, int] = {}
@@ -23,7 +23,7 @@ class Forecasts:
         self._default_max_tokens = default_max_tokens
 
     def arrived(self, request: SimRequest, now_s: float, wanted: bool) -> float | None:
-        """Expected output tokens, where they are `wanted` or configured; None for one that comes back."""
+        """Returns the expected output tokens where they are wanted or configured; None for a request that comes back."""
         if request.generated:
             return None
         work = request.work
@@ -42,14 +42,14 @@ class Forecasts:
         return self._feed.arrived(arrival, work.max_tokens or self._default_max_tokens, total)
 
     def progressed(self, items: Sequence[tuple[str, int]], live: Mapping[str, SimRequest]) -> None:
-        """Pairs (attempt_id, tokens of this stay at an engine)."""
+        """Takes pairs of an attempt's id and its tokens since it came to its engine."""
         for attempt_id, tokens in items:
             request = live.get(attempt_id)
             if request is not None:
                 self._feed.progressed(attempt_id, tokens + request.generated)
 
     def refresh(self, now_s: float, live: Mapping[str, SimRequest]) -> list[ev.ForecastMade]:
-        """One predictor call for all that are due."""
+        """Returns new forecasts for all that are due, from one predictor call."""
         return [
             ev.ForecastMade(
                 now_s,
@@ -61,6 +61,6 @@ class Forecasts:
         ]
 
     def closed(self, request: SimRequest, outcome: ev.Outcome, tokens: int, now_s: float) -> None:
-        """An attempt is over."""
+        """Lets the predictor learn from an attempt that is over."""
         self._feed.closed(request.attempt_id, outcome, tokens, now_s)
         self._lengths.pop(request.attempt_id, None)

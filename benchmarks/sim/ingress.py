@@ -43,7 +43,7 @@ ASK_AND_GRANT = 2
 
 
 class Router(Protocol):
-    """What an ingress tells the router and its predictors."""
+    """The router and its predictors, as an ingress speaks to them."""
 
     def feed(self, event: ev.Event) -> None: ...
     def predicted(self, request: "SimRequest", now_s: float) -> float | None:
@@ -89,7 +89,7 @@ class SimRequest(Life):
         self.pull: Pull | None = None
         self.layers = (1, 1)
         self.lease: str | None = None
-        self.unfit: life_events.EngineFailed | None = None  # to be told when the work has been sent
+        self.unfit: life_events.EngineFailed | None = None  # happens when the work has been sent
 
     @property
     def prompt_tokens(self) -> int:
@@ -273,7 +273,7 @@ class Ingress:
             request.on(failed, self.kernel.now_s)
 
     def later(self, hops: int, request: SimRequest, what: Callable[[], None]) -> None:
-        """Runs `what` when a message has made so many hops, unless the attempt is over by then."""
+        """Runs `what` when a message has made this many hops, unless the attempt is over by then."""
         self.later_s(hops * self.config.control.hop_s, request, what)
 
     def later_s(self, delay_s: float, request: SimRequest, what: Callable[[], None]) -> None:
@@ -339,7 +339,7 @@ class Ingress:
     # ------------------------------------------------------------------------------------------- what engines report
 
     def admitted(self, worker: Worker, seq: Sequence) -> None:
-        """Slot and blocks are taken."""
+        """A sequence has taken its slot and blocks."""
         request: SimRequest = seq.owner  # type: ignore[assignment]
         if seq.stage is SequenceStage.TRANSFERRING:
             self.later(ASK_AND_GRANT, request, lambda: self._begin_pull(request))
@@ -405,7 +405,7 @@ class Ingress:
             self.later(ONE_WAY, request, lambda: self.happens(request, rest))
 
     def preempted(self, worker: Worker, seq: Sequence) -> None:
-        """It waits at its engine to be computed again, or goes back to the router with what it has generated."""
+        """A sequence has lost its slot: its engine computes it again, or it goes back to the router."""
         request: SimRequest = seq.owner  # type: ignore[assignment]
         request.record.preemptions += 1
         if worker.spec.preempted == "router" and request.seq is seq:
@@ -416,7 +416,7 @@ class Ingress:
             self.happens(request, life_events.Preempted())
 
     def kv_events(self, worker: Worker, events: list[Any]) -> None:
-        """Its prefix cache has changed."""
+        """The prefix cache of `worker` has changed."""
         self.on_kv_events(worker, events)
 
     # ------------------------------------------------------------------------------------------------- KV transfers
@@ -460,7 +460,7 @@ class Ingress:
         request.lease = None
 
     def _expire(self, worker: Worker) -> None:
-        """Ends the leases whose time is over; who reads one ends it."""
+        """Ends the leases whose time is over and which nobody reads; the others end with their read."""
         for lease in worker.leases.expire(self.kernel.now_s + 1e-9):
             worker.pool.release(lease.allocation)
             worker.group.kick()

@@ -8,10 +8,10 @@ from benchmarks.sim.links import KvNetwork
 
 
 class Pull:
-    """Moves `n_bytes` in `groups` equal layer groups of `flows` parallel flows each; `on_done` after the last byte.
+    """One transfer of `n_bytes` in `groups` equal layer groups, each of the target's `transfer_flows` parallel flows.
 
     Groups leave as they are released (`release`), all at once where the prefill has ended. The first flows of a group
-    carry the bytes that do not divide.
+    carry the bytes that do not divide. `on_done` runs after the last byte.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Pull:
         self._flows: list[Any] = []
 
     def release(self, groups: int) -> None:
-        """So many of the groups may leave by now."""
+        """Lets the first `groups` groups leave."""
         while self._released < min(groups, len(self._parts)):
             part = self._parts[self._released]
             self._released += 1

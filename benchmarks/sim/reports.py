@@ -1,4 +1,4 @@
-"""What engines and ingress tell the router now and then: status and progress; and the imbalance seen meanwhile."""
+"""Periodic reports to the simulated router, status of engines and progress of requests, and the imbalance seen then."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ from policies.state.views import Role
 
 
 class Reports:
-    """`feed` gets the events."""
+    """Makes the reports of a run and gives them to `feed` as events."""
 
     def __init__(
         self,
@@ -32,12 +32,13 @@ class Reports:
         # whose loads are compared: the decode workers, where there are none the colocated ones; a barrier counts itself
         at_barrier = any(w.spec.barrier for w in self._decoders)
         self._compared = set() if at_barrier else decode or {w.name for w in self._decoders}
-        self._steps = dict.fromkeys(ingress.workers, 0)  # of each engine at its last progress report
+        # of each engine, at its last progress report
+        self._steps = dict.fromkeys(ingress.workers, 0)
         self._status: dict[str, tuple[float, tuple[int, int, int]]] = {}
         self._imbalances, self._samples = 0, 0
 
     def status(self) -> None:
-        """Every engine whose counts have changed, or that has been silent for long."""
+        """Reports every engine whose counts have changed, or that has been silent for `status_always_s`."""
         now_s, always_s = self._kernel.now_s, self._control.status_always_s - 1e-9
         for worker in self._workers:
             kv_tokens = worker.used_blocks(worker.done_now) * worker.pool.block_size_tokens
@@ -48,7 +49,7 @@ class Reports:
                 self._feed(ev.EngineStatus(now_s, worker.name, *status))
 
     def progress(self) -> None:
-        """Who was admitted, and all that gained a token since the last report."""
+        """Reports who was admitted, and who gained a token, since the last report."""
         now_s, ingress = self._kernel.now_s, self._ingress
         admissions, ingress.admissions = ingress.admissions, []
         for request in admissions:
@@ -74,7 +75,7 @@ class Reports:
             self._samples += 1
 
     def count_imbalance(self) -> None:
-        """At the end: without a barrier there is no common step, and the mean over time stands for that over steps."""
+        """Adds the run's imbalance: without a barrier there is no common step, so the mean over time is taken."""
         if self._samples:
             stats = self._meter.stats
             stats.imbalance_sum += stats.steps * self._imbalances / self._samples

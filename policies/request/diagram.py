@@ -64,7 +64,7 @@ def table() -> str:
 
 
 def held() -> str:
-    """What a request holds in each stage, as Markdown."""
+    """The holdings of a request in each stage, as Markdown."""
     lines = ["| stage | held |", "|---|---|", *(f"| {stage.name} | {_HELD[stage]} |" for stage in Stage)]
     return "\n".join(lines) + "\n"
 

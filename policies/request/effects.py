@@ -1,4 +1,4 @@
-"""What a request's life does to the world: the methods that a driver implements, and the values that they take.
+"""Effects of a request's life on the world: the methods that a driver implements, and the values that they take.
 
 Effects are calls, not values in a list: some of them answer (whether a message could be sent, which engine serves), and
 one is made for every token.
@@ -13,7 +13,7 @@ from policies.request.stage import Outcome, Task
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What the client is told of a request that failed: an HTTP status, words, and a code for programs.
+    """The error that a client gets for a request that failed: an HTTP status, words, and a code for programs.
 
     `retry_after_s`: when another try may succeed (None: that is not known). `param`: the field that is at fault.
     """

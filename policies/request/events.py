@@ -73,7 +73,7 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """`tokens` more tokens of one choice, its `last` ones or not. What they are only the driver knows."""
+    """`tokens` more tokens of one choice, its `last` ones or not. The driver alone knows which."""
 
     tokens: int
     last: bool

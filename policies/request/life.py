@@ -6,7 +6,7 @@ Nothing here reads a clock, waits, logs or counts.
 
 `TABLE` lists every event that a stage accepts, what is done, and the stages to which that may lead;
 `docs/request-life.md` is generated from it. Nothing goes round the table: an event that it does not list changes
-nothing and is told to `refused` (a message that crossed a cancellation on its way, say).
+nothing and goes to `refused` (a message that crossed a cancellation on its way, say).
 
 What is held where follows from the stage alone (`_give_back`), and every way out runs through `_end`, which tells the
 router once for each attempt. A failed attempt is repeated under a new id before the first token, at most `max_retries`
@@ -53,7 +53,7 @@ _BAD_GATEWAY = 502
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a driver's configuration says of every request.
+    """The limits of every request, from a driver's configuration.
 
     A pooled request is given up `lease_margin_s` before its lease ends, or a fifth of the lease where that is less.
     """
@@ -156,7 +156,8 @@ class Life(Effects):
         """Send the prompt to the engine; a pooled request's KV is given back first."""
         if self.stage is Stage.POOLED:
             self._give_back()
-            self._enter(Stage.QUEUED)  # if the engine is not connected, nothing is held
+            # from here on nothing is held, should the engine not be connected
+            self._enter(Stage.QUEUED)
             self.prefilled = None
         self.times.routed_s = now_s
         left_s = max(self.deadline_s - now_s, LEAST_LEFT_S)
@@ -210,7 +211,8 @@ class Life(Effects):
         times.last_s = now_s
         self.output_tokens += event.tokens
         self.output(event)
-        if event.last and self.stage is Stage.DECODING:  # the client may have gone meanwhile
+        # the client may have gone meanwhile
+        if event.last and self.stage is Stage.DECODING:
             self.unfinished -= 1
             if self.unfinished <= 0:
                 self._end("finished", gone=self.decode_engine)
@@ -281,7 +283,8 @@ class Life(Effects):
         """Try again elsewhere before the first token, else end in an error."""
         if event.code == "kv_load":
             self.transfer_failed()
-        if event.code == "bad_request":  # the request's fault: the engine is not to blame
+        # the request itself is at fault, so no engine is to blame
+        if event.code == "bad_request":
             failure = Failure(400, event.message, "invalid_value", param=event.param)
             self._fail(failure, "rejected", event.engine_id)
             return
@@ -313,7 +316,7 @@ class Life(Effects):
     # ------------------------------------------------------------------------------------------------- attempts
 
     def _begin(self, now_s: float) -> None:
-        """The first attempt, or the next one."""
+        """Begins the first attempt, or the next one."""
         self.attempt_id = self.new_attempt()
         self.prefilled = self.admission = None
         self.unfinished = self.choices
@@ -397,7 +400,8 @@ class Life(Effects):
             self._let_go(prefill, self.release_kv, gone)
         elif stage is Stage.PREFILLING:
             self._let_go(decode if self.colocated else prefill, self.stop_work, gone)
-        elif stage is Stage.TRANSFERRING:  # a decode engine that lives frees the prefill engine's copy, too
+        # a decode engine that lives frees the prefill engine's copy, too
+        elif stage is Stage.TRANSFERRING:
             self._let_go(decode, self.stop_work, gone)
             self._let_go(prefill, self.release_kv if decode == gone else self.leave_engine, gone)
         elif stage is Stage.DECODING:
@@ -410,7 +414,7 @@ class Life(Effects):
 
 
 class Row(NamedTuple):
-    """What an event does in a stage. `leads_to`: all stages in which it may leave the request.
+    """One line of `TABLE`: an event's action in a stage. `leads_to`: all stages in which it may leave the request.
 
     `when`: the row holds only where this is true; else the event is refused.
     """

@@ -50,7 +50,7 @@ T = TimingProfile(
 
 @dataclass
 class Story:
-    """What happened to one request, and what it did: `sent` in words that both drivers share."""
+    """The events of one request and its effects; `sent` is in words that both drivers share."""
 
     events: list[tuple[Event, float]] = field(default_factory=list)
     effects: list[tuple[Any, ...]] = field(default_factory=list)
@@ -121,7 +121,10 @@ def simulated(
 
 
 def router_words(event: ev.Event, attempt_id: str) -> tuple[Any, ...] | None:
-    """What the simulated router hears of an attempt. (`Closed` comes when the next attempt has begun.)"""
+    """The words for an event that the simulated router hears of an attempt.
+
+    `Closed` of an attempt comes when the next one has begun, so it counts for the request.
+    """
     request_id = attempt_id.partition("~")[0]
     match event:
         case ev.Arrived(request=request) if request.attempt_id == attempt_id:
@@ -134,7 +137,7 @@ def router_words(event: ev.Event, attempt_id: str) -> tuple[Any, ...] | None:
 
 
 def engine_words(engine_id: str, message: wire.Message) -> tuple[Any, ...] | None:
-    """What a live engine hears; the simulator's cancellations are method calls on what is held."""
+    """The words for a message that a live engine hears, except those that the simulator has no message for."""
     match message:
         case wire.Prefill():
             return ("prefill", engine_id, False)

@@ -186,5 +186,5 @@ def at(stage: Stage, way: dict[Stage, Event] = WAY, **more: Any) -> Recorder:
 
 
 def now(life: Life) -> Stage:
-    """Its stage (a call, so that a type checker does not take it for unchanged)."""
+    """The stage of `life` (a call, so that a type checker does not take it for unchanged)."""
     return life.stage

@@ -117,7 +117,8 @@ CANCELLED = {
     Stage.QUEUED: [],
     Stage.PREFILLING: [("cancel", "p")],
     Stage.POOLED: [("release", "p")],
-    Stage.TRANSFERRING: [("cancel", "d")],  # the decode engine gives the prefill engine's copy back
+    # the decode engine gives the prefill engine's copy back
+    Stage.TRANSFERRING: [("cancel", "d")],
     Stage.DECODING: [("cancel", "d")],
     Stage.DONE: [],
 }
@@ -196,7 +197,8 @@ def test_a_decode_that_fails_before_admission_releases_the_prefill(code: str, st
     failure = life.end()
     assert failure.status == status
     assert failure.param == ("stop" if status == 400 else None)
-    culprit = None if status == 400 else "d"  # the request's own fault is not the engine's
+    # the request's own fault is not the engine's
+    culprit = None if status == 400 else "d"
     assert [closed[4] for closed in life.of("close")] == [culprit]
     assert not life.tied
 
@@ -212,7 +214,8 @@ def test_a_failed_transfer_is_counted_and_tried_again() -> None:
 def test_a_rejection_ends_it_without_another_word_to_the_router(stage: Stage) -> None:
     life = at(stage)
     life.on(Reject(429, "queue_full", 3.0), NOW_S)
-    assert not life.of("close")  # the router gave everything back when it rejected
+    # the router gave everything back when it rejected
+    assert not life.of("close")
     assert life.of("release") == ([("release", "p")] if stage is Stage.POOLED else [])
     failure = life.end()
     assert (failure.status, failure.code, failure.retry_after_s) == (429, "queue_full", 3.0)
@@ -282,7 +285,8 @@ def test_a_lost_router_leaves_no_request_undecided(stage: Stage, after: Stage) -
     life.local_prefill, life.local_decode = RoutePrefill("p", colocated=False), RouteDecode("d")
     life.on(RouterLost(), NOW_S)
     assert now(life) is after
-    life.on(Cancel(), NOW_S)  # the router, or another one, must not hear `close` of what it does not know
+    # the router, or another one, must not hear `close` of what it does not know
+    life.on(Cancel(), NOW_S)
     assert not life.of("close")
 
 
@@ -319,7 +323,8 @@ def test_a_router_without_engines_is_overruled_by_what_we_are_connected_to() -> 
     life.local_prefill, life.local_decode = RoutePrefill("p", colocated=False), RouteDecode("d")
     life.on(Reject(503, "no_engine", 1.0), NOW_S)
     assert now(life) is Stage.PREFILLING
-    life.on(DONE, NOW_S)  # the router has forgotten it: decided here, too
+    # the router has forgotten it: decided here, too
+    life.on(DONE, NOW_S)
     assert now(life) is Stage.TRANSFERRING
     assert not life.of("report_prefill")
     other = at(Stage.QUEUED)
@@ -346,7 +351,8 @@ def test_no_engine_and_no_router_is_503_with_retry_after() -> None:
 
 def test_a_pooled_request_whose_lease_is_about_to_end_is_computed_again() -> None:
     """The router would have looked after it long before, had it not stood still."""
-    life = at(Stage.POOLED)  # lease 30 s from 100.0, margin 2 s: until 128
+    # lease 30 s from 100.0, margin 2 s: until 128
+    life = at(Stage.POOLED)
     assert life.wake_at_s == 128.0
     life.wake(127.9)
     assert now(life) is Stage.POOLED
@@ -427,7 +433,8 @@ def test_a_preempted_request_queues_again_in_the_same_attempt() -> None:
     assert not life.tied
     for event in list(WAY.values())[:3]:
         life.on(event, NOW_S)
-    life.on(EngineLost("d", "killed"), NOW_S)  # its client has tokens already: an error, no retry
+    # its client has tokens already: an error, no retry
+    life.on(EngineLost("d", "killed"), NOW_S)
     assert life.end().status == 502
 
 
