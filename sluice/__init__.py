@@ -4,20 +4,19 @@
 
     with Sluice() as client:
         print(client.chat("Why is the sky blue?", max_tokens=64).text)
-        with client.stream_chat("Tell me a story", max_tokens=200) as stream:
+        with client.chat("Tell me a story", max_tokens=200, stream=True) as stream:
             for chunk in stream:
                 print(chunk.text, end="", flush=True)
 
-`AsyncSluice` is the same with coroutines. The package needs httpx and pydantic only. `sluice.cli` is the command.
+`AsyncSluice` is the same with coroutines. The names below are the API; `sluice.types` has the types of the fields of
+results, and `sluice.cli` is the command. The package needs httpx and pydantic only.
 """
 
-from ._version import __version__
-from .aclient import AsyncSluice
-from .admin import Decision, Explanation, Policies, Policy
-from .astream import AsyncStream
-from .client import Sluice
-from .core import Timeouts
-from .errors import (
+from ._aclient import AsyncSluice
+from ._astream import AsyncStream
+from ._client import Sluice
+from ._core import Timeouts
+from ._errors import (
     ApiError,
     AuthenticationError,
     BadRequestError,
@@ -34,19 +33,24 @@ from .errors import (
     StreamInterruptedError,
     UnavailableError,
 )
-from .metrics import Metrics, Sample
-from .options import SLO, ChatOptions, CompletionOptions, PriorityClass
-from .retry import RetryPolicy
-from .stream import Stream
+from ._metrics import Metrics, Sample
+from ._options import SLO, ChatOptions, CompletionOptions, PriorityClass
+from ._retry import RetryPolicy
+from ._stream import Stream
+from ._version import __version__
 from .types import (
     ChatChunk,
     ChatCompletion,
     ChatMessage,
     Completion,
     CompletionChunk,
+    Decision,
     EngineStatus,
+    Explanation,
     Health,
     Model,
+    Policies,
+    Policy,
     Status,
     Usage,
     Version,

@@ -255,3 +255,70 @@ class Status(Result):
     engines: list[EngineStatus] = Field(default_factory=list)
     requests: RequestCounts | None = None
     leases: int | None = None
+
+
+class Policy(Result):
+    """A routing policy: its registered name, all its parameters, and its formula in their names."""
+
+    name: str
+    params: dict[str, Any] = Field(default_factory=dict)
+    formula: str = ""
+
+
+class Available(Result):
+    """The policies that there are, by name, with their default parameters."""
+
+    prefill: dict[str, Policy] = Field(default_factory=dict)
+    decode: dict[str, Policy] = Field(default_factory=dict)
+
+
+class Policies(Result):
+    """The policies in use, and the dispatcher's limits (`dispatch`)."""
+
+    prefill: Policy
+    decode: Policy
+    dispatch: dict[str, Any] = Field(default_factory=dict)
+    available: Available = Field(default_factory=Available)
+
+
+class Ranked(Result):
+    """One candidate with its cost (the least is the best) and the terms that the cost is made of."""
+
+    worker: str
+    cost: float
+    terms: dict[str, float] = Field(default_factory=dict)
+
+
+class Choice(Result):
+    """The chosen worker, the ranking (best first), and why it was this one."""
+
+    worker: str
+    reason: str
+    ranking: list[Ranked] = Field(default_factory=list)
+
+
+class Decision(Result):
+    """One step of a request's way. `action`: RoutePrefill, RouteDecode or Reject; `at_s` in seconds since 1970.
+
+    `decision` and `policy` belong to the first two, `status` and `reject_reason` to the last. `waited_s`: in the
+    queue before a prefill, in the pool before a decode.
+    """
+
+    attempt_id: str
+    action: str
+    at_s: float
+    decision: Choice | None = None
+    policy: Policy | None = None
+    waited_s: float | None = None
+    colocated: bool = False
+    degraded: bool = False
+    status: int | None = None
+    reject_reason: str | None = Field(None, alias="reason")
+    retry_after_s: float | None = None
+
+
+class Explanation(Result):
+    """All decisions made for a request, oldest first; attempts and prompts of one request have a `attempt_id` each."""
+
+    id: str
+    decisions: list[Decision] = Field(default_factory=list)

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 
+from sluice import SluiceError
 from sluice._version import __version__
-from sluice.errors import SluiceError
 
 from . import explain, generate, plugins, show
 from .output import ENVIRONMENT_HELP, EXIT_HELP, Exit, UsageError, complain, connection_options, report

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sluice.admin import Choice, Decision, Explanation, Policies, Policy, Ranked
+from sluice.types import Choice, Decision, Explanation, Policies, Policy, Ranked
 
 from .output import Exit, UsageError, connect, natural_int, table
 

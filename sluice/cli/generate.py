@@ -9,10 +9,7 @@ import uuid
 from collections.abc import Iterable
 from typing import Any
 
-from sluice.client import Sluice
-from sluice.errors import SluiceError
-from sluice.options import SLO
-from sluice.stream import Stream
+from sluice import SLO, Sluice, SluiceError, Stream
 from sluice.types import ChatChunk, ChatCompletion, Completion, CompletionChunk, Usage
 
 from .output import Exit, UsageError, complain, connect, finite_float, positive_float, report

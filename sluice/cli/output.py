@@ -8,9 +8,7 @@ import sys
 from collections.abc import Sequence
 from enum import IntEnum
 
-from sluice.client import Sluice
-from sluice.core import DEFAULT_BASE_URL, Timeouts
-from sluice.errors import (
+from sluice import (
     ApiError,
     AuthenticationError,
     BadRequestError,
@@ -19,11 +17,14 @@ from sluice.errors import (
     NotFoundError,
     RateLimitedError,
     RequestTimeoutError,
+    RetryPolicy,
+    Sluice,
     SluiceError,
     StreamInterruptedError,
+    Timeouts,
     UnavailableError,
 )
-from sluice.retry import RetryPolicy
+from sluice._core import DEFAULT_BASE_URL
 
 
 class Exit(IntEnum):

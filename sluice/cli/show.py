@@ -7,9 +7,8 @@ import json
 import sys
 import time
 
+from sluice import ConnectionFailedError, RequestTimeoutError, Sluice, SluiceError
 from sluice._version import __version__
-from sluice.client import Sluice
-from sluice.errors import ConnectionFailedError, RequestTimeoutError, SluiceError
 from sluice.types import EngineStatus, RouterStatus, Status
 
 from .output import Exit, connect, positive_float, report, table

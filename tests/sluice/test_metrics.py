@@ -7,7 +7,7 @@ import math
 import pytest
 
 from sluice import InvalidResponseError
-from sluice.metrics import parse_metrics
+from sluice._metrics import parse_metrics
 
 TEXT = r"""
 # HELP sluice_requests_total Requests by code and class.

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sluice import SLO, Sluice
-from sluice.options import chat_body, completion_body
+from sluice._options import chat_body, completion_body
 
 
 def body(**options: Any) -> Any:
@@ -17,7 +17,7 @@ def body(**options: Any) -> Any:
 
 def test_an_option_that_does_not_exist_is_refused_before_anything_is_sent() -> None:
     with Sluice("http://127.0.0.1:1") as client, pytest.raises(TypeError, match=r"'max_token'.*extra_body"):
-        client.chat("x", max_token=3)  # type: ignore[call-arg]
+        client.chat("x", max_token=3)  # type: ignore[call-overload]
 
 
 def test_chat_only_options_are_no_completion_options() -> None:
@@ -34,7 +34,7 @@ def test_extra_body_wins() -> None:
 
 
 def test_extra_body_cannot_switch_streaming_on() -> None:
-    with pytest.raises(TypeError, match="stream_chat"):
+    with pytest.raises(TypeError, match="stream=True"):
         body(extra_body={"stream": True})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -62,6 +63,12 @@ def test_importing_loads_httpx_and_pydantic_only(module: str) -> None:
 def test_all_names_exist() -> None:
     assert [name for name in sluice.__all__ if not hasattr(sluice, name)] == []
     assert len(sluice.__all__) == len(set(sluice.__all__))
+
+
+def test_what_is_not_the_api_says_so_by_its_name() -> None:
+    """`sluice` itself is the API, with the further result types in `sluice.types` and the command in `sluice.cli`."""
+    modules = {info.name for info in pkgutil.iter_modules(sluice.__path__)}
+    assert {name for name in modules if not name.startswith("_")} == {"cli", "types"}
 
 
 def test_the_package_says_it_is_typed() -> None:

@@ -22,7 +22,7 @@ from sluice import (
     StreamInterruptedError,
     UnavailableError,
 )
-from sluice.errors import parse_retry_after
+from sluice._errors import parse_retry_after
 
 POLICY = RetryPolicy(max_retries=5, base_delay_s=0.5, max_delay_s=3.0, max_retry_after_s=10.0)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice import InvalidResponseError
-from sluice.sse import SSEDecoder
+from sluice._events import SSEDecoder
 
 
 @pytest.mark.parametrize(

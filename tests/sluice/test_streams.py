@@ -26,6 +26,7 @@ from tests.sluice.server import (
 
 CHAT = "POST /v1/chat/completions"
 RETRY = {"retry": FAST_RETRY}
+ANSWER = {"choices": [{"message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}]}
 
 
 def texts(chunks: list[Any]) -> list[str]:
@@ -57,6 +58,29 @@ def test_completion_chunks(server: ContractServer, driver: Driver) -> None:
     assert texts(chunks) == ["A"]
     assert [choice.text for choice in chunks[0].choices] == ["B", "A"]
     assert server.requests[0].json["prompt"] == ["p", "q"]
+
+
+def test_stream_true_is_the_same_stream(server: ContractServer, client: Sluice) -> None:
+    server.on(CHAT, streams("Hel", "lo", usage=(5, 2)))
+    with client.chat("x", stream=True, max_tokens=2) as chunks:
+        assert texts(list(chunks)) == ["Hel", "lo"]
+    server.on("POST /v1/completions", streams(usage=(1, 0)))
+    with client.completions("p", stream=True, max_tokens=2) as pieces:
+        assert list(pieces)[-1].usage is not None
+    assert [request.json["stream"] for request in server.requests] == [True, True]
+    server.on(CHAT, answers(200, ANSWER))
+    assert client.chat("x", stream=False, max_tokens=2).text == "hi"
+    assert "stream" not in server.requests[-1].json
+
+
+async def test_stream_true_is_awaited_by_the_async_client(server: ContractServer) -> None:
+    server.on(CHAT, streams("Hel", "lo", usage=(5, 2)))
+    async with AsyncSluice(server.url) as client:
+        async with await client.chat("x", stream=True, max_tokens=2) as chunks:
+            assert texts([chunk async for chunk in chunks]) == ["Hel", "lo"]
+        server.on("POST /v1/completions", streams(usage=(1, 0)))
+        async with await client.completions("p", stream=True, max_tokens=2) as pieces:
+            assert [piece async for piece in pieces][-1].usage is not None
 
 
 def test_bytes_may_be_cut_anywhere(server: ContractServer, driver: Driver) -> None:

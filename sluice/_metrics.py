@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from .errors import InvalidResponseError
+from ._errors import InvalidResponseError
 
 _SAMPLE = re.compile(
     r"""^(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)

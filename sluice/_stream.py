@@ -12,9 +12,9 @@ from types import TracebackType
 
 import httpx
 
-from .core import Deadline
-from .errors import SluiceError
-from .events import ChunkT, StreamFacts, StreamState, interruption
+from ._core import Deadline
+from ._errors import SluiceError
+from ._events import ChunkT, StreamFacts, StreamState, interruption
 
 
 class Watchdog:

@@ -17,6 +17,8 @@ from .types import ChatMessage
 PriorityClass = Literal["interactive", "standard", "batch"]
 MessageLike = Mapping[str, Any] | ChatMessage
 """A message as a dict in OpenAI's shape, or one taken from an earlier result (`result.message`)."""
+Prompt = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
+"""One text, several texts, the token ids of one prompt, or those of several."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def chat_body(
 
 
 def completion_body(
-    prompt: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+    prompt: Prompt,
     options: CompletionOptions,
     *,
     model: str | None,
@@ -137,9 +139,7 @@ def _common(
         body["stream_options"] = {"include_usage": True}
     extra = options.get("extra_body") or {}
     if "stream" in extra:
-        raise TypeError(
-            "extra_body must not hold 'stream'; call stream_chat() or stream_completions() instead"
-        )
+        raise TypeError("extra_body must not hold 'stream'; say stream=True in the call instead")
     return {**body, **extra}
 
 

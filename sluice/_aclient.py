@@ -7,13 +7,12 @@ import random
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import httpx
 
-from .admin import Explanation, Policies, explain_call, policy_call, set_policy_call
-from .astream import AsyncOpenResponse, AsyncStream, within
-from .core import (
+from ._astream import AsyncOpenResponse, AsyncStream, within
+from ._core import (
     LIMITS,
     LOOPBACK,
     Answer,
@@ -25,22 +24,27 @@ from .core import (
     check_event_stream,
     check_status,
     completion_call,
+    explain_call,
     failure,
     parse,
+    policy_call,
     retry_delay_s,
+    set_policy_call,
 )
-from .errors import SluiceError, UnavailableError
-from .metrics import Metrics, parse_metrics
-from .options import ChatOptions, CompletionOptions, MessageLike
-from .retry import RetryPolicy
+from ._errors import SluiceError, UnavailableError
+from ._metrics import Metrics, parse_metrics
+from ._options import ChatOptions, CompletionOptions, MessageLike, Prompt
+from ._retry import RetryPolicy
 from .types import (
     ChatChunk,
     ChatCompletion,
     Completion,
     CompletionChunk,
+    Explanation,
     Health,
     Model,
     ModelList,
+    Policies,
     Status,
     Version,
 )
@@ -76,10 +80,24 @@ class AsyncSluice:
         """Root of the server, without `/v1`."""
         return self._settings.base_url
 
+    @overload
     async def chat(
-        self, messages: str | Sequence[MessageLike], **options: Unpack[ChatOptions]
-    ) -> ChatCompletion:
-        """See `Sluice.chat`."""
+        self,
+        messages: str | Sequence[MessageLike],
+        *,
+        stream: Literal[False] = False,
+        **options: Unpack[ChatOptions],
+    ) -> ChatCompletion: ...
+    @overload
+    async def chat(
+        self, messages: str | Sequence[MessageLike], *, stream: Literal[True], **options: Unpack[ChatOptions]
+    ) -> AsyncStream[ChatChunk]: ...
+    async def chat(
+        self, messages: str | Sequence[MessageLike], *, stream: bool = False, **options: Unpack[ChatOptions]
+    ) -> ChatCompletion | AsyncStream[ChatChunk]:
+        """See `Sluice.chat`; with `stream=True`: `async with await client.chat(..., stream=True) as stream`."""
+        if stream:
+            return self.stream_chat(messages, **options)
         call = chat_call(messages, options, self._settings, stream=False)
         return parse(await self._answer(call), ChatCompletion, with_request_id=True)
 
@@ -90,18 +108,26 @@ class AsyncSluice:
         call = chat_call(messages, options, self._settings, stream=True)
         return AsyncStream(partial(self._event_stream, call), ChatChunk)
 
+    @overload
     async def completions(
-        self,
-        prompt: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
-        **options: Unpack[CompletionOptions],
-    ) -> Completion:
+        self, prompt: Prompt, *, stream: Literal[False] = False, **options: Unpack[CompletionOptions]
+    ) -> Completion: ...
+    @overload
+    async def completions(
+        self, prompt: Prompt, *, stream: Literal[True], **options: Unpack[CompletionOptions]
+    ) -> AsyncStream[CompletionChunk]: ...
+    async def completions(
+        self, prompt: Prompt, *, stream: bool = False, **options: Unpack[CompletionOptions]
+    ) -> Completion | AsyncStream[CompletionChunk]:
         """See `Sluice.completions`."""
+        if stream:
+            return self.stream_completions(prompt, **options)
         call = completion_call(prompt, options, self._settings, stream=False)
         return parse(await self._answer(call), Completion, with_request_id=True)
 
     def stream_completions(
         self,
-        prompt: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+        prompt: Prompt,
         **options: Unpack[CompletionOptions],
     ) -> AsyncStream[CompletionChunk]:
         """See `Sluice.stream_completions`; not a coroutine: use it with `async with`."""

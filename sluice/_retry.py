@@ -12,7 +12,7 @@ import math
 import random
 from dataclasses import dataclass
 
-from .errors import ApiError, ConnectionFailedError, SluiceError, StreamInterruptedError
+from ._errors import ApiError, ConnectionFailedError, SluiceError, StreamInterruptedError
 
 
 @dataclass(frozen=True)

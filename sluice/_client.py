@@ -7,12 +7,11 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import httpx
 
-from .admin import Explanation, Policies, explain_call, policy_call, set_policy_call
-from .core import (
+from ._core import (
     LIMITS,
     LOOPBACK,
     Answer,
@@ -24,23 +23,28 @@ from .core import (
     check_event_stream,
     check_status,
     completion_call,
+    explain_call,
     failure,
     parse,
+    policy_call,
     retry_delay_s,
+    set_policy_call,
 )
-from .errors import SluiceError, UnavailableError
-from .metrics import Metrics, parse_metrics
-from .options import ChatOptions, CompletionOptions, MessageLike
-from .retry import RetryPolicy
-from .stream import OpenResponse, Stream, Watchdog
+from ._errors import SluiceError, UnavailableError
+from ._metrics import Metrics, parse_metrics
+from ._options import ChatOptions, CompletionOptions, MessageLike, Prompt
+from ._retry import RetryPolicy
+from ._stream import OpenResponse, Stream, Watchdog
 from .types import (
     ChatChunk,
     ChatCompletion,
     Completion,
     CompletionChunk,
+    Explanation,
     Health,
     Model,
     ModelList,
+    Policies,
     Status,
     Version,
 )
@@ -86,11 +90,28 @@ class Sluice:
         """Root of the server, without `/v1`."""
         return self._settings.base_url
 
-    def chat(self, messages: str | Sequence[MessageLike], **options: Unpack[ChatOptions]) -> ChatCompletion:
+    @overload
+    def chat(
+        self,
+        messages: str | Sequence[MessageLike],
+        *,
+        stream: Literal[False] = False,
+        **options: Unpack[ChatOptions],
+    ) -> ChatCompletion: ...
+    @overload
+    def chat(
+        self, messages: str | Sequence[MessageLike], *, stream: Literal[True], **options: Unpack[ChatOptions]
+    ) -> Stream[ChatChunk]: ...
+    def chat(
+        self, messages: str | Sequence[MessageLike], *, stream: bool = False, **options: Unpack[ChatOptions]
+    ) -> ChatCompletion | Stream[ChatChunk]:
         """The model's answer to a conversation, when it is complete. A plain string is one user message.
 
         Options: see `ChatOptions` and `RequestOptions`, e.g. `max_tokens`, `temperature`, `slo=SLO(ttft_ms=200)`.
+        With `stream=True` the call is `stream_chat`.
         """
+        if stream:
+            return self.stream_chat(messages, **options)
         call = chat_call(messages, options, self._settings, stream=False)
         return parse(self._answer(call), ChatCompletion, with_request_id=True)
 
@@ -102,18 +123,29 @@ class Sluice:
             partial(self._event_stream, chat_call(messages, options, self._settings, stream=True)), ChatChunk
         )
 
+    @overload
     def completions(
-        self,
-        prompt: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
-        **options: Unpack[CompletionOptions],
-    ) -> Completion:
-        """The continuation of a prompt (or of several; or of token ids), without a chat template."""
+        self, prompt: Prompt, *, stream: Literal[False] = False, **options: Unpack[CompletionOptions]
+    ) -> Completion: ...
+    @overload
+    def completions(
+        self, prompt: Prompt, *, stream: Literal[True], **options: Unpack[CompletionOptions]
+    ) -> Stream[CompletionChunk]: ...
+    def completions(
+        self, prompt: Prompt, *, stream: bool = False, **options: Unpack[CompletionOptions]
+    ) -> Completion | Stream[CompletionChunk]:
+        """The continuation of a prompt (or of several; or of token ids), without a chat template.
+
+        With `stream=True` the call is `stream_completions`.
+        """
+        if stream:
+            return self.stream_completions(prompt, **options)
         call = completion_call(prompt, options, self._settings, stream=False)
         return parse(self._answer(call), Completion, with_request_id=True)
 
     def stream_completions(
         self,
-        prompt: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+        prompt: Prompt,
         **options: Unpack[CompletionOptions],
     ) -> Stream[CompletionChunk]:
         """Like `completions`, token by token; see `Stream`."""

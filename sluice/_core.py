@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import random
@@ -9,12 +10,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from ._version import __version__
-from .errors import (
+from ._errors import (
     ConfigurationError,
     ConnectionFailedError,
     InvalidResponseError,
@@ -22,8 +23,9 @@ from .errors import (
     SluiceError,
     error_from_response,
 )
-from .options import ChatOptions, CompletionOptions, MessageLike, chat_body, completion_body
-from .retry import RetryPolicy
+from ._options import ChatOptions, CompletionOptions, MessageLike, chat_body, completion_body
+from ._retry import RetryPolicy
+from ._version import __version__
 
 DEFAULT_BASE_URL = "http://127.0.0.1:8000"
 LOOPBACK = ("all://127.0.0.1", "all://localhost", "all://[::1]")
@@ -205,6 +207,44 @@ def _post(path: str, body: bytes, options: ChatOptions | CompletionOptions, *, s
     headers = {"accept": "text/event-stream" if stream else "application/json"}
     headers.update({name.lower(): value for name, value in (options.get("extra_headers") or {}).items()})
     return Call("POST", path, body=body, headers=headers, timeout_s=timeout_s)
+
+
+def policy_call(settings: Settings) -> Call:
+    """GET the policies."""
+    return Call("GET", "/sluice/admin/policy", headers=_admin_key(settings))
+
+
+def set_policy_call(
+    settings: Settings,
+    prefill: str | None,
+    decode: str | None,
+    prefill_params: Mapping[str, Any] | None,
+    decode_params: Mapping[str, Any] | None,
+    dispatch: Mapping[str, Any] | None,
+) -> Call:
+    """PUT a change of policies. Raises ValueError for parameters without a policy, or no change at all."""
+    body: dict[str, Any] = {}
+    for stage, name, params in (("prefill", prefill, prefill_params), ("decode", decode, decode_params)):
+        if name is not None:
+            body[stage] = {"name": name, "params": dict(params or {})}
+        elif params:
+            raise ValueError(
+                f"{stage}_params need {stage}=NAME: parameters that are not given take their defaults"
+            )
+    if dispatch:
+        body["dispatch"] = dict(dispatch)
+    if not body:
+        raise ValueError("nothing to change: give prefill, decode or dispatch")
+    return Call("PUT", "/sluice/admin/policy", body=json.dumps(body).encode(), headers=_admin_key(settings))
+
+
+def explain_call(settings: Settings, request_id: str) -> Call:
+    """GET the decisions of a request."""
+    return Call("GET", f"/sluice/admin/explain/{quote(request_id, safe='')}", headers=_admin_key(settings))
+
+
+def _admin_key(settings: Settings) -> dict[str, str]:
+    return {} if settings.admin_key is None else {"authorization": f"Bearer {settings.admin_key}"}
 
 
 def retry_delay_s(
