@@ -16,7 +16,7 @@ from pathlib import Path
 
 from msgspec.structs import asdict
 
-from actors.router.aside import Aside
+from actors.router.worker_thread import WorkerThread
 from actors.wire.messages import Hints, Submit
 from policies.state.events import ForecastMade
 from predictors.feed import ForecastFeed
@@ -89,7 +89,7 @@ class Forecasts:
             if self._folder
             else None
         )
-        self._disk = Aside("outcomes")
+        self._disk = WorkerThread("outcomes")
         self._new_outcomes = 0
         self._last_refit_s: float | None = None
         self._refit: asyncio.Task[None] | None = None

@@ -20,7 +20,7 @@ from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
-from actors.router.aside import Aside
+from actors.router.worker_thread import WorkerThread
 from policies.dispatch.dispatcher import Action, Dispatcher
 from policies.journal.lines import CodecError, action_line, error_line, header_line, record_text
 from policies.state import events as ev
@@ -98,11 +98,11 @@ class RouterJournal:
         self._pending: deque[_Entry] = deque()
         self._max_pending = max(16 * SLICE, config.max_unwritten_bytes // BYTES_PER_RECORD)
         self._chunks: deque[_Chunk] = deque()
-        self._writer: Aside | None = None  # one thread: writes never overtake each other
+        self._writer: WorkerThread | None = None  # one thread: writes never overtake each other
         self._folder = Path(config.folder) if config.folder else None
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._writer = Aside("journal")
+            self._writer = WorkerThread("journal")
             self._first_header = header_line(dispatcher, version)
         started = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
         self._run_name = f"{_PREFIX}{started}-{os.getpid()}"

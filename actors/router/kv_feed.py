@@ -39,7 +39,7 @@ class _Source:
     rank: int
     asked: KvReplay | None = None
     asked_s: float = 0.0
-    patience_s: float = 0.0
+    ask_again_s: float = 0.0
     parts: list[Change] = field(default_factory=list)
 
 
@@ -133,14 +133,14 @@ class KvFeed:
         """Puts questions again that were not answered; a few times a second."""
         now_s = time.monotonic()
         for worker, source in self._sources.items():
-            if source.asked is not None and now_s - source.asked_s > source.patience_s:
+            if source.asked is not None and now_s - source.asked_s > source.ask_again_s:
                 asked, source.asked = source.asked, None
-                patience_s = min(ASK_AGAIN_MOST_S, 2 * source.patience_s)
+                ask_again_s = min(ASK_AGAIN_MOST_S, 2 * source.ask_again_s)
                 if asked.first is None:
                     self._ask(source, asked)
                 else:
                     self._look(worker, source)
-                source.patience_s = patience_s
+                source.ask_again_s = ask_again_s
 
     def _look(self, worker: WorkerId, source: _Source) -> None:
         """Asks for what is missing, unless that was asked already."""
@@ -155,7 +155,7 @@ class KvFeed:
             self._ask(source, KvReplay(hole.epoch, hole.first, hole.last, source.rank))
 
     def _ask(self, source: _Source, message: KvReplay) -> None:
-        source.asked, source.asked_s, source.patience_s = message, time.monotonic(), ASK_AGAIN_S
+        source.asked, source.asked_s, source.ask_again_s = message, time.monotonic(), ASK_AGAIN_S
         self._replays += message.first is not None
         source.channel.send(message)
 

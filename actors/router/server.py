@@ -69,6 +69,7 @@ class RouterServer:
         )
         self._admin = RouterAdmin(dispatcher, self.decisions, journal, self._feed, self._policies_changed)
         self._stale = 0
+        self._protocol_errors = 0
         self._policy_errors = 0
         self._internal_errors = 0
 
@@ -122,6 +123,7 @@ class RouterServer:
             channel.send(self.status())
 
     def _on_close(self, channel: Channel, reason: str) -> None:
+        self._protocol_errors += channel.broken
         ingress = self._ingresses.lost(channel)
         if ingress is not None:
             log.info("ingress lost (%s): closing its %d requests", reason, len(ingress.requests))
@@ -314,5 +316,6 @@ class RouterServer:
                 "stale_events": float(refused),
                 "policy_errors": float(self._policy_errors),
                 "internal_errors": float(self._internal_errors),
+                "protocol_errors": float(self._protocol_errors),
             }
         )

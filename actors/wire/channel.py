@@ -22,7 +22,7 @@ from typing import Literal
 
 import msgspec
 
-from actors.patience import Patience
+from actors.loop_timeout import LoopTimeout
 from actors.wire.messages import PROTOCOL_VERSION, Hello, Message, Prove
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,8 @@ class Channel(asyncio.Protocol):
     """One connection after or during its handshake. Callbacks are set by the owner before data flows.
 
     `on_open(channel)` runs when the peer is authenticated; `on_message(channel, message)` for each message;
-    `on_close(channel, reason)` exactly once, also when the handshake failed.
+    `on_close(channel, reason)` exactly once, also when the handshake failed. `broken` says then whether the connection
+    ended because a message could not be taken: its kind is unknown, its shape is wrong, or its handler failed.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Channel(asyncio.Protocol):
         self.me = me
         self.peer: Hello | None = None
         self.open = False
+        self.broken = False
         self._on_message = on_message
         self._on_open = on_open
         self._on_close = on_close
@@ -84,7 +86,7 @@ class Channel(asyncio.Protocol):
         self._peer_proved = me.secret is None
         self._close_reason: str | None = None
         self._closed = False
-        self._patience: Patience | None = None
+        self._handshake_timer: LoopTimeout | None = None
         self.closed: asyncio.Future[str] = self._loop.create_future()
         self.opened: asyncio.Future[None] = self._loop.create_future()
 
@@ -133,7 +135,7 @@ class Channel(asyncio.Protocol):
         if self._close_reason is not None:  # closed by its owner before it was connected
             transport.abort()  # type: ignore[attr-defined]
             return
-        self._patience = Patience(HANDSHAKE_TIMEOUT_S, self._handshake_timeout)
+        self._handshake_timer = LoopTimeout(HANDSHAKE_TIMEOUT_S, self._handshake_timeout)
         self._write([Hello(PROTOCOL_VERSION, self.me.kind, self.me.id, self._nonce)])
 
     def data_received(self, data: bytes) -> None:
@@ -156,6 +158,7 @@ class Channel(asyncio.Protocol):
                 if self._is_closing():
                     return
         except (WireError, msgspec.DecodeError, msgspec.ValidationError) as error:
+            self.broken = True
             self.abort(f"protocol error from {self.peer_name}: {error}")
             return
         if start:
@@ -168,8 +171,8 @@ class Channel(asyncio.Protocol):
         if self._closed:
             return
         self._closed, self.open = True, False
-        if self._patience is not None:
-            self._patience.cancel()
+        if self._handshake_timer is not None:
+            self._handshake_timer.cancel()
         reason = self._close_reason = self._close_reason or (
             f"connection lost: {exc}" if exc else "closed by peer"
         )
@@ -230,8 +233,8 @@ class Channel(asyncio.Protocol):
 
     def _established(self) -> None:
         self.open = True
-        if self._patience is not None:
-            self._patience.cancel()
+        if self._handshake_timer is not None:
+            self._handshake_timer.cancel()
         if not self.opened.done():  # whoever waited may have been cancelled
             self.opened.set_result(None)
         if self._on_open is not None:

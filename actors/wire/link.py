@@ -9,7 +9,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 
-from actors.patience import within
+from actors.loop_timeout import within
 from actors.wire.channel import Channel, Identity, WireError, connect
 from actors.wire.messages import Message
 
@@ -31,6 +31,7 @@ class Link:
     """Keeps one Channel to the peer that `find` names. Callbacks run on the event loop and must not raise.
 
     `find` is asked before each attempt, because a restarted peer listens elsewhere; it may fail or time out.
+    `on_broken` runs each time that a connection ends because a message could not be taken (`Channel.broken`).
     """
 
     def __init__(
@@ -41,9 +42,11 @@ class Link:
         on_up: Callable[[Channel], None],
         on_down: Callable[[str], None],
         name: str,
+        on_broken: Callable[[], object] | None = None,
     ) -> None:
         self._me, self._find, self._name = me, find, name
         self._on_message, self._on_up, self._on_down = on_message, on_up, on_down
+        self._on_broken = on_broken
         self._task: asyncio.Task[None] | None = None
         self.channel: Channel | None = None
 
@@ -101,6 +104,8 @@ class Link:
         self._on_up(channel)
 
     def _down(self, channel: Channel, reason: str) -> None:
+        if channel.broken and self._on_broken is not None:
+            self._on_broken()
         if self.channel is channel:
             self.channel = None
             self._on_down(reason)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import orjson
 
-from actors.patience import Patience
+from actors.loop_timeout import LoopTimeout
 from actors.wire.messages import Admin, AdminAnswer, Message
 
 TIMEOUT_S = 30.0
@@ -20,7 +20,7 @@ class AdminCalls:
     def __init__(self, send: Callable[[Message], bool]) -> None:
         self._send = send
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, tuple[Answered, Patience]] = {}
+        self._waiting: dict[int, tuple[Answered, LoopTimeout]] = {}
 
     def call(self, what: str, body: bytes, answered: Answered) -> None:
         """`answered` runs later, or at once with 503 where there is no router."""
@@ -31,8 +31,8 @@ class AdminCalls:
             )
             return
         late = _message(f"The router has not answered within {TIMEOUT_S:g} s; whether it acted is not known.")
-        patience = Patience(TIMEOUT_S, lambda: self._end(number, 504, late))
-        self._waiting[number] = (answered, patience)
+        timeout = LoopTimeout(TIMEOUT_S, lambda: self._end(number, 504, late))
+        self._waiting[number] = (answered, timeout)
 
     def answer(self, message: AdminAnswer) -> None:
         """The router's answer; one that nobody waits for any more is dropped."""
@@ -48,9 +48,9 @@ class AdminCalls:
             )
 
     def _end(self, number: int, status: int, body: bytes) -> None:
-        answered, patience = self._waiting.pop(number, (None, None))
-        if answered is not None and patience is not None:
-            patience.cancel()
+        answered, timeout = self._waiting.pop(number, (None, None))
+        if answered is not None and timeout is not None:
+            timeout.cancel()
             answered(status, body)
 
 

@@ -81,9 +81,16 @@ class IngressConnections:
         self._was_whole = False
         self.salt = (me.secret or b"sluice")[:64]
         self.fleet_status: FleetStatus | None = None
-        self._engines = EngineLinks(me, self._from_engine, self._engine_lost)
+        broken = metrics.protocol_errors.labels
+        self._engines = EngineLinks(me, self._from_engine, self._engine_lost, broken("engine").inc)
         self._router = Link(
-            me, find_router, self._from_router, self._router_up, self._router_down, name="router"
+            me,
+            find_router,
+            self._from_router,
+            self._router_up,
+            self._router_down,
+            "router",
+            broken("router").inc,
         )
         self._admin_calls = AdminCalls(self._router.send)
         self.ask_router = self._admin_calls.call

@@ -73,6 +73,9 @@ ROUTER: dict[str, Metric] = _listed(
         "Decisions in which a policy broke its contract (a cost that is NaN, a dead worker); each one is a bug."),
     ("internal_errors", "errors",
         "Faults of the router itself that were logged and survived; each one is a bug."),
+    ("protocol_errors", "connections",
+        "Connections to the router that ended because a message could not be taken: its kind is unknown, its shape is "
+        "wrong, or its handler failed."),
     ("prefix_index_refused_blocks", "blocks",
         "KV blocks that the prefix indexes did not take because they were full."),
     ("kv_event_batches", "batches", "Batches of KV events that the prefix indexes took in."),

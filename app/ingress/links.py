@@ -37,6 +37,7 @@ class EngineLink:
         info: EngineInfo,
         on_message: Callable[["EngineLink", Message], None],
         on_lost: Callable[["EngineLink", str], None],
+        on_broken: Callable[[], object],
     ) -> None:
         self.info = info
         self.live: dict[str, Life] = {}
@@ -46,7 +47,9 @@ class EngineLink:
         self._on_message, self._on_lost = on_message, on_lost
         self._early: list[Message] = []
         self._waited_s: float | None = 0.0  # None once up or given up
-        self._link = Link(me, self._find, self._received, self._up, self._down, name=f"engine {info.id}")
+        self._link = Link(
+            me, self._find, self._received, self._up, self._down, f"engine {info.id}", on_broken
+        )
         self._link.start()
 
     @property
@@ -103,8 +106,9 @@ class EngineLinks:
         me: Identity,
         on_message: Callable[[EngineLink, Message], None],
         on_lost: Callable[[EngineLink, str], None],
+        on_broken: Callable[[], object],
     ) -> None:
-        self._me, self._on_message, self._on_lost = me, on_message, on_lost
+        self._me, self._on_message, self._on_lost, self._on_broken = me, on_message, on_lost, on_broken
         self._links: dict[str, EngineLink] = {}
         self._retired: set[EngineLink] = set()
         self._stopping: set[asyncio.Task[None]] = set()
@@ -122,7 +126,9 @@ class EngineLinks:
         for info in engines:
             known = self._links.get(info.id)
             if known is None:
-                self._links[info.id] = EngineLink(self._me, info, self._on_message, self._on_lost)
+                self._links[info.id] = EngineLink(
+                    self._me, info, self._on_message, self._on_lost, self._on_broken
+                )
             else:
                 known.info, known.missing_s = info, None
 

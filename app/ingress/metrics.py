@@ -106,6 +106,13 @@ INGRESS: tuple[Metric, ...] = (
         "Messages that the stage of their request did not admit when they came; they changed nothing.",
     ),
     counter(
+        "sluice_protocol_errors_total",
+        "connections",
+        "Connections of this replica that ended because a message could not be taken: its kind is unknown, its shape "
+        "is wrong, or its handler failed.",
+        "peer",
+    ),
+    counter(
         "sluice_slow_clients_total",
         "streams",
         "Streams that were cut because their client left more than `slow_client_bytes` unread.",
@@ -148,6 +155,7 @@ class IngressMetrics:
         self.retries = self._counter("sluice_retries_total")
         self.fallbacks = self._counter("sluice_fallback_decisions_total")
         self.refused_events = self._counter("sluice_refused_events_total")
+        self.protocol_errors = self._counter("sluice_protocol_errors_total")
         self.slow_clients = self._counter("sluice_slow_clients_total")
         self.internal_errors = self._counter("sluice_internal_errors_total")
 

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import msgspec
 
-from actors.patience import Patience
+from actors.loop_timeout import LoopTimeout
 from actors.wire.channel import Channel, Identity, WireError, connect
 from actors.wire.messages import Message, Pull, Pulled, PullGrant, Sent
 
@@ -54,7 +54,7 @@ class _Peer:
         self.task: asyncio.Task[None] | None = None
         self.unsent: list[Pull | Pulled] = []
         self.readers: dict[str, Reader] = {}
-        self.timers: dict[str, Patience] = {}
+        self.timers: dict[str, LoopTimeout] = {}
 
 
 class Puller:
@@ -77,7 +77,7 @@ class Puller:
             loop.call_soon(reader.read_failed, "another read of the same KV has not ended yet")
             return
         peer.readers[handle.lease] = reader
-        peer.timers[handle.lease] = Patience(self._timeout_s, lambda: self._timed_out(peer, handle.lease))
+        peer.timers[handle.lease] = LoopTimeout(self._timeout_s, lambda: self._timed_out(peer, handle.lease))
         self._send(peer, Pull(handle.lease, n_bytes))
 
     def end(self, handle: SimHandle) -> None:

@@ -19,9 +19,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from actors.router.aside import Aside
 from actors.router.clock import clock_s
 from actors.router.network.sources import LabelNames, NetworkSources
+from actors.router.worker_thread import WorkerThread
 from actors.router.workers import place_of
 from actors.wire.messages import EngineInfo, Transferred
 from policies.network.bandwidth_estimator import BandwidthEstimator, EstimatorConfig
@@ -92,7 +92,7 @@ class RouterNetwork:
         self.sources = NetworkSources(config.file, LabelNames(config.rack_labels, config.pod_labels))
         self.sources.read_file()
         self._read_nodes = read_nodes
-        self._control_plane = Aside("node labels")
+        self._control_plane = WorkerThread("node labels")
         self._told: Oracle | None = None
         self._pairs: Pairs = {}
         self._tasks: list[asyncio.Task[None]] = []

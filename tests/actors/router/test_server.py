@@ -104,6 +104,23 @@ async def test_an_engine_that_only_lost_its_link_stays_in_the_fleet(router: Rout
     )  # the first connection's timer must not forget the second
 
 
+@pytest.mark.parametrize(
+    "unknown", [["Nonsense", "x"], ["Progress", [["x", "admitted", 0]]], ["Cancel", "x"]]
+)
+async def test_a_message_that_the_router_cannot_take_ends_its_connection_and_is_counted(
+    router: RouterServer, unknown: list[object]
+) -> None:
+    """A kind that does not exist, a shape that does not, and a kind that only engines take."""
+    _, _, i = await serving(router)
+    assert router.status().totals["protocol_errors"] == 0
+    frame = msgspec.msgpack.encode([unknown])
+    assert i.channel._transport is not None
+    i.channel._transport.write(len(frame).to_bytes(4, "big") + frame)
+    async with asyncio.timeout(60):
+        await i.channel.closed
+    assert router.status().totals["protocol_errors"] == 1
+
+
 async def test_submit_prefilled_closed(router: RouterServer) -> None:
     _, _, i = await serving(router)
     i.channel.send(wire.Submit("x", prompt_tokens=10, max_tokens=4))

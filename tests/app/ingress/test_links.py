@@ -63,6 +63,19 @@ async def test_a_time_in_which_we_stood_still_is_no_reason_to_give_an_engine_up(
         await slow.stop()
 
 
+@pytest.mark.parametrize("peer", ["engine", "router"])
+async def test_a_message_that_an_ingress_does_not_take_is_counted(tmp_path: Path, peer: str) -> None:
+    p, d = pair(tmp_path)
+    async with rig(tmp_path, [p, d]) as made:
+        assert made.metric("sluice_protocol_errors_total", peer=peer) == 0
+        if peer == "engine":
+            d.channels[0].send(wire.Cancel("x"))
+        else:
+            made.router._ingresses.broadcast(wire.Cancel("x"))
+        await until(lambda: made.metric("sluice_protocol_errors_total", peer=peer) == 1)
+        await until(lambda: made.connections.router_connected() and made.connections.ready() is None)
+
+
 async def test_a_bug_in_the_sweep_does_not_end_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with rig(tmp_path, pair(tmp_path)) as made:
         swept: list[float] = []

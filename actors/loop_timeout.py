@@ -12,7 +12,7 @@ from typing import Any
 SLICES = 10
 
 
-class Patience:
+class LoopTimeout:
     """Calls `give_up()` once after `limit_s` seconds of this loop's life, unless cancelled before.
 
     On a loop that runs in time that is `limit_s` by the clock; on one that stalls all the time at most twice as many
@@ -48,9 +48,9 @@ class Patience:
 async def within(limit_s: float, future: "asyncio.Future[Any]") -> bool:
     """Whether `future` is done within so many seconds of this loop's life. It is neither cancelled nor read."""
     tired: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    patience = Patience(limit_s, lambda: tired.set_result(None))
+    timeout = LoopTimeout(limit_s, lambda: tired.set_result(None))
     try:
         await asyncio.wait((future, tired), return_when=asyncio.FIRST_COMPLETED)
     finally:
-        patience.cancel()
+        timeout.cancel()
     return future.done()

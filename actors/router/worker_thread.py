@@ -11,14 +11,14 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from actors.patience import within
+from actors.loop_timeout import within
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 
-class Aside:
+class WorkerThread:
     """`call` and `post` keep their order. The thread begins with the first call and ends with `close`."""
 
     def __init__(self, name: str) -> None:

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from actors.patience import SLICES, Patience, within
+from actors.loop_timeout import SLICES, LoopTimeout, within
 
 
 class Loop:
@@ -46,7 +46,7 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
 
 def test_on_a_loop_in_time_it_is_the_limit(loop: Loop) -> None:
     given_up: list[float] = []
-    Patience(10.0, lambda: given_up.append(loop.now_s))
+    LoopTimeout(10.0, lambda: given_up.append(loop.now_s))
     loop.run_until(9.99)
     assert given_up == []
     loop.run_until(20.0)
@@ -55,7 +55,7 @@ def test_on_a_loop_in_time_it_is_the_limit(loop: Loop) -> None:
 
 def test_a_minute_away_is_not_a_minute_waited(loop: Loop) -> None:
     given_up: list[float] = []
-    Patience(10.0, lambda: given_up.append(loop.now_s))
+    LoopTimeout(10.0, lambda: given_up.append(loop.now_s))
     loop.run_until(9.5)
     loop.now_s = 69.5  # stopped for a minute, in the last slice
     loop.timers.pop()[1]()  # type: ignore[operator]  # the timer fires at once, a minute late
@@ -68,17 +68,17 @@ def test_a_minute_away_is_not_a_minute_waited(loop: Loop) -> None:
 
 def test_a_loop_that_is_always_late_gives_up_too(loop: Loop) -> None:
     given_up: list[float] = []
-    Patience(10.0, lambda: given_up.append(loop.now_s))
+    LoopTimeout(10.0, lambda: given_up.append(loop.now_s))
     loop.run_until(1000.0, late_s=4.0)
     assert given_up == [pytest.approx(2 * SLICES * (1.0 + 4.0))]
 
 
 def test_cancelled_it_says_nothing(loop: Loop) -> None:
     given_up: list[float] = []
-    patience = Patience(10.0, lambda: given_up.append(loop.now_s))
+    timeout = LoopTimeout(10.0, lambda: given_up.append(loop.now_s))
     loop.run_until(5.0)
-    patience.cancel()
-    patience.cancel()
+    timeout.cancel()
+    timeout.cancel()
     loop.run_until(50.0)
     assert given_up == []
 
