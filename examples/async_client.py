@@ -1,4 +1,4 @@
-"""Many requests at once with the asynchronous client: python examples/async_client.py"""
+"""Many requests at once with the asynchronous client: `python examples/async_client.py`."""
 
 import asyncio
 

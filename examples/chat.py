@@ -1,4 +1,4 @@
-"""One answer with the SDK: python examples/chat.py"""
+"""One answer with the SDK: `python examples/chat.py`."""
 
 from sluice import SLO, Sluice
 

@@ -1,4 +1,4 @@
-"""The official `openai` package against Sluice: python examples/openai_client.py"""
+"""The official `openai` package against Sluice: `python examples/openai_client.py`."""
 
 import os
 

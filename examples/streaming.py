@@ -1,4 +1,4 @@
-"""An answer word by word, with the time to its first token: python examples/streaming.py"""
+"""An answer word by word, with the time to its first token: `python examples/streaming.py`."""
 
 import time
 
