@@ -1,27 +1,30 @@
-"""BR-H: balance routing with a short lookahead (BalanceRoute 4, algorithm 3; symbols restored by DESIGN 3.5).
+"""BR-H: balance routing with a short lookahead (BalanceRoute 4, algorithm 3; symbols restored in docs/design.md).
 
     F_H(S, g) = alpha w sum_h gamma^h - beta sum_h gamma^h max(0, w - m_g(h)),  h = 0..H
 
 The two stages are BR-0's (`stages`), with F_H for F and min_h m_g(h) in stage 2's key; projections (symbol -> field)
-are in `loads`, computed once a round and updated by each admission. What runs is the same compiled (`rounds`).
-H = 0, alpha = 1, beta = G is BR-0.
-The paper searches subsets by enumeration; two bitset probes are exact for F_H too (`subset`).
+are in `loads`, computed once a round and updated by each admission. H = 0, alpha = 1, beta = G is BR-0.
+The paper searches subsets by enumeration; two probes among their sums are exact for F_H too (`kernel`).
 Without forecasts every request stays: the lookahead then sees only that fuller batches grow faster.
-Beyond the paper, all 0 there: `ageing` (see `stages`), and three by which margins count as smaller, in tokens:
+Beyond the paper are `ageing` (see `stages`) and three parameters by which margins count as smaller, in tokens; in the
+paper all of them are 0:
 
     slack * mean prompt of the pool
     pool_lag * max(0, mean KV of a running sequence - mean prompt of the pool)
     center * mean margin of the workers without a free slot
 
-A margin is what left with all that it had generated, so who fills margins to the envelope takes more than what comes in
-on the average: the pool is left with the small ones, which soon fit nowhere, and the envelope can only rise. `pool_lag`
-lowers the aim as far as that has happened. `center` 1 aims at the mean load instead of the heaviest one, where a miss
-on either side is half as far; beta is then no longer G: a token above the mean costs beta - 1 of those below it.
-Together they halve the imbalance that slack and ageing leave (`balance_route_cluster`).
-`refill` True, also beyond the paper: a slot that a forecast departure frees is taken to be filled again, with what kept
-the balance, as long as the pool lasts: the first departures of the group are left out, as many as entries remain. The
+A request leaves with all the tokens that it has generated, so the margin it frees is larger than its prompt was. Who
+fills margins up to the envelope therefore admits more than comes in on the average: the pool is left with small
+prompts, which soon fit nowhere, and the envelope can only rise. `pool_lag` lowers the aim by how far that has happened.
+`center` 1 aims at the mean load instead of the heaviest one, where a miss on either side is half as far; beta is then
+no longer G: a token above the mean costs beta - 1 of those below it. Together they halve the imbalance that slack and
+ageing leave (`balance_route_cluster`).
+
+`refill` True, also beyond the paper, takes a slot that a forecast departure frees to be filled again, with whatever
+kept the balance, while the pool lasts: the first departures of the group are left out, as many as entries remain. The
 paper's projection lets such a load drop and prefers to fill the drop ahead of time, which with `center` costs more than
 it gains even with true lengths (`balance_route_sensitivity`). Where the pool runs dry the projection is the paper's.
+
 Not claimed: what later arrivals do; forecasts of requests that are still in the pool are not used (the paper's
 "constant of additional load").
 """
@@ -32,11 +35,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from policies.routing import params
-from policies.routing.balance.balance_route_0 import check_limits
-from policies.routing.balance.loads import Aim
-from policies.routing.balance.rounds import balance
-from policies.routing.balance.stages import Feasible, StageLimits, group_workers, split_by_group
-from policies.routing.base import Assignment, Needs
+from policies.routing.balance.stages import Aim, StageLimits, check_limits, groups
+from policies.routing.base import Assignment, Feasible, Needs
 from policies.state.views import Departure, Snapshot, Worker
 
 
@@ -44,17 +44,18 @@ from policies.state.views import Departure, Snapshot, Worker
 class BalanceRouteH:
     """`horizon` H in decode steps, `gamma`, `alpha`, `beta` (None: G); the others as in BR-0."""
 
-    needs: ClassVar[Needs] = Needs.NONE
     formula: ClassVar[str] = (
         "cost = -score, score F_H = alpha * w_tokens * sum_h gamma^h - beta * sum_h gamma^h * max(0, w_tokens - m(h)),"
         " min_h m(h) = margin_tokens, h = 0..horizon"
     )
+    needs: ClassVar[Needs] = Needs.NONE
     # The centre of the paper's sweep {1, 24, 48, 96} x {0.5, 0.7, 0.9, 1.0}. Ours (`python -m benchmarks run
     # balance_route_sensitivity`) tells H 1 to 96 and gamma 0.7 to 1.0 apart by less than seeds differ; 0.5 is worse.
     horizon: int = 48
     gamma: float = 0.9
     alpha: float = 1.0  # only alpha / beta matters
-    beta: float | None = None  # G / 2 to 4 G make no clear difference in the same sweep
+    # G / 2 to 4 G make no clear difference in the same sweep.
+    beta: float | None = None
     window: int = 8  # ASSUMPTION
     abundance: float = 2.0  # ASSUMPTION
     max_wait_s: float = 10.0  # ASSUMPTION
@@ -75,26 +76,29 @@ class BalanceRouteH:
         if self.beta is not None:
             params.number(self.name, "beta", self.beta, low=0.0)
         params.number(self.name, "slack", self.slack, low=0.0)
-        params.number(self.name, "ageing", self.ageing, low=0.0)
         params.number(self.name, "pool_lag", self.pool_lag, low=0.0)
         params.number(self.name, "center", self.center, low=0.0, high=1.0)
         params.flag(self.name, "refill", self.refill)
-        check_limits(self.name, self.window, self.abundance, self.max_wait_s, self.reserve_tokens)
+        check_limits(self.name, self._limits())
 
     def assign(self, feasible: Feasible, snapshot: Snapshot, rng: random.Random) -> tuple[Assignment, ...]:
-        limits = StageLimits(self.window, self.abundance, self.max_wait_s, self.reserve_tokens, self.ageing)
+        from policies.routing.balance.round import balance  # numba: see `registry.prepare`
+
         assigned: tuple[Assignment, ...] = ()
-        for group, entries in sorted(split_by_group(feasible).items()):
-            workers = group_workers(snapshot, group)
+        for entries, workers in groups(feasible, snapshot):
             if self.refill:
-                workers = _refilled(workers, len(entries) - sum([worker.free_slots for worker in workers]))
+                spare = len(entries) - sum([worker.free_slots for worker in workers])
+                workers = _refilled(workers, spare)
             slack_tokens = self._slack_tokens(entries, workers)
             aim = Aim(self.horizon, self.gamma, self.alpha, self.beta, slack_tokens)
-            assigned += balance(entries, snapshot, workers, aim, limits, rng)
+            assigned += balance(entries, snapshot, workers, aim, self._limits(), rng)
         return assigned
 
+    def _limits(self) -> StageLimits:
+        return StageLimits(self.window, self.abundance, self.max_wait_s, self.reserve_tokens, self.ageing)
+
     def _slack_tokens(self, entries: Feasible, workers: Sequence[Worker]) -> float:
-        """By how much margins count as smaller; see above."""
+        """The tokens by which margins count as smaller: the sum of the module docstring's three terms."""
         slack_tokens = 0.0
         if self.slack or self.pool_lag:
             mean_tokens = sum([entry.request.prompt_tokens for entry, _ in entries]) / len(entries)
@@ -109,7 +113,7 @@ class BalanceRouteH:
 
 
 def _mean_margin_of_full(workers: Sequence[Worker]) -> float:
-    """Tokens between the envelope of its barrier and a worker without a free slot; 0 if all have one."""
+    """The mean of the tokens between a worker without a free slot and its barrier's envelope; 0 if all have one."""
     envelope: dict[str, int] = {}
     for worker in workers:
         envelope[worker.barrier] = max(worker.kv_tokens, envelope.get(worker.barrier, 0))
@@ -118,7 +122,9 @@ def _mean_margin_of_full(workers: Sequence[Worker]) -> float:
 
 
 def _refilled(workers: list[Worker], entries: int) -> list[Worker]:
-    """The workers without the first departures: as many sequences as `entries` can follow. Equal steps by worker."""
+    """The workers without the group's first departures, those of as many sequences as there are `entries` to follow
+    them. Departures of equal steps come by worker.
+    """
     order = sorted((gone.step, row, gone) for row, worker in enumerate(workers) for gone in worker.departures)
     kept: dict[int, list[Departure]] = {row: [] for _, row, _ in order}
     for _, row, gone in order:

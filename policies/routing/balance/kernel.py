@@ -1,282 +1,123 @@
-"""BalanceRoute's two stages over arrays, compiled: `stages.Round` step by step, with the same admissions bit for bit.
+"""One round of BR-0 or BR-H over arrays, compiled. `stages` says what is done and why.
 
-Read `stages` for what is done and why, `loads` for the scores. Here are the same steps without objects: a tick of 64
-workers admits some 40 times in a row, each a few hundred additions, for which numpy's calls and Python took 1.5 ms.
-Different in form only: the next worker is the least key of all rows instead of a heap's top; no shortcuts where all
-entries are alike; subsets are summed one by one, so windows are `subset.FEW` entries at most.
-
-One file, because the cache of compiled code watches the file of `place` only. Loops and plain arrays instead of numpy's
-functions, because those take long to compile. Importing this module costs some 8 s of CPU where nothing is cached and
-1.7 s where it is, half of that numba itself, and 140 MB, most of them LLVM's: who serves requests loads it at its start
-(`registry.prepare`), others when they need it.
+The best subset of a window. The score depends on a set S only through w = sum of s_r and is concave in w, a line minus
+convex terms. Let `peak` maximise it over all real w. Among the sums that fit the worker the best one is then the
+largest not above the peak or the smallest above it, for BR-0 and BR-H alike (the paper probes so for BR-0 only and
+enumerates subsets for BR-H). All 2^W sums are formed, each from one that is smaller by an entry.
 """
 
 from typing import Annotated, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from policies.routing.balance.loads import (
+    BEST_SUBSET,
+    FILL,
+    LEAST_HARM,
+    OVERDUE,
+    AdmissionRow,
+    EntryRow,
+    Totals,
+    WorkerRow,
+    activate,
+    book,
+    find_kinks,
+    fits,
+    has_room,
+    larger_margin,
+    measure,
+    next_worker,
+    note,
+    overflow,
+    project,
+    slots_of,
+)
+from policies.routing.balance.loads import below as number_below
 from policies.routing.compiled import (
     FloatRows,
     Floats,
     IntegerRows,
     Integers,
+    Table,
     TruthRows,
     compiled,
     part,
     rows_of,
 )
 
-FILL, BEST_SUBSET, LEAST_HARM, OVERDUE = range(4)
 
-WORKER = np.dtype(
-    [
-        ("tokens", np.int64),  # KV tokens now
-        ("running", np.int64),  # sequences now
-        ("departures", np.int64),  # how many of `place`'s are its own
-        ("slots", np.int64),
-        ("barrier", np.int64),  # 0, 1, ...
-        ("open", np.int64),  # 1: entries may go there
-        ("beta", np.float64),
-        ("draw", np.float64),  # orders equal keys
-        ("free", np.int64),  # slots; this and the next three change with each admission
-        ("room", np.int64),  # KV tokens
-        ("touched", np.int64),  # 1: has admitted in this round
-        ("margin", np.float64),  # min_h m_g(h); filled in, as the next
-        ("first_margin", np.float64),  # the same as the round began
-    ]
-)
-ENTRY = np.dtype(
-    [
-        ("tokens", np.int64),  # s_r
-        ("sequences", np.int64),
-        ("kind", np.int64),  # row of `allowed`
-        ("late", np.int64),  # 1: overdue
-        ("age", np.float64),  # what its age adds to a score
-    ]
-)
-ADMISSION = np.dtype(
-    [
-        ("row", np.int64),
-        ("reason", np.int64),
-        ("free", np.int64),  # the worker's slots before it, as `margin`
-        ("tokens", np.int64),  # w
-        ("size", np.int64),  # |S| in entries
-        ("score", np.float64),
-        ("margin", np.float64),
-    ]
-)
-Workers = Annotated[npt.NDArray[np.void], rows_of(WORKER)]
-Entries = Annotated[npt.NDArray[np.void], rows_of(ENTRY)]
-Done = Annotated[npt.NDArray[np.void], rows_of(ADMISSION)]
+class ScoredWorker(WorkerRow):
+    """A worker with its own price of overflow."""
+
+    beta: float
+
+
+class AgedEntry(EntryRow):
+    """An entry with the worth of its wait."""
+
+    age: float  # what its age adds to a score
 
 
 class Rules(NamedTuple):
-    """`gain` alpha * sum_h gamma^h; `enough` free slots of the group for stage 1; `most_age`: the oldest entry's."""
+    """A round's parameters."""
 
-    gain: float
-    slack: float
-    reserve: int
-    enough: float
-    window: int
-    aged: bool
-    most_age: float
-
-
-# ---------------------------------------------------------------------------------------------------------- loads
+    gain: float  # alpha * sum_h gamma^h
+    slack: float  # tokens by which every margin counts as smaller
+    reserve: int  # KV tokens kept free per sequence
+    enough: float  # free slots of the group from which stage 1 runs
+    window: int  # W
+    aged: bool  # whether entries have an `age`
+    most_age: float  # the `age` of the oldest entry
 
 
-@part
-def project(workers: Workers, departures: IntegerRows, load: FloatRows, gone: IntegerRows) -> None:
-    """L_g(h): what runs now, grown by h tokens a sequence, less what is gone by step h."""
-    first, steps = 0, load.shape[1]
-    for row in range(len(workers)):
-        for h in range(steps):
-            gone[0, h] = gone[1, h] = 0
-        for i in range(first, first + workers[row].departures):
-            h = departures[i, 0]
-            if h < steps:
-                gone[0, h] += departures[i, 1]
-                gone[1, h] += departures[i, 2]
-        first += workers[row].departures
-        running, tokens = workers[row].running, workers[row].tokens
-        for h in range(steps):
-            running -= gone[0, h]
-            tokens -= gone[1, h]
-            load[row, h] = tokens + running * h
+class Round(NamedTuple):
+    """A round's tables, and space that its steps use again and again. H + 1: steps of the projection."""
 
-
-@part
-def measure(workers: Workers, load: FloatRows, envelope: FloatRows) -> None:
-    """M(h) of each barrier, and the margins of all workers below it."""
-    for barrier in range(len(envelope)):
-        for h in range(envelope.shape[1]):
-            envelope[barrier, h] = -np.inf
-    for row in range(len(workers)):
-        barrier = workers[row].barrier
-        for h in range(load.shape[1]):
-            envelope[barrier, h] = max(envelope[barrier, h], load[row, h])
-    for row in range(len(workers)):
-        workers[row].margin = workers[row].first_margin = least_margin(workers, load, envelope, row)
-
-
-@part
-def least_margin(workers: Workers, load: FloatRows, envelope: FloatRows, row: int) -> float:
-    """min_h m_g(h)."""
-    barrier, least = workers[row].barrier, np.inf
-    for h in range(load.shape[1]):
-        least = min(least, envelope[barrier, h] - load[row, h])
-    return least
-
-
-@part
-def add(workers: Workers, load: FloatRows, envelope: FloatRows, row: int, tokens: int, slots: int) -> None:
-    """Books w on a load, which grows by a token a sequence a step; an envelope that it exceeds rises with it."""
-    barrier = workers[row].barrier
-    for h in range(load.shape[1]):
-        load[row, h] += tokens + slots * h
-    workers[row].margin = least_margin(workers, load, envelope, row)
-    if workers[row].margin >= 0.0:
-        return
-    for h in range(load.shape[1]):
-        envelope[barrier, h] = max(envelope[barrier, h], load[row, h])
-    for other in range(len(workers)):
-        if workers[other].open and workers[other].barrier == barrier:
-            workers[other].margin = least_margin(workers, load, envelope, other)
+    workers: Annotated[Table, rows_of(ScoredWorker)]
+    load: FloatRows  # workers, H + 1: L_g(h)
+    envelope: FloatRows  # barriers, H + 1: M(h)
+    discount: Floats  # H + 1: gamma^h
+    entries: Annotated[Table, rows_of(AgedEntry)]
+    allowed: TruthRows  # kinds of entries, workers
+    rules: Rules
+    kinks: FloatRows  # 4, H + 1: of the worker that is looked at
+    order: IntegerRows  # 2, H + 1
+    window: Integers  # positions of entries that are looked at
+    sums: IntegerRows  # 2, 2^W: tokens and slots of subsets
+    done: Annotated[Table, rows_of(AdmissionRow)]
+    chosen: Integers  # admitted entries, set after set
+    totals: Annotated[Table, rows_of(Totals)]  # one record
 
 
 # --------------------------------------------------------------------------------------------------------- scores
 
 
 @part
-def find_kinks(
-    workers: Workers,
-    load: FloatRows,
-    envelope: FloatRows,
-    discount: Floats,
-    slack: float,
-    row: int,
-    kinks: FloatRows,
-    order: IntegerRows,
-) -> None:
-    """`loads._Kinks` of a worker: into kinks[0] its m_g(h) less the slack ascending, into [1] and [2] the sums of
-    gamma^h and of gamma^h m_g(h) so far.
-    """
-    barrier, steps = workers[row].barrier, load.shape[1]
-    for h in range(steps):
-        kinks[3, h] = envelope[barrier, h] - load[row, h] - slack
-    sort(kinks[3], order)
-    slope = offset = 0.0
-    for k in range(steps):
-        h = order[0, k]
-        slope += discount[h]
-        offset += discount[h] * kinks[3, h]
-        kinks[0, k], kinks[1, k], kinks[2, k] = kinks[3, h], slope, offset
-
-
-@part
-def sort(margins: Floats, order: IntegerRows) -> None:
-    """Into order[0] the steps by margin ascending, equal ones as they come (merge sort)."""
-    n, width = len(margins), 1
-    for h in range(n):
-        order[0, h] = h
-    while width < n:
-        for start in range(0, n, 2 * width):
-            middle, end = min(start + width, n), min(start + 2 * width, n)
-            left, right = start, middle
-            for k in range(start, end):
-                first = right == end or (
-                    left < middle and margins[order[0, left]] <= margins[order[0, right]]
-                )
-                if first:
-                    order[1, k] = order[0, left]
-                    left += 1
-                else:
-                    order[1, k] = order[0, right]
-                    right += 1
-        for k in range(n):
-            order[0, k] = order[1, k]
-        width *= 2
-
-
-@part
-def below(ascending: Floats, limit: float) -> int:
-    """How many of the numbers are below the limit."""
-    low, high = 0, len(ascending)
-    while low < high:
-        middle = (low + high) // 2
-        if ascending[middle] < limit:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+def look_at(t: Round, row: int) -> None:
+    """Makes `kinks` those of a worker."""
+    barrier = t.workers[row].barrier
+    find_kinks(t.load, t.envelope, barrier, row, t.discount, t.rules.slack, t.kinks, t.order)
 
 
 @part
 def peak_of(kinks: FloatRows, gain: float, beta: float) -> float:
-    """The w at which the score is largest."""
-    k = below(kinks[1], gain / beta) if beta != 0.0 else len(kinks[1])
+    """The w at which the score is largest: the first margin where the penalty's slope reaches the gain."""
+    k = number_below(kinks[1], gain / beta) if beta != 0.0 else len(kinks[1])
     return kinks[0, k] if k < len(kinks[1]) else np.inf
 
 
 @part
 def score_of(kinks: FloatRows, gain: float, beta: float, w: int) -> float:
-    """F_H of a sum w."""
-    k = below(kinks[0], float(w)) - 1
-    overflow = kinks[1, k] * w - kinks[2, k] if k >= 0 else 0.0
-    return gain * w - beta * overflow
+    """F_H of a set with the sum w."""
+    return gain * w - beta * overflow(kinks, float(w))
 
 
-# ------------------------------------------------------------------------------------------------------- selection
-
-
-@part
-def better(workers: Workers, row: int, other: int) -> bool:
-    """Whether a row has the larger margin, or the first draw of two equal ones."""
-    a, b = workers[row].margin, workers[other].margin
-    return bool(a > b or (a == b and workers[row].draw < workers[other].draw))
+# ------------------------------------------------------------------------------------------------------ selection
 
 
 @part
-def next_row(workers: Workers, active: Integers) -> int:
-    """The active row of most free slots, then margin; their number: none that is active has a slot."""
-    best = len(workers)
-    for row in range(len(workers)):
-        if active[row] and workers[row].free > 0:
-            if best < len(workers):
-                more = workers[row].free - workers[best].free
-                if more < 0 or (more == 0 and not better(workers, row, best)):
-                    continue
-            best = row
-    return best
-
-
-@part
-def slots_of(workers: Workers, entries: Entries, row: int, entry: int) -> int:
-    """The slots that it takes there."""
-    sequences = entries[entry].sequences
-    return int(sequences if sequences == 1 else min(sequences, workers[row].slots))
-
-
-@part
-def has_room(workers: Workers, entries: Entries, reserve: int, row: int, entry: int) -> bool:
-    """KV room."""
-    return bool(entries[entry].tokens + reserve * slots_of(workers, entries, row, entry) <= workers[row].room)
-
-
-@part
-def fits(workers: Workers, entries: Entries, allowed: TruthRows, reserve: int, row: int, entry: int) -> bool:
-    """May go there, slots and KV room; until something was admitted there the dispatcher's word counts for the room."""
-    if not allowed[entries[entry].kind, row]:
-        return False
-    if slots_of(workers, entries, row, entry) > workers[row].free:
-        return False
-    return workers[row].touched == 0 or has_room(workers, entries, reserve, row, entry)
-
-
-@part
-def first_at_most(entries: Entries, left: Integers, limit: float) -> int:
-    """The position in `left`, which is sorted by size descending, of the first entry not above the limit."""
+def first_at_most(entries: Table, left: Integers, limit: float) -> int:
+    """The first position in `left`, which is sorted by size descending, of an entry not larger than the limit."""
     low, high = 0, len(left)
     while low < high:
         middle = (low + high) // 2
@@ -288,38 +129,33 @@ def first_at_most(entries: Entries, left: Integers, limit: float) -> int:
 
 
 @part
-def first_with_room(workers: Workers, entries: Entries, reserve: int, row: int, left: Integers) -> int:
-    """The first entry that is not too large for what an admission has left of the worker's room."""
-    if workers[row].touched == 0:
-        return 0
-    return first_at_most(entries, left, float(workers[row].room - reserve))
+def first_with_room(t: Round, row: int, left: Integers) -> int:
+    """The first position of an entry not too large for the KV room that this round's admissions have left."""
+    worker = t.workers[row]
+    return first_at_most(t.entries, left, float(worker.room - t.rules.reserve)) if worker.touched else 0
 
 
 @part
-def best_single(
-    workers: Workers,
-    entries: Entries,
-    allowed: TruthRows,
-    rules: Rules,
-    row: int,
-    left: Integers,
-    kinks: FloatRows,
-) -> tuple[int, float]:
-    """Position and score of the entry of best score, the nearest to the peak from below or above; len(left): none fits.
-    With ageing by score plus age, each side searched as far as age could make up for the score.
+def best_single(t: Round, row: int, left: Integers) -> tuple[int, float]:
+    """Position and score of the fitting entry of best score plus age; len(left) if none fits.
+
+    Scores fall on both sides of the peak: without ages the nearest entry on each side is enough, with them a side is
+    searched until even the oldest entry's age could not make up for the score.
     """
-    gain, beta = rules.gain, workers[row].beta
-    first = first_with_room(workers, entries, rules.reserve, row, left)
+    entries, allowed, rules, kinks = t.entries, t.allowed, t.rules, t.kinks
+    worker, gain, beta, reserve = t.workers[row], rules.gain, t.workers[row].beta, rules.reserve
+    first = first_with_room(t, row, left)
     start = first_at_most(entries, left, peak_of(kinks, gain, beta))
     best, best_score, best_worth = len(left), 0.0, 0.0
     for step in (1, -1):
         at = max(start, first) if step == 1 else start - 1
         while first <= at < len(left):
-            if fits(workers, entries, allowed, rules.reserve, row, left[at]):
-                score = score_of(kinks, gain, beta, entries[left[at]].tokens)
+            entry = entries[left[at]]
+            if fits(entry, worker, allowed[entry.kind, row], reserve):
+                score = score_of(kinks, gain, beta, entry.tokens)
                 if best < len(left) and score + rules.most_age <= best_worth:
                     break
-                worth = score + entries[left[at]].age
+                worth = score + entry.age
                 if best == len(left) or worth > best_worth:
                     best, best_score, best_worth = at, score, worth
                 if not rules.aged:
@@ -329,261 +165,200 @@ def best_single(
 
 
 @part
-def find_window(
-    workers: Workers,
-    entries: Entries,
-    allowed: TruthRows,
-    rules: Rules,
-    row: int,
-    left: Integers,
-    window: Integers,
-) -> int:
-    """Positions of the first W entries that fit the worker on their own, less those without KV room; how many."""
+def find_window(t: Round, row: int, left: Integers) -> int:
+    """Fills `window` with the positions of the first W entries that fit the worker on their own, and returns how many.
+    An entry that fits only because the worker was empty has no KV room for a set: it counts, but is left out.
+    """
+    entries, allowed, window, worker = t.entries, t.allowed, t.window, t.workers[row]
     found = seen = 0
-    for at in range(first_with_room(workers, entries, rules.reserve, row, left), len(left)):
-        if seen == rules.window:
+    for at in range(first_with_room(t, row, left), len(left)):
+        if seen == t.rules.window:
             break
-        if fits(workers, entries, allowed, rules.reserve, row, left[at]):
+        entry = entries[left[at]]
+        if fits(entry, worker, allowed[entry.kind, row], t.rules.reserve):
             seen += 1
-            if has_room(workers, entries, rules.reserve, row, left[at]):
+            if has_room(entry, worker, t.rules.reserve):
                 window[found] = at
                 found += 1
     return found
 
 
 @part
-def best_set(
-    workers: Workers,
-    entries: Entries,
-    rules: Rules,
-    row: int,
-    left: Integers,
-    window: Integers,
-    kinks: FloatRows,
-    sums: IntegerRows,
-) -> tuple[int, float]:
-    """The subset of the window of best score as a bitmask, and its score; 0: none fits. Of all sums the largest not
-    above the peak or the smallest above it; of equal sums that of fewest sequences, then the items that stand first.
+def best_set(t: Round, row: int, left: Integers, window: Integers) -> tuple[int, float]:
+    """The subset of best score as a bitmask of `window`, and its score; 0 if none fits. Of equal sums the subset of
+    fewest sequences is taken, then the one whose entries stand first.
     """
-    gain, beta, total = rules.gain, workers[row].beta, 0
+    entries, kinks, sums, worker, reserve = t.entries, t.kinks, t.sums, t.workers[row], t.rules.reserve
+    gain, beta, total = t.rules.gain, worker.beta, 0
     for at in window:
         total += entries[left[at]].tokens
     peak = max(0, int(min(peak_of(kinks, gain, beta), float(total))))
     low = high = 0
     for bit in range(len(window)):
-        entry, added = left[window[bit]], 1 << bit
+        entry, added = entries[left[window[bit]]], 1 << bit
         for mask in range(added, 2 * added):
-            w = sums[0, mask - added] + entries[entry].tokens
-            count = sums[1, mask - added] + slots_of(workers, entries, row, entry)
+            w = sums[0, mask - added] + entry.tokens
+            count = sums[1, mask - added] + slots_of(entry, worker)
             sums[0, mask], sums[1, mask] = w, count
-            if count > workers[row].free or w + rules.reserve * count > workers[row].room:
+            if count > worker.free or w + reserve * count > worker.room:
                 continue
             if w <= peak:
                 if low == 0 or w > sums[0, low] or (w == sums[0, low] and count < sums[1, low]):
                     low = mask
             elif high == 0 or w < sums[0, high] or (w == sums[0, high] and count < sums[1, high]):
                 high = mask
-    if low == 0 and high == 0:
-        return 0, 0.0
     low_score = score_of(kinks, gain, beta, sums[0, low]) if low else -np.inf
     high_score = score_of(kinks, gain, beta, sums[0, high]) if high else -np.inf
     return (high, high_score) if high_score > low_score else (low, low_score)
 
 
 @part
-def admit(
-    workers: Workers,
-    load: FloatRows,
-    envelope: FloatRows,
-    entries: Entries,
-    reserve: int,
-    row: int,
-    left: Integers,
-    positions: Integers,
-    reason: int,
-    score: float,
-    done: Done,
-    chosen: Integers,
-    made: Integers,
-) -> None:
-    """Notes that the entries at ascending `positions` go to the worker, takes its slots and room, and closes up `left`,
-    of which the last len(positions) are no longer valid.
+def choose(t: Round, row: int, left: Integers) -> tuple[int, int, float]:
+    """Chooses what the worker takes: how many (0: nothing fits it), whose positions then head `window`, reason and
+    score.
     """
-    worker, admission = workers[row], done[made[0]]
-    tokens = slots = 0
+    worker, window = t.workers[row], t.window
+    at, score = best_single(t, row, left)
+    if at == len(left):
+        return 0, LEAST_HARM, 0.0
+    abundant = t.totals[0].free >= t.rules.enough
+    if not abundant and worker.free > 1:
+        found = find_window(t, row, left)
+        mask, set_score = best_set(t, row, left, window[:found])
+        if mask != 0 and set_score > max(0.0, score):
+            return keep(window, mask, found), BEST_SUBSET, set_score
+    window[0] = at
+    return 1, FILL if abundant else BEST_SUBSET if score > 0.0 else LEAST_HARM, score
+
+
+@part
+def keep(window: Integers, mask: int, found: int) -> int:
+    """Moves the members of a bitmask to the head of the window and returns how many they are."""
+    number = 0
+    for bit in range(found):
+        if mask >> bit & 1:
+            window[number] = window[bit]
+            number += 1
+    return number
+
+
+# --------------------------------------------------------------------------------------------------------- stages
+
+
+@part
+def admit(t: Round, row: int, left: Integers, positions: Integers, reason: int, score: float) -> None:
+    """Notes and books that the entries at `positions` of `left` go to a worker."""
+    worker, totals, tokens, slots = t.workers[row], t.totals[0], 0, 0
     for position in positions:
-        tokens += entries[left[position]].tokens
-        slots += slots_of(workers, entries, row, left[position])
-        chosen[made[1]] = left[position]
-        made[1] += 1
-    admission.row, admission.reason, admission.score = row, reason, score
-    admission.free, admission.margin = worker.free, worker.margin
-    admission.tokens, admission.size = tokens, len(positions)
-    made[0] += 1
-    worker.free -= slots
-    worker.room -= tokens + reserve * slots
-    worker.touched = 1
-    made[2] -= slots
+        entry = t.entries[left[position]]
+        tokens += entry.tokens
+        slots += slots_of(entry, worker)
+        entry.gone = 1
+        t.chosen[totals.chosen] = left[position]
+        totals.chosen += 1
+    note(t.done[totals.admissions], worker, row, reason, score, tokens, len(positions))
+    totals.admissions += 1
+    totals.free -= slots
+    book(t.workers, t.load, t.envelope, row, tokens, slots, t.rules.reserve)
+
+
+@part
+def close_up(left: Integers, positions: Integers) -> None:
+    """Takes out the elements at ascending positions; the last len(positions) elements are then no longer valid."""
     for k in range(len(positions) - 1, -1, -1):
         for i in range(positions[k], len(left) - 1):
             left[i] = left[i + 1]
-    add(workers, load, envelope, row, tokens, slots)
-
-
-# ---------------------------------------------------------------------------------------------------------- stages
 
 
 @part
-def place_overdue(
-    workers: Workers,
-    load: FloatRows,
-    envelope: FloatRows,
-    discount: Floats,
-    entries: Entries,
-    allowed: TruthRows,
-    rules: Rules,
-    kinks: FloatRows,
-    sorting: IntegerRows,
-    left: Integers,
-    done: Done,
-    chosen: Integers,
-    made: Integers,
-) -> None:
-    """Entries that have waited too long, in order, each to the worker of largest margin of those that it fits."""
-    for entry in range(len(entries)):
-        if entries[entry].late == 0:
+def place_overdue(t: Round, left: Integers) -> None:
+    """Places each overdue entry, in order, on the worker of largest margin of those that it fits."""
+    workers, entries = t.workers, t.entries
+    for at in range(len(entries)):
+        entry, best = entries[at], len(workers)
+        if entry.overdue == 0:
             continue
-        best = len(workers)
         for row in range(len(workers)):
-            if not (workers[row].open and fits(workers, entries, allowed, rules.reserve, row, entry)):
-                continue
-            if best == len(workers) or better(workers, row, best):
+            if fits(entry, workers[row], t.allowed[entry.kind, row], t.rules.reserve) and (
+                best == len(workers) or larger_margin(workers[row], workers[best])
+            ):
                 best = row
         if best < len(workers):
-            find_kinks(workers, load, envelope, discount, rules.slack, best, kinks, sorting)
-            score = score_of(kinks, rules.gain, workers[best].beta, entries[entry].tokens)
-            left[0] = entry
-            only = np.zeros(1, np.int64)
-            admit(
-                workers,
-                load,
-                envelope,
-                entries,
-                rules.reserve,
-                best,
-                left[:1],
-                only,
-                OVERDUE,
-                score,
-                done,
-                chosen,
-                made,
-            )
+            look_at(t, best)
+            score = score_of(t.kinks, t.rules.gain, workers[best].beta, entry.tokens)
+            left[0], t.window[0] = at, 0
+            admit(t, best, left, t.window[:1], OVERDUE, score)
 
 
 @part
-def choose(
-    workers: Workers,
-    entries: Entries,
-    allowed: TruthRows,
-    rules: Rules,
-    row: int,
-    left: Integers,
-    kinks: FloatRows,
-    sums: IntegerRows,
-    window: Integers,
-    free: int,
-) -> tuple[int, int, float]:
-    """What the worker takes: positions in `window`, how many (0: nothing fits it), reason and score. `free`: slots of
-    the whole group.
-    """
-    at, score = best_single(workers, entries, allowed, rules, row, left, kinks)
-    if at == len(left):
-        return 0, LEAST_HARM, 0.0
-    stage_1 = free >= rules.enough
-    if not stage_1 and workers[row].free > 1:
-        found = find_window(workers, entries, allowed, rules, row, left, window)
-        mask, set_score = best_set(workers, entries, rules, row, left, window[:found], kinks, sums)
-        if mask != 0 and set_score > max(0.0, score):
-            number = 0
-            for bit in range(found):
-                if mask >> bit & 1:
-                    window[number] = window[bit]
-                    number += 1
-            return number, BEST_SUBSET, set_score
-    window[0] = at
-    return 1, FILL if stage_1 else BEST_SUBSET if score > 0.0 else LEAST_HARM, score
+def place_class(t: Round, left: Integers) -> None:
+    """Runs the two stages for entries of one priority, sorted by size descending."""
+    n = len(left)
+    activate(t.workers)
+    while n > 0:
+        row = next_worker(t.workers)
+        if row == len(t.workers):
+            break
+        look_at(t, row)
+        number, reason, score = choose(t, row, left[:n])
+        if number == 0:
+            t.workers[row].active = 0
+            continue
+        admit(t, row, left, t.window[:number], reason, score)
+        close_up(left[:n], t.window[:number])
+        n -= number
 
 
 @compiled
 def place(
-    workers: Workers,
+    workers: Annotated[Table, rows_of(ScoredWorker)],
     departures: IntegerRows,
     barriers: int,
     discount: Floats,
-    entries: Entries,
+    entries: Annotated[Table, rows_of(AgedEntry)],
     allowed: TruthRows,
-    order: Integers,
+    by_size: Integers,
     ends: Integers,
     rules: Rules,
-    done: Done,
+    done: Annotated[Table, rows_of(AdmissionRow)],
     chosen: Integers,
-    made: Integers,
+    totals: Annotated[Table, rows_of(Totals)],
 ) -> None:
-    """One round. `departures`: (step, sequences, KV tokens), one worker after the other; `discount` gamma^h, h = 0..H;
-    `entries` in the order in which they should be served, `allowed` per kind of entry and row; `order`: entries by
-    priority, then size descending, equal ones as they stand, and `ends`, where each priority ends in it.
+    """Runs one round: fills `done` and `chosen` (room for all entries in both) and counts them in `totals`.
 
-    Changes `workers`, fills `done`, and `chosen` with their entries one after the other (room for all in both); `made`
-    counts admissions, chosen entries, and free slots of the whole group, which it is given.
+    `departures` are (step, sequences, KV tokens), one worker after the other; `discount` is gamma^h, h = 0..H;
+    `entries` come in the order in which they should be served; `by_size` has them by priority, then size descending,
+    equal ones as they come, and `ends` where each priority ends in it.
     """
-    load, envelope = np.empty((len(workers), len(discount))), np.empty((barriers, len(discount)))
-    kinks, sorting = np.empty((4, len(discount))), np.empty((2, len(discount)), np.int64)
-    left, window = np.empty(len(entries), np.int64), np.empty(rules.window, np.int64)
-    sums, active = np.zeros((2, 1 << rules.window), np.int64), np.zeros(len(workers), np.int64)
-    placed = np.zeros(len(entries), np.int64)
-    project(workers, departures, load, sorting)
-    measure(workers, load, envelope)
-    place_overdue(
-        workers, load, envelope, discount, entries, allowed, rules, kinks, sorting, left, done, chosen, made
+    steps, n, left = len(discount), 0, np.empty(len(entries), np.int64)
+    load, envelope = np.empty((len(workers), steps)), np.empty((barriers, steps))
+    kinks, order = np.empty((4, steps)), np.empty((2, steps), np.int64)
+    window, sums = np.empty(rules.window, np.int64), np.zeros((2, 1 << rules.window), np.int64)
+    t = Round(
+        workers,
+        load,
+        envelope,
+        discount,
+        entries,
+        allowed,
+        rules,
+        kinks,
+        order,
+        window,
+        sums,
+        done,
+        chosen,
+        totals,
     )
-    for i in range(made[1]):
-        placed[chosen[i]] = 1
+    project(workers, departures, load, order)
+    measure(workers, load, envelope)
+    place_overdue(t, left)
     start = 0
     for end in ends:
         n = 0
-        for i in range(start, end):
-            if placed[order[i]] == 0:
-                left[n] = order[i]
+        for entry in by_size[start:end]:
+            if entries[entry].gone == 0:
+                left[n] = entry
                 n += 1
+        place_class(t, left[:n])
         start = end
-        for row in range(len(workers)):
-            active[row] = workers[row].open
-        while n > 0:
-            row = next_row(workers, active)
-            if row == len(workers):
-                break
-            find_kinks(workers, load, envelope, discount, rules.slack, row, kinks, sorting)
-            number, reason, score = choose(
-                workers, entries, allowed, rules, row, left[:n], kinks, sums, window, made[2]
-            )
-            if number == 0:  # nothing of this priority fits it any more
-                active[row] = 0
-                continue
-            positions = window[:number]
-            admit(
-                workers,
-                load,
-                envelope,
-                entries,
-                rules.reserve,
-                row,
-                left[:n],
-                positions,
-                reason,
-                score,
-                done,
-                chosen,
-                made,
-            )
-            n -= number

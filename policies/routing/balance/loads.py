@@ -1,294 +1,287 @@
-"""Loads, envelopes and margins of the decode workers during one round, and the F-scores over them (BalanceRoute 3, 4).
+"""Loads, envelopes and margins of the decode workers during one round (BalanceRoute 3, 4), compiled.
 
     L_g(h)  load of worker g projected h steps ahead, KV tokens        M(h) = max_g L_g(h)       m_g(h) = M(h) - L_g(h)
-    F(S, g)   = w - G max(0, w - m_g)                                                            (BR-0: H = 0)
-    F_H(S, g) = alpha w sum_h gamma^h - beta sum_h gamma^h max(0, w - m_g(h)),  h = 0..H         (BR-H)
 
     L_g(0) -> Worker.kv_tokens (running and dispatched, BalanceRoute's virtual load); G, M: over the workers of one
     barrier, those without a barrier forming one group; gone by step h -> Worker.departures; the rest grows by one token
     a sequence a step. A request admitted in this round is taken to stay: s_r + h.
 
-Both classes keep one round's state and are changed by `add`; BR-0's is plain Python, because numpy's call costs more
-than one margin.
+The penalty sum_h gamma^h max(0, w - m_g(h)) is a piecewise linear function of w. `find_kinks` lays it out once per
+popped worker, so that a score costs one bisection and not H + 1 terms. All functions are parts of the kernels of
+`balance` and `composition`, whose workers and entries extend the records here.
+
+Loops over plain arrays stand in place of numpy's functions because those take long to compile.
 """
 
-import functools
-import itertools
-from bisect import bisect_left
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from policies.state.views import Worker
+from policies.routing.compiled import FloatRows, Floats, IntegerRows, Table, part
 
-
-class Loads(Protocol):
-    """What the two stages need to know of the loads; rows are indices into `workers`."""
-
-    @property
-    def workers(self) -> Sequence[Worker]: ...
-
-    @property
-    def gain(self) -> float:
-        """What a token adds to the score while nothing overflows."""
-        ...
-
-    def group_size(self, row: int) -> int:
-        """G: workers of the row's barrier."""
-        ...
-
-    def min_margin(self, row: int) -> float:
-        """min_h m_g(h), tokens: what the worker takes without touching the envelope."""
-        ...
-
-    def only(self, rows: Sequence[int]) -> None:
-        """From now on nothing but `group_size` is asked of other rows."""
-        ...
-
-    def rank(self, row: int) -> float:
-        """Orders rows by `min_margin`, the largest first. Comparable until `add` says that margins have moved."""
-        ...
-
-    def peak(self, row: int) -> float:
-        """The w, tokens, at which the score is largest; infinite if it never falls."""
-        ...
-
-    def scores(self, row: int, sums: Sequence[int]) -> list[float]:
-        """F of each sum w."""
-        ...
-
-    def add(self, row: int, tokens: int, sequences: int) -> bool:
-        """Books an admission of w = `tokens`; True if the envelope moved, so that other ranks are no longer right."""
-        ...
+FILL, BEST_SUBSET, LEAST_HARM, OVERDUE = range(4)
+"""Why a set was admitted, as numbers; `round.REASONS` has their names."""
 
 
-class FlatLoads:
-    """H = 0: F(S, g) = alpha w - beta max(0, w - m_g); alpha 1 and beta G is BR-0."""
+class WorkerRow:
+    """A decode worker. The fields from `free` on change with each admission."""
 
-    gain = 1.0
-
-    def __init__(self, workers: Sequence[Worker]) -> None:
-        self.workers = workers
-        self._load = [worker.kv_tokens for worker in workers]
-        self._barrier = [worker.barrier for worker in workers]
-        self._envelope: dict[str, int] = {}
-        self._size: dict[str, int] = {}
-        for barrier, load in zip(self._barrier, self._load, strict=True):
-            self._envelope[barrier] = max(load, self._envelope.get(barrier, 0))
-            self._size[barrier] = self._size.get(barrier, 0) + 1
-
-    def group_size(self, row: int) -> int:
-        return self._size[self._barrier[row]]
-
-    def min_margin(self, row: int) -> float:
-        return self._envelope[self._barrier[row]] - self._load[row]
-
-    def only(self, rows: Sequence[int]) -> None:
-        pass  # a margin is a subtraction
-
-    def rank(self, row: int) -> float:
-        """In a single barrier the loads order the margins, wherever the envelope is."""
-        return self._load[row] if len(self._size) == 1 else -self.min_margin(row)
-
-    def peak(self, row: int) -> float:
-        return self.min_margin(row)
-
-    def scores(self, row: int, sums: Sequence[int]) -> list[float]:
-        margin, size = self.min_margin(row), self.group_size(row)
-        return [w - size * max(0, w - margin) for w in sums]
-
-    def add(self, row: int, tokens: int, sequences: int) -> bool:
-        barrier = self._barrier[row]
-        self._load[row] += tokens
-        moved = self._load[row] > self._envelope[barrier]
-        if moved:
-            self._envelope[barrier] = self._load[row]
-        return moved and len(self._size) > 1
+    tokens: int  # KV tokens now
+    running: int  # sequences now
+    departures: int  # how many rows of `departures` are its own
+    slots: int
+    barrier: int  # its barrier's number, from 0
+    open: int  # 1: some entry may go there
+    draw: float  # orders equal keys
+    free: int  # slots
+    room: int  # KV tokens
+    touched: int  # 1: has admitted in this round
+    active: int  # 1: may still fit one of this priority
+    margin: float  # min_h m_g(h)
+    first_margin: float  # `margin` as the round began
 
 
-class Aim(NamedTuple):
-    """F_H: the parameters of `HorizonLoads`. As it stands here it is BR-0's F."""
+class EntryRow:
+    """A pool entry."""
 
-    horizon: int = 0
-    gamma: float = 1.0
-    alpha: float = 1.0
-    beta: float | None = None
-    slack_tokens: float = 0.0
-
-    @property
-    def gain(self) -> float:
-        """alpha * sum_h gamma^h."""
-        return self.alpha * float(discounts(self.horizon, self.gamma)[1].sum())
+    tokens: int  # s_r
+    sequences: int
+    kind: int  # its row of `allowed`
+    overdue: int  # 1: goes before all others
+    gone: int  # 1: admitted, or fits nowhere any more
 
 
-class HorizonLoads:
-    """H >= 0 with discount gamma. `beta` None stands for G of the row's barrier. `slack_tokens`: the score takes every
-    margin to be that much smaller, so that the envelope is not filled to its edge.
+class AdmissionRow:
+    """A set S that one worker took."""
+
+    row: int  # the worker
+    reason: int
+    free: int  # the worker's slots before it
+    tokens: int  # w
+    size: int  # |S| in entries
+    score: float
+    margin: float  # the worker's before it
+
+
+class Totals:
+    """Counts of a round."""
+
+    free: int  # slots of the whole group
+    admissions: int
+    chosen: int  # entries in them
+
+
+Row = Any  # one record of a table
+
+
+# ---------------------------------------------------------------------------------------------------- projections
+
+
+@part
+def project(workers: Table, departures: IntegerRows, load: FloatRows, gone: IntegerRows) -> None:
+    """Fills in L_g(h): what runs now, grown by h tokens a sequence, less what is gone by step h. `departures` are rows
+    of (step, sequences, KV tokens), one worker after the other; `gone` is working space.
     """
-
-    def __init__(
-        self,
-        workers: Sequence[Worker],
-        horizon: int,
-        gamma: float,
-        alpha: float,
-        beta: float | None,
-        slack_tokens: float = 0.0,
-    ) -> None:
-        self.workers = workers
-        self._steps, self._discount = discounts(horizon, gamma)
-        self.gain = alpha * float(self._discount.sum())
-        self._slack = slack_tokens
-        self._beta = beta
-        self._load = projected_loads(workers, horizon)
-        index = {name: i for i, name in enumerate(sorted({worker.barrier for worker in workers}))}
-        self._barrier = [index[worker.barrier] for worker in workers]
-        self._size = [self._barrier.count(i) for i in range(len(index))]
-        members = [np.equal(self._barrier, i) for i in range(len(index))] if len(index) > 1 else [...]
-        self._envelope = np.stack([self._load[rows].max(axis=0) for rows in members])
-        self._barrier_of = np.array(self._barrier)  # of the rows that `_load` has
-        self._at = list(range(len(workers)))  # where `_load` has a row
-        self._rows: Sequence[int] = range(len(workers))
-        self._min_margin = self._min_margins()
-        self._seen: tuple[int, _Kinks] | None = None  # the row asked last
-
-    @property
-    def total_discount(self) -> float:
-        """sum_h gamma^h."""
-        return float(self._discount.sum())
-
-    def only(self, rows: Sequence[int]) -> None:
-        if 2 * len(rows) < len(self.workers):
-            at = [self._at[row] for row in rows]
-            self._load, self._barrier_of = self._load[at], self._barrier_of[at]
-            self._min_margin = [self._min_margin[i] for i in at]
-            for i, row in enumerate(rows):
-                self._at[row] = i
-            self._rows = rows
-
-    def group_size(self, row: int) -> int:
-        return self._size[self._barrier[row]]
-
-    def min_margin(self, row: int) -> float:
-        return self._min_margin[self._at[row]]
-
-    def rank(self, row: int) -> float:
-        return -self._min_margin[self._at[row]]
-
-    def margins(self, row: int) -> npt.NDArray[np.float64]:
-        """m_g(h), tokens, shape (H + 1,)."""
-        margins: npt.NDArray[np.float64] = self._envelope[self._barrier[row]] - self._load[self._at[row]]
-        return margins
-
-    def peak(self, row: int) -> float:
-        """The first margin, ascending, at which the penalty's slope reaches the gain's (F_H is concave in w)."""
-        kinks = self._kinks(row)
-        k = (
-            bisect_left(kinks.slopes, self.gain / self._beta_of(row))
-            if self._beta_of(row)
-            else len(kinks.slopes)
-        )
-        return kinks.margins[k] if k < len(kinks.margins) else float("inf")
-
-    def scores(self, row: int, sums: Sequence[int]) -> list[float]:
-        if max(sums) <= self._min_margin[self._at[row]] - self._slack:
-            return [self.gain * w for w in sums]
-        kinks, beta = self._kinks(row), self._beta_of(row)
-        return [self.gain * w - beta * kinks.overflow(w) for w in sums]
-
-    def _kinks(self, row: int) -> "_Kinks":
-        if self._seen is None or self._seen[0] != row:
-            self._seen = (row, _Kinks.of(self.margins(row) - self._slack, self._discount))
-        return self._seen[1]
-
-    def _all_margins(self) -> npt.NDArray[np.float64]:
-        """m_g(h) of the rows that `_load` has, shape (rows, H + 1)."""
-        envelope = self._envelope if len(self._envelope) == 1 else self._envelope[self._barrier_of]
-        margins: npt.NDArray[np.float64] = envelope - self._load
-        return margins
-
-    def _min_margins(self) -> list[float]:
-        least: list[float] = np.minimum.reduce(self._all_margins(), axis=1).tolist()
-        return least
-
-    def overflow(self, row: int, sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """sum_h gamma^h max(0, w - m_g(h)) of each sum, in token-steps."""
-        over = np.maximum(0.0, sums[:, None] - self.margins(row))
-        result: npt.NDArray[np.float64] = over @ self._discount
-        return result
-
-    def overflow_everywhere(self, w: float) -> npt.NDArray[np.float64]:
-        """The same of one w on every worker, shape (G,); 0 on those that `only` has left out."""
-        result = np.zeros(len(self.workers))
-        result[self._rows] = np.maximum(0.0, w - self._all_margins()) @ self._discount
-        return result
-
-    def add(self, row: int, tokens: int, sequences: int) -> bool:
-        self._seen = None
-        at = self._at[row]
-        load = self._load[at]
-        load += self._steps if sequences == 1 else sequences * self._steps
-        load += tokens
-        envelope = self._envelope[self._barrier[row]]
-        least = float(np.minimum.reduce(envelope - load))
-        if least >= 0:
-            self._min_margin[at] = least
-            return False
-        np.maximum(envelope, load, out=envelope)
-        self._min_margin = self._min_margins()
-        return True
-
-    def _beta_of(self, row: int) -> float:
-        return self._beta if self._beta is not None else float(self._size[self._barrier[row]])
+    first, steps = 0, load.shape[1]
+    for row in range(len(workers)):
+        for h in range(steps):
+            gone[0, h] = gone[1, h] = 0
+        for i in range(first, first + workers[row].departures):
+            h = departures[i, 0]
+            if h < steps:
+                gone[0, h] += departures[i, 1]
+                gone[1, h] += departures[i, 2]
+        first += workers[row].departures
+        running, tokens = workers[row].running, workers[row].tokens
+        for h in range(steps):
+            running -= gone[0, h]
+            tokens -= gone[1, h]
+            load[row, h] = tokens + running * h
 
 
-class _Kinks(NamedTuple):
-    """One worker's penalty sum_h gamma^h max(0, w - m_g(h)) as the piecewise linear function of w that it is.
+@part
+def measure(workers: Table, load: FloatRows, envelope: FloatRows) -> None:
+    """Fills in M(h) of each barrier and the least margin of each worker."""
+    envelope[:, :] = -np.inf
+    for row in range(len(workers)):
+        raise_envelope(load, envelope, workers[row].barrier, row)
+    for row in range(len(workers)):
+        workers[row].margin = least_margin(load, envelope, workers[row].barrier, row)
+        workers[row].first_margin = workers[row].margin
 
-    `margins`: the m_g(h) ascending; `slopes[k]`: its slope above margins[k], the sum of the first k + 1 gamma^h;
-    `offsets[k]`: the sum of their gamma^h m_g(h). So a score costs one bisection, not H + 1 terms.
+
+@part
+def raise_envelope(load: FloatRows, envelope: FloatRows, barrier: int, row: int) -> None:
+    """Lets M(h) be no less than one worker's load."""
+    for h in range(load.shape[1]):
+        envelope[barrier, h] = max(envelope[barrier, h], load[row, h])
+
+
+@part
+def least_margin(load: FloatRows, envelope: FloatRows, barrier: int, row: int) -> float:
+    """min_h m_g(h): the tokens that a worker takes without touching the envelope."""
+    least = np.inf
+    for h in range(load.shape[1]):
+        least = min(least, envelope[barrier, h] - load[row, h])
+    return least
+
+
+# ------------------------------------------------------------------------------------------------------ penalties
+
+
+@part
+def find_kinks(
+    load: FloatRows,
+    envelope: FloatRows,
+    barrier: int,
+    row: int,
+    discount: Floats,
+    slack: float,
+    kinks: FloatRows,
+    order: IntegerRows,
+) -> None:
+    """Lays out one worker's penalty: into kinks[0] its m_g(h) less the slack ascending, into kinks[1] the slope of the
+    penalty above each (the sum of gamma^h so far), into kinks[2] the sum of gamma^h m_g(h) so far.
     """
-
-    margins: list[float]
-    slopes: list[float]
-    offsets: list[float]
-
-    @staticmethod
-    def of(margins: npt.NDArray[np.float64], discount: npt.NDArray[np.float64]) -> "_Kinks":
-        order = margins.argsort(kind="stable")
-        ascending, weights = margins.take(order), discount.take(order)
-        slopes, offsets = np.add.accumulate(weights), np.add.accumulate(weights * ascending)
-        return _Kinks(ascending.tolist(), slopes.tolist(), offsets.tolist())
-
-    def overflow(self, w: float) -> float:
-        k = bisect_left(self.margins, w) - 1
-        return self.slopes[k] * w - self.offsets[k] if k >= 0 else 0.0
+    steps = load.shape[1]
+    for h in range(steps):
+        kinks[3, h] = envelope[barrier, h] - load[row, h] - slack
+    sort(kinks[3], order)
+    slope = offset = 0.0
+    for k in range(steps):
+        h = order[0, k]
+        slope += discount[h]
+        offset += discount[h] * kinks[3, h]
+        kinks[0, k], kinks[1, k], kinks[2, k] = kinks[3, h], slope, offset
 
 
-@functools.cache
-def discounts(horizon: int, gamma: float) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """h and gamma^h, h = 0..H, not to be changed."""
-    steps = np.arange(horizon + 1, dtype=np.float64)
-    return steps, gamma**steps
+@part
+def sort(values: Floats, order: IntegerRows) -> None:
+    """Writes the indices of the values, ascending, into order[0]; equal values keep their order (merge sort)."""
+    n, width = len(values), 1
+    for h in range(n):
+        order[0, h] = h
+    while width < n:
+        for start in range(0, n, 2 * width):
+            middle, end = min(start + width, n), min(start + 2 * width, n)
+            left, right = start, middle
+            for k in range(start, end):
+                first = right == end or (left < middle and values[order[0, left]] <= values[order[0, right]])
+                if first:
+                    order[1, k] = order[0, left]
+                    left += 1
+                else:
+                    order[1, k] = order[0, right]
+                    right += 1
+        for k in range(n):
+            order[0, k] = order[1, k]
+        width *= 2
 
 
-def projected_loads(workers: Sequence[Worker], horizon: int) -> npt.NDArray[np.float64]:
-    """L_g(h), KV tokens, shape (G, H + 1): what runs now, grown by h tokens a sequence, less what is gone by step h."""
-    steps = np.arange(horizon + 1, dtype=np.float64)
-    tokens = np.array([worker.kv_tokens for worker in workers], dtype=np.float64)
-    running = np.array([worker.slots_used for worker in workers], dtype=np.float64)
-    load: npt.NDArray[np.float64] = tokens[:, None] + running[:, None] * steps
-    counts = [len(worker.departures) for worker in workers]
-    if horizon and any(counts):
-        gone = itertools.chain.from_iterable([worker.departures for worker in workers])
-        flat = np.fromiter(itertools.chain.from_iterable(gone), np.int64, 3 * sum(counts)).reshape(-1, 3)
-        row_starts = np.repeat(np.arange(0, load.size, horizon + 1), counts)
-        within = flat[:, 0] <= horizon
-        at = (row_starts + flat[:, 0])[within]
-        sequences, kv_tokens = flat[within, 1], flat[within, 2]
-        left_tokens = np.bincount(at, kv_tokens, load.size).reshape(load.shape)
-        left_running = np.bincount(at, sequences, load.size).reshape(load.shape)
-        load -= left_tokens.cumsum(axis=1) + left_running.cumsum(axis=1) * steps
-    return load
+@part
+def below(ascending: Floats, limit: float) -> int:
+    """The number of values below the limit."""
+    low, high = 0, len(ascending)
+    while low < high:
+        middle = (low + high) // 2
+        if ascending[middle] < limit:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@part
+def overflow(kinks: FloatRows, w: float) -> float:
+    """sum_h gamma^h max(0, w - m_g(h)) of the worker that `kinks` describe."""
+    k = below(kinks[0], w) - 1
+    return kinks[1, k] * w - kinks[2, k] if k >= 0 else 0.0
+
+
+# ---------------------------------------------------------------------------------------------- fitting, choosing
+
+
+@part
+def slots_of(entry: Row, worker: Row) -> int:
+    """The slots that an entry takes: all of the worker's if it has more sequences than the worker has slots."""
+    return int(entry.sequences if entry.sequences == 1 else min(entry.sequences, worker.slots))
+
+
+@part
+def has_room(entry: Row, worker: Row, reserve: int) -> bool:
+    """Whether the worker's KV room holds the prompt and `reserve` tokens a sequence."""
+    return bool(entry.tokens + reserve * slots_of(entry, worker) <= worker.room)
+
+
+@part
+def fits(entry: Row, worker: Row, allowed: bool, reserve: int) -> bool:
+    """Whether an entry may go to a worker and finds slots and KV room there. The dispatcher has checked the room; it is
+    checked again only once this round has admitted something there.
+    """
+    if not allowed or slots_of(entry, worker) > worker.free:
+        return False
+    return worker.touched == 0 or has_room(entry, worker, reserve)
+
+
+@part
+def larger_margin(worker: Row, other: Row) -> bool:
+    """Whether a worker has the larger margin, or the first draw of two equal ones."""
+    if worker.margin == other.margin:
+        return bool(worker.draw < other.draw)
+    return bool(worker.margin > other.margin)
+
+
+@part
+def next_worker(workers: Table) -> int:
+    """The active worker of most free slots, then largest margin; len(workers) if none has a free slot."""
+    best = len(workers)
+    for row in range(len(workers)):
+        worker = workers[row]
+        if worker.active == 0 or worker.free <= 0:
+            continue
+        if best < len(workers):
+            more = worker.free - workers[best].free
+            if more < 0 or (more == 0 and not larger_margin(worker, workers[best])):
+                continue
+        best = row
+    return best
+
+
+@part
+def activate(workers: Table) -> None:
+    """Lets all open workers be tried again, for the next priority."""
+    for row in range(len(workers)):
+        workers[row].active = workers[row].open
+
+
+# -------------------------------------------------------------------------------------------------------- booking
+
+
+@part
+def note(admission: Row, worker: Row, row: int, reason: int, score: float, tokens: int, size: int) -> None:
+    """Records an admission with the worker as it is before the booking."""
+    admission.row, admission.reason, admission.score = row, reason, score
+    admission.free, admission.margin = worker.free, worker.margin
+    admission.tokens, admission.size = tokens, size
+
+
+@part
+def book(
+    workers: Table, load: FloatRows, envelope: FloatRows, row: int, tokens: int, slots: int, reserve: int
+) -> None:
+    """Takes slots and KV room of a worker and adds w to its load, which then grows by `slots` tokens a step; an
+    envelope that the load exceeds rises with it.
+    """
+    worker = workers[row]
+    worker.free -= slots
+    worker.room -= tokens + reserve * slots
+    worker.touched = 1
+    for h in range(load.shape[1]):
+        load[row, h] += tokens + slots * h
+    worker.margin = least_margin(load, envelope, worker.barrier, row)
+    if worker.margin >= 0.0:
+        return
+    raise_envelope(load, envelope, worker.barrier, row)
+    for other in range(len(workers)):
+        if workers[other].open and workers[other].barrier == worker.barrier:
+            workers[other].margin = least_margin(load, envelope, worker.barrier, other)

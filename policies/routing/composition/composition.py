@@ -1,38 +1,39 @@
-"""The composition of BR-H, NetKV and classes in one unit, request-seconds (DESIGN 3.6; no paper has it).
+"""The composition of BR-H, NetKV and classes in one unit, request-seconds (no paper has it).
 
     value(S, g) = sum over r in S of (credit_r + age_r - weight_r * cost(r, g) - rent(r, g)) - N s D * mean overflow
     mean overflow = sum_h gamma^h max(0, w - m_g(h)) / sum_h gamma^h
 
     cost(r, g)  transfer + queue + first step                   -> netkv's terms, with the transfers of all senders
-                                                                   (`fleet_network`) and of this round
+                                                                   (`round`) and of this round
     weight_r    cost_weight * TTFT objective / slack, 1..max    -> Terms.ttft_slo_s, Request.arrived_s; `max_weight`
-    credit_r    weight * (wait until the next chance to be admitted + no less than any cost): so that without a balance
-                term and rent every feasible set is worth more than none        -> `wait_s`
+    credit_r    weight * (wait until the next chance to be admitted + an upper bound of all costs): without a balance
+                term and rent every feasible set is then worth more than none   -> `wait_s`
     age_r       ageing * seconds in the pool                    -> PoolEntry.entered_s; `ageing`
     rent(r, g)  what others lose while r holds its slot         -> `slot_rent`; `rent_weight`, `near_scarcity`
     N           who is delayed when that worker's step grows: N = B (u + (1 - u) occupancy^k) + Q f
                 B the running requests of its barrier, else its own batch      -> Worker.slots_used, .barrier
                 Q the entries that find no free slot                           -> Snapshot.pool, Worker.free_slots
-                f the share of the workers that end their steps with it: so much of the departures comes later
+                f the share of the workers that end their steps with it, whose departures all come later
                 u what a second of streaming counts against one of waiting     -> `stream_weight`; k -> `scarcity`
     s           seconds by which a step grows per KV token      -> `seconds_per_kv_token`
     D           steps for which an overflow lasts               -> `hold_steps`
-    m_g(h), w   as in BR-H                                      -> loads.HorizonLoads
+    m_g(h), w   as in BR-H                                      -> `balance.loads`
 
-What the experiment `composition` changed in DESIGN's first design, and what each change was worth: docs/composition.md.
-- rent: without it the pool is served by age whatever the outputs, and near slots go to who comes first.
-- age: the shortest first alone leaves the longest until they are overdue.
+The terms that the first design did not have, and why (docs/composition.md has what each was worth):
+- rent: without it the pool is served by age whatever the outputs, and near slots go to the first that come.
+- age: serving the shortest first leaves the longest until they are overdue.
 - D: the discounted sum made an overflow last 10 steps; a request that does not fit under the envelope stays hundreds.
 - N: a slower step delays a first token only where slots are scarce; where they are not, a price that all running
   requests pay outbids every transfer. Occupancy stands for the chance to wait.
-- all that wait find a slot: each takes its best worker, largest first. `abundance`: free slots an entry of the pool.
-- the window holds the W entries that are first by rent and age, not the largest: those first are the slowest steps
-  first. Without forecasts they are the oldest.
-- overdue entries (older than `max_wait_s`, or two thirds of their lease gone) go before all others, oldest first, each
-  to its best worker: nobody starves behind shorter ones.
+- Where all that wait find a slot, each takes its best worker, largest first. `abundance` is the free slots an entry of
+  the pool from which that is so.
+- The window takes the W entries with the lowest rent minus age, not the W largest: choosing the largest first would
+  schedule the entries that slow every step the most. Without forecasts they are the oldest.
+- Overdue entries (older than `max_wait_s`, or with two thirds of their lease gone) go before all others, oldest first,
+  each to its best worker, so that nobody starves behind shorter ones.
 
-When slots are scarce all 2^W subsets of the window are valued at once: value depends on more than w, so two probes are
-not exact. Both stages equal brute force. `round` is in plain Python; `assign` runs the same compiled.
+When slots are scarce all 2^W subsets of the window are valued at once: the value depends on more than w, so two probes
+are not exact. Both stages equal brute force.
 `credit` "tokens" pays `credit_s_per_token` * s_r instead: with cost_weight and ageing 0 and no rent the value is F_H up
 to a factor, with alpha : beta = credit_s_per_token / sum_h gamma^h : N s D / sum_h gamma^h.
 Not claimed: joint choice over several workers; which of several equal paths a transfer takes.
@@ -43,35 +44,31 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from policies.routing import params
-from policies.routing.balance.balance_route_0 import check_limits
-from policies.routing.balance.loads import HorizonLoads
-from policies.routing.balance.stages import Feasible, StageLimits, group_workers, split_by_group
-from policies.routing.base import Assignment, Needs
-from policies.routing.composition.entry_costs import Prices
-from policies.routing.composition.request_seconds import RequestSecondsRound
+from policies.routing.balance.stages import StageLimits, check_limits, groups
+from policies.routing.base import Assignment, Feasible, Needs
 from policies.state.views import Snapshot
 
 CREDITS = ("wait", "tokens")
-MAX_WINDOW = 12  # 2^W subsets are valued per popped worker
 
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """Parameters: see the module's docstring, `balance_route_h` and `netkv`. Times in s."""
+    """The parameters of the module's docstring, of `balance_route_h` and of `netkv`. Times in s."""
 
-    needs: ClassVar[Needs] = Needs.HITS | Needs.NETWORK | Needs.LENGTHS
     formula: ClassVar[str] = (
         "cost = -score, score = credit_less_cost_s + age_s - rent_s - slowdown_s"
         " (rent_s = usual_holds * (queue_rent_s + near_rent_s), slowdown_s = N * seconds_per_kv_token * hold_steps"
         " * sum_h gamma^h * max(0, w_tokens - m(h)) / sum_h gamma^h)"
     )
+    needs: ClassVar[Needs] = Needs.HITS | Needs.NETWORK | Needs.LENGTHS
     horizon: int = 48  # ASSUMPTION: this one and all below that `netkv` and `balance_route_h` mark so
     gamma: float = 0.9
     seconds_per_kv_token: float = 1e-7  # ASSUMPTION: 100 kB of KV per token read at 1 TB/s
-    # ASSUMPTION, and all marked "tried": the best of a few on seeds 100 to 105 of the experiment
+    # ASSUMPTION: these three, `near_scarcity` and `ageing` are the best of the few values that docs/composition.md
+    # lists, on seeds 100 to 105 of `python -m benchmarks run composition`.
     hold_steps: float = 300.0
-    stream_weight: float = 0.01  # tried
-    scarcity: float = 8.0  # tried
+    stream_weight: float = 0.01
+    scarcity: float = 8.0
     step_base_s: float = 0.02
     step_per_seq_s: float = 0.0005
     max_inflight: int = 16
@@ -82,8 +79,8 @@ class Composition:
     credit: str = "wait"
     credit_s_per_token: float = 1e-6
     rent_weight: float = 1.0
-    near_scarcity: float = 3.0  # tried
-    ageing: float = 1.0  # tried: 0 has the least mean wait and twice the 95th percentile
+    near_scarcity: float = 3.0
+    ageing: float = 1.0  # 0: least mean wait, twice its p95
     window: int = 8
     abundance: float = 1.0
     max_wait_s: float = 60.0  # ASSUMPTION
@@ -109,46 +106,13 @@ class Composition:
         params.number(self.name, "rent_weight", self.rent_weight, low=0.0)
         params.number(self.name, "near_scarcity", self.near_scarcity, low=0.0)
         params.number(self.name, "ageing", self.ageing, low=0.0)
-        check_limits(self.name, self.window, self.abundance, self.max_wait_s, self.reserve_tokens)
-        params.integer(self.name, "window", self.window, 1, MAX_WINDOW)
+        limits = StageLimits(self.window, self.abundance, self.max_wait_s, self.reserve_tokens)
+        check_limits(self.name, limits)
 
     def assign(self, feasible: Feasible, snapshot: Snapshot, rng: random.Random) -> tuple[Assignment, ...]:
-        from policies.routing.composition.compiled_round import quick_seconds  # numba: see `registry.prepare`
+        from policies.routing.composition.round import compose  # numba: see `registry.prepare`
 
-        prices, limits = self._prices(), self._limits()
         assigned: tuple[Assignment, ...] = ()
-        for group, entries in sorted(split_by_group(feasible).items()):
-            workers = group_workers(snapshot, group)
-            assigned += quick_seconds(
-                entries, snapshot, workers, self.horizon, self.gamma, prices, limits, rng
-            )
+        for entries, workers in groups(feasible, snapshot):
+            assigned += compose(self, entries, snapshot, workers, rng)
         return assigned
-
-    def round(
-        self, group: str, entries: Feasible, snapshot: Snapshot, rng: random.Random
-    ) -> RequestSecondsRound:
-        """One group's round in plain Python: what `assign` does compiled, to read and to compare with."""
-        loads = HorizonLoads(group_workers(snapshot, group), self.horizon, self.gamma, 1.0, None)
-        return RequestSecondsRound(entries, snapshot, loads, self._limits(), self._prices(), rng)
-
-    def _limits(self) -> StageLimits:
-        return StageLimits(self.window, self.abundance, self.max_wait_s, self.reserve_tokens)
-
-    def _prices(self) -> Prices:
-        return Prices(
-            self.seconds_per_kv_token,
-            self.hold_steps,
-            self.stream_weight,
-            self.scarcity,
-            self.step_base_s,
-            self.step_per_seq_s,
-            self.max_inflight,
-            self.strict_priorities,
-            self.wait_s,
-            self.max_weight,
-            self.cost_weight,
-            self.credit_s_per_token if self.credit == "tokens" else None,
-            self.rent_weight,
-            self.near_scarcity,
-            self.ageing,
-        )

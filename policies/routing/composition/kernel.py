@@ -1,199 +1,217 @@
-"""The composition's two stages over arrays, compiled: `request_seconds` step by step, the same admissions bit for bit.
+"""One round of the composition over tables, compiled. `composition` has the formulas, `balance.stages` the two stages.
 
-Read `composition` for the formulas, `stages` and `request_seconds` for what is done and why, `entry_costs` for costs.
-Here are the same steps without objects, as `stages_kernel` has them for BR-0 and BR-H. The difference: the overflow
-sum_h gamma^h max(0, w - m(h)) of all that is weighed at once is one product of a matrix and a vector, whose rounding is
-the BLAS's. So `advance` stops where one is needed, its caller multiplies (`quick_seconds`), and the next call goes on.
-It also stops for prefix hits, which are looked up for entries that are weighed and not for a whole pool. What has no
-overflow needs no product: an empty cluster's tick is one call.
+What differs from BalanceRoute's kernel: the value of a set depends on more than its sum, so all 2^W subsets of a window
+are valued at once; and the overflow sum_h gamma^h max(0, w - m(h)) of all that is weighed together is one product of a
+matrix and a vector, rounded as the BLAS rounds. So `advance` stops where a product is needed, its caller multiplies
+(`round`), and the next call goes on. It also stops for prefix hits, which are looked up only for entries that are
+weighed and not for a whole pool. Where nothing overflows no product is needed: an empty cluster's tick is one call.
 
-What is worked out when it is first asked for in `entry_costs` is here too (`touch`): it holds what was on its way then.
-
-One file, because the cache of compiled code watches the file of `advance` only. Importing this module costs some 16 s
-of CPU where nothing is cached; see `stages_kernel` for what else, and who loads it when.
+An entry's weight and credit are fixed when it is first weighed (`touch`): they reflect the transfers that were on their
+way at that moment.
 """
 
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from policies.routing.balance.loads import (
+    BEST_SUBSET,
+    FILL,
+    LEAST_HARM,
+    OVERDUE,
+    AdmissionRow,
+    EntryRow,
+    Row,
+    Totals,
+    WorkerRow,
+    activate,
+    book,
+    fits,
+    measure,
+    next_worker,
+    note,
+    project,
+    slots_of,
+)
 from policies.routing.compiled import (
     FloatRows,
     Floats,
     IntegerRows,
     Integers,
+    Table,
     TruthRows,
     compiled,
     part,
     rows_of,
 )
 
-FILL, BEST_SUBSET, LEAST_HARM, OVERDUE = range(4)
-DONE, AGAIN, HITS, PRODUCT = range(4)  # what a step asks for: nothing more, the next one, hits, a product
-NOTHING, ONE, SET = range(3)  # what waits for its overflow
+DONE, AGAIN, HITS, PRODUCT = range(4)
+"""What a step asks for: nothing more, the next step, an entry's prefix hits, a product."""
+
+NOTHING, ONE, SET = range(3)
+"""What waits for its overflow: nothing, one entry on all workers, the subsets of a window on one worker."""
+
 TIERS = 4
-NO_TIER = TIERS  # a column that no tier's flows include
+NO_TIER = TIERS
+"""The column of `flows` that no tier's transfers are counted in."""
+
 GIGABYTE = 1e9
 
-WORKER = np.dtype(
-    [
-        ("slots", np.int64),
-        ("barrier", np.int64),  # 0, 1, ...
-        ("open", np.int64),  # 1: entries may go there
-        ("draw", np.float64),  # orders equal keys
-        ("slowdown", np.float64),  # N s D / sum_h gamma^h, s per token-step
-        ("free", np.int64),  # slots; this and all below change with each admission
-        ("room", np.int64),  # KV tokens
-        ("touched", np.int64),  # 1: has admitted in this round
-        ("active", np.int64),  # 1: something of this priority may still fit it
-        ("margin", np.float64),  # min_h m_g(h)
-        ("sequences", np.int64),  # that run or wait there
-        ("queue_s", np.float64),
-        ("step_s", np.float64),
-    ]
-)
-ENTRY = np.dtype(
-    [
-        ("tokens", np.int64),  # s_r
-        ("prompt", np.int64),
-        ("sequences", np.int64),
-        ("priority", np.int64),
-        ("kind", np.int64),  # row of `allowed`
-        ("sender", np.int64),
-        ("fleet", np.int64),
-        ("dearest", np.int64),
-        ("overdue", np.int64),  # 1: goes first
-        ("kv_bytes", np.float64),
-        ("arrived_s", np.float64),
-        ("slo_s", np.float64),  # 0 or less: none
-        ("hold", np.float64),
-        ("age_s", np.float64),
-        ("looked", np.int64),  # 1: its row of `hits` is filled
-        ("gone", np.int64),  # 1: admitted, or fits nowhere any more
-        ("known", np.int64),  # 1: the next two are
-        ("weight", np.float64),
-        ("credit", np.float64),
-    ]
-)
-PATH = np.dtype(  # from a sender to a worker
-    [
-        ("known", np.int64),
-        ("own", np.int64),  # 1: of the pair's estimate
-        ("tier", np.int64),
-        ("sent", np.int64),  # the tier that a transfer counts on
-        ("uplinks", np.int64),
-        ("residual", np.float64),  # bytes/s
-        ("latency_s", np.float64),
-        ("near_s", np.float64),  # near_g
-    ]
-)
-FLEET = np.dtype(
-    [("lowest", np.int64), ("born", np.int64)]
-)  # class; 1: this round's transfers count from now on
-DEAREST = np.dtype([("known", np.int64), ("least_s", np.float64), ("per_byte_s", np.float64)])
-RULES = np.dtype(
-    [
-        ("window", np.int64),
-        ("abundance", np.float64),
-        ("reserve", np.int64),
-        ("now_s", np.float64),
-        ("wait_s", np.float64),
-        ("max_weight", np.float64),
-        ("cost_weight", np.float64),
-        ("by_tokens", np.int64),  # 1: credit by tokens
-        ("credit_s_per_token", np.float64),
-        ("queue_rent_s", np.float64),
-        ("step_base_s", np.float64),
-        ("step_per_seq_s", np.float64),
-        ("counted", np.int64),  # 1: the oracle's congestion excludes our transfers
-        ("most_flows", np.float64),
-        ("senders", np.int64),
-    ]
-)
-STATE = np.dtype(
-    [
-        ("free", np.int64),  # slots of the whole group
-        ("cursor", np.int64),  # overdue entries before it are done
-        ("priority", np.int64),  # classes begun
-        ("start", np.int64),  # of the class in `by_size` and `by_turn`
-        ("end", np.int64),
-        ("left", np.int64),  # its entries that are not gone
-        ("waits", np.int64),  # NOTHING, ONE or SET
-        ("reason", np.int64),
-        ("entry", np.int64),  # the ONE, or whose hits are asked for
-        ("row", np.int64),  # whose SET
-        ("found", np.int64),  # entries in `window`
-        ("rows", np.int64),  # of `over` that are to be multiplied
-        ("made", np.int64),  # admissions
-        ("chosen", np.int64),  # entries in them
-    ]
-)
-ADMISSION = np.dtype(
-    [
-        ("row", np.int64),
-        ("reason", np.int64),
-        ("free", np.int64),  # the worker's slots before it, as `margin`
-        ("tokens", np.int64),  # w
-        ("size", np.int64),  # |S| in entries
-        ("score", np.float64),
-        ("margin", np.float64),
-        ("worth_s", np.float64),
-        ("age_s", np.float64),
-        ("cost_s", np.float64),
-        ("rent_s", np.float64),
-        ("holds", np.float64),
-    ]
-)
+
+class PricedWorker(WorkerRow):
+    """A worker with what a set costs there; the last three change with each admission."""
+
+    slowdown: float  # N s D / sum_h gamma^h, s per token-step
+    queued: int  # sequences that run or wait there
+    queue_s: float
+    step_s: float
 
 
-Row = Any  # a record: parts that run often take records and few arrays, each of which costs them to be handed over
-Rows = npt.NDArray[np.void]
+class CostedEntry(EntryRow):
+    """A pool entry with what its cost, credit and rent are made of."""
+
+    prompt: int  # tokens, at least 1
+    priority: int
+    sender: int
+    flow_class: int  # row of `classes` and `flows`
+    dearest: int  # row of `dearest`
+    kv_bytes: float
+    arrived_s: float
+    slo_s: float  # TTFT objective; 0 or less: none
+    hold: float  # hold_r
+    age_s: float  # age_r
+    looked: int  # 1: its row of `hits` is filled in
+    known: int  # 1: the next two are fixed
+    weight: float  # weight_r
+    credit: float  # credit_r
+
+
+class PathRow:
+    """The path from a sender to a worker."""
+
+    known: int
+    own: int  # 1: the pair's own estimate
+    tier: int
+    sent: int  # the tier that a transfer counts on
+    uplinks: int
+    residual: float  # bytes/s
+    latency_s: float
+    near_s: float  # near_g
+
+
+class FlowClass:
+    """The transfers that entries of one priority share the network with."""
+
+    lowest: int  # priority up to which transfers count
+    begun: int  # 1: this round's transfers count
+
+
+class Dearest:
+    """An upper bound on the costs of entries alike in sender, priority and kind."""
+
+    known: int
+    least_s: float
+    per_byte_s: float
+
+
+class Rules:
+    """A round's parameters; those with a name of `Composition`'s are its own."""
+
+    window: int
+    abundance: float
+    reserve_tokens: int
+    wait_s: float
+    max_weight: float
+    cost_weight: float
+    credit_s_per_token: float
+    step_base_s: float
+    step_per_seq_s: float
+    max_inflight: float
+    by_tokens: int  # 1: the credit is by tokens
+    now_s: float
+    queue_rent_s: float
+    counted: int  # 1: own transfers count
+    senders: int
+
+
+class State(Totals):
+    """Where a round has got to."""
+
+    cursor: int  # overdue entries before it are done
+    priority: int  # classes begun
+    start: int  # of the class in `by_size`, `by_turn`
+    end: int
+    left: int  # entries of the class not gone
+    waits: int  # NOTHING, ONE or SET
+    reason: int
+    entry: int  # the ONE, or whose hits are wanted
+    row: int  # the worker of the SET
+    found: int  # entries in `window`
+    rows: int  # of `over` to be multiplied
+
+
+class PricedAdmission(AdmissionRow):
+    """An admission with the sums over its set that its decision shows."""
+
+    worth_s: float
+    age_s: float
+    cost_s: float
+    rent_s: float
+    holds: float
+
+
+Workers = Annotated[Table, rows_of(PricedWorker)]
+Entries = Annotated[Table, rows_of(CostedEntry)]
+Paths = Annotated[Table, rows_of(PathRow)]
+Classes = Annotated[Table, rows_of(FlowClass)]
+DearestRows = Annotated[Table, rows_of(Dearest)]
+RulesRow = Annotated[Table, rows_of(Rules)]
+StateRow = Annotated[Table, rows_of(State)]
+Admissions = Annotated[Table, rows_of(PricedAdmission)]
 
 
 class Tables(NamedTuple):
     """A round's state. G: workers kept, H + 1: steps, N: entries, M: subsets or workers weighed at once."""
 
-    workers: Annotated[npt.NDArray[np.void], rows_of(WORKER)]  # G
-    load: FloatRows  # G, H + 1
-    envelope: FloatRows  # barriers, H + 1
-    entries: Annotated[npt.NDArray[np.void], rows_of(ENTRY)]  # N, in the order in which they should be served
-    allowed: TruthRows  # kinds, G
+    workers: Workers  # G
+    load: FloatRows  # G, H + 1: L_g(h)
+    envelope: FloatRows  # barriers, H + 1: M(h)
+    entries: Entries  # N, in the order of service
+    allowed: TruthRows  # kinds of entries, G
     hits: IntegerRows  # N, G: tokens
-    by_size: Integers  # N: entries by priority, then size descending
-    by_turn: Integers  # N: by priority, then whose turn is first
+    by_size: Integers  # N: by priority, then size descending
+    by_turn: Integers  # N: by priority, then turn
     ends: Integers  # where each priority ends in these
-    paths: Annotated[npt.NDArray[np.void], rows_of(PATH)]  # senders * G
-    fleets: Annotated[npt.NDArray[np.void], rows_of(FLEET)]
-    flows: IntegerRows  # fleets, TIERS + 1: transfers on the way
-    dearest: Annotated[npt.NDArray[np.void], rows_of(DEAREST)]
-    rules: Annotated[npt.NDArray[np.void], rows_of(RULES)]  # 1
-    state: Annotated[npt.NDArray[np.void], rows_of(STATE)]  # 1
+    paths: Paths  # senders * G
+    classes: Classes
+    flows: IntegerRows  # classes, TIERS + 1: transfers on the way
+    dearest: DearestRows
+    rules: RulesRow  # 1
+    state: StateRow  # 1
     window: Integers  # W: entries
-    sums: IntegerRows  # 2, M + 1: tokens and slots of each subset of the window
+    sums: IntegerRows  # 2, M + 1: tokens and slots of subsets
     worths: Floats  # M + 1
-    margins: Floats  # H + 1: m_g(h) of the worker whose SET it is
-    over: FloatRows  # M, H + 1: max(0, w - m(h)) of each that is weighed
-    overflow: Floats  # M: what the caller makes of `over`
-    done: Annotated[npt.NDArray[np.void], rows_of(ADMISSION)]  # N
-    done_over: FloatRows  # N, H + 1: max(0, w - m(h)) of each admission
-    chosen: Integers  # N: their entries, one after the other
+    over: FloatRows  # M, H + 1: max(0, w - m(h))
+    overflow: Floats  # M: `over` by gamma^h
+    done: Admissions  # N
+    done_over: FloatRows  # N, H + 1: `over` of admissions
+    chosen: Integers  # N: their entries, set after set
 
 
 # ---------------------------------------------------------------------------------------------------------- costs
 
 
 @part
-def transfer_s(path: Row, rules: Row, flows: IntegerRows, fleet: int, n_bytes: float) -> float:
-    """Seconds for so many bytes, the transfers on the way counted."""
+def transfer_s(path: Row, rules: Row, flows: IntegerRows, flow_class: int, n_bytes: float) -> float:
+    """Seconds to move bytes over a path that the transfers on their way share."""
     if path.known == 0:
         return 0.0
     shared_by = 0.0
     if rules.counted:
         total = 0
         for tier in range(path.tier, TIERS):
-            total += flows[fleet, tier]
-        shared_by = min(rules.most_flows, total / rules.senders)
+            total += flows[flow_class, tier]
+        shared_by = min(rules.max_inflight, total / rules.senders)
     sharing = 1 + shared_by / path.uplinks
     if path.own:
         return float(n_bytes * sharing / path.residual + path.latency_s)
@@ -201,118 +219,140 @@ def transfer_s(path: Row, rules: Row, flows: IntegerRows, fleet: int, n_bytes: f
 
 
 @part
-def cost_s(facts: Row, worker: Row, path: Row, rules: Row, flows: IntegerRows, hit_tokens: int) -> float:
-    """cost(r, g)."""
-    n_bytes = facts.kv_bytes * (1.0 - min(1.0, hit_tokens / facts.prompt))
-    return float(transfer_s(path, rules, flows, facts.fleet, n_bytes) + worker.queue_s + worker.step_s)
+def cost_s(entry: Row, worker: Row, path: Row, rules: Row, flows: IntegerRows, hit_tokens: int) -> float:
+    """cost(r, g): transfer, queue and first step."""
+    n_bytes = entry.kv_bytes * (1.0 - min(1.0, hit_tokens / entry.prompt))
+    return float(transfer_s(path, rules, flows, entry.flow_class, n_bytes) + worker.queue_s + worker.step_s)
 
 
 @part
-def rent_s(facts: Row, path: Row, rules: Row) -> float:
-    """rent(r, g)."""
-    return float(facts.hold * (rules.queue_rent_s + path.near_s))
+def rent_s(entry: Row, path: Row, rules: Row) -> float:
+    """rent(r, g): what others lose while the entry holds its slots."""
+    return float(entry.hold * (rules.queue_rent_s + path.near_s))
 
 
 @part
-def worth_s(facts: Row, worker: Row, path: Row, rules: Row, flows: IntegerRows, hit_tokens: int) -> float:
+def worth_s(entry: Row, worker: Row, path: Row, rules: Row, flows: IntegerRows, hit_tokens: int) -> float:
     """credit_r + age_r - weight_r * cost(r, g) - rent(r, g)."""
-    worth = facts.credit - facts.weight * cost_s(facts, worker, path, rules, flows, hit_tokens)
-    return float(worth + facts.age_s - rent_s(facts, path, rules))
+    worth = entry.credit - entry.weight * cost_s(entry, worker, path, rules, flows, hit_tokens)
+    return float(worth + entry.age_s - rent_s(entry, path, rules))
 
 
 @part
-def dearest_s(t: Tables, entry: int) -> float:
-    """No less than its cost on any worker that it may go to, but for what this round admits there."""
-    facts, found, rules, n = t.entries[entry], t.dearest[t.entries[entry].dearest], t.rules[0], len(t.workers)
+def dearest_s(t: Tables, entry: Row) -> float:
+    """An upper bound on the entry's cost over all allowed workers, ignoring later admissions of this round."""
+    found, rules, n = t.dearest[entry.dearest], t.rules[0], len(t.workers)
     if found.known == 0:
         fixed_s = first_s = slowest_s = -np.inf
         for row in range(n):
-            if t.workers[row].open and t.allowed[facts.kind, row]:
-                path = t.paths[facts.sender * n + row]
-                least_s = transfer_s(path, rules, t.flows, facts.fleet, 0.0)
-                gigabyte_s = transfer_s(path, rules, t.flows, facts.fleet, GIGABYTE)
+            if t.allowed[entry.kind, row]:
+                path = t.paths[entry.sender * n + row]
+                least_s = transfer_s(path, rules, t.flows, entry.flow_class, 0.0)
+                gigabyte_s = transfer_s(path, rules, t.flows, entry.flow_class, GIGABYTE)
                 fixed_s = max(fixed_s, least_s)
                 slowest_s = max(slowest_s, gigabyte_s - least_s)
                 first_s = max(first_s, t.workers[row].queue_s + t.workers[row].step_s)
         found.least_s, found.per_byte_s, found.known = fixed_s + first_s, slowest_s / GIGABYTE, 1
-    return float(found.least_s + facts.kv_bytes * found.per_byte_s)
+    return float(found.least_s + entry.kv_bytes * found.per_byte_s)
 
 
 @part
-def touch(t: Tables, entry: int) -> None:
-    """The first time that an entry is weighed: its fleet counts from now on, its weight and credit are fixed."""
-    facts, rules = t.entries[entry], t.rules[0]
-    t.fleets[facts.fleet].born = 1
-    slack = 1.0
-    if facts.slo_s > 0:
-        slack_s = facts.arrived_s + facts.slo_s - rules.now_s
-        late = slack_s * rules.max_weight <= facts.slo_s
-        slack = rules.max_weight if late else max(1.0, facts.slo_s / slack_s)
-    facts.weight = rules.cost_weight * slack
+def slack_weight(arrived_s: float, slo_s: float, now_s: float, most: float) -> float:
+    """1 with the whole TTFT objective ahead or without one, growing as 1/slack, at most `most`."""
+    if slo_s <= 0:
+        return 1.0
+    slack_s = arrived_s + slo_s - now_s
+    return most if slack_s * most <= slo_s else max(1.0, slo_s / slack_s)
+
+
+@part
+def touch(t: Tables, entry: Row) -> None:
+    """Fixes an entry's weight and credit when it is first weighed; its class's transfers count from now on."""
+    rules = t.rules[0]
+    t.classes[entry.flow_class].begun = 1
+    slack = slack_weight(entry.arrived_s, entry.slo_s, rules.now_s, rules.max_weight)
+    entry.weight = rules.cost_weight * slack
     if rules.by_tokens:
-        facts.credit = rules.credit_s_per_token * facts.tokens
+        entry.credit = rules.credit_s_per_token * entry.tokens
     else:
-        facts.credit = slack * rules.wait_s + facts.weight * dearest_s(t, entry)
-    facts.known = 1
-
-
-# ------------------------------------------------------------------------------------------------------- selection
+        entry.credit = slack * rules.wait_s + entry.weight * dearest_s(t, entry)
+    entry.known = 1
 
 
 @part
-def slots_of(facts: Row, worker: Row) -> int:
-    """The slots that it takes there."""
-    return int(min(facts.sequences, worker.slots))
+def queue_up(worker: Row, rules: Row, slots: int) -> None:
+    """Adds sequences to a worker and sets T_queue and T_decode of one more (netkv's terms)."""
+    worker.queued += slots
+    running, waiting = min(worker.queued, worker.slots), max(0, worker.queued - worker.slots)
+    worker.queue_s = waiting * (rules.step_base_s + rules.step_per_seq_s * running)
+    worker.step_s = rules.step_base_s + rules.step_per_seq_s * (running + 1)
+
+
+# ------------------------------------------------------------------------------- one entry, weighed on all workers
 
 
 @part
-def fits(facts: Row, worker: Row, allowed: bool, reserve: int) -> bool:
-    """May go there, slots and KV room; until something was admitted there the dispatcher's word counts for the room."""
-    if not (allowed and worker.open):
-        return False
-    slots = slots_of(facts, worker)
-    if slots > worker.free:
-        return False
-    return bool(worker.touched == 0 or facts.tokens + reserve * slots <= worker.room)
+def prepare_one(t: Tables, at: int, reason: int) -> int:
+    """Gets an entry ready to be weighed on all workers."""
+    state, entry, above = t.state[0], t.entries[at], False
+    state.entry = at
+    if entry.looked == 0:
+        return HITS
+    if entry.known == 0:
+        touch(t, entry)
+    state.waits, state.reason = ONE, reason
+    for row in range(len(t.workers)):
+        above = above or entry.tokens > t.workers[row].margin
+        t.overflow[row] = 0.0
+    if not above:
+        return AGAIN
+    state.rows = len(t.workers)
+    for row in range(len(t.workers)):
+        fill_over(t.load, t.envelope, t.workers[row].barrier, row, entry.tokens, t.over, row)
+    return PRODUCT
 
 
 @part
-def fits_somewhere(workers: Rows, entries: Rows, allowed: TruthRows, reserve: int, entry: int) -> bool:
-    """On any worker."""
-    facts, found = entries[entry], False
+def fill_over(
+    load: FloatRows, envelope: FloatRows, barrier: int, row: int, tokens: int, over: FloatRows, at: int
+) -> None:
+    """Writes max(0, w - m_g(h)) of a worker into a row of `over`."""
+    for h in range(load.shape[1]):
+        over[at, h] = max(0.0, tokens - (envelope[barrier, h] - load[row, h]))
+
+
+@part
+def settle_one(t: Tables) -> None:
+    """Gives the entry to the worker of most value."""
+    state, workers, rules, flows, overflow = t.state[0], t.workers, t.rules[0], t.flows, t.overflow
+    entry, allowed, hits, paths = t.entries[t.state[0].entry], t.allowed, t.hits, t.paths
+    best, most, first = len(workers), 0.0, entry.sender * len(workers)
     for row in range(len(workers)):
-        found = found or fits(facts, workers[row], allowed[facts.kind, row], reserve)
-    return found
+        worker = workers[row]
+        if fits(entry, worker, allowed[entry.kind, row], rules.reserve_tokens):
+            path = paths[first + row]
+            cost = cost_s(entry, worker, path, rules, flows, hits[state.entry, row])
+            worth = entry.credit + entry.age_s - entry.weight * cost - rent_s(entry, path, rules)
+            value = worth - worker.slowdown * overflow[row]
+            drawn = best < len(workers) and worker.draw < workers[best].draw
+            if best == len(workers) or value > most or (value == most and drawn):
+                best, most = row, value
+    t.window[0] = state.entry
+    admit(t, best, 1, state.reason, most)
 
 
-@part
-def next_row(workers: Rows) -> int:
-    """The active row of most free slots, then margin, then by draw; their number: none that is active has a slot."""
-    best = len(workers)
-    for row in range(len(workers)):
-        a = workers[row]
-        if a.active == 0 or a.free <= 0:
-            continue
-        if best < len(workers):
-            b = workers[best]
-            if a.free < b.free or (a.free == b.free and a.margin < b.margin):
-                continue
-            if a.free == b.free and a.margin == b.margin and a.draw >= b.draw:
-                continue
-        best = row
-    return best
+# --------------------------------------------------------------------------- subsets of a window, weighed on one worker
 
 
 @part
 def find_window(t: Tables, row: int) -> int:
-    """The first W entries in turn that fit the worker; how many."""
+    """Fills `window` with the first W entries in turn that fit the worker, and returns how many."""
     found, entries, by_turn, window = 0, t.entries, t.by_turn, t.window
-    worker, allowed, reserve = t.workers[row], t.allowed, t.rules[0].reserve
+    worker, allowed, reserve = t.workers[row], t.allowed, t.rules[0].reserve_tokens
     for at in range(t.state[0].start, t.state[0].end):
-        entry = by_turn[at]
-        facts = entries[entry]
-        if facts.gone == 0 and fits(facts, worker, allowed[facts.kind, row], reserve):
-            window[found] = entry
+        entry = entries[by_turn[at]]
+        if entry.gone == 0 and fits(entry, worker, allowed[entry.kind, row], reserve):
+            window[found] = by_turn[at]
             found += 1
             if found == len(window):
                 break
@@ -320,61 +360,32 @@ def find_window(t: Tables, row: int) -> int:
 
 
 @part
-def prepare_one(t: Tables, entry: int, reason: int) -> int:
-    """Gets an entry ready to be weighed on all workers."""
-    state, tokens, above = t.state[0], t.entries[entry].tokens, False
-    state.entry = entry
-    if t.entries[entry].looked == 0:
-        return HITS
-    if t.entries[entry].known == 0:
-        touch(t, entry)
-    state.waits, state.reason = ONE, reason
-    for row in range(len(t.workers)):
-        above = above or tokens > t.workers[row].margin
-        t.overflow[row] = 0.0
-    if not above:
-        return AGAIN
-    state.rows = len(t.workers)
-    for row in range(len(t.workers)):
-        fill_over(t.envelope, t.load, t.workers[row].barrier, row, tokens, t.over, row)
-    return PRODUCT
-
-
-@part
-def fill_over(
-    envelope: FloatRows, load: FloatRows, barrier: int, row: int, tokens: int, over: FloatRows, at: int
-) -> None:
-    """max(0, w - m_g(h)), into a row."""
-    for h in range(load.shape[1]):
-        over[at, h] = max(0.0, tokens - (envelope[barrier, h] - load[row, h]))
-
-
-@part
 def prepare_set(t: Tables, row: int, found: int) -> int:
-    """Gets all subsets of the window ready to be weighed on a worker; a bit of a mask is an entry of the window."""
-    state, sums, worths = t.state[0], t.sums, t.worths  # a field of `t` is not to be fetched in a long loop
-    margins, over, overflow, worker, rules = t.margins, t.over, t.overflow, t.workers[row], t.rules[0]
-    for entry in t.window[:found]:
-        if t.entries[entry].looked == 0:
-            state.entry = entry
+    """Gets all subsets of the window ready to be weighed on a worker; bit i of a mask is the window's i-th entry."""
+    # Fields that long loops need are fetched once: a field of `t` costs a copy of its array.
+    state, sums, worths, over, overflow = t.state[0], t.sums, t.worths, t.over, t.overflow
+    worker, rules = t.workers[row], t.rules[0]
+    for at in t.window[:found]:
+        if t.entries[at].looked == 0:
+            state.entry = at
             return HITS
     state.waits, state.row, state.found, state.rows = SET, row, found, (1 << found) - 1
     for bit in range(found):
-        entry, added = t.window[bit], 1 << bit
-        facts = t.entries[entry]
-        if facts.known == 0:
+        at, added = t.window[bit], 1 << bit
+        entry = t.entries[at]
+        if entry.known == 0:
             touch(t, entry)
-        path = t.paths[facts.sender * len(t.workers) + row]
-        worth = worth_s(facts, worker, path, rules, t.flows, t.hits[entry, row])
-        tokens, slots = facts.tokens, slots_of(facts, worker)
+        path = t.paths[entry.sender * len(t.workers) + row]
+        worth = worth_s(entry, worker, path, rules, t.flows, t.hits[at, row])
+        tokens, slots = entry.tokens, slots_of(entry, worker)
         for mask in range(added, 2 * added):
             sums[0, mask] = sums[0, mask - added] + tokens
             sums[1, mask] = sums[1, mask - added] + slots
             worths[mask] = worths[mask - added] + worth
     if sums[0, state.rows] <= worker.margin:
-        for at in range(state.rows):
-            overflow[at] = 0.0
+        overflow[: state.rows] = 0.0
         return AGAIN
+    margins = np.empty(t.load.shape[1])
     for h in range(len(margins)):
         margins[h] = t.envelope[worker.barrier, h] - t.load[row, h]
     for at in range(state.rows):
@@ -383,35 +394,11 @@ def prepare_set(t: Tables, row: int, found: int) -> int:
     return PRODUCT
 
 
-# --------------------------------------------------------------------------------------------------------- booking
-
-
-@part
-def settle_one(t: Tables) -> None:
-    """The entry goes to the worker of most value."""
-    entry, workers, paths, rules, flows = t.state[0].entry, t.workers, t.paths, t.rules[0], t.flows
-    facts, hits, allowed, overflow = t.entries[entry], t.hits, t.allowed, t.overflow
-    best, most, first = len(workers), 0.0, facts.sender * len(workers)
-    for row in range(len(workers)):
-        worker = workers[row]
-        if fits(facts, worker, allowed[facts.kind, row], rules.reserve):
-            cost = cost_s(facts, worker, paths[first + row], rules, flows, hits[entry, row])
-            worth = (
-                facts.credit + facts.age_s - facts.weight * cost - rent_s(facts, paths[first + row], rules)
-            )
-            value = worth - worker.slowdown * overflow[row]
-            drawn = best < len(workers) and worker.draw < workers[best].draw
-            if best == len(workers) or value > most or (value == most and drawn):
-                best, most = row, value
-    t.window[0] = entry
-    admit(t, best, 1, t.state[0].reason, most)
-
-
 @part
 def settle_set(t: Tables) -> None:
-    """The worker takes the subset of most value, or the single one that does least harm."""
+    """Gives the worker the subset of most value, or the single entry that does least harm if none is above 0."""
     row, found, best, most = t.state[0].row, t.state[0].found, 0, -np.inf
-    worker, reserve, window = t.workers[row], t.rules[0].reserve, t.window
+    worker, reserve, window = t.workers[row], t.rules[0].reserve_tokens, t.window
     sums, worths, overflow = t.sums, t.worths, t.overflow
     for mask in range(1, 1 << found):
         if sums[1, mask] > worker.free or sums[0, mask] + reserve * sums[1, mask] > worker.room:
@@ -434,90 +421,77 @@ def settle_set(t: Tables) -> None:
     admit(t, row, size, reason, most)
 
 
+# -------------------------------------------------------------------------------------------------------- booking
+
+
 @part
 def admit(t: Tables, row: int, size: int, reason: int, score: float) -> None:
-    """Notes that the first entries of the window go to the worker, and books them."""
+    """Notes and books that the first `size` entries of the window go to a worker."""
     state, worker, rules = t.state[0], t.workers[row], t.rules[0]
-    admission, tokens, slots = t.done[state.made], 0, 0
-    for entry in t.window[:size]:
-        facts, hit_tokens = t.entries[entry], t.hits[entry, row]
-        path = t.paths[facts.sender * len(t.workers) + row]
-        tokens += facts.tokens
-        slots += slots_of(facts, worker)
-        admission.worth_s += worth_s(facts, worker, path, rules, t.flows, hit_tokens)
-        admission.age_s += facts.age_s
-        admission.cost_s += cost_s(facts, worker, path, rules, t.flows, hit_tokens)
-        admission.rent_s += rent_s(facts, path, rules)
-        admission.holds += facts.hold
-    admission.row, admission.reason, admission.score = row, reason, score
-    admission.free, admission.margin = worker.free, worker.margin
-    admission.tokens, admission.size = tokens, size
-    fill_over(t.envelope, t.load, worker.barrier, row, tokens, t.done_over, state.made)
-    for entry in t.window[:size]:
-        facts = t.entries[entry]
-        facts.gone = 1
-        t.chosen[state.chosen] = entry
+    admission, tokens, slots = t.done[state.admissions], 0, 0
+    for at in t.window[:size]:
+        entry, hit_tokens = t.entries[at], t.hits[at, row]
+        path = t.paths[entry.sender * len(t.workers) + row]
+        tokens += entry.tokens
+        slots += slots_of(entry, worker)
+        admission.worth_s += worth_s(entry, worker, path, rules, t.flows, hit_tokens)
+        admission.age_s += entry.age_s
+        admission.cost_s += cost_s(entry, worker, path, rules, t.flows, hit_tokens)
+        admission.rent_s += rent_s(entry, path, rules)
+        admission.holds += entry.hold
+    note(admission, worker, row, reason, score, tokens, size)
+    fill_over(t.load, t.envelope, worker.barrier, row, tokens, t.done_over, state.admissions)
+    for at in t.window[:size]:
+        entry = t.entries[at]
+        entry.gone = 1
+        t.chosen[state.chosen] = at
         state.chosen += 1
-        send(t.fleets, t.flows, facts, t.paths[facts.sender * len(t.workers) + row].sent)
-    state.made += 1
+        send(t.classes, t.flows, entry, t.paths[entry.sender * len(t.workers) + row].sent)
+    state.admissions += 1
     state.free -= slots
     state.left -= size
-    worker.free -= slots
-    worker.room -= tokens + rules.reserve * slots
-    worker.touched = 1
     queue_up(worker, rules, slots)
-    add_load(t.workers, t.load, t.envelope, row, tokens, slots)
+    book(t.workers, t.load, t.envelope, row, tokens, slots, rules.reserve_tokens)
 
 
 @part
-def send(fleets: Rows, flows: IntegerRows, facts: Row, tier: int) -> None:
-    """One more transfer on the way."""
-    for i in range(len(fleets)):
-        if fleets[i].born and facts.priority <= fleets[i].lowest:
+def send(classes: Table, flows: IntegerRows, entry: Row, tier: int) -> None:
+    """Counts one more transfer on its way."""
+    for i in range(len(classes)):
+        if classes[i].begun and entry.priority <= classes[i].lowest:
             flows[i, tier] += 1
 
 
-@part
-def queue_up(worker: Row, rules: Row, slots: int) -> None:
-    """T_queue and T_decode after so many more sequences."""
-    worker.sequences += slots
-    running = min(worker.sequences, worker.slots)
-    waiting = max(0, worker.sequences - worker.slots)
-    worker.queue_s = waiting * (rules.step_base_s + rules.step_per_seq_s * running)
-    worker.step_s = rules.step_base_s + rules.step_per_seq_s * (running + 1)
+# --------------------------------------------------------------------------------------------------------- stages
 
 
 @part
-def least_margin(load: FloatRows, envelope: FloatRows, barrier: int, row: int) -> float:
-    """min_h m_g(h)."""
-    least = np.inf
-    for h in range(load.shape[1]):
-        least = min(least, envelope[barrier, h] - load[row, h])
-    return least
+def fits_somewhere(workers: Table, entry: Row, allowed: TruthRows, reserve: int) -> bool:
+    """Whether an entry fits any worker."""
+    found, row = False, 0
+    while row < len(workers) and not found:
+        found = fits(entry, workers[row], allowed[entry.kind, row], reserve)
+        row += 1
+    return found
 
 
 @part
-def add_load(workers: Rows, load: FloatRows, envelope: FloatRows, row: int, tokens: int, slots: int) -> None:
-    """Books w on a load, which grows by a token a sequence a step; an envelope that it exceeds rises with it."""
-    barrier = workers[row].barrier
-    for h in range(load.shape[1]):
-        load[row, h] += tokens + slots * h
-    workers[row].margin = least_margin(load, envelope, barrier, row)
-    if workers[row].margin >= 0.0:
-        return
-    for h in range(load.shape[1]):
-        envelope[barrier, h] = max(envelope[barrier, h], load[row, h])
-    for other in range(len(workers)):
-        if workers[other].barrier == barrier:
-            workers[other].margin = least_margin(load, envelope, barrier, other)
-
-
-# ---------------------------------------------------------------------------------------------------------- stages
+def prepare_overdue(t: Tables) -> int:
+    """Prepares the next overdue entry that fits anywhere; DONE when there is none left."""
+    state, entries, reserve = t.state[0], t.entries, t.rules[0].reserve_tokens
+    while state.cursor < len(entries):
+        entry = entries[state.cursor]
+        if entry.overdue and entry.gone == 0 and fits_somewhere(t.workers, entry, t.allowed, reserve):
+            return prepare_one(t, state.cursor, OVERDUE)
+        state.cursor += 1
+        if state.cursor == len(entries):
+            state.left = 0  # no class has begun
+    return DONE
 
 
 @part
 def next_class(t: Tables) -> int:
-    """Begins the next priority."""
+    """Begins the next priority; DONE when there is none."""
     state = t.state[0]
     if state.priority == len(t.ends):
         return DONE
@@ -525,44 +499,34 @@ def next_class(t: Tables) -> int:
     state.priority += 1
     for at in range(state.start, state.end):
         state.left += 1 - t.entries[t.by_size[at]].gone
-    for row in range(len(t.workers)):
-        t.workers[row].active = t.workers[row].open
+    activate(t.workers)
     return AGAIN
 
 
 @part
 def prepare_largest(t: Tables) -> int:
-    """Stage 1: the largest that fits anywhere; what does not stays in the pool."""
-    state = t.state[0]
+    """Stage 1: prepares the largest entry that fits anywhere; larger ones stay in the pool."""
+    state, reserve = t.state[0], t.rules[0].reserve_tokens
     for at in range(state.start, state.end):
-        entry = t.by_size[at]
-        if t.entries[entry].gone:
+        entry = t.entries[t.by_size[at]]
+        if entry.gone:
             continue
-        if fits_somewhere(t.workers, t.entries, t.allowed, t.rules[0].reserve, entry):
-            return prepare_one(t, entry, FILL)
-        t.entries[entry].gone = 1
+        if fits_somewhere(t.workers, entry, t.allowed, reserve):
+            return prepare_one(t, t.by_size[at], FILL)
+        entry.gone = 1
         state.left -= 1
     return AGAIN
 
 
 @part
 def prepare(t: Tables) -> int:
-    """What is to be weighed next: overdue entries, then the stages for each priority."""
-    state, entries, reserve = t.state[0], t.entries, t.rules[0].reserve
-    while state.cursor < len(entries):
-        facts = entries[state.cursor]
-        if (
-            facts.overdue
-            and facts.gone == 0
-            and fits_somewhere(t.workers, entries, t.allowed, reserve, state.cursor)
-        ):
-            return prepare_one(t, state.cursor, OVERDUE)
-        state.cursor += 1
-        if state.cursor == len(entries):
-            state.left = 0  # of a class that is yet to begin
+    """Prepares what is to be weighed next: overdue entries, then the two stages for each priority."""
+    state, asked = t.state[0], prepare_overdue(t)
+    if asked != DONE:
+        return asked
     if state.left == 0:
         return next_class(t)
-    row = next_row(t.workers)
+    row = next_worker(t.workers)
     if row == len(t.workers):
         state.left = 0
         return AGAIN
@@ -576,35 +540,48 @@ def prepare(t: Tables) -> int:
 
 
 @compiled
+def begin(
+    workers: Workers, departures: IntegerRows, load: FloatRows, envelope: FloatRows, rules: RulesRow
+) -> None:
+    """Fills in projected loads, envelopes, margins and queues of all workers. `departures` are (step, sequences, KV
+    tokens), one worker after the other.
+    """
+    project(workers, departures, load, np.empty((2, load.shape[1]), np.int64))
+    measure(workers, load, envelope)
+    for row in range(len(workers)):
+        queue_up(workers[row], rules[0], 0)
+
+
+@compiled
 def advance(
-    workers: Annotated[npt.NDArray[np.void], rows_of(WORKER)],
+    workers: Workers,
     load: FloatRows,
     envelope: FloatRows,
-    entries: Annotated[npt.NDArray[np.void], rows_of(ENTRY)],
+    entries: Entries,
     allowed: TruthRows,
     hits: IntegerRows,
     by_size: Integers,
     by_turn: Integers,
     ends: Integers,
-    paths: Annotated[npt.NDArray[np.void], rows_of(PATH)],
-    fleets: Annotated[npt.NDArray[np.void], rows_of(FLEET)],
+    paths: Paths,
+    classes: Classes,
     flows: IntegerRows,
-    dearest: Annotated[npt.NDArray[np.void], rows_of(DEAREST)],
-    rules: Annotated[npt.NDArray[np.void], rows_of(RULES)],
-    state: Annotated[npt.NDArray[np.void], rows_of(STATE)],
+    dearest: DearestRows,
+    rules: RulesRow,
+    state: StateRow,
     window: Integers,
     sums: IntegerRows,
     worths: Floats,
-    margins: Floats,
     over: FloatRows,
     overflow: Floats,
-    done: Annotated[npt.NDArray[np.void], rows_of(ADMISSION)],
+    done: Admissions,
     done_over: FloatRows,
     chosen: Integers,
 ) -> int:
-    """Goes on with a round, given what it last asked for, until it asks again: HITS (those of `state.entry`, at least),
-    PRODUCT (the first `state.rows` rows of `over` by gamma^h, into `overflow`), or DONE. Takes a `Tables`, field by
-    field: a tuple of arrays costs ten times as much to hand over.
+    """Goes on with a round, given what it last asked for, until it asks again: HITS (of `state.entry`, at least),
+    PRODUCT (the first `state.rows` rows of `over` by gamma^h, into `overflow`), or DONE.
+
+    It takes the fields of a `Tables` one by one because a tuple of arrays costs four times as much to hand over.
     """
     t = Tables(
         workers,
@@ -617,7 +594,7 @@ def advance(
         by_turn,
         ends,
         paths,
-        fleets,
+        classes,
         flows,
         dearest,
         rules,
@@ -625,7 +602,6 @@ def advance(
         window,
         sums,
         worths,
-        margins,
         over,
         overflow,
         done,

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from policies.routing.balance.balance_route_h import BalanceRouteH
-from policies.routing.balance.stages import Feasible
-from policies.routing.base import Assignment, Needs
+from policies.routing.base import Assignment, Feasible, Needs
 from policies.state.views import PoolEntry, Snapshot, Worker
 
 

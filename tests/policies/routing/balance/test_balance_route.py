@@ -1,7 +1,6 @@
-"""BR-0 and BR-H: the F-score, exact subsets, the two stages, projections, and that H = 0 is BR-0."""
+"""BR-0 and BR-H: the F-score, projections, the two stages, and that H = 0 is BR-0. `test_round` has brute force."""
 
 import dataclasses
-import itertools
 import random
 from collections.abc import Sequence
 
@@ -11,12 +10,12 @@ from hypothesis import strategies as st
 
 from policies.routing.balance.balance_route_0 import BalanceRoute0
 from policies.routing.balance.balance_route_h import BalanceRouteH, _refilled
-from policies.routing.balance.loads import FlatLoads, HorizonLoads, projected_loads
-from policies.routing.balance.subset import _by_bitsets, _by_sums, best_subset
+from policies.routing.balance.stages import Aim
 from policies.routing.base import Reason
 from policies.routing.composition.composition import Composition
 from policies.routing.params import BadParameter
 from policies.state.views import Departure, PoolEntry, Snapshot, Worker
+from tests.policies.routing.balance.projected import Projected
 from tests.policies.routing.views import entry, snapshot, worker
 
 
@@ -37,14 +36,14 @@ def imbalance(loads: Sequence[float]) -> float:
     [(50, 50), (100, 100), (101, 97), (150, -50), (200, -200)],  # above the margin: w - 4 (w - 100)
 )
 def test_the_scores_regimes(w: int, score: int) -> None:
-    assert FlatLoads(fleet([300, 200, 250, 300])).scores(1, [w]) == [score]
+    assert Projected(fleet([300, 200, 250, 300]), Aim()).scores(1, [w]) == [score]
 
 
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=6), st.integers(1, 500), st.data())
 def test_the_score_is_minus_the_change_of_imbalance(loads: list[int], w: int, data: st.DataObject) -> None:
     row = data.draw(st.integers(0, len(loads) - 1))
     after = [load + w * (i == row) for i, load in enumerate(loads)]
-    assert FlatLoads(fleet(loads)).scores(row, [w]) == [imbalance(loads) - imbalance(after)]
+    assert Projected(fleet(loads), Aim()).scores(row, [w]) == [imbalance(loads) - imbalance(after)]
 
 
 def test_workers_of_different_barriers_have_their_own_envelope() -> None:
@@ -53,9 +52,9 @@ def test_workers_of_different_barriers_have_their_own_envelope() -> None:
         worker("b", kv_tokens=40, barrier="x"),
         worker("c", kv_tokens=900, barrier="y"),
     ]
-    for loads in (FlatLoads(workers), HorizonLoads(workers, 0, 1.0, 1.0, None)):
-        assert [loads.min_margin(row) for row in range(3)] == [0, 60, 0]
-        assert [loads.group_size(row) for row in range(3)] == [2, 2, 1]
+    loads = Projected(workers, Aim())
+    assert loads.rows["margin"].tolist() == [0, 60, 0]
+    assert loads.sizes == [2, 2, 1]
 
 
 # ------------------------------------------------------------------------------------------------------ projections
@@ -83,7 +82,7 @@ def test_projected_loads_follow_the_formula_request_by_request(fleet_requests, h
         tokens = sum(s + a for s, a, _ in requests)
         workers.append(worker(f"w{i}", slots_used=len(requests), kv_tokens=tokens, departures=departures))
     expected = [[naive_load(requests, h) for h in range(horizon + 1)] for requests in fleet_requests]
-    assert projected_loads(workers, horizon).tolist() == expected
+    assert Projected(workers, Aim(horizon)).load.tolist() == expected
 
 
 def test_a_horizon_score_by_hand() -> None:
@@ -94,10 +93,10 @@ def test_a_horizon_score_by_hand() -> None:
         worker("a", kv_tokens=100, slots_used=1),
         worker("b", kv_tokens=60, slots_used=1, departures=(Departure(2, 1, 60),)),
     ]
-    loads = HorizonLoads(workers, 2, 0.5, 1.0, None)
-    assert loads.margins(1).tolist() == [40, 40, 102]
+    loads = Projected(workers, Aim(2, 0.5))
+    assert loads.margins(1) == [40, 40, 102]
     assert loads.scores(1, [50]) == [57.5]
-    assert loads.min_margin(1) == 40
+    assert loads.rows["margin"][1] == 40
     # slopes of the penalty: 2 * (1) = 2 >= 1.75 at the first margin: the peak is 40
     assert loads.peak(1) == 40
 
@@ -107,123 +106,22 @@ def test_a_horizon_score_by_hand() -> None:
     st.lists(st.integers(0, 300), min_size=2, max_size=5),
     st.lists(st.tuples(st.integers(0, 4), st.integers(1, 200), st.integers(1, 2)), max_size=6),
     st.integers(0, 6),
-    st.integers(1, 5),
     st.integers(1, 2),
 )
-def test_updates_by_admissions_equal_a_fresh_projection(start, admissions, horizon, kept, barriers) -> None:  # type: ignore[no-untyped-def]
+def test_updates_by_admissions_equal_a_fresh_projection(start, admissions, horizon, barriers) -> None:  # type: ignore[no-untyped-def]
     workers = [dataclasses.replace(w, barrier=f"b{i % barriers}") for i, w in enumerate(fleet(start))]
-    rows = list(range(len(workers)))[-kept:]  # from now on only these are asked for, and admit
-    loads = HorizonLoads(workers, horizon, 0.9, 1.0, None)
-    loads.only(rows)
-    flat = FlatLoads(workers)
+    loads = Projected(workers, Aim(horizon))
     for row, tokens, sequences in admissions:
-        row = rows[row % len(rows)]
+        row %= len(workers)
         loads.add(row, tokens, sequences)
-        flat.add(row, tokens, sequences)
         old = workers[row]
         workers[row] = dataclasses.replace(
             old, kv_tokens=old.kv_tokens + tokens, slots_used=old.slots_used + sequences
         )
-    fresh = HorizonLoads(workers, horizon, 0.9, 1.0, None)
-    everywhere = fresh.overflow_everywhere(100)
-    for row in rows:
-        assert loads.overflow_everywhere(100)[row] == pytest.approx(everywhere[row])
-        assert loads.margins(row).tolist() == fresh.margins(row).tolist()
-        assert loads.min_margin(row) == fresh.min_margin(row)
-        assert flat.min_margin(row) == FlatLoads(workers).min_margin(row)
-
-
-# ---------------------------------------------------------------------------------------------------------- subsets
-
-ITEMS = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 2)), min_size=1, max_size=7)
-
-
-def brute_force(items, slots, room, reserve, score) -> float | None:  # type: ignore[no-untyped-def]
-    best = None
-    for size in range(1, len(items) + 1):
-        for subset in itertools.combinations(items, size):
-            w, count = sum(t for t, _ in subset), sum(k for _, k in subset)
-            if count <= slots and w + reserve * count <= room:
-                value = score([w])[0]
-                best = value if best is None or value > best else best
-    return best
-
-
-def check_subset(items, slots, room, reserve, loads) -> None:  # type: ignore[no-untyped-def]
-    def score(sums: Sequence[int]) -> list[float]:
-        return loads.scores(1, sums)  # type: ignore[no-any-return]
-
-    tokens, sequences = [t for t, _ in items], [k for _, k in items]
-    chosen = best_subset(tokens, sequences, slots, room, reserve, loads.peak(1), score)
-    expected = brute_force(items, slots, room, reserve, score)
-    if chosen is None:
-        assert expected is None
-        return
-    assert chosen.score == pytest.approx(expected, abs=1e-6)
-    assert sum(tokens[i] for i in chosen.indices) == chosen.tokens
-    assert len(set(chosen.indices)) == len(chosen.indices) > 0
-    used = sum(sequences[i] for i in chosen.indices)
-    assert used <= slots
-    assert chosen.tokens + reserve * used <= room
-    assert score([chosen.tokens])[0] == chosen.score
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    ITEMS, st.integers(1, 8), st.integers(1, 300), st.integers(0, 5), st.integers(0, 150), st.integers(1, 5)
-)
-def test_br0_subsets_equal_brute_force(items, slots, room, reserve, margin, others) -> None:  # type: ignore[no-untyped-def]
-    check_subset(items, slots, room, reserve, FlatLoads(fleet([margin, 0, *[0] * (others - 1)])))
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    ITEMS,
-    st.integers(1, 8),
-    st.integers(1, 300),
-    st.lists(st.integers(0, 200), min_size=1, max_size=5),
-    st.sampled_from([0.5, 0.9, 1.0]),
-    st.sampled_from([0.3, 1.0, 3.0]),
-    st.sampled_from([None, 0.0, 1.0, 4.0]),
-)
-def test_brh_subsets_equal_brute_force(items, slots, room, drops, gamma, alpha, beta) -> None:  # type: ignore[no-untyped-def]
-    # worker 0 loses sequences step by step, so that worker 1's margins differ at every h: as many kinks as steps
-    total = sum(drops) + 50
-    departures = tuple(Departure(h, 1, drop) for h, drop in enumerate(drops, start=1))
-    workers = [
-        worker("w0", kv_tokens=total, slots_used=len(drops), departures=departures),
-        worker("w1", kv_tokens=20, slots_used=1),
-        worker("w2", kv_tokens=10, slots_used=0),
-    ]
-    check_subset(items, slots, room, 0, HorizonLoads(workers, len(drops), gamma, alpha, beta))
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    ITEMS,
-    st.integers(1, 8),
-    st.integers(1, 300),
-    st.integers(0, 5),
-    st.integers(0, 150),
-    st.sampled_from([0, 1, 3]),
-)
-def test_sums_and_bitsets_choose_the_same_set(items, slots, room, reserve, peak, fall) -> None:  # type: ignore[no-untyped-def]
-    # concave with its top at the peak; fall 0: all sums above it are equal, and the order among equals decides
-    def score(sums: Sequence[int]) -> list[float]:
-        return [w - (1 + fall) * max(0, w - peak) for w in sums]
-
-    args = [t for t, _ in items], [k for _, k in items], slots, room, reserve, peak, score
-    assert _by_sums(*args) == _by_bitsets(*args)
-
-
-def test_a_set_that_just_fills_the_margin_beats_a_larger_one() -> None:
-    # margin 100, G = 3; 90 + 10 = 100 fits exactly; the largest alone, 120, scores 120 - 3 * 20 = 60
-    loads = FlatLoads(fleet([100, 0, 100]))
-    chosen = best_subset(
-        [120, 90, 30, 10], [1] * 4, 2, 1000, 0, loads.peak(1), lambda sums: loads.scores(1, sums)
-    )
-    assert chosen is not None
-    assert (chosen.indices, chosen.tokens, chosen.score) == ((1, 3), 100, 100)
+    fresh = Projected(workers, Aim(horizon))
+    assert loads.load.tolist() == fresh.load.tolist()
+    assert loads.envelope.tolist() == fresh.envelope.tolist()
+    assert loads.rows["margin"].tolist() == fresh.rows["margin"].tolist()
 
 
 # ----------------------------------------------------------------------------------------------------------- stages
@@ -565,7 +463,7 @@ def test_the_order_of_workers_does_not_matter(cluster, pool, mask, shuffler) -> 
     [
         ({"horizon": -1}, "horizon is -1: it must be a whole number 0"),
         ({"gamma": 1.5}, "gamma is 1.5: it must be a number > 0.0 and <= 1.0"),
-        ({"window": 0}, r"window is 0: it must be a whole number 1\.\.64"),
+        ({"window": 0}, r"window is 0: it must be a whole number 1\.\.12"),
         ({"beta": -2.0}, "beta is -2.0"),
         ({"slack": -0.1}, "slack is -0.1"),
         ({"ageing": -1.0}, "ageing is -1.0"),

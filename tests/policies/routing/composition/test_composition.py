@@ -1,4 +1,7 @@
-"""The composition: F_H up to a factor, brute force over subsets with per-pair costs, and what each term does."""
+"""The composition: F_H up to a factor, brute force over subsets with per-pair costs, and what each term does.
+
+`test_round` checks whole rounds.
+"""
 
 import dataclasses
 import itertools
@@ -10,23 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.network.oracle import Oracle
-from policies.request.terms import Terms
-from policies.routing.balance.loads import HorizonLoads
-from policies.routing.base import Reason
+from policies.routing.balance.stages import Aim
+from policies.routing.base import Decision, Reason
+from policies.routing.composition import kernel
 from policies.routing.composition.composition import Composition
-from policies.routing.composition.entry_costs import slack_weight
-from policies.routing.composition.request_seconds import RequestSecondsRound
+from policies.routing.composition.round import Start, group_of, start_of
 from policies.routing.params import BadParameter
-from policies.state.views import (
-    Departure,
-    PoolEntry,
-    Request,
-    Role,
-    Snapshot,
-    Transfers,
-    TypicalEntry,
-    Worker,
-)
+from policies.state.views import Departure, PoolEntry, Role, Snapshot, Transfers, TypicalEntry, Worker
+from tests.policies.routing.balance.projected import Projected
 from tests.policies.routing.views import entry, snapshot, worker
 
 MB = 1_000_000
@@ -38,8 +32,19 @@ ORACLE = Oracle(
 SENDER = worker("p", Role.PREFILL)
 
 
-def start(policy: Composition, view: Snapshot, workers: list[Worker]) -> RequestSecondsRound:
-    return policy.round("g", [(e, workers) for e in view.pool], view, random.Random(0))
+def start(policy: Composition, view: Snapshot, workers: list[Worker]) -> Start:
+    group = group_of(policy, [(e, workers) for e in view.pool], view, workers)
+    return start_of(group, [0.0] * len(workers))
+
+
+def first_decision(policy: Composition, view: Snapshot, worker: Worker) -> Decision:
+    """The first of a round in which all entries may go to one worker only."""
+    made = policy.assign([(e, [worker]) for e in view.pool], view, random.Random(0))
+    return made[0].decision
+
+
+def subsets(n: int) -> list[tuple[int, ...]]:
+    return [some for k in range(1, n + 1) for some in itertools.combinations(range(n), k)]
 
 
 def fleet(drops: list[int]) -> list[Worker]:
@@ -72,6 +77,8 @@ def test_with_cost_0_and_credit_by_tokens_the_value_is_f_h_up_to_a_factor(
         1e-5,
         hold_steps=discounted(gamma, len(drops)),
         stream_weight=1.0,
+        abundance=99.0,
+        reserve_tokens=0,
         credit="tokens",
         credit_s_per_token=credit,
         ageing=0.0,
@@ -79,13 +86,13 @@ def test_with_cost_0_and_credit_by_tokens_the_value_is_f_h_up_to_a_factor(
     )
     workers = fleet(drops)
     view = snapshot([SENDER, *workers], [entry(f"r{i}", s) for i, s in enumerate(sizes)], ORACLE)
-    made = start(policy, view, workers)
-    values, _ = made.subset_values(1, made._items)
     k = 1e-5  # with beta = 1
     alpha = credit / (k * sum(gamma**h for h in range(len(drops) + 1)))
-    f_h = HorizonLoads(workers, len(drops), gamma, alpha, 1.0)
-    sums = [sum(s for i, s in enumerate(sizes) if mask >> i & 1) for mask in range(1, 1 << len(sizes))]
-    assert values.tolist() == pytest.approx([k * f for f in f_h.scores(1, sums)], abs=1e-9)
+    f_h = Projected(workers, Aim(len(drops), gamma, alpha, 1.0))
+    sums = [sum(sizes[i] for i in some) for some in subsets(len(sizes))]
+    best = max(f_h.scores(1, sums))
+    score = first_decision(policy, view, workers[1]).ranking[0].terms["score"]
+    assert score == pytest.approx(k * (best if best > 0 else max(f_h.scores(1, sizes))), abs=1e-9)
 
 
 @settings(max_examples=100, deadline=None)
@@ -119,30 +126,41 @@ def test_stage_2_equals_brute_force_with_per_pair_costs(requests, drops, free, r
     ]
     view = snapshot([SENDER, *workers], pool, ORACLE, {"r0": {"w1": requests[0][0] // 2}})
     view = dataclasses.replace(view, typical=TypicalEntry(20.0 * MB, 40.0))
-    made = start(policy, view, workers)
-    best = None
-    margins = made._horizon.margins(1)
-    for n in range(1, len(pool) + 1):
-        for subset in itertools.combinations(made._items, n):
-            w, k = sum(i.tokens for i in subset), sum(i.entry.request.slots for i in subset)
-            if k > free or w + 2 * k > room:
-                continue
-            waiting = max(1, 8 - free)
-            slow = waiting * 2e-3 * sum(0.9**h * max(0.0, w - m) for h, m in enumerate(margins))
-            value = -slow
-            for i in subset:
-                weight = slack_weight(i.entry.request, 1.0, 8.0)
-                # the slowest path of the oracle, and the first step of the fullest batch
-                fullest = max(len(drops), waiting, 2)
-                dearest = 0.002 + i.entry.kv_bytes / (25.0 * MB) + 0.02 + 0.0005 * (fullest + 1)
-                value += weight * (0.5 + dearest) - weight * made.costs.one_s(i, 1)
-                value += 1.0 - made.rent_s(i, 1)  # all have waited for 1 s
-            best = value if best is None else max(best, value)
-    values, ok = made.subset_values(1, made._items)
-    if best is None:
-        assert not ok.any()
-    else:
-        assert values[ok].max() == pytest.approx(best, rel=1e-9, abs=1e-9)
+    placeable = [e for e in pool if e.request.slots <= free]
+    if not placeable:
+        assert policy.assign([(e, [workers[1]]) for e in pool], view, random.Random(0)) == ()
+        return
+    waiting = max(1, 8 - free)
+    slowest_s = max(0.02 + 0.0005 * w.slots_used + 2e-3 * w.kv_tokens for w in workers)
+    queued = max(0, len(pool) - sum(w.free_slots for w in workers))
+    queue_rent_s = queued * 40.0 * slowest_s / 24
+    margins = Projected(workers, Aim(len(drops), 0.9)).margins(1)
+
+    def value(some: list[PoolEntry]) -> float:
+        w = sum(e.request.prompt_tokens for e in some)
+        found = -waiting * 2e-3 * sum(0.9**h * max(0.0, w - m) for h, m in enumerate(margins))
+        for e in some:
+            request = e.request
+            weight = kernel.slack_weight(0.0, request.terms.ttft_slo_s or 0.0, 1.0, 8.0)
+            first_s = 0.02 + 0.0005 * (8 - free + 1)
+            hit = (requests[0][0] // 2) / requests[0][0] if request.attempt_id == "r0" else 0.0
+            cost_s = 0.002 + e.kv_bytes * (1 - hit) / (25.0 * MB) + first_s
+            dearest_s = 0.002 + e.kv_bytes / (25.0 * MB) + first_s  # w1 is all that it may go to
+            found += weight * (0.5 + dearest_s) - weight * cost_s
+            # all have waited for 1 s; no worker is farther than w1, so nearness costs nothing there
+            found += 1.0 - request.slots * request.predicted_tokens / 40.0 * queue_rent_s
+        return found
+
+    def takes(some: list[PoolEntry]) -> bool:
+        k = sum(e.request.slots for e in some)
+        return k <= free and sum(e.request.prompt_tokens for e in some) + 2 * k <= room
+
+    sets = [[placeable[i] for i in some] for some in subsets(len(placeable))]
+    best = max((value(some) for some in sets if takes(some)), default=-1.0)
+    decision = first_decision(policy, view, workers[1])
+    expected = best if best > 0 else max(value([e]) for e in placeable)
+    assert decision.ranking[0].terms["score"] == pytest.approx(expected, rel=1e-9, abs=1e-9)
+    assert decision.reason is (Reason.BEST_SUBSET if best > 0 else Reason.LEAST_HARM)
 
 
 def place(
@@ -194,7 +212,7 @@ def test_a_slower_step_costs_more_the_fewer_slots_are_left_and_the_more_wait() -
     for used, waiting in ((2, 2 * (0.1 + 0.9 / 16)), (6, 6 * (0.1 + 0.9 * 9 / 16) + 3)):
         workers = [worker("w1", slots_used=used)]
         made = start(policy, snapshot([SENDER, *workers], pool, ORACLE), workers)
-        assert made._slowdown(0) == pytest.approx(1e-3 * waiting)
+        assert made.tables.workers["slowdown"][0] == pytest.approx(1e-3 * waiting)
 
 
 def one_slot(pool: list[PoolEntry], usual: TypicalEntry, **params: Any) -> set[str]:
@@ -214,9 +232,9 @@ def test_scarce_slots_go_to_the_shortest_outputs() -> None:
     assert one_slot(pool, usual, seconds_per_kv_token=0.0, rent_weight=0.0) == {"long"}  # the first of equals
     workers = [worker("near", slots_used=8), worker("far", slots_used=7)]
     view = dataclasses.replace(snapshot([SENDER, *workers], pool, ORACLE), typical=usual)
-    made = start(Composition(seconds_per_kv_token=0.0), view, workers)
-    assert made.rent.queue_s == pytest.approx(0.15)
-    assert made.rent.hold(pool[0]) == pytest.approx(3.0)
+    tables = start(Composition(seconds_per_kv_token=0.0), view, workers).tables
+    assert tables.rules["queue_rent_s"][0] == pytest.approx(0.15)
+    assert tables.entries["hold"].tolist() == pytest.approx([3.0, 0.3])
 
 
 def test_without_forecasts_nobody_is_told_from_others() -> None:
@@ -231,7 +249,7 @@ def test_a_near_slot_rents_for_what_the_next_one_loses_when_all_of_them_are_take
     view = snapshot([SENDER, *workers], [entry("r", 10, kv_bytes=5 * MB)], ORACLE)
     view = dataclasses.replace(view, typical=TypicalEntry(10.0 * MB))
     made = start(Composition(near_scarcity=2.0), view, workers)
-    rents_s = dict(zip([w.id for w in made.workers], made.rent.near_s("p"), strict=True))
+    rents_s = dict(zip(["near", "far"], made.tables.paths["near_s"].tolist(), strict=True))
     assert rents_s == {"near": pytest.approx(0.301 * 49 / 64), "far": 0.0}
 
 
@@ -273,24 +291,19 @@ def test_overdue_entries_go_first_each_to_its_best_worker() -> None:
         assert place(Composition(), workers, short_lease[:1], now_s=now_s)["old"][1] == reason
 
 
-def test_the_window_holds_the_shortest_by_forecast() -> None:
-    workers = [worker("far", slots_used=7), worker("full", slots_used=8, kv_tokens=900)]
+@pytest.mark.parametrize(("window", "chosen"), [(2, {"r1", "r3"}), (6, {"r1", "r2"})])
+def test_the_window_holds_the_shortest_by_forecast(window: int, chosen: set[str]) -> None:
+    # r2's output is the longest, but it has 0.1 of 1.1 s left: it is worth most where the window reaches it
+    workers = [worker("far", slots_used=6), worker("full", slots_used=8, kv_tokens=900)]
     tokens = [50.0, 10.0, 80.0, 20.0, 60.0, 70.0]
-    pool = [entry(f"r{i}", 100 + i, predicted_tokens=t) for i, t in enumerate(tokens)]
-    policy = Composition(window=2, abundance=99.0, seconds_per_kv_token=0.0)
+    pool = [
+        entry(f"r{i}", 100 + i, predicted_tokens=t, ttft_slo_s=1.1 if i == 2 else None)
+        for i, t in enumerate(tokens)
+    ]
+    policy = Composition(window=window, abundance=99.0, seconds_per_kv_token=0.0)
     view = dataclasses.replace(snapshot([SENDER, *workers], pool, ORACLE), typical=TypicalEntry(1.0, 50.0))
-    made = policy.round("g", [(e, workers[:1]) for e in view.pool], view, random.Random(0))
-    seen: list[set[str]] = []
-    window = made._window
-
-    def spy(row: int) -> list[int]:
-        indices = window(row)
-        seen.append({made.left[i].entry.request.attempt_id for i in indices})
-        return indices
-
-    made._window = spy  # type: ignore[method-assign]
-    made.run()
-    assert seen == [{"r1", "r3"}]
+    made = policy.assign([(e, workers[:1]) for e in view.pool], view, random.Random(0))
+    assert {a.attempt_id for a in made} == chosen
 
 
 def test_age_makes_up_for_length() -> None:
@@ -310,13 +323,20 @@ def test_transfers_of_all_senders_count_by_their_mean() -> None:
     oracle = Oracle({1: 100.0 * MB, 3: 25.0 * MB}, {1: 0.001, 3: 0.002}, tiers)
     pool = [entry("r", 10, kv_bytes=10 * MB)]
     view = snapshot([SENDER, other, *workers], pool, oracle)
-    costs = start(Composition(step_base_s=1e-9, step_per_seq_s=0.0), view, workers).costs
-    item = start(Composition(), view, workers)._items[0]
-    assert costs.each_s(item, [0, 1]) == pytest.approx([0.802, 0.301], abs=1e-6)
-    costs.admit(item, 1, 1)  # one more near: n = 2.5
-    assert costs.each_s(item, [0, 1]) == pytest.approx([0.802, 0.351], abs=1e-6)
-    blind = start(Composition(max_inflight=0, step_base_s=1e-9, step_per_seq_s=0.0), view, workers).costs
-    assert blind.each_s(item, [0, 1]) == pytest.approx([0.402, 0.101], abs=1e-6)
+
+    def costs_s(t: kernel.Tables) -> list[float]:
+        return [
+            kernel.cost_s(t.entries[0], t.workers[row], t.paths[row], t.rules[0], t.flows, 0)
+            for row in (0, 1)
+        ]
+
+    tables = start(Composition(step_base_s=1e-9, step_per_seq_s=0.0), view, workers).tables
+    assert costs_s(tables) == pytest.approx([0.802, 0.301], abs=1e-6)
+    tables.classes["begun"] = 1
+    kernel.send(tables.classes, tables.flows, tables.entries[0], 1)  # one more near: n = 2.5
+    assert costs_s(tables) == pytest.approx([0.802, 0.351], abs=1e-6)
+    blind = start(Composition(max_inflight=0, step_base_s=1e-9, step_per_seq_s=0.0), view, workers)
+    assert costs_s(blind.tables) == pytest.approx([0.402, 0.101], abs=1e-6)
 
 
 def test_scarce_slots_go_to_who_has_least_slack() -> None:
@@ -332,9 +352,7 @@ def test_scarce_slots_go_to_who_has_least_slack() -> None:
     [(None, 9.0, 1.0), (4.0, 0.0, 1.0), (4.0, 2.0, 2.0), (4.0, 3.5, 8.0), (4.0, 3.9, 8.0), (4.0, 99.0, 8.0)],
 )
 def test_the_weight_grows_as_the_slack_shrinks(slo_s: float | None, now_s: float, weight: float) -> None:
-    assert slack_weight(Request("r", 0.0, 1, 1, terms=Terms(ttft_slo_s=slo_s)), now_s, 8.0) == pytest.approx(
-        weight
-    )
+    assert kernel.slack_weight(0.0, slo_s or 0.0, now_s, 8.0) == pytest.approx(weight)
 
 
 def test_the_terms_add_up_to_the_score() -> None:

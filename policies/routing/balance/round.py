@@ -1,0 +1,224 @@
+"""One round of BR-0 or BR-H: objects to arrays, the stages (`kernel`), arrays to decisions. The composition shares the
+tables of workers and entries and the form of the decisions.
+"""
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from policies.routing.balance.kernel import AgedEntry, Rules, ScoredWorker, place
+from policies.routing.balance.loads import AdmissionRow, EntryRow, Totals, WorkerRow
+from policies.routing.balance.stages import Aim, StageLimits, discounts
+from policies.routing.base import RANKED, Assignment, Decision, Feasible, Ranked, Reason
+from policies.routing.compiled import Table, table
+from policies.state.fast_frozen import fast_constructor
+from policies.state.views import Request, Snapshot, Worker
+
+Integers = npt.NDArray[np.int64]
+Truths = npt.NDArray[np.bool_]
+
+REASONS = (Reason.FILL, Reason.BEST_SUBSET, Reason.LEAST_HARM, Reason.OVERDUE)
+"""Reasons by the kernel's numbers (`loads.FILL` and the others)."""
+
+_ranked, _decision = fast_constructor(Ranked), fast_constructor(Decision)
+_assignment = fast_constructor(Assignment)
+_request_facts = attrgetter("prompt_tokens", "slots", "terms.priority")
+_worker_facts = attrgetter("kv_tokens", "slots_used", "slots", "kv_capacity_tokens", "foreign_kv_tokens")
+
+
+def balance(
+    feasible: Feasible,
+    snapshot: Snapshot,
+    workers: Sequence[Worker],
+    aim: Aim,
+    limits: StageLimits,
+    rng: random.Random,
+) -> tuple[Assignment, ...]:
+    """The admissions of one group at a tick; `workers` are all its decode workers, by id."""
+    draws, discount = [rng.random() for _ in workers], discounts(aim.horizon, aim.gamma)
+    kind, allowed = kinds_of(feasible, workers)
+    group = worker_table(ScoredWorker, workers, allowed, draws, aim.horizon)
+    group.rows["beta"] = group.sizes if aim.beta is None else aim.beta
+    requests = [entry.request for entry, _ in feasible]
+    prompts, sequences, priority = whole_numbers(_request_facts, requests).T
+    entries = entry_table(AgedEntry, prompts, sequences, kind)
+    rules = _rules_and_ages(feasible, entries, len(workers), aim, limits, snapshot.now_s)
+    done, chosen = table(AdmissionRow, len(entries)), np.empty(len(entries), np.int64)
+    totals = table(Totals, 1)
+    totals["free"] = sum(group.free)
+    place(
+        group.rows,
+        group.departures,
+        group.barriers,
+        discount,
+        entries,
+        allowed,
+        *by_priority_and_size(priority, entries["tokens"]),
+        rules,
+        done,
+        chosen,
+        totals,
+    )
+    terms = [
+        stage_terms(admission, group.sizes[admission[0]])
+        for admission in done[: totals[0]["admissions"]].tolist()
+    ]
+    return assignments(workers, group, done, terms, [requests[i] for i in chosen[: totals[0]["chosen"]]])
+
+
+def _rules_and_ages(
+    feasible: Feasible, entries: Table, workers: int, aim: Aim, limits: StageLimits, now_s: float
+) -> Rules:
+    """The kernel's rules; fills in which entries are overdue and what their ages add."""
+    n, per_s = len(entries), 0.0
+    entered_s = np.fromiter([entry.entered_s for entry, _ in feasible], np.float64, n)
+    entries["overdue"] = entered_s < now_s - limits.max_wait_s
+    if limits.ageing and limits.max_wait_s:
+        per_s = limits.ageing * (int(entries["tokens"].sum()) / n) * aim.gain / limits.max_wait_s
+        entries["age"] = per_s * (now_s - entered_s)
+    return Rules(
+        gain=aim.gain,
+        slack=aim.slack_tokens,
+        reserve=limits.reserve_tokens,
+        enough=limits.abundance * workers,
+        window=limits.window,
+        aged=bool(limits.ageing),
+        most_age=per_s * (now_s - float(entered_s.min())),
+    )
+
+
+# --------------------------------------------------------------------------------------------------------- tables
+
+
+class WorkerTable(NamedTuple):
+    """A group's workers as records."""
+
+    rows: Table  # WorkerRow or a class derived from it
+    departures: Integers  # (step, sequences, KV tokens), one worker after the other
+    barriers: int
+    free: list[int]  # slots of each worker as the round begins
+    sizes: list[int]  # G of each worker's barrier
+
+
+def worker_table(
+    kind: type[WorkerRow], workers: Sequence[Worker], allowed: Truths, draws: Sequence[float], horizon: int
+) -> WorkerTable:
+    """Fills in what all policies want to know of workers. `allowed` says where entries of each kind may go."""
+    tokens, used, slots, capacity, foreign = whole_numbers(_worker_facts, workers).T
+    names = [worker.barrier for worker in workers]
+    members = Counter(names)
+    number = {name: i for i, name in enumerate(members)}
+    rows = table(kind, len(workers))
+    rows["tokens"], rows["running"], rows["slots"] = tokens, used, slots
+    rows["barrier"] = [number[name] for name in names]
+    rows["draw"], rows["open"] = draws, allowed.any(axis=0)
+    rows["free"] = np.maximum(0, slots - used)
+    rows["room"] = np.where(used > 0, np.maximum(0, capacity - tokens - foreign), capacity)
+    departures = np.empty((0, 3), np.int64)
+    if horizon:
+        each = [worker.departures for worker in workers]
+        rows["departures"] = [len(some) for some in each]
+        flat = itertools.chain.from_iterable(itertools.chain.from_iterable(each))
+        departures = np.fromiter(flat, np.int64).reshape(-1, 3)
+    return WorkerTable(
+        rows, departures, len(members), rows["free"].tolist(), [members[name] for name in names]
+    )
+
+
+def entry_table(
+    kind: type[EntryRow], prompts: npt.NDArray[Any], sequences: npt.NDArray[Any], kinds: Integers
+) -> Table:
+    """Fills in what all policies want to know of entries. An empty prompt counts as one token."""
+    rows = table(kind, len(prompts))
+    rows["tokens"], rows["sequences"], rows["kind"] = np.maximum(prompts, 1), sequences, kinds
+    return rows
+
+
+def whole_numbers(facts: Callable[[Any], tuple[int, ...]], things: Sequence[Any]) -> Integers:
+    """One row of whole numbers for each thing."""
+    flat = np.fromiter(itertools.chain.from_iterable(map(facts, things)), np.int64)
+    return flat.reshape(len(things), -1)
+
+
+def kinds_of(feasible: Feasible, workers: Sequence[Worker]) -> tuple[Integers, Truths]:
+    """Each entry's kind, and per kind and worker whether it may go there. Entries that share one list of workers (one
+    object, as the dispatcher makes them) are of one kind.
+    """
+    row_of = {worker.id: row for row, worker in enumerate(workers)}
+    lists = {id(allowed): allowed for _, allowed in feasible}
+    truths = np.zeros((len(lists), len(workers)), np.bool_)
+    for number, allowed in enumerate(lists.values()):
+        truths[number, [row_of[worker.id] for worker in allowed]] = True
+    if len(lists) == 1:
+        return np.zeros(len(feasible), np.int64), truths
+    numbers = {key: number for number, key in enumerate(lists)}
+    return np.array([numbers[id(allowed)] for _, allowed in feasible]), truths
+
+
+def by_priority_and_size(priority: Integers, tokens: Integers) -> tuple[Integers, Integers]:
+    """Entries by priority, then size descending, equal ones as they come; and where each priority ends."""
+    if (priority == priority[0]).all():
+        return np.argsort(-tokens, kind="stable"), np.array([len(tokens)])
+    order = np.lexsort((-tokens, priority))
+    changes = np.flatnonzero(np.diff(priority[order])) + 1
+    return order, np.append(changes, len(tokens))
+
+
+# ------------------------------------------------------------------------------------------------------ decisions
+
+
+def stage_terms(admission: tuple[Any, ...], group_size: int) -> dict[str, float]:
+    """The terms that every admission's decision shows: the set's score and sum, and its worker as it was before."""
+    _, _, free, tokens, size, score, margin, *_ = admission
+    return {
+        "score": score,
+        "w_tokens": float(tokens),
+        "margin_tokens": margin,
+        "workers": float(group_size),
+        "free_slots": float(free),
+        "set_size": float(size),
+    }
+
+
+def assignments(
+    workers: Sequence[Worker],
+    group: WorkerTable,
+    done: Table,
+    terms: Sequence[dict[str, float]],
+    requests: Sequence[Request],
+) -> tuple[Assignment, ...]:
+    """The decisions of a round, one for all entries of a set. `terms` are those of each admission of `done`;
+    `requests` the admitted ones, set after set.
+
+    A ranking names the chosen worker and the first that entries could go to as the round began, in stage 2's order.
+    """
+    facts, margins = group.rows, group.rows["first_margin"]
+    order = np.lexsort((facts["draw"], -margins, -np.array(group.free), facts["open"] == 0))
+    shown = [
+        (row, _candidate(workers[row], float(group.free[row]), float(margins[row])))
+        for row in order[: min(RANKED, int(facts["open"].sum()))].tolist()
+    ]
+    others: dict[int, tuple[Ranked, ...]] = {}
+    assigned: list[Assignment] = []
+    for shows, (row, reason, _, _, size, *_) in zip(terms, done[: len(terms)].tolist(), strict=True):
+        if row not in others:
+            others[row] = tuple([ranked for other, ranked in shown if other != row])
+        name = workers[row].id
+        decision = _decision(name, (_ranked(name, -shows["score"], shows), *others[row]), REASONS[reason])
+        for request in requests[len(assigned) : len(assigned) + size]:
+            assigned.append(_assignment(request.attempt_id, decision))
+    return tuple(assigned)
+
+
+def _candidate(worker: Worker, free_slots: float, margin_tokens: float) -> Ranked:
+    """A worker that was not chosen, as rankings name it."""
+    load_tokens = float(worker.kv_tokens)
+    terms = {"free_slots": free_slots, "margin_tokens": margin_tokens, "load_tokens": load_tokens}
+    made: Ranked = _ranked(worker.id, -free_slots, terms)
+    return made

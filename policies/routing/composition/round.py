@@ -1,0 +1,383 @@
+"""One round of the composition: objects to tables, the stages (`kernel`), tables to decisions.
+
+The network term counts the transfers of all P senders, by
+
+    n[tau] = transfers of all senders on tier tau or farther / P        -> Worker.transfers of the P prefill workers
+
+where NetKV counts the sender's own. What narrows a path is shared by all senders: uplinks of racks and pods, and
+farther transfers use the nearer tiers' links too. A fat tree has as many links a level as NICs below it and spreads
+flows over them, so that a flow meets the mean number a NIC, not its own sender's. ASSUMPTION: senders are alike.
+"""
+
+import itertools
+import random
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from policies.network.oracle import Oracle
+from policies.routing.balance.round import (
+    WorkerTable,
+    assignments,
+    by_priority_and_size,
+    entry_table,
+    kinds_of,
+    stage_terms,
+    worker_table,
+)
+from policies.routing.balance.stages import discounts
+from policies.routing.base import Assignment, Feasible
+from policies.routing.compiled import Table, table
+from policies.routing.composition.composition import Composition
+from policies.routing.composition.kernel import (
+    DONE,
+    HITS,
+    NO_TIER,
+    TIERS,
+    CostedEntry,
+    Dearest,
+    FlowClass,
+    PathRow,
+    PricedAdmission,
+    PricedWorker,
+    Rules,
+    State,
+    Tables,
+    advance,
+    begin,
+)
+from policies.routing.composition.slot_rent import holds, near_rents_s, queue_rent_s
+from policies.routing.netkv.netkv import sequences_on
+from policies.state.views import Role, Snapshot, TypicalEntry, Worker, WorkerId
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+Truths = npt.NDArray[np.bool_]
+
+LEASE_SHARE = 2.0 / 3.0  # ASSUMPTION: an entry is overdue when this share of its lease is gone
+EVERY_CLASS = np.iinfo(np.int64).max
+NOTHING_TYPICAL = TypicalEntry(0.0)
+
+OWN_RULES = (
+    "window",
+    "abundance",
+    "reserve_tokens",
+    "wait_s",
+    "max_weight",
+    "cost_weight",
+    "credit_s_per_token",
+    "step_base_s",
+    "step_per_seq_s",
+    "max_inflight",
+)
+"""Parameters of the policy that the kernel knows by the same name."""
+
+_request_facts = attrgetter("prompt_tokens", "slots", "terms.priority", "arrived_s")
+_entry_facts = attrgetter("request", "prefill_worker", "entered_s", "lease_until_s", "kv_bytes")
+
+
+class Group(NamedTuple):
+    """What a round is about. `workers` are all decode workers of the group, by id."""
+
+    policy: Composition
+    feasible: Feasible
+    snapshot: Snapshot
+    workers: Sequence[Worker]
+    discount: Floats  # gamma^h, h = 0..H
+    typical: TypicalEntry
+    queued: int  # Q
+    queue_rent_s: float
+
+
+class Start(NamedTuple):
+    """A round that has not begun. The tables have only the workers `kept`."""
+
+    tables: Tables
+    kept: list[int]
+    workers: WorkerTable
+
+
+def compose(
+    policy: Composition,
+    feasible: Feasible,
+    snapshot: Snapshot,
+    workers: Sequence[Worker],
+    rng: random.Random,
+) -> tuple[Assignment, ...]:
+    """The admissions of one group at a tick."""
+    draws = [rng.random() for _ in workers]
+    group = group_of(policy, feasible, snapshot, workers)
+    start = start_of(group, draws)
+    tables, state = start.tables, start.tables.state[0]
+    while (asked := advance(*tables)) != DONE:
+        if asked == HITS:
+            _look_up_hits(start, group)
+        else:
+            n = state["rows"]
+            np.matmul(tables.over[:n], group.discount, out=tables.overflow[:n])
+    return _decisions(start, group)
+
+
+def group_of(policy: Composition, feasible: Feasible, snapshot: Snapshot, workers: Sequence[Worker]) -> Group:
+    """A round's subject, with what all its prices rest on."""
+    typical = snapshot.typical or NOTHING_TYPICAL
+    queued = max(0, len(snapshot.pool) - sum([worker.free_slots for worker in workers]))
+    rent_s = queue_rent_s(typical, workers, queued, _slowest_step_s(policy, workers), policy.rent_weight)
+    discount = discounts(policy.horizon, policy.gamma)
+    return Group(policy, feasible, snapshot, workers, discount, typical, queued, rent_s)
+
+
+def _look_up_hits(start: Start, group: Group) -> None:
+    """Fills in the hits of the entry that is asked for, and of the next ones in turn: as many as may be weighed before
+    the free slots are used up.
+    """
+    tables, snapshot = start.tables, group.snapshot
+    state = tables.state[0]
+    at = int(np.flatnonzero(tables.by_turn == state["entry"])[0])
+    column = {group.workers[row].id: i for i, row in enumerate(start.kept)}
+    for entry in tables.by_turn[at : at + state["free"] + len(tables.window)].tolist():
+        for worker, tokens in snapshot.hits.tokens(group.feasible[entry][0].request).items():
+            if worker in column:
+                tables.hits[entry, column[worker]] = tokens
+        tables.entries["looked"][entry] = 1
+
+
+def _decisions(start: Start, group: Group) -> tuple[Assignment, ...]:
+    """The decisions of a round that is over, with the terms that add up to each score."""
+    tables = start.tables
+    done = tables.done[: tables.state[0]["admissions"]]
+    # One product each: the BLAS would round the rows of one large product otherwise.
+    overflow = np.matmul(tables.done_over[: len(done), None, :], group.discount)[:, 0]
+    slowdown_s = (tables.workers["slowdown"][done["row"]] * overflow).tolist()
+    terms: list[dict[str, float]] = []
+    for admission, slowed_s in zip(done.tolist(), slowdown_s, strict=True):
+        worth_s, age_s, cost_s, rent_s, held = admission[7:]
+        terms.append(stage_terms(admission, start.workers.sizes[admission[0]]))
+        terms[-1] |= {
+            "credit_less_cost_s": worth_s + rent_s - age_s,
+            "age_s": age_s,
+            "cost_s": cost_s,
+            "rent_s": rent_s,
+            "usual_holds": held,
+            "queue_rent_s": group.queue_rent_s,
+            "near_rent_s": rent_s / held - group.queue_rent_s if held else 0.0,
+            "slowdown_s": slowed_s,
+        }
+    chosen = tables.chosen[: tables.state[0]["chosen"]].tolist()
+    requests = [group.feasible[entry][0].request for entry in chosen]
+    return assignments([group.workers[row] for row in start.kept], start.workers, done, terms, requests)
+
+
+# --------------------------------------------------------------------------------------------------------- tables
+
+
+def start_of(group: Group, draws: Sequence[float]) -> Start:
+    """The tables of a round."""
+    policy, snapshot, n, steps = group.policy, group.snapshot, len(group.feasible), len(group.discount)
+    kind, allowed = _merged(*kinds_of(group.feasible, group.workers))
+    workers = worker_table(PricedWorker, group.workers, allowed, draws, policy.horizon)
+    free = sum(workers.free)
+    _fill_prices(workers, group)
+    entries, entered_s, senders, priorities = _entries(group, kind, len(allowed))
+    by_size, ends = by_priority_and_size(entries["priority"], entries["tokens"])
+    turn = entries["hold"] * group.queue_rent_s - entries["age_s"]
+    keys = entered_s[by_size], turn[by_size], entries["priority"][by_size]
+    classes, flows = _flow_classes(snapshot, priorities if policy.strict_priorities else [EVERY_CLASS])
+    rules = _rules(group)
+    load, envelope = np.empty((len(group.workers), steps)), np.empty((workers.barriers, steps))
+    begin(workers.rows, workers.departures, load, envelope, rules)
+    kept = _kept(workers.rows["open"])
+    workers = workers._replace(
+        rows=workers.rows[kept],
+        free=[workers.free[row] for row in kept],
+        sizes=[workers.sizes[row] for row in kept],
+    )
+    subsets = 1 << policy.window
+    weighed = max(len(kept), subsets - 1)
+    tables = Tables(
+        workers=workers.rows,
+        load=load[kept],
+        envelope=envelope,
+        entries=entries,
+        allowed=np.ascontiguousarray(allowed[:, kept]),
+        hits=np.zeros((n, len(kept)), np.int64),
+        by_size=by_size,
+        by_turn=by_size[np.lexsort(keys)],  # stable
+        ends=ends,
+        paths=_paths(group, senders, kept),
+        classes=classes,
+        flows=flows,
+        dearest=table(Dearest, len(senders) * len(priorities) * len(allowed)),
+        rules=rules,
+        state=table(State, 1),
+        window=np.empty(policy.window, np.int64),
+        sums=np.zeros((2, subsets), np.int64),
+        worths=np.zeros(subsets),
+        over=np.empty((weighed, steps)),
+        overflow=np.empty(weighed),
+        done=table(PricedAdmission, n),
+        done_over=np.empty((n, steps)),
+        chosen=np.empty(n, np.int64),
+    )
+    tables.state["free"] = free
+    return Start(tables, kept, workers)
+
+
+def _kept(is_open: Integers) -> list[int]:
+    """The rows that a round computes with: all, or the open ones where those are less than half."""
+    rows: list[int] = np.flatnonzero(is_open).tolist()
+    return rows if 2 * len(rows) < len(is_open) else list(range(len(is_open)))
+
+
+def _merged(kind: Integers, truths: Truths) -> tuple[Integers, Truths]:
+    """Entries' kinds with one kind for all equal lists of workers."""
+    numbers: dict[bytes, int] = {}
+    merged = np.array([numbers.setdefault(row.tobytes(), len(numbers)) for row in truths])
+    if len(numbers) == len(truths):
+        return kind, truths
+    return merged[kind], np.array([np.frombuffer(row, np.bool_) for row in numbers])
+
+
+def _rules(group: Group) -> Table:
+    """The kernel's rules."""
+    policy, oracle = group.policy, group.snapshot.oracle
+    rules = table(Rules, 1)
+    for name in OWN_RULES:
+        rules[name] = getattr(policy, name)
+    rules["by_tokens"] = policy.credit == "tokens"
+    rules["now_s"], rules["queue_rent_s"] = group.snapshot.now_s, group.queue_rent_s
+    rules["counted"] = oracle is not None and oracle.own_flows_excluded
+    senders = [worker for worker in group.snapshot.workers.values() if worker.role is Role.PREFILL]
+    rules["senders"] = max(1, len(senders))
+    return rules
+
+
+def _slowest_step_s(policy: Composition, workers: Sequence[Worker]) -> float:
+    """The length of the slowest decode step now."""
+    base_s, per_seq_s, per_token_s = policy.step_base_s, policy.step_per_seq_s, policy.seconds_per_kv_token
+    return max([base_s + per_seq_s * w.slots_used + per_token_s * w.kv_tokens for w in workers])
+
+
+def _fill_prices(workers: WorkerTable, group: Group) -> None:
+    """Fills in each worker's slowdown, with N before the round's admissions, and the sequences on it."""
+    policy, rows = group.policy, workers.rows
+    used, barrier = rows["running"], rows["barrier"]
+    occupied = min(1.0, int(used.sum()) / int(rows["slots"].sum()))
+    each = policy.stream_weight + (1.0 - policy.stream_weight) * float(occupied**policy.scarcity)
+    together = np.array([worker.barrier != "" for worker in group.workers])
+    batch = np.where(together, np.bincount(barrier, used)[barrier], used)
+    members = np.where(together, workers.sizes, 1)
+    delayed = each * np.maximum(1, batch) + group.queued * members / len(rows)
+    held = policy.hold_steps / float(group.discount.sum())
+    rows["slowdown"] = delayed * policy.seconds_per_kv_token * held
+    rows["queued"] = [sequences_on(worker) for worker in group.workers]
+
+
+def _entries(group: Group, kind: Integers, kinds: int) -> tuple[Table, Floats, list[WorkerId], list[int]]:
+    """The entries as records, when they entered, the senders by their numbers, and the priorities."""
+    now_s, policy = group.snapshot.now_s, group.policy
+    requests, sender, *times = zip(*[_entry_facts(entry) for entry, _ in group.feasible], strict=True)
+    entered_s, lease_until_s, kv_bytes = np.array(times, np.float64)
+    flat = np.fromiter(itertools.chain.from_iterable(map(_request_facts, requests)), np.float64)
+    prompt, sequences, priority, arrived_s = flat.reshape(len(requests), -1).T
+    senders = {name: number for number, name in enumerate(dict.fromkeys(sender))}
+    priorities, number = _numbered(priority)
+    rows = entry_table(CostedEntry, prompt, sequences, kind)
+    rows["sender"] = [senders[name] for name in sender]
+    rows["prompt"], rows["priority"] = np.maximum(1, prompt), priority
+    rows["flow_class"] = number if policy.strict_priorities else 0
+    rows["dearest"] = (rows["sender"] * len(priorities) + number) * kinds + kind
+    most_s = np.minimum(policy.max_wait_s, (lease_until_s - entered_s) * LEASE_SHARE)
+    rows["overdue"] = entered_s < now_s - most_s
+    rows["kv_bytes"], rows["arrived_s"] = kv_bytes, arrived_s
+    rows["slo_s"] = [request.terms.ttft_slo_s or 0.0 for request in requests]
+    rows["hold"] = holds(requests, sequences, group.typical)
+    rows["age_s"] = policy.ageing * np.maximum(0.0, now_s - entered_s)
+    return rows, entered_s, list(senders), priorities
+
+
+def _numbered(priority: Floats) -> tuple[list[int], Integers]:
+    """The priorities that occur, and each entry's place among them."""
+    if (priority == priority[0]).all():
+        return [int(priority[0])], np.zeros(len(priority), np.int64)
+    occurring, number = np.unique(priority, return_inverse=True)
+    return occurring.astype(np.int64).tolist(), number
+
+
+# -------------------------------------------------------------------------------------------------------- network
+
+
+def _flow_classes(snapshot: Snapshot, lowest: Sequence[int]) -> tuple[Table, Integers]:
+    """A class for each priority up to which transfers count, and its transfers on the way by tier."""
+    classes, flows = table(FlowClass, len(lowest)), np.zeros((len(lowest), TIERS + 1), np.int64)
+    classes["lowest"] = lowest
+    oracle, workers = snapshot.oracle, snapshot.workers
+    if oracle is not None:
+        for sender in [worker for worker in workers.values() if worker.role is Role.PREFILL]:
+            for to, priority, number in sender.transfers:
+                if to in workers:
+                    tier = oracle.tier(sender.id, sender.node, to, workers[to].node)
+                    if tier is not None:
+                        flows[np.array(lowest) >= priority, tier] += number
+    return classes, flows
+
+
+def _paths(group: Group, senders: Sequence[WorkerId], kept: Sequence[int]) -> Table:
+    """The paths to the workers kept, sender after sender. Rents need the paths to all workers."""
+    snapshot, oracle, typical_bytes = group.snapshot, group.snapshot.oracle, group.typical.kv_bytes
+    asked = list(range(len(group.workers))) if typical_bytes else kept
+    paths = table(PathRow, len(senders) * len(asked)).reshape(len(senders), len(asked))
+    paths["uplinks"], paths["residual"] = 1, 1.0
+    if oracle is not None:
+        receivers, tiers = [group.workers[row] for row in asked], _tier_facts(oracle, snapshot.now_s)
+        for row, sender in zip(paths, senders, strict=True):
+            _fill_paths(row, snapshot, oracle, tiers, sender, receivers, group.workers)
+        if typical_bytes:
+            with np.errstate(over="ignore"):  # a path of no bandwidth takes `slot_rent.FOREVER_S`
+                by_tier_s = typical_bytes * (1.0 / paths["residual"])
+                own_s = typical_bytes * 1.0 / paths["residual"]
+            seconds = np.where(paths["own"], own_s, by_tier_s) + paths["latency_s"]
+            near_s = near_rents_s(seconds, group.workers, group.policy.near_scarcity)
+            paths["near_s"] = np.where(paths["known"], near_s, 0.0)
+            paths = paths[:, kept]
+    return paths.ravel()
+
+
+def _tier_facts(oracle: Oracle, now_s: float) -> Floats:
+    """Uplinks, residual bytes/s and latency in s of each tier, and of none."""
+    facts = np.ones((TIERS + 1, 3))
+    facts[NO_TIER, 2] = 0.0
+    for tier in oracle.bandwidth_bytes_per_s:
+        path = oracle.tier_path(tier, now_s)
+        facts[tier] = oracle.uplinks.get(tier, 1), path.residual_bytes_per_s, path.latency_s
+    return facts
+
+
+def _fill_paths(
+    row: Table,
+    snapshot: Snapshot,
+    oracle: Oracle,
+    tier_facts: Floats,
+    sender: WorkerId,
+    receivers: Sequence[Worker],
+    workers: Sequence[Worker],
+) -> None:
+    """Fills in one sender's paths: by tier, or by the pair's own estimate where there is a fresh one. If one of all
+    `workers` has neither, no path is known.
+    """
+    source = snapshot.workers.get(sender)
+    node = source.node if source is not None else ""
+    own = oracle.pair_paths(sender, node, workers, snapshot.now_s)
+    if not (oracle.bandwidth_bytes_per_s or all(worker.id in own for worker in workers)):
+        return
+    tiers = [NO_TIER if tier is None else tier for tier in oracle.tiers(sender, node, receivers)]
+    row["known"], row["tier"], row["sent"] = 1, tiers, tiers if source is not None else NO_TIER
+    row["uplinks"], row["residual"], row["latency_s"] = tier_facts[tiers].T
+    for at in [at for at, worker in enumerate(receivers) if worker.id in own] if own else ():
+        path = own[receivers[at].id]
+        row["own"][at], row["tier"][at] = 1, path.tier
+        row["uplinks"][at] = oracle.uplinks.get(path.tier, 1)
+        row["residual"][at], row["latency_s"][at] = path.residual_bytes_per_s, path.latency_s
