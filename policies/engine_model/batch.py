@@ -1,13 +1,13 @@
-"""The running sequences of one engine. A step costs nothing per sequence: counters hold what changes.
+"""The batch of running sequences of one engine. A step costs nothing per sequence, because counters hold what changes.
 
     generated tokens of a sequence      steps - offset, where `steps` counts the engine's steps
-    KV tokens of the batch              one counter, + batch size a step
-    who finishes at a step              a table by step
-    how many need a block at a step     a table by step modulo the block size: the KV of token g is written in the step
+    KV tokens of the batch              one counter, which grows by the batch size each step
+    sequences that finish at a step     a table by step
+    blocks needed at a step             a table by step modulo the block size: the KV of token g is written in the step
                                         after it was sampled, so a new block is needed when (prompt + g) mod size = 1
 
-So many steps can be taken at once (`steps_to_finish`, `growth`), with the same counts as one by one. Blocks that
-outputs fill are booked on the pool at once and on the sequence's own allocation when it leaves.
+Many steps can therefore be taken at once (`steps_to_finish`, `growth`), with the same counts as one by one. Blocks that
+outputs fill are booked on the pool at once, and on the sequence's own allocation when it leaves.
 """
 
 import heapq
@@ -17,17 +17,21 @@ from policies.engine_model.sequence import Sequence
 
 
 class DecodeBatch:
-    """See the module's docstring. `steps` is the engine's step counter."""
+    """The running sequences; `steps` is the engine's step counter."""
 
     def __init__(self, pool: BlockPool) -> None:
         self.pool = pool
         self.steps = 0
         self.running: dict[Sequence, None] = {}
-        self.kv_tokens = 0  # prompt and output
+        self.kv_tokens = 0
+        """KV tokens of all running sequences, prompts and outputs."""
         self._size = pool.block_size_tokens
-        self._finishing: dict[int, list[Sequence]] = {}  # by step; who left meanwhile has another `due`
-        self._finish_steps: list[int] = []  # heap of its keys
-        self._growing: dict[int, int] = {}  # by step modulo the block size; none is 0
+        self._finishing: dict[int, list[Sequence]] = {}
+        """Sequences by the step at which they finish; one that has left meanwhile has another `due`."""
+        self._finish_steps: list[int] = []
+        """Heap of the keys of `_finishing`."""
+        self._growing: dict[int, int] = {}
+        """Sequences, never 0, by the step modulo the block size at which they need a block."""
 
     def __len__(self) -> int:
         return len(self.running)
@@ -37,7 +41,7 @@ class DecodeBatch:
         return self.steps - seq.offset
 
     def enter(self, seq: Sequence, first_token: bool) -> None:
-        """`seq` runs from the next step on; `first_token`: it gained one in the step that ends now."""
+        """Adds a sequence that runs from the next step on; with `first_token` it gained one in the present step."""
         self.running[seq] = None
         seq.offset = self.steps - seq.generated - first_token
         self.kv_tokens += seq.prompt_tokens + seq.generated + first_token
@@ -50,7 +54,7 @@ class DecodeBatch:
         self._finishing[seq.due].append(seq)
 
     def leave(self, seq: Sequence, grown: bool) -> None:
-        """Out of the batch, its allocation settled. `grown`: the blocks of the step just ended were taken already."""
+        """Takes a sequence out and settles its allocation. `grown`: the blocks of the last step are taken already."""
         seq.generated = self.steps - seq.offset
         del self.running[seq]
         self.kv_tokens -= seq.prompt_tokens + seq.generated
@@ -64,18 +68,17 @@ class DecodeBatch:
         self.pool.settle(seq.allocation, max(seq.allocation.blocks, self.pool.blocks_for(written)))
 
     def take_finished(self) -> list[Sequence]:
-        """Those whose last token came in the step just ended; they are still to `leave`."""
+        """The sequences whose last token came in the step just ended; the caller makes them `leave`."""
         while self._finish_steps and self._finish_steps[0] < self.steps:
-            del self._finishing[heapq.heappop(self._finish_steps)]  # all of them left before
+            del self._finishing[heapq.heappop(self._finish_steps)]  # all left before
         if not self._finish_steps or self._finish_steps[0] != self.steps:
             return []
         due = self._finishing.pop(heapq.heappop(self._finish_steps))
-        return [
-            seq for seq in dict.fromkeys(due) if seq.due == self.steps
-        ]  # who came back may be named twice
+        # a sequence that left and came back may be named twice
+        return [seq for seq in dict.fromkeys(due) if seq.due == self.steps]
 
     def advance(self, steps: int) -> None:
-        """That many steps at once, in which nobody finishes and for whose growth there are blocks."""
+        """Takes many steps at once; no sequence finishes in them, and there are blocks for their growth."""
         blocks = self.growth(steps)
         self.steps += steps
         self.kv_tokens += steps * len(self.running)
@@ -88,15 +91,15 @@ class DecodeBatch:
         """Steps until the next sequence finishes. There must be a running one."""
         steps = self._finish_steps
         while not any(seq.due == steps[0] for seq in self._finishing[steps[0]]):
-            del self._finishing[heapq.heappop(steps)]  # all of them left before
+            del self._finishing[heapq.heappop(steps)]  # all left before
         return steps[0] - self.steps
 
     def growing_now(self) -> int:
-        """Blocks that the step just ended filled, of those that go on."""
+        """Blocks that the sequences still running need after the step just ended."""
         return self._growing.get(self.steps % self._size, 0)
 
     def growth(self, steps: int) -> int:
-        """Blocks that all need together in the next `steps` steps."""
+        """Blocks that all sequences together need in the next `steps` steps."""
         cycles, rest = divmod(steps, self._size)
         first, size = self.steps + 1, self._size
         blocks = cycles * len(self.running)

@@ -7,12 +7,12 @@ Every block of the pool is in exactly one state:
     shared     cached under its hash, used by >= 1 allocations
     idle       cached under its hash, used by none: still a hit, evicted least recently used first
 
-Blocks have no addresses here: only the cached ones have an identity, their hash. A sequence whose prompt blocks were
-meanwhile cached by another gives its own copies up (vLLM keeps the duplicates; ours counts them once).
+Blocks have no addresses here: only the cached ones have an identity, their hash. A sequence whose prompt blocks
+were meanwhile cached by another gives its own copies up (vLLM keeps the duplicates; ours counts them once).
 Not claimed: fragmentation, and caching of generated blocks.
 
-What enters and leaves the cache is told as changes (`Stored`, `Removed`, `Cleared`), the same for every engine kind and
-for the router's prefix index; who publishes them numbers them (`actors.engine.kv_mirror`).
+Changes (`Stored`, `Removed`, `Cleared`) say what enters and leaves the cache, alike for every engine kind and for the
+router's prefix index; their publisher numbers them (`actors.engine.kv_mirror`).
 """
 
 from array import array
@@ -28,7 +28,8 @@ BlockHash = int
 def block_hashes(tokens: Sequence[int], block_size_tokens: int, salt: int = 0) -> tuple[BlockHash, ...]:
     """Chained 64-bit hashes of the full blocks of `tokens`: equal hashes mean equal tokens up to that block's end.
 
-    The same in every process. Tokens must lie in 0 .. 2^32 - 1 (else OverflowError). `salt` separates models.
+    The hashes are the same in every process. Tokens must lie in 0 .. 2^32 - 1 (else OverflowError). `salt` separates
+    models.
     """
     data = array("I", tokens).tobytes()
     size = 4 * block_size_tokens
@@ -63,13 +64,12 @@ class Cleared:
 
 Change = Stored | Removed | Cleared
 
-MAX_UNREAD_CHANGES = (
-    100_000  # nobody drains: what is known is given up (`add_change`), so that memory is bounded
-)
+MAX_UNREAD_CHANGES = 100_000
+"""Changes kept for a reader; beyond them all is given up (`add_change`), so that memory is bounded."""
 
 
 def add_change(changes: list[Change], change: Change) -> None:
-    """Appends to a list that a reader drains; one that nobody drains starts again from Cleared (less, never wrong)."""
+    """Appends to a list that a reader drains; one that nobody drains starts again from Cleared: less, never wrong."""
     if len(changes) >= MAX_UNREAD_CHANGES:
         changes[:] = [Cleared()]
     changes.append(change)
@@ -105,7 +105,7 @@ class BlockPool:
             )
         self.total = total
         self.block_size_tokens = block_size_tokens
-        self._refs: dict[BlockHash, int] = {}  # of shared blocks, each >= 1
+        self._refs: dict[BlockHash, int] = {}  # shared blocks, each >= 1
         self._idle: OrderedDict[BlockHash, None] = OrderedDict()  # least recently used first
         self._private = 0
         self._record = record_changes
@@ -133,7 +133,7 @@ class BlockPool:
         return -(-tokens // self.block_size_tokens)
 
     def hits(self, hashes: Sequence[BlockHash]) -> int:
-        """How many leading blocks of the chain are cached."""
+        """Number of leading blocks of the chain that are cached."""
         for index, block in enumerate(hashes):
             if block not in self._refs and block not in self._idle:
                 return index
@@ -142,10 +142,10 @@ class BlockPool:
     # ------------------------------------------------------------------------------------------------ changes
 
     def allocate(self, hashes: Sequence[BlockHash], blocks: int) -> Allocation | None:
-        """Blocks for a sequence: the cached leading part of `hashes` is shared, the rest private; None if too few.
+        """Allocates blocks for a sequence: the cached leading part of `hashes` is shared, the rest private.
 
         `hashes` are those that may be hit (a caller leaves out what it must compute itself); `hits` of the result
-        tells how many were. Nothing changes when it returns None.
+        tells how many were. Returns None, and changes nothing, if there are too few blocks.
         """
         n_hits = self.hits(hashes)
         if n_hits > blocks:
@@ -162,7 +162,7 @@ class BlockPool:
         return Allocation(shared, private)
 
     def grow(self, allocation: Allocation, blocks: int) -> bool:
-        """`blocks` more private blocks; False, and no change, if there are too few."""
+        """Adds `blocks` private blocks; False, and no change, if there are too few."""
         self._check(allocation)
         if blocks > self.free:
             return False
@@ -172,7 +172,7 @@ class BlockPool:
         return True
 
     def reserve(self, blocks: int) -> bool:
-        """`blocks` more private blocks for allocations that `settle` will name; False, and no change, if too few."""
+        """Takes `blocks` private blocks for allocations that `settle` will name; False, and no change, if too few."""
         if blocks > self.free:
             return False
         self._evict_for(blocks)
@@ -180,12 +180,12 @@ class BlockPool:
         return True
 
     def settle(self, allocation: Allocation, blocks: int) -> None:
-        """The allocation has `blocks` blocks in all: the further ones are of those that were reserved."""
+        """Sets the allocation to `blocks` blocks in all; the further ones come from those that were reserved."""
         self._check(allocation)
         allocation.private += blocks - allocation.blocks
 
     def commit(self, allocation: Allocation, hashes: Sequence[BlockHash]) -> None:
-        """The blocks of `hashes` are computed: from now on they are cached under them. Continues the shared prefix."""
+        """Caches the computed blocks of `hashes` under their hashes, continuing the shared prefix."""
         self._check(allocation)
         done = len(allocation.shared)
         if len(hashes) > allocation.blocks:
@@ -202,11 +202,12 @@ class BlockPool:
             self._note_stored(hashes, set(stored))
 
     def release(self, allocation: Allocation) -> None:
-        """Gives all blocks back; cached ones stay as idle hits. Raises BlockError at the second call."""
+        """Gives all blocks back; cached ones stay as idle hits. Raises BlockError at a second call."""
         self._check(allocation)
         allocation.freed = True
         self._private -= allocation.private
-        for block in reversed(allocation.shared):  # its end is evicted first: a prefix is useful without it
+        # the end is evicted first: a prefix is useful without it
+        for block in reversed(allocation.shared):
             refs = self._refs[block] - 1
             if refs:
                 self._refs[block] = refs
@@ -224,7 +225,7 @@ class BlockPool:
         return True
 
     def drain_changes(self) -> list[Change]:
-        """What entered and left the cache since the last call."""
+        """The changes of the cache since the last call."""
         changes, self._changes = self._changes, []
         return changes
 
@@ -250,7 +251,7 @@ class BlockPool:
             add_change(self._changes, Removed(tuple(gone)))
 
     def _note_stored(self, hashes: Sequence[BlockHash], stored: set[BlockHash]) -> None:
-        """One change per run of adjacent new blocks."""
+        """Notes one change for each run of adjacent new blocks."""
         run: list[BlockHash] = []
         parent: BlockHash | None = None
         previous: BlockHash | None = None

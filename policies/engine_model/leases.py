@@ -1,4 +1,4 @@
-"""KV that a prefill engine keeps for a decode engine: granted, read, ended; never freed under a reader.
+"""Leases on KV that a prefill engine keeps for a decode engine: granted, read, ended; never freed under a reader.
 
     held --begin_read--> reading --end_read--> ended
     held --release / expire--> ended
@@ -16,7 +16,7 @@ from policies.engine_model.blocks import Allocation
 
 @dataclass(slots=True)
 class Lease:
-    """KV of `tokens` prompt tokens kept under `key`. `doomed`: to be freed as soon as nobody reads it."""
+    """KV of `tokens` prompt tokens kept under `key`. A `doomed` lease ends as soon as nobody reads it."""
 
     key: str
     allocation: Allocation
@@ -27,7 +27,7 @@ class Lease:
 
 
 class LeaseTable:
-    """Leases of equal duration, so the oldest ends first. Times are the caller's clock, in seconds."""
+    """Leases of equal duration, of which the oldest ends first. Times are on the caller's clock, in seconds."""
 
     def __init__(self, lease_s: float) -> None:
         if not lease_s > 0:
@@ -42,14 +42,14 @@ class LeaseTable:
         return key in self._leases
 
     def grant(self, key: str, allocation: Allocation, tokens: int, now_s: float) -> Lease:
-        """A new lease. Raises KeyError if `key` is held already: keys are unique for the engine's life."""
+        """Makes a lease. Raises KeyError if `key` is held already: keys are unique for the engine's life."""
         if key in self._leases:
             raise KeyError(f"lease {key!r} exists already")
         lease = self._leases[key] = Lease(key, allocation, tokens, now_s + self.lease_s)
         return lease
 
     def begin_read(self, key: str) -> Lease | None:
-        """A reader starts; None if the lease has ended or is to end (then the reader must not read)."""
+        """Lets a reader start; None if the lease has ended or is doomed, when the reader must not read."""
         lease = self._leases.get(key)
         if lease is None or lease.doomed:
             return None
@@ -57,7 +57,7 @@ class LeaseTable:
         return lease
 
     def end_read(self, key: str) -> Lease | None:
-        """A reader has what it came for: the lease ends, or is doomed while others still read."""
+        """Ends a reader's reading: the lease ends, or is doomed while others still read."""
         lease = self._leases.get(key)
         if lease is None:
             return None
@@ -65,12 +65,12 @@ class LeaseTable:
         return self._doom(lease)
 
     def release(self, key: str) -> Lease | None:
-        """Nobody will read it any more; ended at once or, under a reader, at its end. Unknown keys are no error."""
+        """Gives a lease back: it ends at once or, under a reader, when the reading ends. Unknown keys are no error."""
         lease = self._leases.get(key)
         return None if lease is None else self._doom(lease)
 
     def reader_lost(self, key: str, now_s: float) -> Lease | None:
-        """A reader vanished without an end_read."""
+        """Takes note that a reader vanished without an end_read."""
         lease = self._leases.get(key)
         if lease is None:
             return None
@@ -80,7 +80,7 @@ class LeaseTable:
         return None
 
     def expire(self, now_s: float) -> list[Lease]:
-        """The leases whose time is over and that nobody reads; those under a reader wait for its end."""
+        """Ends the leases whose time is over and that nobody reads; under a reader a lease waits for the reading."""
         ended = []
         for lease in self._leases.values():
             if lease.expires_s > now_s:
@@ -92,7 +92,7 @@ class LeaseTable:
         return ended
 
     def next_expiry_s(self) -> float | None:
-        """When the next lease that nobody reads ends, or None."""
+        """The time at which the next lease that nobody reads ends, or None."""
         for lease in self._leases.values():
             if lease.readers == 0:
                 return lease.expires_s

@@ -1,15 +1,17 @@
-"""Continuous batching of one engine: queue, slots, blocks, steps. Driven from outside, so it runs live and simulated:
+"""Continuous batching of one engine: queue, slots, blocks, steps. Its caller drives it, so it runs live and simulated:
 
     seconds = model.begin_step()    None: nothing to compute
     ... that much time passes ...
-    result = model.end_step()       who gained a token, who finished, whose prefill is done
+    result = model.end_step()       sequences that gained a token, finished, or whose prefill is done
 
-In between sequences may be added, removed and loaded; they take part from the next step on (removed ones not any more).
+Between the two calls sequences may be added, removed and loaded; they take part, or no longer do, from the next step
+on.
 
 One step computes prompt chunks within the token budget and one token for every running sequence. Admission is by
 (priority, arrival), lower first, and stops at the first that does not fit: nothing overtakes. A sequence takes a slot
 and the blocks of its prompt when admitted, and a further block whenever its output fills one. Where none is left, the
-running sequence of the lowest standing gives its blocks up and is computed again later (preemption by recomputation).
+running sequence of the lowest priority, of equal ones the last to arrive, gives its blocks up and is computed again
+later (preemption by recomputation).
 A *remote* sequence gets its prompt's KV from another engine: it is admitted like any other (its slot and blocks are
 taken before the transfer starts), reported by `take_admitted`, and runs after `loaded`; its first token comes one step
 later, since that step computes the last prompt token (as vLLM does).
@@ -29,7 +31,7 @@ from policies.engine_model.timing import TimingProfile
 
 
 class Steps(NamedTuple):
-    """`n` steps of which step i (from 0) lasts first_s + i * growth_s; the first computes `prefill_tokens`."""
+    """A run of `n` steps: step i (from 0) lasts first_s + i * growth_s, and the first computes `prefill_tokens`."""
 
     n: int
     first_s: float
@@ -38,10 +40,10 @@ class Steps(NamedTuple):
 
 
 class EngineModel:
-    """One engine's queue, slots, blocks and step clock. `slots`: most sequences computed or loading at once.
+    """One engine's queue, slots, blocks and step clock. At most `slots` sequences are computed or loading at once.
 
-    `prefill_budget_tokens`: prompt tokens of one step; without `chunked` a longer prompt takes a step of its own.
-    The pool must hold one sequence of any length that is admitted, else it preempts itself for ever: `add` refuses it.
+    A step computes at most `prefill_budget_tokens` prompt tokens; without `chunked` a longer prompt takes a step of its
+    own. `add` refuses a sequence that the whole pool could not hold, as it would preempt itself forever.
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class EngineModel:
         self.prefill_tokens_total = 0
         self.decode_tokens_total = 0
         self.preemptions_total = 0
-        self._waiting: list[tuple[int, int, Sequence]] = []  # heap; stale entries are skipped
+        self._waiting: list[tuple[int, int, Sequence]] = []  # heap with stale entries
         self._n_waiting = 0
         self._orders = 0
         self._prefilling: dict[Sequence, None] = {}
@@ -109,7 +111,7 @@ class EngineModel:
         return self.batch.generated(seq) if seq in self.batch.running else seq.generated
 
     def ending_prefills(self) -> list[Sequence]:
-        """Those whose prompt is done when the step that was begun ends."""
+        """The sequences whose prompt is done when the step under way ends."""
         return [
             seq
             for seq, chunk in self._chunks
@@ -129,9 +131,9 @@ class EngineModel:
         self._queue(seq)
 
     def remove(self, seq: Sequence) -> None:
-        """Takes `seq` out, whatever its stage, and frees its slot and blocks. Idempotent.
+        """Takes `seq` out, whatever its stage, and frees its slot and blocks. A second call changes nothing.
 
-        The caller must not remove a TRANSFERRING one under whose blocks a transfer still writes.
+        The caller must not remove a TRANSFERRING sequence while a transfer still writes into its blocks.
         """
         match seq.stage:
             case SequenceStage.DONE | SequenceStage.LEASED:
@@ -150,8 +152,8 @@ class EngineModel:
         seq.stage = SequenceStage.DONE
 
     def take_admitted(self) -> list[Sequence]:
-        """Those that `begin_step` admitted since the last call; the transfers of the TRANSFERRING ones are to start
-        now.
+        """The sequences that `begin_step` admitted since the last call. The caller now starts the transfers of those
+        that are TRANSFERRING.
         """
         if not self._admitted:
             return []
@@ -161,7 +163,7 @@ class EngineModel:
         ]
 
     def loaded(self, seq: Sequence) -> None:
-        """The KV of a TRANSFERRING sequence is here: it runs from the next step on."""
+        """Takes note that the KV of a TRANSFERRING sequence has come: it runs from the next step on."""
         assert seq.stage is SequenceStage.TRANSFERRING
         assert seq.allocation is not None
         del self._loading[seq]
@@ -170,13 +172,15 @@ class EngineModel:
         self._joining[seq] = None
 
     def begin_step(self) -> float | None:
-        """Starts the next step; its duration in seconds, or None if nothing can be computed now."""
+        """Starts the next step and returns its duration in seconds, or None if nothing can be computed now."""
         steps = self.begin_steps(1)
         return None if steps is None else steps.first_s
 
     def begin_steps(self, most: int) -> Steps | None:
-        """Starts up to `most` steps that `end_steps` may end at once: none but the last of them finishes a sequence or
-        runs out of blocks, and none but a single one computes prompts. None if nothing can be computed now.
+        """Starts up to `most` steps that `end_steps` may end at once; None if nothing can be computed now.
+
+        Of several steps only the last may finish a sequence or run out of blocks; a step that computes prompts is
+        started alone.
         """
         if self._n_waiting:
             self._admit()
@@ -200,8 +204,9 @@ class EngineModel:
         return self.end_steps(1)
 
     def end_steps(self, count: int) -> StepResult:
-        """Ends the first `count` (>= 1) of the steps that `begin_steps` started; the others never were. The result is
-        that of the last one; the sequences in `decoded` gained a token in each.
+        """Ends the first `count` (>= 1) of the steps that `begin_steps` started, as if the others had not been started.
+
+        The result is that of the last step; the sequences in `decoded` gained a token in each of them.
         """
         assert self._in_step, "end_steps without begin_steps"
         self._in_step = False
@@ -249,7 +254,7 @@ class EngineModel:
                 self._prefilling[seq] = None
 
     def _allocate(self, seq: Sequence) -> bool:
-        """Blocks of the prompt and of what was generated before a preemption. The last token is always computed."""
+        """Takes blocks for the prompt and the tokens from before a preemption. The last token is always computed."""
         tokens = seq.prompt_tokens + seq.generated
         size = self.pool.block_size_tokens
         may_hit = seq.hashes[: (tokens - 1) // size]
@@ -263,7 +268,7 @@ class EngineModel:
     # ------------------------------------------------------------------------------------------------ prefill
 
     def _plan_chunks(self) -> int:
-        """Prompt tokens of this step, in order of admission, within the budget."""
+        """Plans the prompt chunks of this step, in order of admission, and returns their tokens."""
         left = self.budget_tokens
         self._chunks = []
         for seq in self._prefilling:
@@ -275,7 +280,7 @@ class EngineModel:
             elif self._chunks:
                 break
             else:
-                chunk = todo  # longer than the budget: alone
+                chunk = todo  # longer than the budget, so alone
             self._chunks.append((seq, chunk))
             left -= chunk
             if left <= 0:
@@ -307,13 +312,13 @@ class EngineModel:
     # ------------------------------------------------------------------------------------------------ decode
 
     def _grow(self, result: StepResult) -> None:
-        """Blocks for the next step; where there are too few, the lowest standing gives its own up."""
+        """Takes the blocks for the next step; where there are too few, sequences are preempted."""
         batch, pool = self.batch, self.pool
         while batch.running and not pool.reserve(batch.growing_now()):
             victim = max(batch.running, key=lambda seq: (seq.priority, seq.order))
             batch.leave(victim, grown=False)
             self._free(victim)
-            victim.remote = False  # its KV is computed here, its prompt too
+            victim.remote = False  # all its KV is computed here
             victim.preemptions += 1
             self.preemptions_total += 1
             result.preempted.append(victim)

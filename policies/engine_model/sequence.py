@@ -1,4 +1,4 @@
-"""One sequence in an engine, and what a step brought: the values that `scheduler` and `batch` share."""
+"""A sequence in an engine and the result of a step: the values that `scheduler` and `batch` share."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -7,22 +7,23 @@ from policies.engine_model.blocks import Allocation, BlockHash
 
 
 class SequenceStage(Enum):
-    """Where a sequence is. QUEUED and DONE hold neither slot nor blocks; LEASED holds blocks only."""
+    """The stage of a sequence. QUEUED and DONE hold neither slot nor blocks; LEASED holds blocks only."""
 
     QUEUED = "queued"
     PREFILLING = "prefilling"
     TRANSFERRING = "transferring"
     DECODING = "decoding"
-    LEASED = "leased"  # a prefill is done: its blocks now belong to whoever took the allocation
+    LEASED = "leased"
+    """The prefill is done; the blocks belong to the taker of the allocation."""
     DONE = "done"
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One sequence. The first block is given by the caller, the second belongs to the model.
+    """One sequence. The caller sets the first group of fields, the model the second.
 
-    `output_tokens`: after how many it finishes at the latest (0 for `prefill_only`). `hashes`: of the full blocks of
-    the prompt, or none to keep it out of the prefix cache. `owner` is the caller's own.
+    A sequence finishes after `output_tokens` at the latest (0 for `prefill_only`). `hashes` are those of the prompt's
+    full blocks, or none to keep it out of the prefix cache. `owner` is for the caller's own use.
     """
 
     prompt_tokens: int
@@ -35,19 +36,25 @@ class Sequence:
 
     stage: SequenceStage = SequenceStage.DONE
     allocation: Allocation | None = None
-    cached_tokens: int = 0  # of the prompt, when last admitted
-    computed: int = 0  # tokens whose KV exists, while PREFILLING
-    offset: int = 0  # of the model's step counter: generated = steps - offset while DECODING
-    generated: int = 0  # while not DECODING
-    due: int = -1  # the step at which it finishes, while DECODING
-    order: int = 0  # of arrival
+    cached_tokens: int = 0
+    """Prompt tokens that were cached at the last admission."""
+    computed: int = 0
+    """Tokens whose KV exists, while PREFILLING."""
+    offset: int = 0
+    """Offset to the model's step counter while DECODING: generated = steps - offset."""
+    generated: int = 0
+    """Tokens generated, while not DECODING."""
+    due: int = -1
+    """The step at which the sequence finishes, while DECODING."""
+    order: int = 0
+    """Number of the arrival."""
     preemptions: int = 0
 
 
 @dataclass(slots=True)
 class StepResult:
-    """What a step brought. Each member of `decoded` gained one token; `finished` is those for which it was the last,
-    `started` those whose prompt was computed in it.
+    """The result of a step. Each member of `decoded` gained one token; for those in `finished` it was the last, and
+    the prompts of those in `started` were computed in this step.
     """
 
     decoded: list[Sequence] = field(default_factory=list)

@@ -1,7 +1,7 @@
-"""What the model "says": token i is a pure function of (prompt hash, seed, choice, i), so the text of a request is the
-same wherever and however often it is computed, colocated or disaggregated, preempted or not.
+"""The text of the sim engine: token i is a pure function of (prompt hash, seed, choice, i). So a request has the same
+text wherever and however often it is computed, colocated or disaggregated, preempted or not.
 
-The text is never sampled: temperature, top_p and the like do not shape it. A token is a word with a leading space.
+The text is not sampled: temperature, top_p and the like do not shape it. A token is a word with a leading space.
 """
 
 import math
@@ -35,16 +35,14 @@ def text_base(hash_of_prompt: int, seed: int, choice: int) -> int:
 
 
 MASK32 = 2**32 - 1
-TOKEN_STRIDE = 0x9E3779B1  # golden ratio * 2^32: consecutive tokens spread evenly
-
-
+TOKEN_STRIDE = 0x9E3779B1
+"""Golden ratio * 2^32, by which consecutive tokens spread evenly."""
 TOKEN_MIX = 0x2C1B3C6D
 
 
 def token_start(base: int) -> int:
-    """So that token i is WORDS[((x ^ x >> 15) * TOKEN_MIX >> 26) & 63], x = (start + i * TOKEN_STRIDE) & MASK32.
-
-    For loops that do it inline; a xorshift-multiply hash of a counter, cheap enough for every token.
+    """The start from which token i is WORDS[((x ^ x >> 15) * TOKEN_MIX >> 26) & 63], x = (start + i * TOKEN_STRIDE) &
+    MASK32: a xorshift-multiply hash of a counter, cheap enough to be computed inline for every token.
     """
     return base * 0x85EBCA6B & MASK32
 
@@ -58,9 +56,10 @@ def token_id(base: int, i: int) -> int:
 def output_tokens(
     base: int, max_tokens: int, mean_tokens: float | None, min_tokens: int = 0
 ) -> tuple[int, bool]:
-    """(tokens, whether the text ended by itself): the end is drawn, geometric with `mean_tokens`, after `min_tokens`.
+    """The number of output tokens, and whether the text ended by itself.
 
-    None: it never ends by itself, and `max_tokens` is what it gets.
+    The end is drawn from a geometric distribution with mean `mean_tokens`, and lies after `min_tokens`. With a mean of
+    None the text never ends by itself and has `max_tokens`.
     """
     if mean_tokens is None:
         return max_tokens, False
@@ -71,12 +70,12 @@ def output_tokens(
 
 
 def logprob(base: int, i: int) -> float:
-    """A plausible logprob of token `i`: its probability lies in 0.5 .. 0.99."""
+    """A plausible logprob of token `i`; the probability lies in 0.5 .. 0.99."""
     return math.log(0.5 + 0.49 * ((base * 31 + i * 2654435761 >> 7) & 1023) / 1023)
 
 
 def alternatives(base: int, i: int, k: int) -> list[tuple[str, int, float]]:
-    """The `k` most likely tokens at `i`, best first, the chosen one being the best: (text, id, logprob)."""
+    """The `k` most likely tokens at `i` as (text, id, logprob), best first; the chosen token is the best."""
     chosen, best = token_id(base, i), logprob(base, i)
     rest = 1.0 - math.exp(best)
     found = [(WORDS[chosen], chosen, best)]
@@ -87,7 +86,7 @@ def alternatives(base: int, i: int, k: int) -> list[tuple[str, int, float]]:
 
 
 class StopMatcher:
-    """Finds stop strings in text that arrives in pieces; holds back what may be the beginning of one."""
+    """Finds stop strings in text that arrives in pieces; holds an end back that may begin a stop string."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         if not stops or not all(stops):
@@ -96,7 +95,7 @@ class StopMatcher:
         self._held = ""
 
     def push(self, piece: str) -> tuple[str, str | None]:
-        """(text that is certain now, the stop string found or None). The earliest match wins, then the first listed."""
+        """The text certain now, and the stop string found or None. The earliest match wins, then the first listed."""
         text = self._held + piece
         found = [(at, order) for order, stop in enumerate(self._stops) if (at := text.find(stop)) >= 0]
         if found:
@@ -108,7 +107,7 @@ class StopMatcher:
         return text[: len(text) - keep], None
 
     def flush(self) -> str:
-        """What was held back: the output ended without it becoming a stop string."""
+        """The text held back, when the output has ended without a stop string."""
         held, self._held = self._held, ""
         return held
 

@@ -1,11 +1,11 @@
-"""How long an engine takes: a step, a prefill, a KV transfer.
+"""Durations of an engine's work: a step, a prefill, a KV transfer.
 
     t_step = [prefill_base_s + prefill_per_token_s * p   if p > 0]
            + [decode_base_s + decode_per_seq_s * n + decode_per_kv_token_s * K   if n > 0]
     t_transfer = transfer_latency_s + bytes / transfer_bandwidth_bytes_per_s
 
-p: prompt tokens computed in the step; n: sequences that decode in it; K: their KV tokens (DESIGN 3.3's t_iter with the
-KV term of BalanceRoute's load). A step with both parts is a colocated engine's: each delays the other.
+p: prompt tokens computed in the step; n: sequences that decode in it; K: their KV tokens (docs/design.md 3.3's t_iter
+with the KV term of BalanceRoute's load). A step with both parts is a colocated engine's: each delays the other.
 Not claimed: attention's quadratic part of a prefill, kernels' steps at batch sizes, transfers that slow computing.
 """
 
@@ -79,7 +79,7 @@ TICK_1MS = TimingProfile(
 )
 
 CPU_SMOLLM2 = TimingProfile(
-    source="DESIGN section 8, SmolLM2-135M on one core: a lone sequence 55 ms a step, a batch of 32 90 ms (so 1.1 ms a "
+    source="docs/design.md 8, SmolLM2-135M on one core: a lone sequence 55 ms a step, a batch of 32 90 ms (so 1.1 ms a "
     "sequence), prefill 210 tokens/s, 679 tokens moved in 3.5 ms; ASSUMPTION: a KV token is 23 kB read at 10 GB/s",
     prefill_base_s=0.02,  # ASSUMPTION
     prefill_per_token_s=1 / 210,

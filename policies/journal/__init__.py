@@ -1,1 +1,1 @@
-"""The event log of a dispatcher: values as JSON (`codec`), lines (`lines`), and deciding it all again (`replay`)."""
+"""The journal of a dispatcher: values as JSON (`codec`), its lines (`lines`), and deciding all again (`replay`)."""

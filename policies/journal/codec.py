@@ -1,7 +1,7 @@
 """Frozen records to plain JSON data and back, exactly, driven by their type hints. For the event journal.
 
-`encoder(hint)` and `decoder(hint)` build a function once per type. What comes back is equal to what went in, and
-encodes to the same bytes again: ints stay ints, mappings keep their order, tuples come back as tuples.
+`encoder(hint)` and `decoder(hint)` build a function once for each type. A decoded value is equal to the one encoded,
+and encodes to the same bytes again: ints stay ints, mappings keep their order, tuples come back as tuples.
 
     float             a JSON number (Python's shortest form, which round-trips); inf and nan: "inf", "-inf", "nan"
     enum              its value
@@ -11,7 +11,7 @@ encodes to the same bytes again: ints stay ints, mappings keep their order, tupl
     Any               plain JSON data as they are: str, int, finite float, bool, None, list, dict with str keys
 
 A record is a dataclass (its init fields) or a NamedTuple. Decoding refuses unknown keys and wrong shapes with
-`CodecError`. A missing field takes its default, so that what an older version wrote can still be read.
+`CodecError`. A missing field takes its default, so that lines of an older version can still be read.
 """
 
 import dataclasses
@@ -35,17 +35,17 @@ class CodecError(ValueError):
 
 
 def dumps(plain: Any) -> str:
-    """One line of ASCII JSON of what an encoder returned. Raises CodecError for a value that JSON cannot hold."""
+    """Writes an encoder's result as one line of ASCII JSON. Raises CodecError for a value that JSON cannot hold."""
     try:
         return _FINITE.encode(plain)
-    except ValueError:  # not finite: rare, so looked for only now
+    except ValueError:  # some number is not finite
         return _FINITE.encode(_spell(plain))
     except TypeError as error:
         raise CodecError(f"cannot be written as JSON: {error}") from None
 
 
 def loads(line: str) -> Any:
-    """The data of one line. Raises CodecError where it is no JSON, or nested too deeply to be read."""
+    """Reads one line of JSON. Raises CodecError where it is no JSON, or nested too deeply to be read."""
     try:
         return json.loads(line)
     except ValueError as error:
@@ -69,8 +69,10 @@ def _spell(value: Any) -> Any:
 
 @cache
 def encoder(hint: Any) -> Encode | None:
-    """How to turn a value of this type into plain data; None where it is plain already (enums and tuples of plain
-    values count as plain: JSON writes them as they should be). Raises TypeError for a type that is not supported.
+    """A function that turns a value of this type into plain data; None where values are plain already.
+
+    Enums and tuples of plain values count as plain, because JSON writes them as they should be. Raises TypeError for a
+    type that is not supported.
     """
     if hint in _PLAIN or hint is float or get_origin(hint) is Literal:
         return None
@@ -164,7 +166,7 @@ def _check_plain(value: Any) -> Any:
 
 @cache
 def decoder(hint: Any) -> Decode:
-    """The inverse of `encoder(hint)`, applied to what JSON gave back."""
+    """A function that turns plain data, as JSON gave it back, into a value of this type: the inverse of `encoder`."""
     if hint is Any:
         return _same
     if hint in _PLAIN or hint is float:

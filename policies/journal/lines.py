@@ -1,14 +1,15 @@
-"""The event log of a dispatcher as lines of JSON: every event, every action, every failure. `replay` reads it.
+"""The journal of a dispatcher as lines of JSON: every event, every action, every failure. `replay` reads it.
 
     {"journal": 2, "version": .., "first": 0, "dispatch": {..}, "prefill": {"name", "params"}, "decode": {..}}   header
     {"n": 0, "follow": 2, "event": "Arrived", "now_s": .., "request": {..}}
-    {"action": "RoutePrefill", "attempt_id": .., "decision": {"worker", "ranking", "reason"}, ..}      `follow` such
-    lines,
-    {"error": "StaleEvent", "message": ".."}                                                    a failure the last
+    {"action": "RoutePrefill", "attempt_id": .., "decision": {"worker", "ranking", "reason"}, ..}
+    {"error": "StaleEvent", "message": ".."}
+
+An event has `follow` lines below it: its actions, and last its failure if it failed.
 
 `n` counts the events; `dispatch` holds the seed. Together with the software version that is all that the decisions
 depend on: changes of policy are events, and so are the predictors' outputs. A later header (another file of the same
-log) says by `first` which event follows. Values are exact (`codec`). Nothing here does I/O: `write` is given.
+log) says by `first` which event follows. Values are exact (`codec`). Nothing here does I/O: the caller passes `write`.
 """
 
 import dataclasses
@@ -30,7 +31,7 @@ class JournalError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the dispatcher was at its first event. `version`: of the software; `first`: number of the next event."""
+    """A dispatcher's configuration at its first event. `version` is the software's, `first` the next event's number."""
 
     version: str
     first: int
@@ -69,7 +70,7 @@ def choice_of(policy: PrefillPolicy | DecodePolicy) -> ev.PolicyChoice:
 
 
 def header_line(dispatcher: Dispatcher, version: str, first: int = 0) -> str:
-    """The first line of a file, for a dispatcher as it is now."""
+    """The first line of a file, from the present configuration of a dispatcher."""
     header = Header(
         version, first, dispatcher.config, choice_of(dispatcher.prefill), choice_of(dispatcher.decode)
     )
@@ -78,35 +79,36 @@ def header_line(dispatcher: Dispatcher, version: str, first: int = 0) -> str:
 
 
 def event_line(n: int, follow: int, event: ev.Event) -> str:
-    """Event number `n`, with `follow` lines to come."""
+    """The line of event number `n`, with `follow` lines to come."""
     return dumps({"n": n, "follow": follow, "event": type(event).__name__, **_EVENTS[type(event)][0](event)})
 
 
 def action_line(action: Action) -> str:
-    """One action with its whole decision."""
+    """The line of one action, with its whole decision."""
     return dumps({"action": type(action).__name__, **_ACTIONS[type(action)][0](action)})
 
 
 def error_line(error: Exception) -> str:
-    """How the handling ended, where it failed."""
+    """The line of a failure to handle an event."""
     return dumps({"error": type(error).__name__, "message": str(error)})
 
 
 def outcome_lines(actions: Sequence[Action], error: Exception | None = None) -> tuple[str, ...]:
-    """What an event led to: its actions in order, then its failure. For a PolicyError, `actions` are its `decided`."""
+    """The lines below an event: its actions in order, then its failure. A PolicyError's actions are its `decided`."""
     lines = tuple([action_line(action) for action in actions])
     return lines if error is None else (*lines, error_line(error))
 
 
 def record_text(n: int, event: ev.Event, outcome: Sequence[str]) -> str:
-    """A whole record: newline-terminated lines."""
+    """A whole record as newline-terminated lines."""
     return "\n".join((event_line(n, len(outcome), event), *outcome, ""))
 
 
 class JournalWriter:
     """Numbers the events and writes whole records, each one call of `write` with newline-terminated lines.
 
-    Make it before the dispatcher's first event (else ValueError: it cannot be replayed); `first` > 0 continues a log.
+    It must be made before the dispatcher's first event, as the log could not be replayed otherwise (ValueError);
+    `first` > 0 continues a log.
     """
 
     def __init__(
@@ -120,7 +122,7 @@ class JournalWriter:
         write(header_line(dispatcher, version, first) + "\n")
 
     def record(self, event: ev.Event, actions: Sequence[Action], error: Exception | None = None) -> None:
-        """One event that was handled. `error`: what `handle` raised; `actions` are then a PolicyError's `decided`."""
+        """Writes an event that was handled. `error` is the exception of `handle`; `actions` are then its `decided`."""
         self._write(record_text(self.n, event, outcome_lines(actions, error)))
         self.n += 1
 

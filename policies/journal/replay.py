@@ -1,10 +1,10 @@
-"""Replay: a journal's events once more through a fresh dispatcher; every decision must come out the same.
+"""Replay of a journal: its events go through a fresh dispatcher, and every decision must come out the same.
 
     for step in replay(open(path)):
         assert step.recorded == step.replayed
 
 The lines are compared as bytes: worker, ranking, terms to the last digit, reason, waits, and failures with their words.
-Several files of one log are given one after the other; what is missing between them, or at the start, is refused: a
+Several files of one log are passed one after the other. A gap between them, or at the start, is refused, because a
 dispatcher's memory is all of its past. Not claimed: that another version of the software decides the same.
 """
 
@@ -21,7 +21,7 @@ from policies.state import events as ev
 
 
 class TornJournal(JournalError):
-    """The log ends inside a record (its writer was killed, say); everything before it was yielded."""
+    """The log ends inside a record (its writer was killed, say); all records before were yielded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +70,12 @@ def dispatcher_of(header: Header) -> Dispatcher:
 
 
 def outcome(dispatcher: Dispatcher, event: ev.Event) -> tuple[str, ...]:
-    """Handles the event; the lines that a journal would hold for it, failures included."""
+    """Handles the event and returns the lines that a journal would hold for it, failures included."""
     try:
         return outcome_lines(dispatcher.handle(event))
     except PolicyError as error:
         return outcome_lines(error.decided, error)
-    except Exception as error:  # whatever it was when it was recorded, it must be the same now
+    except Exception as error:  # the recorded failure must come again
         return outcome_lines((), error)
 
 

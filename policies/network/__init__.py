@@ -1,1 +1,1 @@
-"""What is known of the network between workers: the cost oracle of NetKV III-E, and what is learnt from transfers."""
+"""Knowledge of the network between workers: the cost oracle of NetKV III-E, and bandwidths learnt from transfers."""

@@ -5,10 +5,11 @@
     B*(1-c) = median over the last `window` transfers of bytes / (share - L)
     c[tau] = 1 - median over the tier's pairs of B*(1-c) / B[tau], within [0, MAX_CONGESTION]
 
-The division by n is NetKV's own sharing rule (III-C) read backwards, so what is learned is what `network.Network`
-needs. A finished transfer is only counted when every own flow that may have overlapped it has ended as well (or after
-`settle_s`), so n(t) is known, not guessed. Without tiers nobody knows which flows share a link: then n is taken as 1
-and the congestion learned includes our own (NetKV III-D); `Oracle.own_flows_excluded` must be False there.
+The division by n is NetKV's own sharing rule (III-C) read backwards, so the estimates are those that
+`netkv.network_term` needs. A finished transfer only counts when every own flow that may have overlapped it has ended as
+well (or after `settle_s`), so n(t) is known, not guessed. Without tiers nobody knows which flows share a link: then n
+is taken as 1 and the congestion learned includes our own (NetKV III-D); `Oracle.own_flows_excluded` must be False
+there.
 
 L is the tier's latency where the operator gives one; otherwise it is the intercept of a Theil-Sen line through the
 window, where its transfers differ enough in size, and 0 where they do not.
@@ -30,22 +31,25 @@ from dataclasses import dataclass, field
 
 from policies.network.oracle import PairEstimate
 
-MAX_CONGESTION = 0.95  # c must stay below 1; a tier this slow is avoided anyway
-MOST_LATENCY = (
-    0.5  # share of a transfer that may count as latency: bounds the error of a wrong intercept to 2x
-)
-SIZES_DIFFER = 2.0  # largest over smallest transfer from which a line's intercept means something
-SECONDS = (1e-6, 1e6)  # what a transfer may take: below, Unix time as a float cannot tell begin from end
-MAX_FLOWS = (
-    4096  # open flows and remembered intervals: far above what is in flight, a bound for lost messages
-)
+MAX_CONGESTION = 0.95
+"""Largest c that is learned: c must stay below 1, and a tier this slow is avoided anyway."""
+MOST_LATENCY = 0.5
+"""Share of a transfer that may count as latency; it bounds the error of a wrong intercept to 2x."""
+SIZES_DIFFER = 2.0
+"""Ratio of the largest to the smallest transfer from which a line's intercept means something."""
+SECONDS = (1e-6, 1e6)
+"""Seconds that a transfer may take; below them Unix time as a float cannot tell begin from end."""
+MAX_FLOWS = 4096
+"""Open flows and remembered intervals: far above what is in flight, a bound in case messages are lost."""
 
 Pair = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class EstimatorConfig:
-    """`window` transfers a pair count, none older than `forget_after_s`; fewer than `min_samples` say nothing."""
+    """Limits of the estimator: the last `window` transfers of a pair count, none older than `forget_after_s`, and fewer
+    than `min_samples` say nothing. `settle_s` is the longest wait for flows that may have overlapped a transfer.
+    """
 
     window: int = 9
     min_samples: int = 3
@@ -65,10 +69,11 @@ class EstimatorConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Flow:
-    """An own transfer that was decided and has not ended."""
+    """An own transfer that was decided and has not ended yet."""
 
     pair: Pair
-    link: tuple[str, int] | None  # sender and tier: flows of one link share it; None: nobody knows
+    link: tuple[str, int] | None
+    """Sender and tier, whose flows share a link; None: not known."""
     latency_s: float | None
     routed_s: float
     uplinks: int
@@ -76,7 +81,7 @@ class _Flow:
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """A transfer that has ended, in the middle of what overlapped it."""
+    """A transfer that has ended, while flows that overlapped it may still be open."""
 
     flow: _Flow
     n_bytes: int
@@ -86,7 +91,7 @@ class _Ended:
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """`share_s`: seconds that the transfer would have taken alone."""
+    """One transfer as learned from; `share_s` are the seconds that it would have taken alone."""
 
     n_bytes: int
     share_s: float
@@ -96,7 +101,7 @@ class _Sample:
 
 @dataclass(slots=True)
 class _Link:
-    """A link's flows: open ones, those that wait for the open ones, and the intervals these may overlap."""
+    """A link's open flows, the ended ones that wait for them, and the intervals that may overlap these."""
 
     open: dict[str, _Flow] = field(default_factory=dict)
     unsettled: list[_Ended] = field(default_factory=list)
@@ -104,7 +109,9 @@ class _Link:
 
 
 class BandwidthEstimator:
-    """`routed`, then `transferred` or `dropped` for each transfer; `pairs` and `congestion` are what was learned."""
+    """The estimates of one router. Each transfer is `routed`, then `transferred` or `dropped`; `pairs` and `congestion`
+    return what was learned.
+    """
 
     def __init__(self, config: EstimatorConfig) -> None:
         self.config = config
@@ -126,7 +133,7 @@ class BandwidthEstimator:
         now_s: float,
         uplinks: int = 1,
     ) -> None:
-        """A transfer by worker `source` over `pair` (nodes) was decided. `latency_s`: the tier's, None = not known."""
+        """Notes that a transfer by worker `source` between two nodes was decided. `latency_s`: the tier's, if known."""
         if len(self._flows) >= MAX_FLOWS:
             self.dropped(next(iter(self._flows)))
         self.dropped(attempt_id)
@@ -138,7 +145,7 @@ class BandwidthEstimator:
             self._tiers[pair] = tier
 
     def dropped(self, attempt_id: str) -> None:
-        """It will not end as a transfer: cancelled, failed, or nothing had to move. Unknown ids are no error."""
+        """Forgets a transfer that was cancelled, failed, or had nothing to move. Unknown ids are no error."""
         flow = self._flows.pop(attempt_id, None)
         if flow is not None and flow.link is not None:
             del self._links[flow.link].open[attempt_id]
@@ -146,7 +153,7 @@ class BandwidthEstimator:
     def transferred(
         self, attempt_id: str, n_bytes: int, seconds: float, ended_s: float, held_s: float = 0.0
     ) -> None:
-        """It ended at `ended_s` after `seconds`, of which a scheduler held it back for `held_s` (not counted)."""
+        """Notes that a transfer ended at `ended_s` after `seconds`, of which a scheduler held it for `held_s`."""
         flow = self._flows.get(attempt_id)
         self.dropped(attempt_id)
         took_s = seconds - held_s
@@ -165,7 +172,7 @@ class BandwidthEstimator:
             link.intervals.append((ended.start_s, ended.end_s))
 
     def pairs(self, now_s: float) -> dict[Pair, PairEstimate]:
-        """What is known at `now_s`; `at_s` of an estimate is its newest transfer's end."""
+        """The estimates of all pairs at `now_s`; `at_s` of an estimate is the end of its newest transfer."""
         self._settle(now_s)
         found: dict[Pair, PairEstimate] = {}
         for pair, samples in list(self._samples.items()):
@@ -179,7 +186,7 @@ class BandwidthEstimator:
         return found
 
     def by_tier(self, pairs: Mapping[Pair, PairEstimate]) -> dict[int, float]:
-        """Median bytes/s of each tier's pairs, for `pairs` as just returned."""
+        """The median bytes/s of each tier's pairs; `pairs` as just returned."""
         tiers: dict[int, list[float]] = {}
         for pair, estimate in pairs.items():
             if pair in self._tiers:
@@ -189,7 +196,7 @@ class BandwidthEstimator:
     def congestion(
         self, pairs: Mapping[Pair, PairEstimate], bandwidth_bytes_per_s: Mapping[int, float]
     ) -> dict[int, float]:
-        """c of each tier that has both a bandwidth and data, for the tier's pairs that have none of their own."""
+        """c of each tier that has both a bandwidth and data; for its pairs that have no estimate of their own."""
         return {
             tier: min(MAX_CONGESTION, max(0.0, 1.0 - learned / bandwidth_bytes_per_s[tier]))
             for tier, learned in self.by_tier(pairs).items()
@@ -225,7 +232,7 @@ class BandwidthEstimator:
 
 
 class _Intervals:
-    """A link's intervals by their ends, so that a transfer is only held against those near it."""
+    """A link's intervals sorted by their ends, so that a transfer is only compared with those near it."""
 
     def __init__(self, intervals: Iterable[tuple[float, float]]) -> None:
         self._sorted = sorted(intervals, key=lambda interval: interval[1])
@@ -233,7 +240,7 @@ class _Intervals:
         self._longest_s = max((end_s - start_s for start_s, end_s in self._sorted), default=0.0)
 
     def over(self, start_s: float, end_s: float) -> list[tuple[float, float]]:
-        """All that may overlap [start, end]."""
+        """The intervals that may overlap [start, end]."""
         first = bisect.bisect_right(self._ends, start_s)
         return self._sorted[first : bisect.bisect_right(self._ends, end_s + self._longest_s)]
 
@@ -253,7 +260,7 @@ def _share_s(start_s: float, end_s: float, intervals: Iterable[tuple[float, floa
 
 
 def _estimate(samples: deque[_Sample]) -> PairEstimate:
-    """The median rate of the window. A latency that was learned goes along; one that was given is the tier's."""
+    """The estimate of a window: its median rate, with the latency if that was learned, not given."""
     given = samples[-1].latency_s is not None
     learned_s = None if given else _latency_s(samples)
     rates = []

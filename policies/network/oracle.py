@@ -1,4 +1,4 @@
-"""The network cost oracle (NetKV III-E): what the operator tells the scheduler, as one frozen value.
+"""The network cost oracle (NetKV III-E): the operator's knowledge of the network, as one frozen value.
 
     tier_map        tau(p, d) in {0: node, 1: rack, 2: pod, 3: beyond}   -> Oracle.tier_map, else Oracle.places
     tier_bandwidth  B_tau                                                -> Oracle.bandwidth_bytes_per_s
@@ -7,11 +7,11 @@
     (ours)          the product B*(1-c) of a pair, learned from its own  -> Oracle.pairs; a fresh one overrides its tier
                     transfers (it alone is identifiable)
     (ours)          U_tau: how many flows of B_tau fit at once into the links that a sender's flows leave by (ECMP
-                    spreads them), 1 where it is not told                -> Oracle.uplinks
+                    spreads them), 1 where it is not given               -> Oracle.uplinks
 
-What is stale or missing degrades step by step (`Oracle.path`): pair estimate -> tier with congestion -> static tier ->
-None, which the policies take as no network term. A pair that nothing places counts as the farthest tier that has a
-bandwidth. Where the operator cannot tell own flows from others, `own_flows_excluded` is False: the caller then takes
+Stale or missing data degrade step by step (`Oracle.path`): pair estimate -> tier with congestion -> static tier ->
+None, which the policies take as no network term. A pair whose nodes have no place counts as the farthest tier that has
+a bandwidth. Where the operator cannot tell own flows from others, `own_flows_excluded` is False: the caller then takes
 the number of own transfers as 0 and relies on c alone (NetKV III-D).
 """
 
@@ -30,7 +30,7 @@ class OracleError(ValueError):
 
 
 class PathSource(StrEnum):
-    """What a path's bandwidth comes from, best first."""
+    """The sources of a path's bandwidth, best first."""
 
     PAIR = "pair"
     CONGESTION = "congestion"
@@ -39,7 +39,7 @@ class PathSource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NodePlace:
-    """Where a node is. Empty labels match nothing."""
+    """The rack and pod of a node. Empty labels match nothing."""
 
     rack: str = ""
     pod: str = ""
@@ -68,7 +68,7 @@ class Path:
 
 
 class Receiver(Protocol):
-    """A worker that KV is sent to: its name, and its node's."""
+    """A worker that KV is sent to, with its name and its node's."""
 
     @property
     def id(self) -> str: ...
@@ -79,9 +79,10 @@ class Receiver(Protocol):
 
 @dataclass(slots=True)
 class _Source:
-    """What was looked up for one sender. Keys are the receiver's worker and node, or its node."""
+    """Remembered answers for one sender. Keys are the receiver's worker and node, or its node."""
 
-    named: bool  # `tier_map` names the worker itself
+    named: bool
+    """`tier_map` names the worker itself, not only its node."""
     tiers: dict[tuple[str, str], int | None] = field(default_factory=dict)
     node_tiers: dict[str, int | None] = field(default_factory=dict)
     learned: dict[tuple[str, str], tuple[Path, float] | None] = field(default_factory=dict)
@@ -89,7 +90,7 @@ class _Source:
 
 @dataclass(frozen=True, slots=True)
 class Oracle:
-    """See the module's docstring. Keys of pairs are (from, to): worker ids or node names, worker ids win.
+    """The oracle of the module's docstring. Keys of pairs are (from, to): worker ids or node names; worker ids win.
 
     Raises OracleError: tiers outside 0..3, a bandwidth that is not above 0, a farther tier with more bandwidth than a
     nearer one, congestion outside [0, 1), a mapped tier without bandwidth, less than one uplink.
@@ -102,7 +103,8 @@ class Oracle:
     congestion: Mapping[int, float] = field(default_factory=dict)
     congestion_at_s: float | None = None
     pairs: Mapping[tuple[str, str], PairEstimate] = field(default_factory=dict)
-    stale_after_s: float = 60.0  # NetKV's experiment 4: invariant up to a refresh every 60 s
+    # NetKV's experiment 4: results do not change up to a refresh every 60 s
+    stale_after_s: float = 60.0
     own_flows_excluded: bool = True
     uplinks: Mapping[int, int] = field(default_factory=dict)
     _sources: dict[tuple[str, str], "_Source"] = field(
@@ -140,26 +142,26 @@ class Oracle:
             raise OracleError(f"oracle: stale_after_s is {self.stale_after_s}: must be > 0")
 
     def tier(self, worker: str, node: str, to_worker: str, to_node: str) -> int | None:
-        """The tier of a pair (remembered); None if nothing places it and no tier has a bandwidth."""
+        """The tier of a pair (remembered); None if its nodes have no place and no tier has a bandwidth."""
         known, to = self._source(worker, node).tiers, (to_worker, to_node)
         if to not in known:
             known[to] = self._find_tier(worker, node, to_worker, to_node)
         return known[to]
 
     def tiers(self, worker: str, node: str, to: Sequence[Receiver]) -> list[int | None]:
-        """`tier` for many receivers at once; by their nodes alone where `tier_map` has no pair of this worker's."""
+        """The tiers of many receivers at once, by their nodes alone where `tier_map` has no pair of this worker."""
         source = self._source(worker, node)
         if source.named:
             return [self.tier(worker, node, receiver.id, receiver.node) for receiver in to]
         known = source.node_tiers
         try:
             return [known[receiver.node] for receiver in to]
-        except KeyError:  # the first time
+        except KeyError:  # some node is asked for the first time
             known.update({r.node: self._find_tier(worker, node, r.id, r.node) for r in to})
             return [known[receiver.node] for receiver in to]
 
     def pair_paths(self, worker: str, node: str, to: Sequence[Receiver], now_s: float) -> dict[str, Path]:
-        """The learned paths that are fresh at `now_s`, by receiving worker."""
+        """The learned paths that are fresh at `now_s`, by receiver."""
         found: dict[str, Path] = {}
         for receiver in to if self.pairs else ():
             learned = self._learned(worker, node, receiver.id, receiver.node)
@@ -174,7 +176,7 @@ class Oracle:
         return self._sources[key]
 
     def _learned(self, worker: str, node: str, to_worker: str, to_node: str) -> tuple[Path, float] | None:
-        """The path of a pair's estimate, and as of when (remembered); None: there is no estimate."""
+        """The path of a pair's estimate and its time (remembered); None when there is no estimate."""
         known, to = self._source(worker, node).learned, (to_worker, to_node)
         if to not in known:
             estimate = self.pairs.get((worker, to_worker)) or self.pairs.get((node, to_node))
@@ -204,7 +206,7 @@ class Oracle:
     def path(
         self, worker: str, node: str, to_worker: str, to_node: str, now_s: float, live: bool = True
     ) -> Path | None:
-        """The path of a pair by the best data that are fresh at `now_s`; `live=False` uses the static tiers only."""
+        """The path of a pair by the best data that are fresh at `now_s`; with `live=False` by the static tiers only."""
         learned = self._learned(worker, node, to_worker, to_node) if live and self.pairs else None
         if learned is not None and now_s - learned[1] <= self.stale_after_s:
             return learned[0]
@@ -212,7 +214,7 @@ class Oracle:
         return None if tier is None else self.tier_path(tier, now_s, live)
 
     def tier_path(self, tier: int, now_s: float, live: bool = True) -> Path:
-        """The path of any pair on a tier that has a bandwidth, pair estimates left out."""
+        """The path of any pair on a tier that has a bandwidth; pair estimates do not count."""
         bandwidth, latency_s = self.bandwidth_bytes_per_s[tier], self.latency_s.get(tier, 0.0)
         fresh = self.congestion_at_s is not None and now_s - self.congestion_at_s <= self.stale_after_s
         if live and fresh and tier in self.congestion:
@@ -225,10 +227,10 @@ class Oracle:
 
 @dataclass(frozen=True, slots=True)
 class TransferIntent:
-    """What the scheduler tells the operator of a transfer to come (NetKV III-E), from worker to worker.
+    """A transfer to come, from worker to worker, as the scheduler announces it to the operator (NetKV III-E).
 
-    `n_bytes` is b_eff; `priority`: lower first; `tier` and `predicted_s` (seconds, own flows counted) are None where
-    the network is not known.
+    `n_bytes` is b_eff; a lower `priority` goes first; `tier` and `predicted_s` (seconds, own flows counted) are None
+    where the network is not known.
     """
 
     attempt_id: str

@@ -1,1 +1,1 @@
-"""Which worker runs what. One policy a file, named as its paper names it; `registry` lists them all."""
+"""Policies that choose the worker of each task: one a file, named as its paper names it; `registry` lists them."""

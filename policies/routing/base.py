@@ -39,26 +39,28 @@ class Needs(Flag):
 
 
 class Reason(StrEnum):
-    """Why a worker was chosen; goes into the decision log and `explain`."""
+    """The reason why a worker was chosen, for the decision log and `explain`."""
 
     ONLY_CANDIDATE = "only_candidate"
     NEXT_IN_TURN = "next_in_turn"
     LEAST_COST = "least_cost"
     TIE_DRAWN = "tie_drawn"
     LEASE_RESCUE = "lease_rescue"
-    FILL = "fill"  # BalanceRoute's stage 1
-    BEST_SUBSET = "best_subset"  # stage 2
-    LEAST_HARM = (
-        "least_harm"  # stage 2: every subset costs more than it gains, the single one that costs least
-    )
-    OVERDUE = "overdue"  # waited too long: placed first, whatever its size
+    FILL = "fill"
+    """BalanceRoute's stage 1."""
+    BEST_SUBSET = "best_subset"
+    """BalanceRoute's stage 2."""
+    LEAST_HARM = "least_harm"
+    """Stage 2: every subset costs more than it gains; the single entry that costs least goes."""
+    OVERDUE = "overdue"
+    """The entry waited too long: it is placed first, whatever its size."""
 
 
 class PolicyError(Exception):
-    """A policy broke its contract (NaN cost, dead worker chosen). Names policy and worker; a bug, never traffic's
-    fault.
+    """A policy broke its contract (NaN cost, dead worker chosen): a bug, never traffic's fault. The message names the
+    policy and the worker.
 
-    `decided`: the actions (`policies.dispatch.dispatcher.Action`) that the same event had led to before; they stand.
+    `decided` are the actions (`policies.dispatch.actions`) that the same event had led to before; they stand.
     """
 
     decided: tuple[Any, ...] = ()
@@ -66,7 +68,7 @@ class PolicyError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """One candidate: its cost and the terms that the cost is made of, in the policy's own units."""
+    """One candidate with its cost and the terms of the cost, in the policy's own units."""
 
     worker: WorkerId
     cost: float
@@ -87,7 +89,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A pool entry and the decode worker it goes to."""
+    """A pool entry and the decision for its decode worker."""
 
     attempt_id: RequestId
     decision: Decision
@@ -160,7 +162,9 @@ def first_feasible(feasible: Feasible) -> tuple[PoolEntry, Sequence[Worker]] | N
 
 
 def least_cost(policy: str, ranked: Sequence[Ranked], rng: random.Random) -> Decision:
-    """The candidate of least cost; equal ones by one seeded draw. Raises PolicyError on a cost that is not finite."""
+    """Decides for the candidate of least cost, among equal ones by a seeded draw. Raises PolicyError on a cost that
+    is not finite.
+    """
     for candidate in ranked:
         if not math.isfinite(candidate.cost):
             raise PolicyError(f"policy {policy}: cost of {candidate.worker} is {candidate.cost}")
@@ -173,7 +177,8 @@ def least_cost(policy: str, ranked: Sequence[Ranked], rng: random.Random) -> Dec
     return Decision(best[rng.randrange(len(best))].worker, ranking, Reason.TIE_DRAWN)
 
 
-RANKED = 8  # candidates that a ranking of many names
+RANKED = 8
+"""Candidates that a ranking names where there are many."""
 
 
 def best_of(
@@ -183,8 +188,10 @@ def best_of(
     terms: Callable[[int], Mapping[str, float]],
     rng: random.Random,
 ) -> Decision:
-    """`least_cost` for many candidates: the ranking holds the best RANKED only, and `terms(i)` is asked for those only,
-    so that neither a decision's time nor its log grows with the cluster. Raises PolicyError on a cost not finite.
+    """Decides as `least_cost` does, for many candidates.
+
+    The ranking holds the best RANKED only, and `terms(i)` is called for those only, so that neither a decision's time
+    nor its log grows with the cluster. Raises PolicyError on a cost that is not finite.
     """
     if not math.isfinite(sum(costs)):
         i = next(i for i, cost in enumerate(costs) if not math.isfinite(cost))
@@ -193,11 +200,11 @@ def best_of(
     lowest, highest = ascending[0], ascending[:RANKED][-1]
     near = [i for i, cost in enumerate(costs) if cost <= highest]
     near.sort(key=lambda i: workers[i].id)
-    near.sort(key=costs.__getitem__)  # stable: equal ones by id
+    near.sort(key=costs.__getitem__)  # stable: equal costs by id
     ties = bisect_right(ascending, lowest)
     reason = Reason.ONLY_CANDIDATE if len(costs) == 1 else Reason.LEAST_COST
     if ties > 1:
-        near.insert(0, near.pop(rng.randrange(ties)))  # the drawn one first
+        near.insert(0, near.pop(rng.randrange(ties)))  # the drawn worker first
         reason = Reason.TIE_DRAWN
     best = [_ranked(workers[i].id, costs[i], terms(i)) for i in near[:RANKED]]
     return Decision(best[0].worker, tuple(best), reason)
