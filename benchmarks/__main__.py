@@ -45,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = _arguments().parse_args(argv)
     if getattr(args, "traces", None) is not None:
-        os.environ["SLUICE_TRACES"] = str(args.traces)  # inherited by the processes that run variants
+        # The processes that run variants inherit it.
+        os.environ["SLUICE_TRACES"] = str(args.traces)
     try:
         with _terminated_like_interrupted():
             return int(args.command(args))
@@ -155,9 +156,8 @@ def _list(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     names = list(registry.EXPERIMENTS) if args.experiments == ["all"] else args.experiments
-    experiments = [
-        (name, registry.load(name)) for name in names
-    ]  # all names are known before the first hour is spent
+    # Every name is looked up before the first hour is spent.
+    experiments = [(name, registry.load(name)) for name in names]
     if not experiments:
         raise ExperimentError("benchmarks/experiments/registry.py names no experiment yet")
     options = Options(args.quick, args.seeds, _jobs(args.jobs), args.out, args.only, args.keep_stale)
@@ -265,7 +265,8 @@ def _remake(args: argparse.Namespace) -> int:
             experiment = registry.load(name)
             rows = list(experiment.compare(stored.results))
             files = _drawn(experiment, stored.results, path.parent)
-        except ExperimentError as error:  # the experiment has changed since it ran
+        except ExperimentError as error:
+            # The experiment has changed since it ran.
             print(f"{name} stays as it is: {error}", file=sys.stderr)
             continue
         results_io.save(

@@ -1,4 +1,4 @@
-"""Which state of the sources a result comes from."""
+"""The state of the sources that a result comes from: commit, and digest of the code."""
 
 from __future__ import annotations
 

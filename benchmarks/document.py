@@ -29,7 +29,8 @@ from benchmarks.seeds import spread
 
 RESULTS = ROOT / "benchmarks/results"
 DOCUMENT = ROOT / "docs/results.md"
-FEW_ROWS = 30  # more rows of one table than this are folded away, if the paper has no figure beside them
+# A table of more rows than this is folded away, if the paper has no figure beside them.
+FEW_ROWS = 30
 TOLERANCE = 1e-6  # stored measures have nine digits
 
 _MARK = re.compile(
@@ -40,7 +41,7 @@ _ANY_MARK = re.compile(r"<!-- (?:ours|paper|half_width|difference): ")
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What the document shows of one file: `origin` is the command, commit and machine it comes from."""
+    """One file in the document. `origin` is the command, commit and machine that its figures come from."""
 
     file: str
     title: str
@@ -303,7 +304,7 @@ excerpts of a trace, are not the trace. Figures of different machines are not co
 
 
 def problems(root: Path = ROOT) -> list[str]:
-    """What is wrong with the figures of the documents in `root`: README.md and docs/*.md. None: the list is empty."""
+    """The wrong figures in README.md and docs/*.md below `root`, one sentence each; empty where all are right."""
     results = root / "benchmarks/results"
     found = [
         problem

@@ -1,4 +1,4 @@
-"""What a live router's journal shows of its decode engines' loads, policy by policy.
+"""Loads of the decode engines, policy by policy, read from a live router's journal.
 
 The journal is replayed (`policies.journal.replay`), every decision made again and compared; the loads are read from the
 dispatcher's state at the router's clock ticks.
@@ -27,7 +27,7 @@ class Window:
 
 @dataclass(slots=True)
 class Seen:
-    """What the journal shows of one policy's windows."""
+    """Loads, pool and tokens in one policy's windows."""
 
     imbalance: list[float] = field(default_factory=list)
     pool: list[int] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Seen:
 
 
 def look(folder: Path, windows: Sequence[Window]) -> tuple[dict[str, Seen], int]:
-    """What each policy's windows show, and how many events were decided otherwise than recorded (0, or it is a bug)."""
+    """(loads of each policy's windows, number of events decided otherwise than recorded: above 0 there is a bug)."""
     seen = {window.policy: Seen() for window in windows}
     records = read(_lines(folder))
     header = next(records)

@@ -26,7 +26,8 @@ QUIET = "#9A9A9A"
 _BY_NAME: WeakKeyDictionary[object, dict[str, str]] = WeakKeyDictionary()  # figure -> name -> colour
 MAX_BANDS = 3
 DPI = 120
-PALETTE = 64  # colours of a file: eight of lines, their mixtures with white where edges are smoothed
+# colours of a file: eight of lines, their mixtures with white where edges are smoothed
+PALETTE = 64
 LABEL_POINTS = 10.0  # between the middles of two labels
 _TICKS = FuncFormatter(lambda value, _: f"{value:,.6g}")
 _STYLE = {

@@ -21,7 +21,8 @@ from benchmarks.checkout import commit
 from benchmarks.experiments.base import Config, ExperimentError, Metrics, Results, Row
 
 FORMAT = 2
-WITH_ALL_MEASURES = 1  # an older format: every measure of every run, by seed
+# an older format: every measure of every run, by seed
+WITH_ALL_MEASURES = 1
 DIGITS = 9  # significant ones of a stored measure
 RUNS = "runs"
 """The folder of finished runs, beside the results."""
@@ -214,7 +215,7 @@ def _runs(variant: Mapping[str, Any], seeds: Sequence[int]) -> dict[int, dict[st
 
 
 def remade(stored: Stored, summary: str, rows: Sequence[Row], plots: Sequence[str]) -> Stored:
-    """The same measurement with summary, rows and plots as its experiment makes them now."""
+    """The stored measurement with summary, rows and plots as its experiment makes them now."""
     return replace(stored, summary=summary, rows=tuple(rows), plots=tuple(plots))
 
 

@@ -82,7 +82,8 @@ def run(name: str, experiment: Experiment, options: Options) -> Results:
     cache = RunCache(options.out / RUNS, name, code_of(experiment), options.keep_stale)
     runs: dict[str, dict[int, dict[str, float | None]]] = {v.name: {} for v in variants}
     todo: list[Job] = []
-    for seed in seeds:  # seed by seed: an interrupted sweep has whole seeds
+    # seed by seed: an interrupted sweep has whole seeds
+    for seed in seeds:
         for variant in variants:
             found = cache.get(variant.config, seed)
             if found is None:
@@ -147,7 +148,8 @@ def _outcomes(
         for variant, seed in todo:
             try:
                 yield (variant, seed), checked_metrics(experiment.run_one(variant.config, seed))
-            except Exception as error:  # one run must not end the sweep; it is reported at its end
+            except Exception as error:
+                # one run must not end the sweep; it is reported at its end
                 yield (variant, seed), error
         return
     with _pool(jobs) as pool:
@@ -169,16 +171,16 @@ def _pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
     """Fresh processes (`spawn`: no threads or state are inherited), one core each; none outlives an interrupt, nor this
     process, however it ends.
     """
-    os.environ.setdefault(
-        "OMP_NUM_THREADS", "1"
-    )  # inherited: LightGBM and BLAS must not fight over the cores
+    # inherited: LightGBM and BLAS must not fight over the cores
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     pool = ProcessPoolExecutor(
         jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_follow_parent
     )
     try:
         yield pool
     except BaseException:
-        for process in list((pool._processes or {}).values()):  # there is no public way to end a running job
+        # there is no public way to end a running job
+        for process in list((pool._processes or {}).values()):
             process.terminate()
         pool.shutdown(cancel_futures=True)  # only now: it forgets its processes
         raise
@@ -195,7 +197,8 @@ def _exit_after_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None, "only a worker follows"
     parent.join()
-    os._exit(1)  # the job's thread would go on, and then wait for work for ever
+    # The job's thread would go on, and then wait for work without end.
+    os._exit(1)
 
 
 def _one(module: str, config: Config, seed: int) -> dict[str, float | None]:

@@ -56,8 +56,8 @@ class ForecastBook:
         self._entries[request_id] = _Entry(features, age, None, None)
 
     def progress(self, request_id: str, age: int) -> None:
-        """It has generated `age` tokens in all. Raises KeyError for an unknown id, ValueError if the age goes
-        back.
+        """Notes that the request has generated `age` tokens in all. Raises KeyError for an unknown id and
+        ValueError for an age that goes back.
         """
         entry = self._entries[request_id]
         if age < entry.age:
@@ -65,11 +65,11 @@ class ForecastBook:
         entry.age = age
 
     def remove(self, request_id: str) -> None:
-        """It has left, by whatever way. Raises KeyError for an unknown id."""
+        """Forgets a request that has left, by whatever way. Raises KeyError for an unknown id."""
         del self._entries[request_id]
 
     def due(self, window_tokens: int) -> list[str]:
-        """Who must be asked again, by the state machine or because the last answer was for another window."""
+        """Requests whose forecast is due, by the state machine or because the last one was for another window."""
         return [
             request_id
             for request_id, e in self._entries.items()

@@ -14,7 +14,7 @@ from predictors.protocol import BoolArray, FeatureArray, FloatArray, IntArray
 
 
 class Booster(Protocol):
-    """What is used of `lightgbm.Booster`."""
+    """The part of `lightgbm.Booster` that is used."""
 
     def predict(self, data: npt.NDArray[Any], **kwargs: Any) -> Any: ...
 
@@ -65,7 +65,7 @@ class Boosted:
 
 
 def confirmed(losses: FloatArray, sizes: IntArray, min_gain: float) -> int:
-    """Which column of `losses` (blocks, choices) to take; column 0 is the choice that does nothing.
+    """The column of `losses` (blocks, choices) to take; column 0 is the choice that does nothing.
 
     The least mean loss, blocks weighted by their rows `sizes`; but 0 unless that gains `min_gain` (relative)
     on the whole and something in every single block: a gain in some moods of the traffic only is luck, or
@@ -109,7 +109,7 @@ def boost(spec: BoostSpec, folds: Sequence[Callable[[], Task]], whole: Callable[
 
 
 def gains(spec: BoostSpec, task: Task, trees: int) -> FloatArray:
-    """How much each input column lowers the loss in a booster of so many trees, (width,)."""
+    """How much each input column lowers the loss in a booster of this many trees, (width,)."""
     booster, _ = _train(spec, task, np.ones(task.target.size, dtype=bool), None, trees)
     return np.asarray(booster.feature_importance("gain"), dtype=np.float64)
 

@@ -1,4 +1,4 @@
-"""What the learned realisation's trees see, and the ladder of groups that they start from (`lgbm.py` has the
+"""Inputs of the learned realisation's trees, and the ladder of groups that they start from (`lgbm.py` has the
 formulas).
 """
 
@@ -32,7 +32,7 @@ class Rung:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WindowInputs:
-    """What stage 1 and 2 start from: the trees' inputs (n, width), and the ladder's log odds, mu and validity
+    """The start of stages 1 and 2: the trees' inputs (n, width), and the ladder's log odds, mu and validity
     (n,).
     """
 
@@ -72,7 +72,7 @@ class Design:
         )
 
     def narrowed(self, names: Sequence[str]) -> Design:
-        """The same with these scalar features only."""
+        """A design like this one with these scalar features only."""
         return Design.of(names, self.sketches, self.ladder, self.curve)
 
     @property

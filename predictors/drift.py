@@ -55,7 +55,7 @@ def ks_critical(n: int, m: int, level: float = 0.001) -> float:
 
 @dataclass(frozen=True, slots=True)
 class DriftReport:
-    """What the watch sees. `psi`, `ks` and `calibration_error` are None before `ready` data has come."""
+    """The state of the watch. `psi`, `ks` and `calibration_error` are None before `ready` data has come."""
 
     lengths: int
     psi: float | None

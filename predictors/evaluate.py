@@ -40,7 +40,7 @@ _CHUNK = 32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldOut:
-    """What is judged: all outcomes and features in order of arrival, of which those from `first` on are asked
+    """The data that is judged: all outcomes and features in order of arrival, of which those from `first` on are asked
     about.
     """
 

@@ -50,7 +50,7 @@ class Tracked:
 
 @dataclass(frozen=True, slots=True)
 class Refreshed:
-    """A new forecast at `age` tokens: *finishes in* so many more, or (None) *stays*."""
+    """A new forecast at `age` tokens: *finishes in* this many more, or (None) *stays*."""
 
     request_id: str
     age: int
@@ -95,7 +95,8 @@ class ForecastFeed:
         """The request is over. A rejected one taught nothing; any other is an outcome, cut short unless it finished."""
         features, limit = self._features.pop(request_id, None), self._limits.pop(request_id, 0)
         if request_id in self.book:
-            tokens = max(tokens, self.book.age(request_id))  # a lost ingress cannot say how far it got
+            # a lost ingress cannot say how far it got
+            tokens = max(tokens, self.book.age(request_id))
             self.book.remove(request_id)
         if features is None or outcome == "rejected":
             return None
@@ -118,7 +119,7 @@ class ForecastFeed:
 
 
 def finish_reason(outcome: str, tokens: int, limit: int) -> FinishReason:
-    """What a router's outcome means to a predictor; `limit` is the request's max_tokens."""
+    """The finish reason that a router's outcome stands for; `limit` is the request's max_tokens."""
     if outcome == "finished":
         return FinishReason.LENGTH if tokens >= limit else FinishReason.STOP
     return FinishReason.ERROR if outcome == "failed" else FinishReason.CANCELLED

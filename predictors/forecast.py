@@ -1,4 +1,4 @@
-"""What a request carries between two calls of the predictor (BalanceRoute C.1 equation 6, C.2.3; DESIGN
+"""The forecast that a request carries between two calls of the predictor (BalanceRoute C.1 equation 6, C.2.3; DESIGN
 section 4).
 
     c = p * mu + (1 - p) * H,   clipped to [floor, H]

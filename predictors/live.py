@@ -1,6 +1,6 @@
 """The predictor that a router holds: survival from the first request on, a fitted model once there is one.
 
-Pure bookkeeping, no clock, no files but the model that it is told to load. The shell around it logs outcomes,
+Pure bookkeeping, no clock, no files but the model that it is asked to load. The shell around it logs outcomes,
 starts refits (`promote.py`) elsewhere, and calls `adopt` when one was promoted. A file that must not be used
 changes nothing.
 

@@ -59,7 +59,7 @@ CLIENT_TEMPLATE = Level("client_template", lambda a: _both(a.client, a.template_
 
 EXACT_MATCH = (TEMPLATE, PROMPT)
 COLD = (CLIENT, TEMPLATE, CLIENT_TEMPLATE, PROMPT)
-"""What a router answers by before a model was fitted: also by whose request it is, where the request says so. On
+"""Keys that a router answers by before a model was fitted, the client among them where requests name theirs. On
 ServeGen's 70 clients the Brier score is 35 % below EXACT_MATCH's; without clients the two are the same.
 """
 

@@ -56,7 +56,7 @@ def expected_calibration_error(p: FloatArray, positive: BoolArray, bins: int = 1
 
 
 def ece_by_chance(p: FloatArray, bins: int = 15, draws: int = 10, seed: int = 0) -> float | None:
-    """The calibration error that a perfectly calibrated predictor with these p would show on so many rows:
+    """The calibration error that a perfectly calibrated predictor with these p would show on this many rows:
     the mean over `draws` sets of labels drawn from p. A lower bound: rows of one request are taken as
     independent.
     """

@@ -35,7 +35,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class LogContents:
-    """What a log holds: outcomes in order of writing, and what is damaged."""
+    """The contents of a log: outcomes in order of writing, and what is damaged."""
 
     outcomes: tuple[Outcome, ...]
     damage: tuple[Damage, ...]

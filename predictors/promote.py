@@ -25,7 +25,7 @@ from predictors.train import default_windows, fit_split, metadata_of
 
 @dataclass(frozen=True, slots=True)
 class PromotionRules:
-    """What the new model must show on held-out recent data, against the one in use."""
+    """The gains that a new model must show on held-out recent data, against the one in use."""
 
     min_brier_gain: float = 0.002  # relative
     max_mae_loss: float = 0.01  # relative
@@ -76,7 +76,7 @@ class RefitJob:
 
 @dataclass(frozen=True, slots=True)
 class RefitResult:
-    """What came of it: the version fitted (None: not enough data), whether it serves now, and why."""
+    """The outcome of a refit: the version fitted (None: not enough data), whether it serves now, and why."""
 
     version: str | None
     promoted: bool

@@ -77,7 +77,7 @@ class TextSignals:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """What is known about a request when it arrives. None means that the source lacks it; nothing is ever
+    """Facts about a request that are known when it arrives. None means that the source lacks it; nothing is ever
     made up.
 
     `arrival_s` is seconds on any one clock; `wall_clock_s` is Unix time (UTC) where the source has it.
@@ -176,7 +176,7 @@ class Prediction:
 
 @runtime_checkable
 class Predictor(Protocol):
-    """What policies and shells know of a predictor. Calls are batched; `observe` may adapt it, `predict`
+    """A predictor as policies and shells know it. Calls are batched; `observe` may adapt it, `predict`
     never does.
     """
 

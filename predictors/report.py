@@ -45,7 +45,7 @@ def by_window(evaluations: Mapping[str, Evaluation]) -> str:
 
 
 def by_age(evaluations: Mapping[str, Evaluation]) -> str:
-    """The same by the age at which was asked, all windows together."""
+    """Scores by the age at which was asked, all windows together."""
     return _grid(
         evaluations, {n: {f"age {a}": s for a, s in e.by_age.items()} for n, e in evaluations.items()}
     )
@@ -67,7 +67,7 @@ def _grid(evaluations: Mapping[str, Evaluation], cells: Mapping[str, Mapping[str
 
 
 def signal_line(signal: SignalTest | None) -> str:
-    """What the permutation test says."""
+    """The permutation test's answer in one line."""
     if signal is None:
         return "Permutation test: too few held-out requests."
     verdict = "the features carry signal" if signal.found else "no signal found in the features"
@@ -110,7 +110,8 @@ def plot(path: Path, title: str, evaluations: Mapping[str, Evaluation]) -> None:
         xlabel="predicted P(finish within H)", ylabel="observed", title="reliability, bins of 30+ rows"
     )
     age.set(xlabel="age, tokens", ylabel="Brier / Brier of survival", title="stage 1 by age")
-    if age.get_ylim()[1] > 4:  # one bad age would make a line of all others
+    # one bad age would make a line of all others
+    if age.get_ylim()[1] > 4:
         age.set_yscale("log")
     window.set(xlabel="window H, tokens", ylabel="conditional MAE / H", title="stage 2 by window")
     calibration.legend(fontsize=7)

@@ -35,7 +35,7 @@ class ModelRefused(PredictorError):
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """What a model says about itself. Times are those of the data's own clock, seconds."""
+    """A model's facts about itself. Times are those of the data's own clock, seconds."""
 
     version: str
     source: str
@@ -167,7 +167,7 @@ def _require_compatible(path: Path, metadata: Metadata) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """Which versions are in use and kept."""
+    """The versions that are in use and kept."""
 
     current: str | None
     previous: str | None

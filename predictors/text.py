@@ -1,4 +1,4 @@
-"""What the prompt's text gives away cheaply, and keys that name a prompt without keeping it.
+"""Signals that the prompt's text gives away cheaply, and keys that name a prompt without keeping it.
 
 Keys are BLAKE2b digests: equal prompts meet, the text cannot be read back. A deployment that shares its
 outcome logs passes a secret `salt`, so that nobody can test guesses of a prompt against them.

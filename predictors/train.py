@@ -65,7 +65,7 @@ def fit_split(
 
 
 def references(outcomes: Sequence[Outcome], first: int) -> dict[str, Predictor]:
-    """What LightGBM is compared with. *survival* and *constant* are fitted on the training part and frozen;
+    """Predictors that LightGBM is compared with. *survival* and *constant* are fitted on the training part and frozen;
     the others start empty and learn from each outcome as it comes, training part included.
     """
     train = outcomes[:first]

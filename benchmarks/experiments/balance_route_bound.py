@@ -1,4 +1,4 @@
-"""What imbalance would be left to a router that knows everything? A ceiling for BalanceRoute's Table 1.
+"""The imbalance that is left to a router that knows everything: a ceiling for BalanceRoute's Table 1.
 
 Requests do not divide: a departure leaves a gap of one request's KV, and nothing in the pool fills it exactly. How near
 one can come is a matter of the pool and of the search. Here the cluster of Table 1 without time: a slot that becomes
@@ -104,8 +104,8 @@ class State:
         return made
 
     def depart(self) -> tuple[float, float, int, int]:
-        """Goes on to the next departure: steps, max - min during them, worker and slot that are free now. (All slots
-        run, so all loads grow alike and their differences stay.)
+        """Goes on to the next departure; returns the steps, max - min during them, and the worker and slot that are
+        free now. All slots run, so all loads grow alike and their differences stay.
         """
         row, slot = divmod(int(self.left.argmin()), self.left.shape[1])
         steps, loads = float(self.left[row, slot]), self.context.sum(axis=1)

@@ -53,10 +53,14 @@ from predictors.survival import EmpiricalSurvival
 
 PROFILE = "balanceroute_deepseek_v3_910c_throughput"
 PROFILE_BY_TPOT = "balanceroute_deepseek_v3_910c"
-OVERLOAD = 1.15  # arrivals against what a perfectly balanced group serves
-TRAIN_SEED = 1_000  # of the sample that predictors are fitted on; runs use seeds from 0
-WARM_REQUESTS = 8_000  # how many of the outcomes before the run the features have seen
-RUSH_S = 0.1  # between the first arrivals, so that each finds a free slot: nobody chooses among them
+# Rate of arrivals as a multiple of what a perfectly balanced group serves.
+OVERLOAD = 1.15
+# Seed of the sample that predictors are fitted on; runs use seeds from 0.
+TRAIN_SEED = 1_000
+# Number of outcomes before the run that the features have seen.
+WARM_REQUESTS = 8_000
+# Seconds between the first arrivals, so that each finds a free slot and nothing is chosen among them.
+RUSH_S = 0.1
 BLOCK_TOKENS = 256
 
 # BR-H's parameters where they differ from its defaults: the pool holds minutes of work here, leases do not end. Chosen
@@ -89,7 +93,8 @@ METHODS = (
     *(f"br_h {predictor}" for predictor in PREDICTORS),
     *(f"envelope {predictor}" for predictor in PREDICTORS),
 )
-ENDLESS_S = 1e6  # the paper's BR-0 has no overdue entries
+# `max_wait_s` of the paper's BR-0, which has no overdue entries.
+ENDLESS_S = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +133,7 @@ CASES = {
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """What a perfectly balanced group does with these lengths: mean KV tokens of a running request, seconds a step,
+    """Capacity of a perfectly balanced group with these lengths: mean KV tokens of a running request, seconds a step,
     requests and tokens a second.
     """
 
@@ -252,7 +257,7 @@ class Source:
         return memory
 
     def warm(self) -> tuple[Outcome, ...]:
-        """What a run's features have seen before it: only LightGBM reads them."""
+        """Outcomes that a run's features have seen before it; only LightGBM reads them."""
         return (
             history(self.case, self.workers, self.train_requests)[-WARM_REQUESTS:]
             if self.name == "lightgbm"

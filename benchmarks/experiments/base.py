@@ -1,4 +1,4 @@
-"""What an experiment is, and what its results can be asked.
+"""Experiments, and the questions that their results answer.
 
 An experiment is a module with
 
@@ -150,7 +150,7 @@ class Results:
 
 
 class Experiment(Protocol):
-    """What a module of `benchmarks.experiments` provides; see above."""
+    """The parts that a module of `benchmarks.experiments` provides, as said above."""
 
     SUMMARY: str
     __name__: str

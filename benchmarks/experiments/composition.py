@@ -130,7 +130,8 @@ class Verdict:
     cell: str
     metric: str
     worse: Spread
-    parts: str  # the best ones of the two halves of the seeds
+    # The best part on each half of the seeds.
+    parts: str
 
     @property
     def outcome(self) -> str:

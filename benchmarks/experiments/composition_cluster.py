@@ -52,14 +52,17 @@ PROFILE = dataclasses.replace(
 BLOCK_TOKENS = 256
 KV_TOKENS = 4 * 45 * 10**9 // PROFILE.kv_bytes_per_token  # 45 GB of free HBM a GPU (NetKV VI-A)
 SLOTS = 8  # ASSUMPTION: BalanceRoute's Table 1 implies some nine long contexts a worker
-OUTPUT_TOKENS = 1_200.0  # as in ServeGen's reasoning clients (1,527), less for the shorter run
+# ServeGen's reasoning clients have a mean of 1,527; a shorter run takes less.
+OUTPUT_TOKENS = 1_200.0
 OUTPUT_CAP_TOKENS = 6_000
 OUTPUT_CV = {"light": 0.3, "heavy": 1.8}
-PROMPT_CV = 0.6  # BalanceRoute's Table 1: deviation 25,000 of a mean of 42,500
+# BalanceRoute's Table 1 has a deviation of 25,000 and a mean of 42,500.
+PROMPT_CV = 0.6
 SHARING = Sharing(0.3, groups=64, covered=(0.3, 0.7), block_tokens=BLOCK_TOKENS)  # ASSUMPTION
 CLIENTS = Clients(clients=20, zipf=1.0, spread=0.25)  # ASSUMPTION, as in `benchmarks.workloads.standins`
 HISTORY, HISTORY_SEED = 1_000, 1_000_000
-BARRIER_WORKERS = 12  # the decode engines of two pods, all there are with 64 GPUs
+# The decode engines of two pods, which is all that 64 GPUs have.
+BARRIER_WORKERS = 12
 MANY = 1_000_000
 STEP = {"step_base_s": PROFILE.decode_base_s, "step_per_seq_s": PROFILE.decode_per_seq_s}
 

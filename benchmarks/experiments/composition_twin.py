@@ -33,7 +33,8 @@ from predictors.protocol import Arrival, Outcome, Predictor
 
 MODEL = "sim"
 NEAR, FAR = 1, 3  # tiers: same rack, beyond
-KEY_SPACE = 1 << 30  # of output lengths' seeds: rounds draw from below, the training part from above
+# Seeds of output lengths: rounds draw below this number, the training part from it on.
+KEY_SPACE = 1 << 30
 PREFILL_POLICY = "predicted_ttft"
 
 
@@ -74,7 +75,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """What is asked. Outputs vary by 1.8 before the cap, as in `experiments.composition` where the tail is heavy."""
+    """The requests. Outputs vary by 1.8 before the cap, as in `experiments.composition` where the tail is heavy."""
 
     prompt_tokens: float = 1000.0
     prompt_cv: float = 0.6
@@ -89,7 +90,7 @@ class Mix:
         return Lognormal.of_mean(self.output_tokens, self.output_cv, self.output_cap)
 
     def requests(self, rate_per_s: float, seconds: float, seed: int) -> list[WorkloadRequest]:
-        """Those that come in `seconds`; the same lengths and clients for the same seed, whatever the rate."""
+        """The requests that come in `seconds`; the same lengths and clients for the same seed, whatever the rate."""
         drawn = Synthetic(
             "composition",
             Poisson(rate_per_s),
@@ -194,12 +195,12 @@ def _group(name: str, role: str, replicas: int, options: dict[str, Any], rack: s
 
 
 def _cold(lengths: Mapping[str, int]) -> Predictor:
-    """What a router has before a model was fitted."""
+    """The predictor of a router before a model was fitted."""
     return LivePredictor()
 
 
 def history(trained_on: Sequence[WorkloadRequest]) -> tuple[Outcome, ...]:
-    """Their ends, one a millisecond, before the time 0."""
+    """Outcomes of the training requests, one a millisecond, all before the time 0."""
     seen = []
     for i, one in enumerate(trained_on):
         at_s = (i - len(trained_on)) * 1e-3
@@ -213,7 +214,7 @@ def history(trained_on: Sequence[WorkloadRequest]) -> tuple[Outcome, ...]:
 def simulated(
     cluster: Cluster, case: Contender, control: ControlPlane, trained_on: Sequence[WorkloadRequest], seed: int
 ) -> SimConfig:
-    """The same cluster in the simulator, under the policy of `case`, its predictor having seen `trained_on`."""
+    """The live cluster in the simulator, under the policy of `case`, its predictor having seen `trained_on`."""
     profile = cluster.profile()
     groups = (
         ("prefill", Role.PREFILL, cluster.prefill, 256, "r1"),

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 SUMMARY = "DeepFlow Figure 5: heatmap of JCT colocated / disaggregated - 1; synthetic requests"
 SEEDS = (3, 1)
 RATES = (0.5, 1.0, 1.5)
-SHORT_RATIO = 0.2  # decodes up to a fifth of the prompt: "shorter decode"
+# The paper's "shorter decode": decodes up to a fifth of the prompt.
+SHORT_RATIO = 0.2
 
 
 def variants(quick: bool) -> list[Variant]:

@@ -41,10 +41,12 @@ POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 SEEDS = (8, 2)
 RATES = (2.0, 5.0, 8.0, 10.0, 12.0)
-LENGTH_S = {2.0: 500.0, 5.0: 200.0}  # else 100: where nothing queues for long, a mean needs as many requests
+# Seconds of a run at a rate, else 100: where nothing queues for long, a mean needs as many requests.
+LENGTH_S = {2.0: 500.0, 5.0: 200.0}
 ACCURACIES = (0.5, 0.75, 0.9, 1.0)
 ACCURACY_RATE = 8.0
-PRACTICE = 0.9  # "In practice, we use a predictor with 90% accuracy"
+# DeepFlow 5.3.2: "In practice, we use a predictor with 90% accuracy."
+PRACTICE = 0.9
 HEATMAP_SEED = 900
 KEPT = (
     "jct_mean_s",

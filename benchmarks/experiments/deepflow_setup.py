@@ -52,7 +52,7 @@ RATIO_AXIS = (0.01, 0.05, 0.2, 0.5, 1.0, 2.0)
 
 
 def engines(prefill: int, decode: int, colocated: int) -> tuple[EngineSpec, ...]:
-    """So many of each kind, all of the same hardware."""
+    """Engines in these numbers, all on the same hardware."""
     kinds = (("p", Role.PREFILL, prefill), ("d", Role.DECODE, decode), ("c", Role.COLOCATED, colocated))
     return tuple(
         EngineSpec(

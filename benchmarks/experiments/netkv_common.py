@@ -70,17 +70,20 @@ from benchmarks.workloads.record import WorkloadRequest
 from policies.dispatch.dispatcher import DispatchConfig
 from policies.state.views import Role
 
-TRACE = "mooncake-conversation"  # its shipped excerpt where the file is not at hand (`or_excerpt`)
+# The stand-in for the paper's trace; its shipped excerpt where the file is not at hand (`or_excerpt`).
+TRACE = "mooncake-conversation"
 PROFILE = profiles.load("netkv_llama3_70b_tp4_h100")
 WARMUP_S, MEASURE_S, TUNING_S = 5.0, 15.0, 30.0  # NetKV VI-A
-BLOCK_TOKENS = 128  # NetKV has 16: coarser is faster, and at most 127 tokens of a hit are lost
+# NetKV has 16. Coarser blocks are faster, and at most 127 tokens of a hit are lost.
+BLOCK_TOKENS = 128
 KV_TOKENS = 4 * 45 * 10**9 // PROFILE.kv_bytes_per_token  # 45 GB of free HBM a GPU, TP = 4 (VI-A)
-WINDOWS = 10  # of the trace, for experiments of ten seeds
+# Windows of the trace, for experiments of ten seeds.
+WINDOWS = 10
 SLOTS = 64  # beta_max (VI-A)
-UNBOUNDED = 1_000_000  # of prefill's slots and blocks, and of the queue before it: prefill is a latency only
-TICK_ROWS = (
-    19.7  # rows of one time: 23,608 in an hour (ASSUMPTION: whose clock ticks every 3 s, as the stand-in's)
-)
+# Prefill's slots and blocks and the queue before it have no limit: prefill is a latency only.
+UNBOUNDED = 1_000_000
+# Rows of one time: the paper's 23,608 in an hour. ASSUMPTION: their clock ticks every 3 s, as the stand-in's does.
+TICK_ROWS = 19.7
 SWITCH_S = 5.0  # ASSUMPTION: mean time on and off of background that comes and goes
 
 
@@ -105,9 +108,8 @@ WORKLOADS: Mapping[str, Workload] = {
     "rag": dataclasses.replace(_RAG, thin_above=10_240, kept=0.2),
     "rag-conversation": _RAG,
     "long": Workload(transform.LengthFilter(min_prompt_tokens=16_385), 0.1, 10.0, 2.75, 0.227 * TICK_ROWS),
-    "conversation": Workload(
-        None, None, 5.0, 6.09, TICK_ROWS
-    ),  # the whole trace with its own hash_ids; 1.8 times as fast
+    # The whole trace with its own hash_ids, 1.8 times as fast as it was recorded.
+    "conversation": Workload(None, None, 5.0, 6.09, TICK_ROWS),
 }
 
 _STEP = {"step_base_s": PROFILE.decode_base_s, "step_per_seq_s": PROFILE.decode_per_seq_s}
@@ -119,12 +121,12 @@ SCHEDULERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "NetKV-Topo-Only": ("netkv", {"variant": "topo_only", **_STEP}),
     "NetKV-Static": ("netkv", {"variant": "static", **_STEP}),
     "NetKV-Full": ("netkv", {"variant": "full", **_STEP}),
-    "NetKV-Uplinks": ("netkv", {"variant": "full", **_STEP}),  # ours: the oracle tells the tiers' uplinks
+    # Ours: the oracle also tells the tiers' uplinks.
+    "NetKV-Uplinks": ("netkv", {"variant": "full", **_STEP}),
 }
 LADDER = ("CLA*", "NetKV-Topo-Only", "NetKV-Static", "NetKV-Full")
-TUNED: Mapping[
-    str, tuple[float, float]
-] = {  # workload -> CLA*'s (cache_weight, load_weight); see `netkv_tuning`
+# workload -> CLA*'s (cache_weight, load_weight); see `netkv_tuning`
+TUNED: Mapping[str, tuple[float, float]] = {
     "chatbot": (1.0, 1.0),
     "rag": (1.0, 1.0),
     "rag-conversation": (1.0, 1.0),
@@ -134,12 +136,17 @@ TUNED: Mapping[
 
 
 def config(workload: str, scheduler: str, **more: Any) -> dict[str, Any]:
-    """What `run_one` takes. Further keys: `load` (1 = 100 %), `prompt_tokens`, `p_share`, `gpus`, `oversubscription`,
-    `background` (share of every link, all the time), `switching` (share, on and off), `oracle_s`, `tuning`, `weights`
-    (of CLA*, else the tuned ones), `prefill_queue`, `whole` (the whole trace, measured from the warm-up to its end),
-    `fixed_nic` (an instance sends by one of its server's NICs), `shared_tokens` (what is shared is so long),
-    `nics` (of a server, else 8; uplinks in proportion), `windows` (seeds begin at so many places, else 5), `spread`
-    (the trace's ticks are spread with the seed, instead of bursts).
+    """A variant's config, as `run_one` takes it. Further keys:
+
+    - `load` (1 = 100 %), `prompt_tokens`, `p_share`, `gpus`, `oversubscription`, `oracle_s`, `tuning`, `prefill_queue`
+    - `background`: share of every link, all the time; `switching`: share, on and off
+    - `weights` of CLA*, else the tuned ones
+    - `whole`: the whole trace, measured from the warm-up to its end
+    - `fixed_nic`: an instance sends by one of its server's NICs
+    - `shared_tokens`: the length of every shared prefix
+    - `nics` of a server, else 8; uplinks in proportion
+    - `windows`: the number of places at which seeds begin, else 5
+    - `spread`: the trace's ticks are spread with the seed, instead of bursts
     """
     made = {"trace": or_excerpt(TRACE), "workload": workload, "scheduler": scheduler, **more}
     if scheduler == "CLA*":
@@ -175,7 +182,8 @@ def requests(config: Config, seed: int) -> list[WorkloadRequest]:
             window_start(len(rows), seed, config.get("windows", 5)),
             round(at_100 * (WARMUP_S + MEASURE_S)) + 1,
         )
-        most = 4 * count  # three times as many more as are measured
+        # Three times as many again as are measured keep the load up behind the window.
+        most = 4 * count
     ahead = _turned(rows, start)[:most]
     made = list(transform.compress(ahead, transform.compression_for(ahead[:count], at_100 * load)))
     if not config.get("spread"):

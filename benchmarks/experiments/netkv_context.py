@@ -50,11 +50,12 @@ TABLE_3 = {
 }
 SHOWN = ("RR", "CLA*", "NetKV-Full")
 SHARED, SHARED_TOKENS = "2K shared", 2_048
+# Five NICs a server give a rack ten uplinks of 50 Gbit/s.
 NARROW, NARROW_TOKENS, NARROW_NICS = (
     "2K shared, 62 GB/s",
     32_768,
     5,
-)  # 5 NICs a server: 10 uplinks of 50 Gbit/s a rack
+)
 SPREAD_TOKENS = 4_096
 ALL_NEAR, ALL_NEAR_TOKENS = "NetKV-Topo-Only", 16_384
 SLO_16K = {"RR": 79.1, "NetKV-Full": 99.2}

@@ -58,7 +58,8 @@ TABLE_4 = {
 }
 OURS = "NetKV-Uplinks"
 LOADS = (2.0, 2.5)  # besides 1, for RAG
-FIXED = "one NIC"  # an instance sends by one NIC of its server
+# Variants in which an instance sends by one NIC of its server.
+FIXED = "one NIC"
 FIXED_LOADS = (1.0, 2.5)
 
 

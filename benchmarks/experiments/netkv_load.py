@@ -140,7 +140,7 @@ def compare(results: Results) -> list[Row]:
 
 
 def _spread(results: Results) -> list[Row]:
-    """What it would be without bursts."""
+    """Reductions without bursts: the ticks of the trace spread over their 3 s."""
     made = []
     for (workload, load), paper in SPREAD.items():
         at = f"{workload} {load:.0%} spread"
@@ -185,10 +185,11 @@ def plots(results: Results) -> Mapping[str, Figure]:
                 for name in results.where(workload=workload, scheduler=scheduler)
                 if not results.variants[name].get("spread")
             ]
+            # Intervals are left out: they are those of the windows, which all schedulers share.
             series[scheduler] = look.Series(
                 [100 * results.variants[name]["load"] for name in names],
                 [results.mean(name, "ttft_mean_s") for name in names],
-            )  # no intervals: they are those of the windows, which all schedulers share
+            )
             if workload == "rag" and scheduler in TABLE_2[1.0]:
                 paper = [TABLE_2[load][scheduler][0] / 1e3 for load in TABLE_2]
                 series[f"{scheduler}, paper"] = look.Series(

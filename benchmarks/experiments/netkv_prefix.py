@@ -22,7 +22,8 @@ SUMMARY = "NetKV experiment 5: p_share 0 to 0.9, RAG at 100 % load"
 SEEDS = (WINDOWS, 2)
 SHARES = (0.0, 0.3, 0.5, 0.7, 0.9)
 SHOWN = ("CA", "CLA*", "NetKV-Full")
-PAPER = -15.45  # per cent: 15.3 to 15.6 over both, at every p_share
+# Per cent: the paper has 15.3 to 15.6 against both, at every p_share.
+PAPER = -15.45
 
 
 def variants(quick: bool) -> list[Variant]:

@@ -30,11 +30,12 @@ from policies.engine_model.timing import SMOLLM2_KV_BYTES_PER_TOKEN, TimingProfi
 from policies.state.views import Role
 
 COMPLETIONS = "/v1/completions"
-VOCABULARY = 30_000  # token ids are drawn below it, so that no prompt shares a prefix
-NICENESS = {
-    "RAY_worker_niceness": "0"
-}  # Ray's 15 would let any other program of the machine into the measurement
-PATIENCE_S = 120.0  # for the answers after the last request was sent
+# Token ids are drawn below it, so that no two prompts share a prefix.
+VOCABULARY = 30_000
+# Ray's own niceness of 15 would let any other program of the machine into the measurement.
+NICENESS = {"RAY_worker_niceness": "0"}
+# Seconds to wait for answers after the last request was sent.
+PATIENCE_S = 120.0
 
 SIM_PROFILE = TimingProfile(
     source="artificial, for validate_live: steps of 20-30 ms, prefills of 50-280 ms",
@@ -63,7 +64,7 @@ class Mix:
     output_tokens: tuple[int, int]
 
     def requests(self, seed: int) -> list[WorkloadRequest]:
-        """The same for the same seed."""
+        """The workload that `seed` draws."""
         rng = np.random.default_rng(seed)
         times = list(until(Poisson(self.rate_per_s).times(rng), self.seconds))
         prompts = rng.integers(self.prompt_tokens[0], self.prompt_tokens[1], len(times), endpoint=True)
@@ -105,7 +106,7 @@ class Setup:
     def simulated(
         self, profile: TimingProfile, control: ControlPlane, policies: tuple[str, str], seed: int
     ) -> SimConfig:
-        """The same cluster in the simulator."""
+        """The live cluster in the simulator."""
         specs = tuple(
             EngineSpec(
                 role.value, role, count, profile, slots=self.slots, prefill_budget_tokens=self.budget_tokens

@@ -154,7 +154,7 @@ def run(
 
 
 def document(setup: Setup, cases: Sequence[Comparison], used: dict[str, Any]) -> dict[str, Any]:
-    """What is stored: everything that decides the outcome, and the outcome."""
+    """The stored result: everything that decides the outcome, and the outcome."""
     return {
         "setup": asdict(setup),
         **used,

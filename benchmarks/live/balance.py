@@ -50,13 +50,14 @@ OUT = ROOT / "benchmarks" / "results" / "balance"
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What is run. Prompts and outputs are drawn log-normal, so that some requests weigh twenty times others."""
+    """The cluster and its load. Prompts and outputs are log-normal, so that some requests weigh twenty times others."""
 
     policies: tuple[str, ...] = POLICIES
     prefill_engines: int = 4
     decode_engines: int = 16
     slots: int = 20
-    extra: float = 0.3  # connections above all slots, as a share of them: they wait in the pool
+    # Connections above all slots, as a share of them; their requests wait in the pool.
+    extra: float = 0.3
     step_s: float = 0.05
     prompt_median: int = 600
     prompt_sigma: float = 1.0

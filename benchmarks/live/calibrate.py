@@ -27,7 +27,7 @@ from benchmarks.sim.calibration import DecodeTime, PrefillTime, write_profile
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is sent. Lengths in tokens; token ids are drawn from 1 .. vocabulary - 1."""
+    """The requests to send. Lengths are in tokens; token ids are drawn from 1 .. vocabulary - 1."""
 
     prompts: tuple[int, ...] = (32, 128, 256, 384)
     repeats: int = 5
@@ -75,7 +75,8 @@ async def measure(client: httpx.AsyncClient, plan: Plan) -> tuple[list[PrefillTi
     def prompt(tokens: int) -> list[int]:
         return [rng.randrange(1, plan.vocabulary) for _ in range(tokens)]
 
-    await _ask(client, prompt(plan.prompts[0]), 2)  # the first transfer pays for connections
+    # The first transfer pays for connections, so it is not measured.
+    await _ask(client, prompt(plan.prompts[0]), 2)
     prefills = []
     for length in plan.prompts:
         times = []

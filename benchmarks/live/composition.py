@@ -62,16 +62,19 @@ CHOSEN = ("policies", "loads", "rounds", "seconds", "train")  # fields of Setup,
 QUICK = ("NetKV", "JSQ", "composition")
 OUT = ROOT / "benchmarks" / "results" / "composition"
 COMPLETIONS = "/v1/completions"
-VOCABULARY = 30_000  # prompts are token ids drawn below it: no two share a prefix
-PATIENCE_S = 60.0  # for the answers after the last request was sent
+# Prompts are token ids drawn below it: no two share a prefix.
+VOCABULARY = 30_000
+# Seconds to wait for answers after the last request was sent.
+PATIENCE_S = 60.0
 IDLE_S = 30.0
-REPORTED_S = 2.5  # the router reports once a second, the ingress shows the last report
+# The router reports once a second, and the ingress shows the last report.
+REPORTED_S = 2.5
 PREDICTIONS = "sluice_router_predictor_predictions_total"
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What is run. `train`: requests before the first block, at `train_load`; `seconds`: of arrivals in a block;
+    """The measurement. `train`: requests before the first block, at `train_load`; `seconds`: of arrivals in a block;
     `ties`: simulations of each block, with the policies' ties drawn anew.
     """
 
@@ -93,7 +96,7 @@ class Setup:
         return training(self.mix, self.rate_per_s(self.train_load), self.seed, self.train)
 
     def work(self, load: float, round_: int) -> list[WorkloadRequest]:
-        """What every policy's block of this round and load is sent."""
+        """Requests of this round and load, which every policy's block is sent."""
         seed = 1000 * self.seed + 100 * round_ + round(10 * load)
         return self.mix.requests(self.rate_per_s(load), self.seconds, seed)
 
@@ -182,7 +185,7 @@ class Run:
         return answers
 
     def _body(self, one: WorkloadRequest) -> bytes:
-        """Its engine ends the answer after `min_tokens`; router and predictor see the cap alone."""
+        """The request's body: the engine ends the answer after `min_tokens`; router and predictor see the cap alone."""
         body = {
             "model": MODEL,
             "prompt": self._prompts.integers(1, VOCABULARY, one.prompt_tokens).tolist(),

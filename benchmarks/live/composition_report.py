@@ -1,4 +1,4 @@
-"""What blocks of `benchmarks.live.composition` amount to: figures of a block, ratios to NetKV's, table, plot."""
+"""The report of `benchmarks.live.composition`: figures of a block, ratios to NetKV's, table, plot."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +12,10 @@ from benchmarks.seeds import Spread, spread
 SKIP_S = 1.0  # the app fills up: not measured
 BASE = "NetKV"
 FIGURES = ("ttft_mean_s", "ttft_p50_s", "ttft_p95_s", "tpot_mean_s", "tokens_per_s")
-LATE_MS = 5.0  # as in `experiments.twin`: whoever kept the client from its times kept the engines from theirs
-BUSIEST = ("ingress", "router", "client", "others")  # a process each but for the others: 1 core is saturated
+# As in `experiments.twin`: whatever kept the client from its times kept the engines from theirs.
+LATE_MS = 5.0
+# Each is one process, but for the others: at 1 core it is saturated.
+BUSIEST = ("ingress", "router", "client", "others")
 
 Column = tuple[str, Callable[[Mapping[str, Any]], str]]
 
@@ -62,7 +64,7 @@ def measure(streams: Sequence[Stream], seconds: float) -> dict[str, float]:
 
 
 def _tokens_between(one: Stream, start_s: float, end_s: float) -> float:
-    """Its tokens in [start_s, end_s): the first one where it came, the others evenly up to the last."""
+    """The stream's tokens in [start_s, end_s): the first one where it came, the others evenly up to the last."""
     first = 1.0 if start_s <= one.first_s < end_s else 0.0
     length_s = one.last_s - one.first_s
     if length_s <= 0:

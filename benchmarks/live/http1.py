@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 MAX_HEAD_BYTES = 64 * 1024
-_MORE = -1  # internal: the buffer ends before the element does
+# A reader returns it when the buffer ends before the element does.
+_MORE = -1
 
 
 class BadResponse(ValueError):
@@ -31,7 +32,8 @@ class ResponseParser:
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self._buffer = b""
-        self._left = 0  # bytes of the current chunk or body still to come
+        # Bytes of the current chunk or body that are still to come.
+        self._left = 0
         self._pieces: list[bytes] = []
         self._read: Callable[[bytes, int], int] = self._read_head
 
@@ -77,7 +79,8 @@ class ResponseParser:
                 raise BadResponse(f"a response head of more than {MAX_HEAD_BYTES} bytes")
             return _MORE
         status, headers = parse_head(data[at:stop])
-        if status < 200:  # an interim response: the real one follows
+        # An interim response; the real one follows.
+        if status < 200:
             return stop + 4
         self._sink.on_head(status, headers)
         self._begin_body(status, headers)

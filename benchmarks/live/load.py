@@ -19,12 +19,13 @@ from benchmarks.live.sse import StreamReader
 
 _T = TypeVar("_T")
 
-GRACE_S = 30.0  # requests under way when the time is up may still end; then they are cut
+# Requests under way when the time is up have this long to end; then they are cut.
+GRACE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What to send. `bodies` are used in turn; the run ends after `requests` or, when that is sooner, `max_s`."""
+    """The load to send. `bodies` are used in turn; the run ends after `requests` or, when that is sooner, `max_s`."""
 
     port: int
     path: str
@@ -102,7 +103,7 @@ def request_bytes(host: str, port: int, path: str, body: bytes) -> bytes:
 
 
 class _Run:
-    """What the connections share: the work that is left and the result."""
+    """State that the connections share: the work that is left and the result."""
 
     def __init__(self, load: Load, stop: Callable[[], bool]) -> None:
         self.load = load
@@ -136,7 +137,8 @@ async def _run(load: Load, stop: Callable[[], bool]) -> LoadResult:
 
 async def _worker(run: _Run) -> None:
     loop = asyncio.get_running_loop()
-    while (request := run.take()) is not None:  # before connecting: no connection is opened for nothing
+    # A request is taken before connecting, so that no connection is opened for nothing.
+    while (request := run.take()) is not None:
         connect = functools.partial(_Connection, run, request)
         transport, protocol = await loop.create_connection(connect, run.load.host, run.load.port)
         try:
@@ -183,13 +185,15 @@ class StreamConnection(asyncio.Protocol):
         self.now_s = time.perf_counter()
         try:
             self._parser.feed(data)
-        except ValueError as error:  # BadResponse, or an event that is no JSON
+        except ValueError as error:
+            # A BadResponse, or an event that is no JSON.
             self._fail(f"{type(error).__name__}: {error}")
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         try:
-            self._parser.eof()  # ends a body that lasts until the connection does
+            # This ends a body that lasts until the connection does.
+            self._parser.eof()
         except BadResponse:
             pass  # counted below as the connection's end
         self._fail(f"connection ended: {exc or 'closed by the server'}")

@@ -14,7 +14,8 @@ from benchmarks.live import proctree, stats, wrk
 from benchmarks.live.servers import Server
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-BODIES = 512  # distinct prompts of a run; longer runs repeat them
+# Distinct prompts of a run; longer runs repeat them.
+BODIES = 512
 _WORDS = (
     "river",
     "stone",
@@ -130,7 +131,8 @@ def first_answer(
 def warm_up(server: Server, model: str, plan: Plan, seed: int) -> None:
     """A little of the same load, so that imports, caches and connections of the first requests are not measured."""
     count = min(4 * plan.concurrency, 64, plan.requests)
-    texts = prompts(seed + 1, count, words=9)  # never the prompts that are measured: no prefix hits for those
+    # Other prompts than the measured ones, so that those have no prefix hits.
+    texts = prompts(seed + 1, count, words=9)
     load = client.Load(server.command.port, plan.path, bodies(model, texts, min(plan.tokens, 16), plan.path),
                        plan.concurrency, count, 60.0)  # fmt: skip
     client.drive(load)
@@ -191,7 +193,7 @@ def _loaded(
     run: Callable[[Sequence[bytes]], _Result],
     cpu_s_of: Callable[[_Result], float],
 ) -> tuple[_Result, dict[str, Any]]:
-    """What `run` measured after a warm-up, and the fields of a `Measurement` that no client measures: CPU by role, and
+    """The result of `run` after a warm-up, and the fields of a `Measurement` that no client measures: CPU by role, and
     rates. Raises MeasureError where nothing was served.
     """
     sent = bodies(model, prompts(seed), plan.tokens, plan.path)
@@ -221,7 +223,7 @@ def _loaded(
 
 
 def add_modelled(case: Measurement, ttft_s: float, step_s: float) -> None:
-    """What the case took beyond the modelled engine (TTFT p50 and p95, time per token p50 and mean), in ms."""
+    """Adds the ms that the case took beyond the modelled engine: TTFT p50 and p95, time per token p50 and mean."""
     if case.ttft_ms is None or case.tpot_ms is None:
         return
     case.added = {
@@ -233,7 +235,7 @@ def add_modelled(case: Measurement, ttft_s: float, step_s: float) -> None:
 
 
 def add_difference(case: Measurement, base: Measurement) -> None:
-    """What the case took beyond another server's at the same concurrency, in ms."""
+    """Adds the time that the case took beyond another server's at the same concurrency, in ms."""
     if case.ttft_ms is None or case.tpot_ms is None or base.ttft_ms is None or base.tpot_ms is None:
         return
     case.added = {

@@ -37,7 +37,8 @@ from benchmarks.live.targets import sluice_app
 
 MODEL = "sim"
 COMPLETIONS = "/v1/completions"
-REPORTED_S = 2.5  # engines and router report at least every second, the ingress shows the last report
+# Engines and router report at least every second, and the ingress shows the last report.
+REPORTED_S = 2.5
 WARM_SEED = 1_000_000
 
 
@@ -69,7 +70,7 @@ class Workload:
     output_tokens: int = 24
 
     def bodies(self, seed: int, count: int) -> list[bytes]:
-        """The same for the same seed; no seed's prefixes are cached for another."""
+        """Request bodies that `seed` draws; no seed's prefixes are cached for another."""
         rng = random.Random(seed)
         heads = [_words(rng, self.prefix_tokens) for _ in range(self.prefixes)]
         weights = [1 / rank for rank in range(1, self.prefixes + 1)]

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from benchmarks.live.load import StreamConnection, request_bytes, run_fast
 from benchmarks.live.sse import StreamReader
 
-LEAD_S = 0.2  # before the first request: the loop has settled by then
+# Seconds before the first request, in which the loop settles.
+LEAD_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Planned:
 
 @dataclass(slots=True)
 class Answer:
-    """What became of one request. `problem`: why its answer is not whole; its times count only where that is None."""
+    """The outcome of one request. `problem`: why its answer is not whole; its times count only where that is None."""
 
     planned_s: float
     sent_s: float = 0.0

@@ -1,4 +1,4 @@
-"""What Sluice adds to an engine: latency, requests/s, CPU by process, memory. `make bench-overhead`
+"""The cost of Sluice around an engine: latency, requests/s, CPU by process, memory. `make bench-overhead`
 
     python -m benchmarks.live.overhead                 all of it (some 10 minutes, most of it engines that start)
     python -m benchmarks.live.overhead --only sim      without real engines (about 2 minutes)
@@ -188,7 +188,8 @@ def main(argv: list[str] | None = None) -> int:
             bench.note("interrupted")
             status = 130
         finally:
-            bench.report()  # whatever was measured, also when the run ended early
+            # This shows what was measured, also when the run ended early.
+            bench.report()
     return status
 
 

@@ -59,7 +59,7 @@ class Usage:
 
 
 def name_of(cmdline: Sequence[str]) -> str | None:
-    """What a process is, by its command line; None where that says nothing (a multiprocessing child, a shell)."""
+    """The role of a process by its command line; None where that says nothing (a multiprocessing child, a shell)."""
     text = " ".join(cmdline).strip()
     for pattern, name in _NAMES:
         if match := pattern.search(text):

@@ -196,9 +196,8 @@ def draw(results: Results, file: Path) -> None:
     )
     axes[0].set(xlabel="requests/s", title="16 streamed tokens a request")
     axes[0].margins(x=0.15)
-    several = [
-        case for case in cases if case.concurrency > 1
-    ]  # at 1 the tree's idle CPU outweighs the requests'
+    # At c = 1 the tree's idle CPU outweighs that of the requests.
+    several = [case for case in cases if case.concurrency > 1]
     cpu = {_row(case): case.cpu_ms_per_request for case in several}
     memory = {
         tree.target: {role: own["pss_bytes"] / 2**20 for role, own in tree.memory.items()}

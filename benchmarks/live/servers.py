@@ -24,9 +24,12 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 REAPER = ROOT / "scripts" / "reap.py"
-STOP_S = 60.0  # for a server to end by itself after SIGINT; then the reaper is told
-HURRY_S = 5.0  # the same for one that never became ready: many do not listen to signals yet
-REAP_S = 20.0  # for the reaper (10 s of grace of its own); then everything is killed
+# Seconds for a server to end by itself after SIGINT; then the reaper ends it.
+STOP_S = 60.0
+# Seconds for a server that never became ready: many do not listen to signals yet.
+HURRY_S = 5.0
+# Seconds for the reaper (10 of them its own grace); then everything is killed.
+REAP_S = 20.0
 _GIVEN = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _FIRST_PORT = 20_000
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -40,7 +43,7 @@ class ServerError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What to run. `ports` must be free before and after; `ready_path` answers 200 once requests are served;
+    """A server to run. `ports` must be free before and after; `ready_path` answers 200 once requests are served;
     `cwd` is the checkout that serves.
     """
 
@@ -148,7 +151,8 @@ def stop(server: Server, patience_s: float) -> list[str]:
         _ended(server.process, REAP_S)
     for member in [*tree, *_children(server.pid)]:
         with contextlib.suppress(psutil.NoSuchProcess):
-            member.kill()  # psutil refuses when the pid has been reused
+            # psutil refuses when the pid has been reused.
+            member.kill()
     if server.process.poll() is None:
         server.process.kill()
         server.process.wait(timeout=5)
@@ -178,7 +182,8 @@ def _start(command: Command, log: Path) -> Server:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C at the terminal reaches us; we end the tree in order
+            # Ctrl-C at the terminal reaches only this process, which ends the tree in order.
+            start_new_session=True,
             preexec_fn=_die_with_parent,
         )
     return Server(command, process, log)

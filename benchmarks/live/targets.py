@@ -33,9 +33,8 @@ class SimTiming:
     decode_base_s: float = 1e-3
     decode_per_seq_s: float = 0.0
     decode_per_kv_token_s: float = 0.0
-    kv_bytes_per_token: int = (
-        30 * 2 * 3 * 64 * 2
-    )  # SmolLM2-135M: layers x (K, V) x KV heads x head_dim x bfloat16
+    # SmolLM2-135M: layers x (K, V) x KV heads x head_dim x bytes of bfloat16.
+    kv_bytes_per_token: int = 30 * 2 * 3 * 64 * 2
     transfer_bandwidth_bytes_per_s: float = 10e9
     transfer_latency_s: float = 1e-4
 
@@ -55,7 +54,7 @@ class SimTiming:
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What every vLLM engine of one run gets, with or without Sluice around it, so that both compute the same."""
+    """Options of every vLLM engine of one run, with or without Sluice around it, so that both compute the same."""
 
     max_model_len: int = 2048
     slots: int = 32
@@ -103,9 +102,8 @@ def bare_engine(options: EngineOptions, model_dir: str) -> Command:
     argv += ["--kv-cache-memory-bytes", str(options.kv_space_gib << 30), "--disable-uvicorn-access-log"]
     env = {
         "VLLM_CPU_OMP_THREADS_BIND": cores,
-        "VLLM_CPU_KVCACHE_SPACE": str(
-            options.kv_space_gib
-        ),  # one that is inherited would override the argument
+        # A value that is inherited would override the argument.
+        "VLLM_CPU_KVCACHE_SPACE": str(options.kv_space_gib),
         "TORCH_COMPILE_DISABLE": "1",  # as Sluice's eager CPU engines have it
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",

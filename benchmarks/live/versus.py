@@ -1,4 +1,4 @@
-"""This checkout against another one of the same project, in turn on one machine: has a change cost anything?
+"""The cost of a change: this checkout against another one of the project, in turn on one machine.
 
     python -m benchmarks.live.versus --base ../other-checkout                     rounds of all rows (some 15 minutes)
     python -m benchmarks.live.versus --base ../other-checkout --only decisions    without the servers

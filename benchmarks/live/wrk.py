@@ -11,7 +11,8 @@ from pathlib import Path
 
 SCRIPT = Path(__file__).with_name("wrk.lua")
 MARK = "WRK "
-SLACK_S = 30.0  # beyond the asked duration before wrk itself is ended
+# Seconds beyond the asked duration before wrk itself is ended.
+SLACK_S = 30.0
 
 
 class WrkError(RuntimeError):

@@ -1,4 +1,4 @@
-"""What predictors cost: a call on a batch, a fit of 20,000 requests, memory.
+"""The cost of predictors: a call on a batch, a fit of 20,000 requests, memory.
 
 The workload is synthetic (seeded; lengths follow the client and the template), so that it needs no trace and
 fills every feature that text and metadata can: the dearest case.

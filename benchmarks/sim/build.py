@@ -23,7 +23,7 @@ class Links:
             self.network, self.oracle = config.network.build(kernel, config.seed)
 
     def of(self, spec: EngineSpec) -> KvNetwork:
-        """What moves the KV of engines of that kind."""
+        """The network that moves the KV of engines of that kind."""
         if self.network is not None:
             return self.network
         if spec.name not in self._fixed:

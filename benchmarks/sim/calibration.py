@@ -107,7 +107,8 @@ def nonnegative_fit(design: FloatArray, measured: FloatArray) -> list[float]:
             error = float(((scaled[:, kept] @ found - 1) ** 2).sum())
             if best is None or error < best[0] - 1e-15:
                 best = (error, [float(found[kept.index(c)]) if c in kept else 0.0 for c in columns])
-    assert best is not None  # a single column of positive numbers always fits
+    # a single column of positive numbers always fits
+    assert best is not None
     return best[1]
 
 

@@ -12,15 +12,17 @@ from typing import Any
 
 from benchmarks.sim.records import RequestRecord, RunResult
 
-Span = tuple[str, str, str, float, float]  # worker, kind, request_id, begin and end in s
+# worker, kind, request_id, begin and end in s
+Span = tuple[str, str, str, float, float]
 
 
 def spans(records: Iterable[RequestRecord]) -> list[Span]:
-    """What ran where and when; a span that has not ended is left out. Queueing shows as the gap before a span."""
+    """Spans of work by place and time, without those that have not ended. Queueing shows as the gap before a span."""
     found: list[Span] = []
     for r in records:
         parts = [("prefill", r.prefill_worker, r.prefill_started_s, r.prefill_done_s)]
-        if r.colocated:  # one worker, one span: its prefill ends with the first token
+        # one worker, one span: its prefill ends with the first token
+        if r.colocated:
             parts = [("prefill", r.prefill_worker, r.prefill_started_s, r.first_token_s)]
             parts.append(("decode", r.decode_worker, r.first_token_s, r.finished_s))
         else:

@@ -1,4 +1,4 @@
-"""What is simulated: engines, control plane, predictor, network, windows. Plain frozen values, checked when made."""
+"""The description of a simulation: engines, control plane, predictor, network, windows; checked when it is made."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -125,7 +125,8 @@ class ControlPlane:
     added TTFT that the overhead benchmark measured at concurrency 1 (README, Measured).
     """
 
-    hop_s: float = 75e-6  # DESIGN section 8: 0.15 ms a request and reply over a framed socket
+    # DESIGN section 8: 0.15 ms a request and reply over a framed socket
+    hop_s: float = 75e-6
     ingress_s: float = 1.55e-3  # ASSUMPTION: what is left of the 2.3 ms
     status_s: float = 0.1
     status_always_s: float = 1.0
@@ -159,7 +160,7 @@ class ForecastSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Forecasting:
-    """Predictors in the router, as live: H, k, gate and floor; `source` makes the predictor (`sources`).
+    """Predictors in the router, with the live one's settings (H, k, gate and floor); `source` makes the predictor.
 
     `total_at_arrival`: total lengths are forecast at arrival; None: while a policy decides that looks at them.
     `history`: what predictor and features have seen before the run, in order of time; its times lie before the run's 0.

@@ -26,14 +26,16 @@ from policies.engine_model.leases import LeaseTable
 from policies.engine_model.scheduler import EngineModel, Sequence, SequenceStage, StepResult, Steps
 from policies.state.views import Role
 
-BEGIN = 10  # kernel priority of a step's beginning: after all that arrives at that instant
-SAME_S = 1e-9  # two times this close are one: the same instant, computed in two ways
+# kernel priority of a step's beginning: after all that arrives at that instant
+BEGIN = 10
+# two times this close are one: the same instant, computed in two ways
+SAME_S = 1e-9
 MOST_STEPS = 1 << 30
 MOST_STEPS_AT_BARRIER = 256  # bounds the arrays of a run
 
 
 class Owner(Protocol):
-    """Who is told what engines did."""
+    """The receiver of what engines did."""
 
     def admitted(self, worker: "Worker", seq: Sequence) -> None: ...
     def first_token(self, seq: Sequence, at_s: float) -> None: ...
@@ -66,7 +68,8 @@ class Worker:
         self.leases = LeaseTable(spec.lease_s)
         self.decodes = spec.role is not Role.PREFILL
         self.group: StepGroup
-        self._fresh: list[Sequence] = []  # KV has arrived: the first token is the next step's
+        # KV has arrived: the first token is the next step's
+        self._fresh: list[Sequence] = []
         self._doomed: list[Sequence] = []
 
     def add(self, seq: Sequence) -> None:
@@ -243,7 +246,8 @@ class StepGroup:
 
     def _begin(self) -> None:
         self._begins = False
-        if self.stepping:  # asked for while this run was being planned
+        # asked for while this run was being planned
+        if self.stepping:
             self._cut()
             return
         steps = self._plan()
@@ -287,7 +291,8 @@ class StepGroup:
 class BarrierGroup(StepGroup):
     """Every step lasts as long as the slowest member's; the per-step imbalance is exact."""
 
-    _ends: npt.NDArray[np.float64]  # (steps + 1,): when each step of the run ends, from 0
+    # (steps + 1,): when each step of the run ends, from 0
+    _ends: npt.NDArray[np.float64]
 
     def _plan(self) -> int | None:
         self._plans = [worker.begin(MOST_STEPS_AT_BARRIER) for worker in self.workers]

@@ -1,4 +1,4 @@
-"""What the cluster needs of a network, and the one it has when none is given: a fixed bandwidth per transfer."""
+"""The network as the cluster needs it, and the one it has when none is given: a fixed bandwidth per transfer."""
 
 from collections.abc import Callable
 from typing import Any, Protocol

@@ -1,4 +1,4 @@
-"""What a run amounts to: one flat dictionary of numbers from a RunResult, units in the names, None where nothing was.
+"""The metrics of a run: one flat dictionary of numbers from a RunResult, units in the names, None where nothing was.
 
 The simulator's own measured window (`SimConfig.warmup_s`, `measure_s`) decides which requests, steps, links
 and decisions are there; all of them count, over `RunResult.duration_s`. A `Window` narrows the requests further, by

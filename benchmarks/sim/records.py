@@ -1,4 +1,4 @@
-"""What a run leaves behind: one record a request, and the series that metrics are made of. Plain data."""
+"""The data of a run: one record a request, and the series that metrics are made of. Plain data."""
 
 from dataclasses import dataclass, field
 
@@ -62,7 +62,7 @@ class StepStats:
 
     @property
     def full_imbalance_tokens(self) -> float | None:
-        """The same over the steps in which every slot ran; None if there was none."""
+        """Mean imbalance over the steps in which every slot ran; None if there was none."""
         return self.full_imbalance_sum / self.full_steps if self.full_steps else None
 
 

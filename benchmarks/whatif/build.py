@@ -1,4 +1,4 @@
-"""From the checked file to what the simulator takes: engines on nodes, network, predictor, workload; and a run of it."""
+"""From the checked file to what the simulator takes (engines, network, predictor, workload), and a run of it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from predictors.oracle import Oracle
 from predictors.protocol import Outcome, Predictor
 from predictors.survival import EmpiricalSurvival
 
-_TRAIN_SEED = 1_000_003  # what a predictor is fitted on is drawn apart from what is run
+# what a predictor is fitted on is drawn apart from what is run
+_TRAIN_SEED = 1_000_003
 
 
 def run_one(config: Config, seed: int) -> Metrics:

@@ -71,7 +71,7 @@ class Cluster(_Strict):
 class NetworkModel(_Strict):
     """A fat tree. The scales multiply what the links of that level carry; `background` is the share that others use.
 
-    `oracle_s`: how often the router is told of the network (null: never).
+    `oracle_s`: how often the router learns of the network (null: never).
     """
 
     topology: TopologyConfig
@@ -137,7 +137,7 @@ class SharingModel(_Strict):
 
 
 class Workload(_Strict):
-    """What is sent: `benchmarks.workloads.catalog.WorkloadSpec`; `file` is a trace of your own."""
+    """The requests: `benchmarks.workloads.catalog.WorkloadSpec`; `file` is a trace of your own."""
 
     name: str | None = None
     file: str | None = None

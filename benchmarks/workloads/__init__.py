@@ -1,1 +1,1 @@
-"""What is sent: trace files, arrival processes, length distributions, prefix sharing."""
+"""Requests to send: trace files, arrival processes, length distributions, prefix sharing."""

@@ -29,7 +29,8 @@ EXCERPTS = Path(__file__).parent / "excerpts"
 MOONCAKE = "https://github.com/kvcache-ai/Mooncake, FAST25-release/traces"
 AZURE = "https://github.com/Azure/AzurePublicDataset, data"
 SERVEGEN = "https://github.com/alibaba/ServeGen, data/reason/deepseek-r1, as one tar (Apache-2.0)"
-MOONCAKE_TICK_S = 3.0  # the conversation trace's clock; the synthetic one has Poisson times
+# the conversation trace's clock; the synthetic one has Poisson times
+MOONCAKE_TICK_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,7 @@ WORKLOADS: dict[str, TraceSource | SyntheticSource] = {
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSpec:
-    """What to run, in the order in which it is applied:
+    """A workload by its steps, in the order in which they are applied:
 
     source (`name`, or a trace file `path`; `requests` of it at most, None: all, or 20,000 of a sampler), `part` by time
     ("all", "train" = the first 80 %, "held_out" = the last 20 %), coarse ticks spread with the seed, `lengths` kept,
@@ -230,7 +231,7 @@ def or_excerpt(name: str) -> str:
 
 
 def stand_in(name: str) -> str | None:
-    """What a result on the workload `name` must say of it; None for a published trace in whole."""
+    """The remark that a result on the workload `name` must carry; None for a published trace in whole."""
     source = WORKLOADS.get(name)
     if isinstance(source, TraceSource) and not source.shipped:
         return None
@@ -310,7 +311,7 @@ def from_outcomes(outcomes: Iterable[Outcome]) -> list[WorkloadRequest]:
 
 
 def outcomes_of(requests: Iterable[WorkloadRequest]) -> list[Outcome]:
-    """What a predictor learns from once these requests have ended: for fitting on a workload's earlier part."""
+    """Outcomes that a predictor learns from once these requests have ended; for fitting on the earlier part."""
     return [
         Outcome(
             Arrival(

@@ -1,4 +1,4 @@
-"""Which prompts share their heads, as block hashes; and how much a cache of any size could save.
+"""Shared heads of prompts, as block hashes; and how much a cache of any size could save.
 
 A prompt is a row of segments (what it says, how many tokens). The hash of a block depends on all segments up to the
 block's end and on its place, so two prompts have equal hashes exactly as far as their segments agree.

@@ -53,7 +53,7 @@ def heavy_tail(rate_per_s: float = 16.0) -> Synthetic:
 
 
 def heavy_tail_recurring(rate_per_s: float = 16.0) -> Synthetic:
-    """The same where most prompts recur, so that exact match can know their length."""
+    """`heavy_tail` where most prompts recur, so that exact match can know their length."""
     return replace(heavy_tail(rate_per_s), name="synthetic-heavy-tail-recurring", recurrence=_RECURRENCE)
 
 

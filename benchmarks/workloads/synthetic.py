@@ -32,14 +32,16 @@ from benchmarks.workloads.prefixes import Segment, Sharing, block_hashes, mix, z
 from benchmarks.workloads.record import WorkloadError, WorkloadRequest
 from predictors.protocol import FloatArray
 
+# kinds of content, so that none equals another
 _SESSION, _PROMPT, _GROUP, _OWN, _DOCUMENT = (
     11,
     12,
     13,
     14,
     15,
-)  # kinds of content, so that none equals another
-_POPULATION = 1  # draws which client and which prompt has long outputs
+)
+# draws which client and which prompt has long outputs
+_POPULATION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,8 @@ class Synthetic:
         assert sessions is not None
         # Thinning the request process to session starts keeps its mean: every request that is no later turn starts one.
         lead_s = 20.0 * sessions.gap_median_s * math.exp(sessions.gap_sigma**2 / 2.0)
-        if isinstance(self.arrivals, Diurnal):  # by whole periods, so that the phase at 0 stays
+        # by whole periods, so that the phase at 0 stays
+        if isinstance(self.arrivals, Diurnal):
             lead_s = math.ceil(lead_s / self.arrivals.period_s) * self.arrivals.period_s
         waiting: list[tuple[float, int, int, int]] = []
         session = count()
@@ -260,7 +263,7 @@ class _Owners:
         self.middle[self._order] = self._ends - shares[self._order] / 2.0
 
     def of(self, u: float) -> int:
-        """Whose interval holds `u`; owners are numbered by rank."""
+        """The owner whose interval holds `u`; owners are numbered by rank."""
         return int(self._order[min(int(np.searchsorted(self._ends, u, side="right")), self._order.size - 1)])
 
 

@@ -36,7 +36,8 @@ REQUEST_BYTES = 640
 BLOCK_BYTES = 40
 _FREE_MEMORY_SHARE = 0.5
 _SAMPLE_LINES = 2_000
-_SAMPLE_BYTES = 64 * 1024  # compressed files are read ahead in chunks: a sample of a few would tell little
+# compressed files are read ahead in chunks: a sample of a few would tell little
+_SAMPLE_BYTES = 64 * 1024
 
 
 def stream_trace(path: Path, *, sort: bool = False, drop_empty: bool = False) -> Iterator[WorkloadRequest]:
@@ -93,14 +94,15 @@ def load_trace(
     if not found:
         raise TraceError(f"{path}: no requests in it")
     if sort:
-        found.sort(key=lambda r: r.at_s)  # stable: equal times keep the file's order
+        # stable: equal times keep the file's order
+        found.sort(key=lambda r: r.at_s)
         first_s = found[0].at_s
         found = [replace(r, at_s=r.at_s - first_s) for r in found]
     return found
 
 
 def free_memory_bytes() -> int:
-    """What a trace may take by default."""
+    """Memory that a trace may take by default."""
     return int(psutil.virtual_memory().available * _FREE_MEMORY_SHARE)
 
 

@@ -1,4 +1,4 @@
-"""What is done to a workload before it is run: when its requests come, which of them, and what they are given.
+"""Changes of a workload before it is run: when its requests come, which of them, and what they are given.
 
 All but `at_rate`, `split_by_time` and `rebase` stream. None changes the order of the requests.
 """
@@ -85,7 +85,7 @@ def _spread(
 def window(
     requests: Iterable[WorkloadRequest], start_s: float = 0.0, end_s: float = math.inf
 ) -> Iterator[WorkloadRequest]:
-    """Those that come in [start_s, end_s), their times counted from `start_s`."""
+    """The requests that come in [start_s, end_s), their times counted from `start_s`."""
     if not 0 <= start_s < end_s:
         raise WorkloadError(f"a window from {start_s} to {end_s} s: give 0 <= start < end")
     for r in requests:
@@ -120,7 +120,7 @@ def _within(value: int, low: int | None, high: int | None) -> bool:
 
 
 def select(requests: Iterable[WorkloadRequest], lengths: LengthFilter) -> Iterator[WorkloadRequest]:
-    """Those that `lengths` keeps. Times stay, so the rate falls with what is left out."""
+    """The requests that `lengths` keeps. Times stay, so the rate falls with what is left out."""
     return (r for r in requests if lengths.keeps(r))
 
 

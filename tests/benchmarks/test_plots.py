@@ -16,7 +16,8 @@ from benchmarks import plots
         ([0, 20, 40], [0, 20, 40]),
         ([0, 0, 0], [-10, 0, 10]),  # around their mean
         ([0, 4, 30], [-3, 7, 30]),  # mean 2, 5 to each side
-        ([0, 4, 12], [16 / 3 - 10, 16 / 3, 16 / 3 + 10]),  # the first two reach the third: one pile of three
+        # the first two reach the third: one pile of three
+        ([0, 4, 12], [16 / 3 - 10, 16 / 3, 16 / 3 + 10]),
     ],
 )
 def test_labels_are_moved_no_further_than_they_must(wanted, places):

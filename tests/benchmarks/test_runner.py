@@ -179,7 +179,8 @@ def test_the_program_runs_stores_and_reports(toy, tmp_path, capsys):
     assert stored.command == "python -m benchmarks run toy --quick"
     whole = runner.run("toy", toy, options(out))
     assert stored.results.seeds == whole.seeds and stored.results.variants == whole.variants
-    for name in whole.variants:  # what rows and plots read is kept, `unmeasured` is not
+    # what rows and plots read is kept, `unmeasured` is not
+    for name in whole.variants:
         assert stored.results.values(name, "wait") == pytest.approx(whole.values(name, "wait"), rel=1e-8)
         assert list(stored.results.runs[name][0]) == ["wait"]
     assert [row.name for row in stored.rows] == ["rho 0.2", "rho 0.5", "longer at 0.5"]

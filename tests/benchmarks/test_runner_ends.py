@@ -29,7 +29,8 @@ toy.variants = lambda quick: [
 ]
 sys.exit(program.main(["run", "toy", "--seeds", "1", "--jobs", "2", "--out", sys.argv[1]]))
 """
-LONGEST_S = 60.0  # only a test that fails waits for so long
+# Only a test that fails waits this long.
+LONGEST_S = 60.0
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,8 @@ def test_a_killed_run_leaves_no_process_and_keeps_what_had_finished(tmp_path, ho
     )
     try:
         until(lambda: begun(tmp_path) == ["0.2 0", "0.3 0", "0.4 0"] and len(kept(tmp_path)) == 1)
-        assert len(alive(run.pid)) >= 3  # it and its workers, which stay for ten minutes if nothing ends them
+        # it and its workers, which stay for ten minutes if nothing ends them
+        assert len(alive(run.pid)) >= 3
         os.kill(run.pid, how)
         printed, _ = run.communicate(timeout=LONGEST_S)
         until(lambda: not alive(run.pid))

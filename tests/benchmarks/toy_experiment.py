@@ -56,7 +56,8 @@ def compare(results: Results) -> list[Row]:
 
 
 def plots(results: Results):
-    from benchmarks import plots as look  # imported late, as experiments do: workers need none
+    # imported late, as experiments do: workers need none
+    from benchmarks import plots as look
 
     made, [axes] = look.figure()
     x = [c["rho"] for c in results.variants.values()]

@@ -85,7 +85,7 @@ def test_it_registers_as_a_subcommand():
 
 
 def test_the_decision_path_imports_nothing_heavy():
-    """What a router imports to predict by survival: no lightgbm, scikit-learn, matplotlib; nor Ray, torch,
+    """A router that predicts by survival imports no lightgbm, scikit-learn, matplotlib; nor Ray, torch,
     asyncio.
     """
     program = (

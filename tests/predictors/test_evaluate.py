@@ -43,7 +43,8 @@ def test_a_learning_predictor_sees_only_what_had_ended():
     outcomes = [Outcome(Arrival(f"r{i}", float(i), 10), 30, i + 1_000.0) for i in range(50)]
     held = HeldOut.of(outcomes, replay(outcomes), 10, (24,))
     made = evaluate("survival", EmpiricalSurvival(prior_weight=0.0), held)
-    assert made.overall.brier == pytest.approx(0.5)  # ages 0 (30 left) and 16 (14 left), p = 0 for both
+    # ages 0 (30 left) and 16 (14 left), p = 0 for both
+    assert made.overall.brier == pytest.approx(0.5)
 
 
 def test_a_model_is_not_fitted_on_lengths_unknown_at_the_split():

@@ -144,7 +144,8 @@ def test_short_outputs_are_walked_more_finely():
     ("losses", "expected"),
     [
         ([[1.0, 0.9, 0.8], [1.0, 0.9, 0.95]], 2),  # means 0.9 and 0.875
-        ([[1.0, 0.5, 0.2], [1.0, 0.9, 1.1]], 0),  # best on the mean is 2, but block 1 disagrees
+        # best on the mean is 2, but block 1 disagrees
+        ([[1.0, 0.5, 0.2], [1.0, 0.9, 1.1]], 0),
         ([[1.0, 0.9999, 1.0], [1.0, 0.9999, 1.0]], 0),  # gain below 0.2 %
         ([[1.0, 1.1, 1.2], [1.0, 1.1, 1.2]], 0),
     ],

@@ -106,14 +106,15 @@ def cold_mean(predictor, **keys):
 
 @pytest.mark.parametrize("keys", [{}, {"template_key": "the system prompt of all"}])
 def test_a_router_without_a_model_tells_clients_apart(keys):
-    """Also where all send one template, which alone would mix them."""
+    """Clients are told apart also where all send one template, which alone would mix them."""
     predictor = Memorised(COLD)
     for _ in range(100):
         predictor.observe(outcome(10, client="short", **keys))
         predictor.observe(outcome(90, client="long", **keys))
     assert cold_mean(predictor, client="short", **keys) == pytest.approx(10, abs=8)
     assert cold_mean(predictor, client="long", **keys) == pytest.approx(90, abs=8)
-    assert 30 < cold_mean(predictor, **keys) < 75  # one group; the survival curve's tail is prior knowledge
+    # one group; the survival curve's tail is prior knowledge
+    assert 30 < cold_mean(predictor, **keys) < 75
 
 
 def test_a_new_template_of_a_known_client_is_that_clients():

@@ -80,7 +80,8 @@ def test_a_line_that_finds_no_room_leaves_no_part_of_itself(tmp_path):
         log.append(outcome(0))
         (file,) = log_files(tmp_path)
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        for room in (10, 0):  # the kernel takes a part of the line, or none
+        # the kernel takes a part of the line, or none
+        for room in (10, 0):
             resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + room, hard))
             try:
                 with pytest.raises(OSError):

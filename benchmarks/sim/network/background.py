@@ -1,6 +1,6 @@
 """Traffic of others: the share of a link's capacity that is not there for the simulated flows, over time.
 
-    Static    one share for ever: NetKV's steady-state offered load (VI-B)
+    Static    one share all the time: NetKV's steady-state offered load (VI-B)
     Piecewise (time, share) steps, repeated every `period_s` if given
     OnOff     `share` for exponential times of mean `on_s`, nothing for exponential times of mean `off_s`; every link
               draws its own times, from the network's seed and the link's name; it starts on with probability

@@ -1,4 +1,4 @@
-"""What a flow change costs in CPU time, as the concurrent flows grow: `python -m benchmarks.sim.network.cost`.
+"""CPU time of a flow change, as the concurrent flows grow: `python -m benchmarks.sim.network.cost`.
 
 A closed loop over NetKV's cluster: `concurrent` flows from its prefill to its decode instances, each replaced when it
 ends. A change is a start or an end. `together` flows start and end at once, as a request's shards do.

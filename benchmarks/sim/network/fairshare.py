@@ -16,11 +16,12 @@ level is visited only where links of it changed or where higher levels take anot
 import heapq
 from collections.abc import Sequence
 
-EPSILON = 1e-9  # of a capacity or a rate; below it two are equal
-_ROUNDS = (
-    8  # then the whole component is filled; measured: more or fewer cost more at 512 flows on 1,024 GPUs
-)
-_RESUM = 1000  # rebalances after which sums that are kept by differences are formed anew
+# of a capacity or a rate; below it two are equal
+EPSILON = 1e-9
+# then the whole component is filled; measured: more or fewer cost more at 512 flows on 1,024 GPUs
+_ROUNDS = 8
+# rebalances after which sums that are kept by differences are formed anew
+_RESUM = 1000
 
 
 class Bundle:
@@ -49,7 +50,8 @@ class _Cell:
 
     def __init__(self, link: int) -> None:
         self.link = link
-        self.members: dict[int, Bundle] = {}  # dicts, not sets: they keep their order from run to run
+        # dicts, not sets: they keep their order from run to run
+        self.members: dict[int, Bundle] = {}
         self.held: dict[int, Bundle] = {}
         self.taken = 0.0
         # of the filling under way: bytes/s left, the bundles filled, how many wait for a rate and their weight
@@ -171,7 +173,8 @@ class FairShare:
             if not cell.waiting:
                 continue
             now = max(0.0, cell.left) / cell.weight
-            if now > share:  # others on the link stopped below their part of it; shares only grow
+            # others on the link stopped below their part of it; shares only grow
+            if now > share:
                 heapq.heappush(heap, (now, link, cell))
                 continue
             for bundle in cell.users:
@@ -200,7 +203,8 @@ class FairShare:
                 continue
             highest = None
             for held in cell.held.values():
-                if held.stamp == stamp:  # filled to this link: nobody on it may have more
+                # filled to this link: nobody on it may have more
+                if held.stamp == stamp:
                     most = held.new_rate * (1 + EPSILON)
                     more.update(
                         (b.id, b) for b in cell.members.values() if b.stamp != stamp and b.rate > most

@@ -40,14 +40,16 @@ class Flow:
     weight: float
     tier: int
     links: tuple[int, ...]
-    ideal_s: float  # alone on its path: bytes / B_tier + L_tier
+    # alone on its path: bytes / B_tier + L_tier
+    ideal_s: float
     latency_s: float
     started_s: float
     on_done: "Callable[[Flow], None] | None"
     state: FlowState = FlowState.SENDING
     done_s: float | None = None
     bundle: "FlowBundle | None" = None
-    ends_at: float = 0.0  # value of bundle.served at which the last byte leaves
+    # value of bundle.served at which the last byte leaves
+    ends_at: float = 0.0
     entry: int = 0  # the one heap entry that counts
     landing: Timer | None = None
 
@@ -70,7 +72,8 @@ class FlowBundle(Bundle):
         super().__init__(bundle_id, links, level)
         self.tier, self.served, self.served_at_s, self.moved_bytes = tier, 0.0, now_s, 0.0
         self.count = 0
-        self.generation = 0  # entry in the network's heap of due times that counts
+        # entry in the network's heap of due times that counts
+        self.generation = 0
         self._heap: list[tuple[float, int, Flow]] = []
 
     def settle(self, now_s: float) -> None:
@@ -115,9 +118,8 @@ class FlowBundle(Bundle):
         if self.due_s() > now_s:
             return []
         ends_at = self._heap[0][0]
-        self._serve(
-            max(0.0, ends_at - self.served), now_s
-        )  # not rate * time: its rounding could leave a rest
+        # not rate * time: its rounding could leave a rest
+        self._serve(max(0.0, ends_at - self.served), now_s)
         done = []
         while self._heap and self._heap[0][0] <= ends_at:
             _, entry, flow = heapq.heappop(self._heap)

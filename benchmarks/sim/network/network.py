@@ -17,7 +17,8 @@ from benchmarks.sim.network.paths import draw_path
 from benchmarks.sim.network.topology import Topology
 from benchmarks.sim.network.usage import Totals, Usage, class_use
 
-FLUSH_PRIORITY = 1_000_000  # of kernel callbacks of one instant, rates come last
+# of kernel callbacks of one instant, rates come last
+FLUSH_PRIORITY = 1_000_000
 
 
 class Network:
@@ -118,7 +119,7 @@ class Network:
         return self.topology.tier(source, target)
 
     def remaining_bytes(self, flow: Flow) -> float:
-        """What has not left yet."""
+        """Bytes of the flow that have not left yet."""
         return 0.0 if flow.bundle is None else flow.bundle.remaining_bytes(flow, self._kernel.now_s)
 
     @property
@@ -277,9 +278,8 @@ class Network:
                 self._land(flow)
             if ended:
                 self._drop_or_reweigh(bundle)
-            elif (
-                bundle.count
-            ):  # put off by a change of this instant, or by the rounding of a settlement in between
+            # put off by a change of this instant, or by the rounding of a settlement in between
+            elif bundle.count:
                 self._touch(bundle)
         if not self._touched:
             self._arm()

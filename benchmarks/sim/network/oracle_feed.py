@@ -1,4 +1,4 @@
-"""What NetKV's network cost oracle would tell the scheduler of a simulated network (NetKV III-E).
+"""NetKV's network cost oracle of a simulated network: the facts that the scheduler is given (NetKV III-E).
 
     tier_map        -> Oracle.places (rack and pod of every node)
     tier_bandwidth  -> B_tau, tier_latency -> L_tau: the topology's
@@ -25,8 +25,8 @@ def measured_oracle(
     own_flows_excluded: bool = True,
     uplinks: Mapping[int, int] | None = None,
 ) -> Oracle:
-    """What the operator measures now, meant to last `refresh_s`; `now_s` is the kernel's time. `uplinks` None: NetKV's
-    operator, who says nothing of them.
+    """The oracle that the operator measures now, meant to last `refresh_s`; `now_s` is the kernel's time. NetKV's
+    operator says nothing of uplinks (None).
     """
     topology = network.topology
     return Oracle(

@@ -102,13 +102,14 @@ class Node:
     pod: int
     rack: int
     nvlink: int | None
-    nics_up: tuple[int | None, ...]  # link indices; None: that link is missing
+    # link indices; None: that link is missing
+    nics_up: tuple[int | None, ...]
     nics_down: tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
 class Topology:
-    """What `build` made of a config: nodes and links by name and the routes between racks."""
+    """A built network: nodes and links by name and the routes between racks."""
 
     config: TopologyConfig
     nodes: Mapping[str, Node]
@@ -255,7 +256,8 @@ class _Builder:
 
     def build(self) -> Topology:
         c = self._config
-        topology = Topology(c, {}, (), {}, self._missing)  # for the capacities, which need only the config
+        # for the capacities, which need only the config
+        topology = Topology(c, {}, (), {}, self._missing)
         speed = topology.class_bytes_per_s
         nodes: dict[str, Node] = {}
         for pod, in_pod in itertools.product(range(c.pods), range(c.racks_per_pod)):

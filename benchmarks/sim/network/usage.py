@@ -1,4 +1,4 @@
-"""What has gone over the network: bytes by tier and by link, and the links' use between two moments.
+"""Traffic over the network: bytes by tier and by link, and the links' use between two moments.
 
 Of every tier, bytes are conserved: started = delivered + cancelled (what a cancelled flow had not sent) + what is on
 its way. A cancelled flow's bytes that had left count as delivered: they did use the links.

@@ -35,7 +35,8 @@ def test_a_departure_by_hand() -> None:
     assert s.admit(0, 0, 1) == 3  # it has been there from the beginning
     assert s.context.tolist() == [[9], [23]]
     assert sorted(s.pool[0, : s.pooled].tolist()) == [4, 7]
-    assert s.depart() == (2, 14, 1, 0)  # 23 - 9; the second worker's last two steps
+    # 23 - 9; the second worker's last two steps
+    assert s.depart() == (2, 14, 1, 0)
 
 
 def test_requests_that_do_not_last_are_refused() -> None:

@@ -92,10 +92,11 @@ def test_each_half_of_the_seeds_is_compared_with_the_best_part_of_the_other() ->
         ([2.01] * 4, composition.MET),
         ([2.1] * 4, composition.MISSED),
         ([1.5, 2.6, 1.6, 2.4], composition.UNDECIDED),
+        # better by the mean, but the interval holds the limit
         (
             [1.9, 2.1, 1.9, 2.06],
             composition.UNDECIDED,
-        ),  # better by the mean, but the interval holds the limit
+        ),
     ],
 )
 def test_an_aim_is_undecided_where_the_interval_holds_the_limit(ttft_s: list[float], outcome: str) -> None:

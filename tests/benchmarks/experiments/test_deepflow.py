@@ -36,7 +36,7 @@ def test_a_lone_request_takes_the_profiles_times() -> None:
 
 
 def test_colocated_engines_interfere() -> None:
-    """The same requests at a rate at which prefills and decodes overlap: the disaggregated pair streams faster."""
+    """Equal requests at a rate at which prefills and decodes overlap: the disaggregated pair streams faster."""
     config = {"rate_per_s": 3.2, "length_s": 20.0}
     apart, together = (
         deepflow_colocation.run_one({**config, "engines": e}, 5) for e in ([2, 2, 0], [0, 0, 4])

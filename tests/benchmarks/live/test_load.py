@@ -13,11 +13,12 @@ from benchmarks.live.load import Load, body_of, drive, request_bytes
 
 PATH = "/v1/chat/completions"
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
-Answer = Callable[[int, asyncio.StreamWriter], Awaitable[bool]]  # (n-th request, out) -> keep the connection?
+# (n-th request, out) -> keep the connection?
+Answer = Callable[[int, asyncio.StreamWriter], Awaitable[bool]]
 
 
 class Server:
-    """What a test server has seen."""
+    """Requests that a test server has seen."""
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer

@@ -23,7 +23,8 @@ def test_whole_answers_have_their_times_in_order() -> None:
     for at_s, answer in zip((0.0, 0.05, 0.1), answers, strict=True):
         assert answer.problem is None
         assert answer.planned_s == at_s
-        assert at_s <= answer.sent_s + 2e-3  # an event loop's timer may fire a millisecond early
+        # an event loop's timer may fire a millisecond early
+        assert at_s <= answer.sent_s + 2e-3
         assert answer.sent_s <= answer.first_s <= answer.last_s
         assert answer.late_s == answer.sent_s - at_s
 
@@ -32,7 +33,7 @@ def test_a_request_does_not_wait_for_the_answers_before_it() -> None:
     everybody_is_here = asyncio.Event()
 
     async def together(number: int, out: asyncio.StreamWriter) -> bool:
-        """Answers nobody before the third request has come: a closed loop would wait for ever."""
+        """Answers nobody before the third request has come: a closed loop would wait without end."""
         if number == 3:
             everybody_is_here.set()
         await everybody_is_here.wait()
@@ -49,7 +50,8 @@ def test_a_connection_at_rest_is_used_again() -> None:
         replay(server.port, PATH, plan(0.0), 10.0)
         assert server.connections == 1
         replay(server.port, PATH, plan(*[0.25 * i for i in range(4)]), 10.0)
-        assert server.connections < 5  # four requests on their own would have made it five
+        # four requests on their own would have made it five
+        assert server.connections < 5
 
 
 def test_what_went_wrong_is_said_of_the_request_that_it_happened_to() -> None:

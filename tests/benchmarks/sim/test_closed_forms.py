@@ -101,7 +101,8 @@ def services(rng: np.random.Generator, kind: str, n: int) -> np.ndarray:
     [
         (fifo, EXPONENTIAL, 1 / (1 - LOAD)),  # M/M/1
         (fifo, EQUAL, 1 + LOAD / (2 * (1 - LOAD))),  # M/D/1
-        (shared, EXPONENTIAL, 1 / (1 - LOAD)),  # processor sharing, whatever the distribution
+        # processor sharing, whatever the distribution
+        (shared, EXPONENTIAL, 1 / (1 - LOAD)),
         (shared, EQUAL, 1 / (1 - LOAD)),
     ],
 )

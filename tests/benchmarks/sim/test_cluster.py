@@ -104,7 +104,7 @@ def test_barrier_step_is_the_slowest_members() -> None:
 
 
 def test_steps_in_which_every_slot_runs_are_told_apart() -> None:
-    """The same with one slot a worker: only the step of both is full, max - min = 30 - 13."""
+    """One slot a worker: only the step of both is full, max - min = 30 - 13."""
     config = SimConfig(
         (spec("p", Role.PREFILL, 2), spec("d", Role.DECODE, 2, barrier="b", slots=1)), control=IDEAL
     )
@@ -243,13 +243,14 @@ def test_conservation_under_overload(decode: str, forecasting: bool) -> None:
         if record.finished_s is not None:
             assert record.generated_tokens == record.output_tokens
     reasons = {r.rejected for r in result.requests}
-    assert len(reasons) >= 3, reasons  # None and at least two ways to be turned away
+    # None and at least two ways to be turned away
+    assert len(reasons) >= 3, reasons
     check_empty(cluster)
 
 
 def test_a_lease_that_ends_in_the_decode_queue_is_a_retry() -> None:
     """b's lease of 12 s is rescued 8 s before its end, to a worker without a slot; a decodes there until 55 s. When b
-    is admitted its KV is gone: once more under another attempt_id, as live, and at last it ends.
+    is admitted its KV is gone: once more under another attempt_id, as in the live ingress, and at last it ends.
     """
     config = SimConfig(
         (spec("p", Role.PREFILL, lease_s=12.0), spec("d", Role.DECODE, slots=1)), control=IDEAL
@@ -279,8 +280,8 @@ def test_a_lease_that_ends_in_the_decode_queue_is_a_retry() -> None:
 
 @pytest.mark.parametrize(("a_tokens", "rejected", "retries"), [(6, None, 1), (40, "pool_timeout", 2)])
 def test_a_lease_that_ends_in_the_pool_is_a_retry(a_tokens: int, rejected: str | None, retries: int) -> None:
-    """The router looks after leases too late (no margin), so the ingress' guard is first: computed again, as live,
-    until a has left the only slot or the retries are used up.
+    """The router looks after leases too late (no margin), so the ingress' guard is first: b is computed again, as
+    the live one does, until a has left the only slot or the retries are used up.
     """
     config = SimConfig(
         (spec("p", Role.PREFILL, lease_s=12.0), spec("d", Role.DECODE, slots=1)),
@@ -313,7 +314,8 @@ def test_a_request_ends_at_its_timeout_wherever_it_is() -> None:
     cluster = Cluster(config, iter(work), None, None)
     a, b, c = cluster.run().requests
     assert (a.rejected, b.rejected) == ("deadline", "deadline")
-    assert a.generated_tokens == 10  # KV at 3.5 s; steps of 2.6, 2.61, ...: the tenth ends at 29.95
+    # KV at 3.5 s; steps of 2.6, 2.61, ...: the tenth ends at 29.95
+    assert a.generated_tokens == 10
     assert c.rejected == "deadline"
     assert c.first_token_s is not None
     check_empty(cluster)

@@ -14,7 +14,8 @@ from benchmarks.workloads.record import WorkloadRequest
 from policies.state.views import Role
 
 PROFILE = load("netkv_llama3_70b_tp4_h100")
-NODES = tuple(netkv_cluster(64).nodes)  # 2 pods x 2 racks x 2 nodes, in this order
+# 2 pods x 2 racks x 2 nodes, in this order
+NODES = tuple(netkv_cluster(64).nodes)
 GBIT = 1e9 / 8
 # 1,000 tokens x 327,680 bytes; four flows of one engine share one NIC of 100 Gbit/s, aggregation 50, core 25 Gbit/s
 TRANSFERS = [(0, 0, 450e9, 1e-6), (1, 1, 100 * GBIT, 3e-6), (2, 2, 50 * GBIT, 8e-6), (4, 3, 25 * GBIT, 15e-6)]

@@ -55,7 +55,8 @@ def test_history_is_known_from_the_start() -> None:
 @pytest.mark.parametrize(
     ("decode", "told", "expected"),
     [
-        ("composition", None, 500.0),  # as in the live router: it looks at lengths
+        # as in the live router: it looks at lengths
+        ("composition", None, 500.0),
         ("join_shortest_queue", None, None),
         ("join_shortest_queue", True, 500.0),
         ("composition", False, None),

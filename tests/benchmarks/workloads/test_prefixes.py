@@ -22,7 +22,7 @@ SEGMENTS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40)), min_size=1
 
 
 def contents(segments) -> list[tuple[int, ...]]:
-    """What each token depends on: all segments up to its own, and its place."""
+    """The facts that each token depends on: all segments up to its own, and its place."""
     told = []
     for i, (_, tokens) in enumerate(segments):
         told += [tuple(content for content, _ in segments[: i + 1])] * tokens

@@ -1,4 +1,4 @@
-"""What is done to a workload, by hand."""
+"""Changes of a workload, worked by hand."""
 
 import math
 

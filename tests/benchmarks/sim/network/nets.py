@@ -30,7 +30,7 @@ def network(
 
 
 def rate_bytes_per_s(net: Network, flow: Flow) -> float:
-    """What the flow gets now; 0 when nothing is left to send."""
+    """The flow's rate now; 0 when nothing is left to send."""
     net._settle_instant()
     return 0.0 if flow.bundle is None else flow.bundle.rate * flow.weight
 

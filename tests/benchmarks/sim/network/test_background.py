@@ -18,7 +18,8 @@ GB = 10**9
         ("all", "node1", 1 / 0.8),
         ("core", "node4", 4 / 0.8),
         ("core", "node1", 1.0),
-        ("rack", "node4", 4.0),  # 0.8 * 5e8 is still more than a core link has
+        # 0.8 * 5e8 is still more than a core link has
+        ("rack", "node4", 4.0),
         ("node0/nic0/up", "node1", 1 / 0.8),
         ("all", "node0", 0.01),
     ],
@@ -38,7 +39,8 @@ def test_a_schedule_changes_rates_mid_flow():
     start_at(kernel, 10.0, net, "node0", "node1", GB, 0, noting(done, "later"))
     kernel.run()
     assert done == pytest.approx({"first": 1.75, "later": 11.75})
-    assert kernel.now_s == done["later"]  # the endless schedule keeps no kernel alive
+    # the endless schedule keeps no kernel alive
+    assert kernel.now_s == done["later"]
 
 
 def test_loads_add_up():

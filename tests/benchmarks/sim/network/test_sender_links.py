@@ -90,7 +90,7 @@ def test_use_is_the_share_of_time_in_which_a_link_carries(kernel: Kernel, networ
 
 
 def test_they_are_the_live_sim_engines_links(kernel: Kernel, network: SenderLinkNetwork) -> None:
-    """The same transfers through `actors.engine.sim.links.SharedLink`."""
+    """Equal transfers through `actors.engine.sim.links.SharedLink`."""
     rng, ends, link = random.Random(1), dict[str, float](), SharedLink(100.0)
     begun = sorted((rng.uniform(0.0, 20.0), str(i), rng.randint(1, 300)) for i in range(60))
     expected: dict[str, float] = {}

@@ -133,7 +133,8 @@ def test_looking_changes_nothing():
             net, kernel, _ = network(seed=seed)
             rng = random.Random(seed)
             flows = []
-            for i in range(3):  # each on links of its own: nothing but its own end touches it
+            # each on links of its own: nothing but its own end touches it
+            for i in range(3):
                 flows.append(net.start(f"node{2 * i}", f"node{2 * i + 1}", rng.randrange(1, GB), 0, None))
             for _ in range(20):
                 at_s = rng.random()
