@@ -7,7 +7,7 @@ from sluice import Sluice
 with Sluice() as client:
     sent_s = time.perf_counter()
     first_s = None
-    with client.stream_chat("Tell me about the sea.", max_tokens=60) as stream:
+    with client.chat("Tell me about the sea.", max_tokens=60, stream=True) as stream:
         for chunk in stream:
             if chunk.text and first_s is None:
                 first_s = time.perf_counter() - sent_s
