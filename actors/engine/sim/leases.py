@@ -7,6 +7,7 @@ connections of the decode engines: a Pull protects a lease until Pulled, or unti
 import asyncio
 from collections.abc import Callable, Mapping
 
+from actors.engine.leases import AttemptLeases
 from actors.engine.sim.links import LinkPacer, SimLink
 from actors.wire.channel import Channel, WireError
 from actors.wire.messages import Message, Pull, Pulled, PullGrant, Sent
@@ -32,8 +33,7 @@ class LeaseKeeper:
         self._bytes_of = bytes_of
         self._free = free
         self._granted = 0
-        self._key_of: dict[str, str] = {}  # attempt_id -> its newest lease
-        self._rid_of: dict[str, str] = {}
+        self._held = AttemptLeases()
         self._reads: dict[Channel, set[str]] = {}
         self._pacer = LinkPacer(dict(links), self._sent)
         self._readers: dict[str, Channel] = {}  # of paced reads
@@ -56,15 +56,13 @@ class LeaseKeeper:
         self._granted += 1
         key = f"{self._prefix}/{self._granted}"
         self._table.grant(key, allocation, tokens, self._loop.time())
-        self._key_of[attempt_id] = key
-        self._rid_of[key] = attempt_id
+        self._held.granted(attempt_id, key)
         self._set_timer()
         return key
 
     def release(self, attempt_id: str) -> None:
         """Ends the lease of `attempt_id`, if it has one: now, or when the read under way has ended."""
-        key = self._key_of.get(attempt_id)
-        if key is not None:
+        for key, _ in self._held.of(attempt_id):
             self._ended(self._table.release(key))
 
     # ------------------------------------------------------------------------------------------------ by key
@@ -123,9 +121,7 @@ class LeaseKeeper:
     def _ended(self, lease: Lease | None) -> None:
         if lease is None:
             return
-        attempt_id = self._rid_of.pop(lease.key)
-        if self._key_of.get(attempt_id) == lease.key:
-            del self._key_of[attempt_id]
+        self._held.ended(lease.key)
         if not self._table and self._timer is not None:
             self._timer.cancel()
             self._timer = None

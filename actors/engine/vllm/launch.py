@@ -32,7 +32,6 @@ from actors.engine.vllm.config import (
     resolve_device,
 )
 from actors.engine.vllm.stats import Hello, Ledger, stat_logger
-from actors.engine.vllm.waits import NAP_ENV
 from actors.wire.messages import KV_EVENTS, EngineInfo
 
 log = logging.getLogger(__name__)
@@ -117,7 +116,7 @@ def launch(config: VllmEngineConfig, ledger: Ledger, clock: PhaseClock) -> Any:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     clock.end("imports")
-    os.environ[NAP_ENV] = "1" if device == "cpu" else ""
+    os.environ[plugin.NAP_ENV] = "1" if device == "cpu" else ""
     one_worker = config.tensor_parallel_size * config.data_parallel_size == 1
     plugin.claim_children(config.cores if device == "cpu" and one_worker else None)
     args = engine_args(config, device)

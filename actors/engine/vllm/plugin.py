@@ -15,7 +15,12 @@ imports for 15 CPU seconds what its core has just imported. With one worker per 
 in the core's own environment, and the worker is forked. The core must not be bound itself: it gives the binding
 back, the worker takes it.
 
-**Waits.** The processes of a CPU engine sleep where vLLM's spin (`vllm_waits`).
+**Waits.** vLLM's core and workers talk through shared memory, and a process that waits there calls `sched_yield` in a
+loop for up to a second after the last message. That is right where each has a core of its own. On the cores that an
+engine shares with others two idle processes take all that the others leave, and worse: on Linux 6.18 a process that
+woke up there (the client) waited up to a second for the core, and tokens came in one burst at the end. ASSUMPTION: a
+yield gives up the rest of a slice, so thousands of them a second make the queue's virtual time run ahead. The processes
+of a CPU engine therefore sleep until they are told, or for a millisecond; asleep, none of it was seen.
 """
 
 import ctypes
@@ -23,12 +28,15 @@ import os
 import signal
 import sys
 import time
-
-from actors.engine.vllm.waits import nap_instead_of_spinning
+from typing import Any
 
 PARENT_ENV = "SLUICE_ENGINE_PARENT"
 FORK_ENV = "SLUICE_FORK_WORKER"  # the worker's cores: "0,1"
 FREE_ENV = "SLUICE_OWNER_CORES"  # the cores that the owner may run on
+
+NAP_ENV = "SLUICE_NAP"  # set in the processes of a CPU engine
+NAP_MS = 1
+RECENT_S = 1.0  # vLLM spins for this long after a message
 
 # transformers imports these where it finds them, for functions that no engine calls; with what they import in turn
 # (scipy, pandas) they are a quarter of vLLM's import time.
@@ -107,6 +115,26 @@ def die_with_parent(owner: int) -> None:
         )
     if not _alive(owner):
         os._exit(_ORPHANED)
+
+
+def nap_instead_of_spinning() -> None:
+    """Where `NAP_ENV` is set, makes this process's readers of vLLM's shared memory sleep. Idempotent."""
+    if not os.environ.get(NAP_ENV):
+        return
+    from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
+
+    spinning = SpinCondition.wait
+    if getattr(spinning, "naps", False):
+        return
+
+    def wait(self: Any, timeout_ms: int | None = None) -> None:
+        """vLLM's idle wait, which a written message ends at once; at most `NAP_MS` while messages are frequent."""
+        self.busy_loop_s = -1.0
+        recent = time.monotonic() <= self.last_read + RECENT_S
+        spinning(self, NAP_MS if recent else timeout_ms)
+
+    wait.naps = True  # type: ignore[attr-defined]
+    SpinCondition.wait = wait
 
 
 def born_at_s() -> float:

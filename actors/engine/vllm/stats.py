@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actors.engine.protocol import EngineMetrics
-from actors.engine.vllm.connector.keys import ENDED, HELLO, TRANSFERS
+from actors.engine.vllm.connector import ENDED, HELLO, TRANSFERS
 
 
 @dataclass(frozen=True, slots=True)

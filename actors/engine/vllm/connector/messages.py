@@ -9,7 +9,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import (
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats import NixlKVConnectorStats
 
-from actors.engine.vllm.connector.keys import ENDED, HELLO, TRANSFERS
+from actors.engine.vllm.connector import ENDED, HELLO, TRANSFERS
 
 
 @dataclass

@@ -1,4 +1,9 @@
-"""The half of the KV connector in the engine core: numbers the leases and passes releases on (see kv_connector)."""
+"""The half of the KV connector in the engine core: numbers the leases, passes releases on, and paces idle steps.
+
+vLLM's core steps its workers hundreds of times a second as long as a lease or a transfer is open, even when it computes
+nothing. On a CPU engine that costs a whole core for the worker and a third of another for the core process. A transfer
+ends within milliseconds while a lease may last for seconds, so the pauses grow with the time in which nothing happened.
+"""
 
 import threading
 import time
@@ -6,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import NixlPullConnectorScheduler
 
-from actors.engine.vllm.connector.keys import ENDED, HELLO, LEASE, RELEASE
+from actors.engine.vllm.connector import ENDED, HELLO, LEASE, RELEASE
 from actors.engine.vllm.connector.messages import SluiceMetadata, SluiceStats
 from actors.engine.vllm.connector.transfer import TABLE_SLOTS
-from actors.engine.vllm.pace import Pace
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -20,8 +24,32 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
+LONGEST_PAUSE_S = 0.005
+"""What a request may wait that arrives while the core only keeps leases."""
+
+PAUSE_GROWTH = 0.05
+"""Pause as a share of the time without an event: the longest pause is reached after 0.1 s."""
+
+
+class Pace:
+    """Pauses between idle steps. Times are from any monotonic clock, in seconds."""
+
+    def __init__(self) -> None:
+        self._quiet_since_s: float | None = None
+
+    def event(self) -> None:
+        """Something was computed, or a transfer or lease ended: pauses begin at 0 again."""
+        self._quiet_since_s = None
+
+    def pause_s(self, now_s: float) -> float:
+        """The pause before the next idle step."""
+        if self._quiet_since_s is None:
+            self._quiet_since_s = now_s
+        return min(LONGEST_PAUSE_S, (now_s - self._quiet_since_s) * PAUSE_GROWTH)
+
+
 class SluiceScheduler(NixlPullConnectorScheduler):
-    """The half in the engine core: numbers the leases and passes releases on."""
+    """vLLM's pull scheduler, which also numbers the leases and passes releases on to the workers."""
 
     def __init__(self, vllm_config: "VllmConfig", engine_id: str, kv_cache_config: "KVCacheConfig") -> None:
         super().__init__(vllm_config, engine_id, kv_cache_config)

@@ -6,7 +6,7 @@ agent sees every read just before it is posted. That is where transfers are attr
 "done" message to the prefill engine is taken off the read, so that it is sent only after the read was found
 valid. A flow scheduler splits and holds reads at the same place.
 
-`LeaseTable` is what makes a read valid: an array in the prefill worker's memory, registered with NIXL, with one
+`GenerationTable` is what makes a read valid: an array in the prefill worker's memory, registered with NIXL, with one
 number (a generation) per lease. The worker wipes a lease's generation before its blocks may be reused. A decode
 worker reads it after it has read the blocks: if the generation is the expected one, the blocks had not been given
 back when the read ended. This costs eight bytes per transfer and no word from the other engine, which may be busy
@@ -131,7 +131,7 @@ class TransferAgent:
         self._owner.pop(id(handle), None)
 
 
-class LeaseTable:
+class GenerationTable:
     """Generations of the leases that this prefill worker has given; see the module's text."""
 
     def __init__(self, agent: Any, backends: list[str]) -> None:
@@ -158,7 +158,7 @@ class LeaseTable:
             self._generations[slot] = 0
 
 
-class LeaseProbe:
+class GenerationProbe:
     """Reads generations from prefill workers' tables."""
 
     def __init__(self, agent: Any, backends: list[str], timeout_s: float = PROBE_TIMEOUT_S) -> None:

@@ -11,12 +11,12 @@ from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
 from actors.engine.vllm import plugin
-from actors.engine.vllm.connector.keys import TRANSFERS
+from actors.engine.vllm.connector import TRANSFERS
 from actors.engine.vllm.connector.messages import SluiceMetadata, SluicePayload, SluiceStats
 from actors.engine.vllm.connector.transfer import (
     CPU_DELAY_US,
-    LeaseProbe,
-    LeaseTable,
+    GenerationProbe,
+    GenerationTable,
     Source,
     TransferAgent,
     TransferFacts,
@@ -72,8 +72,8 @@ class SluiceWorker(NixlPullConnectorWorker):
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         # Before vLLM describes this worker to others: the description names all registered memory.
-        self._table = LeaseTable(self._agent, self.nixl_backends)
-        self._probe = LeaseProbe(self._agent, self.nixl_backends)
+        self._table = GenerationTable(self._agent, self.nixl_backends)
+        self._probe = GenerationProbe(self._agent, self.nixl_backends)
         super().register_kv_caches(kv_caches)
         payload = self.xfer_handshake_metadata  # type: ignore[has-type]
         self.xfer_handshake_metadata = SluicePayload(

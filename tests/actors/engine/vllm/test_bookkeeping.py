@@ -5,13 +5,16 @@ from typing import Any
 
 import pytest
 
-from actors.engine.vllm.leases import Leases
-from actors.engine.vllm.outbox import Outbox
-from actors.engine.vllm.pace import Pace
+from actors.engine.leases import AttemptLeases
+
+pytest.importorskip("vllm", reason="vLLM is not installed; `make setup` installs it")
+
+from actors.engine.vllm.connector.scheduler import Pace
+from actors.engine.vllm.runner import Outbox
 
 
 def test_leases_of_a_request_are_found_until_they_end() -> None:
-    leases = Leases()
+    leases = AttemptLeases()
     leases.granted("r", "r-1", 0)
     leases.granted("r", "r-2", 3)
     leases.granted("s", "s-1", 1)

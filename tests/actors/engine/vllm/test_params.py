@@ -24,7 +24,7 @@ from actors.engine.vllm.params import (  # noqa: E402
     structured_outputs,
     token_logprobs,
 )
-from actors.engine.vllm.work import Stream, Work, decode_handle, out, prefill_done  # noqa: E402
+from actors.engine.vllm.task import EngineTask, Stream, decode_handle, out, prefill_done  # noqa: E402
 from actors.wire.messages import Decode, Prefill  # noqa: E402
 
 
@@ -117,9 +117,9 @@ def test_logprobs_are_ranked_and_hold_the_chosen_token() -> None:
     assert prompt_logprobs([1, 7], [None, candidates], 1) == [None, ("c", 7, -2.0, [("a", 5, -0.5)])]
 
 
-def work_of(params: dict[str, Any]) -> tuple[Work, Stream]:
-    work = Work("decode", Decode("r", [1, 2], params, None, 1.0))
-    return work, Stream(lambda *_: None, work, 1, "r-0")
+def task_of(params: dict[str, Any]) -> tuple[EngineTask, Stream]:
+    task = EngineTask("decode", Decode("r", [1, 2], params, None, 1.0))
+    return task, Stream(lambda *_: None, task, 1, "r-0")
 
 
 def output(**completion: Any) -> SimpleNamespace:
@@ -136,8 +136,8 @@ def output(**completion: Any) -> SimpleNamespace:
 
 
 def test_a_piece_has_what_was_asked_for() -> None:
-    work, stream = work_of({})
-    piece = out(work, stream, output(finish_reason="stop", stop_reason="x", logprobs=[{}, {}]))
+    task, stream = task_of({})
+    piece = out(task, stream, output(finish_reason="stop", stop_reason="x", logprobs=[{}, {}]))
     assert (piece.attempt_id, piece.index, piece.text, piece.n_tokens, piece.finish, piece.stop_reason) == (
         "r",
         1,
@@ -150,7 +150,7 @@ def test_a_piece_has_what_was_asked_for() -> None:
 
 
 def test_a_parsed_piece_has_its_delta_and_no_text() -> None:
-    work, stream = work_of({})
+    task, stream = task_of({})
     calls: list[Any] = []
 
     class Parser:
@@ -158,8 +158,8 @@ def test_a_parsed_piece_has_its_delta_and_no_text() -> None:
             calls.append(args)
             return b'{"tool_calls":[]}', "tool_calls"
 
-    work.parsers = [None, Parser()]
-    piece = out(work, stream, output(finish_reason="stop"))
+    task.parsers = [None, Parser()]
+    piece = out(task, stream, output(finish_reason="stop"))
     assert calls == [("hi", [3, 4], "stop")]
     assert (piece.text, piece.delta, piece.finish) == ("", b'{"tool_calls":[]}', "tool_calls")
 
@@ -168,7 +168,7 @@ def test_a_handle_survives_the_wire_and_nothing_else_passes_for_one() -> None:
     params = {"remote_engine_id": "e", "remote_block_ids": [[1, 2], [3]], "remote_port": 9}
     stats = SimpleNamespace(queued_ts=1.0, scheduled_ts=1.5, first_token_ts=3.5)
     finished = SimpleNamespace(kv_transfer_params=params, num_cached_tokens=128, metrics=stats)
-    done = prefill_done(Work("prefill", Prefill("r", [1] * 200, {}, 1.0)), finished, 30.0, 1000)
+    done = prefill_done(EngineTask("prefill", Prefill("r", [1] * 200, {}, 1.0)), finished, 30.0, 1000)
     assert (done.prompt_tokens, done.cached_tokens, done.queue_s, done.compute_s, done.kv_bytes) == (
         200,
         128,

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from actors.engine.vllm.connector.keys import ENDED, HELLO, TRANSFERS
+from actors.engine.vllm.connector import ENDED, HELLO, TRANSFERS
 from actors.engine.vllm.stats import Hello, Ledger, Transfer
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import zmq
 
-from actors.engine.vllm.waits import NAP_ENV, nap_instead_of_spinning
+from actors.engine.vllm.plugin import NAP_ENV, nap_instead_of_spinning
 
 shm_broadcast = pytest.importorskip("vllm.distributed.device_communicators.shm_broadcast")
 

@@ -13,8 +13,8 @@ nixl = pytest.importorskip("nixl._api", reason="NIXL is not installed; `make set
 
 from actors.engine.vllm.connector.transfer import (  # noqa: E402
     CPU_DELAY_US,
-    LeaseProbe,
-    LeaseTable,
+    GenerationProbe,
+    GenerationTable,
     Source,
     TransferAgent,
     napping_progress,
@@ -29,8 +29,8 @@ class Pair:
         with napping_progress(CPU_DELAY_US):
             self.lender = nixl.nixl_agent("lender", configuration)
             self.borrower = TransferAgent(nixl.nixl_agent("borrower", configuration))
-        self.table = LeaseTable(self.lender, ["UCX"])
-        self.probe = LeaseProbe(self.borrower, ["UCX"])
+        self.table = GenerationTable(self.lender, ["UCX"])
+        self.probe = GenerationProbe(self.borrower, ["UCX"])
         self.data, self.copy = np.arange(1024, dtype=np.uint64), np.zeros(1024, dtype=np.uint64)
         self.kept = [self.lender.register_memory(self.data_region(self.data), "DRAM")]
         self.kept.append(self.borrower.register_memory(self.data_region(self.copy), "DRAM"))
@@ -127,7 +127,7 @@ def test_a_lender_that_never_answers_is_an_error() -> None:
         check_xfer_state=lambda handle: "PROC",
         release_xfer_handle=released.append,
     )
-    probe = LeaseProbe(silent, [], timeout_s=0.01)
+    probe = GenerationProbe(silent, [], timeout_s=0.01)
     with pytest.raises(TimeoutError, match="lease table of gone"):
         probe.holds(Source("gone", (0, 0)), 0, 0, 1)
     assert released == ["handle"]

@@ -1,50 +1,59 @@
-"""State of one request inside a vLLM engine, and the pure steps from vLLM's outputs to wire messages."""
+"""One prefill or decode inside a vLLM engine, and the pure steps from vLLM's outputs to wire messages."""
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from actors.engine.protocol import Task
 from actors.engine.vllm.params import prompt_logprobs, token_logprobs
 from actors.wire.messages import Decode, Out, Prefill, PrefillDone
 
-Stage = Literal["prefill", "decode"]
+if TYPE_CHECKING:
+    from vllm.outputs import RequestOutput
+    from vllm.v1.engine import EngineCoreRequest
+
+    from actors.engine.vllm.tools import ChoiceParser
 
 
 class Stream:
-    """Where vLLM's output processor puts the outputs of one choice: straight into the engine, no queue, no task.
+    """The outputs of one choice: vLLM's output processor puts them straight into the engine, without a queue.
 
     It stands in for vLLM's RequestOutputCollector, of which the output processor uses `put` alone.
     """
 
-    __slots__ = ("_deliver", "done", "index", "request_id", "work")
+    __slots__ = ("_deliver", "done", "index", "request_id", "task")
 
     def __init__(
-        self, deliver: "Callable[[Stream, Any], None]", work: "Work", index: int, request_id: str
+        self,
+        deliver: "Callable[[Stream, RequestOutput | Exception], None]",
+        task: "EngineTask",
+        index: int,
+        request_id: str,
     ) -> None:
         self._deliver = deliver
-        self.work = work
+        self.task = task
         self.index = index
         self.request_id = request_id
         self.done = False
 
-    def put(self, output: Any) -> None:
-        """A RequestOutput, or the exception that ended the engine."""
+    def put(self, output: "RequestOutput | Exception") -> None:
+        """Delivers an output, or the exception that ended the engine."""
         self._deliver(self, output)
 
 
 @dataclass(eq=False)
-class Work:
+class EngineTask:
     """One prefill or decode that this engine has been given and that has not ended."""
 
-    stage: Stage
+    kind: Task
     msg: Prefill | Decode
     choices: int = 1
     streams: list[Stream] = field(default_factory=list)
-    # Choices that start after the first one's first token, on the blocks that it pulled: index and parameters.
-    siblings: list[tuple[int, Any]] = field(default_factory=list)
+    # Choices that start after the first one's first token, on the blocks that it pulled: index and vLLM's request.
+    siblings: "list[tuple[int, EngineCoreRequest]]" = field(default_factory=list)
     remote: dict[str, Any] | None = None
     admitted: bool = False
     ended: bool = False
@@ -56,26 +65,33 @@ class Work:
     descriptors: int = 0
     kv_failed: bool = False
     timer: asyncio.TimerHandle | None = None
-    parsers: list[Any] = field(default_factory=list)
+    parsers: "list[ChoiceParser]" = field(default_factory=list)
 
     @property
     def attempt_id(self) -> str:
         return self.msg.attempt_id
+
+    @property
+    def kv_tokens(self) -> int:
+        """Prompt tokens of all choices, and generated ones."""
+        return len(self.msg.tokens) * self.choices + self.generated_tokens
 
     def open_ids(self) -> list[str]:
         """vLLM's request ids of the choices that still run."""
         return [stream.request_id for stream in self.streams if not stream.done]
 
 
-def prefill_done(work: Work, output: Any, lease_s: float, kv_bytes_per_block: int) -> PrefillDone:
-    """The handle of a finished prefill; `output` is vLLM's last RequestOutput of it."""
+def prefill_done(
+    task: EngineTask, output: "RequestOutput", lease_s: float, kv_bytes_per_block: int
+) -> PrefillDone:
+    """The handle of a finished prefill, whose last output is `output`."""
     handle = {**output.kv_transfer_params, "remote_prefill_cached_tokens": output.num_cached_tokens}
     blocks = max((len(group) for group in handle["remote_block_ids"]), default=0)
     stats = output.metrics
     return PrefillDone(
-        attempt_id=work.attempt_id,
+        attempt_id=task.attempt_id,
         handle=msgspec.msgpack.encode(handle),
-        prompt_tokens=len(work.msg.tokens),
+        prompt_tokens=len(task.msg.tokens),
         cached_tokens=output.num_cached_tokens or 0,
         lease_s=lease_s,
         queue_s=max(0.0, stats.scheduled_ts - stats.queued_ts),
@@ -103,19 +119,19 @@ def decode_handle(handle: bytes) -> dict[str, Any]:
     return params
 
 
-def out(work: Work, stream: Stream, output: Any) -> Out:
-    """One piece of one choice. Logprobs are as asked for; where the output is parsed it is in `delta`, and no text."""
+def out(task: EngineTask, stream: Stream, output: "RequestOutput") -> Out:
+    """One piece of one choice, with logprobs as asked for. A parsed output is in `delta`, and `text` is empty."""
     completion = output.outputs[0]
-    params = work.msg.params
+    params = task.msg.params
     top = params.get("logprobs")
     prompt_top = params.get("prompt_logprobs")
     ids = list(completion.token_ids)
     text, finish, delta = completion.text, completion.finish_reason, None
-    if work.parsers:
-        delta, finish = work.parsers[stream.index].delta(text, ids, finish)
+    if task.parsers:
+        delta, finish = task.parsers[stream.index].delta(text, ids, finish)
         text = ""
     return Out(
-        attempt_id=work.attempt_id,
+        attempt_id=task.attempt_id,
         text=text,
         n_tokens=len(ids),
         index=stream.index,

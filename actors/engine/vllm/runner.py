@@ -1,0 +1,418 @@
+"""The prefills and decodes of a vLLM engine, from the ingress's message to their end.
+
+Requests go to vLLM's core as token ids and come back as outputs of whole engine steps. vLLM would wake one asyncio
+task per request and step. Here its output processor writes into `Stream`s that collect a step's output, so one engine
+step is one `sink.tokens` call. Adds, aborts and releases leave through one `Outbox`, hence in the order in which they
+were asked for.
+
+This module imports vLLM: it is loaded when `launch` has set the process up.
+"""
+
+import asyncio
+import logging
+import os
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from vllm.inputs.engine import tokens_input
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from actors.engine.leases import AttemptLeases
+from actors.engine.protocol import Sink, Task
+from actors.engine.vllm import params
+from actors.engine.vllm.config import VllmEngineConfig
+from actors.engine.vllm.connector import RELEASE
+from actors.engine.vllm.stats import Transfer
+from actors.engine.vllm.task import BadHandle, EngineTask, Stream, decode_handle, out, prefill_done
+from actors.engine.vllm.tools import ToolParsing
+from actors.wire.messages import Admitted, Decode, Failed, Out, Prefill
+
+if TYPE_CHECKING:
+    from vllm.outputs import RequestOutput
+    from vllm.sampling_params import SamplingParams
+    from vllm.tasks import SupportedTask
+    from vllm.v1.engine import EngineCoreRequest
+
+log = logging.getLogger(__name__)
+
+
+class TaskRunner:
+    """All tasks of one engine, its leases, and what it has to send to vLLM's core. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        config: VllmEngineConfig,
+        llm: AsyncLLM,
+        sink: Sink,
+        tools: ToolParsing,
+        supported: "tuple[SupportedTask, ...]",
+        leases: AttemptLeases,
+        block_bytes: int,
+    ) -> None:
+        """`supported` are vLLM's task names; `block_bytes` is the size of a KV block, all workers together."""
+        self._config, self._llm, self._sink = config, llm, sink
+        self._supported = supported
+        self._leases = leases
+        self._block_bytes = block_bytes
+        self._tools = tools
+        self._defaults: dict[str, Any] = llm.model_config.get_diff_sampling_param()
+        self._tasks: dict[tuple[Task, str], EngineTask] = {}
+        self._batch: list[Out] = []
+        self._outbox = Outbox(self._on_unsent)
+        self._outbox.start()
+        self._releases = 0
+        self.streams: dict[str, Stream] = {}  # vLLM's request id -> stream of an unfinished choice
+        self.draining = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether a task has not ended."""
+        return bool(self._tasks)
+
+    @property
+    def decodes(self) -> list[EngineTask]:
+        """The decodes that have not ended."""
+        return [task for task in self._tasks.values() if task.kind == "decode"]
+
+    def stop(self) -> None:
+        """Ends all tasks: each fails, and nothing more is sent to the core."""
+        self.draining = True
+        self._outbox.stop()
+        for task in list(self._tasks.values()):
+            self._fail(task, "engine_dead", f"engine {self._config.engine_id} was stopped", True)
+
+    # -------------------------------------------------------------------------------------------- requests
+
+    def prefill(self, msg: Prefill) -> None:
+        """Computes the prompt and keeps its KV under a lease."""
+        if not self._accepts("prefill", msg.attempt_id):
+            return
+        task = EngineTask("prefill", msg)
+        try:
+            request = self._request(msg, params.prefill_params())
+        except params.BadParameter as e:
+            self._sink.failed(Failed(msg.attempt_id, "prefill", "bad_request", str(e), False, e.param))
+            return
+        except Exception as e:
+            self._unexpected(msg.attempt_id, "prefill", e)
+            return
+        self._begin(task)
+        self._submit(task, 0, request)
+
+    def decode(self, msg: Decode) -> None:
+        """Generates, after a pull of the KV where there is a handle."""
+        if not self._accepts("decode", msg.attempt_id):
+            return
+        try:
+            task = EngineTask("decode", msg, choices=params.sequences(msg.params))
+            requests = [self._request(msg, sampling) for sampling in self._choice_params(task)]
+        except params.BadParameter as e:
+            self._sink.failed(Failed(msg.attempt_id, "decode", "bad_request", str(e), False, e.param))
+            return
+        except BadHandle as e:
+            self._sink.failed(Failed(msg.attempt_id, "decode", "unknown_handle", str(e), True))
+            return
+        except Exception as e:
+            self._unexpected(msg.attempt_id, "decode", e)
+            return
+        self._begin(task)
+        pulling = task.remote is not None
+        for index, request in enumerate(requests):
+            if index > 0 and pulling:
+                task.siblings.append((index, request))
+            else:
+                self._submit(task, index, request)
+
+    def _choice_params(self, task: EngineTask) -> "list[SamplingParams]":
+        """SamplingParams of each choice; the first pulls the KV. Raises BadParameter, BadHandle."""
+        msg = task.msg
+        assert isinstance(msg, Decode)
+        base = params.sampling_params(msg.params, self._defaults)
+        if msg.chat is not None:
+            session = self._tools.session(msg.chat, msg.tokens)
+            session.adjust(base)
+            task.parsers = [session.choice() for _ in range(task.choices)]
+        children = [params.child_params(base, index) for index in range(task.choices)]
+        if msg.handle is not None:
+            remote = decode_handle(msg.handle)
+            if base.prompt_logprobs is not None:
+                # vLLM computes such a prompt itself; the copy that the prefill holds is given back unread.
+                self._give_up(remote)
+            else:
+                task.remote = remote
+                children[0].extra_args = {"kv_transfer_params": remote}
+        return children
+
+    def _request(self, msg: Prefill | Decode, sampling: "SamplingParams") -> "EngineCoreRequest":
+        """vLLM's request. Raises BadParameter where vLLM refuses the prompt or a parameter."""
+        try:
+            request = self._llm.input_processor.process_inputs(
+                msg.attempt_id, tokens_input(msg.tokens), sampling, supported_tasks=self._supported,
+                priority=msg.priority, data_parallel_rank=msg.dp_rank,
+            )  # fmt: skip
+        except params.REFUSALS as e:
+            raise params.bad_parameter(e) from e
+        self._llm.input_processor.assign_request_id(request)
+        return request
+
+    def _unexpected(self, attempt_id: str, kind: Task, error: Exception) -> None:
+        """Fails one request over which vLLM failed in a way that it does not name; the others go on."""
+        log.error("vLLM could not take the %s of %s", kind, attempt_id, exc_info=error)
+        message = f"vLLM could not take the request: {error!r}; see the engine's log"
+        self._sink.failed(Failed(attempt_id, kind, "internal", message, False))
+
+    def cancel(self, attempt_id: str) -> None:
+        """Ends the tasks of `attempt_id` without a word, and gives its leases back."""
+        for task in (self._tasks.get(("prefill", attempt_id)), self._tasks.get(("decode", attempt_id))):
+            if task is not None:
+                self._abort(task)
+        self._release_leases(attempt_id)
+
+    def release(self, attempt_id: str) -> None:
+        """Gives the leases of `attempt_id` back, and ends a prefill that has not got so far."""
+        task = self._tasks.get(("prefill", attempt_id))
+        if task is not None:
+            self._abort(task)
+        self._release_leases(attempt_id)
+
+    # ------------------------------------------------------------------------------------------ life of a task
+
+    def _accepts(self, kind: Task, attempt_id: str) -> bool:
+        if self.draining:
+            self._sink.failed(
+                Failed(
+                    attempt_id, kind, "draining", f"engine {self._config.engine_id} is shutting down", True
+                )
+            )
+            return False
+        if (kind, attempt_id) in self._tasks:
+            message = f"engine {self._config.engine_id} already runs a {kind} of {attempt_id}"
+            self._sink.failed(Failed(attempt_id, kind, "internal", message, False))
+            return False
+        return True
+
+    def _begin(self, task: EngineTask) -> None:
+        self._tasks[task.kind, task.attempt_id] = task
+        delay_s = max(0.0, task.msg.timeout_s)
+        task.timer = asyncio.get_running_loop().call_later(delay_s, self._on_deadline, task)
+
+    def _end(self, task: EngineTask) -> None:
+        """Forgets a task: the one way out of every task."""
+        task.ended = True
+        self._tasks.pop((task.kind, task.attempt_id), None)
+        if task.timer is not None:
+            task.timer.cancel()
+        for stream in task.streams:
+            self.streams.pop(stream.request_id, None)
+
+    def _submit(self, task: EngineTask, index: int, request: "EngineCoreRequest") -> None:
+        stream = Stream(self._on_output, task, index, request.request_id)
+        task.streams.append(stream)
+        self.streams[request.request_id] = stream
+        self._llm.output_processor.add_request(request, None, None, index, stream)
+        core = self._llm.engine_core
+        self._outbox.post(lambda: core.add_request_async(request), task)
+
+    def _abort(self, task: EngineTask) -> None:
+        """Ends a task without a word to the client; the core frees its blocks and tells the lender of a pull."""
+        ids = task.open_ids()
+        self._end(task)
+        self._batch = [piece for piece in self._batch if piece.attempt_id != task.attempt_id]
+        self._llm.output_processor.abort_requests(ids, internal=True)
+        core = self._llm.engine_core
+        self._outbox.post(lambda: core.abort_requests_async(ids))
+        if task.kind == "prefill":
+            # The core may have finished it just now, in which case it ignores the abort and holds a lease.
+            for request_id in ids:
+                self._post_release(request_id, None)
+
+    def _fail(
+        self, task: EngineTask, code: str, message: str, retryable: bool, param: str | None = None
+    ) -> None:
+        ids = task.open_ids()
+        self._flush()
+        self._end(task)
+        if ids and code != "engine_dead":
+            self._llm.output_processor.abort_requests(ids, internal=True)
+            core = self._llm.engine_core
+            self._outbox.post(lambda: core.abort_requests_async(ids))
+        self._sink.failed(Failed(task.attempt_id, task.kind, code, message, retryable, param))
+
+    def _on_deadline(self, task: EngineTask) -> None:
+        self._flush()
+        self._abort(task)
+        self._sink.failed(
+            Failed(
+                task.attempt_id,
+                task.kind,
+                "deadline",
+                f"the {task.kind} did not end in {task.msg.timeout_s:.1f} s",
+                False,
+            )
+        )
+
+    # ------------------------------------------------------------------------------------------------ leases
+
+    def _release_leases(self, attempt_id: str) -> None:
+        for request_id, core in self._leases.of(attempt_id):
+            self._post_release(request_id, core)
+
+    def _post_release(self, request_id: str, core: int | None) -> None:
+        self._releases += 1
+        name, wish = f"release-{self._releases}", {RELEASE: [request_id]}
+        rank = core if self._config.data_parallel_size > 1 else None
+        llm = self._llm
+        self._outbox.post(
+            lambda: llm.notify_kv_transfer_request_rejected(name, wish, data_parallel_rank=rank)
+        )
+
+    def _give_up(self, remote: dict[str, Any]) -> None:
+        """Tells the lender of `remote` that nobody here will read it."""
+        self._releases += 1
+        name, llm = f"unread-{self._releases}", self._llm
+        self._outbox.post(lambda: llm.notify_kv_transfer_request_rejected(name, remote))
+
+    # ----------------------------------------------------------------------------------------------- outputs
+
+    def _on_output(self, stream: Stream, output: "RequestOutput | Exception") -> None:
+        """Takes an output of one choice, or the engine's death, from vLLM's output processor."""
+        task = stream.task
+        if task.ended:
+            return
+        if isinstance(output, Exception):
+            self._fail(task, "engine_dead", f"the vLLM engine died: {output}", True)
+            return
+        reason = output.outputs[0].finish_reason
+        if output.finished:
+            stream.done = True
+            self.streams.pop(stream.request_id, None)
+        if reason in ("error", "abort"):
+            self._on_refused(task, reason)
+        elif task.kind == "prefill":
+            self._on_prefilled(task, stream, output)
+        else:
+            self._on_tokens(task, stream, output)
+
+    def _on_refused(self, task: EngineTask, reason: str) -> None:
+        if reason == "abort":
+            self._fail(task, "draining", "the vLLM engine gave the request up", True)
+        elif task.remote is not None and task.generated_tokens == 0:
+            self._fail(task, "kv_load", "the KV could not be loaded from the prefill engine", True)
+        elif task.msg.params.get("response_format") is not None and task.generated_tokens == 0:
+            self._fail(task, "bad_request", "the grammar of response_format failed", False, "response_format")
+        else:
+            self._fail(task, "internal", "vLLM ended the request with an error; see the engine's log", True)
+
+    def _on_prefilled(self, task: EngineTask, stream: Stream, output: "RequestOutput") -> None:
+        if not output.finished:
+            return
+        if not output.kv_transfer_params or not output.kv_transfer_params.get("remote_block_ids"):
+            self._fail(task, "internal", "the prefill ended without KV to hand over", True)
+            return
+        self._end(task)
+        port = int(output.kv_transfer_params["remote_port"])
+        core = port - int(os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"])
+        self._leases.granted(task.attempt_id, stream.request_id, core)
+        self._sink.prefill_done(prefill_done(task, output, float(self._config.lease_s), self._block_bytes))
+
+    def _on_tokens(self, task: EngineTask, stream: Stream, output: "RequestOutput") -> None:
+        if not task.admitted:
+            self._admit(task, output.num_cached_tokens or 0)
+        task.generated_tokens += len(output.outputs[0].token_ids)
+        try:
+            piece = out(task, stream, output)
+        except Exception as e:
+            # An output of the model that vLLM's parser cannot take must not stop the other requests.
+            log.exception("the output of %s could not be parsed", task.attempt_id)
+            self._fail(task, "internal", f"the output could not be parsed: {e!r}", False)
+            return
+        if not self._batch:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._batch.append(piece)
+        siblings, task.siblings = task.siblings, []
+        for index, request in siblings:
+            self._submit(task, index, request)
+        if output.finished:
+            task.finished_choices += 1
+            if task.finished_choices == task.choices:
+                self._end(task)
+
+    def _flush(self) -> None:
+        """Hands on everything that one engine step has put out."""
+        items, self._batch = self._batch, []
+        if items:
+            self._sink.tokens(items)
+
+    def _admit(self, task: EngineTask, cached_tokens: int) -> None:
+        task.admitted = True
+        self._sink.admitted(
+            Admitted(task.attempt_id, task.transfer_bytes, task.transfer_s, task.descriptors, cached_tokens)
+        )
+
+    def on_transfer(self, transfer: Transfer) -> None:
+        """Books a worker's pull of a request's KV, or its failure; the last worker's report admits the request."""
+        stream = self.streams.get(transfer.request_id)
+        if stream is None or stream.task.ended:
+            return
+        task = stream.task
+        task.transfer_reports += 1
+        task.transfer_bytes += transfer.bytes
+        task.transfer_s = max(task.transfer_s, transfer.seconds)
+        task.descriptors += transfer.descriptors
+        task.kv_failed |= not transfer.ok
+        if (
+            task.transfer_reports == self._config.tensor_parallel_size
+            and not task.kv_failed
+            and not task.admitted
+        ):
+            self._admit(task, (task.remote or {}).get("remote_prefill_cached_tokens") or 0)
+
+    def _on_unsent(self, task: EngineTask | None, error: Exception) -> None:
+        if task is not None and not task.ended:
+            self._fail(task, "engine_dead", f"the vLLM engine took no request: {error}", True)
+
+
+Send = Callable[[], Awaitable[Any]]
+
+
+class Outbox:
+    """What is to be sent to vLLM's core, in the order in which it was asked for.
+
+    Adding, aborting and releasing are coroutines in vLLM while the engine's methods are plain calls. One asyncio task
+    passes them on, so that an abort never overtakes its add. `on_refused(task, error)` is called when the core did not
+    take what was posted for `task`.
+    """
+
+    def __init__(self, on_refused: Callable[[EngineTask | None, Exception], None]) -> None:
+        self._on_refused = on_refused
+        self._queue: deque[tuple[Send, EngineTask | None]] = deque()
+        self._filled = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begins to send; what was posted before goes first."""
+        self._task = asyncio.create_task(self._run(), name="vllm outbox")
+
+    def stop(self) -> None:
+        """Sends nothing more. Idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def post(self, send: Send, task: EngineTask | None = None) -> None:
+        """Awaits `send()` once everything posted before has been sent."""
+        self._queue.append((send, task))
+        self._filled.set()
+
+    async def _run(self) -> None:
+        while True:
+            await self._filled.wait()
+            self._filled.clear()
+            while self._queue:
+                send, task = self._queue.popleft()
+                try:
+                    await send()
+                except Exception as e:
+                    # A dead core, whatever it says; the health check tells Serve.
+                    log.warning("the vLLM core took no message: %r", e)
+                    self._on_refused(task, e)
