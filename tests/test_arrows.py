@@ -35,7 +35,6 @@ FORBIDDEN = {
     "benchmarks/live": ENGINES | {"actors", "app", "policies"},
 }
 STILL_CIRCULAR = {
-    ("actors.engine.sim.reads", "actors.engine.sim.requests"),
     ("app.ingress.job_parts", "app.ingress.job"),
 }
 """Imports for types only that close a circle: (module, what it imports)."""

@@ -1,1 +1,1 @@
-"""Engines: one protocol (`protocol`), two implementations (`vllm_engine`, `sim_engine`), one front (`server`)."""
+"""Engines: one protocol (`protocol`), two kinds (`vllm`, `sim`; `registry` lists them), one front (`server`)."""

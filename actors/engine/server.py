@@ -12,11 +12,11 @@ begun to read such KV is the engine's business: it lets a read end before it fre
 import asyncio
 import logging
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
-from actors.engine.protocol import Engine, EngineMetrics
+from actors.engine.protocol import Engine, EngineMetrics, Task
 from actors.wire.channel import Channel, Identity, WireError, listen, remove_sockets
 from actors.wire.messages import (
     Admitted,
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 M = TypeVar("M", PrefillDone, Admitted, Failed)
 
 CLOSE_S = 5.0
-"""So long a peer may take to read what was queued for it when the engine ends."""
+"""Seconds that a peer may take to read what was queued for it when the engine ends. ASSUMPTION: it reads at once."""
 
 MAX_IN_FLIGHT = 4096  # ASSUMPTION: far above any engine's slots; a router that works never gets near
 
@@ -55,12 +55,12 @@ class PeerEngine(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """One request of one connection. `work` is what the engine computes now; `leased_until_s` is when its KV ends."""
+    """One request of one connection. `task` is what the engine does now; `leased_until_s` is when its lease ends."""
 
     client: "_Client"
     attempt_id: str  # the ingress' name for it
     key: str  # the engine's name for it
-    work: Literal["prefill", "decode"] | None = None
+    task: Task | None = None
     choices_left: int = 1
     leased_until_s: float | None = None
 
@@ -215,9 +215,9 @@ class EngineServer:
                 self._peers.peer_message(channel, message)
             return  # else: aborted already, what was still in the buffer does not count
         if isinstance(message, Prefill):
-            self._work(client, message, "prefill")
+            self._take(client, message, "prefill")
         elif isinstance(message, Decode):
-            self._work(client, message, "decode")
+            self._take(client, message, "decode")
         elif isinstance(message, Cancel):
             request = client.requests.get(message.attempt_id)
             if request is not None:
@@ -230,19 +230,19 @@ class EngineServer:
 
     # ------------------------------------------------------------------------------------------------ requests
 
-    def _work(self, client: _Client, message: Prefill | Decode, stage: Literal["prefill", "decode"]) -> None:
+    def _take(self, client: _Client, message: Prefill | Decode, task: Task) -> None:
         attempt_id = message.attempt_id
         request = client.requests.get(attempt_id)
         refusal: Failed | None = None
         if self._draining:
-            refusal = Failed(attempt_id, stage, "draining", "the engine takes no new work", True)
-        elif request is not None and request.work is not None:
+            refusal = Failed(attempt_id, task, "draining", "the engine takes no new work", True)
+        elif request is not None and request.task is not None:
             refusal = Failed(
-                attempt_id, stage, "bad_request", f"request {attempt_id} is at work here already", False
+                attempt_id, task, "bad_request", f"request {attempt_id} is at work here already", False
             )
         elif self._working >= self._max_in_flight:
             refusal = Failed(
-                attempt_id, stage, "overloaded", f"the engine has {self._working} requests in flight", True
+                attempt_id, task, "overloaded", f"the engine has {self._working} requests in flight", True
             )
         if refusal is not None:
             client.channel.send(refusal)
@@ -254,7 +254,7 @@ class EngineServer:
             request = _Request(client, attempt_id, key)
             client.requests[attempt_id] = request
             self._requests[key] = request
-        request.work = stage
+        request.task = task
         self._working += 1
         if request.key != attempt_id:
             message = msgspec.structs.replace(message, attempt_id=request.key)
@@ -276,19 +276,19 @@ class EngineServer:
     def _unlease(self, request: _Request) -> None:
         request.leased_until_s = None
         self._leased.pop(request.key, None)
-        if request.work is None:
+        if request.task is None:
             self._forget(request)
 
-    def _work_ended(self, request: _Request) -> None:
-        if request.work is not None:
-            request.work = None
+    def _task_ended(self, request: _Request) -> None:
+        if request.task is not None:
+            request.task = None
             self._working -= 1
         if request.leased_until_s is None:
             self._forget(request)
 
     def _forget(self, request: _Request) -> None:
-        if request.work is not None:
-            request.work = None
+        if request.task is not None:
+            request.task = None
             self._working -= 1
         request.leased_until_s = None
         self._leased.pop(request.key, None)
@@ -314,7 +314,7 @@ class EngineServer:
         self._leased.pop(request.key, None)
         self._leased[request.key] = request
         request.leased_until_s = asyncio.get_running_loop().time() + msg.lease_s
-        self._work_ended(request)
+        self._task_ended(request)
         request.client.channel.send(self._named(msg, request))
 
     def admitted(self, msg: Admitted) -> None:
@@ -327,7 +327,7 @@ class EngineServer:
         """The work ended; a lease of the same request goes on."""
         request = self._requests.get(msg.attempt_id)
         if request is not None:
-            self._work_ended(request)
+            self._task_ended(request)
             request.client.channel.send(self._named(msg, request))
 
     def tokens(self, items: list[Out]) -> None:
@@ -341,7 +341,7 @@ class EngineServer:
             if item.finish is not None:
                 request.choices_left -= 1
                 if request.choices_left == 0:
-                    self._work_ended(request)
+                    self._task_ended(request)
             if request.key is not request.attempt_id:
                 item = msgspec.structs.replace(item, attempt_id=request.attempt_id)
             channel = request.client.channel

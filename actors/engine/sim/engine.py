@@ -1,15 +1,15 @@
 """The sim engine: the engine protocol on a timing model with virtual KV. Real sockets, real queues, no model, no torch.
 
-A clock drives the steps (`sim_clock`). A step's tokens leave in one call. The pure parts are `policies.engine_model`;
-what is here is the life of requests around it:
+A clock (`clock`) drives the steps. A step's tokens leave in one call. The pure parts are `policies.engine_model`; here
+is the life of tasks around it, in the stages of the request that they serve:
 
-    prefill   queued -> computing -> leased -> (read by a decode engine | released | expired)
-    decode    queued -> loading (KV is read from the prefill engine) -> decoding -> finished
-    decode    queued -> computing -> decoding -> finished                               (colocated, no handle)
+    prefill   PREFILLING (waits for a slot, computes) -> POOLED (leased) -> pulled, released or expired
+    decode    TRANSFERRING (waits for a slot, reads the KV of the prefill engine) -> DECODING -> DONE
+    decode    PREFILLING (no handle: computes the prompt itself, colocated) -> DECODING -> DONE
 
-A KV read (`sim_reads`) under way is let end before its blocks are used again, on both sides. The engine that decodes
-frees the prefill engine's copy: after the read, and also when the request ends before it. After a retryable Failed the
-copy is the ingress' again: it may send the handle to another engine, or release it.
+A KV read (`reads`) under way is let end before its blocks are used again, on both sides. The engine that decodes frees
+the prefill engine's copy: after the read, and also when the request ends before it. After a retryable Failed the copy
+is the ingress's again, which may send the handle to another engine or release it.
 
 The file is long because these transitions are one state machine, which reads best in one place.
 """
@@ -18,18 +18,18 @@ import asyncio
 import logging
 import os
 import time
-from typing import Literal, cast
+from typing import cast
 
 import msgspec
 
-from actors.engine.protocol import EngineMetrics, Sink
+from actors.engine.protocol import EngineMetrics, Sink, Task
 from actors.engine.sim.clock import StepClock
 from actors.engine.sim.config import SimEngineConfig
 from actors.engine.sim.leases import LeaseKeeper
 from actors.engine.sim.output import Choice, pieces
 from actors.engine.sim.peers import SimHandle
 from actors.engine.sim.reads import KvReads
-from actors.engine.sim.requests import DecodeWork, PrefillWork, Refused, decode_of
+from actors.engine.sim.tasks import DecodeTask, PrefillTask, Refused, decode_of
 from actors.wire.channel import Channel, Identity
 from actors.wire.messages import (
     Admitted,
@@ -63,8 +63,8 @@ class SimEngine:
         self._model = EngineModel(
             self._timing, self._pool, config.slots, config.prefill_budget_tokens, config.chunked_prefill
         )
-        self._prefills: dict[str, PrefillWork] = {}
-        self._decodes: dict[str, DecodeWork] = {}
+        self._prefills: dict[str, PrefillTask] = {}
+        self._decodes: dict[str, DecodeTask] = {}
         self._reads = KvReads(config, self._timing, self._model, self._read_failed, self._clock.kick)
         self._addresses: tuple[str, ...] = ()
         self._draining = False
@@ -97,8 +97,8 @@ class SimEngine:
         return self.config.info(self._addresses)
 
     def status(self) -> Status:
-        """Counts of this moment; `running` are the sequences that hold a slot. It knows the share of the token budget
-        that the step under way uses; nothing is swapped here, and the timing model has no device to be busy.
+        """Counts of this moment; `running` are the sequences that hold a slot, `token_budget` is the share that the
+        step under way uses. Nothing is swapped here, and the timing model has no device to be busy.
         """
         model, pool = self._model, self._pool
         return Status(
@@ -158,10 +158,10 @@ class SimEngine:
         self._stopped = True
         self._reads.stop()
         self._leases.stop()
-        works: list[PrefillWork | DecodeWork] = [*self._prefills.values(), *self._decodes.values()]
-        for work in works:
-            if work.timer is not None:
-                work.timer.cancel()
+        tasks: list[PrefillTask | DecodeTask] = [*self._prefills.values(), *self._decodes.values()]
+        for task in tasks:
+            if task.timer is not None:
+                task.timer.cancel()
 
     # ------------------------------------------------------------------------------------------------ requests
 
@@ -169,31 +169,31 @@ class SimEngine:
         """Queues the prompt; its KV will be leased."""
         try:
             self._check_open(msg.attempt_id in self._prefills)
-            work = PrefillWork(self.config, msg, time.monotonic())
+            task = PrefillTask(self.config, msg, time.monotonic())
         except Refused as error:
             self._sink.failed(error.failed(msg.attempt_id, "prefill"))
             return
         self._leases.release(msg.attempt_id)  # an older copy of the same request is of no use any more
-        work.timer = self._loop.call_later(max(0.0, msg.timeout_s), self._prefill_late, work)
-        self._prefills[msg.attempt_id] = work
-        self._model.add(work.seq)
+        task.timer = self._loop.call_later(max(0.0, msg.timeout_s), self._prefill_late, task)
+        self._prefills[msg.attempt_id] = task
+        self._model.add(task.seq)
         self._clock.kick()
 
     def decode(self, msg: Decode) -> None:
         """Queues a decode, with the KV of another engine (`handle`) or computing all itself."""
         try:
             self._check_open(msg.attempt_id in self._decodes)
-            work = DecodeWork(self.config, self._reads, msg)
+            task = DecodeTask(self.config, msg)
         except Refused as error:
             self._sink.failed(error.failed(msg.attempt_id, "decode"))
             return
-        work.timer = self._loop.call_later(max(0.0, msg.timeout_s), self._decode_late, work)
-        self._decodes[msg.attempt_id] = work
-        self._add_choice(work)
+        task.timer = self._loop.call_later(max(0.0, msg.timeout_s), self._decode_late, task)
+        self._decodes[msg.attempt_id] = task
+        self._add_choice(task)
         self._clock.kick()
 
     def cancel(self, attempt_id: str) -> None:
-        """Ends `attempt_id` in whatever stage, its lease included."""
+        """Ends the tasks of `attempt_id`, whatever their stage, and its lease."""
         prefill = self._prefills.get(attempt_id)
         if prefill is not None:
             self._end_prefill(prefill)
@@ -209,7 +209,7 @@ class SimEngine:
         self._leases.release(attempt_id)
 
     def _check_open(self, busy: bool) -> None:
-        """Raises Refused when nothing, or not this, can be taken now."""
+        """Raises Refused when the engine takes no tasks now, or not this one (`busy`: it has it already)."""
         name = self.config.engine_id
         if self._dead is not None or self._stopped:
             raise Refused("engine_dead", f"engine {name} is dead", retryable=True)
@@ -218,13 +218,13 @@ class SimEngine:
         if busy:
             raise Refused("bad_request", f"engine {name} has a request of this id already")
 
-    def _add_choice(self, work: DecodeWork) -> None:
-        self._model.add(work.new_choice(self.config.max_model_len, self.config.mean_output_tokens))
+    def _add_choice(self, task: DecodeTask) -> None:
+        self._model.add(task.new_choice(self.config.max_model_len, self.config.mean_output_tokens))
 
     # ------------------------------------------------------------------------------------------------ steps
 
     def begin_step(self) -> float | None:
-        """The clock begins a step."""
+        """Begins a step for the clock: seconds that it lasts, or None when nothing can be computed."""
         if self._stopped or self._dead is not None:
             return None
         try:
@@ -237,7 +237,7 @@ class SimEngine:
         return seconds
 
     def end_step(self) -> None:
-        """The clock ends the step that it began."""
+        """Ends the step that the clock began: its tokens leave, its prefills are leased."""
         if self._stopped or self._dead is not None:
             return
         try:
@@ -251,40 +251,39 @@ class SimEngine:
             self._die(error)
 
     def _items(self, result: StepResult) -> list[Out]:
-        """The pieces of all sequences that gained a token, and what follows from them."""
+        """The pieces of all sequences that gained a token; ends those that are finished."""
         for seq in result.finished:
             cast(Choice, seq.owner).ends()
         items, first, ended = pieces(result.decoded, self._model.steps - 1)
         for choice in first:
-            work = cast(DecodeWork, choice.request)
-            for _ in range(
-                len(work.seqs), choice.params.n
-            ):  # now that the prompt's blocks are here to be shared
-                self._add_choice(work)
+            task = cast(DecodeTask, choice.request)
+            # The other choices begin now that the prompt's blocks are here to be shared.
+            for _ in range(len(task.seqs), choice.params.n):
+                self._add_choice(task)
         for seq in ended:
             self._choice_ended(seq)
         return items
 
     def _choice_ended(self, seq: Sequence) -> None:
         self._model.remove(seq)
-        work = decode_of(seq)
-        work.left -= 1
-        if work.left == 0:
-            self._forget_decode(work)
+        task = decode_of(seq)
+        task.left -= 1
+        if task.left == 0:
+            self._forget_decode(task)
 
     def _admitted(self, seq: Sequence) -> None:
         if seq.prefill_only:
-            cast(PrefillWork, seq.owner).admitted_s = time.monotonic()
+            cast(PrefillTask, seq.owner).admitted_s = time.monotonic()
             return
-        work = decode_of(seq)
+        task = decode_of(seq)
         if seq.stage is SequenceStage.TRANSFERRING:
-            self._reads.begin(work)
-        elif not work.started:
-            work.started = True
-            self._sink.admitted(Admitted(work.attempt_id, cached_tokens=seq.cached_tokens))
+            self._reads.begin(task)
+        elif not task.started:
+            task.started = True
+            self._sink.admitted(Admitted(task.attempt_id, cached_tokens=seq.cached_tokens))
 
     def _die(self, error: Exception) -> None:
-        """The step loop failed, which is a bug: nothing can go on here."""
+        """Fails every task: the step loop has failed, which is a bug, and nothing can go on here."""
         log.error("sim engine %s died", self.config.engine_id, exc_info=error)
         self._dead = error
         message = f"engine {self.config.engine_id} died: {error!r}"
@@ -297,65 +296,66 @@ class SimEngine:
 
     # ------------------------------------------------------------------------------------------------ ends
 
-    def _fail(
-        self, attempt_id: str, stage: Literal["prefill", "decode"], code: str, message: str, retryable: bool
-    ) -> None:
-        self._sink.failed(Failed(attempt_id, stage, code, message, retryable))
+    def _fail(self, attempt_id: str, kind: Task, code: str, message: str, retryable: bool) -> None:
+        self._sink.failed(Failed(attempt_id, kind, code, message, retryable))
 
-    def _end_prefill(self, work: PrefillWork) -> None:
-        del self._prefills[work.attempt_id]
-        if work.timer is not None:
-            work.timer.cancel()
+    def _end_prefill(self, task: PrefillTask) -> None:
+        del self._prefills[task.attempt_id]
+        if task.timer is not None:
+            task.timer.cancel()
 
-    def _prefill_late(self, work: PrefillWork) -> None:
-        self._end_prefill(work)
-        self._model.remove(work.seq)
+    def _prefill_late(self, task: PrefillTask) -> None:
+        self._end_prefill(task)
+        self._model.remove(task.seq)
         self._fail(
-            work.attempt_id, "prefill", "deadline", "the deadline passed before the prefill was done", False
+            task.attempt_id, "prefill", "deadline", "the deadline passed before the prefill was done", False
         )
         self._clock.kick()
 
-    def _decode_late(self, work: DecodeWork) -> None:
-        self._end_decode(work)
-        self._fail(work.attempt_id, "decode", "deadline", "the deadline passed before the last token", False)
+    def _decode_late(self, task: DecodeTask) -> None:
+        self._end_decode(task)
+        self._fail(task.attempt_id, "decode", "deadline", "the deadline passed before the last token", False)
         self._clock.kick()
 
-    def _forget_decode(self, work: DecodeWork) -> None:
-        work.gone = True
-        del self._decodes[work.attempt_id]
-        if work.timer is not None:
-            work.timer.cancel()
+    def _forget_decode(self, task: DecodeTask) -> None:
+        task.gone = True
+        del self._decodes[task.attempt_id]
+        if task.timer is not None:
+            task.timer.cancel()
 
-    def _end_decode(self, work: DecodeWork) -> None:
-        """Ends it before its time; frees slot and blocks here and the copy there, after a read that is under way."""
-        self._forget_decode(work)
-        if work in self._reads:
+    def _end_decode(self, task: DecodeTask) -> None:
+        """Ends a decode before its last token; slot, blocks and the prefill engine's copy are freed.
+
+        A read under way is let end first.
+        """
+        self._forget_decode(task)
+        if task in self._reads:
             return  # the read's end does the rest
-        for seq in work.seqs:
+        for seq in task.seqs:
             self._model.remove(seq)
-        if work.handle is not None and not work.started:
-            self._reads.end_remote(work.handle)
+        if task.handle is not None and not task.started:
+            self._reads.end_remote(task.handle)
 
-    def _read_failed(self, work: DecodeWork, reason: str) -> None:
-        self._forget_decode(work)
-        self._fail(work.attempt_id, "decode", "kv_load", reason, True)
+    def _read_failed(self, task: DecodeTask, reason: str) -> None:
+        self._forget_decode(task)
+        self._fail(task.attempt_id, "decode", "kv_load", reason, True)
 
     # ------------------------------------------------------------------------------------------------ leases (prefill)
 
     def _prefilled(self, seq: Sequence) -> None:
-        work = cast(PrefillWork, seq.owner)
-        self._end_prefill(work)
+        task = cast(PrefillTask, seq.owner)
+        self._end_prefill(task)
         assert seq.allocation is not None
-        key = self._leases.grant(work.attempt_id, seq.allocation, seq.prompt_tokens)
+        key = self._leases.grant(task.attempt_id, seq.allocation, seq.prompt_tokens)
         kv_bytes = self._timing.kv_bytes(seq.prompt_tokens)
         handle = SimHandle(
             self.config.engine_id, self._addresses, key, seq.allocation.blocks, kv_bytes, seq.prompt_tokens,
-            work.prompt_hash,
+            task.prompt_hash,
         )  # fmt: skip
-        queue_s, compute_s = work.admitted_s - work.received_s, time.monotonic() - work.admitted_s
+        queue_s, compute_s = task.admitted_s - task.received_s, time.monotonic() - task.admitted_s
         self._sink.prefill_done(
             PrefillDone(
-                work.attempt_id, _encode(handle), seq.prompt_tokens, seq.cached_tokens, self.config.lease_s, queue_s,
+                task.attempt_id, _encode(handle), seq.prompt_tokens, seq.cached_tokens, self.config.lease_s, queue_s,
                 compute_s, kv_bytes,
             )
         )  # fmt: skip

@@ -16,7 +16,7 @@ from policies.engine_model.leases import Lease, LeaseTable
 
 
 class LeaseKeeper:
-    """Leases of one engine. `free(allocation)` is called exactly once for each allocation that was granted."""
+    """The leases of one engine. `free(allocation)` is called exactly once for each allocation that was granted."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class LeaseKeeper:
         free: Callable[[Allocation], None],
         links: Mapping[str, SimLink],
     ) -> None:
-        """`key_prefix` is unique for this process; `bytes_of(tokens)` gives the KV's size; `links`: see `sim_links`."""
+        """`key_prefix` is unique for this process, `bytes_of(tokens)` gives the KV's size, `links` are `links.SimLink`s."""
         self.expired = 0
         self._table = LeaseTable(lease_s)
         self._prefix = key_prefix
@@ -44,7 +44,7 @@ class LeaseKeeper:
         return len(self._table)
 
     def stop(self) -> None:
-        """No lease expires any more, and nothing is sent."""
+        """Stops all timers: no lease expires any more, and nothing is sent."""
         self._pacer.stop()
         if self._timer is not None:
             self._timer.cancel()
@@ -52,7 +52,7 @@ class LeaseKeeper:
     # ------------------------------------------------------------------------------------------------ by request
 
     def grant(self, attempt_id: str, allocation: Allocation, tokens: int) -> str:
-        """Leases the KV of `attempt_id`; the key under which it is pulled."""
+        """Leases the KV of `attempt_id`, and returns the key under which it is pulled."""
         self._granted += 1
         key = f"{self._prefix}/{self._granted}"
         self._table.grant(key, allocation, tokens, self._loop.time())
@@ -72,13 +72,13 @@ class LeaseKeeper:
         return self._table.begin_read(key) is not None
 
     def end_read(self, key: str) -> None:
-        """The read has ended, or will never begin: the KV is freed."""
+        """Frees the KV: the read has ended, or will never begin."""
         self._ended(self._table.end_read(key))
 
     # ------------------------------------------------------------------------------------------------ other engines
 
     def message(self, channel: Channel, message: Message) -> None:
-        """A Pull or Pulled of a decode engine. Raises WireError for anything else."""
+        """Takes a Pull or Pulled of a decode engine. Raises WireError for anything else."""
         if isinstance(message, Pull):
             reads = self._reads.setdefault(channel, set())
             lease = None if message.attempt_id in reads else self._table.begin_read(message.attempt_id)
@@ -103,7 +103,7 @@ class LeaseKeeper:
             raise WireError(f"an engine sends Pull and Pulled, not {type(message).__name__}")
 
     def closed(self, channel: Channel) -> None:
-        """The connection of a decode engine is lost, and with it all reads over it."""
+        """Ends all reads over the lost connection of a decode engine."""
         for key in sorted(self._reads.pop(channel, ())):
             self._unpace(key)
             self._ended(self._table.reader_lost(key, self._loop.time()))

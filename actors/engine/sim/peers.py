@@ -1,4 +1,4 @@
-"""The decode side of a KV transfer between sim engines: its connections to prefill engines (other side: `sim_leases`).
+"""The decode side of a KV transfer between sim engines: its connections to prefill engines (other side: `leases`).
 
     decode engine                          prefill engine
     Pull(lease, bytes)     ------------->  begins to read: from now on the lease cannot end

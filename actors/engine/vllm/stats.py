@@ -2,7 +2,7 @@
 
 vLLM calls a stat logger after every step that had something to report. Counts of requests and KV blocks are the
 engine's own (leased blocks included, merely cached ones are free, vLLM's null block is not counted); the connector's
-reports per request (kv_connector) are handed on at once.
+reports per request are handed on at once.
 """
 
 from collections.abc import Callable

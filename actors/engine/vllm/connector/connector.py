@@ -2,14 +2,14 @@
 
 vLLM loads `SluiceConnector` by `kv_connector_module_path`. One half lives in the engine core (scheduler), one in
 each worker; what the first wants from the second travels in the step's metadata, what the workers report travels
-back in the connector's stats, which the engine's stat logger reads (vllm_stats). Added to the stock connector:
+back in the connector's stats, which the engine's stat logger reads (`stats`). Added to the stock connector:
 
 - **Release**: a finished prefill that nobody will pull gives its blocks back at once, not when the lease expires.
   It is asked for with a request that is aborted on arrival and names the lease (`RELEASE`), so it needs no RPC
   and keeps its order with adds and aborts. Once a decode engine has shown that it knows the request (a heartbeat,
   which this connector also sends right before it reads) the release is left to that engine's "done" message:
   blocks are never given back under a read.
-- **Validity**: a read is checked against the prefill worker's lease table (vllm_transfer). A stale one fails the
+- **Validity**: a read is checked against the prefill worker's lease table (`transfer`). A stale one fails the
   request.
 - **Facts**: bytes, seconds and descriptors of each request's transfer.
 - **Held reads**: reads wait in `_held` until they may go. Here only `hold_reads_s` (tests) holds them; a flow

@@ -1,4 +1,4 @@
-"""The half of the KV connector in a worker: lends blocks under checked leases and reads others' (see kv_connector)."""
+"""The half of the KV connector in a worker: lends blocks under checked leases and reads others' (see `connector`)."""
 
 import os
 import time

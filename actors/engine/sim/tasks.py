@@ -1,10 +1,11 @@
-"""The requests of a sim engine: what is checked before they are taken, and what is remembered until they end."""
+"""The prefills and decodes of a sim engine: what is checked before they are taken, and what is known until they end."""
 
 import asyncio
-from typing import TYPE_CHECKING, Literal, cast
+from typing import cast
 
 import msgspec
 
+from actors.engine.protocol import Task
 from actors.engine.sim.config import SimEngineConfig
 from actors.engine.sim.output import Choice
 from actors.engine.sim.params import ParamError, SimParams, parse_params
@@ -13,9 +14,6 @@ from actors.wire.messages import Decode, Failed, Prefill
 from policies.engine_model import text
 from policies.engine_model.blocks import BlockHash, block_hashes
 from policies.engine_model.scheduler import Sequence
-
-if TYPE_CHECKING:
-    from actors.engine.sim.reads import KvReads
 
 _handles = msgspec.msgpack.Decoder(SimHandle)
 
@@ -27,12 +25,12 @@ class Refused(Exception):
         super().__init__(message)
         self.code, self.message, self.retryable, self.param = code, message, retryable, param
 
-    def failed(self, attempt_id: str, stage: Literal["prefill", "decode"]) -> Failed:
-        """The answer."""
-        return Failed(attempt_id, stage, self.code, self.message, self.retryable, self.param)
+    def failed(self, attempt_id: str, task: Task) -> Failed:
+        """The message to the ingress."""
+        return Failed(attempt_id, task, self.code, self.message, self.retryable, self.param)
 
 
-class PrefillWork:
+class PrefillTask:
     """A prefill until its KV is leased. The block hashes and the parameters are checked ones. Raises Refused."""
 
     __slots__ = ("admitted_s", "attempt_id", "prompt_hash", "received_s", "seq", "timer")
@@ -46,10 +44,10 @@ class PrefillWork:
         self.timer: asyncio.TimerHandle | None = None
 
 
-class DecodeWork:
-    """A decode request, and the `Reader` of its KV. `gone`: nothing more is sent, it only waits for its read to end.
+class DecodeTask:
+    """A decode until its last token.
 
-    Raises Refused.
+    `gone` says that nothing more is sent and that it only waits for its read to end. Raises Refused.
     """
 
     __slots__ = (
@@ -61,14 +59,13 @@ class DecodeWork:
         "msg",
         "params",
         "prompt_hash",
-        "reads",
         "seqs",
         "started",
         "timer",
         "transfer",
     )  # fmt: skip
 
-    def __init__(self, config: SimEngineConfig, reads: "KvReads", msg: Decode) -> None:
+    def __init__(self, config: SimEngineConfig, msg: Decode) -> None:
         if msg.chat is not None:
             raise Refused(
                 "bad_request", "a sim engine cannot call tools: its text is synthetic", param="tools"
@@ -76,7 +73,7 @@ class DecodeWork:
         self.hashes, self.params = check(config, msg)
         self.prompt_hash = text.prompt_hash(msg.tokens)
         self.handle = None if msg.handle is None else self._read_handle(msg.handle, len(msg.tokens))
-        self.reads, self.msg, self.attempt_id = reads, msg, msg.attempt_id
+        self.msg, self.attempt_id = msg, msg.attempt_id
         self.seqs: list[Sequence] = []  # one a choice, as far as they have started
         self.left = self.params.n  # choices that are not finished
         self.started = False  # Admitted was sent: the prefill engine's copy is given back already
@@ -109,19 +106,10 @@ class DecodeWork:
         self.seqs.append(seq)
         return seq
 
-    def granted(self, paced: bool) -> None:
-        self.reads.granted(self, paced)
 
-    def sent(self, seconds: float) -> None:
-        self.reads.sent(self, seconds)
-
-    def read_failed(self, reason: str) -> None:
-        self.reads.failed(self, reason)
-
-
-def decode_of(seq: Sequence) -> DecodeWork:
-    """The request of a sequence that is not a prefill's."""
-    return cast(DecodeWork, cast(Choice, seq.owner).request)
+def decode_of(seq: Sequence) -> DecodeTask:
+    """The decode that a sequence belongs to, which must not be a prefill's."""
+    return cast(DecodeTask, cast(Choice, seq.owner).request)
 
 
 def check(config: SimEngineConfig, msg: Prefill | Decode) -> tuple[tuple[BlockHash, ...], SimParams]:
