@@ -17,9 +17,9 @@ class SimEngineConfig:
     `profile` names a timing profile of `policies.engine_model.timing`; `timing` replaces single fields of it
     (`decode_base_s`, `transfer_bandwidth_bytes_per_s`, ...). `mean_output_tokens`: None lets every answer run to its
     max_tokens, a number ends it earlier, geometrically, the same way each time. `hold_transfers_s` delays every KV
-    transfer (chaos tests). `links`: how KV of this engine gets to a reading engine, by pattern of that engine's id, which
-    begins with the name of its group. `vocab_size` None accepts any token id. `group` "" derives the compatibility
-    group.
+    transfer (chaos tests). `links`: how KV of this engine gets to a reading engine, by pattern of that engine's id,
+    which begins with the name of its group. `vocab_size` None accepts any token id. `group` "" derives the
+    compatibility group.
     `kv_events`: tell the router what the prefix cache holds. `dp_ranks`: data-parallel ranks, each with `slots` and
     `kv_blocks` of its own; with `barrier` they step together.
     """

@@ -26,7 +26,7 @@ class LeaseKeeper:
         free: Callable[[Allocation], None],
         links: Mapping[str, SimLink],
     ) -> None:
-        """`key_prefix` is unique for this process, `bytes_of(tokens)` gives the KV's size, `links` are `links.SimLink`s."""
+        """`key_prefix` is unique for this process, `bytes_of(tokens)` gives the KV's size, `links` are `SimLink`s."""
         self.expired = 0
         self._table = LeaseTable(lease_s)
         self._prefix = key_prefix
