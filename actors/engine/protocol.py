@@ -16,13 +16,10 @@ Rules that every engine keeps (each is a test in tests/actors/engine):
 """
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from actors.wire.messages import Admitted, Decode, EngineInfo, Failed, Out, Prefill, PrefillDone, Status
 from policies.engine_model.blocks import Change
-
-Task = Literal["prefill", "decode"]
-"""The two tasks of an attempt."""
 
 
 class Sink(Protocol):

@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
-from actors.engine.protocol import Engine, EngineMetrics, Task
+from actors.engine.protocol import Engine, EngineMetrics
 from actors.wire.channel import Channel, Identity, WireError, listen, remove_sockets
 from actors.wire.messages import (
     Admitted,
@@ -33,6 +33,7 @@ from actors.wire.messages import (
     Tokens,
 )
 from policies.engine_model.blocks import Change
+from policies.request.stage import Task
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from typing import cast
 
 import msgspec
 
-from actors.engine.protocol import EngineMetrics, Sink, Task
+from actors.engine.protocol import EngineMetrics, Sink
 from actors.engine.sim.clock import StepClock
 from actors.engine.sim.config import SimEngineConfig
 from actors.engine.sim.leases import LeaseKeeper
@@ -44,6 +44,7 @@ from actors.wire.messages import (
 )
 from policies.engine_model.blocks import Allocation, BlockPool, Change
 from policies.engine_model.scheduler import EngineModel, Sequence, SequenceStage, StepResult
+from policies.request.stage import Task
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,6 @@ from typing import cast
 
 import msgspec
 
-from actors.engine.protocol import Task
 from actors.engine.sim.config import SimEngineConfig
 from actors.engine.sim.output import Choice
 from actors.engine.sim.params import ParamError, SimParams, parse_params
@@ -14,6 +13,7 @@ from actors.wire.messages import Decode, Failed, Prefill
 from policies.engine_model import text
 from policies.engine_model.blocks import BlockHash, block_hashes
 from policies.engine_model.scheduler import Sequence
+from policies.request.stage import Task
 
 _handles = msgspec.msgpack.Decoder(SimHandle)
 

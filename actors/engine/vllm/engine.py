@@ -14,13 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from actors.engine.leases import AttemptLeases
-from actors.engine.protocol import EngineMetrics, Sink, Task
+from actors.engine.protocol import EngineMetrics, Sink
 from actors.engine.vllm.config import VllmEngineConfig
 from actors.engine.vllm.kv_events import KvEventFeed
 from actors.engine.vllm.launch import PhaseClock, core_phases, describe, launch, remove_kv_sockets, warm_up
 from actors.engine.vllm.stats import CoreCounts, Ledger, Transfer
 from actors.wire.messages import Decode, EngineInfo, Failed, Prefill, Status
 from policies.engine_model.blocks import Change
+from policies.request.stage import Task
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM

@@ -19,7 +19,7 @@ from vllm.inputs.engine import tokens_input
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from actors.engine.leases import AttemptLeases
-from actors.engine.protocol import Sink, Task
+from actors.engine.protocol import Sink
 from actors.engine.vllm import params
 from actors.engine.vllm.config import VllmEngineConfig
 from actors.engine.vllm.connector import RELEASE
@@ -27,6 +27,7 @@ from actors.engine.vllm.stats import Transfer
 from actors.engine.vllm.task import BadHandle, EngineTask, Stream, decode_handle, out, prefill_done
 from actors.engine.vllm.tools import ToolParsing
 from actors.wire.messages import Admitted, Decode, Failed, Out, Prefill
+from policies.request.stage import Task
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput

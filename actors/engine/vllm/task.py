@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from actors.engine.protocol import Task
 from actors.engine.vllm.params import prompt_logprobs, token_logprobs
 from actors.wire.messages import Decode, Out, Prefill, PrefillDone
+from policies.request.stage import Task
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
