@@ -12,7 +12,7 @@ from actors.wire.messages import EngineState, Role
 
 
 class ErrorDetail(TypedDict):
-    """What went wrong, in OpenAI's shape."""
+    """A description of a fault, in OpenAI's shape."""
 
     message: str
     type: Literal["invalid_request_error", "rate_limit_error", "server_error"]
@@ -247,7 +247,7 @@ class StatusRequests(TypedDict):
 
 
 class StatusReplica(TypedDict):
-    """This replica: its open HTTP requests, and how many prompts it has in each stage."""
+    """Open HTTP requests of the replica that answers, and how many prompts it has in each stage."""
 
     id: str
     in_flight: int

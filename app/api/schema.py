@@ -115,7 +115,7 @@ class _Request(BaseModel):
     session: Annotated[str, Field(max_length=512)] | None = None
     """Sluice: a name that all turns of one conversation share."""
     user: Annotated[str, Field(max_length=512)] | None = None
-    """Whose request this is; predictors learn output lengths for each user."""
+    """Name of the person or program that asks; predictors learn output lengths for each user."""
 
 
 class ChatRequest(_Request):

@@ -1,5 +1,7 @@
 """The OpenAPI document says what the code does: fields, limits, headers, paths."""
 
+import runpy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,3 +67,10 @@ def test_both_forms_of_an_answer_and_every_error_are_shown(path: str) -> None:
     for status in ("429", "503"):
         assert "retry-after" in post["responses"][status]["headers"]
     assert answers.Error.__doc__ is not None
+
+
+def test_the_tables_of_the_page_are_those_of_the_document() -> None:
+    root = Path(__file__).parents[3]
+    page = runpy.run_path(str(root / "scripts" / "document_api.py"))["page"]
+    text = (root / "docs" / "api.md").read_text()
+    assert page(text) == text, "run python scripts/document_api.py"

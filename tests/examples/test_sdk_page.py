@@ -1,0 +1,52 @@
+"""Every block of Python and every command of docs/sdk.md runs as it stands, against an application on sim engines."""
+
+import asyncio
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.app.ingress.rig import Rig
+from tests.examples.test_examples import application, url_of
+
+__all__ = ["application"]  # a fixture
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "sdk.md").read_text()
+PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+COMMANDS = [line for line in re.findall(r"^sluice .*$", PAGE, re.MULTILINE) if "..." not in line]
+
+
+async def run(url: str, *arguments: str) -> str:
+    """Standard output of Python with these arguments, which must end with status 0."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *arguments,
+        cwd=ROOT,
+        env={**os.environ, "SLUICE_BASE_URL": url, "PYTHONPATH": str(ROOT)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await asyncio.wait_for(process.communicate(), 100)
+    assert process.returncode == 0, err.decode()
+    return out.decode()
+
+
+async def test_every_block_runs(application: Rig) -> None:
+    assert len(PYTHON) == 6
+    said = [await run(url_of(application), "-c", block) for block in PYTHON]
+    calls, stream, coroutines, errors, limits, administration = said
+    assert "completion_tokens=32" in calls
+    assert "length" in stream
+    assert coroutines.count("'") >= 4
+    assert errors.startswith("temperature ")
+    assert limits.strip()
+    assert "RoutePrefill" in administration and "RouteDecode" in administration
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+async def test_every_command_runs(application: Rig, command: str) -> None:
+    assert (await run(url_of(application), "-m", "sluice.cli", *shlex.split(command)[1:])).strip()
