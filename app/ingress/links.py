@@ -15,8 +15,8 @@ from policies.request.life import Life
 
 log = logging.getLogger(__name__)
 
-# ASSUMPTION: both times are round guesses, not measured. They are counted by this process's own sweeps, not by the clock:
-# after a time in which the process stood still, the engine's answer is read first.
+# ASSUMPTION: both times are round guesses, not measured. They are counted by this process's own sweeps, not by the
+# clock: after a time in which the process stood still, the engine's answer is read first.
 
 CONNECT_GRACE_S = 10.0
 """Seconds to keep work for an engine to which the first connection is still being set up."""

@@ -23,7 +23,7 @@ class Forecasts:
         self._default_max_tokens = default_max_tokens
 
     def arrived(self, request: SimRequest, now_s: float, wanted: bool) -> float | None:
-        """Returns the expected output tokens where they are wanted or configured; None for a request that comes back."""
+        """Returns the expected output tokens where they are wanted; None for a request that comes back."""
         if request.generated:
             return None
         work = request.work

@@ -348,9 +348,8 @@ class Ingress:
         if record.prefill_started_s is None:
             record.prefill_started_s = self.kernel.now_s
         record.prefill_hit_tokens = seq.cached_tokens
-        if (
-            not seq.prefill_only and not seq.preemptions
-        ):  # one that its engine admits again is decoding already
+        # a request that its engine preempted and admits again is DECODING already
+        if not seq.prefill_only and not seq.preemptions:
             self.happens(request, life_events.Admitted(cached_tokens=seq.cached_tokens))
 
     def prefilled(self, worker: Worker, seq: Sequence) -> None:

@@ -18,7 +18,7 @@ class Mode(StrEnum):
 
 
 class Terms(NamedTuple):
-    """The wishes of one request on the service. A tuple, because messages carry it as an array and it costs little to read.
+    """The wishes of one request. A tuple, because messages carry it as an array and it costs little to read.
 
     A lower `priority` is served earlier, as in vLLM. `request_class` is one of `app.api.extensions.CLASSES`, or a name
     of the operator's. The SLOs are None where the request has none. `session` names the conversation; "" is none. With
