@@ -189,19 +189,68 @@ async def test_without_a_router_it_serves_on_and_says_so(tmp_path: Path) -> None
         assert status["ready"] is True
 
 
-async def test_a_router_that_comes_back_adopts_what_runs_and_ends_with_nothing(tmp_path: Path) -> None:
+async def next_router(made: Rig, directory: Path) -> None:
+    """Replaces the router by one that knows the engines before the ingress finds it."""
+    await made.router.stop()
+    await until(lambda: not made.connections.router_connected())
+    made.router = make_router(directory)
+    await made.router.start([f"unix:{directory}/next.sock"])
+    for engine in made.engines.values():
+        await engine.announce(made.router)
+    await until(lambda: len(made.router.status().statuses) == len(made.engines))
+    found = directory / "router.sock"
+    found.unlink(missing_ok=True)
+    found.symlink_to("next.sock")
+    await until(made.connections.router_connected)
+
+
+def charges(made: Rig) -> dict[str, tuple[int, int]]:
+    """Prompts that compute and slots in use of each engine, as the router has them."""
+    workers = made.router.dispatcher.state.snapshot(0.0).workers
+    return {name: (worker.prefilling, worker.slots_used) for name, worker in workers.items()}
+
+
+@pytest.mark.parametrize(
+    ("stage", "charged"),
+    [
+        ("prefill", {"p": (1, 0), "d": (0, 0)}),
+        ("transfer", {"p": (0, 0), "d": (0, 1)}),
+        ("decode", {"p": (0, 0), "d": (0, 1)}),
+    ],
+)
+async def test_a_router_that_comes_back_adopts_what_runs_and_ends_with_nothing(
+    tmp_path: Path, stage: str, charged: dict[str, tuple[int, int]]
+) -> None:
     async with rig(tmp_path, manual(tmp_path)) as made:
         task = post(made)
-        attempt_id = await advance(made, "decode")
-        await made.router.stop()
-        await until(lambda: not made.connections.router_connected())
-        made.router = make_router(tmp_path)
-        await made.router.start([f"unix:{tmp_path}/router.sock"])
-        for engine in made.engines.values():
-            await engine.announce(made.router)
-        await until(made.connections.router_connected)
+        attempt_id = await advance(made, stage)
+        await next_router(made, tmp_path)
         await until(lambda: made.router.status().in_flight == 1)
-        made.engines["d"].token(attempt_id, finish="stop")
+        assert charges(made) == charged
+        p, d = made.engines["p"], made.engines["d"]
+        if stage == "prefill":
+            p.finish_prefill(attempt_id)
+            await until(lambda: d.of(wire.Decode))
+        if stage != "decode":
+            d.admit(attempt_id)
+        d.token(attempt_id, finish="stop")
+        assert (await task).status_code == 200
+        assert made.metric("sluice_fallback_decisions_total", task="decode") == 0
+        await made.idle()
+
+
+async def test_a_router_that_comes_back_charges_a_colocated_request_where_it_computes(tmp_path: Path) -> None:
+    engine = ScriptedEngine("c", "colocated", tmp_path, auto=False)
+    async with rig(tmp_path, [engine]) as made:
+        task = post(made)
+        await until(lambda: engine.of(wire.Decode))
+        attempt_id = engine.of(wire.Decode)[0].attempt_id
+        await next_router(made, tmp_path)
+        await until(lambda: made.router.status().in_flight == 1)
+        assert charges(made) == {"c": (1, 1)}
+        engine.admit(attempt_id)
+        await until(lambda: charges(made) == {"c": (0, 1)}, "the admission to reach the router")
+        engine.token(attempt_id, finish="stop")
         assert (await task).status_code == 200
         await made.idle()
 
