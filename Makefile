@@ -75,7 +75,7 @@ bench-policies: setup ## live on sim engines: policies switched under load, bala
 	$(PY) -m benchmarks.live.netkv_tiers
 	$(PY) -m benchmarks.live.composition
 
-bench-papers: setup ## the papers' figures re-run at a reduced size: paper, ours, difference (SLUICE_TRACES: the traces)
+bench-papers: setup ## the papers' figures re-run at a reduced size: paper, ours, difference (on excerpts and generators; python -m benchmarks traces says how to have the traces)
 	$(PY) -m benchmarks run all --quick $(ARGS)
 
 bench-overhead: setup ## what Sluice adds to an engine: latency, throughput, CPU, memory

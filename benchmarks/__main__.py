@@ -36,7 +36,7 @@ RESULTS = Path("benchmarks/results/experiments")
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM: ends what is going on as Ctrl-C does."""
+    """SIGTERM came: it ends the command as Ctrl-C does."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

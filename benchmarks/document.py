@@ -258,7 +258,7 @@ def _of_other(results: Path, file: str) -> Section:
 
 
 def document(results: Path = RESULTS) -> str:
-    """docs/results.md."""
+    """The text of docs/results.md."""
     shown = sections(results)
     parts = [_HEAD, "\n".join(f"- [{one.title}](#{_anchor(one)})" for one in shown)]
     for one in shown:
@@ -322,7 +322,7 @@ def problems(root: Path = ROOT) -> list[str]:
 
 
 def _not_recomputed(path: Path) -> Iterator[str]:
-    """The rows of an experiment's file that its measures do not give (again)."""
+    """Complaints about rows of a file that the experiment does not make from the stored measures."""
     whole = json.loads(path.read_text("utf-8"))
     if whole.get("format") != FORMAT:
         return

@@ -26,7 +26,7 @@ QUIET = "#9A9A9A"
 _BY_NAME: WeakKeyDictionary[object, dict[str, str]] = WeakKeyDictionary()  # figure -> name -> colour
 MAX_BANDS = 3
 DPI = 120
-# colours of a file: eight of lines, their mixtures with white where edges are smoothed
+# Colours of a file: eight of lines, and their mixtures with white where edges are smoothed.
 PALETTE = 64
 LABEL_POINTS = 10.0  # between the middles of two labels
 _TICKS = FuncFormatter(lambda value, _: f"{value:,.6g}")
@@ -170,7 +170,7 @@ def bars(axes: Axes, values: Mapping[str, tuple[float, float | None]], x: str, t
 
 
 def _figure(value: float) -> str:
-    """Three significant digits, thousands separated."""
+    """The number with three significant digits, thousands separated."""
     return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.3g}"
 
 

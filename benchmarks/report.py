@@ -18,7 +18,7 @@ HEADER = ("figure", "paper", "ours", "difference")
 
 
 def number(value: float | None, unit: str = "") -> str:
-    """Four significant digits, thousands separated; `–` for none."""
+    """The number with four significant digits, thousands separated; `–` for None."""
     if value is None:
         return "–"
     size = abs(value)
@@ -37,7 +37,7 @@ def cells(row: Row) -> tuple[str, ...]:
 
 
 def text_table(rows: Sequence[Row]) -> str:
-    """paper | ours | difference, for a terminal."""
+    """The rows as a table of paper | ours | difference, for a terminal."""
     lines = [HEADER, *(cells(row) for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(HEADER))]
     shown = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines]
@@ -138,7 +138,7 @@ def _id(stored: Stored) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text as HTML."""
+    """The text with its special characters escaped for HTML."""
     return html.escape(text)
 
 

@@ -21,7 +21,7 @@ from benchmarks.checkout import commit
 from benchmarks.experiments.base import Config, ExperimentError, Metrics, Results, Row
 
 FORMAT = 2
-# an older format: every measure of every run, by seed
+# An older format with every measure of every run, by seed; `remake` reduces it.
 WITH_ALL_MEASURES = 1
 DIGITS = 9  # significant ones of a stored measure
 RUNS = "runs"
@@ -30,7 +30,7 @@ RUNS = "runs"
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A results file: what was measured, what it was compared with, and how it came about."""
+    """A results file: the measures, their comparison with the paper, and how they came about."""
 
     results: Results
     summary: str
@@ -238,7 +238,7 @@ def load_all(folder: Path) -> tuple[dict[Path, Stored], list[Path]]:
 
 
 def _is_results_file(path: Path) -> bool:
-    """Damaged ones count as results files: they are refused by name, not passed over."""
+    """Whether a JSON file is one of `run`; a damaged one counts, so that it is refused by name and not passed over."""
     try:
         whole = json.loads(path.read_text("utf-8"))
     except ValueError:

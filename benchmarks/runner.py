@@ -53,7 +53,7 @@ class RunsFailedError(ExperimentError):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to run: `seeds` None: the experiment's own number; `only`: variants whose name holds this text."""
+    """The options of `run`. `seeds` None: the experiment's own number; `only`: variants whose name holds this text."""
 
     quick: bool = False
     seeds: int | None = None
@@ -82,7 +82,7 @@ def run(name: str, experiment: Experiment, options: Options) -> Results:
     cache = RunCache(options.out / RUNS, name, code_of(experiment), options.keep_stale)
     runs: dict[str, dict[int, dict[str, float | None]]] = {v.name: {} for v in variants}
     todo: list[Job] = []
-    # seed by seed: an interrupted sweep has whole seeds
+    # Runs go seed by seed, so that an interrupted sweep has whole seeds.
     for seed in seeds:
         for variant in variants:
             found = cache.get(variant.config, seed)
@@ -149,7 +149,7 @@ def _outcomes(
             try:
                 yield (variant, seed), checked_metrics(experiment.run_one(variant.config, seed))
             except Exception as error:
-                # one run must not end the sweep; it is reported at its end
+                # One run must not end the sweep; it is reported at its end.
                 yield (variant, seed), error
         return
     with _pool(jobs) as pool:
@@ -171,7 +171,7 @@ def _pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
     """Fresh processes (`spawn`: no threads or state are inherited), one core each; none outlives an interrupt, nor this
     process, however it ends.
     """
-    # inherited: LightGBM and BLAS must not fight over the cores
+    # The workers inherit it: LightGBM and BLAS must not fight over the cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     pool = ProcessPoolExecutor(
         jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_follow_parent
@@ -179,7 +179,7 @@ def _pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
     try:
         yield pool
     except BaseException:
-        # there is no public way to end a running job
+        # There is no public way to end a running job.
         for process in list((pool._processes or {}).values()):
             process.terminate()
         pool.shutdown(cancel_futures=True)  # only now: it forgets its processes
@@ -188,7 +188,7 @@ def _pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def _follow_parent() -> None:
-    """In a worker: it ends as soon as its parent is gone. Ctrl-C, which a terminal sends to all, is the parent's."""
+    """Makes a worker end as soon as its parent is gone. Ctrl-C, which a terminal sends to all, is the parent's."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_exit_after_parent, daemon=True).start()
 

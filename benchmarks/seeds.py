@@ -20,7 +20,7 @@ _RESAMPLES = 4_000
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of `n` values: mean, sample deviation and the 95 % interval of the mean (None for one value)."""
+    """Statistics of `n` values: mean, sample deviation and the 95 % interval of the mean (None for one value)."""
 
     n: int
     mean: float
@@ -48,13 +48,13 @@ class Paired:
 
     @property
     def significant(self) -> bool:
-        """Whether the t interval of the difference leaves out 0."""
+        """Whether the t interval of the difference excludes 0."""
         d = self.difference
         return d.low is not None and d.high is not None and (d.low > 0 or d.high < 0)
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Raises ValueError without values, or for one that is not finite."""
+    """Mean, deviation and interval of the values. Raises ValueError without values, or for one that is not finite."""
     if not values or not all(math.isfinite(v) for v in values):
         raise ValueError(f"cannot summarise {list(values)}: finite values are needed")
     n, mean = len(values), math.fsum(values) / len(values)

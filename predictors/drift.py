@@ -84,11 +84,11 @@ class DriftWatch:
         self._least = least
 
     def length(self, output_tokens: int) -> None:
-        """A request ended by itself after that many tokens."""
+        """Takes note of a request that ended by itself after that many tokens."""
         self._lengths.append(output_tokens)
 
     def resolved(self, p_finish: float, finished: bool) -> None:
-        """A prediction whose window has passed, or whose request has ended."""
+        """Takes note of a prediction whose window has passed, or whose request has ended."""
         self._resolved.append((p_finish, finished))
 
     def report(self) -> DriftReport:

@@ -237,7 +237,7 @@ class Constant:
         self._known: dict[int, tuple[float, float]] = {}
 
     def observe(self, outcome: Outcome) -> None:
-        """Nothing: it is constant."""
+        """Learns nothing: the predictor is constant."""
 
     def predict(
         self, features: Sequence[Features], ages: IntArray, window_tokens: int, with_total: bool = False

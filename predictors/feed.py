@@ -37,7 +37,7 @@ class Tracked:
         return self._tracker.arrive(arrival)
 
     def observe(self, outcome: Outcome) -> None:
-        """A request ended."""
+        """Learns from a request that has ended."""
         self._tracker.finish(outcome)
         self.predictor.observe(outcome)
 
@@ -95,7 +95,7 @@ class ForecastFeed:
         """The request is over. A rejected one taught nothing; any other is an outcome, cut short unless it finished."""
         features, limit = self._features.pop(request_id, None), self._limits.pop(request_id, 0)
         if request_id in self.book:
-            # a lost ingress cannot say how far it got
+            # A lost ingress cannot say how far the request got.
             tokens = max(tokens, self.book.age(request_id))
             self.book.remove(request_id)
         if features is None or outcome == "rejected":

@@ -1,5 +1,5 @@
-"""The forecast that a request carries between two calls of the predictor (BalanceRoute C.1 equation 6, C.2.3; DESIGN
-section 4).
+"""The forecast that a request carries between two calls of the predictor (BalanceRoute C.1 equation 6, C.2.3;
+docs/design.md, section 4).
 
     c = p * mu + (1 - p) * H,   clipped to [floor, H]
 
@@ -9,7 +9,7 @@ phantom departures. A refresh is due every k tokens, and at once when c has fall
 
 Symbols: H -> window_tokens (belongs to the refresh: policies sweep it), k -> refresh_tokens, gate -> gate,
 floor -> floor_tokens. The text of the paper has lost the defaults of k, gate and floor; the gate and the
-floor are DESIGN's.
+floor are ours (docs/design.md, section 4).
 
 Nothing counts: a forecast is where it was refreshed, and its present value is computed from the present age.
 So live and simulation share it whatever steps their tokens come in.

@@ -73,7 +73,7 @@ class LgbmPredictor:
         return self._model
 
     def observe(self, outcome: Outcome) -> None:
-        """Nothing: refits are separate (`promote.py`)."""
+        """Learns nothing: refits are separate (`promote.py`)."""
 
     def predict(
         self, features: Sequence[Features], ages: IntArray, window_tokens: int, with_total: bool = False

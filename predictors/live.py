@@ -37,7 +37,7 @@ _SAMPLES_PER_REQUEST = 4
 
 @dataclass(frozen=True, slots=True)
 class LiveStats:
-    """Everything worth a metric."""
+    """Counters of a live predictor, for metrics."""
 
     model_version: str | None
     outcomes: int

@@ -69,7 +69,7 @@ def _both(first: str | None, second: str | None) -> str | None:
 
 
 class _Memory:
-    """One key's lengths, sorted, with prefix sums."""
+    """Lengths of one key, sorted, with prefix sums."""
 
     __slots__ = ("_capacity", "_order", "_sums", "lengths")
 
@@ -94,7 +94,7 @@ class _Memory:
 
 
 class Memorised:
-    """The memorisation realisation."""
+    """The predictor that memorises lengths by key."""
 
     windows: WindowRange = ANY_WINDOW
 

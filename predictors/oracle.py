@@ -32,7 +32,7 @@ class Oracle:
         self._lengths = lengths_tokens
 
     def observe(self, outcome: Outcome) -> None:
-        """Nothing: the oracle knew."""
+        """Learns nothing: the oracle knew."""
 
     def predict(
         self, features: Sequence[Features], ages: IntArray, window_tokens: int, with_total: bool = False

@@ -26,7 +26,7 @@ class SignalTest:
 
     @property
     def found(self) -> bool:
-        """Signal, at 1 %."""
+        """Whether there is a signal, at the 1 % level."""
         return self.p_value <= 0.01
 
 

@@ -110,7 +110,7 @@ def plot(path: Path, title: str, evaluations: Mapping[str, Evaluation]) -> None:
         xlabel="predicted P(finish within H)", ylabel="observed", title="reliability, bins of 30+ rows"
     )
     age.set(xlabel="age, tokens", ylabel="Brier / Brier of survival", title="stage 1 by age")
-    # one bad age would make a line of all others
+    # One bad age would make a flat line of all others.
     if age.get_ylim()[1] > 4:
         age.set_yscale("log")
     window.set(xlabel="window H, tokens", ylabel="conditional MAE / H", title="stage 2 by window")

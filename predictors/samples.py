@@ -36,7 +36,7 @@ def walk(outcomes: Sequence[Outcome], stride_tokens: int, max_rows: int, seed: i
     if stride_tokens < 1 or max_rows < 1:
         raise ValueError(f"stride {stride_tokens} and max_rows {max_rows} must be at least 1")
     lengths = np.array([0 if o.censored else o.output_tokens for o in outcomes], dtype=np.int64)
-    # number of multiples of the stride in [0, T)
+    # Number of multiples of the stride in [0, T).
     points = -(-lengths // stride_tokens)
     ends = np.cumsum(points)
     total = int(ends[-1]) if ends.size else 0
@@ -59,7 +59,7 @@ def walk_tails(
         raise ValueError("stride, horizon and max_rows must be at least 1")
     lengths = np.array([0 if o.censored else o.output_tokens for o in outcomes], dtype=np.int64)
     steps = np.arange(-(-horizon_tokens // stride_tokens))
-    # the last multiple of the stride below T
+    # The last multiple of the stride below T.
     last = (lengths - 1) // stride_tokens * stride_tokens
     ages = last[:, None] - steps[None, :] * stride_tokens
     request, step = np.nonzero(

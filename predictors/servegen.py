@@ -118,7 +118,7 @@ def _arrivals(
     outlasts its window goes on in the next with what is left of it, in units of its own mean.
     """
     found: list[tuple[float, tuple[Marginal, Marginal]]] = []
-    # share of a mean gap until the first request: a random phase
+    # Share of a mean gap until the first request: a random phase.
     left = rng.random()
     for window in client.rates:
         lengths = client.lengths.get(_length_window(window))

@@ -27,7 +27,7 @@ _SWEEP = (1, 8, 24, 48, 96)
 
 
 def quiet(_: str) -> None:
-    """The progress function that says nothing."""
+    """A progress function that says nothing."""
 
 
 def load_source(path: Path, requests: int, seed: int) -> list[Outcome]:

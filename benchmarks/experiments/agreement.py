@@ -49,7 +49,7 @@ class Line:
 
     @property
     def met(self) -> bool | None:
-        """Whether it is within the aim; None where there is none."""
+        """Whether the error is within AIM_PERCENT; None for a measure that is not judged."""
         return abs(self.error_percent) <= AIM_PERCENT if self.measure in JUDGED else None
 
 
@@ -93,7 +93,7 @@ def values(times: Sequence[Times], measure: str) -> np.ndarray:
 
 
 def table(lines: Sequence[Line]) -> str:
-    """As text."""
+    """The comparison as a text table."""
     rows = [f"{'':12}{'live':>10}{'simulated':>12}{'error':>10}   over seeds of the ties"]
     for one in lines:
         name = f"{one.measure.upper()} p{100 * one.quantile:.0f}"
@@ -147,5 +147,5 @@ def decode_load(streams: Sequence[Stream]) -> list[tuple[float, float, float]]:
 
 
 def _grown(stream: Stream, at_s: float) -> float:
-    """Output tokens at a time within its decode phase."""
+    """Output tokens that a request has at a time within its decode phase."""
     return 1 + (stream.output_tokens - 1) * (at_s - stream.first_s) / (stream.last_s - stream.first_s)

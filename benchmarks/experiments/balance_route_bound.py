@@ -60,7 +60,7 @@ class Rule:
     age_per_step: float
 
     def worth(self, state: State, row: int) -> FloatArray:
-        """Of each entry of the pool for a free slot of worker `row`, tokens."""
+        """Worth of each entry of the pool for a free slot of worker `row`, in tokens."""
         tokens, entered = state.pool[0, : state.pooled], state.pool[2, : state.pooled]
         loads = state.context.sum(axis=1)
         mean_tokens, total, envelope = tokens.mean(), loads.sum(), loads.max()

@@ -235,7 +235,7 @@ def fitted(case: StandIn, workers: int, train_requests: int) -> LgbmPredictor:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Makes a run's predictor; see `Forecasting.source`."""
+    """A maker of a run's predictor (`Forecasting.source`)."""
 
     name: str
     case: StandIn
@@ -359,7 +359,7 @@ def sim_config(config: Config, case: StandIn, load: Load, seed: int) -> SimConfi
 
 
 def figures(result: RunResult, load: Load, workers: int, slots: int) -> Metrics:
-    """The paper's three, and what explains them."""
+    """The paper's three figures of a run, and measures that explain them."""
     found = summarise(result)
     steps = result.steps
     profile, other = profiles.load(PROFILE), profiles.load(PROFILE_BY_TPOT)

@@ -19,7 +19,7 @@ pool useful. BR-0 is the paper's.
 What was found (five seeds; numbers in benchmarks/results/experiments/balance_route_table1.json):
 
 - Long contexts: the imbalance of `br_h` is 11.6 times below JSQ's on `recurring-long` with the oracle and 11.6 with
-  LightGBM, 10.5 and 10.6 on `reasoning-long` (aims 9 and 6). What is left has two parts. While every slot runs it is
+  LightGBM, 10.5 and 10.6 on `reasoning-long`. What is left has two parts. While every slot runs it is
   11,000 and 9,000 tokens; a search that knows all lengths and arrivals still leaves 7,700 and 4,200
   (`balance_route_bound`). The rest are slots that stand empty for the two or three steps in which 3 GB of KV arrive,
   whatever is chosen.
@@ -36,7 +36,7 @@ What was found (five seeds; numbers in benchmarks/results/experiments/balance_ro
   of the training part, every 16 tokens), and they cover a third of what finishes; exact match's cover 38 %, survival's
   gate never opens. Runs of one rule differ by a tenth to a third between seeds and, from any small change, within one,
   which is enough to explain it (that rule was not run again); under `envelope` the two are equal within their spread.
-- `reasoning` (short prompts, long outputs) misses its aims, and the ceiling is the trace's: 68 % of a running
+- `reasoning` (short prompts, long outputs) gains less, and the ceiling is the trace's: 68 % of a running
   context is its own output, the median margin at an admission is 14,600 tokens, the largest prompt in the pool 660 on
   the average; 91 % of the admissions find nothing that would fill their margin, whatever is predicted. There BR-0,
   which always takes the largest, is the best.
@@ -153,7 +153,7 @@ def figures(results: Results, variant: str, name: str, paper: tuple[float, float
 
 
 def _aims(results: Results, case: str) -> list[Row]:
-    """How far the oracle and the deployed predictor come, and what could be had."""
+    """Rows of the gain of the oracle and of the deployed predictor, and of what could be had."""
     heavy = case in ("recurring-long", "reasoning-long", "reasoning")
     paper = PAPER.get(case) is PROPRIETARY
     jsq = f"{case}/join_shortest_queue"
@@ -219,7 +219,7 @@ def _deployed(results: Results, case: str) -> list[str]:
 
 
 def best_baseline(results: Results, case: str, metric: str) -> str:
-    """The one of most throughput."""
+    """The baseline of most throughput."""
     return max(cluster.BASELINES, key=lambda m: results.mean(f"{case}/{m}", metric))
 
 

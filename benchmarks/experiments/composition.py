@@ -93,7 +93,7 @@ def policy_config(name: str) -> dict[str, Any]:
 
 
 def _cells(quick: bool) -> dict[str, dict[str, Any]]:
-    """The grid; quick: its corners that differ most."""
+    """The cells of the grid; a quick run has the corners that differ most."""
     grid = [(c, o, t, True) for c, o in ((4_000, 4.0), (9_000, 4.0), (9_000, 8.0)) for t in cluster.OUTPUT_CV]
     grid.append((9_000, 4.0, "heavy", False))
     loads: Sequence[float] = LOADS
@@ -149,7 +149,7 @@ def compare(results: Results) -> list[Row]:
 
 
 def _bound(results: Results, cell: str, ours: str) -> Row:
-    """No aim: what other forecasts are worth."""
+    """Rows of the gain that other forecasts give."""
     ttft, tail, rate = (spread(_differences(results, cell, "NetKV", m, ours)) for m in (TTFT, P95, RATE))
     note = f"p95 {tail.mean:+.1f} %, throughput {rate.mean:+.2f} %"
     return Row(f"{ours}, {cell}: TTFT against NetKV", None, ttft.mean, "%", ttft.half_width, note=note)
@@ -210,7 +210,7 @@ def _everywhere(results: Results, cells: Sequence[str], base: str, metric: str, 
 
 
 def _differences(results: Results, cell: str, base: str, metric: str, ours: str) -> list[float]:
-    """By how many per cent of `base` ours lies above it, seed by seed."""
+    """Differences of ours from `base` in per cent of it, seed by seed."""
     pairs = zip(
         results.values(f"{cell} {base}", metric), results.values(f"{cell} {ours}", metric), strict=True
     )
@@ -218,7 +218,7 @@ def _differences(results: Results, cell: str, base: str, metric: str, ours: str)
 
 
 def verdict(results: Results, cell: str, metric: str, ours: str) -> Verdict:
-    """Ours against the best part; with one seed the best part on that seed."""
+    """The verdict on ours against the best part; with one seed the best part is that seed's."""
     sign = 1.0 if metric == TTFT else -1.0
     values = {part: [sign * v for v in results.values(f"{cell} {part}", metric)] for part in PARTS}
     halves = ((0, 1), (1, 0)) if len(results.seeds) > 1 else ((0, 0),)

@@ -73,7 +73,7 @@ def _placed(config: Config) -> tuple[Topology, list[Instance], list[Instance]]:
 
 
 def outputs(config: Config) -> Lognormal:
-    """Of one mean but for the cap."""
+    """Distribution of output lengths; both tails have one mean, but for the cap."""
     return Lognormal.of_mean(OUTPUT_TOKENS, OUTPUT_CV[config["tail"]], OUTPUT_CAP_TOKENS)
 
 
@@ -131,7 +131,7 @@ def _oracle(lengths: Mapping[str, int]) -> Predictor:
 
 
 def _client(lengths: Mapping[str, int]) -> Predictor:
-    """Survival given the client."""
+    """A predictor that knows the survival of each client's lengths."""
     return Memorised((CLIENT,))
 
 

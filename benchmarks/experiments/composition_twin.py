@@ -40,7 +40,7 @@ PREFILL_POLICY = "predicted_ttft"
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Engines and links: seconds, tokens, bytes/s."""
+    """The engines and links of the cluster, in seconds, tokens and bytes/s."""
 
     prefill: int = 4
     near: int = 4
@@ -101,7 +101,7 @@ class Mix:
         return [self._plain(one) for one in takewhile(lambda one: one.at_s < seconds, drawn)]
 
     def _plain(self, one: WorkloadRequest) -> WorkloadRequest:
-        """No shared prefixes; two tokens at least, or an answer has no text."""
+        """The request without shared prefixes, and with two tokens at least: a shorter answer has no text."""
         tokens = max(2, one.output_tokens)
         return replace(one, output_tokens=tokens, max_tokens=self.output_cap, block_hashes=(), block_tokens=0)
 

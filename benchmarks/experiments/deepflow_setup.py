@@ -74,13 +74,13 @@ def engines(prefill: int, decode: int, colocated: int) -> tuple[EngineSpec, ...]
 def generated(
     prompt: Lengths, output: Lengths, rate_per_s: float, end_s: float, seed: int
 ) -> list[WorkloadRequest]:
-    """Poisson arrivals before `end_s`."""
+    """Requests with Poisson arrivals before `end_s`."""
     made = Synthetic("deepflow", Poisson(rate_per_s), prompt, output, block_tokens=BLOCK_TOKENS)
     return list(takewhile(lambda r: r.at_s < end_s, made.stream(seed)))
 
 
 def chat_like(rate_per_s: float, end_s: float, seed: int) -> list[WorkloadRequest]:
-    """Figure 4's: roughly 2K input with 200 output."""
+    """Figure 4's requests: roughly 2K input tokens and 200 output tokens."""
     return generated(
         Lognormal.of_mean(2_048, 0.5, 8_192), Lognormal.of_mean(200, 0.5, 1_024), rate_per_s, end_s, seed
     )
@@ -129,7 +129,7 @@ class Guesses(Mapping[str, int]):
 
 
 def forecasting(accuracy: float, others: tuple[int, ...], seed: int) -> Forecasting:
-    """Total lengths at arrival, right for a share `accuracy` of the requests."""
+    """Forecasts of total lengths at arrival, right for a share `accuracy` of the requests."""
 
     def source(lengths: Mapping[str, int]) -> Predictor:
         return Oracle(Guesses(lengths, accuracy, others, seed))
@@ -140,7 +140,7 @@ def forecasting(accuracy: float, others: tuple[int, ...], seed: int) -> Forecast
 def sim_config(
     specs: tuple[EngineSpec, ...], prefill: tuple[str, Mapping[str, Any]], seed: int, **more: Any
 ) -> SimConfig:
-    """Least-loaded decode; queues are never cut."""
+    """The cluster with least-loaded decode and queues that are never cut."""
     return SimConfig(
         specs,
         prefill=prefill,
@@ -153,7 +153,7 @@ def sim_config(
 
 
 def mean_jct_s(specs: tuple[EngineSpec, ...], work: list[WorkloadRequest], seed: int) -> float:
-    """Of all requests of a run."""
+    """Mean JCT of all requests of a run."""
     found = summarise(simulate(sim_config(specs, ("join_shortest_queue", {}), seed), work))["jct_mean_s"]
     if found is None:
         raise ValueError("no request of a heatmap's cell has ended: lower the rate")
@@ -174,7 +174,7 @@ def heatmap(rate_per_s: float, length_s: float, seed: int) -> Heatmap:
 
 
 def combined_heatmap(rates: tuple[float, ...], length_s: float, seed: int) -> Heatmap:
-    """Cells of all rates added (5.3.2)."""
+    """The heatmap whose cells are the sums over all rates (5.3.2)."""
     return combine([heatmap(rate, length_s, seed) for rate in rates])
 
 

@@ -316,7 +316,7 @@ WITHIN = 3.0  # points: the aim for every reduction
 
 
 def named(workload: str, scheduler: str, *more: str, **options: Any) -> Variant:
-    """A variant called after its parts."""
+    """A variant, named after its parts."""
     return Variant(" ".join([workload, *more, scheduler]), config(workload, scheduler, **options))
 
 
@@ -329,20 +329,20 @@ def reduction(results: Results, what: str, base: str, ours: str, paper: float | 
 
 
 def measured(results: Results, what: str, base: str, ours: str, paper: float | None) -> Row:
-    """`reduction` without an aim: a figure that shows a cause."""
+    """`reduction` without a limit, for a figure that shows a cause."""
     return dataclasses.replace(reduction(results, what, base, ours, paper), aim="", met=None)
 
 
 def milliseconds(
     results: Results, what: str, variant: str, metric: str, paper: float | None, note: str = ""
 ) -> Row:
-    """A mean time in ms."""
+    """A row of a mean time in ms."""
     ours = results.spread(variant, metric)
     half = None if ours.half_width is None else ours.half_width * 1e3
     return Row(what, paper, ours.mean * 1e3, "ms", half, note=note)
 
 
 def share(results: Results, what: str, variant: str, metric: str, paper: float | None) -> Row:
-    """A share in per cent; 0 where the run had none."""
+    """A row of a share in per cent, which is 0 where the run had none."""
     found = results.values(variant, metric, missing=0.0)
     return Row(what, paper, 100.0 * sum(found) / len(found), "%")

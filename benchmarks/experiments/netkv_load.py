@@ -151,7 +151,7 @@ def _spread(results: Results) -> list[Row]:
 
 
 def _peaks(results: Results, workload: str) -> list[Row]:
-    """The largest reduction over the loads."""
+    """Rows of the largest reduction over the loads."""
     made = []
     for base, paper in zip(("RR", "CLA*"), PEAKS[workload], strict=True):
         found = [

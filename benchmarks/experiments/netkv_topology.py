@@ -78,7 +78,7 @@ def compare(results: Results) -> list[Row]:
 
 
 def _grid(results: Results) -> dict[tuple[float, float], float]:
-    """By how many per cent NetKV-Full is shorter, per cell of RAG."""
+    """Per cent by which NetKV-Full is shorter, for each cell of RAG."""
     found = {}
     for ratio in RATIOS:
         for share in SHARES:

@@ -30,7 +30,7 @@ def variants(quick: bool) -> list[Variant]:
 
 
 def config(policy: str, gpus: int, quick: bool) -> Config:
-    """One run of a policy of the composition's experiment."""
+    """The config of one run of a policy of the composition's experiment."""
     return {
         **composition.policy_config(policy),
         "gpus": gpus,

@@ -93,7 +93,7 @@ class Setup:
     late_limit_s: float | None = None
 
     def command(self, folder: Path) -> Command:
-        """The live app."""
+        """The command that starts the live app."""
         engines = [
             {"name": role, "role": role, "kind": self.kind, "replicas": count, "options": self.options}
             for role, count in (("prefill", self.prefill), ("decode", self.decode))
@@ -183,7 +183,7 @@ def replay_live(port: int, setup: Setup, work: Sequence[WorkloadRequest], seed: 
 
 
 def live_times(work: Sequence[WorkloadRequest], answers: Sequence[openloop.Answer]) -> list[Times]:
-    """From when a request was really sent."""
+    """Times of the live answers, counted from when each request was really sent."""
     return [
         Times(
             a.first_s - a.sent_s,

@@ -121,7 +121,7 @@ def _own_cpu_s() -> float:
 
 
 def _set_policies(port: int, policies: tuple[str, str]) -> None:
-    """Sets them and waits until nothing is under way."""
+    """Sets the policies and waits until nothing is under way."""
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30.0) as client:
         change = dict(zip(("prefill", "decode"), policies, strict=True))
         client.put("/sluice/admin/policy", json=change).raise_for_status()
@@ -178,7 +178,7 @@ def document(setup: Setup, cases: Sequence[Comparison], used: dict[str, Any]) ->
 
 
 def report(case: Comparison) -> str:
-    """One case as text."""
+    """One comparison as text."""
     cores = ", ".join(f"{who} {busy:.2f}" for who, busy in case.cores.items())
     late = case.client_late_ms
     return (

@@ -80,7 +80,7 @@ class Setup:
 
 
 def command(setup: Setup, folder: Path) -> Any:
-    """The app under test, its journal in `folder`/journal."""
+    """The command of the app under test, whose journal is in `folder`/journal."""
     timing = {"decode_base_s": setup.step_s, "prefill_base_s": 0.005}
     options = {"profile": "tick_1ms", "timing": timing, "slots": setup.slots}
     engines = [
@@ -165,7 +165,7 @@ def table(setup: Setup, seen: dict[str, Seen]) -> list[dict[str, Any]]:
 
 
 def draw(rows: Sequence[dict[str, Any]], folder: Path) -> None:
-    """Writes balance.png: a bar a policy."""
+    """Writes balance.png with a bar for each policy."""
     made, (axes,) = figure()
     values = {row["policy"]: (float(row["imbalance_tokens"]), None) for row in rows}
     bars(axes, values, "KV tokens, max - min over 16 decode engines, mean", "Imbalance, live")

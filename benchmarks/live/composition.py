@@ -101,7 +101,7 @@ class Setup:
         return self.mix.requests(self.rate_per_s(load), self.seconds, seed)
 
     def order(self, round_: int) -> list[Contender]:
-        """The round's policies, beginning with another one each time."""
+        """The round's policies; each round begins with another one."""
         every = [case for case in cases(self.cluster) if case.name in self.policies]
         return [every[(i + round_) % len(every)] for i in range(len(every))]
 
@@ -118,13 +118,13 @@ class Run:
         self.sent = 0
 
     def train(self) -> None:
-        """The part that is not measured."""
+        """Sends the training requests, which are not measured."""
         case = cases(self._setup.cluster)[-1]
         self._set(case)
         self._replay(self._setup.trained_on())
 
     def blocks(self) -> list[Block]:
-        """All of them, in the order in which they ran."""
+        """Runs all blocks and returns them in the order in which they ran."""
         found = []
         for round_ in range(self._setup.rounds):
             for load in self._setup.loads:
@@ -158,12 +158,12 @@ class Run:
         return Block(case.name, load, round_, len(work), lost, measured, cores, late_ms)
 
     def forecasts(self) -> float:
-        """Predictions a request so far: without any, nothing was learnt."""
+        """Predictions a request so far; without any, nothing was learnt."""
         time.sleep(REPORTED_S)
         return scrape(self._port)[PREDICTIONS] / self.sent
 
     def _set(self, case: Contender) -> None:
-        """Waits until nothing is under way, and switches."""
+        """Waits until nothing is under way, then switches the policy."""
         deadline_s = time.monotonic() + IDLE_S
         while True:
             status = self._client.get("/sluice/status").raise_for_status().json()
@@ -219,7 +219,7 @@ def simulate_block(setup: Setup, case: Contender, load: float, round_: int) -> B
 
 
 def simulate_all(setup: Setup) -> list[Block]:
-    """Every block, on all cores."""
+    """Simulates every block, on all cores."""
     todo = [
         (setup, case, load, round_)
         for round_ in range(setup.rounds)

@@ -22,7 +22,7 @@ Column = tuple[str, Callable[[Mapping[str, Any]], str]]
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """One whole answer, seconds from the block's start."""
+    """One whole answer; its times are seconds from the block's start."""
 
     sent_s: float
     first_s: float
@@ -74,7 +74,7 @@ def _tokens_between(one: Stream, start_s: float, end_s: float) -> float:
 
 
 def line(block: Block) -> str:
-    """A block as it ends."""
+    """The line that is printed when a block ends."""
     f, cores = block.figures, block.cores
     busy = ", ".join(f"{who} {cores.get(who, 0.0):.2f}" for who in BUSIEST)
     return (
@@ -125,7 +125,7 @@ def _shown(one: Spread) -> dict[str, float | None]:
 
 
 def text(live: Sequence[Block], simulated: Sequence[Block]) -> str:
-    """Two tables: what was measured, and who was busy meanwhile."""
+    """Two tables: the measured figures, and the cores that each process kept busy."""
     found = rows(live, simulated)
     busy = [
         ("load", _load),
@@ -149,7 +149,7 @@ def text(live: Sequence[Block], simulated: Sequence[Block]) -> str:
 
 
 def _table(columns: Sequence[Column], found: Sequence[Mapping[str, Any]]) -> str:
-    """The second column to the left, the others to the right."""
+    """A table whose second column is aligned to the left, the others to the right."""
     cells = [[name for name, _ in columns], *([show(row) for _, show in columns] for row in found)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
     return "\n".join(
@@ -170,7 +170,7 @@ def _ms(figure: str) -> Callable[[Mapping[str, Any]], str]:
 
 
 def _cores(who: str) -> Callable[[Mapping[str, Any]], str]:
-    """`app`: all of its processes."""
+    """The column of cores that `who` kept busy; `app` is all processes of the app."""
 
     def show(row: Mapping[str, Any]) -> str:
         cores = row["cores"]
@@ -180,7 +180,7 @@ def _cores(who: str) -> Callable[[Mapping[str, Any]], str]:
 
 
 def _ratio(figure: str) -> Callable[[Mapping[str, Any]], str]:
-    """Live | simulated."""
+    """The column of a figure's ratio, live | simulated."""
     names = (f"live_{figure}_ratio", f"simulated_{figure}_ratio")
     return lambda row: " | ".join(_range(row[name]) for name in names)
 
@@ -233,5 +233,5 @@ def _loads(blocks: Sequence[Block]) -> list[float]:
 
 
 def _names(blocks: Sequence[Block]) -> list[str]:
-    """In the order of the first round."""
+    """Names of the policies, in the order of the first round."""
     return list(dict.fromkeys(b.case for b in blocks))

@@ -39,7 +39,7 @@ class ResponseParser:
 
     @property
     def idle(self) -> bool:
-        """True between two responses."""
+        """Whether the parser is between two responses."""
         return self._read == self._read_head and not self._buffer
 
     def feed(self, data: bytes) -> None:

@@ -97,7 +97,7 @@ def body_of(
 
 
 def request_bytes(host: str, port: int, path: str, body: bytes) -> bytes:
-    """The whole HTTP/1.1 request."""
+    """The bytes of the whole HTTP/1.1 request."""
     lines = [f"POST {path} HTTP/1.1", f"host: {host}:{port}", "content-type: application/json"]
     return "\r\n".join([*lines, f"content-length: {len(body)}", "", ""]).encode() + body
 

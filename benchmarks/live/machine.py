@@ -29,7 +29,7 @@ def facts() -> dict[str, Any]:
 
 
 def cpu_model() -> str:
-    """As Linux names it."""
+    """The CPU's name, as Linux has it."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

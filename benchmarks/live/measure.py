@@ -38,7 +38,7 @@ class MeasureError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How hard and how long. `requests` bounds the Python client, `max_s` both."""
+    """The load of one measurement. `requests` bounds the Python client, `max_s` both clients."""
 
     concurrency: int
     requests: int
@@ -84,7 +84,7 @@ class Measurement:
 
 
 def prompts(seed: int, count: int = BODIES, words: int = 8) -> list[str]:
-    """Short, all different, the same for the same seed."""
+    """Short prompts that all differ; a seed always gives the same ones."""
     rng = random.Random(seed)
     return [f"{index} " + " ".join(rng.choice(_WORDS) for _ in range(words)) for index in range(count)]
 

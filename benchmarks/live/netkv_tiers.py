@@ -59,7 +59,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Closed loop of `concurrency`; lengths in tokens (one word is one token)."""
+    """A closed loop of `concurrency` requests; lengths are in tokens, and one word is one token."""
 
     requests: int = 240
     warm_up: int = 60
@@ -158,7 +158,7 @@ def _engines(cluster: Cluster) -> list[dict[str, Any]]:
 
 
 def measure(port: int, case: Scheduler, workload: Workload, seed: int) -> Row:
-    """One row. Raises ServerError where nothing was transferred."""
+    """Measures one row. Raises ServerError where nothing was transferred."""
     before = scrape(port)
     bodies = workload.bodies(seed, workload.requests)
     result = load.drive(
@@ -245,7 +245,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def write(rows: Sequence[Row], facts: Mapping[str, Any], folder: Path) -> list[Path]:
-    """JSON with everything, and the table."""
+    """Writes a JSON file with everything, and the table."""
     folder.mkdir(parents=True, exist_ok=True)
     result = {**facts, "rows": [asdict(row) for row in rows]}
     files = [folder / "netkv_tiers.json", folder / "netkv_tiers.md"]

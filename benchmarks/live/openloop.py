@@ -74,7 +74,7 @@ async def _replay(
 
 
 class _Pool:
-    """The connections; `idle` those at rest."""
+    """The connections of a replay; `idle` are those at rest."""
 
     def __init__(self, port: int, finish: str) -> None:
         self.finish = finish

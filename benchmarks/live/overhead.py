@@ -57,7 +57,7 @@ class Bench:
         self.say(text)
 
     def plan(self, concurrency: int, requests: int, max_s: float) -> Plan:
-        """A row of short answers, as big as the options allow."""
+        """The plan of a row of short answers, as big as the options allow."""
         requests = min(requests, self.args.requests or requests)
         if self.args.quick:
             requests, max_s = max(2 * concurrency, requests // 10), max_s / 4
@@ -98,12 +98,12 @@ class Bench:
             self.add(measure.with_wrk(server, model, plan, seed, self.wrk))
 
     def floor(self) -> None:
-        """The bare listener."""
+        """Measures the bare listener."""
         with running(targets.bare(), self.say) as server:
             self.streams(server, "bare", lambda case: None)
 
     def sim(self) -> None:
-        """Sluice on sim engines."""
+        """Measures Sluice on sim engines."""
         args, timing = self.args, targets.SimTiming()
         command = targets.sim(self.folder, timing, args.prefill, args.decode)
         with running(command, self.say) as server:
@@ -134,7 +134,7 @@ class Bench:
             self.results.profiles = profile.finish(recordings, timeout_s=60.0)
 
     def vllm(self) -> None:
-        """vLLM's own server, then Sluice around the same engine."""
+        """Measures vLLM's own server, then Sluice around the same engine."""
         model_dir, options = targets.model_directory(), targets.EngineOptions()
         base: dict[int, Measurement] = {}
         commands = [
@@ -153,7 +153,7 @@ class Bench:
                 self.rest(server)
 
     def run(self) -> None:
-        """All that was asked for."""
+        """Measures all that was asked for."""
         if self.args.only != "vllm":
             self.floor()
             self.sim()

@@ -49,7 +49,7 @@ _LOCAL = {"core", "worker", "resource tracker", "fork server", "python child"}
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """One process at one moment."""
+    """CPU and memory of one process at one moment."""
 
     pid: int
     role: str
@@ -104,7 +104,7 @@ def snapshot(root_pid: int) -> list[Usage]:
 
 
 def cpu_by_role(before: Sequence[Usage], after: Sequence[Usage]) -> dict[str, float]:
-    """CPU seconds between two snapshots, summed by role; most first."""
+    """CPU seconds between two snapshots, summed by role; the largest first."""
     then = {usage.pid: usage.cpu_s for usage in before}
     spent: dict[str, float] = defaultdict(float)
     for usage in after:
@@ -130,7 +130,7 @@ class Memory:
 
 
 def memory_by_role(usages: Sequence[Usage]) -> dict[str, Memory]:
-    """Most PSS first."""
+    """Memory by role, the most PSS first."""
     rows: dict[str, list[Usage]] = defaultdict(list)
     for usage in usages:
         rows[usage.role].append(usage)

@@ -19,7 +19,7 @@ were disturbed.
 
 @dataclass(slots=True)
 class Results:
-    """All of one run. `config` says how it was called."""
+    """All measurements of one run. `config` says how it was called."""
 
     config: dict[str, Any]
     machine: dict[str, Any]
@@ -70,7 +70,7 @@ def markdown(results: Results) -> str:
 
 
 def latency_table(cases: Sequence[Measurement]) -> str:
-    """One row a case."""
+    """A table with a row for each measurement."""
     head = [
         "server",
         "client",
@@ -116,14 +116,14 @@ def cpu_table(cases: Sequence[Measurement], pick: Any, digits: int, scale: float
 
 
 def memory_table(tree: TreeState) -> str:
-    """One row a role, then the sum."""
+    """A table with a row for each role, then the sum."""
     rows = [_memory_row(role, memory, tree.idle_cpu.get(role, 0.0)) for role, memory in tree.memory.items()]
     rows.append(_memory_row("**sum**", tree.total, sum(tree.idle_cpu.values())))
     return table(["role", "processes", "RSS MiB", "PSS MiB", "idle CPU %"], rows)
 
 
 def profile_table(profile: Profile) -> str:
-    """Functions by self time, functions by total time, lines by self time."""
+    """Three tables: functions by self time, functions by total time, lines by self time."""
     columns = {
         "function, by self": profile.functions,
         "function, by total": profile.callers,
@@ -170,7 +170,7 @@ def summary(results: Results) -> list[str]:
 
 
 def write(results: Results, folder: Path, name: str = "overhead") -> list[Path]:
-    """NAME.json, NAME.md and NAME.png in `folder`; returns their paths."""
+    """Writes NAME.json, NAME.md and NAME.png into `folder`; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"{name}.json", folder / f"{name}.md", folder / f"{name}.png"]
     files[0].write_text(json.dumps(asdict(results), indent=1) + "\n")
@@ -180,7 +180,7 @@ def write(results: Results, folder: Path, name: str = "overhead") -> list[Path]:
 
 
 def draw(results: Results, file: Path) -> None:
-    """Three panels: requests/s, CPU a request by role, memory by role."""
+    """Draws three panels: requests/s, CPU a request by role, memory by role."""
     import matplotlib as mpl
 
     mpl.use("Agg")

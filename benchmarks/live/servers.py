@@ -63,7 +63,7 @@ class Command:
 
 @dataclass(slots=True)
 class Server:
-    """A running one. `started_s`: from process start to ready."""
+    """A running server. `started_s` is the time from process start to ready."""
 
     command: Command
     process: subprocess.Popen[bytes]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Of `n` values in one unit."""
+    """Mean and quantiles of `n` values in one unit."""
 
     n: int
     mean: float

@@ -32,7 +32,7 @@ TOKENS = 24
 
 
 def sim_command(folder: Path) -> Command:
-    """16 decode engines of 4 slots, so that requests wait."""
+    """The command of an app with 16 decode engines of 4 slots, so that requests wait."""
     options = {"profile": "tick_1ms", "timing": {"decode_base_s": 0.02}, "slots": 4}
     engines = [
         {"name": "prefill", "role": "prefill", "kind": "sim", "replicas": 2, "options": {"slots": 64}},

@@ -48,7 +48,7 @@ class SimTiming:
         return prefill_s + transfer_s + self.step_s()
 
     def step_s(self) -> float:
-        """One decode step of a lone request."""
+        """Seconds of one decode step of a lone request."""
         return self.decode_base_s + self.decode_per_seq_s
 
 
@@ -63,7 +63,7 @@ class EngineOptions:
 
 
 def bare() -> Command:
-    """The floor, one millisecond a token."""
+    """The listener that is the floor: one millisecond a token."""
     (port,) = free_ports(1)
     argv = python("-m", "benchmarks.live.bare", "--port", str(port))
     return Command("bare listener", argv, port, timeout_s=20.0)

@@ -58,7 +58,7 @@ def workload(requests: int, seed: int) -> list[Outcome]:
 
 
 def measure(config: LgbmConfig, seed: int, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Milliseconds per batch, seconds per fit, bytes."""
+    """The measured cost: milliseconds per batch, seconds per fit, bytes."""
     outcomes = workload(REQUESTS + BATCH, seed)
     progress("features")
     start_s = time.perf_counter()

@@ -22,7 +22,7 @@ from predictors.protocol import FloatArray
 
 @dataclass(frozen=True, slots=True)
 class PrefillTime:
-    """`ttft_s`: from the request's start to its first token, on an idle server."""
+    """A measured prefill. `ttft_s`: from the request's start to its first token, on an idle server."""
 
     prompt_tokens: int
     ttft_s: float
@@ -30,7 +30,7 @@ class PrefillTime:
 
 @dataclass(frozen=True, slots=True)
 class DecodeTime:
-    """`step_s`: the mean time between tokens while `sequences` ran together with `kv_tokens` in all, in the mean."""
+    """A measured decode. `step_s`: mean time between tokens while `sequences` ran with `kv_tokens` in all, in the mean."""
 
     sequences: float
     kv_tokens: float
@@ -44,7 +44,7 @@ class CalibrationError(ValueError):
 def fit(
     like: TimingProfile, source: str, prefills: Sequence[PrefillTime], decodes: Sequence[DecodeTime]
 ) -> tuple[TimingProfile, dict[str, Any]]:
-    """`like` with the five step times fitted, and what the fit left over. Raises CalibrationError."""
+    """The profile `like` with its five step times fitted, and the errors that the fit left. Raises CalibrationError."""
     if len({p.prompt_tokens for p in prefills}) < 2:
         raise CalibrationError("prefill: measure at least two prompt lengths")
     if len({(d.sequences, d.kv_tokens) for d in decodes}) < 3:
@@ -107,7 +107,7 @@ def nonnegative_fit(design: FloatArray, measured: FloatArray) -> list[float]:
             error = float(((scaled[:, kept] @ found - 1) ** 2).sum())
             if best is None or error < best[0] - 1e-15:
                 best = (error, [float(found[kept.index(c)]) if c in kept else 0.0 for c in columns])
-    # a single column of positive numbers always fits
+    # A single column of positive numbers always fits.
     assert best is not None
     return best[1]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.sim.records import RequestRecord, RunResult
 
-# worker, kind, request_id, begin and end in s
+# Worker, kind, request_id, begin and end in seconds.
 Span = tuple[str, str, str, float, float]
 
 
@@ -21,7 +21,7 @@ def spans(records: Iterable[RequestRecord]) -> list[Span]:
     found: list[Span] = []
     for r in records:
         parts = [("prefill", r.prefill_worker, r.prefill_started_s, r.prefill_done_s)]
-        # one worker, one span: its prefill ends with the first token
+        # A colocated prefill ends with the first token, and the decode is on the same worker.
         if r.colocated:
             parts = [("prefill", r.prefill_worker, r.prefill_started_s, r.first_token_s)]
             parts.append(("decode", r.decode_worker, r.first_token_s, r.finished_s))

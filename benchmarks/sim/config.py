@@ -110,7 +110,7 @@ class EngineSpec:
         )
 
     def workers(self) -> list[tuple[str, str, int | None]]:
-        """(name, node, NIC) of each engine."""
+        """Name, node and NIC of each engine."""
         names = [f"{self.name}-{i}" for i in range(self.count)]
         nics = self.nics or (None,) * self.count
         return list(zip(names, self.nodes or names, nics, strict=True))
@@ -125,7 +125,7 @@ class ControlPlane:
     added TTFT that the overhead benchmark measured at concurrency 1 (README, Measured).
     """
 
-    # DESIGN section 8: 0.15 ms a request and reply over a framed socket
+    # docs/design.md, section 8: a request and its reply take 0.15 ms over a framed socket.
     hop_s: float = 75e-6
     ingress_s: float = 1.55e-3  # ASSUMPTION: what is left of the 2.3 ms
     status_s: float = 0.1

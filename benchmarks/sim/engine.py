@@ -26,9 +26,9 @@ from policies.engine_model.leases import LeaseTable
 from policies.engine_model.scheduler import EngineModel, Sequence, SequenceStage, StepResult, Steps
 from policies.state.views import Role
 
-# kernel priority of a step's beginning: after all that arrives at that instant
+# Kernel priority of a step's beginning: after all that arrives at that instant.
 BEGIN = 10
-# two times this close are one: the same instant, computed in two ways
+# Two times this close are one instant, computed in two ways.
 SAME_S = 1e-9
 MOST_STEPS = 1 << 30
 MOST_STEPS_AT_BARRIER = 256  # bounds the arrays of a run
@@ -47,7 +47,7 @@ class Owner(Protocol):
 
 
 class Meter:
-    """Where steps are counted while `measuring`."""
+    """The counter of steps; it counts while `measuring`."""
 
     def __init__(self) -> None:
         self.stats = StepStats()
@@ -68,7 +68,7 @@ class Worker:
         self.leases = LeaseTable(spec.lease_s)
         self.decodes = spec.role is not Role.PREFILL
         self.group: StepGroup
-        # KV has arrived: the first token is the next step's
+        # Sequences whose KV has arrived: their first token is the next step's.
         self._fresh: list[Sequence] = []
         self._doomed: list[Sequence] = []
 
@@ -78,7 +78,7 @@ class Worker:
         self.group.kick()
 
     def loaded(self, seq: Sequence) -> None:
-        """The KV of a remote sequence is here."""
+        """Notes that the KV of a remote sequence has arrived."""
         self.model.loaded(seq)
         self._fresh.append(seq)
         self.group.kick()
@@ -92,14 +92,14 @@ class Worker:
         self.group.kick()
 
     def free(self, key: str) -> None:
-        """Nobody will read a lease: its blocks are free."""
+        """Frees the blocks of a lease that nobody will read."""
         lease = self.leases.release(key)
         if lease is not None:
             self.pool.release(lease.allocation)
             self.group.kick()
 
     def read_ended(self, key: str) -> None:
-        """The reader has the KV of a lease."""
+        """Notes that the reader has the KV of a lease."""
         lease = self.leases.end_read(key)
         if lease is not None:
             self.pool.release(lease.allocation)
@@ -143,7 +143,7 @@ class Worker:
         return plan
 
     def began(self, first_end_s: float) -> None:
-        """The first step of the run ends at `first_end_s`."""
+        """Notes that the first step of the run ends at `first_end_s`."""
         if self._fresh:
             for seq in self._fresh:
                 if seq.stage is SequenceStage.DECODING:
@@ -151,7 +151,7 @@ class Worker:
             self._fresh.clear()
 
     def end(self, steps: int, now_s: float) -> StepResult:
-        """The run has ended after `steps` steps."""
+        """Ends the run after `steps` steps."""
         result = self.model.end_steps(steps)
         for seq in result.started:
             self.owner.first_token(seq, now_s)
@@ -189,7 +189,7 @@ class StepGroup:
             worker.group = self
 
     def kick(self) -> None:
-        """Something has changed: a rest ends now, a run ends with the step under way."""
+        """Looks again after a change: a rest ends now, a run ends with the step under way."""
         if self.stepping:
             self._cut()
         elif not self._begins:
@@ -246,7 +246,7 @@ class StepGroup:
 
     def _begin(self) -> None:
         self._begins = False
-        # asked for while this run was being planned
+        # A run that was asked for while this one was being planned.
         if self.stepping:
             self._cut()
             return
@@ -291,7 +291,7 @@ class StepGroup:
 class BarrierGroup(StepGroup):
     """Every step lasts as long as the slowest member's; the per-step imbalance is exact."""
 
-    # (steps + 1,): when each step of the run ends, from 0
+    # Shape (steps + 1,): the time at which each step of the run ends, from 0.
     _ends: npt.NDArray[np.float64]
 
     def _plan(self) -> int | None:

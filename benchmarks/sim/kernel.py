@@ -23,7 +23,7 @@ class Timer:
 
 
 class Kernel:
-    """`now_s` is the virtual time in seconds, `events` how many callbacks have run."""
+    """The virtual clock. `now_s` is its time in seconds, `events` how many callbacks have run."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -33,7 +33,7 @@ class Kernel:
         self._stopped = False
 
     def at(self, time_s: float, callback: Callable[[], None], priority: int = 0) -> Timer:
-        """Runs `callback` at `time_s`. Raises ValueError for the past and for what is no time."""
+        """Runs `callback` at `time_s`. Raises ValueError for a past time and for one that is not finite."""
         if not (time_s >= self.now_s and math.isfinite(time_s)):
             raise ValueError(f"scheduled at {time_s}, but it is {self.now_s}: give a finite time from now on")
         timer = Timer(time_s, callback)

@@ -28,7 +28,7 @@ class LayeredGroup(StepGroup):
         return 0
 
     def _cut(self) -> None:
-        """Nothing: what has come waits for the end of the chain."""
+        """Does nothing: sequences that have come wait for the end of the chain."""
 
     def _wait(self) -> None:
         self._done = 0

@@ -11,7 +11,9 @@ Done = Callable[[Any], None]
 
 
 class KvNetwork(Protocol):
-    """Moves bytes between nodes in virtual time (`benchmarks.sim.network` has the fat tree). A flow is its own."""
+    """A network that moves bytes between nodes in virtual time; `benchmarks.sim.network` has the fat tree. Flows are
+    of its own type.
+    """
 
     def start(
         self,
@@ -33,11 +35,11 @@ class KvNetwork(Protocol):
         ...
 
     def tier(self, source: str, target: str) -> int:
-        """0 same node, 1 same rack, 2 same pod, 3 beyond."""
+        """Tier of two nodes: 0 same node, 1 same rack, 2 same pod, 3 beyond."""
         ...
 
     def mark(self) -> None:
-        """From now on `link_use` measures."""
+        """Begins the stretch over which `link_use` measures."""
         ...
 
     def link_use(self) -> dict[str, float]:
@@ -71,7 +73,7 @@ class FixedLinks:
         return 0 if source == target else 3
 
     def mark(self) -> None:
-        """Nothing: these links have no use."""
+        """Does nothing: these links have no use."""
 
     def link_use(self) -> dict[str, float]:
         return {}

@@ -27,7 +27,7 @@ PERCENTILES = (50, 95, 99)
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Arrivals in [start_s, end_s)."""
+    """The requests that arrive in [start_s, end_s)."""
 
     start_s: float
     end_s: float
@@ -128,7 +128,7 @@ def _outcomes(requests: Sequence[RequestRecord], length_s: float) -> Metrics:
 
 
 def meets_slo(r: RequestRecord) -> bool:
-    """Whether it finished within every SLO it has; a single token has no TPOT to miss."""
+    """Whether the request finished within every SLO it has; a single token has no TPOT to miss."""
     if r.finished_s is None or r.rejected is not None:
         return False
     tpot = 0.0 if r.output_tokens < 2 else tpot_s(r)

@@ -16,7 +16,7 @@ from policies.engine_model.scheduler import Sequence, SequenceStage
 
 
 class UnlimitedPrefill(Worker):
-    """One such engine. What its pool cannot hold yet waits, in order of arrival."""
+    """An engine without a prefill queue. Prompts that its pool cannot hold yet wait, in order of arrival."""
 
     def __init__(
         self, name: str, node: str, nic: int | None, spec: EngineSpec, owner: Owner, record_kv: bool
@@ -54,7 +54,7 @@ class UnlimitedPrefill(Worker):
         self.admit()
 
     def admit(self) -> None:
-        """Starts what waits and fits."""
+        """Starts the waiting prompts that fit."""
         queue, pool = self._queue, self.pool
         while queue:
             seq = queue[0]
@@ -87,7 +87,7 @@ class UnlimitedPrefill(Worker):
 
 
 class NoSteps(StepGroup):
-    """In place of the steps of an `UnlimitedPrefill`: a kick (blocks are free again) only admits."""
+    """The step group of an `UnlimitedPrefill`, which has no steps: a kick (blocks are free again) only admits."""
 
     def __init__(self, kernel: Kernel, worker: UnlimitedPrefill, meter: Meter) -> None:
         super().__init__(kernel, [worker], meter)

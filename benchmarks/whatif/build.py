@@ -25,7 +25,7 @@ from predictors.oracle import Oracle
 from predictors.protocol import Outcome, Predictor
 from predictors.survival import EmpiricalSurvival
 
-# what a predictor is fitted on is drawn apart from what is run
+# The requests that a predictor is fitted on are drawn apart from those that run.
 _TRAIN_SEED = 1_000_003
 
 

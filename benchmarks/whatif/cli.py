@@ -98,7 +98,7 @@ def _simulate(args: argparse.Namespace) -> None:
     seeds = question.run.seeds if args.seeds is None else args.seeds
     if seeds < 1 or args.jobs < 1:
         raise WhatIfError("--seeds and --jobs must be at least 1")
-    # what cannot be run is refused before the first run
+    # A variant that cannot be run is refused before the first run.
     for name, base in bases.items():
         try:
             sim_config(base, seed=0)

@@ -56,7 +56,7 @@ class EngineGroup(_Strict):
 
 
 class Cluster(_Strict):
-    """All engines."""
+    """All engines of the cluster."""
 
     engines: Annotated[tuple[EngineGroup, ...], Field(min_length=1)]
 
@@ -186,7 +186,7 @@ class Variant(_Strict):
 
 
 class Base(_Strict):
-    """One simulation."""
+    """One simulation: cluster, network, policies, workload and run."""
 
     cluster: Cluster
     network: NetworkModel | None = None
@@ -196,7 +196,7 @@ class Base(_Strict):
 
 
 class Question(Base):
-    """The whole file: the base, and what it is compared with."""
+    """The whole file: the base, and the changes that it is compared with."""
 
     what_if: tuple[Variant, ...] = ()
 

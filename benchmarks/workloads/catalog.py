@@ -29,7 +29,7 @@ EXCERPTS = Path(__file__).parent / "excerpts"
 MOONCAKE = "https://github.com/kvcache-ai/Mooncake, FAST25-release/traces"
 AZURE = "https://github.com/Azure/AzurePublicDataset, data"
 SERVEGEN = "https://github.com/alibaba/ServeGen, data/reason/deepseek-r1, as one tar (Apache-2.0)"
-# the conversation trace's clock; the synthetic one has Poisson times
+# Seconds between ticks of the conversation trace's clock; the synthetic one has Poisson times.
 MOONCAKE_TICK_S = 3.0
 
 

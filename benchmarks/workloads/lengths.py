@@ -32,7 +32,7 @@ class Lengths(Protocol):
 
 
 def draw(lengths: Lengths, rng: np.random.Generator, count: int) -> IntArray:
-    """`count` token counts."""
+    """Draws `count` token counts."""
     return lengths.quantile(rng.random(count))
 
 
@@ -42,7 +42,7 @@ def _whole(values: FloatArray) -> IntArray:
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Always `tokens`."""
+    """The length that is always `tokens`."""
 
     tokens: int
 
@@ -95,7 +95,7 @@ class Lognormal:
 
     @classmethod
     def of_mean(cls, mean_tokens: float, cv: float, cap_tokens: int | None = None) -> Lognormal:
-        """By mean and coefficient of variation, both before the cut."""
+        """The distribution with this mean and coefficient of variation, both before the cut."""
         variance = math.log1p(cv * cv)
         return cls(mean_tokens * math.exp(-variance / 2.0), math.sqrt(variance), cap_tokens)
 

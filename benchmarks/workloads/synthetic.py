@@ -32,7 +32,7 @@ from benchmarks.workloads.prefixes import Segment, Sharing, block_hashes, mix, z
 from benchmarks.workloads.record import WorkloadError, WorkloadRequest
 from predictors.protocol import FloatArray
 
-# kinds of content, so that none equals another
+# Kinds of content, numbered so that none equals another.
 _SESSION, _PROMPT, _GROUP, _OWN, _DOCUMENT = (
     11,
     12,
@@ -40,7 +40,7 @@ _SESSION, _PROMPT, _GROUP, _OWN, _DOCUMENT = (
     14,
     15,
 )
-# draws which client and which prompt has long outputs
+# Seed part of the draw of which client and which prompt has long outputs.
 _POPULATION = 1
 
 
@@ -123,7 +123,7 @@ class Synthetic:
         assert sessions is not None
         # Thinning the request process to session starts keeps its mean: every request that is no later turn starts one.
         lead_s = 20.0 * sessions.gap_median_s * math.exp(sessions.gap_sigma**2 / 2.0)
-        # by whole periods, so that the phase at 0 stays
+        # The lead is whole periods, so that the phase at 0 stays.
         if isinstance(self.arrivals, Diurnal):
             lead_s = math.ceil(lead_s / self.arrivals.period_s) * self.arrivals.period_s
         waiting: list[tuple[float, int, int, int]] = []
@@ -268,6 +268,6 @@ class _Owners:
 
 
 def _reflected(u: float) -> float:
-    """Folded into [0, 1)."""
+    """The number folded into [0, 1)."""
     folded = u % 2.0
     return min(folded if folded < 1.0 else 2.0 - folded, math.nextafter(1.0, 0.0))

@@ -36,7 +36,7 @@ REQUEST_BYTES = 640
 BLOCK_BYTES = 40
 _FREE_MEMORY_SHARE = 0.5
 _SAMPLE_LINES = 2_000
-# compressed files are read ahead in chunks: a sample of a few would tell little
+# Compressed files are read ahead in chunks, so a sample of a few bytes would tell little.
 _SAMPLE_BYTES = 64 * 1024
 
 
@@ -94,7 +94,7 @@ def load_trace(
     if not found:
         raise TraceError(f"{path}: no requests in it")
     if sort:
-        # stable: equal times keep the file's order
+        # The sort is stable: equal times keep the file's order.
         found.sort(key=lambda r: r.at_s)
         first_s = found[0].at_s
         found = [replace(r, at_s=r.at_s - first_s) for r in found]

@@ -138,7 +138,7 @@ def split_by_time(
 
 
 def rebase(requests: Sequence[WorkloadRequest]) -> list[WorkloadRequest]:
-    """Times counted from the first request."""
+    """The requests with times counted from the first."""
     return [replace(r, at_s=r.at_s - requests[0].at_s) for r in requests]
 
 

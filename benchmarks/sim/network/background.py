@@ -37,7 +37,7 @@ class Static:
 
 @dataclass(frozen=True, slots=True)
 class Piecewise:
-    """`points` begin at time 0 and their times rise."""
+    """A share that changes in steps. `points` begin at time 0 and their times rise."""
 
     points: tuple[Step, ...]
     period_s: float | None = None
@@ -131,7 +131,7 @@ class Shares:
 
     @property
     def next_s(self) -> float:
-        """When a share changes next; infinity: never."""
+        """Time of the next change of a share; infinity if there is none."""
         return self._next[0][0] if self._next else math.inf
 
     def advance(self, now_s: float) -> list[int]:

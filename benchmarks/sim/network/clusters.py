@@ -48,7 +48,7 @@ def netkv_config(gpus: int = 64, pod_oversubscription: float = 4.0, nics_per_nod
 
 
 def netkv_cluster(gpus: int = 64, pod_oversubscription: float = 4.0, nics_per_node: int = 2) -> Topology:
-    """`netkv_config`, built."""
+    """The network of `netkv_config`."""
     return Topology.build(netkv_config(gpus, pod_oversubscription, nics_per_node))
 
 
@@ -82,5 +82,5 @@ def nic_of(topology: Topology, instance: Instance, gpu: int = 0) -> int:
 
 
 def prefill_and_decode(instances: Sequence[Instance]) -> tuple[list[Instance], list[Instance]]:
-    """Split by role, order kept."""
+    """The instances split by role, in their order."""
     return [i for i in instances if i.prefill], [i for i in instances if not i.prefill]

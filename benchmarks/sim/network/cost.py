@@ -25,7 +25,9 @@ def microseconds_per_change(
     levels: int = 1,
     clock: Callable[[], float] = time.process_time,
 ) -> float:
-    """Mean over `changes` after the loop has filled; flows have exponential sizes of mean 1e9 bytes, seed 1."""
+    """Mean CPU time of a change over `changes`, after the loop has filled. Flows have exponential sizes of mean 1e9
+    bytes, seed 1.
+    """
     topology, kernel, rng = netkv_cluster(gpus), Kernel(), random.Random(1)
     net = Network(topology, kernel, seed=1)
     prefill, decode = prefill_and_decode(netkv_instances(topology))

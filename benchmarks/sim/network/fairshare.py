@@ -16,11 +16,12 @@ level is visited only where links of it changed or where higher levels take anot
 import heapq
 from collections.abc import Sequence
 
-# of a capacity or a rate; below it two are equal
+# Relative difference of two capacities or rates below which they are equal.
 EPSILON = 1e-9
-# then the whole component is filled; measured: more or fewer cost more at 512 flows on 1,024 GPUs
+# Rounds of local repair; then the whole component is filled. At 512 flows on 1,024 GPUs (`cost`) more or fewer
+# rounds cost more.
 _ROUNDS = 8
-# rebalances after which sums that are kept by differences are formed anew
+# Rebalances after which sums that are kept by differences are formed anew.
 _RESUM = 1000
 
 
@@ -39,7 +40,7 @@ class Bundle:
         self.stamp, self.new_rate = 0, 0.0  # of the filling under way
 
     def set_rate(self, rate: float, now_s: float) -> None:
-        """`now_s` is for those who integrate the rate."""
+        """Gives the bundle a rate; `now_s` is for subclasses that integrate it."""
         self.rate = rate
 
 
@@ -50,7 +51,7 @@ class _Cell:
 
     def __init__(self, link: int) -> None:
         self.link = link
-        # dicts, not sets: they keep their order from run to run
+        # Dicts and not sets, which would not keep their order from run to run.
         self.members: dict[int, Bundle] = {}
         self.held: dict[int, Bundle] = {}
         self.taken = 0.0
@@ -94,7 +95,7 @@ class FairShare:
         self._fresh.get(bundle.level, {}).pop(bundle.id, None)
 
     def reweigh(self, bundle: Bundle) -> None:
-        """The bundle's weight has changed."""
+        """Takes note that the bundle's weight has changed."""
         self._dirty.setdefault(bundle.level, {}).update(dict.fromkeys(bundle.links))
         self._fresh.setdefault(bundle.level, {})[bundle.id] = bundle
 
@@ -173,7 +174,7 @@ class FairShare:
             if not cell.waiting:
                 continue
             now = max(0.0, cell.left) / cell.weight
-            # others on the link stopped below their part of it; shares only grow
+            # Others on the link stopped below their part of it, so its share has grown; shares only grow.
             if now > share:
                 heapq.heappush(heap, (now, link, cell))
                 continue
@@ -203,7 +204,7 @@ class FairShare:
                 continue
             highest = None
             for held in cell.held.values():
-                # filled to this link: nobody on it may have more
+                # This bundle is filled up to the link, so no other on it may have more.
                 if held.stamp == stamp:
                     most = held.new_rate * (1 + EPSILON)
                     more.update(

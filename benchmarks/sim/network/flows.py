@@ -40,7 +40,7 @@ class Flow:
     weight: float
     tier: int
     links: tuple[int, ...]
-    # alone on its path: bytes / B_tier + L_tier
+    # Seconds alone on its path: bytes / B_tier + L_tier.
     ideal_s: float
     latency_s: float
     started_s: float
@@ -48,7 +48,7 @@ class Flow:
     state: FlowState = FlowState.SENDING
     done_s: float | None = None
     bundle: "FlowBundle | None" = None
-    # value of bundle.served at which the last byte leaves
+    # Value of `bundle.served` at which the last byte leaves.
     ends_at: float = 0.0
     entry: int = 0  # the one heap entry that counts
     landing: Timer | None = None
@@ -72,7 +72,7 @@ class FlowBundle(Bundle):
         super().__init__(bundle_id, links, level)
         self.tier, self.served, self.served_at_s, self.moved_bytes = tier, 0.0, now_s, 0.0
         self.count = 0
-        # entry in the network's heap of due times that counts
+        # The entry in the network's heap of due times that counts.
         self.generation = 0
         self._heap: list[tuple[float, int, Flow]] = []
 
@@ -118,7 +118,7 @@ class FlowBundle(Bundle):
         if self.due_s() > now_s:
             return []
         ends_at = self._heap[0][0]
-        # not rate * time: its rounding could leave a rest
+        # Serving rate * time instead could leave a rest, by rounding.
         self._serve(max(0.0, ends_at - self.served), now_s)
         done = []
         while self._heap and self._heap[0][0] <= ends_at:

@@ -17,7 +17,7 @@ from benchmarks.sim.network.paths import draw_path
 from benchmarks.sim.network.topology import Topology
 from benchmarks.sim.network.usage import Totals, Usage, class_use
 
-# of kernel callbacks of one instant, rates come last
+# Of the kernel callbacks of one instant, rates come last.
 FLUSH_PRIORITY = 1_000_000
 
 
@@ -155,7 +155,7 @@ class Network:
         return Usage(now_s, tuple(moved))
 
     def mark(self) -> None:
-        """From now on `link_use` measures."""
+        """Begins the stretch over which `link_use` measures."""
         self._mark = self.usage()
 
     def link_use(self) -> dict[str, float]:
@@ -240,7 +240,7 @@ class Network:
             heapq.heappush(self._due, (due_s, bundle.generation, bundle))
 
     def _arm(self) -> None:
-        """One timer, for the earliest end; one that is too early just looks again."""
+        """Sets the one timer, to the earliest end; a timer that fires too early just looks again."""
         due = self._due
         if len(due) > 64 + 4 * len(self._bundles):
             self._due = due = [item for item in due if item[1] == item[2].generation]
@@ -278,7 +278,7 @@ class Network:
                 self._land(flow)
             if ended:
                 self._drop_or_reweigh(bundle)
-            # put off by a change of this instant, or by the rounding of a settlement in between
+            # The end was put off by a change of this instant, or by the rounding of a settlement in between.
             elif bundle.count:
                 self._touch(bundle)
         if not self._touched:

@@ -42,7 +42,7 @@ def measured_oracle(
 
 
 def congestion(network: Network, own_flows_excluded: bool = True) -> dict[int, float]:
-    """c_tau now, by tier."""
+    """Congestion c_tau now, by tier."""
     topology = network.topology
     shares = network.background_shares()
     if not own_flows_excluded:

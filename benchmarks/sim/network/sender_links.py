@@ -53,7 +53,7 @@ class _Link:
         self._set_timer()
 
     def busy_s(self) -> float:
-        """Seconds until now in which it carried something."""
+        """Seconds until now in which the link carried something."""
         self._advance()
         return self._busy_s
 
@@ -151,7 +151,7 @@ class SenderLinks:
         self.oracle()
 
     def oracle(self) -> Oracle:
-        """Raises OracleError for impossible tiers."""
+        """The oracle that says just these tiers. Raises OracleError for impossible ones."""
         return Oracle(self.bytes_per_s, self.latency_s, places=self.places)
 
     def build(self, kernel: Kernel, seed: int) -> tuple[SenderLinkNetwork, Callable[[float], Oracle]]:

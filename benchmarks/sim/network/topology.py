@@ -102,7 +102,7 @@ class Node:
     pod: int
     rack: int
     nvlink: int | None
-    # link indices; None: that link is missing
+    # Indices of links; None stands for a link that is missing.
     nics_up: tuple[int | None, ...]
     nics_down: tuple[int | None, ...]
 
@@ -119,14 +119,14 @@ class Topology:
 
     @classmethod
     def build(cls, config: TopologyConfig | Mapping[str, Any]) -> "Topology":
-        """Raises TopologyError for a config that describes no network."""
+        """The network of a config. Raises TopologyError for a config that describes none."""
         if not isinstance(config, TopologyConfig):
             config = parse_topology(config)
         return _Builder(config).build()
 
     @classmethod
     def load(cls, path: str | Path) -> "Topology":
-        """From a YAML file. Raises TopologyError, which names the file."""
+        """The network of a YAML file. Raises TopologyError, which names the file."""
         try:
             return cls.build(parse_topology(yaml.safe_load(Path(path).read_text())))
         except (TopologyError, yaml.YAMLError) as error:
@@ -150,7 +150,7 @@ class Topology:
         return self.links[self.link_index[name]]
 
     def tier(self, source: str, target: str) -> int:
-        """0 same node, 1 same rack, 2 same pod, 3 beyond."""
+        """Tier of a pair of nodes: 0 same node, 1 same rack, 2 same pod, 3 beyond."""
         here, there = self.node(source), self.node(target)
         if here.name == there.name:
             return 0
@@ -184,12 +184,12 @@ class Topology:
 
     @cached_property
     def tier_bytes_per_s(self) -> dict[int, float]:
-        """B_tau: what a lone flow of the tier gets."""
+        """B_tau by tier, the rate of a lone flow."""
         return {tier: min(self.class_bytes_per_s[kind] for kind in TIER_CLASSES[tier]) for tier in self.tiers}
 
     @cached_property
     def tier_latency_s(self) -> dict[int, float]:
-        """L_tau."""
+        """L_tau by tier, in seconds."""
         return {tier: self.config.latency_us[tier] * 1e-6 for tier in self.tiers}
 
     def tier_uplinks(self, nics: int | None = None) -> dict[int, int]:
@@ -256,7 +256,7 @@ class _Builder:
 
     def build(self) -> Topology:
         c = self._config
-        # for the capacities, which need only the config
+        # A first topology gives the capacities, which need only the config.
         topology = Topology(c, {}, (), {}, self._missing)
         speed = topology.class_bytes_per_s
         nodes: dict[str, Node] = {}
@@ -300,7 +300,7 @@ class _Builder:
 
 
 def parse_topology(raw: object) -> TopologyConfig:
-    """Raises TopologyError with one line for each wrong key."""
+    """The checked config. Raises TopologyError with one line for each wrong key."""
     try:
         return TopologyConfig.model_validate(raw)
     except ValidationError as error:

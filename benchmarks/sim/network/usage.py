@@ -26,7 +26,7 @@ class TierTotals:
 
 @dataclass(slots=True)
 class Totals:
-    """By tier; a tier without flows is absent."""
+    """Flows and bytes by tier; a tier without flows is absent."""
 
     tiers: dict[int, TierTotals] = field(default_factory=dict)
 
