@@ -98,6 +98,7 @@ class Assignment:
 class Policy(Protocol):
     """Members of every policy."""
 
+    paper: ClassVar[str]
     formula: ClassVar[str]
     needs: ClassVar[Needs]
 

@@ -120,31 +120,3 @@ def ranges(kind: type) -> dict[str, tuple[Range, bool]]:
             if get_origin(member) is Annotated:
                 found[name] = (get_args(member)[1], type(None) in members)
     return found
-
-
-def number(
-    policy: str,
-    name: str,
-    value: object,
-    low: float = -math.inf,
-    high: float = math.inf,
-    above: float | None = None,
-) -> None:
-    """Raises BadParameter unless the value is a finite number within the bounds."""
-    need(policy, name, value, Number(low, high, above))
-
-
-def integer(policy: str, name: str, value: object, low: int, high: int) -> None:
-    """Raises BadParameter unless the value is a whole number within the bounds."""
-    need(policy, name, value, Whole(low, high))
-
-
-def one_of(policy: str, name: str, value: object, allowed: tuple[str, ...]) -> None:
-    """Raises BadParameter unless the value is one of the names."""
-    if value not in allowed:
-        raise BadParameter(f"policy {policy}: {name} is {value!r}: choose one of {', '.join(allowed)}")
-
-
-def flag(policy: str, name: str, value: object) -> None:
-    """Raises BadParameter unless the value is true or false."""
-    need(policy, name, value, Flag())

@@ -11,30 +11,37 @@ Deviations: see `stages` (priorities, overdue entries, KV room). Not claimed: an
 
 import random
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from policies.routing import params
-from policies.routing.balance.stages import Aim, StageLimits, check_limits, groups
+from policies.routing.balance.stages import MAX_WINDOW, Aim, StageLimits, groups
 from policies.routing.base import Assignment, Feasible, Needs, Ranked, first_feasible, least_cost
+from policies.routing.params import Number, Whole, check
 from policies.state.views import Snapshot, Worker
 
 
 @dataclass(frozen=True, slots=True)
 class BalanceRoute0:
-    """The parameters of `stages.StageLimits`, and `bypass`."""
+    """Balances KV tokens over the workers of a barrier without any forecast."""
 
+    paper: ClassVar[str] = "BalanceRoute 3, algorithm 2"
     formula: ClassVar[str] = "cost = -score, score F = w_tokens - workers * max(0, w_tokens - margin_tokens)"
     needs: ClassVar[Needs] = Needs.NONE
-    window: int = 8  # ASSUMPTION: the text has lost W and the threshold
-    abundance: float = 2.0  # ASSUMPTION
-    max_wait_s: float = 10.0  # ASSUMPTION: well below a lease of 30 s less the dispatcher's margin of 8 s
-    reserve_tokens: int = 16  # DispatchConfig.reserve_tokens
+    # ASSUMPTION, this and the next: the paper's text has lost W and the threshold
+    window: Annotated[int, Whole(1, MAX_WINDOW, "entries")] = 8
+    """W: entries of the pool from which stage 2 chooses."""
+    abundance: Annotated[float, Number(low=0.0, unit="slots")] = 2.0
+    """Free slots per worker from which stage 1 fills them."""
+    # ASSUMPTION: well below a lease of 30 s less the dispatcher's margin of 8 s
+    max_wait_s: Annotated[float, Number(low=0.0, unit="s")] = 10.0
+    """Wait in the pool after which an entry is placed first, whatever its size."""
+    reserve_tokens: Annotated[int, Whole(0, 1_000_000, "tokens")] = 16
+    """Free KV kept for each sequence besides its prompt, as `DispatchConfig.reserve_tokens`."""
     bypass: bool = False
+    """Decide each entry at once instead of in rounds (BalanceRoute D.6)."""
     name: str = "balance_route_0"
 
     def __post_init__(self) -> None:
-        check_limits(self.name, self._limits())
-        params.flag(self.name, "bypass", self.bypass)
+        check(self)
 
     def assign(self, feasible: Feasible, snapshot: Snapshot, rng: random.Random) -> tuple[Assignment, ...]:
         if self.bypass:

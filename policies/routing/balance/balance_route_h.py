@@ -32,18 +32,19 @@ Not claimed: what later arrivals do; forecasts of requests that are still in the
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from policies.routing import params
-from policies.routing.balance.stages import Aim, StageLimits, check_limits, groups
+from policies.routing.balance.stages import MAX_WINDOW, Aim, StageLimits, groups
 from policies.routing.base import Assignment, Feasible, Needs
+from policies.routing.params import Number, Whole, check
 from policies.state.views import Departure, Snapshot, Worker
 
 
 @dataclass(frozen=True, slots=True)
 class BalanceRouteH:
-    """`horizon` H in decode steps, `gamma`, `alpha`, `beta` (None: G); the others as in BR-0."""
+    """Balances KV tokens over the workers of a barrier, with a short lookahead at who finishes when."""
 
+    paper: ClassVar[str] = "BalanceRoute 4, algorithm 3"
     formula: ClassVar[str] = (
         "cost = -score, score F_H = alpha * w_tokens * sum_h gamma^h - beta * sum_h gamma^h * max(0, w_tokens - m(h)),"
         " min_h m(h) = margin_tokens, h = 0..horizon"
@@ -51,35 +52,39 @@ class BalanceRouteH:
     needs: ClassVar[Needs] = Needs.NONE
     # The centre of the paper's sweep {1, 24, 48, 96} x {0.5, 0.7, 0.9, 1.0}. Ours (`python -m benchmarks run
     # balance_route_sensitivity`) tells H 1 to 96 and gamma 0.7 to 1.0 apart by less than seeds differ; 0.5 is worse.
-    horizon: int = 48
-    gamma: float = 0.9
-    alpha: float = 1.0  # only alpha / beta matters
+    horizon: Annotated[int, Whole(0, 4096, "steps")] = 48
+    """H: decode steps that the lookahead covers."""
+    gamma: Annotated[float, Number(above=0.0, high=1.0)] = 0.9
+    """Discount of each further step."""
+    alpha: Annotated[float, Number(above=0.0)] = 1.0
+    """Weight of the admitted tokens; only alpha / beta matters."""
     # G / 2 to 4 G make no clear difference in the same sweep.
-    beta: float | None = None
-    window: int = 8  # ASSUMPTION
-    abundance: float = 2.0  # ASSUMPTION
-    max_wait_s: float = 10.0  # ASSUMPTION
+    beta: Annotated[float, Number(low=0.0)] | None = None
+    """Weight of an overflow; null: the number of workers G."""
+    window: Annotated[int, Whole(1, MAX_WINDOW, "entries")] = 8  # ASSUMPTION
+    """W: entries of the pool from which stage 2 chooses."""
+    abundance: Annotated[float, Number(low=0.0, unit="slots")] = 2.0  # ASSUMPTION
+    """Free slots per worker from which stage 1 fills them."""
+    max_wait_s: Annotated[float, Number(low=0.0, unit="s")] = 10.0  # ASSUMPTION
+    """Wait in the pool after which an entry is placed first, whatever its size."""
     # ASSUMPTION: 0, the paper's rule, as the sweeps have a pool of minutes. There beta 3, pool_lag 1, center 1 and one
     # mean prompt per 1,200 s of age (ageing = max_wait_s / 1,200) more than halve the imbalance.
-    slack: float = 0.0
-    ageing: float = 0.0
-    pool_lag: float = 0.0
-    center: float = 0.0
+    slack: Annotated[float, Number(low=0.0)] = 0.0
+    """Mean prompts of the pool by which margins count as smaller."""
+    ageing: Annotated[float, Number(low=0.0)] = 0.0
+    """Mean prompts of the pool by which an entry that has waited `max_wait_s` counts as larger."""
+    pool_lag: Annotated[float, Number(low=0.0)] = 0.0
+    """Share of the gap from the pool's mean prompt to a running sequence's mean KV by which margins shrink."""
+    center: Annotated[float, Number(low=0.0, high=1.0)] = 0.0
+    """Share of the full workers' mean margin by which margins count as smaller; 1 aims at the mean load."""
     refill: bool = False
-    reserve_tokens: int = 16
+    """Take slots that forecast departures free to be filled again while the pool lasts."""
+    reserve_tokens: Annotated[int, Whole(0, 1_000_000, "tokens")] = 16
+    """Free KV kept for each sequence besides its prompt, as `DispatchConfig.reserve_tokens`."""
     name: str = "balance_route_h"
 
     def __post_init__(self) -> None:
-        params.integer(self.name, "horizon", self.horizon, 0, 4096)
-        params.number(self.name, "gamma", self.gamma, above=0.0, high=1.0)
-        params.number(self.name, "alpha", self.alpha, above=0.0)
-        if self.beta is not None:
-            params.number(self.name, "beta", self.beta, low=0.0)
-        params.number(self.name, "slack", self.slack, low=0.0)
-        params.number(self.name, "pool_lag", self.pool_lag, low=0.0)
-        params.number(self.name, "center", self.center, low=0.0, high=1.0)
-        params.flag(self.name, "refill", self.refill)
-        check_limits(self.name, self._limits())
+        check(self)
 
     def assign(self, feasible: Feasible, snapshot: Snapshot, rng: random.Random) -> tuple[Assignment, ...]:
         from policies.routing.balance.round import balance  # numba: see `registry.prepare`

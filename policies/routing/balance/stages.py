@@ -34,7 +34,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from policies.routing import params
 from policies.routing.base import Feasible
 from policies.state.views import PoolEntry, Role, Snapshot, Worker
 
@@ -81,15 +80,6 @@ def discounts(horizon: int, gamma: float) -> npt.NDArray[np.float64]:
     """gamma^h for h = 0..H; callers share the array and must not change it."""
     powers: npt.NDArray[np.float64] = gamma ** np.arange(horizon + 1, dtype=np.float64)
     return powers
-
-
-def check_limits(policy: str, limits: StageLimits) -> None:
-    """Raises BadParameter for limits out of range."""
-    params.integer(policy, "window", limits.window, 1, MAX_WINDOW)
-    params.number(policy, "abundance", limits.abundance, low=0.0)
-    params.number(policy, "max_wait_s", limits.max_wait_s, low=0.0)
-    params.integer(policy, "reserve_tokens", limits.reserve_tokens, 0, 1_000_000)
-    params.number(policy, "ageing", limits.ageing, low=0.0)
 
 
 def groups(feasible: Feasible, snapshot: Snapshot) -> list[tuple[Feasible, list[Worker]]]:

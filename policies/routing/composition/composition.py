@@ -41,11 +41,11 @@ Not claimed: joint choice over several workers; which of several equal paths a t
 
 import random
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from policies.routing import params
-from policies.routing.balance.stages import StageLimits, check_limits, groups
+from policies.routing.balance.stages import MAX_WINDOW, groups
 from policies.routing.base import Assignment, Feasible, Needs
+from policies.routing.params import Number, OneOf, Whole, check
 from policies.state.views import Snapshot
 
 CREDITS = ("wait", "tokens")
@@ -53,61 +53,68 @@ CREDITS = ("wait", "tokens")
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """The parameters of the module's docstring, of `balance_route_h` and of `netkv`. Times in s."""
+    """Weighs transfer, queue, balance and classes of a whole round in one unit, request-seconds."""
 
+    paper: ClassVar[str] = "none; it joins NetKV and BalanceRoute"
     formula: ClassVar[str] = (
         "cost = -score, score = credit_less_cost_s + age_s - rent_s - slowdown_s"
         " (rent_s = usual_holds * (queue_rent_s + near_rent_s), slowdown_s = N * seconds_per_kv_token * hold_steps"
         " * sum_h gamma^h * max(0, w_tokens - m(h)) / sum_h gamma^h)"
     )
     needs: ClassVar[Needs] = Needs.HITS | Needs.NETWORK | Needs.LENGTHS
-    horizon: int = 48  # ASSUMPTION: this one and all below that `netkv` and `balance_route_h` mark so
-    gamma: float = 0.9
-    seconds_per_kv_token: float = 1e-7  # ASSUMPTION: 100 kB of KV per token read at 1 TB/s
+    # ASSUMPTION: this one and all below that `netkv` and `balance_route_h` mark so
+    horizon: Annotated[int, Whole(0, 4096, "steps")] = 48
+    """H: decode steps that the lookahead covers."""
+    gamma: Annotated[float, Number(above=0.0, high=1.0)] = 0.9
+    """Discount of each further step."""
+    # ASSUMPTION: 100 kB of KV per token read at 1 TB/s
+    seconds_per_kv_token: Annotated[float, Number(low=0.0, unit="s")] = 1e-7
+    """Time by which a KV token makes a decode step longer."""
     # ASSUMPTION: these three, `near_scarcity` and `ageing` are the best of the few values that docs/composition.md
     # lists, on seeds 100 to 105 of `python -m benchmarks run composition`.
-    hold_steps: float = 300.0
-    stream_weight: float = 0.01
-    scarcity: float = 8.0
-    step_base_s: float = 0.02
-    step_per_seq_s: float = 0.0005
-    max_inflight: int = 16
+    hold_steps: Annotated[float, Number(low=0.0, unit="steps")] = 300.0
+    """D: decode steps for which an overflow lasts."""
+    stream_weight: Annotated[float, Number(high=1.0, above=0.0)] = 0.01
+    """u: weight of a second of streaming against a second of waiting."""
+    scarcity: Annotated[float, Number(low=0.0)] = 8.0
+    """k: power of the occupancy that stands for the chance to wait."""
+    step_base_s: Annotated[float, Number(above=0.0, unit="s")] = 0.02
+    """Time of a decode step without sequences; fit it to the engines deployed."""
+    step_per_seq_s: Annotated[float, Number(low=0.0, unit="s")] = 0.0005
+    """Time that each sequence adds to a decode step; fit it to the engines deployed."""
+    max_inflight: Annotated[int, Whole(0, 1_000_000, "transfers")] = 16
+    """Transfers in flight that count at most."""
     strict_priorities: bool = False
-    wait_s: float = 0.5  # ASSUMPTION
-    max_weight: float = 8.0  # ASSUMPTION
-    cost_weight: float = 1.0
-    credit: str = "wait"
-    credit_s_per_token: float = 1e-6
-    rent_weight: float = 1.0
-    near_scarcity: float = 3.0
-    ageing: float = 1.0  # 0: least mean wait, twice its p95
-    window: int = 8
-    abundance: float = 1.0
-    max_wait_s: float = 60.0  # ASSUMPTION
-    reserve_tokens: int = 16
+    """Whether only transfers of the same or a higher class count."""
+    wait_s: Annotated[float, Number(above=0.0, unit="s")] = 0.5  # ASSUMPTION
+    """Time until an entry's next chance to be admitted."""
+    max_weight: Annotated[float, Number(low=1.0)] = 8.0  # ASSUMPTION
+    """Largest weight of a request whose slack runs out."""
+    cost_weight: Annotated[float, Number(low=0.0)] = 1.0
+    """Weight of transfer, queue and first step."""
+    credit: Annotated[str, OneOf(CREDITS)] = "wait"
+    """What admission is worth: the wait that it saves, or `credit_s_per_token` for each prompt token."""
+    credit_s_per_token: Annotated[float, Number(above=0.0, unit="s")] = 1e-6
+    """Credit of a prompt token with `credit: tokens`."""
+    rent_weight: Annotated[float, Number(low=0.0)] = 1.0
+    """Weight of the wait that a held slot causes to the pool."""
+    near_scarcity: Annotated[float, Number(low=0.0)] = 3.0
+    """Power of the occupancy that stands for the chance to find near slots taken."""
+    # 0 has the least mean wait, and twice its 95th percentile
+    ageing: Annotated[float, Number(low=0.0)] = 1.0
+    """Request-seconds by which an entry's value grows for each second in the pool."""
+    window: Annotated[int, Whole(1, MAX_WINDOW, "entries")] = 8
+    """W: entries of the pool from which stage 2 chooses."""
+    abundance: Annotated[float, Number(low=0.0, unit="slots")] = 1.0
+    """Free slots per entry of the pool from which each entry takes its best worker."""
+    max_wait_s: Annotated[float, Number(low=0.0, unit="s")] = 60.0  # ASSUMPTION
+    """Wait in the pool after which an entry is placed first."""
+    reserve_tokens: Annotated[int, Whole(0, 1_000_000, "tokens")] = 16
+    """Free KV kept for each sequence besides its prompt, as `DispatchConfig.reserve_tokens`."""
     name: str = "composition"
 
     def __post_init__(self) -> None:
-        params.integer(self.name, "horizon", self.horizon, 0, 4096)
-        params.number(self.name, "gamma", self.gamma, above=0.0, high=1.0)
-        params.number(self.name, "seconds_per_kv_token", self.seconds_per_kv_token, low=0.0)
-        params.number(self.name, "hold_steps", self.hold_steps, low=0.0)
-        params.number(self.name, "stream_weight", self.stream_weight, high=1.0, above=0.0)
-        params.number(self.name, "scarcity", self.scarcity, low=0.0)
-        params.number(self.name, "step_base_s", self.step_base_s, above=0.0)
-        params.number(self.name, "step_per_seq_s", self.step_per_seq_s, low=0.0)
-        params.integer(self.name, "max_inflight", self.max_inflight, 0, 1_000_000)
-        params.flag(self.name, "strict_priorities", self.strict_priorities)
-        params.number(self.name, "wait_s", self.wait_s, above=0.0)
-        params.number(self.name, "max_weight", self.max_weight, low=1.0)
-        params.number(self.name, "cost_weight", self.cost_weight, low=0.0)
-        params.one_of(self.name, "credit", self.credit, CREDITS)
-        params.number(self.name, "credit_s_per_token", self.credit_s_per_token, above=0.0)
-        params.number(self.name, "rent_weight", self.rent_weight, low=0.0)
-        params.number(self.name, "near_scarcity", self.near_scarcity, low=0.0)
-        params.number(self.name, "ageing", self.ageing, low=0.0)
-        limits = StageLimits(self.window, self.abundance, self.max_wait_s, self.reserve_tokens)
-        check_limits(self.name, limits)
+        check(self)
 
     def assign(self, feasible: Feasible, snapshot: Snapshot, rng: random.Random) -> tuple[Assignment, ...]:
         from policies.routing.composition.round import compose  # numba: see `registry.prepare`

@@ -18,8 +18,9 @@ from policies.state.views import PoolEntry, Snapshot, Worker
 
 @dataclass(frozen=True, slots=True)
 class StaticStack(BalanceRouteH):
-    """BR-H's parameters."""
+    """Keeps the workers of the fastest network tier for each entry, and balances among those as BR-H does."""
 
+    paper: ClassVar[str] = "none (baseline of the composition)"
     needs: ClassVar[Needs] = Needs.NETWORK
     formula: ClassVar[str] = BalanceRouteH.formula + "; only workers of the fastest tier that has room"
     name: str = "static_stack"

@@ -160,6 +160,7 @@ def test_a_policy_reads_what_it_says_that_it_needs_and_nothing_else(name: str) -
 @pytest.mark.parametrize("need", [Needs.HITS, Needs.NETWORK, Needs.LENGTHS])
 def test_a_policy_that_reads_what_it_does_not_declare_is_found(need: Needs) -> None:
     class Undeclared:
+        paper: ClassVar[str] = "none"
         formula: ClassVar[str] = "cost = 0"
         needs: ClassVar[Needs] = ~need
         name = "undeclared"
@@ -182,6 +183,7 @@ def test_a_policy_that_reads_what_it_does_not_declare_is_found(need: Needs) -> N
 class Pairwise:
     """A decode policy that assigns the first two entries of a round, each to the first worker that it fits on."""
 
+    paper: ClassVar[str] = "none"
     formula: ClassVar[str] = "cost = 0"
     needs: ClassVar[Needs] = Needs.NONE
     name = "pairwise"

@@ -374,7 +374,7 @@ def test_the_terms_add_up_to_the_score() -> None:
     ("params", "message"),
     [
         ({"window": 13}, r"window is 13: it must be a whole number 1\.\.12"),
-        ({"credit": "gift"}, "credit is 'gift': choose one of wait, tokens"),
+        ({"credit": "gift"}, "credit is 'gift': it must be one of wait, tokens"),
         ({"stream_weight": 1.5}, "stream_weight is 1.5: it must be a number > 0.0 and <= 1.0"),
         ({"max_weight": 0.5}, "max_weight is 0.5: it must be a number >= 1.0"),
     ],

@@ -1,0 +1,246 @@
+"""Writes docs/policies.md: how to choose a policy, and every policy's formula, inputs and parameters from its class.
+
+python scripts/document_policies.py
+"""
+
+import ast
+import dataclasses
+import inspect
+import itertools
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from policies.dispatch.config import DispatchConfig
+from policies.routing.balance.balance_route_h import BalanceRouteH
+from policies.routing.base import Needs
+from policies.routing.deepflow.pd_heatmap import PdHeatmap
+from policies.routing.flowkv import load_score
+from policies.routing.flowkv.load_score import LoadWeights
+from policies.routing.params import ranges
+from policies.routing.registry import DECODE, PREFILL
+
+PAGE = Path(__file__).parents[1] / "docs" / "policies.md"
+
+HEAD = """# Policies
+
+## How to choose
+
+- **Not sure, or one prefill and one decode engine:** keep `join_shortest_queue`, the default of both.
+- **Prompts share prefixes (chat, RAG, agents):** prefill by `predicted_ttft`; fit its two constants to your engines.
+- **KV moves between racks or pods:** decode by `netkv`, and describe the network under `router.network`.
+- **Data-parallel decode ranks that end each step together:** decode by `balance_route_h` with a predictor, else
+  `balance_route_0`.
+- **Both of these, under load:** decode by `composition`, with the network and a predictor.
+
+Further:
+
+- Colocated engines beside disaggregated ones: prefill by `combined` with a heatmap measured on your own engines
+  ([app/profile](../app/profile/README.md)).
+- Shared prefixes, but no measured constants: prefill by `cache_load_aware`; it only weighs hits against load.
+- `random`, `round_robin`, `power_of_two`, `load_aware`, `cache_aware`, `locality` and `static_stack` are baselines to
+  compare with. What each is worth was measured in simulation: [results.md](results.md).
+
+A policy is set by name, and its parameters by `params`; what is left out keeps its default. Both can be changed while
+the router serves (`PUT /sluice/admin/policies`).
+
+```yaml
+router:
+  prefill: {name: predicted_ttft, params: {prefill_base_s: 0.01, prefill_per_token_s: 0.0005}}
+  decode: {name: netkv}
+```
+
+The dispatcher's rules come before any policy: they say which workers may take a request at all
+([design.md](design.md), section 2). Their limits stand at the end of this page. A policy ranks the workers that are
+left; `explain` shows the ranking of each decision with the terms of the formula below.
+
+`needs` names the inputs that are only provided while a policy uses them:
+
+| needs | what then happens | what must be configured |
+|---|---|---|
+| prefix hits | prompts are hashed; engines send their KV events | - |
+| network | ingresses report KV transfers, from which bandwidths are learned | `router.network` |
+| lengths | the router predicts each request's output on arrival | `router.predictor.enabled` |
+
+BR-H, the static stack and the composition also use forecasts of running requests where a predictor makes them; without
+one every request is taken to stay.
+
+The whole page is written by `python scripts/document_policies.py` from the classes in `policies/routing`.
+"""
+
+NEEDS = {Needs.HITS: "prefix hits", Needs.NETWORK: "network", Needs.LENGTHS: "lengths"}
+SHARED: dict[type[Any], str] = {
+    LoadWeights: "the eight weights of the [load score](#the-load-score)",
+    PdHeatmap: "those of [`pd_heatmap`](#pd_heatmap)",
+    BalanceRouteH: "those of [`balance_route_h`](#balance_route_h)",
+}
+"""Classes whose parameters other policies inherit, and where these stand."""
+
+
+def page() -> str:
+    """The whole page."""
+    both = [name for name in PREFILL if name in DECODE]
+    prefill = [name for name in PREFILL if name not in DECODE]
+    decode = [name for name in DECODE if name not in PREFILL]
+    parts = [HEAD, _index()]
+    for heading, names in (
+        ("Policies for prefill and decode", both),
+        ("Policies for prefill", prefill),
+        ("Policies for decode", decode),
+    ):
+        parts += [f"\n## {heading}\n", *(_policy(name, (PREFILL | DECODE)[name]) for name in names)]
+    parts += ["\n## The load score\n", _load_score(), "\n## Limits of the dispatcher\n", _limits()]
+    return "".join(parts)
+
+
+def _index() -> str:
+    rows = ["\n| policy | prefill | decode | paper | needs |", "|---|---|---|---|---|"]
+    for name, kind in (PREFILL | DECODE).items():
+        stages = " | ".join("x" if name in table else "" for table in (PREFILL, DECODE))
+        rows.append(f"| [`{name}`](#{name}) | {stages} | {kind.paper} | {_needs(kind.needs)} |")
+    return "\n".join([*rows, ""])
+
+
+def _needs(needs: Needs) -> str:
+    return ", ".join(text for need, text in NEEDS.items() if need in needs) or "nothing"
+
+
+def _policy(name: str, kind: type[Any]) -> str:
+    text = (
+        f"\n### {name}\n\n{_paragraphs(kind.__doc__)}\n\nPaper: {kind.paper}. Needs: {_needs(kind.needs)}.\n"
+    )
+    return (
+        text + f"\n```text\n{kind.formula}\n```\n" + _details(kind) + _parameters(kind) + _example(name, kind)
+    )
+
+
+def _paragraphs(text: str | None) -> str:
+    return "\n\n".join(" ".join(part.split()) for part in inspect.cleandoc(text or "").split("\n\n"))
+
+
+def _details(kind: type[Any]) -> str:
+    """The text of the class's module, where the module belongs to the class alone: symbols, deviations, what is not
+    claimed. Its first paragraph is left out, as the class's docstring says the same.
+    """
+    module = inspect.getmodule(kind)
+    assert module is not None
+    assert module.__doc__ is not None
+    others = [other for other in (PREFILL | DECODE).values() if other is not kind]
+    if any(other.__module__ == kind.__module__ and issubclass(kind, other) for other in others):
+        return ""
+    return _markdown(inspect.cleandoc(module.__doc__).partition("\n\n")[2])
+
+
+def _markdown(text: str) -> str:
+    """Plain text with indented lines as paragraphs and code blocks."""
+    blocks = []
+    for indented, lines in itertools.groupby(text.splitlines(), lambda line: line.startswith("    ")):
+        block = textwrap.dedent("\n".join(lines)).strip("\n")
+        if block:
+            paragraphs = re.sub(r"\n(?=(Deviations?|Not claimed):)", "\n\n", block)
+            blocks.append(_code(block) if indented else f"\n{paragraphs}\n")
+    return "".join(blocks)
+
+
+def _code(text: str) -> str:
+    return f"\n```text\n{text}\n```\n"
+
+
+def _parameters(kind: type[Any]) -> str:
+    """The parameters that are the class's own, and where its inherited ones stand."""
+    inherited = {base: text for base, text in SHARED.items() if issubclass(kind, base) and kind is not base}
+    shared = {f.name for base in inherited for f in dataclasses.fields(base)}
+    fields = [f for f in dataclasses.fields(kind) if f.name != "name"]
+    own = [f for f in fields if f.name not in shared]
+    if not fields:
+        return "\nParameters: none.\n"
+    also = " also" if own else ""
+    others = f"\nParameters{also}: {' and '.join(inherited.values())}.\n" if inherited else ""
+    return (_table(kind, own) if own else "") + others
+
+
+def _table(kind: type[Any], fields: "list[dataclasses.Field[Any]]") -> str:
+    meanings, allowed = meanings_of(kind), ranges(kind)
+    rows = ["\n| parameter | default | unit | allowed | meaning |", "|---|---|---|---|---|"]
+    for field in fields:
+        unit = limits = ""
+        if field.name in allowed:
+            declared, optional = allowed[field.name]
+            unit, limits = (
+                declared.unit,
+                re.sub(r"^an? ", "", str(declared)) + (" or null" if optional else ""),
+            )
+        rows.append(
+            f"| `{field.name}` | {_shown(field.default)} | {unit} | {limits} | {meanings.get(field.name, '')} |"
+        )
+    return "\n".join([*rows, ""])
+
+
+def meanings_of(kind: type[Any]) -> dict[str, str]:
+    """The strings below a dataclass's fields, by field; a class's own string comes before its bases'."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__[:-1]):
+        if not dataclasses.is_dataclass(base):
+            continue
+        body = ast.parse(inspect.cleandoc(inspect.getsource(base))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for statement, below in zip(body.body, body.body[1:], strict=False):
+            if (
+                isinstance(statement, ast.AnnAssign)
+                and isinstance(statement.target, ast.Name)
+                and isinstance(below, ast.Expr)
+                and isinstance(below.value, ast.Constant)
+                and isinstance(below.value.value, str)
+            ):
+                found[statement.target.id] = " ".join(below.value.value.split())
+    return found
+
+
+def _shown(default: object) -> str:
+    return f"`{_yaml(default)}`"
+
+
+def _yaml(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    # YAML takes a number without a point, such as 1e-07, for a string
+    return re.sub(r"^(\d+)e", r"\1.0e", str(value))
+
+
+def _example(name: str, kind: type[Any]) -> str:
+    """A configuration that sets the parameters of the class itself, at most three, to their defaults."""
+    own = [f for f in dataclasses.fields(kind) if f.name in ranges(kind)]
+    own = [f for f in own if f.name in inspect.get_annotations(kind)] or own
+    params = ", ".join(f"{f.name}: {_yaml(f.default)}" for f in own[:3])
+    choice = f"{{name: {name}, params: {{{params}}}}}" if params else f"{{name: {name}}}"
+    stages = [stage for stage, table in (("prefill", PREFILL), ("decode", DECODE)) if name in table]
+    lines = "\n".join(f"  {stage}: {choice}" for stage in stages)
+    return f"\n```yaml\nrouter:\n{lines}\n```\n"
+
+
+def _load_score() -> str:
+    heading, _, rest = inspect.cleandoc(load_score.__doc__ or "").partition("\n\n")
+    return f"\n{heading}\n{_markdown(rest)}{_table(LoadWeights, _weights())}"
+
+
+def _weights() -> "list[dataclasses.Field[Any]]":
+    return [f for f in dataclasses.fields(LoadWeights) if f.name != "name"]
+
+
+def _limits() -> str:
+    rows = [
+        "\nSet under `router.dispatch`; times in seconds.\n",
+        "| limit | default | meaning |",
+        "|---|---|---|",
+    ]
+    meanings = meanings_of(DispatchConfig)
+    rows += [
+        f"| `{f.name}` | {_shown(f.default)} | {meanings[f.name]} |"
+        for f in dataclasses.fields(DispatchConfig)
+    ]
+    return "\n".join([*rows, ""])
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
