@@ -1,5 +1,6 @@
 """The graph of every shipped config: what cannot run here is checked by Serve's own schema and by building it."""
 
+import importlib.metadata
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,9 @@ def test_kuberay_names_the_listener_and_leaves_serve_its_port() -> None:
     assert all(f'"{r}\\"' in offered or f"{r}" in offered for r in wanted)
     containers = [head, *(g["template"]["spec"]["containers"][0] for g in cluster["workerGroupSpecs"])]
     assert all(c["env"][0]["name"] == "SLUICE_WIRE_SECRET" for c in containers)
+    image = f"sluice:{importlib.metadata.version('sluice-server')}-cuda"
+    assert {c["image"] for c in containers} == {image}
+    assert f"VARIANT=cuda -t {image}" in (DEPLOY / "docker" / "Dockerfile").read_text()
 
 
 BEFORE: dict[str, Any] = {
