@@ -13,11 +13,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 from msgspec.structs import asdict
 
 from actors.router.worker_thread import WorkerThread
 from actors.wire.messages import Hints, Submit
+from policies.routing.params import Number, Whole, check
 from policies.state.events import ForecastMade
 from predictors.feed import ForecastFeed
 from predictors.forecast import ForecastConfig
@@ -51,26 +53,20 @@ class PredictorConfig:
 
     enabled: bool = False
     folder: str | None = None
-    window_tokens: int = 48  # ASSUMPTION: one of the paper's swept horizons {1, 24, 48, 96}
+    window_tokens: Annotated[int, Whole(1)] = (
+        48  # ASSUMPTION: one of the paper's swept horizons {1, 24, 48, 96}
+    )
     refresh_tokens: int = 16
     gate: float = 0.5
     floor_tokens: float = 1.0
     total_at_arrival: bool | None = None
-    refit_every_s: float = 3600.0
-    refit_outcomes: int = 1000
-    log_file_bytes: int = 16 << 20
-    log_files: int = 16
+    refit_every_s: Annotated[float, Number(above=0)] = 3600.0
+    refit_outcomes: Annotated[int, Whole(2)] = 1000
+    log_file_bytes: Annotated[int, Whole(1)] = 16 << 20
+    log_files: Annotated[int, Whole(1)] = 16
 
     def __post_init__(self) -> None:
-        checks = [
-            (self.window_tokens >= 1, "window_tokens must be >= 1"),
-            (self.refit_every_s > 0, "refit_every_s must be > 0"),
-            (self.refit_outcomes >= 2, "refit_outcomes must be >= 2"),
-            (self.log_file_bytes >= 1 and self.log_files >= 1, "log_file_bytes and log_files must be >= 1"),
-        ]
-        for ok, message in checks:
-            if not ok:
-                raise ValueError(f"predictor: {message}")
+        check(self, "predictor")
         ForecastConfig(self.refresh_tokens, self.gate, self.floor_tokens)
 
 

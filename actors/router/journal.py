@@ -18,11 +18,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from actors.router.worker_thread import WorkerThread
 from policies.dispatch.dispatcher import Action, Dispatcher
 from policies.journal.lines import CodecError, action_line, error_line, header_line, record_text
+from policies.routing.params import Number, Whole, check
 from policies.state import events as ev
 
 log = logging.getLogger(__name__)
@@ -44,29 +45,18 @@ class JournalConfig:
 
     folder: str | None = None
     events: bool = True
-    max_bytes: int = 256 << 20
-    files: int = 16
-    ring_events: int = 2048
-    flush_s: float = 0.1
-    max_unwritten_bytes: int = 64 << 20
-    stop_s: float = 5.0
+    max_bytes: Annotated[int, Whole(4096)] = 256 << 20
+    files: Annotated[int, Whole(1)] = 16
+    ring_events: Annotated[int, Whole(0)] = 2048
+    flush_s: Annotated[float, Number(above=0)] = 0.1
+    max_unwritten_bytes: Annotated[int, Whole(1)] = 64 << 20
+    stop_s: Annotated[float, Number(above=0)] = 5.0
 
     def __post_init__(self) -> None:
-        checks = [
-            (
-                self.folder is None or os.path.isabs(self.folder),
-                f"folder is {self.folder!r}: it must be an absolute path (the router runs in a folder of Ray's)",
-            ),
-            (self.max_bytes >= 4096, "max_bytes must be >= 4096"),
-            (self.files >= 1, "files must be >= 1"),
-            (self.ring_events >= 0, "ring_events must be >= 0"),
-            (self.flush_s > 0, "flush_s must be > 0"),
-            (self.max_unwritten_bytes >= 1, "max_unwritten_bytes must be >= 1"),
-            (self.stop_s > 0, "stop_s must be > 0"),
-        ]
-        for ok, message in checks:
-            if not ok:
-                raise ValueError(f"journal: {message}")
+        check(self, "journal")
+        if self.folder is not None and not os.path.isabs(self.folder):
+            where = "an absolute path (the router runs in a folder of Ray's)"
+            raise ValueError(f"journal: folder is {self.folder!r}: it must be {where}")
 
 
 class _Entry(NamedTuple):

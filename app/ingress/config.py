@@ -1,62 +1,46 @@
-"""Settings of one ingress replica. `app`'s YAML is parsed elsewhere; here the values are plain and checked
-once.
-"""
+"""Settings of one ingress replica, checked when they are made; `app.config` makes them of the configuration file."""
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from app.api.extensions import PRIORITY_OF_CLASS, ClassSlo
+from policies.routing.params import Number, Whole, check
 
 
 @dataclass(frozen=True, slots=True)
 class IngressConfig:
-    """Raises ValueError for a value out of range.
-
-    `served_names`: the names that the API accepts for the one model behind it; the first is the one it
-    answers with.
-    """
+    """Settings of one ingress replica. Raises ValueError for a value out of range."""
 
     served_names: tuple[str, ...]
+    """Names that the API accepts for the one model; the first is the one it answers with."""
     replica_id: str = "ingress-0"
-    max_body_bytes: int = 32 * 2**20  # a prompt of 1 M token ids is 7 MB of JSON
-    max_in_flight: int = 4096  # requests; each may hold several sequences
-    request_timeout_s: float = 600.0
-    max_retries: int = 2
-    lease_margin_s: float = (
-        2.0  # a pooled request is given up this long before its lease ends (at most 1/5 of the lease)
-    )
-    slow_client_bytes: int = 2**20  # unread output of one stream after which its client counts as gone
-    progress_interval_s: float = 0.02
-    sweep_interval_s: float = 0.1
-    offload_prompt_chars: int = 16_384  # longer text is tokenised in a thread
-    default_completion_tokens: int = 16  # OpenAI's default for /v1/completions
-    expects_prefill: bool = False  # the deployment has prefill engines: not ready before the first of them is
+    max_body_bytes: Annotated[int, Whole(1024)] = 32 * 2**20
+    """Largest request body; a prompt of 1 M token ids is 7 MB of JSON."""
+    max_in_flight: Annotated[int, Whole(1)] = 4096
+    """Requests under way at once; each may hold several sequences."""
+    request_timeout_s: Annotated[float, Number(above=0)] = 600.0
+    max_retries: Annotated[int, Whole(0)] = 2
+    lease_margin_s: Annotated[float, Number(above=0)] = 2.0
+    """Time before the end of its lease (at most 1/5 of the lease) at which a pooled request is given up."""
+    slow_client_bytes: Annotated[int, Whole(1)] = 2**20
+    """Unread output of one stream from which its client counts as gone."""
+    progress_interval_s: Annotated[float, Number(above=0)] = 0.02
+    sweep_interval_s: Annotated[float, Number(above=0)] = 0.1
+    offload_prompt_chars: int = 16_384
+    """Length from which a text is tokenised in a thread."""
+    default_completion_tokens: Annotated[int, Whole(1)] = 16
+    """`max_tokens` of a completion that names none; OpenAI's default."""
+    expects_prefill: bool = False
+    """Whether the deployment has prefill engines; the replica is not ready before the first of them is."""
     class_slo: dict[str, ClassSlo] = field(default_factory=dict)
-    admin_keys: tuple[str, ...] = field(default=(), repr=False)  # see `app.ingress.admin`
+    admin_keys: tuple[str, ...] = field(default=(), repr=False)
+    """Keys that administer; `app.ingress.admin` says what for."""
 
     def __post_init__(self) -> None:
-        checks = [
-            (
-                len(self.served_names) >= 1 and all(self.served_names),
-                "served_names must hold at least one name",
-            ),
-            (self.max_body_bytes >= 1024, "max_body_bytes must be >= 1024"),
-            (self.max_in_flight >= 1, "max_in_flight must be >= 1"),
-            (self.request_timeout_s > 0, "request_timeout_s must be > 0"),
-            (self.max_retries >= 0, "max_retries must be >= 0"),
-            (self.lease_margin_s > 0, "lease_margin_s must be > 0"),
-            (self.slow_client_bytes >= 1, "slow_client_bytes must be >= 1"),
-            (self.progress_interval_s > 0, "progress_interval_s must be > 0"),
-            (self.sweep_interval_s > 0, "sweep_interval_s must be > 0"),
-            (self.default_completion_tokens >= 1, "default_completion_tokens must be >= 1"),
-            (
-                all(len(key) >= 8 and key.isascii() and key.isprintable() for key in self.admin_keys),
-                "admin_keys must be printable ASCII of at least 8 characters each",
-            ),
-            (
-                set(self.class_slo) <= set(PRIORITY_OF_CLASS),
-                f"class_slo: classes are {', '.join(PRIORITY_OF_CLASS)}",
-            ),
-        ]
-        for ok, message in checks:
-            if not ok:
-                raise ValueError(f"ingress: {message}")
+        check(self, "ingress")
+        if not self.served_names or not all(self.served_names):
+            raise ValueError("ingress: served_names must hold at least one name")
+        if not all(len(key) >= 8 and key.isascii() and key.isprintable() for key in self.admin_keys):
+            raise ValueError("ingress: admin_keys must be printable ASCII of at least 8 characters each")
+        if not set(self.class_slo) <= set(PRIORITY_OF_CLASS):
+            raise ValueError(f"ingress: class_slo: classes are {', '.join(PRIORITY_OF_CLASS)}")

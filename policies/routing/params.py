@@ -1,4 +1,6 @@
-"""Ranges of a policy's parameters: declared in the annotations of its fields, checked when it is made.
+"""Ranges of parameters: declared in the annotations of a dataclass's fields, checked when it is made.
+
+Policies declare theirs so, and so do the configurations of dispatcher, router and ingress.
 
     horizon: Annotated[int, Whole(0, 4096, "steps")] = 48
     \"\"\"Decode steps that the lookahead covers.\"\"\"
@@ -18,7 +20,7 @@ from typing import Annotated, Any, Protocol, get_args, get_origin, get_type_hint
 
 
 class BadParameter(ValueError):
-    """A policy's parameter is out of range or of the wrong type; the message says what is allowed."""
+    """A parameter is out of range or of the wrong type; the message says what is allowed."""
 
 
 class Range(Protocol):
@@ -53,17 +55,19 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A whole number with low <= value <= high."""
+    """A whole number with low <= value and, if given, value <= high."""
 
     low: int
-    high: int
+    high: int | None = None
     unit: str = ""
 
     def allows(self, value: object) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high
+        if not isinstance(value, int) or isinstance(value, bool):
+            return False
+        return self.low <= value and (self.high is None or value <= self.high)
 
     def __str__(self) -> str:
-        return f"a whole number {self.low}..{self.high}"
+        return f"a whole number {f'>= {self.low}' if self.high is None else f'{self.low}..{self.high}'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +103,16 @@ def need(policy: str, name: str, value: object, allowed: Range) -> None:
         raise BadParameter(f"policy {policy}: {name} is {value!r}: it must be {allowed}")
 
 
-def check(policy: Any) -> None:
-    """Checks every declared range of a policy's fields. Raises BadParameter for the first value that is not allowed."""
-    for name, (allowed, optional) in ranges(policy.__class__).items():
-        value = getattr(policy, name)
-        if not (optional and value is None):
-            need(policy.name, name, value, allowed)
+def check(parameters: Any, who: str | None = None) -> None:
+    """Checks every declared range of a dataclass's fields. Raises BadParameter for the first value that is not allowed.
+
+    `who` begins the message; without it a policy's name does.
+    """
+    for name, (allowed, optional) in ranges(parameters.__class__).items():
+        value = getattr(parameters, name)
+        if not (optional and value is None) and not allowed.allows(value):
+            who = who or f"policy {parameters.name}"
+            raise BadParameter(f"{who}: {name} is {value!r}: it must be {allowed}")
 
 
 @cache

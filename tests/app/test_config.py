@@ -85,7 +85,7 @@ def test_a_shipped_file_parses(name: str, schema: dict) -> None:  # type: ignore
             {"engines": [{"name": "d", "role": "decode", "topology": {"zone": "x"}}]},
             "engines.0.topology.zone",
         ),
-        ({"router": {"dispatch": {"max_queue": 0}}}, "max_queue must be >= 1"),
+        ({"router": {"dispatch": {"max_queue": 0}}}, "max_queue is 0: it must be a whole number >= 1"),
         ({"ingress": {"port": 70000}}, "ingress.port"),
         ({"ingress": {"tls_cert": "a.pem"}}, "belong together"),
         ({"wire": {"interface": "eth0"}}, "eth0"),

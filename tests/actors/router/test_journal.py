@@ -197,9 +197,9 @@ def test_the_ring_is_bounded_and_block_hashes_weigh(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"folder": "log"}, "folder is 'log': it must be an absolute path"),
-        ({"max_bytes": 1}, "max_bytes must be >= 4096"),
-        ({"flush_s": 0.0}, "flush_s must be > 0"),
-        ({"stop_s": 0.0}, "stop_s must be > 0"),
+        ({"max_bytes": 1}, "max_bytes is 1: it must be a whole number >= 4096"),
+        ({"flush_s": 0.0}, "flush_s is 0.0: it must be a number > 0"),
+        ({"stop_s": 0.0}, "stop_s is 0.0: it must be a number > 0"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, object], message: str) -> None:

@@ -118,7 +118,10 @@ async def test_a_change_of_policy_shows_everywhere_and_serving_goes_on(made: Rig
     ("body", "message"),
     [
         (b'{"decode": "fastest"}', "decode policy 'fastest' is not known: choose one of"),
-        (b'{"dispatch": {"max_queue": 0}}', "max_queue must be >= 1; nothing was changed"),
+        (
+            b'{"dispatch": {"max_queue": 0}}',
+            "max_queue is 0: it must be a whole number >= 1; nothing was changed",
+        ),
         (b"{", "The body is not valid JSON"),
         (b'{"prefill": {"name": "combined", "params": {"heatmap": "nowhere"}}}', "'nowhere' is not shipped"),
     ],

@@ -84,7 +84,7 @@ def base(**changes) -> Base:
         ({"policies__decode": {"name": "netkv2"}}, "policies: decode: decode policy 'netkv2' is not known"),
         ({"policies__decode": {"name": "netkv", "params": {"w": 1}}}, "has no parameter 'w'"),
         ({"policies__dispatch": {"max_queu": 1}}, "policies.dispatch: no option 'max_queu'"),
-        ({"policies__dispatch": {"max_queue": 0}}, "policies.dispatch: .*max_queue must be"),
+        ({"policies__dispatch": {"max_queue": 0}}, "policies.dispatch: .*max_queue is 0: it must be"),
         ({"policies__predictor": "magic"}, "policies.predictor: "),
         ({"workload__name": "toolagent"}, "workload: no workload is called 'toolagent'"),
         ({"workload__compression": 2.0}, "compression or rate_per_s, not both"),

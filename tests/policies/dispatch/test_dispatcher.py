@@ -391,7 +391,7 @@ def test_policies_change_at_run_time_and_decide_what_waits() -> None:
             {"decode": ev.PolicyChoice("power_of_two", {"choices": 0})},
             r"choices is 0: it must be a whole number 1\.\.",
         ),
-        ({"dispatch": {"max_queue": 0}}, r"max_queue must be >= 1"),
+        ({"dispatch": {"max_queue": 0}}, r"max_queue is 0: it must be a whole number >= 1"),
         ({"dispatch": {"max_queue": "9"}}, r"max_queue is '9': it must be a whole number"),
         ({"dispatch": {"kv_high_water": True}}, r"kv_high_water is True: it must be a number"),
         ({"dispatch": {"seed": 3}}, r"'seed' cannot be changed at run time; max_queue, "),
