@@ -30,7 +30,7 @@ class PrefillTime:
 
 @dataclass(frozen=True, slots=True)
 class DecodeTime:
-    """A measured decode. `step_s`: mean time between tokens while `sequences` ran with `kv_tokens` in all, in the mean."""
+    """A measured decode. `step_s`: mean time between tokens while `sequences` ran; `kv_tokens`: their mean sum."""
 
     sequences: float
     kv_tokens: float

@@ -34,13 +34,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--traces", help="folder of the published traces (default: SLUICE_TRACES)")
     parser.add_argument(
-        "--requests", type=int, default=12_031, help="of the largest run (default %(default)s)"
+        "--requests", type=int, metavar="N", help="of the largest run (default: all of the trace)"
     )
     args = parser.parse_args(argv)
     if args.traces:
         os.environ["SLUICE_TRACES"] = args.traces
-    print("requests   CPU s    events   us/event   peak MiB")
-    for requests in (args.requests // 8, args.requests // 4, args.requests // 2, args.requests):
+    config = netkv.config("conversation", "NetKV-Full", whole=True)
+    rows = len(netkv.requests(config, 0))
+    most = rows if args.requests is None else min(args.requests, rows)
+    print(f"requests   CPU s    events   us/event   peak MiB   ({config['trace']})")
+    for requests in (most // 8, most // 4, most // 2, most):
         spent_s, events, peak_mib = measure(requests)
         print(
             f"{requests:8d} {spent_s:7.1f} {events:9d} {1e6 * spent_s / events:10.1f} {peak_mib:10.0f}",

@@ -15,7 +15,7 @@ ROWS = tuple(
 def test_a_line_for_each_eighth_quarter_half_and_whole(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(netkv, "_rows", lambda workload, seed: ROWS)
+    monkeypatch.setattr(netkv, "_rows", lambda trace, workload, seed: ROWS)
     speed.main(["--requests", "40"])
     head, *lines = capsys.readouterr().out.splitlines()
     assert head.split()[0] == "requests"
