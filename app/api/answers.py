@@ -6,6 +6,7 @@ request. The tests compare real answers with these shapes.
 
 from typing import Any, Literal, NotRequired
 
+from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
 from actors.wire.messages import EngineState, Role
@@ -194,15 +195,15 @@ class Ready(Live):
     ready: Literal[True]
 
 
+@with_config(ConfigDict(extra="allow"))
 class Versions(TypedDict):
-    """Installed versions; `transport` is `fast` on the ingress's own port where the fast protocol is on."""
+    """The server's version, and those of Ray and of the engines' packages by name.
+
+    `transport` is `fast` on the ingress's own port, `plain` on Serve's.
+    """
 
     version: str
     transport: Literal["fast", "plain"]
-    vllm: NotRequired[str]
-    nixl: NotRequired[str]
-    ray: NotRequired[str]
-    torch: NotRequired[str]
 
 
 class StatusPolicy(TypedDict):

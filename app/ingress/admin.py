@@ -34,7 +34,7 @@ _PROXIED = (b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via")
 
 
 class AdminApi:
-    """`respond(reply, request_id, status, body, headers)` sends JSON."""
+    """The endpoints below `PATH`. `respond(reply, request_id, status, body, headers)` sends JSON."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class AdminApi:
         self._connections, self._respond = connections, respond
 
     def dispatch(self, request: Request, reply: Reply, request_id: str) -> None:
-        """Answers a request below PATH, later. Raises ApiError for one that is not allowed or not understood."""
+        """Answers a request below `PATH`, later. Raises ApiError for one that is not allowed or not understood."""
         self.require(request)
         name, _, rest = request.path.removeprefix(PATH).partition("/")
         if name not in _METHODS or (name == "policy" and rest) or (name == "explain" and not rest):
@@ -100,13 +100,13 @@ def method_not_allowed(request: Request, *allowed: str) -> ApiError:
 
 
 def admin_keys() -> tuple[str, ...]:
-    """The keys in this process' SLUICE_ADMIN_KEYS, which are separated by commas."""
+    """Returns the keys in the environment's SLUICE_ADMIN_KEYS, which commas separate."""
     given = os.environ.get("SLUICE_ADMIN_KEYS", "")
     return tuple(key.strip() for key in given.split(",") if key.strip())
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address or name to listen on is this machine's own."""
+    """Returns whether an address or name to listen on is this machine's own."""
     if host == "localhost":
         return True
     try:
@@ -134,7 +134,7 @@ def _question(name: str, rest: str, request: Request) -> tuple[What, bytes]:
 
 
 def _change(body: bytes) -> bytes:
-    """The wanted change, with the names of shipped heatmaps replaced by their content. The router checks the rest."""
+    """Returns the wanted change with the names of shipped heatmaps replaced by their content; the router checks it."""
     try:
         asked: Any = orjson.loads(body)
     except orjson.JSONDecodeError as error:

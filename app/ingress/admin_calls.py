@@ -11,11 +11,11 @@ from actors.wire.messages import Admin, AdminAnswer, Message
 TIMEOUT_S = 30.0
 
 Answered = Callable[[int, bytes], None]
-"""Status as in HTTP, and JSON: with a status above 200 it is {"message"}."""
+"""A callback for an answer: its HTTP status and its JSON, which is {"message"} for any status but 200."""
 
 
 class AdminCalls:
-    """`send` returns False without a connection to the router."""
+    """The calls of one ingress. `send` returns False where there is no connection to the router."""
 
     def __init__(self, send: Callable[[Message], bool]) -> None:
         self._send = send
@@ -23,7 +23,7 @@ class AdminCalls:
         self._waiting: dict[int, tuple[Answered, LoopTimeout]] = {}
 
     def call(self, what: str, body: bytes, answered: Answered) -> None:
-        """`answered` runs later, or at once with 503 where there is no router."""
+        """Sends one call. `answered` runs later, or at once with 503 where there is no router."""
         number = next(self._numbers)
         if not self._send(Admin(number, what, body)):  # type: ignore[arg-type]
             answered(
@@ -35,11 +35,11 @@ class AdminCalls:
         self._waiting[number] = (answered, timeout)
 
     def answer(self, message: AdminAnswer) -> None:
-        """The router's answer; one that nobody waits for any more is dropped."""
+        """Hands the router's answer to its caller, or drops it where nobody waits for it any more."""
         self._end(message.ask, message.status, message.body)
 
     def lost(self) -> None:
-        """The router is gone: nothing that was asked will be answered."""
+        """Ends every open call with 503, because the router is gone."""
         for number in list(self._waiting):
             self._end(
                 number,

@@ -1,8 +1,7 @@
-"""The HTTP API: one synchronous `dispatch` for every request, whichever transport brought it, and a bare ASGI
-shell.
+"""The HTTP API: one synchronous `dispatch` for every request, whichever transport brought it, and a bare ASGI shell.
 
-The fast listener calls `dispatch` with a reply that writes to its transport; under any ASGI server (Ray
-Serve's proxy) `__call__` reads the body, calls the same `dispatch` and pumps the reply out through `send`.
+The fast listener calls `dispatch` with a reply that writes to its transport. Under an ASGI server (Ray Serve's proxy)
+`__call__` reads the body, calls `dispatch` too, and pumps the reply out through `send`.
 """
 
 import asyncio
@@ -41,7 +40,10 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
 class IngressApp:
-    """`versions`: shown by /version beside the transport. `transport` is set to "fast" by the fast listener."""
+    """The application of one ingress replica.
+
+    `/version` shows `versions` and `transport`; the listener sets `transport` to "fast" where the fast protocol is on.
+    """
 
     def __init__(
         self,
@@ -88,7 +90,7 @@ class IngressApp:
 
     @property
     def in_flight(self) -> int:
-        """HTTP requests for output that are being answered."""
+        """Number of HTTP requests for output that are being answered."""
         return len(self.requests)
 
     def dispatch(self, request: Request, reply: Reply) -> None:
@@ -131,7 +133,8 @@ class IngressApp:
         given = request.headers.get(b"x-request-id")
         if given is not None and _REQUEST_ID.fullmatch(given):
             return given.decode("ascii")
-        return f"req-{self.requests.new_id()}"  # the answer's own id is the same behind another prefix
+        # the id of the answer is equal to this one, but for the prefix
+        return f"req-{self.requests.new_id()}"
 
     # -------------------------------------------------------------------------------------------------- endpoints
 
@@ -159,7 +162,7 @@ class IngressApp:
             raise ApiError(
                 503, "This replica is shutting down; try again.", code="draining", retry_after_s=1.0
             )
-        # a long prompt is tokenised to its end even where its client has left: it is work still
+        # A long prompt is tokenised to its end even if its client has left, so it counts as work until then.
         if max(len(self.requests), len(self._preparing)) >= self.config.max_in_flight:
             message = f"This replica serves {self.config.max_in_flight} requests already; try again later."
             raise ApiError(429, message, code="too_many_requests", retry_after_s=1.0)
@@ -184,7 +187,7 @@ class IngressApp:
             task.add_done_callback(self._preparing.discard)
 
     async def _start_large(self, exchange: HttpExchange, context: int) -> None:
-        """A long prompt is tokenised in a thread, so that the streams of others go on."""
+        """Tokenises a long prompt in a thread, so that other streams go on, and then begins the exchange."""
         plan = exchange.plan
         try:
             tokens = await self._loop.run_in_executor(None, self._intake.encode, plan)
@@ -251,7 +254,7 @@ class IngressApp:
     # ------------------------------------------------------------------------------------------------------ ASGI
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        """The ASGI application: HTTP and lifespan; anything else is refused as ASGI says."""
+        """Serves HTTP and lifespan as ASGI says; raises ValueError for any other kind of connection."""
         if scope["type"] == "lifespan":
             await _lifespan(receive, send)
             return
@@ -271,7 +274,7 @@ class IngressApp:
         await reply.pump(receive, send)
 
     async def _read_body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes | None:
-        """The body, or its first bytes beyond the limit; None if the client left meanwhile."""
+        """Returns the body, or a first part that is longer than the limit; None if the client left meanwhile."""
         limit = self.config.max_body_bytes
         parts: list[bytes] = []
         size = 0

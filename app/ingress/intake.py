@@ -13,7 +13,7 @@ from app.ingress.tokenizer import TemplateError, TextCodec
 
 
 class Intake:
-    """Stateless beside its configuration; `encode` and `echoes` may run in a thread."""
+    """Turns plans into tokens. It has no state beside its configuration; `encode` and `echoes` may run in a thread."""
 
     def __init__(self, config: IngressConfig, codec: TextCodec) -> None:
         self._config = config
@@ -33,7 +33,7 @@ class Intake:
             raise bad_request(message, "tools", "unsupported_parameter")
 
     def render(self, request: ChatRequest) -> str:
-        """The prompt of a conversation. Raises `ApiError` 400 where the template refuses it."""
+        """Returns the prompt of a conversation. Raises `ApiError` 400 where the template refuses it."""
         messages = messages_for_template(request)
         kwargs: dict[str, Any] = dict(request.chat_template_kwargs or {})
         if request.reasoning_effort is not None:
@@ -48,12 +48,12 @@ class Intake:
             raise bad_request(message, "messages") from None
 
     def encode(self, plan: Plan) -> list[list[int]]:
-        """The tokens of each prompt; those that came as tokens as they are."""
+        """Returns the tokens of each prompt; a prompt that came as tokens stays as it is."""
         encode, special = self.codec.encode, plan.add_special_tokens
         return [encode(prompt, special) if isinstance(prompt, str) else prompt for prompt in plan.prompts]
 
     def echoes(self, plan: Plan, tokens: list[list[int]]) -> list[tuple[str, str]]:
-        """Each prompt's text and that of its first token, where the answer is to echo them."""
+        """Returns each prompt's text and that of its first token, or nothing where the answer echoes no prompt."""
         if not plan.echo:
             return []
         decode = self.codec.decode

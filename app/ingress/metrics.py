@@ -24,7 +24,8 @@ from policies.request.events import Admitted
 from policies.request.life import Life
 from policies.request.stage import Outcome
 
-disable_created_metrics()  # a `_created` series beside each counter helps nobody here
+# No `_created` series beside each counter.
+disable_created_metrics()
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,6 @@ class OpenRequests:
         for request in dirty:
             try:
                 request.flush()
-            except Exception as error:  # a bug: it ends this answer, not those that are written after it
+            except Exception as error:  # a bug: the other answers go on
                 self.metrics.internal_errors.inc()
                 request.broken(error)

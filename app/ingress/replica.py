@@ -24,7 +24,7 @@ log = logging.getLogger("ray.serve")
 
 
 class _Current:
-    """The ASGI app of this process' replica: Serve asks before there is one."""
+    """The ASGI application of this process's replica; Serve asks for it before the replica has made it."""
 
     app: IngressApp | None = None
 
@@ -43,7 +43,7 @@ def _asgi() -> _Current:
 
 @serve.ingress(_asgi)
 class IngressReplica:
-    """One ingress. Raises ConfigError or OSError (port taken) with what to do, which Serve shows in `serve status`."""
+    """One ingress replica. A ConfigError or OSError (port taken) says what to do, and `serve status` shows it."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self,
@@ -81,7 +81,7 @@ class IngressReplica:
                 await self._listener.stop(drain_s=DRAIN_S)
         finally:
             if hasattr(self, "_connections"):
-                await self._connections.stop()  # tells router and engines what ends here
+                await self._connections.stop()  # router and engines hear what ends
 
 
 def _listener_config(group: IngressGroupConfig) -> ListenerConfig:
@@ -95,7 +95,7 @@ def _listener_config(group: IngressGroupConfig) -> ListenerConfig:
 
 
 def codec_of(model: ModelConfig) -> TextCodec:
-    """The tokenizer of the model; a word codec for the sim model, which has no files."""
+    """Returns the model's tokenizer, or a word codec for the sim model, which has no files."""
     if model.path == SIM_MODEL:
         return WordCodec()
     from app.models import resolve
@@ -104,7 +104,7 @@ def codec_of(model: ModelConfig) -> TextCodec:
 
 
 def versions() -> dict[str, str]:
-    """Installed versions of what decides behaviour; what is not installed is left out."""
+    """Versions of the installed packages that decide how the server behaves."""
     found = {"version": importlib.metadata.version("sluice-server")}
     for name in ("ray", *(package for kind in ENGINES.values() for package in kind.packages)):
         try:

@@ -1,4 +1,4 @@
-"""`/sluice/status`: the fleet as this replica and the router's last report know it."""
+"""The answer to `/sluice/status`: the fleet as this replica and the router's last report know it."""
 
 from typing import Any
 

@@ -1,8 +1,8 @@
 """Text to tokens and conversations to text, without transformers or torch (650 MB less in every ingress).
 
 `HfCodec` reads a Hugging Face directory (tokenizer.json, tokenizer_config.json, chat_template.jinja) with the
-`tokenizers` library and renders chat templates with Hugging Face's published semantics. `WordCodec` needs no
-files; it serves the sim engine's model.
+`tokenizers` library, and renders chat templates as Hugging Face specifies them. `WordCodec` needs no files; the sim
+engine's model uses it.
 """
 
 import datetime as dt
@@ -21,13 +21,11 @@ from tokenizers import Tokenizer
 
 
 class TemplateError(ValueError):
-    """The chat template refuses this conversation (roles out of order, unknown tool shape, ...); the message
-    is its own.
-    """
+    """A chat template refused a conversation (roles out of order, say); the message is the template's own."""
 
 
 class TextCodec(Protocol):
-    """What the ingress needs of a model's tokenizer. Thread-safe: long prompts are encoded in a thread."""
+    """A model's tokenizer, as far as the ingress needs it. It is thread-safe: long prompts are encoded in a thread."""
 
     vocab_size: int
 
@@ -43,13 +41,11 @@ class TextCodec(Protocol):
         continue_final_message: bool,
         kwargs: dict[str, Any],
     ) -> str:
-        """The prompt of a conversation. Raises `TemplateError` where the template refuses it."""
+        """Returns the prompt of a conversation. Raises `TemplateError` where the template refuses it."""
 
 
 class HfCodec:
-    """A Hugging Face tokenizer directory. Raises FileNotFoundError or ValueError, saying which file is
-    missing or broken.
-    """
+    """A Hugging Face tokenizer directory. FileNotFoundError or ValueError says which file is missing or broken."""
 
     def __init__(self, directory: str | Path) -> None:
         path = Path(directory)
@@ -100,9 +96,7 @@ class HfCodec:
 
 
 class WordCodec:
-    """Words as tokens: id = CRC-32 of the word, modulo the vocabulary. Deterministic; `decode` names ids,
-    words are lost.
-    """
+    """A codec whose tokens are words: a word's id is its CRC-32 modulo the vocabulary. `decode` can only name ids."""
 
     def __init__(self, vocab_size: int = 32_000) -> None:
         self.vocab_size = vocab_size
@@ -134,14 +128,12 @@ _WORD = re.compile(rb"\s*\S+|\s+")
 
 
 def _token_text(value: Any) -> str:
-    """Special tokens are strings or, in older files, objects with the string in `content`."""
+    """Returns a special token's text, which is a string or, in older files, in `content` of an object."""
     return str(value["content"]) if isinstance(value, dict) else str(value)
 
 
 def _template_text(path: Path, config: dict[str, Any]) -> str | None:
-    """chat_template.jinja wins over tokenizer_config.json's `chat_template`, which may be a list of named
-    ones.
-    """
+    """Returns the template in chat_template.jinja, else in tokenizer_config.json, which may list several by name."""
     file = path / "chat_template.jinja"
     if file.is_file():
         return file.read_text("utf-8")
@@ -153,9 +145,7 @@ def _template_text(path: Path, config: dict[str, Any]) -> str | None:
 
 
 def _vocab_size(path: Path, tokenizer: Tokenizer) -> int:
-    """The model's own vocabulary where config.json gives it: embeddings may be padded beyond the tokenizer's
-    ids.
-    """
+    """Returns the vocabulary's size from config.json: embeddings may be padded beyond the tokenizer's ids."""
     file = path / "config.json"
     if file.is_file():
         config = json.loads(file.read_text("utf-8"))
@@ -167,9 +157,7 @@ def _vocab_size(path: Path, tokenizer: Tokenizer) -> int:
 
 
 class _GenerationTag(Extension):
-    """`{% generation %} ... {% endgeneration %}` marks training targets; when serving, its body is plain
-    output.
-    """
+    """The tag `{% generation %}`, which marks targets of training; when serving, its body is plain output."""
 
     tags = {"generation"}  # noqa: RUF012  (Jinja reads a class attribute)
 
@@ -206,7 +194,7 @@ def _tojson(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    """Templates count on plain JSON: Jinja's own filter escapes HTML."""
+    """Returns plain JSON, on which templates count; Jinja's own filter escapes HTML."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -221,7 +209,7 @@ def _strftime_now(form: str) -> str:
 
 
 def _cut_after_last(text: str, messages: list[dict[str, Any]]) -> str:
-    """The rendered text up to the end of the last message's content, so that the model continues it."""
+    """Returns the rendered text up to the end of the last message's content, so that the model continues it."""
     content = str(messages[-1].get("content") or "").strip()
     if not content or content not in text:
         raise TemplateError("'continue_final_message': the template does not show the last message's content")

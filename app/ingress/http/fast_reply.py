@@ -10,7 +10,7 @@ _STATUS_LINE = {s.value: b"HTTP/1.1 %d %s\r\n" % (s.value, s.phrase.encode()) fo
 
 
 class Connection(Protocol):
-    """What a reply needs of its connection."""
+    """A client connection, as far as a reply needs it."""
 
     def write(self, data: bytes) -> None: ...
     def behind(self) -> bool: ...
@@ -20,7 +20,7 @@ class Connection(Protocol):
 
 
 def build_head(status: int, date_line: bytes, headers: Headers, keep_alive: bool) -> bytes:
-    """Status line, headers and the empty line."""
+    """Returns the status line, the headers and the empty line."""
     parts = [_STATUS_LINE[status], date_line]
     parts += [b"%s: %s\r\n" % pair for pair in headers]
     parts.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
@@ -62,7 +62,7 @@ class HttpReply:
         self._finish()
 
     def start(self, headers: Headers) -> None:
-        """The head leaves with the first piece: one write."""
+        """Prepares the head, which leaves with the first piece as one write."""
         if self.gone or self.done:
             return
         self.started = True
@@ -85,7 +85,7 @@ class HttpReply:
         self._finish()
 
     def lost(self, reason: str) -> None:
-        """The client is gone: tell the owner once."""
+        """Tells the owner, once, that the client is gone."""
         if self.gone or self.done:
             return
         self.gone = True

@@ -26,8 +26,9 @@ SWEEP_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ListenerConfig:
-    """Where to listen. `port` 0 picks a free one; TLS needs both files. `reuse_port` lets several replicas
-    share a port.
+    """Address and limits of a listener. Port 0 picks a free one; TLS needs both files.
+
+    With `reuse_port` several replicas share a port. A request must arrive within `request_read_s`.
     """
 
     host: str = "127.0.0.1"
@@ -37,7 +38,7 @@ class ListenerConfig:
     reuse_port: bool = False
     backlog: int = 2048
     keep_alive_s: float = 75.0
-    request_read_s: float = 30.0  # a request must arrive within this time
+    request_read_s: float = 30.0
     fast: bool = True
 
     def __post_init__(self) -> None:
@@ -50,9 +51,7 @@ class ListenerConfig:
 
 
 class Listener:
-    """`start` binds (raises OSError with the port in its message); `stop` lets running answers end, then cuts
-    them.
-    """
+    """Listens for one application. `start` raises OSError, with the port in its message, where it cannot bind."""
 
     def __init__(self, app: IngressApp, config: ListenerConfig) -> None:
         self._app = app
@@ -95,12 +94,13 @@ class Listener:
         await server.on_tick(0)
         await server.startup([sock])
         gc.collect()
-        gc.freeze()  # what is loaded by now stays: full collections need not walk it (tens of ms under Ray)
+        # All that is loaded by now stays: full collections need not walk it, which takes tens of ms under Ray.
+        gc.freeze()
         self._server = server
         self._ticker = asyncio.create_task(self._tick(server))
 
     async def stop(self, drain_s: float = 0.0) -> None:
-        """Takes no new connections, gives running answers `drain_s`, then cuts. Idempotent."""
+        """Takes no new connections, gives running answers `drain_s` seconds, then cuts them. Idempotent."""
         server, self._server = self._server, None
         if server is None or self._ticker is None:
             return
@@ -111,7 +111,7 @@ class Listener:
         self._ticker.cancel()
         for connection in list(server.server_state.connections):
             connection.shutdown()
-        await asyncio.sleep(0)  # what was closed above is gone after this
+        await asyncio.sleep(0)  # transports closed above end here
         for connection in list(server.server_state.connections):
             if connection.transport is not None:
                 connection.transport.abort()
@@ -119,7 +119,7 @@ class Listener:
             await one.wait_closed()
 
     async def _tick(self, server: uvicorn.Server) -> None:
-        """Once a second: the Date header, and connections that have idled too long."""
+        """Renews the Date header once a second, and closes connections that have idled too long."""
         while True:
             await asyncio.sleep(SWEEP_S)
             try:
@@ -127,7 +127,7 @@ class Listener:
                 if self._config.fast:
                     for connection in list(server.server_state.connections):
                         connection.sweep(SWEEP_S, self._config.keep_alive_s, self._config.request_read_s)  # type: ignore[union-attr]
-            except Exception:  # a bug; without this task idle connections would stay for ever
+            except Exception:  # a bug; the sweep goes on
                 self._app.metrics.internal_errors.inc()
                 log.exception("the listener's sweep failed; it is tried again in %g s", SWEEP_S)
 

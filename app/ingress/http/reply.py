@@ -18,8 +18,10 @@ GONE_SLOW = "client reads too slowly"
 
 @dataclass(slots=True)
 class Request:
-    """One HTTP request, its body complete. `headers`: lower-case names; the last of equal names wins. `local`: it came
-    to a listener that only this machine reaches.
+    """One HTTP request with its whole body.
+
+    `headers` has lower-case names, and the last of equal names. `local` says that the request came to a listener that
+    only this machine reaches.
     """
 
     method: str
@@ -30,7 +32,7 @@ class Request:
 
 
 class Reply(Protocol):
-    """See the module's docstring."""
+    """The way back to the client of one request; the module's docstring says how it is used."""
 
     on_gone: Callable[[str], None] | None
     gone: bool
@@ -43,9 +45,7 @@ class Reply(Protocol):
 
 
 class AsgiReply:
-    """A reply through ASGI's `send`: the synchronous side fills a buffer, `pump` empties it as fast as the
-    client reads.
-    """
+    """A reply through ASGI's `send`: the synchronous side fills a buffer, and `pump` empties it as the client reads."""
 
     def __init__(self, slow_client_bytes: int) -> None:
         self.on_gone: Callable[[str], None] | None = None
@@ -93,7 +93,7 @@ class AsgiReply:
         self._wake.set()
 
     def lost(self, reason: str) -> None:
-        """The client is gone: tell the owner, if it has not ended, and drop what is left."""
+        """Drops what is left, because the client is gone, and tells the owner unless the answer has ended."""
         if self.gone:
             return
         self.gone = True
@@ -118,7 +118,7 @@ class AsgiReply:
             watcher.cancel()
 
     async def _send_next(self, send: Callable[[dict[str, Any]], Awaitable[None]]) -> bool:
-        """Sends what has come; False when the answer is complete or the client gone."""
+        """Sends what is pending. Returns False when the answer is complete or the client has gone."""
         await self._wake.wait()
         self._wake.clear()
         messages, self._messages = self._messages, []
