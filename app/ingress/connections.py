@@ -245,6 +245,8 @@ class IngressConnections:
                 )
                 self._happens(message.attempt_id, admitted)
             case Failed():
+                if message.code == "kv_load" and message.attempt_id in self.live:
+                    self.metrics.transfer_failures.inc()
                 failed = ev.EngineFailed(
                     link.info.id,
                     message.task,

@@ -219,9 +219,6 @@ class IngressRequest(Connected):
             self._connections.metrics.transferred(self.admission)
         self._connections.admitted(self, moved)
 
-    def transfer_failed(self) -> None:
-        self._connections.metrics.transfer_failures.inc()
-
     # --------------------------------------------------------------------------------------------------- client
 
     def output(self, event: ev.Output) -> None:

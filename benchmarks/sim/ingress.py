@@ -222,9 +222,6 @@ class SimRequest(Life):
     def admitted(self) -> None:
         self._ingress.admissions.append(self)
 
-    def transfer_failed(self) -> None:
-        """The retry that follows is counted."""
-
     # --------------------------------------------------------------------------------------------------- client
 
     def output(self, event: life_events.Output) -> None:

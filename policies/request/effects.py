@@ -104,10 +104,6 @@ class Effects(ABC):
     def admitted(self) -> None:
         """Tokens can come now."""
 
-    @abstractmethod
-    def transfer_failed(self) -> None:
-        """The KV could not be pulled."""
-
     # --------------------------------------------------------------------------------------------------- client
 
     @abstractmethod

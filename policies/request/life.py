@@ -19,25 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from policies.request import events as ev
 from policies.request.effects import Effects, Failure
-from policies.request.events import (
-    Admitted,
-    Cancel,
-    DeadlinePassed,
-    EngineFailed,
-    EngineLost,
-    Event,
-    Output,
-    Preempted,
-    PrefillDone,
-    Reject,
-    RouteDecode,
-    RoutePrefill,
-    RouterLost,
-    RouterUp,
-    StageOverdue,
-    Start,
-)
 from policies.request.stage import Outcome, Stage, Task
 from policies.request.terms import Terms
 
@@ -49,6 +32,7 @@ LEAST_LEFT_S = 0.001
 
 _STATUS_OF_CODE = {"deadline": 504, "draining": 503, "overloaded": 503}
 _BAD_GATEWAY = 502
+_QUEUED, _PREFILLING, _POOLED, _TRANSFERRING, _DECODING, _DONE = Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,31 +70,25 @@ class Life(Effects):
 
     __slots__ = (
         "_rows", "admission", "attempt_id", "attempts", "avoid", "choices", "deadline_s", "decode_engine",
-        "decode_rank",
-        "limits", "output_tokens", "prefill_engine", "prefill_rank", "prefilled", "router_connected",
+        "decode_rank", "limits", "output_tokens", "prefill_engine", "prefill_rank", "prefilled", "router_connected",
         "router_knows", "stage", "terms", "times", "unfinished", "wake_at_s",
     )  # fmt: skip
 
     def __init__(self, limits: Limits, terms: Terms, arrived_s: float, choices: int = 1) -> None:
         self.limits, self.terms, self.choices = limits, terms, choices
-        self.deadline_s = terms.deadline_s(arrived_s)
-        self.stage = Stage.QUEUED
-        self._rows = _ROWS[None]
-        self.attempt_id = ""
-        self.attempts = 0
+        self.deadline_s, self.wake_at_s = terms.deadline_s(arrived_s), math.inf
+        self.stage, self._rows = _QUEUED, TABLE[None]
+        self.attempt_id, self.attempts = "", 0
         self.avoid: tuple[str, ...] = ()
-        self.router_connected = False
-        self.router_knows = False  # of the present attempt
+        self.router_connected = self.router_knows = False  # knows: of the present attempt
         self.prefill_engine: str | None = None
         self.decode_engine: str | None = None
         self.prefill_rank: int | None = None
         self.decode_rank: int | None = None
-        self.prefilled: PrefillDone | None = None
-        self.admission: Admitted | None = None
-        self.output_tokens = 0
-        self.unfinished = choices
-        self.wake_at_s = math.inf
-        self.times = Times(0.0)
+        self.prefilled: ev.PrefillDone | None = None
+        self.admission: ev.Admitted | None = None
+        self.output_tokens, self.unfinished = 0, choices
+        self.times = Times(arrived_s)
 
     @property
     def colocated(self) -> bool:
@@ -119,7 +97,7 @@ class Life(Effects):
 
     # ---------------------------------------------------------------------------------------------- the runner
 
-    def on(self, event: Event, now_s: float) -> bool:
+    def on(self, event: ev.Event, now_s: float) -> bool:
         """Lets `event` happen at `now_s`. Returns False, with nothing changed, where `TABLE` does not list it."""
         row = self._rows.get(type(event))
         if row is None or (row.when is not None and not row.when(self)):
@@ -134,77 +112,73 @@ class Life(Effects):
     def wake(self, now_s: float) -> None:
         """Lets time pass: where `wake_at_s` has come, what is over becomes its event."""
         if now_s >= self.wake_at_s:
-            self.on(DeadlinePassed() if now_s >= self.deadline_s else StageOverdue(), now_s)
+            self.on(ev.DeadlinePassed() if now_s >= self.deadline_s else ev.StageOverdue(), now_s)
 
     def _enter(self, stage: Stage, until_s: float = math.inf) -> None:
         """The one way to change the stage; `until_s`: when it is overdue."""
-        self.stage = stage
-        self._rows = _ROWS[stage]
-        wake_at_s = math.inf if stage is Stage.DONE else min(until_s, self.deadline_s)
+        self.stage, self._rows = stage, TABLE[stage]
+        wake_at_s = math.inf if stage is _DONE else min(until_s, self.deadline_s)
         if wake_at_s != self.wake_at_s:
             self.wake_at_s = wake_at_s
             self.wake_at(wake_at_s)
 
     # -------------------------------------------------------------------------------------- actions: on the way
 
-    def _start(self, event: Start, now_s: float) -> None:
+    def _start(self, event: ev.Start, now_s: float) -> None:
         """Ask the router for a prefill worker, or choose one here where there is no router."""
         self.router_connected = event.router
         self._begin(now_s)
 
-    def _route_prefill(self, event: RoutePrefill, now_s: float) -> None:
+    def _route_prefill(self, event: ev.RoutePrefill, now_s: float) -> None:
         """Send the prompt to the engine; a pooled request's KV is given back first."""
-        if self.stage is Stage.POOLED:
+        if self.stage is _POOLED:
             self._give_back()
             # from here on nothing is held, should the engine not be connected
-            self._enter(Stage.QUEUED)
+            self._enter(_QUEUED)
             self.prefilled = None
         self.times.routed_s = now_s
         left_s = max(self.deadline_s - now_s, LEAST_LEFT_S)
-        task: Task
-        if event.colocated:
-            task, sent = "decode", self.send_decode(event, left_s)
-        else:
-            task, sent = "prefill", self.send_prefill(event, left_s)
-        if not sent:
-            self._not_connected(event.engine_id, task, now_s)
+        if not (self.send_decode if event.colocated else self.send_prefill)(event, left_s):
+            self._not_connected(event.engine_id, "decode" if event.colocated else "prefill", now_s)
             return
         if event.colocated:
             self.decode_engine, self.decode_rank = event.engine_id, event.rank
         else:
             self.prefill_engine, self.prefill_rank = event.engine_id, event.rank
-        self._enter(Stage.PREFILLING)
+        self._enter(_PREFILLING)
 
-    def _prefill_done(self, event: PrefillDone, now_s: float) -> None:
+    def _prefill_done(self, event: ev.PrefillDone, now_s: float) -> None:
         """Tell the router, or choose a decode engine here where the router does not know the request."""
         self.times.pooled_s = now_s
         self.prefilled = event
         margin_s = min(self.limits.lease_margin_s, event.lease_s / 5)
-        self._enter(Stage.POOLED, now_s + (event.lease_s - margin_s))
+        self._enter(_POOLED, now_s + (event.lease_s - margin_s))
         if self.router_knows:
             self.report_prefill(event)
         else:
             self._choose_decode(now_s)
 
-    def _route_decode(self, event: RouteDecode, now_s: float) -> None:
+    def _route_decode(self, event: ev.RouteDecode, now_s: float) -> None:
         """Send the request to the engine, which pulls the KV."""
         self.times.decode_routed_s = now_s
         if self.send_decode(event, max(self.deadline_s - now_s, LEAST_LEFT_S)):
             self.decode_engine, self.decode_rank = event.engine_id, event.rank
-            self._enter(Stage.TRANSFERRING)
+            self._enter(_TRANSFERRING)
         else:
             self._not_connected(event.engine_id, "decode", now_s)
 
-    def _admitted(self, event: Admitted, now_s: float) -> None:
+    def _admitted(self, event: ev.Admitted, now_s: float) -> None:
         """Note that tokens can come; the prefill engine holds nothing any more."""
         self.admission = event
-        self._enter(Stage.DECODING)
+        self._enter(_DECODING)
         if self.prefill_engine is not None:
             self.leave_engine(self.prefill_engine)
         self.admitted()
 
-    def _output(self, event: Output, now_s: float) -> None:
-        """Pass the tokens on; the last choice's last ones end the request."""
+    def _output(self, event: ev.Output, now_s: float) -> None:
+        """Pass the tokens on; the last choice's last ones end the request. Tokens imply that the engine has the KV."""
+        if self.stage is not _DECODING:
+            self._admitted(ev.Admitted(), now_s)
         times = self.times
         if times.first_s is None:
             times.first_s = now_s
@@ -212,106 +186,84 @@ class Life(Effects):
         self.output_tokens += event.tokens
         self.output(event)
         # the client may have gone meanwhile
-        if event.last and self.stage is Stage.DECODING:
+        if event.last and self.stage is _DECODING:
             self.unfinished -= 1
             if self.unfinished <= 0:
                 self._end("finished", gone=self.decode_engine)
                 self.finished()
 
-    def _output_before_admitted(self, event: Output, now_s: float) -> None:
-        """Take the tokens for the engine's word that it has the KV, and pass them on."""
-        self._admitted(Admitted(), now_s)
-        self._output(event, now_s)
-
-    def _preempted(self, event: Preempted, now_s: float) -> None:
+    def _preempted(self, event: ev.Preempted, now_s: float) -> None:
         """Queue again, in the same attempt: the engine holds nothing any more."""
         self._give_back(gone=self.decode_engine)
-        self._enter(Stage.QUEUED)
+        self._enter(_QUEUED)
         self.prefilled = self.admission = None
-        if self.router_knows:
-            self.submit()
-        else:
-            self._choose_prefill(now_s)
+        self._ask(now_s)
 
-    # ------------------------------------------------------------------------------ actions: routers come and go
+    # -------------------------------------------------------------------------- actions: routers, failures, time
 
-    def _decide_prefill(self, event: RouterLost, now_s: float) -> None:
-        """Choose a prefill engine here."""
-        self._router_lost(event, now_s)
-        self._choose_prefill(now_s)
-
-    def _decide_decode(self, event: RouterLost, now_s: float) -> None:
-        """Choose a decode engine here."""
-        self._router_lost(event, now_s)
-        self._choose_decode(now_s)
-
-    def _router_lost(self, event: RouterLost, now_s: float) -> None:
-        """Go on without the router."""
+    def _router_lost(self, event: ev.RouterLost, now_s: float) -> None:
+        """Decide here what the router has not decided."""
         self.router_connected = self.router_knows = False
+        if self.stage is _QUEUED:
+            self._ask(now_s)
+        elif self.stage is _POOLED:
+            self._choose_decode(now_s)
 
-    def _router_up(self, event: RouterUp, now_s: float) -> None:
+    def _router_up(self, event: ev.RouterUp, now_s: float) -> None:
         """Tell the new router of the attempt, so that its charges are right."""
         self.router_connected = self.router_knows = True
         self.adopt()
 
-    def _rejected_in_queue(self, event: Reject, now_s: float) -> None:
-        """End in the router's words; where it knows no engine, choose one here: one just restarted knows fewer."""
-        if self._lacking(event):
-            self.router_knows = False
-            route = self.choose_prefill()
+    def _rejected(self, event: ev.Reject, now_s: float) -> None:
+        """End in the router's words. Where it knows no engine, choose one for the prompt here: one just restarted knows
+        fewer.
+        """
+        # it has given everything back on its side
+        self.router_knows = False
+        reason = event.reason.replace("_", " ")
+        trouble = f"The server is overloaded ({reason})"
+        if event.reason in (NO_ENGINE, f"no_{self.terms.mode}_engine"):
+            trouble = f"There is {reason} ready"
+            route = self.choose_prefill() if self.stage is _QUEUED else None
             if route is not None:
                 self._route_prefill(route, now_s)
                 return
-        self._rejected(event, now_s)
-
-    def _rejected(self, event: Reject, now_s: float) -> None:
-        """End in the router's words, which has given everything back on its side."""
-        self.router_knows = False
-        reason = event.reason.replace("_", " ")
-        trouble = (
-            f"There is {reason} ready" if self._lacking(event) else f"The server is overloaded ({reason})"
-        )
         message = f"{trouble}; try again in {event.retry_after_s:.0f} s."
         self._fail(Failure(event.status, message, event.reason, event.retry_after_s), "rejected")
 
-    def _lacking(self, event: Reject) -> bool:
-        return event.reason in (NO_ENGINE, f"no_{self.terms.mode}_engine")
-
-    # ---------------------------------------------------------------------------- actions: failures and time
-
-    def _engine_failed(self, event: EngineFailed, now_s: float) -> None:
-        """Try again elsewhere before the first token, else end in an error."""
-        if event.code == "kv_load":
-            self.transfer_failed()
-        # the request itself is at fault, so no engine is to blame
-        if event.code == "bad_request":
-            failure = Failure(400, event.message, "invalid_value", param=event.param)
-            self._fail(failure, "rejected", event.engine_id)
+    def _engine_failed(self, event: ev.EngineFailed, now_s: float) -> None:
+        """Try again elsewhere before the first token, else end in an error; at once where the request is at fault."""
+        engine_id, task, code = event.engine_id, event.task, event.code
+        if code == "bad_request":
+            self._fail(Failure(400, event.message, "invalid_value", param=event.param), "rejected", engine_id)
             return
-        self._attempt_failed(event, now_s)
+        retryable = event.retryable and self.times.first_s is None
+        if retryable and self._again("failed", task, code, now_s, engine_id):
+            return
+        status = _STATUS_OF_CODE.get(code, _BAD_GATEWAY)
+        message = f"The {task} engine {engine_id} failed ({code}): {event.message}"
+        retry_after_s = 1.0 if status in (502, 503) else None
+        self._fail(Failure(status, message, code, retry_after_s), "failed", engine_id, task)
 
-    def _engine_lost(self, event: EngineLost, now_s: float) -> None:
+    def _engine_lost(self, event: ev.EngineLost, now_s: float) -> None:
         """Try again elsewhere before the first token, else end in an error."""
         task: Task = "decode" if event.engine_id == self.decode_engine else "prefill"
-        self._attempt_failed(EngineFailed(event.engine_id, task, "engine_dead", event.reason, True), now_s)
+        self._engine_failed(ev.EngineFailed(event.engine_id, task, "engine_dead", event.reason, True), now_s)
 
-    def _lease_ends(self, event: StageOverdue, now_s: float) -> None:
+    def _lease_ends(self, event: ev.StageOverdue, now_s: float) -> None:
         """Try again from the start: the router, which looks after leases earlier than this, was held up."""
-        if self._again("expired", "decode", "pool_timeout", now_s):
-            return
-        message = "No decode engine had room before the prompt's KV lease ended; try again later."
-        self._fail(Failure(503, message, "pool_timeout", 1.0), "expired")
+        if not self._again("expired", "decode", "pool_timeout", now_s):
+            message = "No decode engine had room before the prompt's KV lease ended; try again later."
+            self._fail(Failure(503, message, "pool_timeout", 1.0), "expired")
 
-    def _deadline_passed(self, event: DeadlinePassed, now_s: float) -> None:
+    def _deadline_passed(self, event: ev.DeadlinePassed, now_s: float) -> None:
         """End in an error and give everything back."""
         self._fail(Failure(504, "The request took longer than the server allows.", "deadline"), "expired")
 
-    def _cancelled(self, event: Cancel, now_s: float) -> None:
-        """Give everything back."""
-        self._end("cancelled")
-
-    def _nothing(self, event: Cancel, now_s: float) -> None:
-        """Do nothing: it has ended."""
+    def _cancelled(self, event: ev.Cancel, now_s: float) -> None:
+        """Give everything back, unless the request has ended already."""
+        if self.stage is not _DONE:
+            self._end("cancelled")
 
     # ------------------------------------------------------------------------------------------------- attempts
 
@@ -321,14 +273,15 @@ class Life(Effects):
         self.prefilled = self.admission = None
         self.unfinished = self.choices
         self.times = Times(now_s, first_s=self.times.first_s)
-        self._enter(Stage.QUEUED)
+        self._enter(_QUEUED)
         self.router_knows = self.router_connected
-        if self.router_connected:
-            self.submit()
-        else:
-            self._choose_prefill(now_s)
+        self._ask(now_s)
 
-    def _choose_prefill(self, now_s: float) -> None:
+    def _ask(self, now_s: float) -> None:
+        """Asks the router for a prefill worker, or chooses one here where it does not know the request."""
+        if self.router_knows:
+            self.submit()
+            return
         route = self.choose_prefill()
         if route is None:
             self._fail(Failure(503, "No engine is connected; try again later.", NO_ENGINE, 2.0), "failed")
@@ -344,21 +297,8 @@ class Life(Effects):
             self._route_decode(route, now_s)
 
     def _not_connected(self, engine_id: str, task: Task, now_s: float) -> None:
-        failed = EngineFailed(engine_id, task, "not_connected", "is not connected", retryable=True)
-        self._attempt_failed(failed, now_s)
-
-    def _attempt_failed(self, failed: EngineFailed, now_s: float) -> None:
-        engine_id, task, code = failed.engine_id, failed.task, failed.code
-        if (
-            failed.retryable
-            and self.times.first_s is None
-            and self._again("failed", task, code, now_s, engine_id)
-        ):
-            return
-        status = _STATUS_OF_CODE.get(code, _BAD_GATEWAY)
-        message = f"The {task} engine {engine_id} failed ({code}): {failed.message}"
-        retry_after_s = 1.0 if status in (502, 503) else None
-        self._fail(Failure(status, message, code, retry_after_s), "failed", engine_id, task)
+        failed = ev.EngineFailed(engine_id, task, "not_connected", "is not connected", retryable=True)
+        self._engine_failed(failed, now_s)
 
     def _again(
         self, outcome: Outcome, task: Task, code: str, now_s: float, culprit: str | None = None
@@ -387,7 +327,7 @@ class Life(Effects):
         says so.
         """
         self._give_back(gone)
-        self._enter(Stage.DONE)
+        self._enter(_DONE)
         if self.router_knows:
             self.close(outcome, gone if outcome == "failed" else None, task)
         self.router_knows = False
@@ -396,16 +336,15 @@ class Life(Effects):
     def _give_back(self, gone: str | None = None) -> None:
         """Lets go of what the stage holds at the engines; `gone` needs no telling."""
         stage, prefill, decode = self.stage, self.prefill_engine, self.decode_engine
-        if stage is Stage.POOLED:
+        if stage is _POOLED:
             self._let_go(prefill, self.release_kv, gone)
-        elif stage is Stage.PREFILLING:
-            self._let_go(decode if self.colocated else prefill, self.stop_work, gone)
-        # a decode engine that lives frees the prefill engine's copy, too
-        elif stage is Stage.TRANSFERRING:
+        elif stage is _PREFILLING:
+            self._let_go(prefill or decode, self.stop_work, gone)
+        elif stage in (_TRANSFERRING, _DECODING):
             self._let_go(decode, self.stop_work, gone)
+        if stage is _TRANSFERRING:
+            # a decode engine that lives frees the prefill engine's copy, too
             self._let_go(prefill, self.release_kv if decode == gone else self.leave_engine, gone)
-        elif stage is Stage.DECODING:
-            self._let_go(decode, self.stop_work, gone)
         self.prefill_engine = self.decode_engine = None
 
     def _let_go(self, engine_id: str | None, how: Callable[[str], None], gone: str | None) -> None:
@@ -434,58 +373,63 @@ def is_split(life: Life) -> bool:
     return not life.colocated
 
 
-_QUEUED, _PREFILLING, _POOLED = Stage.QUEUED, Stage.PREFILLING, Stage.POOLED
-_TRANSFERRING, _DECODING, _DONE = Stage.TRANSFERRING, Stage.DECODING, Stage.DONE
-
 _AGAIN = (_QUEUED, _PREFILLING, _DONE)
 """Where a failed attempt leads: to the next one, which passes QUEUED at once where there is no router, or to DONE."""
 
-TABLE: dict[tuple[Stage | None, type], Row] = {
-    (None, Start): Row(Life._start, _AGAIN),  # before the first event
-    (_QUEUED, RoutePrefill): Row(Life._route_prefill, _AGAIN),
-    (_QUEUED, Reject): Row(Life._rejected_in_queue, _AGAIN),
-    (_QUEUED, RouterLost): Row(Life._decide_prefill, _AGAIN),
-    (_QUEUED, DeadlinePassed): Row(Life._deadline_passed, (_DONE,)),
-    (_QUEUED, Cancel): Row(Life._cancelled, (_DONE,)),
-    (_PREFILLING, PrefillDone): Row(Life._prefill_done, (_POOLED, _TRANSFERRING, *_AGAIN), is_split),
-    (_PREFILLING, Admitted): Row(Life._admitted, (_DECODING,), is_colocated),
-    (_PREFILLING, Output): Row(Life._output_before_admitted, (_DECODING, _DONE), is_colocated),
-    (_PREFILLING, EngineFailed): Row(Life._engine_failed, _AGAIN),
-    (_PREFILLING, EngineLost): Row(Life._engine_lost, _AGAIN),
-    (_PREFILLING, RouterLost): Row(Life._router_lost, (_PREFILLING,)),
-    (_PREFILLING, RouterUp): Row(Life._router_up, (_PREFILLING,)),
-    (_PREFILLING, DeadlinePassed): Row(Life._deadline_passed, (_DONE,)),
-    (_PREFILLING, Cancel): Row(Life._cancelled, (_DONE,)),
-    (_POOLED, RouteDecode): Row(Life._route_decode, (_TRANSFERRING, *_AGAIN)),
-    (_POOLED, RoutePrefill): Row(Life._route_prefill, _AGAIN),
-    (_POOLED, Reject): Row(Life._rejected, (_DONE,)),
-    (_POOLED, EngineFailed): Row(Life._engine_failed, _AGAIN),
-    (_POOLED, EngineLost): Row(Life._engine_lost, _AGAIN),
-    (_POOLED, RouterLost): Row(Life._decide_decode, (_TRANSFERRING, *_AGAIN)),
-    (_POOLED, StageOverdue): Row(Life._lease_ends, _AGAIN),
-    (_POOLED, DeadlinePassed): Row(Life._deadline_passed, (_DONE,)),
-    (_POOLED, Cancel): Row(Life._cancelled, (_DONE,)),
-    (_TRANSFERRING, Admitted): Row(Life._admitted, (_DECODING,)),
-    (_TRANSFERRING, Output): Row(Life._output_before_admitted, (_DECODING, _DONE)),
-    (_TRANSFERRING, EngineFailed): Row(Life._engine_failed, _AGAIN),
-    (_TRANSFERRING, EngineLost): Row(Life._engine_lost, _AGAIN),
-    (_TRANSFERRING, RouterLost): Row(Life._router_lost, (_TRANSFERRING,)),
-    (_TRANSFERRING, RouterUp): Row(Life._router_up, (_TRANSFERRING,)),
-    (_TRANSFERRING, DeadlinePassed): Row(Life._deadline_passed, (_DONE,)),
-    (_TRANSFERRING, Cancel): Row(Life._cancelled, (_DONE,)),
-    (_DECODING, Output): Row(Life._output, (_DECODING, _DONE)),
-    (_DECODING, Preempted): Row(Life._preempted, _AGAIN),
-    (_DECODING, EngineFailed): Row(Life._engine_failed, _AGAIN),
-    (_DECODING, EngineLost): Row(Life._engine_lost, _AGAIN),
-    (_DECODING, RouterLost): Row(Life._router_lost, (_DECODING,)),
-    (_DECODING, RouterUp): Row(Life._router_up, (_DECODING,)),
-    (_DECODING, DeadlinePassed): Row(Life._deadline_passed, (_DONE,)),
-    (_DECODING, Cancel): Row(Life._cancelled, (_DONE,)),
-    (_DONE, Cancel): Row(Life._nothing, (_DONE,)),
+_ALWAYS: dict[type, Row] = {
+    ev.DeadlinePassed: Row(Life._deadline_passed, (_DONE,)),
+    ev.Cancel: Row(Life._cancelled, (_DONE,)),
 }
-"""Every event that a stage accepts; None is the stage before Start."""
+"""Rows of every stage but DONE."""
 
-_ROWS: dict[Stage | None, dict[type, Row]] = {
-    stage: {event: row for (at, event), row in TABLE.items() if at is stage} for stage in (None, *Stage)
+_AT_ENGINES: dict[type, Row] = {
+    ev.EngineFailed: Row(Life._engine_failed, _AGAIN),
+    ev.EngineLost: Row(Life._engine_lost, _AGAIN),
+    **_ALWAYS,
 }
-"""`TABLE` by stage: an event costs one look-up."""
+"""Rows of every stage in which an engine holds something of the request."""
+
+
+def _decided(stage: Stage) -> dict[type, Row]:
+    """Rows of a stage in which nothing is left for the router to decide."""
+    return {ev.RouterLost: Row(Life._router_lost, (stage,)), ev.RouterUp: Row(Life._router_up, (stage,))}
+
+
+TABLE: dict[Stage | None, dict[type, Row]] = {
+    None: {ev.Start: Row(Life._start, _AGAIN)},
+    _QUEUED: {
+        ev.RoutePrefill: Row(Life._route_prefill, _AGAIN),
+        ev.Reject: Row(Life._rejected, _AGAIN),
+        ev.RouterLost: Row(Life._router_lost, _AGAIN),
+        **_ALWAYS,
+    },
+    _PREFILLING: {
+        ev.PrefillDone: Row(Life._prefill_done, (_POOLED, _TRANSFERRING, *_AGAIN), is_split),
+        ev.Admitted: Row(Life._admitted, (_DECODING,), is_colocated),
+        ev.Output: Row(Life._output, (_DECODING, _DONE), is_colocated),
+        **_decided(_PREFILLING),
+        **_AT_ENGINES,
+    },
+    _POOLED: {
+        ev.RouteDecode: Row(Life._route_decode, (_TRANSFERRING, *_AGAIN)),
+        ev.RoutePrefill: Row(Life._route_prefill, _AGAIN),
+        ev.Reject: Row(Life._rejected, (_DONE,)),
+        ev.RouterLost: Row(Life._router_lost, (_TRANSFERRING, *_AGAIN)),
+        ev.StageOverdue: Row(Life._lease_ends, _AGAIN),
+        **_AT_ENGINES,
+    },
+    _TRANSFERRING: {
+        ev.Admitted: Row(Life._admitted, (_DECODING,)),
+        ev.Output: Row(Life._output, (_DECODING, _DONE)),
+        **_decided(_TRANSFERRING),
+        **_AT_ENGINES,
+    },
+    _DECODING: {
+        ev.Output: Row(Life._output, (_DECODING, _DONE)),
+        ev.Preempted: Row(Life._preempted, _AGAIN),
+        **_decided(_DECODING),
+        **_AT_ENGINES,
+    },
+    _DONE: {ev.Cancel: Row(Life._cancelled, (_DONE,))},
+}
+"""Every event that a stage accepts, by stage; None is the stage before Start."""

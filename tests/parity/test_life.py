@@ -248,7 +248,7 @@ def scenario(name: str) -> tuple[SimConfig, list[WorkloadRequest], set[str]]:
             )
         case "lease ends at the decode engine":
             long[0] = WorkloadRequest("a", 0.0, 10, 20)
-            return SimConfig((short, one_slot), control=CONTROL), long, {"EngineFailed", "transfer_failed"}
+            return SimConfig((short, one_slot), control=CONTROL), long, {"EngineFailed", "retried"}
         case "deadline":
             control = dataclasses.replace(CONTROL, request_timeout_s=12.0)
             long.append(WorkloadRequest("c", 1.0, 10, 2))

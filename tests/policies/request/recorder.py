@@ -114,9 +114,6 @@ class Recorder(Life):
     def admitted(self) -> None:
         self.did.append(("admitted",))
 
-    def transfer_failed(self) -> None:
-        self.did.append(("transfer_failed",))
-
     def output(self, event: Output) -> None:
         self.did.append(("output", event))
         if self.leaves_at_output:

@@ -1,11 +1,11 @@
 """The page about a request's life is what the table says."""
 
+import runpy
 from pathlib import Path
 
-from policies.request.diagram import page
-
-PAGE = Path(__file__).parents[3] / "docs" / "request-life.md"
+SCRIPT = Path(__file__).parents[3] / "scripts" / "document_life.py"
 
 
 def test_the_committed_page_is_the_tables() -> None:
-    assert PAGE.read_text() == page(), "python -m policies.request.diagram > docs/request-life.md"
+    script = runpy.run_path(str(SCRIPT))
+    assert script["PAGE"].read_text() == script["page"](), "run python scripts/document_life.py"

@@ -1,14 +1,18 @@
-"""Makes the page `docs/request-life.md` from `life.TABLE`.
+"""Writes docs/request-life.md from the table of a request's life.
 
-Write it anew with `python -m policies.request.diagram > docs/request-life.md`.
+python scripts/document_life.py
 """
+
+from pathlib import Path
 
 from policies.request.life import TABLE, Row
 from policies.request.stage import Stage
 
+PAGE = Path(__file__).parents[1] / "docs" / "request-life.md"
+
 _HEAD = """# The life of a request
 
-<!-- Made by `python -m policies.request.diagram > docs/request-life.md`; a test compares. -->
+<!-- Written by `python scripts/document_life.py`; a test compares. -->
 
 One state machine (`policies/request/life.py`) runs live in the ingress and in virtual time in the simulator. An event
 comes in, effects go out, and the next stage is one of those that the table lists. An event that the table does not list
@@ -19,6 +23,8 @@ the picture, and so are events that change no stage. A failed attempt leads to t
 its prefill engine is chosen at once, so it is PREFILLING then.
 
 """
+
+ROWS = [(stage, event, row) for stage, rows in TABLE.items() for event, row in rows.items()]
 
 _EVERYWHERE = {"Cancel", "DeadlinePassed"}
 
@@ -45,7 +51,7 @@ def _event(event: type, row: Row) -> str:
 def picture() -> str:
     """The table as a Mermaid state diagram: one arrow for each pair of stages, with the events that lead along it."""
     arrows: dict[tuple[str, str], list[str]] = {}
-    for (stage, event), row in TABLE.items():
+    for stage, event, row in ROWS:
         for to in row.leads_to:
             if to is not stage and event.__name__ not in _EVERYWHERE:
                 arrows.setdefault((_name(stage), _name(to)), []).append(_event(event, row))
@@ -56,7 +62,7 @@ def picture() -> str:
 def table() -> str:
     """The table as Markdown, one row for each stage and event."""
     lines = ["| stage | event | what is done | leads to |", "|---|---|---|---|"]
-    for (stage, event), row in TABLE.items():
+    for stage, event, row in ROWS:
         done = " ".join((row.action.__doc__ or "").split())
         leads_to = ", ".join(to.name for to in row.leads_to)
         lines.append(f"| {_name(stage)} | {_event(event, row)} | {done} | {leads_to} |")
@@ -75,4 +81,4 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    PAGE.write_text(page())
