@@ -18,9 +18,6 @@ TRACKED = {name for name in LISTED.stdout.splitlines() if (ROOT / name).exists()
 FOLDERS = {str(parent) for name in TRACKED for parent in Path(name).parents}
 DOCUMENTS = sorted(name for name in TRACKED if name.endswith(".md") and "/results/" not in name)
 
-COMING = {"docs/api.md", "docs/sdk.md", "docs/policies.md", "docs/upstream.md"}
-"""Pages that others name already."""
-
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
 TOPS = "actors|app|benchmarks|deploy|docs|examples|policies|predictors|scripts|sluice|tests"
 PATH = re.compile(rf"`((?:{TOPS})/[\w./-]*)`")
@@ -30,8 +27,7 @@ def missing(document: str, text: str) -> list[str]:
     """Links of a document and paths in backticks that lead nowhere. A path is written from the root."""
     folder = (ROOT / document).parent
     links = [link for link in LINK.findall(text) if not (folder / link).exists()]
-    links = [link for link in links if str((folder / link).resolve().relative_to(ROOT)) not in COMING]
-    paths = [path for path in PATH.findall(text) if path.rstrip("/") not in TRACKED | FOLDERS | COMING]
+    paths = [path for path in PATH.findall(text) if path.rstrip("/") not in TRACKED | FOLDERS]
     return links + paths
 
 
