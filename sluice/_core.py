@@ -1,4 +1,4 @@
-"""What both clients share and needs no I/O: settings, calls, deadlines, and the reading of answers and failures."""
+"""The part of both clients that needs no I/O: settings, calls, deadlines, and the reading of answers and failures."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class Deadline:
         return time.monotonic() >= self._end_s
 
     def error(self) -> RequestTimeoutError:
-        """The error to raise when it is."""
+        """Returns the error to raise when the time is over."""
         return RequestTimeoutError(
             f"the call did not end within its total of {self.total_s:g} s", phase="total"
         )

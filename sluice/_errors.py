@@ -30,7 +30,7 @@ class SluiceError(Exception):
     """Base of all errors of this package."""
 
     hint: str | None = None
-    """What to do next, in one sentence; None where the message already says it."""
+    """Advice on the next step, in one sentence; None where the message already says it."""
 
     retryable: bool = False
     """True if the server certainly did no work for the request, so that sending it again is safe."""
@@ -86,7 +86,7 @@ class InvalidResponseError(SluiceError):
 
 @dataclass(frozen=True)
 class ErrorDetail:
-    """What the server said. `status_code` is None for an error event inside a stream that had begun with 200."""
+    """The server's words. `status_code` is None for an error event inside a stream that had begun with 200."""
 
     message: str
     status_code: int | None = None

@@ -75,7 +75,10 @@ def interruption(error: SluiceError) -> SluiceError:
 
 
 class StreamState(Generic[ChunkT]):
-    """What a stream has brought so far. `done` is True once `[DONE]` was seen and every chunk was taken."""
+    """Chunks of a stream that wait to be taken, and facts learnt so far.
+
+    `done` is True once `[DONE]` was seen and every chunk was taken.
+    """
 
     def __init__(self, chunk_type: type[ChunkT]) -> None:
         self._chunk_type: type[ChunkT] = chunk_type
@@ -159,7 +162,7 @@ class StreamState(Generic[ChunkT]):
 
 
 class StreamFacts(Generic[ChunkT]):
-    """What any stream tells of itself, read from the `StreamState` that it makes."""
+    """Facts that any stream tells of itself, read from the `StreamState` that it makes."""
 
     _state: StreamState[ChunkT]
 

@@ -1,4 +1,4 @@
-"""What a request may say, as typed keyword options, and how it becomes a request body.
+"""The options of a request as typed keywords, and the body that they become.
 
 The options are TypedDicts, so that the four calls (chat, stream_chat, completions, stream_completions) of both clients
 share one definition that type checkers and editors see. `None` means "not said": the server's default holds.

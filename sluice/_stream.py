@@ -29,7 +29,7 @@ class Watchdog:
         self._timer: threading.Timer | None = None
         remaining_s = deadline.remaining_s()
         if remaining_s is None or not response.http_version.startswith("HTTP/1"):
-            return  # an HTTP/2 socket carries other requests too
+            return  # HTTP/2 shares its socket
         network = response.extensions.get("network_stream")
         sock = None if network is None else network.get_extra_info("socket")
         if isinstance(sock, socket.socket):

@@ -84,7 +84,7 @@ class ChatChoice(Result):
 
 
 class Delta(Result):
-    """What a chunk adds to the message."""
+    """The piece of a message that a chunk adds."""
 
     role: str | None = None
     content: str | None = None
@@ -92,7 +92,7 @@ class Delta(Result):
 
 
 class ChatChunkChoice(Result):
-    """What a chunk adds to one choice."""
+    """The piece of one choice that a chunk adds."""
 
     index: int = 0
     delta: Delta = Field(default_factory=Delta)

@@ -32,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code (argparse itself exits with 2 on wrong usage)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a model may say what the terminal cannot show
+        # A model may say what the terminal cannot show.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return _run(arguments)
     except UsageError as error:
@@ -84,7 +85,7 @@ def _parser(requested: str | None) -> argparse.ArgumentParser:
         )
     for name, summary in plugins.listed().items():
         if name in _COMMANDS:
-            continue  # a plugin cannot replace a command of the SDK
+            continue  # no plugin replaces a command
         if name == requested:
             command = plugins.load(name)
             child = commands.add_parser(name, help=command.help, description=command.help)

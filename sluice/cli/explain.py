@@ -88,8 +88,9 @@ def _stage(made: Decision) -> str:
 
 
 def _valued(chosen: Choice, policy: Policy) -> list[Ranked]:
-    """Those of the ranking to which the policy applied its formula as to the chosen one: they have its terms too.
-    (BalanceRoute ranks the workers that it did not try by their free slots.)
+    """Returns the ranked workers to which the policy applied its formula: they have the terms of the chosen one.
+
+    BalanceRoute, for one, ranks the workers that it did not try by their free slots.
     """
     named = {match["name"] for match in _NAME.finditer(policy.formula)}
     wanted = next((named & set(r.terms) for r in chosen.ranking if r.worker == chosen.worker), set())

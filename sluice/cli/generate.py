@@ -261,4 +261,4 @@ def _enable_line_editing() -> None:
     try:
         import readline  # noqa: F401 - importing it is what gives input() its history and editing
     except ImportError:
-        return  # not on every platform; plain input() works as well
+        return  # some platforms have none

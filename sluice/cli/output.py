@@ -1,4 +1,4 @@
-"""What all subcommands share: exit codes, how errors are shown, argument types."""
+"""The parts that all subcommands share: exit codes, how errors are shown, argument types."""
 
 from __future__ import annotations
 

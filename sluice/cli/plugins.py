@@ -27,7 +27,7 @@ SERVER = "sluice-server, from a checkout of Sluice: make setup, or pip install -
 
 @runtime_checkable
 class Command(Protocol):
-    """What an entry point must load."""
+    """A subcommand, as an entry point must load it."""
 
     name: str
     help: str

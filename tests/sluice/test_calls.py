@@ -356,7 +356,8 @@ def test_a_broken_connection_is_retried_for_a_question_without_effect(
 
 def test_nobody_there(driver: Driver) -> None:
     with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))  # bound but not listening: connections are refused
+        # A port that is bound but not listened on refuses connections.
+        unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
         with pytest.raises(sluice.ConnectionFailedError, match=url) as caught:
             driver.call(url, "models", settings=RETRY)

@@ -58,7 +58,8 @@ class ScriptedEngine:
     features: tuple[str, ...] = ()
     received: list[wire.Message] = field(default_factory=list)
     channels: list[Channel] = field(default_factory=list)
-    live: dict[str, str] = field(default_factory=dict)  # attempt_id -> "prefill" | "lease" | "decode"
+    live: dict[str, str] = field(default_factory=dict)
+    """Attempt id -> "prefill", "lease" or "decode"."""
     server: asyncio.Server | None = None
     link: Channel | None = None
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -110,7 +111,7 @@ class ScriptedEngine:
             self.live.clear()
 
     def kill(self) -> None:
-        """What the ingress sees of a dead process: every connection ends, nobody listens."""
+        """Ends every connection and the listening, as the ingress sees it of a dead process."""
         for task in self.tasks:
             task.cancel()
         if self.server is not None:
@@ -185,7 +186,7 @@ def _nothing_at(engine: ScriptedEngine) -> bool:
 
 @dataclass
 class Rig:
-    """What a test works with. `client` talks to the fast listener."""
+    """The parts of a running ingress that a test works with. `client` talks to the fast listener."""
 
     router: RouterServer
     connections: IngressConnections

@@ -54,7 +54,8 @@ def test_encode_and_decode(directory: Path) -> None:
     assert made.encode("hello world", False) == [3, 4]
     assert made.encode("hello<|im_end|>", False) == [3, 8]
     assert made.decode([3, 4, 2]) == "hello world </s>"
-    assert made.vocab_size == 16  # the model's, which is padded; the tokenizer has 9
+    # The model's vocabulary is padded; the tokenizer has 9.
+    assert made.vocab_size == 16
 
 
 def test_a_template_sees_messages_special_tokens_and_options(directory: Path) -> None:
