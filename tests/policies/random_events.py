@@ -1,4 +1,4 @@
-"""Random but plausible lives of a cluster, event by event, from a seed: what a dispatcher may be fed in any order.
+"""Random but plausible lives of a cluster, event by event, from a seed: such events may come in any order.
 
 The driver looks at the actions, so that most requests get through, and throws in what goes wrong live: stale events,
 lost engines, retries, cancellations, refused and accepted changes of policy, costs that are not finite.
@@ -25,9 +25,8 @@ GOOD = Oracle(
     10.0,
     {("p0", "d0"): PairEstimate(2e9, 10.0)},
 )
-HOPELESS = Oracle(
-    {3: 1e-308}
-)  # a transfer takes longer than a float can say: the policies refuse such a cost
+# a transfer takes longer than a float can say: the policies refuse such a cost
+HOPELESS = Oracle({3: 1e-308})
 
 
 @dataclass

@@ -1,9 +1,9 @@
-"""The PD heatmap (DeepFlow 5.3): how much better a disaggregated worker serves a request than a colocated one.
+"""The PD heatmap (DeepFlow 5.3): the advantage of a disaggregated worker over a colocated one, by request shape.
 
     cell[i][j] = JCT_colocated / JCT_disaggregated - 1 at prefill length P_i and ratio R_j = decode / prefill length,
                  summed over the request rates that were measured                     (5.3.2: element-wise addition)
 
-A request is looked up in the cell nearest in both logarithms: lengths and ratios span decades. The file that the
+A request's cell is the nearest one in both logarithms, because lengths and ratios span decades. The file that the
 profiler writes is this dataclass as plain data; `app` reads it, policies get the value.
 """
 
@@ -18,7 +18,7 @@ from policies.routing.params import BadParameter
 
 @dataclass(frozen=True, slots=True)
 class Heatmap:
-    """Ascending positive axes, tokens and ratios; `cells[i][j]`, finite. `rates`: how many rates were summed.
+    """Finite `cells[i][j]` over ascending positive axes, tokens and ratios; `rates` is the number of rates summed.
 
     Raises BadParameter naming what is wrong.
     """
@@ -45,7 +45,7 @@ class Heatmap:
             raise BadParameter(f"heatmap: rates is {self.rates}: it must be >= 1")
 
     def mean_cell(self, prefill_tokens: float, decode_tokens: float) -> float:
-        """The cell of a request, divided by the number of rates: a JCT ratio less 1 again."""
+        """The cell of a request divided by the number of rates, which is a JCT ratio less 1 again."""
         prefill_tokens = max(1.0, prefill_tokens)
         row = _nearest(self.prefill_tokens, prefill_tokens)
         column = _nearest(self.ratios, max(1e-9, decode_tokens / prefill_tokens))

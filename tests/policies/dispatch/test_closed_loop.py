@@ -1,4 +1,4 @@
-"""Policies in a closed loop through the dispatcher, step by step: what BalanceRoute promises, in the small.
+"""Policies in a closed loop through the dispatcher, step by step: BalanceRoute's promises on a small cluster.
 
 16 decode workers of 16 slots that never run empty, heavy-tailed prompts and outputs, a pool of 48. Every step each
 request gains a token; what finishes frees its slot at once. Imbalance: mean over steps of max - min KV load, as in

@@ -228,7 +228,8 @@ def test_a_mode_leaves_only_workers_of_its_kind(mode: Mode, worker: str) -> None
         action = one(d.handle(req(attempt_id, mode=mode)))
         assert isinstance(action, RoutePrefill)
         assert (action.decision.worker, action.degraded) == (worker, False)
-    assert d.handle(req("c", mode=mode)) == []  # both slots are taken: it waits, nobody else steps in
+    # both slots are taken: it waits, nobody else steps in
+    assert d.handle(req("c", mode=mode)) == []
     assert d.queue_size == 1
 
 
@@ -366,7 +367,8 @@ def test_policies_change_at_run_time_and_decide_what_waits() -> None:
     engine(d, "p", Role.PREFILL, kv=500)
     engine(d, "d", Role.DECODE)
     one(d.handle(req("r1")))
-    assert d.handle(req("r2")) == []  # 200 of 500 tokens are above the high water
+    # 200 of 500 tokens are above the high water
+    assert d.handle(req("r2")) == []
     change = ev.PoliciesChanged(
         1.0, ev.PolicyChoice("random"), ev.PolicyChoice("netkv", {"step_base_s": 0.5}), {"kv_high_water": 0.9}
     )

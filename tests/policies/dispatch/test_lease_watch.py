@@ -1,4 +1,4 @@
-"""Leases are helped in the order in which they end, and only those that still wait."""
+"""Pool entries are rescued in the order in which their leases end, if they still wait then."""
 
 from policies.dispatch.lease_watch import LeaseWatch, rescue
 from policies.routing.base import Reason
@@ -70,7 +70,8 @@ def test_it_does_not_grow_with_what_has_left() -> None:
 
 def test_a_rescue_takes_the_least_loaded_worker_with_kv_room_even_without_a_slot() -> None:
     state = cluster(20.0)
-    for i, worker in enumerate(("d0", "d1", "d1")):  # d0: 1 of 2 slots and 900 KV tokens; d1: full, with room
+    # d0: 1 of 2 slots and 900 KV tokens; d1: full, with room
+    for i, worker in enumerate(("d0", "d1", "d1")):
         enter(state, f"x{i}", 40.0, tokens=900 if worker == "d0" else 10)
         state.apply(ev.DecodeRouted(0.0, f"x{i}", worker))
     entry = state.pool_entry("r0")

@@ -1,4 +1,4 @@
-"""Which pool entries an event has placed: from the front after room came, else only the new ones."""
+"""The pool entries that an event has placed: from the front after room came, otherwise only the new ones."""
 
 from policies.dispatch.config import DispatchConfig
 from policies.dispatch.pool_scan import Placement, PoolScan
@@ -13,7 +13,7 @@ FULL = Placement(bounded=False, slots_left=False, blocked=False)
 
 
 class Pool:
-    """A pool and its look; `answer` is what placing comes to."""
+    """A pool and its scan; `answer` is the result of placing entries."""
 
     def __init__(self) -> None:
         self.state = ClusterState()

@@ -1,4 +1,4 @@
-"""The dispatcher looks only when something may have changed, in bounds, and decides what an eager one decides."""
+"""The dispatcher tries waiting requests only when something may have changed, and decides as an eager one does."""
 
 import copy
 import dataclasses
@@ -42,7 +42,7 @@ STEPS = st.lists(
 
 
 class Eager(Dispatcher):
-    """Looks at everything after every event."""
+    """A dispatcher that tries everything after every event."""
 
     def _queue_wakes(self, event: ev.Event, freed_workers: set[str]) -> bool:
         return True

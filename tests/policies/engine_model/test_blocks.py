@@ -19,7 +19,8 @@ def test_hashes_are_chained_and_stable() -> None:
     a = block_hashes(list(range(40)), 16)
     assert len(a) == 2  # the partial block has none
     assert a == block_hashes(list(range(32)), 16)
-    assert block_hashes([99, *range(1, 32)], 16)[1] != a[1]  # an earlier token changes all later hashes
+    # an earlier token changes all later hashes
+    assert block_hashes([99, *range(1, 32)], 16)[1] != a[1]
     assert block_hashes(list(range(32)), 16, salt=1) != a
     # stable across processes and releases: the prefix index of another process compares them
     assert block_hashes([1, 2, 3, 4], 2) == (block_hashes([1, 2], 2)[0], block_hashes([1, 2, 3, 4], 2)[1])
@@ -70,7 +71,8 @@ def test_least_recently_used_is_evicted_first_and_the_chain_from_its_end() -> No
     assert pool.hits((1, 2)) == 2
     one = pool.allocate((), 1)
     assert one is not None
-    assert pool.hits((1, 2)) == 1  # 2, the end of the older chain, went first
+    # 2, the end of the older chain, went first
+    assert pool.hits((1, 2)) == 1
     assert pool.hits((3, 4)) == 2
     touched = pool.allocate((1,), 1)  # 1 is used again ...
     assert touched is not None

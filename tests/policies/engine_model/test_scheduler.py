@@ -1,4 +1,4 @@
-"""The step model, by hand: who runs in which step, when blocks are taken, who is preempted."""
+"""The step model, by hand: the sequences of each step, the blocks that they take, preemption."""
 
 import random
 
@@ -38,7 +38,8 @@ def test_one_colocated_request_step_by_step() -> None:
     m = model()
     seq = Sequence(prompt_tokens=6, output_tokens=3)
     m.add(seq)
-    seconds, result = step(m)  # prefill of 6 tokens: 1 + 0.6; its end is the first token
+    # prefill of 6 tokens: 1 + 0.6; its end is the first token
+    seconds, result = step(m)
     assert seconds == pytest.approx(1.6)
     assert (result.decoded, result.finished) == ([seq], [])
     assert (m.generated(seq), m.kv_tokens, m.pool.used) == (1, 7, 2)
@@ -79,7 +80,8 @@ def test_prefill_budget_and_chunks() -> None:
     assert seconds == pytest.approx(1 + 0.5)
     assert result.prefilled == [b]
     assert m.prefill_tokens_total == 15
-    assert m.pool.used == 4  # both hold their KV until the lease ends
+    # both hold their KV until the lease ends
+    assert m.pool.used == 4
     assert a.stage is SequenceStage.LEASED
 
 
@@ -100,7 +102,8 @@ def test_colocated_prefill_delays_decode() -> None:
     m.add(a)
     step(m)
     m.add(Sequence(10, 10))
-    seconds, _ = step(m)  # prefill 1 + 1.0, decode of a 2 + 0.5 + 5 * 0.01
+    # prefill 1 + 1.0, decode of a 2 + 0.5 + 5 * 0.01
+    seconds, _ = step(m)
     assert seconds == pytest.approx(4.55)
 
 
@@ -137,7 +140,8 @@ def test_prefix_hit_saves_prefill_but_never_the_last_token() -> None:
     assert step(m)[0] == pytest.approx(1.8)
     b = Sequence(8, 1, hashes)
     m.add(b)
-    assert step(m)[0] == pytest.approx(1.4)  # block 0 is a hit; block 1 holds the last token and is computed
+    # block 0 is a hit; block 1 holds the last token and is computed
+    assert step(m)[0] == pytest.approx(1.4)
     assert b.cached_tokens == 4
 
 
@@ -146,7 +150,8 @@ def test_remote_sequence_loads_then_decodes() -> None:
     hashes = block_hashes(list(range(8)), 4)
     seq = Sequence(8, 2, hashes, remote=True)
     m.add(seq)
-    assert m.begin_step() is None  # nothing to compute while the KV is on its way
+    # nothing to compute while the KV is on its way
+    assert m.begin_step() is None
     assert m.take_admitted() == [seq]
     assert m.take_admitted() == []
     assert seq.stage is SequenceStage.TRANSFERRING
@@ -206,7 +211,8 @@ def test_too_large_for_the_pool_is_refused() -> None:
     m = model(blocks=2, size=4)
     with pytest.raises(BlockError, match="2"):
         m.add(Sequence(8, 2))
-    m.add(Sequence(8, 1))  # the last token's own KV is never written
+    # the last token's own KV is never written
+    m.add(Sequence(8, 1))
 
 
 def test_removed_in_every_stage() -> None:
@@ -319,7 +325,7 @@ def test_readmitted_in_time_for_its_old_step_grows_once() -> None:
 def test_many_steps_at_once_equal_one_by_one(
     requests: list[tuple[int, int, int, bool]], slots: int, blocks: int
 ) -> None:
-    """The same arrivals (at step boundaries), with and without jumps: same times, tokens, blocks and preemptions."""
+    """Arrivals at step boundaries give equal times, tokens, blocks and preemptions with and without jumps."""
 
     def run(most: int) -> list[tuple[object, ...]]:
         m = model(blocks=blocks, size=4, slots=slots)

@@ -51,7 +51,8 @@ def test_transfer() -> None:
     ],
 )
 def test_impossible_profiles(field: str, value: float) -> None:
-    base = TICK_1MS  # its per-token terms are 0, so a base of 0 would be a step without duration
+    # its per-token terms are 0, so a base of 0 would be a step without duration
+    base = TICK_1MS
     with pytest.raises(ValueError, match="TimingProfile"):
         dataclasses.replace(base, **{field: value})  # type: ignore[arg-type]
 

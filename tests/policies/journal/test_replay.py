@@ -1,4 +1,4 @@
-"""A journal of any history, replayed: every line the same. And what is no whole journal is refused by line."""
+"""A journal of any history replays to the same lines; a journal that is not whole is refused, with the line named."""
 
 import dataclasses
 import os
@@ -76,7 +76,8 @@ def test_the_histories_hold_what_can_go_wrong() -> None:
 
 def test_what_was_decided_before_a_policy_error_stands_and_is_logged() -> None:
     lines: list[str] = []
-    config = DispatchConfig(kv_high_water=0.02)  # 80 of 4000 tokens: one prompt at a time
+    # 80 of 4000 tokens: one prompt at a time
+    config = DispatchConfig(kv_high_water=0.02)
     dispatcher = Dispatcher(config, prefill_policy("random"), decode_policy("netkv"))
     writer = JournalWriter(lambda text: lines.extend(text.splitlines()), dispatcher, "test")
     request = Request("r1", 10.0, 64, 8)

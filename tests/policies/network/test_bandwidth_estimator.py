@@ -1,4 +1,4 @@
-"""What the estimator learns from transfers over a link of known bandwidth that own flows share; and that it forgets."""
+"""The estimator learns from transfers over a link of known bandwidth that own flows share, and it forgets."""
 
 import math
 import random
@@ -77,7 +77,8 @@ def test_two_overlapping_flows_by_hand() -> None:
     estimator.routed("a", "p", PAIR, 1, None, 0.0)
     estimator.routed("b", "p", PAIR, 1, None, 1.0)
     estimator.transferred("b", 100, 2.0, 3.0)
-    assert estimator.pairs(3.0) == {}  # a still moves: how much of the link b had is not known yet
+    # a still moves: how much of the link b had is not known yet
+    assert estimator.pairs(3.0) == {}
     estimator.transferred("a", 300, 4.0, 4.0)
     assert learned(estimator, 4.0) == pytest.approx(100.0)
 
@@ -198,7 +199,8 @@ def test_cold_start_and_old_data() -> None:
     assert learned(estimator, 2.0) is None
     alone(estimator, 2, 1000, 1.0)
     assert learned(estimator, 3.0) == pytest.approx(1000)
-    assert learned(estimator, 61.5) is None  # the first is over 60 s old: two are left
+    # the first is over 60 s old: two are left
+    assert learned(estimator, 61.5) is None
     assert estimator.pairs(100.0) == {}
     assert estimator._samples == {}
 

@@ -1,4 +1,4 @@
-"""Where a pair's tier comes from, and which oracle data are refused."""
+"""The source of a pair's tier, and the oracle data that are refused."""
 
 from typing import Any
 
@@ -72,7 +72,8 @@ def test_inconsistent_data_are_refused_with_the_key(data: dict[str, Any], messag
         Oracle(**data)
 
 
-@pytest.mark.parametrize("sender", ["p", "q"])  # the map names p itself, and q's node only
+# the map names p itself, and q's node only
+@pytest.mark.parametrize("sender", ["p", "q"])
 @pytest.mark.parametrize("asked_before", [False, True])
 def test_many_receivers_at_once_get_what_each_would_alone(sender: str, asked_before: bool) -> None:
     receivers = [worker(f"w{i}", node=node) for i, node in enumerate("abcdeabcde")]

@@ -124,7 +124,7 @@ def guarded(value: Any, guard: Guard, inputs: dict[str, Needs]) -> Any:
 
 
 def needs_read(policy: Any) -> Needs:
-    """What a policy reads to choose among two workers a stage. Raises AssertionError where `needs` lacks an input."""
+    """The inputs that a policy reads to choose between two workers. Raises AssertionError where `needs` lacks one."""
     guard = Guard(policy.needs)
     request = guarded(
         dataclasses.replace(REQUEST, predicted_tokens=7.0), guard, {"predicted_tokens": Needs.LENGTHS}

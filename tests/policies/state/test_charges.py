@@ -1,4 +1,4 @@
-"""The departures of a worker equal the formula request by request, however its requests grow and whoever looks when."""
+"""The departures of a worker equal the formula request by request, whenever its requests grow and they are read."""
 
 import math
 

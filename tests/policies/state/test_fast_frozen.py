@@ -1,4 +1,4 @@
-"""What `quick` builds is the frozen dataclass itself."""
+"""The constructor builds the frozen dataclass itself."""
 
 import dataclasses
 

@@ -120,7 +120,8 @@ def test_a_gap_too_long_drops_the_worker_and_wants_a_snapshot_that_heals_it() ->
     last = 2 + MAX_HELD_BACK
     index.restore("w", "e", last, [Stored((1, 2, 3))])
     assert index.wanted == {}
-    assert index.lookup((1, 2, 3)) == {"w": 3}  # batch `last`, held back, stored 2 again
+    # batch `last`, held back, stored 2 again
+    assert index.lookup((1, 2, 3)) == {"w": 3}
     index.apply("w", "e", last + 1, (Removed((3,)),))
     assert index.lookup((1, 2, 3)) == {"w": 2}
 

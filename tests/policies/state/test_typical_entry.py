@@ -1,4 +1,4 @@
-"""What pool entries are usually like: plain means first, then moving ones; no forecast moves no length."""
+"""Means over pool entries: plain ones first, then moving ones; without a prediction the length does not move."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_the_first_entries_count_alike() -> None:
     assert pool.typical == TypicalEntry(pytest.approx(25.0), pytest.approx(200.0))  # type: ignore[arg-type]
 
 
-def test_without_forecasts_there_is_no_usual_length() -> None:
+def test_without_predictions_there_is_no_typical_length() -> None:
     pool = Pool()
     add(pool, 0, 10, None)
     assert pool.typical == TypicalEntry(10.0, None)

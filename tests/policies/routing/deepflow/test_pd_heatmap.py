@@ -92,7 +92,8 @@ def choose(policy: PdHeatmap, workers: list[Worker], prefill: int, decode: float
         (1000, 100, "p"),
         (100, 100, "c"),
         (100, 10, "p"),
-        (100, None, "c"),  # no prediction: max_tokens 1000, ratio 10
+        # no prediction: max_tokens 1000, ratio 10
+        (100, None, "c"),
     ],
 )
 def test_the_sign_of_the_cell_chooses_the_kind(prefill: int, decode: float | None, kind: str) -> None:
@@ -106,8 +107,10 @@ def test_the_sign_of_the_cell_chooses_the_kind(prefill: int, decode: float | Non
         ({"decoding": 8}, 0.0, "p"),  # the paper's policy does not look
         ({"decoding": 8}, 1.0, "p"),  # 1.5 / 1.2 > 1
         ({"decoding": 8}, 3.0, "c"),  # 1.5 / 1.6 < 1
-        ({"prefilling": 7}, 3.0, "c"),  # the busier side counts: 7 and 8 of 8, mean 0.1875: 1.5 / 1.5625 < 1
-        ({"decoding": 8, "colocated": 8}, 3.0, "p"),  # both sides full: the cell decides again
+        # the busier side counts: 7 and 8 of 8, mean 0.1875: 1.5 / 1.5625 < 1
+        ({"prefilling": 7}, 3.0, "c"),
+        # both sides full: the cell decides again
+        ({"decoding": 8, "colocated": 8}, 3.0, "p"),
     ],
 )
 def test_the_load_of_both_sides_corrects_the_cell(load: dict[str, int], k: float, kind: str) -> None:

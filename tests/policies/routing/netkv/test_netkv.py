@@ -93,7 +93,8 @@ def test_the_ladder_adds_one_term_a_step(variant: str, d1_s: float, d2_s: float,
 @pytest.mark.parametrize(
     ("used", "chosen"),
     # d1: 0/8 - 0.5 = -0.5 ; d2: used/8 - 0.9
-    [(3, "d2"), (4, "d1")],  # 0.375 - 0.9 = -0.525 ; 0.5 - 0.9 = -0.4
+    # 0.375 - 0.9 = -0.525 ; 0.5 - 0.9 = -0.4
+    [(3, "d2"), (4, "d1")],
 )
 def test_cla_weighs_load_against_hits_and_sees_no_network(used: int, chosen: str) -> None:
     decision = decide(d2={"slots_used": used}, variant="cla")
@@ -118,14 +119,11 @@ def test_proposition_1_ignoring_the_network_doubles_the_transfer(kv_bytes: float
 @pytest.mark.parametrize(
     ("oracle", "now_s", "d1_s", "d2_s"),
     [
-        (
-            ORACLE,
-            61.0,
-            2 * 5 / 6.25,
-            1 / 3.125,
-        ),  # congestion older than 60 s: static tiers, own transfers still count
+        # congestion older than 60 s: static tiers, own transfers still count
+        (ORACLE, 61.0, 2 * 5 / 6.25, 1 / 3.125),
         (dataclasses.replace(ORACLE, congestion_at_s=None), 1.0, 2 * 5 / 6.25, 1 / 3.125),
-        (Oracle(), 1.0, 0.0, 0.0),  # no tier has a bandwidth: no network term
+        # no tier has a bandwidth: no network term
+        (Oracle(), 1.0, 0.0, 0.0),
         (None, 1.0, 0.0, 0.0),
         (dataclasses.replace(ORACLE, own_flows_excluded=False), 1.0, 1.0, 0.4),  # III-D: n = 0, c alone
     ],

@@ -1,4 +1,4 @@
-"""What a decode decision says of the transfer it causes."""
+"""A decode decision announces the transfer that it causes."""
 
 from policies.dispatch.dispatcher import DispatchConfig, Dispatcher, RouteDecode
 from policies.network.oracle import Oracle, TransferIntent

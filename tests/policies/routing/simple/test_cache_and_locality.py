@@ -19,7 +19,7 @@ def decide(name: str, workers: list[Worker], hits: dict[str, int], **params: Any
 
 
 def prefillers(*busy: int, **kw: Any) -> list[Worker]:
-    """Workers a, b, c, so many of 8 slots computing: without reports the score is busy/8 * 1/5 (weights 1 2 1 1)."""
+    """Workers a, b, c with `busy` of 8 slots computing: without reports the score is busy/8 * 1/5 (weights 1 2 1 1)."""
     return [
         worker(name, Role.PREFILL, prefilling=n, prefilling_tokens=n * 1000, **kw)
         for name, n in zip("abc", busy, strict=False)
