@@ -229,17 +229,9 @@ def _weights() -> "list[dataclasses.Field[Any]]":
 
 
 def _limits() -> str:
-    rows = [
-        "\nSet under `router.dispatch`; times in seconds.\n",
-        "| limit | default | meaning |",
-        "|---|---|---|",
-    ]
-    meanings = meanings_of(DispatchConfig)
-    rows += [
-        f"| `{f.name}` | {_shown(f.default)} | {meanings[f.name]} |"
-        for f in dataclasses.fields(DispatchConfig)
-    ]
-    return "\n".join([*rows, ""])
+    return "\nSet under `router.dispatch`.\n" + _table(
+        DispatchConfig, list(dataclasses.fields(DispatchConfig))
+    )
 
 
 if __name__ == "__main__":

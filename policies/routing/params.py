@@ -47,10 +47,15 @@ class Number:
         return self.low <= value <= self.high and (self.above is None or value > self.above)
 
     def __str__(self) -> str:
-        lower = f">= {self.low}" if self.low > -math.inf else ""
-        lower = f"> {self.above}" if self.above is not None else lower
-        upper = f"<= {self.high}" if self.high < math.inf else ""
+        # typing keeps one of Annotated[float, Number(0)] and Annotated[float, Number(0.0)]: both must read alike
+        lower = f">= {_short(self.low)}" if self.low > -math.inf else ""
+        lower = f"> {_short(self.above)}" if self.above is not None else lower
+        upper = f"<= {_short(self.high)}" if self.high < math.inf else ""
         return f"a number {' and '.join(part for part in (lower, upper) if part) or 'finite'}"
+
+
+def _short(bound: float) -> str:
+    return str(int(bound)) if bound == int(bound) else str(bound)
 
 
 @dataclass(frozen=True, slots=True)

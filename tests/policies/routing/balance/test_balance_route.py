@@ -462,14 +462,14 @@ def test_the_order_of_workers_does_not_matter(cluster, pool, mask, shuffler) -> 
     ("params", "message"),
     [
         ({"horizon": -1}, "horizon is -1: it must be a whole number 0"),
-        ({"gamma": 1.5}, "gamma is 1.5: it must be a number > 0.0 and <= 1.0"),
+        ({"gamma": 1.5}, "gamma is 1.5: it must be a number > 0 and <= 1"),
         ({"window": 0}, r"window is 0: it must be a whole number 1\.\.12"),
         ({"beta": -2.0}, "beta is -2.0"),
         ({"slack": -0.1}, "slack is -0.1"),
         ({"ageing": -1.0}, "ageing is -1.0"),
         ({"pool_lag": float("nan")}, "pool_lag is nan"),
         ({"refill": 1}, "refill is 1: it must be true or false"),
-        ({"center": 1.5}, "center is 1.5: it must be a number >= 0.0 and <= 1.0"),
+        ({"center": 1.5}, "center is 1.5: it must be a number >= 0 and <= 1"),
         ({"abundance": float("inf")}, "abundance is inf"),
     ],
 )

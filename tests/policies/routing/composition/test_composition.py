@@ -375,8 +375,8 @@ def test_the_terms_add_up_to_the_score() -> None:
     [
         ({"window": 13}, r"window is 13: it must be a whole number 1\.\.12"),
         ({"credit": "gift"}, "credit is 'gift': it must be one of wait, tokens"),
-        ({"stream_weight": 1.5}, "stream_weight is 1.5: it must be a number > 0.0 and <= 1.0"),
-        ({"max_weight": 0.5}, "max_weight is 0.5: it must be a number >= 1.0"),
+        ({"stream_weight": 1.5}, "stream_weight is 1.5: it must be a number > 0 and <= 1"),
+        ({"max_weight": 0.5}, "max_weight is 0.5: it must be a number >= 1"),
     ],
 )
 def test_parameters_out_of_range_are_refused(params: dict[str, Any], message: str) -> None:
