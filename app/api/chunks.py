@@ -18,8 +18,9 @@ _dumps = orjson.dumps
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What all chunks of one answer share. `usage_null`: OpenAI's `"usage": null` where the last chunk will
-    carry usage.
+    """The fields that all chunks of one answer share.
+
+    With `usage_null` each chunk has `"usage": null`, as OpenAI's do where the last chunk will carry usage.
     """
 
     id: str

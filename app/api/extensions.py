@@ -90,8 +90,8 @@ def slo_of(slo: Slo | None, headers: dict[bytes, bytes]) -> tuple[float | None, 
 
 
 def name_of(value: str | None, headers: dict[bytes, bytes], header: str) -> str:
-    """What the body or else the header names, "" where neither does. Raises `ApiError` 400 for a header that is too
-    long or no text.
+    """Returns the name in the body, else in the header, else "". Raises `ApiError` 400 for a header that is too long or
+    no text.
     """
     if value is not None:
         return value

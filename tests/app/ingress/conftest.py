@@ -7,5 +7,5 @@ import uvloop
 
 
 def pytest_asyncio_loop_factories(config: Any, item: Any) -> Mapping[str, Callable[[], uvloop.Loop]]:
-    """What pytest-asyncio makes the event loops of this directory with."""
+    """Tells pytest-asyncio how to make the event loops of this directory."""
     return {"uvloop": uvloop.new_event_loop}

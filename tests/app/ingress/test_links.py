@@ -23,7 +23,8 @@ async def test_an_engine_that_nobody_can_reach_costs_a_retry_not_the_request(
     _, d = pair(tmp_path)
     ghost = ScriptedEngine("ghost", "prefill", tmp_path)
     async with rig(tmp_path, [d]) as made:
-        await ghost.announce(made.router)  # the router believes it; nobody listens there
+        # The router believes the engine, but nobody listens at its address.
+        await ghost.announce(made.router)
         await until(lambda: len(made.connections.engines()) == 2)
         task = asyncio.create_task(made.client.post("/v1/chat/completions", json=made.chat()))
         await until(lambda: made.connections.live)
@@ -105,7 +106,8 @@ async def test_an_engine_that_left_the_list_finishes_what_it_has(
         assert d.link is not None
         d.link.abort("only the router lost it")
         await until(lambda: [info.id for info in made.connections.engines()] == ["p"])
-        assert d.channels[0].open  # our connection stays while its request runs
+        # The ingress's connection stays while its request runs.
+        assert d.channels[0].open
         d.token(attempt_id, finish="stop")
         assert (await task).status_code == 200
         await until(lambda: not d.channels)

@@ -1,4 +1,4 @@
-"""What an ingress observes of KV transfers reaches the router's oracle, where the router wants it, and /metrics."""
+"""Observations of KV transfers reach the router's oracle, where the router wants them, and /metrics."""
 
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,8 @@ async def test_transfers_become_estimates_in_snapshot_and_metrics(tmp_path: Path
     """The scripted decode engine says 4096 bytes in 3 ms."""
     network = RouterNetwork(NetworkConfig(estimate=True, min_samples=1, refresh_s=0.02))
     async with rig(tmp_path, pair(tmp_path), network=network) as made:
-        await ask(made, max_tokens=1)  # it closes before the ingress has told of its transfer
+        # This request closes before the ingress has told of its transfer.
+        await ask(made, max_tokens=1)
         await ask(made)
         await until(lambda: observed(made) == 2, "two transfers at the estimator")
         await until(lambda: made.router.dispatcher.state.snapshot(0.0).oracle is not None, "an oracle")
@@ -49,7 +50,8 @@ async def test_transfers_become_estimates_in_snapshot_and_metrics(tmp_path: Path
 
 
 async def test_nobody_tells_what_nobody_wants(tmp_path: Path) -> None:
-    async with rig(tmp_path, pair(tmp_path)) as made:  # join shortest queue does not look at the network
+    """The default policy, join shortest queue, does not look at the network."""
+    async with rig(tmp_path, pair(tmp_path)) as made:
         await ask(made)
         await made.idle()
         assert not made.connections._transferred
@@ -83,7 +85,7 @@ async def start_sim(
 
 
 async def test_the_links_of_sim_engines_are_learned_whatever_the_file_says(tmp_path: Path) -> None:
-    """One request after the other is told of, so every transfer has its link alone; the file says 8 MB/s of both."""
+    """Requests come one after the other, so every transfer has its link alone; the file says 8 MB/s of both."""
     (tmp_path / "network.yaml").write_text(TIERS)
     config = NetworkConfig(str(tmp_path / "network.yaml"), estimate=True, min_samples=1, refresh_s=0.02)
     async with rig(tmp_path, [], network=RouterNetwork(config)) as made:

@@ -1,4 +1,4 @@
-"""What an ingress tells the router of a request's text and user: digests, never themselves."""
+"""The router learns of a request's text and user by digests, never themselves."""
 
 import dataclasses
 

@@ -57,7 +57,8 @@ async def test_requests_run_on_the_rank_that_the_router_chose_and_disconnects_le
     await until(lambda: sum(by_engine(engine).values()) == 30, "all decode")
     chosen = by_router(rig)
     assert by_engine(engine) == chosen
-    assert all(chosen.values())  # the shortest queue: each rank has its share
+    # The shortest queue gives each rank its share.
+    assert all(chosen.values())
     for client in clients:
         client.cancel()
     await asyncio.wait(clients)
