@@ -12,13 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from benchmarks.sim.build import Links, build_engines
+from benchmarks.sim.build import Links, build_engines, hashes_of
 from benchmarks.sim.config import SimConfig
 from benchmarks.sim.engine import Meter, Worker
 from benchmarks.sim.forecasts import Forecasts
 from benchmarks.sim.ingress import Ingress, SimRequest
 from benchmarks.sim.kernel import Kernel
-from benchmarks.sim.prompts import hashes_of
 from benchmarks.sim.pull import Pull
 from benchmarks.sim.records import RequestRecord, RunResult
 from benchmarks.sim.reports import Reports
