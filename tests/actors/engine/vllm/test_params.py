@@ -117,6 +117,20 @@ def test_logprobs_are_ranked_and_hold_the_chosen_token() -> None:
     assert prompt_logprobs([1, 7], [None, candidates], 1) == [None, ("c", 7, -2.0, [("a", 5, -0.5)])]
 
 
+def test_of_equal_logprobs_the_emitted_token_comes_first_and_no_more_are_shown_than_asked_for() -> None:
+    tied = {
+        3: Logprob(-1.0, 1, "c"),
+        4: Logprob(-1.0, 1, "d"),
+        5: Logprob(-1.0, 2, "e"),
+        9: Logprob(-4.0, 3, "z"),
+    }
+    for emitted, text in ((3, "c"), (4, "d"), (5, "e")):
+        ((_, _, _, top),) = token_logprobs([emitted], [tied], 2)
+        assert top[0] == (text, emitted, -1.0)
+        assert len(top) == 2
+    assert len(token_logprobs([9], [tied], -1)[0][3]) == 4
+
+
 def task_of(params: dict[str, Any]) -> tuple[EngineTask, Stream]:
     task = EngineTask("decode", Decode("r", [1, 2], params, None, 1.0))
     return task, Stream(lambda *_: None, task, 1, "r-0")
