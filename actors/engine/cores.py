@@ -1,7 +1,7 @@
 """Divides the cores of a machine among its engines.
 
 Unpinned engines share every core and stall each other: two of them on two cores decoded at 1,700 ms per token, pinned
-ones at 130 ms (DESIGN section 8). The division is made once, when the graph is built.
+ones at 130 ms (docs/design.md, section 8). The division is made once, when the graph is built.
 """
 
 import os

@@ -13,13 +13,18 @@ from actors.wire.kv import to_wire
 from actors.wire.messages import KvEvents, KvReplay, KvState
 from policies.engine_model.blocks import BlockHash, Change, Cleared, Removed, Stored
 
-BATCH_BLOCKS = 8_192  # of one message: 64 KiB of hashes
-PART_BLOCKS = 65_536  # of one message of a snapshot
-REPLAY_BLOCKS = 131_072  # ASSUMPTION: kept for replay, 1 MiB of hashes; beyond it a snapshot is cheap enough
+BATCH_BLOCKS = 8_192
+"""Blocks in one message: 64 KiB of hashes."""
+
+PART_BLOCKS = 65_536
+"""Blocks in one message of a snapshot: 512 KiB of hashes."""
+
+REPLAY_BLOCKS = 131_072
+"""Blocks kept for replay: 1 MiB of hashes. ASSUMPTION: who missed more is served as cheaply by a snapshot."""
 
 
 class KvMirror:
-    """What rank `rank` of engine `engine_id` caches. At most `replay_blocks` hashes are kept for replay."""
+    """The prefix cache of rank `rank` of engine `engine_id`, with at most `replay_blocks` hashes kept for replay."""
 
     def __init__(self, engine_id: str, rank: int = 0, replay_blocks: int = REPLAY_BLOCKS) -> None:
         self.epoch = secrets.token_hex(8)
@@ -32,11 +37,11 @@ class KvMirror:
 
     @property
     def blocks(self) -> int:
-        """How many blocks are cached."""
+        """The number of cached blocks."""
         return len(self._parents)
 
     def take(self, changes: Sequence[Change]) -> list[KvEvents]:
-        """Takes the engine's changes over; the batches in which they are to be sent."""
+        """Takes the engine's changes over, and returns the batches in which they are to be sent."""
         batches = []
         for part, blocks in _batches(changes):
             for change in part:
@@ -51,7 +56,7 @@ class KvMirror:
         return batches
 
     def follow(self, changes: Sequence[Change]) -> None:
-        """Takes the engine's changes over while nobody reads: whoever comes later is told all that is cached."""
+        """Takes the engine's changes over while nobody reads: a later reader gets all that is cached."""
         if not changes:
             return
         for change in changes:
@@ -61,7 +66,7 @@ class KvMirror:
         self._sent_blocks = 0
 
     def answer(self, ask: KvReplay) -> list[KvEvents] | list[KvState]:
-        """The batches that were asked for, or all that is cached where they are not to be had any more."""
+        """The batches that were asked for, or all that is cached where some of them are no longer kept."""
         if ask.first is None or ask.epoch != self.epoch or ask.first > self._next_seq:
             return self._state()
         oldest = self._sent[0][0].seq if self._sent else self._next_seq

@@ -1,4 +1,4 @@
-"""Which finished prefills an engine holds for others, by the attempt that asked for them."""
+"""The finished prefills that an engine holds for others, by the attempt that asked for them."""
 
 
 class AttemptLeases:

@@ -67,8 +67,9 @@ class Engine(Protocol):
     def status(self) -> Status: ...
     def metrics(self) -> EngineMetrics: ...
     def kv_events(self, rank: int = 0) -> list[Change]:
-        """What entered and left the prefix cache since the last call, in order; the first call tells all. An engine
-        whose `info().features` has "kv_events" tells it, another one nothing. Called several times a second.
+        """Changes of the prefix cache since the last call, in order; the first call returns all that is cached.
+
+        Empty for an engine whose `info().features` lacks "kv_events". Called several times a second.
         """
 
     async def check_health(self) -> None:

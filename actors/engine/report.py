@@ -28,11 +28,14 @@ from policies.engine_model.blocks import Change
 log = logging.getLogger(__name__)
 
 STATUS_CHANGED_S = 0.1
+"""Least seconds between two reports. ASSUMPTION: a router that counts what it sends needs no closer look."""
+
 STATUS_ALWAYS_S = 1.0
+"""Most seconds between two reports; the router calls a status stale after a few of them."""
 
 
 class Reportable(Protocol):
-    """What is reported: an `EngineServer`."""
+    """The source of the reports: an `EngineServer`."""
 
     def info(self) -> EngineInfo: ...
     def status(self) -> Status: ...
@@ -84,7 +87,8 @@ class Reporter:
         if not isinstance(message, (KvReplay, KvStop)) or not 0 <= message.rank < len(self._mirrors):
             log.warning("the router sent %s to engine %s: ignored", message, self._server.info().id)
             return
-        self._send_kv_events()  # what the mirror does not have yet goes first, so that an answer is up to date
+        # The mirror takes the latest changes first, so that its answer is up to date.
+        self._send_kv_events()
         if isinstance(message, KvStop):
             self._readers.discard(message.rank)
             return
@@ -99,7 +103,8 @@ class Reporter:
                 mirror.follow(changes)
                 continue
             for batch in mirror.take(changes):
-                self._link.send(batch)  # lost while there is no router: it asks when it is there
+                # Lost while there is no router, which asks when it is there.
+                self._link.send(batch)
 
     def _status(self) -> Status:
         totals = {k: float(v) for k, v in dataclasses.asdict(self._server.metrics()).items() if v is not None}
@@ -112,7 +117,8 @@ class Reporter:
             try:
                 self._send_kv_events()
                 status = self._status()
-            except Exception:  # a bug; an engine without reports gets no work, for ever and without a word
+            except Exception:
+                # A bug. An engine that stops its reports would get no work, without anybody knowing why.
                 log.exception("engine %s cannot report; it is tried again", self._server.info().id)
                 continue
             due = status != last or loop.time() - sent_s >= STATUS_ALWAYS_S

@@ -47,7 +47,7 @@ MAX_IN_FLIGHT = 4096  # ASSUMPTION: far above any engine's slots; a router that 
 
 @runtime_checkable
 class PeerEngine(Protocol):
-    """What an engine needs that is reached by other engines over the same listener."""
+    """An engine that other engines reach over the same listener."""
 
     def attach(self, me: Identity, addresses: tuple[str, ...]) -> None: ...
     def peer_message(self, channel: Channel, message: Message) -> None: ...
@@ -141,7 +141,7 @@ class EngineServer:
         return self.engine.metrics()
 
     def kv_events(self, rank: int = 0) -> list[Change]:
-        """What entered and left the prefix cache since the last call."""
+        """Changes of the prefix cache since the last call."""
         return self.engine.kv_events(rank)
 
     @property
@@ -214,7 +214,8 @@ class EngineServer:
         if client is None:
             if channel in self._others and self._peers is not None:
                 self._peers.peer_message(channel, message)
-            return  # else: aborted already, what was still in the buffer does not count
+            # Else the channel has been aborted, and messages that were still in its buffer do not count.
+            return
         if isinstance(message, Prefill):
             self._take(client, message, "prefill")
         elif isinstance(message, Decode):
@@ -297,7 +298,7 @@ class EngineServer:
         self._requests.pop(request.key, None)
 
     def _drop_old_leases(self) -> None:
-        """Leases are ended by the engines without a word here: remember them no longer than they can last."""
+        """Forgets leases that cannot last any longer: engines end them without a word to the server."""
         now_s = asyncio.get_running_loop().time()
         while self._leased:
             request = next(iter(self._leased.values()))
@@ -308,7 +309,7 @@ class EngineServer:
     # ------------------------------------------------------------------------------------------------ Sink
 
     def prefill_done(self, msg: PrefillDone) -> None:
-        """The KV is leased from now on."""
+        """Tells the ingress of a finished prefill, whose KV is leased from now on."""
         request = self._requests.get(msg.attempt_id)
         if request is None:
             return
@@ -319,20 +320,20 @@ class EngineServer:
         request.client.channel.send(self._named(msg, request))
 
     def admitted(self, msg: Admitted) -> None:
-        """Passed on."""
+        """Tells the ingress that its decode has a slot and its KV."""
         request = self._requests.get(msg.attempt_id)
         if request is not None:
             request.client.channel.send(self._named(msg, request))
 
     def failed(self, msg: Failed) -> None:
-        """The work ended; a lease of the same request goes on."""
+        """Tells the ingress that a task failed; a lease of the same request goes on."""
         request = self._requests.get(msg.attempt_id)
         if request is not None:
             self._task_ended(request)
             request.client.channel.send(self._named(msg, request))
 
     def tokens(self, items: list[Out]) -> None:
-        """One message a connection."""
+        """Sends a step's pieces: one message for each connection."""
         requests = self._requests
         batches: dict[Channel, list[Out]] = {}
         for item in items:

@@ -1,4 +1,4 @@
-"""Real vLLM engines, KV over NIXL: clients that leave at every stage, an ingress and a decode replica killed under load.
+"""Real vLLM engines, KV over NIXL: clients leave at every stage, an ingress and a decode replica are killed.
 
 One app for all tests (`vllm_app`; start-up is the larger part). Reads are held for 0.5 s by the connector, so that the
 transfer stage can be hit. Asserted is always the same: every counter is 0, every engine's KV
@@ -31,7 +31,8 @@ def answers(vllm_app: App) -> None:
     assert "Paris" in answer.json()["choices"][0]["text"]
 
 
-LONG = 1500  # words of prompt, or tokens of output: what holds a stage until the cut
+LONG = 1500
+"""Words of a prompt, or tokens of an output, that hold a stage until the cut."""
 
 STAGES = {
     # stage: (requests a round, words of prompt, tokens of output, wanted in the stage before the cut)
@@ -70,7 +71,7 @@ def test_five_hundred_clients_that_leave_at_random_leave_nothing_behind(vllm_app
 
 
 def test_a_killed_ingress_leaves_no_transfer_behind(vllm_app: App) -> None:
-    """Its requests are met in their transfer: both engines must give everything back without a word from it."""
+    """Both engines give everything back without a word from an ingress that died while KV was in transfer."""
     crowd = Crowd(vllm_app)
     crowd.send(SLOTS, 20, LONG, "ingress")
     vllm_app.wait(lambda s: s["replica"]["jobs"]["transferring"] >= 4, "transfers under way")

@@ -125,7 +125,7 @@ def pressure() -> str:
 
 
 def still_running(processes: list[psutil.Process], timeout_s: float) -> list[psutil.Process]:
-    """Those that have not ended within the time. One that nobody has collected yet (a zombie) has ended."""
+    """Processes that have not ended within the time. One that nobody has collected yet (a zombie) has ended."""
     deadline_s = time.monotonic() + timeout_s
     while True:
         alive = [p for p in processes if p.is_running() and _status(p) != psutil.STATUS_ZOMBIE]

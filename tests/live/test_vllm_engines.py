@@ -151,9 +151,8 @@ def test_kv_moves_over_nixl_and_is_accounted_to_its_request(pair: Pair) -> None:
     admitted, after = pair.d.admitted("moved"), pair.d.ask("metrics")
     assert done.kv_bytes == admitted.transfer_bytes == 3 * BLOCK * KV_TOKEN_BYTES
     assert admitted.transfer_s > 0
-    assert (
-        30 <= admitted.descriptors <= 3 * 30
-    )  # one per layer where the blocks adjoin, else one per layer and block
+    # One descriptor a layer where the blocks adjoin, else one a layer and block.
+    assert 30 <= admitted.descriptors <= 3 * 30
     assert after["transfer_bytes"] - before["transfer_bytes"] == admitted.transfer_bytes
     assert after["transfers"] - before["transfers"] == 1
     assert after["prefill_tokens"] - before["prefill_tokens"] <= 1
@@ -269,7 +268,8 @@ def assert_not_garbage(pair: Pair, attempt_id: str, tokens: list[int], handle: b
 
 def test_cancel_while_computing_the_prefill(pair: Pair) -> None:
     pair.p.send(Prefill("computing", fresh(1200), {}, PATIENCE_S))
-    assert pair.p.status().waiting == 1  # the core is busy with it and has not reported yet
+    # The core is busy with it and has not reported yet.
+    assert pair.p.status().waiting == 1
     time.sleep(0.3)
     pair.p.send(Cancel("computing"))
     pair.p.until_idle(0)
@@ -488,7 +488,7 @@ def test_tools_without_a_parser_are_refused(pair: Pair) -> None:
 
 
 def test_kv_events_have_the_hashes_of_the_tokens(pair: Pair) -> None:
-    """The same chain of hashes that the sim engine and the prefix index use, whatever vLLM calls its blocks."""
+    """Hashes form the chain that the sim engine and the prefix index use, whatever vLLM calls its blocks."""
     tokens = fresh(3 * BLOCK + 5)
     pair.d.ask("kv_events")
     pair.both("events", tokens, {**GREEDY, "max_tokens": 2})

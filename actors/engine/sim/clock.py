@@ -9,16 +9,15 @@ import asyncio
 import time
 from typing import Protocol
 
-MAX_LAG_S = (
-    0.05  # ASSUMPTION: a loop that is later than this was stalled; the steps it missed are not made up for
-)
-MAX_EARLY_S = (
-    1e-4  # uvloop counts whole milliseconds, so a timer may fire early: a step never ends before this
-)
+MAX_LAG_S = 0.05
+"""A loop that is later than this was stalled, and the steps that it missed are not made up for. ASSUMPTION."""
+
+MAX_EARLY_S = 1e-4
+"""Seconds by which a step may end early. uvloop counts whole milliseconds, so its timers may fire before their time."""
 
 
 class Stepper(Protocol):
-    """What a clock drives. Neither call raises."""
+    """A member that a clock drives. Neither call raises."""
 
     def begin_step(self) -> float | None:
         """Starts a step; its duration in seconds, None if nothing can be computed now."""

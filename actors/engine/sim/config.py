@@ -100,7 +100,7 @@ class SimEngineConfig:
         return self.group or derived
 
     def info(self, addresses: tuple[str, ...]) -> EngineInfo:
-        """What the engine announces; the server fills in its node and replica."""
+        """The engine's announcement; the server fills in its node and replica."""
         return EngineInfo(
             id=self.engine_id,
             role=self.role,

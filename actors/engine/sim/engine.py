@@ -174,7 +174,8 @@ class SimEngine:
         except Refused as error:
             self._sink.failed(error.failed(msg.attempt_id, "prefill"))
             return
-        self._leases.release(msg.attempt_id)  # an older copy of the same request is of no use any more
+        # An older copy of this attempt's KV is of no use any more.
+        self._leases.release(msg.attempt_id)
         task.timer = self._loop.call_later(max(0.0, msg.timeout_s), self._prefill_late, task)
         self._prefills[msg.attempt_id] = task
         self._model.add(task.seq)

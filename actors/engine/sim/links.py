@@ -14,7 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-MAX_EARLY_S = 1e-3  # uvloop counts whole milliseconds, so a timer may fire early: so near is over
+MAX_EARLY_S = 1e-3
+"""A transfer that ends within this time counts as ended: uvloop counts whole milliseconds, so timers may fire early."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,8 @@ class LinkPacer:
         if link is None:
             return False
         now_s = self._loop.time()
-        self._end_due(link)  # what is over already must not be slowed down by this one
+        # Transfers whose time is over must not be slowed down by this one.
+        self._end_due(link)
         self._begun[key] = (link, now_s)
         link.shared.begin(key, n_bytes, now_s)
         self._set_timer(link)

@@ -1,4 +1,4 @@
-"""What a sim engine answers: the pieces of one choice, with stop strings, stop tokens and logprobs where asked."""
+"""The answers of a sim engine: pieces of a choice, with stop strings, stop tokens and logprobs where asked."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class SimHandle(msgspec.Struct, array_like=True, frozen=True):
-    """What PrefillDone.handle means between sim engines. `lease` is unique for the life of that engine process."""
+    """The meaning of PrefillDone.handle between sim engines. `lease` is unique for the life of that engine process."""
 
     engine_id: str
     addresses: tuple[str, ...]
@@ -36,8 +36,10 @@ class SimHandle(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Reader(Protocol):
-    """A request whose KV is read: first exactly one of `granted` and `read_failed` is called; `read_failed` may follow
-    `granted`, and so does `sent` where that is `paced` (the bytes have arrived, after so many seconds).
+    """A task whose KV is read.
+
+    First exactly one of `granted` and `read_failed` is called; `read_failed` may follow `granted`. Where that says
+    `paced`, `sent` follows it: the bytes have arrived, after this many seconds.
     """
 
     def granted(self, paced: bool) -> None: ...
@@ -66,7 +68,7 @@ class Puller:
         self._peers: dict[str, _Peer] = {}
 
     def attach(self, me: Identity) -> None:
-        """Who we are on the wire; before that nothing can be pulled."""
+        """Gives this engine's name on the wire; before that nothing can be pulled."""
         self._me = me
 
     def pull(self, handle: SimHandle, n_bytes: int, reader: Reader) -> None:
@@ -160,7 +162,8 @@ class Puller:
     def _timed_out(self, peer: _Peer, lease: str) -> None:
         reader = peer.readers[lease]
         self._forget(peer, lease)
-        self._send(peer, Pulled(lease))  # should the grant still come, nobody would end it
+        # Should the grant still come, nobody would end it.
+        self._send(peer, Pulled(lease))
         reader.read_failed(f"engine {peer.engine_id} did not answer within {self._timeout_s:g} s")
 
     def _lost(self, peer: _Peer, reason: str) -> None:

@@ -74,9 +74,11 @@ class DecodeTask:
         self.prompt_hash = text.prompt_hash(msg.tokens)
         self.handle = None if msg.handle is None else self._read_handle(msg.handle, len(msg.tokens))
         self.msg, self.attempt_id = msg, msg.attempt_id
-        self.seqs: list[Sequence] = []  # one a choice, as far as they have started
-        self.left = self.params.n  # choices that are not finished
-        self.started = False  # Admitted was sent: the prefill engine's copy is given back already
+        # One for each choice that has started; `left` choices are not finished.
+        self.seqs: list[Sequence] = []
+        self.left = self.params.n
+        # Whether Admitted was sent: the prefill engine's copy has then been given back.
+        self.started = False
         self.gone = False
         self.timer: asyncio.TimerHandle | None = None
         self.transfer: asyncio.TimerHandle | None = None

@@ -87,7 +87,8 @@ class VllmEngine:
         block_bytes = sum(hello.kv_block_bytes for hello in hellos) // ranks
         self._runner = TaskRunner(self._config, llm, sink, tools, supported, self._leases, block_bytes)
         gc.collect()
-        gc.freeze()  # vLLM's modules never become garbage; scanning them would stall tokens
+        # vLLM's modules never become garbage; scanning them would stall tokens.
+        gc.freeze()
         log.info("vLLM engine %s is ready: %s", self._config.engine_id, self.phases)
 
     def info(self) -> EngineInfo:

@@ -33,7 +33,7 @@ REPLAY_TIMEOUT_S = 10.0
 
 
 class _Place(Protocol):
-    """Where vLLM says that blocks lie: in BlockStored and BlockRemoved."""
+    """The fields of vLLM's BlockStored and BlockRemoved that say where blocks lie."""
 
     block_hashes: list[Any]
     medium: str | None
@@ -42,7 +42,7 @@ class _Place(Protocol):
 
 
 class _Blocks(_Place, Protocol):
-    """What is read of vLLM's BlockStored."""
+    """The fields of vLLM's BlockStored that are read."""
 
     parent_block_hash: Any
     token_ids: list[int]
@@ -52,10 +52,9 @@ class _Blocks(_Place, Protocol):
 
 
 def _in_own_memory(event: _Place) -> bool:
+    # "GPU" is vLLM's name for the device's memory, whatever the device.
     return (
-        event.medium in (None, "GPU")  # vLLM's name for the device's memory, whatever the device
-        and event.group_idx in (None, 0)
-        and event.locality in (None, "LOCAL")
+        event.medium in (None, "GPU") and event.group_idx in (None, 0) and event.locality in (None, "LOCAL")
     )
 
 
@@ -68,11 +67,11 @@ class Translator:
 
     @property
     def blocks(self) -> int:
-        """How many blocks are cached."""
+        """The number of cached blocks."""
         return len(self._ours)
 
     def stored(self, event: _Blocks) -> None:
-        """New blocks in chain order. Blocks whose parent is not known are left out, with all that hang on them."""
+        """Takes new blocks in chain order, except those whose parent is not known and all that hang on them."""
         if not _in_own_memory(event) or event.lora_name is not None or any(event.extra_keys or ()):
             return
         parent = None if event.parent_block_hash is None else self._ours.get(event.parent_block_hash)
@@ -90,7 +89,7 @@ class Translator:
         self._emit_run(run, parent)
 
     def removed(self, event: _Place) -> None:
-        """Evicted blocks; unknown ones are passed over."""
+        """Takes evicted blocks; unknown ones are passed over."""
         if not _in_own_memory(event):
             return
         gone = tuple(h for h in (self._ours.pop(h, None) for h in event.block_hashes) if h is not None)
@@ -98,7 +97,7 @@ class Translator:
             add_change(self._changes, Removed(gone))
 
     def cleared(self) -> None:
-        """The whole cache was dropped, or is no longer known."""
+        """Forgets all blocks: the whole cache was dropped, or is no longer known."""
         self._ours.clear()
         add_change(self._changes, Cleared())
 

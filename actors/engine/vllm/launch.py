@@ -37,9 +37,8 @@ from actors.wire.messages import KV_EVENTS, EngineInfo
 log = logging.getLogger(__name__)
 
 
-_GIVEN_PORTS = Path(
-    "/proc/sys/net/ipv4/ip_local_port_range"
-)  # what the kernel gives to whoever asks for any port
+# The ports that the kernel gives to programs that ask for any.
+_GIVEN_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _FIRST_PORT, _LAST_PORT = 20_000, 60_000
 _HELD: list[socket.socket] = []  # for the life of this process
 
@@ -87,7 +86,8 @@ def reserve_ports(host: str, count: int) -> tuple[int, list[socket.socket]]:
 def _hold(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.bind((host, port))  # fails where anybody has bound it, other engines' holds included
+        # Fails where anybody has bound it, other engines' holds included.
+        probe.bind((host, port))
     held = socket.socket(family, socket.SOCK_STREAM)
     try:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -217,7 +217,7 @@ async def warm_up(llm: Any) -> None:
 
 
 def describe(config: VllmEngineConfig, llm: Any, hellos: list[Hello]) -> EngineInfo:
-    """What the running engine announces. Raises RuntimeError if its workers run another connector than ours."""
+    """The running engine's announcement. Raises RuntimeError if its workers run another connector than ours."""
     if not hellos:
         raise RuntimeError(
             "the vLLM workers did not report; is actors.engine.vllm.connector.connector the one that was loaded?"
@@ -246,5 +246,6 @@ def describe(config: VllmEngineConfig, llm: Any, hellos: list[Hello]) -> EngineI
         lease_s=float(config.lease_s),
         features=tuple(features),
         dp_ranks=cores,
-        barrier=cores > 1 and running.model_config.is_moe,  # vLLM runs ranks in step for these models only
+        # vLLM runs ranks in step for these models only.
+        barrier=cores > 1 and running.model_config.is_moe,
     )

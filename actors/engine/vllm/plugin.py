@@ -4,7 +4,7 @@ vLLM loads `register` (entry point group `vllm.general_plugins`) in each process
 runs `AsyncLLM`, the engine core and every worker.
 
 **Life.** vLLM's core does not watch its parent, so a `kill -9` of the owner would leave the core and the workers
-behind with their cores, memory and NIXL lease heartbeats (DESIGN section 7). Here each child asks the kernel to
+behind with their cores, memory and NIXL lease heartbeats (docs/design.md, section 7). Here each child asks the kernel to
 kill it when its parent dies. Core and workers form a chain (owner -> core -> worker), so the whole tree falls.
 The owner names itself in `SLUICE_ENGINE_PARENT` before it starts the engine. A child may be orphaned before it
 asks; therefore it also looks whether the owner is still alive and leaves if it is not. A spawned child asks
@@ -34,9 +34,12 @@ PARENT_ENV = "SLUICE_ENGINE_PARENT"
 FORK_ENV = "SLUICE_FORK_WORKER"  # the worker's cores: "0,1"
 FREE_ENV = "SLUICE_OWNER_CORES"  # the cores that the owner may run on
 
-NAP_ENV = "SLUICE_NAP"  # set in the processes of a CPU engine
+NAP_ENV = "SLUICE_NAP"
+"""Set in the processes of a CPU engine."""
+
 NAP_MS = 1
-RECENT_S = 1.0  # vLLM spins for this long after a message
+RECENT_S = 1.0
+"""Seconds that vLLM spins after a message (`SpinCondition.busy_loop_s`)."""
 
 # transformers imports these where it finds them, for functions that no engine calls; with what they import in turn
 # (scipy, pandas) they are a quarter of vLLM's import time.

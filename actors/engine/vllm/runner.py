@@ -63,7 +63,8 @@ class TaskRunner:
         self._outbox = Outbox(self._on_unsent)
         self._outbox.start()
         self._releases = 0
-        self.streams: dict[str, Stream] = {}  # vLLM's request id -> stream of an unfinished choice
+        # The streams of unfinished choices, by vLLM's request id.
+        self.streams: dict[str, Stream] = {}
         self.draining = False
 
     @property
@@ -378,7 +379,7 @@ Send = Callable[[], Awaitable[Any]]
 
 
 class Outbox:
-    """What is to be sent to vLLM's core, in the order in which it was asked for.
+    """A queue of calls to vLLM's core, which leave in the order in which they were posted.
 
     Adding, aborting and releasing are coroutines in vLLM while the engine's methods are plain calls. One asyncio task
     passes them on, so that an abort never overtakes its add. `on_refused(task, error)` is called when the core did not

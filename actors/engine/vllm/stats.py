@@ -1,4 +1,4 @@
-"""What the engine core reports with its steps, kept for `status()` and `metrics()`.
+"""Reports that the engine core sends with its steps, kept for `status()` and `metrics()`.
 
 vLLM calls a stat logger after every step that had something to report. Counts of requests and KV blocks are the
 engine's own (leased blocks included, merely cached ones are free, vLLM's null block is not counted); the connector's

@@ -1,4 +1,4 @@
-"""What every engine must do, as tests. A subclass names the implementation by overriding `make`.
+"""Duties of every engine, as tests. A subclass names the implementation by overriding `make`.
 
 Each rule of `actors.engine.protocol` has at least one test here. They observe an engine from outside only: its answers
 over a socket, its status and its metrics.

@@ -12,7 +12,8 @@ from actors.engine.server import EngineServer
 from actors.wire.channel import Channel, Identity, connect
 from actors.wire.messages import Cancel, Decode, Failed, Message, Out, Prefill, PrefillDone, ReleaseKV, Tokens
 
-WAIT_S = 30.0  # the machine may be busy; no test depends on how long anything takes
+# The machine may be busy; no test depends on how long anything takes.
+WAIT_S = 30.0
 T = TypeVar("T")
 
 

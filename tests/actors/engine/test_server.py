@@ -49,7 +49,8 @@ async def test_one_cannot_cancel_or_release_what_is_anothers(rig: Rig) -> None:
     other.cancel("r")
     other.release("r")
     other.prefill("mine", PROMPT)
-    await other.wait("mine", PrefillDone)  # so the two messages before it were handled
+    # Its answer shows that the two messages before it were handled.
+    await other.wait("mine", PrefillDone)
     assert p.engine.status().leases == 2
     p.client.release("r")
     other.release("mine")
@@ -154,7 +155,7 @@ async def test_leases_do_not_count_as_in_flight(rig: Rig) -> None:
 
 
 async def test_ended_leases_are_forgotten(rig: Rig) -> None:
-    """Pulled or expired leases end without a message to the server; it must not remember them for ever."""
+    """Pulled or expired leases end without a message to the server; it must not remember them forever."""
     p = await node(rig, "p", "prefill", lease_s=0.05)
     for i in range(20):
         await p.prefilled(f"r{i}", [i, *PROMPT])

@@ -1,4 +1,4 @@
-"""What the halves of the KV connector tell one another and the engine: handshake, step metadata, stats."""
+"""Messages between the halves of the KV connector and to the engine: handshake, step metadata, stats."""
 
 from dataclasses import dataclass
 from typing import Any

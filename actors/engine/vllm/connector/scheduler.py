@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 LONGEST_PAUSE_S = 0.005
-"""What a request may wait that arrives while the core only keeps leases."""
+"""Longest that a request waits which arrives while the core only keeps leases. ASSUMPTION: a decode step is longer."""
 
 PAUSE_GROWTH = 0.05
 """Pause as a share of the time without an event: the longest pause is reached after 0.1 s."""

@@ -66,7 +66,7 @@ def napping_progress(delay_us: int) -> Iterator[None]:
 
 @dataclass
 class TransferFacts:
-    """What the reads of one request moved. `seconds` is NIXL's own time, the longest of the request's reads."""
+    """Totals of one request's reads. `seconds` is NIXL's own time, that of the longest read."""
 
     bytes: int = 0
     seconds: float = 0.0

@@ -38,7 +38,7 @@ class _HeldRead:
 
 
 class SluiceWorker(NixlPullConnectorWorker):
-    """The half in a worker: lends blocks under checked leases, and reads others' blocks."""
+    """vLLM's pull worker, which also lends its blocks under checked leases and checks what it has read."""
 
     def __init__(self, vllm_config: "VllmConfig", engine_id: str, kv_cache_config: "KVCacheConfig") -> None:
         transfer_config = vllm_config.kv_transfer_config
@@ -57,12 +57,10 @@ class SluiceWorker(NixlPullConnectorWorker):
         self._hold_reads_s = float(config.get_from_extra_config("hold_reads_s", 0.0))
         self._lease_s = float(config.get_from_extra_config("kv_lease_duration", 30))
         # As lender.
-        self._claimed: set[str] = (
-            set()
-        )  # a decode engine knows them: only its message or the lease's end frees them
-        self._given_back: dict[
-            str, float
-        ] = {}  # released, with the time until which a late message is expected
+        # Leases that a decode engine knows: only its message or the lease's end frees them.
+        self._claimed: set[str] = set()
+        # Released leases, with the time until which a late message is expected.
+        self._given_back: dict[str, float] = {}
         self._done_sending: set[str] = set()
         # As borrower.
         self._held: dict[str, _HeldRead] = {}
@@ -100,7 +98,7 @@ class SluiceWorker(NixlPullConnectorWorker):
             self._release(request_id)
 
     def _release(self, request_id: str) -> None:
-        """Give a lease back early; nothing if it has ended or a decode engine knows the request."""
+        """Gives a lease back early; does nothing if it has ended or a decode engine knows the request."""
         if request_id in self._claimed or self._reqs_to_send.pop(request_id, None) is None:
             return
         self.consumer_notification_counts_by_req.pop(request_id, None)
@@ -136,7 +134,7 @@ class SluiceWorker(NixlPullConnectorWorker):
         super()._read_blocks_for_req(req_id, meta)
 
     def _claim(self, meta: ReqMeta) -> None:
-        """Tell the lender that these blocks are about to be read, so that no release takes them away."""
+        """Tells the lender that these blocks are about to be read, so that no release takes them away."""
         remote = meta.remote
         assert remote is not None
         for agent in self._remote_agents.get(remote.engine_id, {}).values():
@@ -149,7 +147,7 @@ class SluiceWorker(NixlPullConnectorWorker):
                 )  # fmt: skip
 
     def _post_due_reads(self) -> None:
-        """Post the reads whose time has come. (The place where a flow scheduler's permits are taken.)"""
+        """Posts the reads whose time has come. A flow scheduler's permits would be taken here."""
         now_s = time.perf_counter()
         for req_id in [attempt_id for attempt_id, held in self._held.items() if held.due_s <= now_s]:
             held = self._held.pop(req_id)
@@ -157,7 +155,7 @@ class SluiceWorker(NixlPullConnectorWorker):
             self._read_blocks_for_req(req_id, held.meta)
 
     def _drop_held_reads(self, finished_req_ids: set[str]) -> None:
-        """Aborted before its read was posted: read nothing, only tell the lender that it is not needed any more."""
+        """Drops reads of requests that were aborted meanwhile; the lender learns that its copy is not needed any more."""
         for req_id in finished_req_ids & self._held.keys():
             held = self._held.pop(req_id)
             self._held_s[req_id] = time.perf_counter() - held.since_s

@@ -1,4 +1,4 @@
-"""What is the sim engine's own: its text, parameters, timing, preemption, KV events, and its refusals."""
+"""The sim engine's own features: its text, parameters, timing, preemption, KV events, and its refusals."""
 
 import asyncio
 import subprocess
@@ -70,7 +70,8 @@ async def test_transfers_of_one_sender_share_its_link(rig: Rig) -> None:
     for i, d in enumerate(nodes):
         d.client.decode(f"r{i}", prompts[i], done[i].handle)
     took = [(await d.client.wait(f"r{i}", Admitted)).transfer_s for i, d in enumerate(nodes)]
-    assert max(took) > 0.11  # they overlapped, and each slowed the other down
+    # They overlapped, and each slowed the other down.
+    assert max(took) > 0.11
     assert all(0.1 <= seconds <= 0.2 + 1e-9 for seconds in took)
     for each in [p, *nodes]:
         await each.rests()
@@ -136,7 +137,8 @@ async def test_stop_string_across_tokens(rig: Rig) -> None:
     c = await node(rig)
     said = words(10)
     whole = "".join(said)
-    stop = said[3][-2:] + said[4][:2]  # the end of one token and the beginning of the next
+    # The end of one token and the beginning of the next.
+    stop = said[3][-2:] + said[4][:2]
     c.client.decode("r", PROMPT, stop=["never said", stop], max_tokens=50)
     assert await c.client.text("r") == whole[: whole.index(stop)]
     last = c.client.outs("r")[-1]
@@ -147,7 +149,8 @@ async def test_stop_string_across_tokens(rig: Rig) -> None:
 async def test_min_tokens_comes_before_stop(rig: Rig) -> None:
     c = await node(rig)
     c.client.decode("r", PROMPT, stop=[" "], min_tokens=5, max_tokens=50)
-    assert await c.client.text("r") == "".join(words(4))  # the fifth token begins with the stop string
+    # The fifth token begins with the stop string.
+    assert await c.client.text("r") == "".join(words(4))
     assert sum(out.n_tokens for out in c.client.outs("r")) == 5
 
 
@@ -338,9 +341,8 @@ async def test_a_cached_prefix_is_not_computed_again(rig: Rig) -> None:
     c.client.decode("a", PROMPT)
     await c.client.text("a")
     c.client.decode("b", PROMPT)
-    assert (
-        await c.client.wait("b", Admitted)
-    ).cached_tokens == 48  # 3 blocks of 16; the last 2 tokens are computed
+    # 3 blocks of 16 are cached; the last 2 tokens are computed.
+    assert (await c.client.wait("b", Admitted)).cached_tokens == 48
     await c.client.text("b")
     assert c.engine.metrics().prefill_tokens == 50 + 2
 

@@ -47,7 +47,8 @@ async def test_messages_leave_in_order_and_a_refused_one_is_told_of() -> None:
     outbox = Outbox(lambda work, error: refused.append((work, str(error))))
 
     async def send(number: int) -> None:
-        await asyncio.sleep(0.01 if number == 0 else 0)  # the first is slow; the others must not pass it
+        # The first is slow; the others must not pass it.
+        await asyncio.sleep(0.01 if number == 0 else 0)
         if number == 1:
             raise RuntimeError("dead")
         sent.append(number)

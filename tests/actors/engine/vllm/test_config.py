@@ -1,4 +1,4 @@
-"""What a configuration becomes, for both devices, without vLLM."""
+"""Engine arguments and environment that a configuration becomes, for both devices, without vLLM."""
 
 import dataclasses
 from pathlib import Path

@@ -34,7 +34,7 @@ class Blocks:
 
 
 def gone(*hashes: bytes, group_idx: int = 0) -> Blocks:
-    """The same of its BlockRemoved."""
+    """A BlockRemoved as vLLM sends it."""
     return Blocks(list(hashes), None, [], group_idx=group_idx)
 
 

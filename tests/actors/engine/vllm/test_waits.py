@@ -38,7 +38,7 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
 
 
 def test_vllm_s_own_reader_yields(pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What this is about; a vLLM that waits otherwise does not need us."""
+    """vLLM's own reader yields in a loop; a vLLM that waits otherwise does not need the patch."""
     monkeypatch.delenv(NAP_ENV, raising=False)
     nap_instead_of_spinning()
     with pytest.raises(Yielded):
@@ -51,7 +51,8 @@ def test_a_reader_naps_while_messages_are_frequent(
     monkeypatch.setenv(NAP_ENV, "1")
     nap_instead_of_spinning()
     nap_instead_of_spinning()
-    pair[1].wait()  # without a message and without a limit: comes back by itself
+    # Without a message and without a limit it comes back by itself.
+    pair[1].wait()
 
 
 def test_an_idle_reader_wakes_up_when_told(pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,5 +62,5 @@ def test_an_idle_reader_wakes_up_when_told(pair: tuple[Any, Any], monkeypatch: p
     reader.last_read -= 3600
     reader.wait(timeout_ms=1)  # the subscription has arrived by now
     writer.notify()
-    reader.wait()  # would last for ever
+    reader.wait()  # would not end
     assert not reader.poller.poll(0), "the message was taken"
