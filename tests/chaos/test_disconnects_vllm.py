@@ -74,7 +74,7 @@ def test_a_killed_ingress_leaves_no_transfer_behind(vllm_app: App) -> None:
     """Both engines give everything back without a word from an ingress that died while KV was in transfer."""
     crowd = Crowd(vllm_app)
     crowd.send(SLOTS, 20, LONG, "ingress")
-    vllm_app.wait(lambda s: s["replica"]["jobs"]["transferring"] >= 4, "transfers under way")
+    vllm_app.wait(lambda s: s["replica"]["stages"]["transferring"] >= 4, "transfers under way")
     os.kill(vllm_app.replica_pid("Ingress"), signal.SIGKILL)
     vllm_app.wait(lambda s: s["ready"], "a new ingress")
     vllm_app.wait_idle()

@@ -4,11 +4,11 @@ vLLM loads `register` (entry point group `vllm.general_plugins`) in each process
 runs `AsyncLLM`, the engine core and every worker.
 
 **Life.** vLLM's core does not watch its parent, so a `kill -9` of the owner would leave the core and the workers
-behind with their cores, memory and NIXL lease heartbeats (docs/design.md, section 7). Here each child asks the kernel to
-kill it when its parent dies. Core and workers form a chain (owner -> core -> worker), so the whole tree falls.
-The owner names itself in `SLUICE_ENGINE_PARENT` before it starts the engine. A child may be orphaned before it
-asks; therefore it also looks whether the owner is still alive and leaves if it is not. A spawned child asks
-before its imports (some 15 s), in `in_spawned_child`.
+behind with their cores, memory and NIXL lease heartbeats (docs/design.md, section 7). Here each child asks the kernel
+to kill it when its parent dies. Core and workers form a chain (owner -> core -> worker), so the whole tree falls. The
+owner names itself in `SLUICE_ENGINE_PARENT` before it starts the engine. A child may be orphaned before it asks;
+therefore it also looks whether the owner is still alive and leaves if it is not. A spawned child asks before its
+imports (some 15 s), in `in_spawned_child`.
 
 **Fork.** vLLM spawns CPU workers so that OpenMP reads its thread binding from a fresh environment; each then
 imports for 15 CPU seconds what its core has just imported. With one worker per core process the binding can stand

@@ -155,7 +155,7 @@ class SluiceWorker(NixlPullConnectorWorker):
             self._read_blocks_for_req(req_id, held.meta)
 
     def _drop_held_reads(self, finished_req_ids: set[str]) -> None:
-        """Drops reads of requests that were aborted meanwhile; the lender learns that its copy is not needed any more."""
+        """Drops reads of requests that were aborted meanwhile; the lender learns that its copy is not needed."""
         for req_id in finished_req_ids & self._held.keys():
             held = self._held.pop(req_id)
             self._held_s[req_id] = time.perf_counter() - held.since_s
