@@ -1,8 +1,9 @@
-"""How long to wait for somebody who may only be slow: by the time that this event loop lived, not by the clock alone.
+"""Timeouts that count the time for which this event loop ran, not the time on the clock.
 
-A process that was stopped for a minute, or a machine that was suspended, has not waited a minute for its peer: what the
-peer sent meanwhile may lie in the socket unread, and the peer may have been stopped as well. So a limit is counted in
-slices, each a timer of its own; one that fires late (we were away) does not count, a bounded number of times.
+A process that was stopped for a minute, or a machine that was suspended, has not waited a minute for its peer: the
+peer's answer may lie in the socket unread, and the peer may have been stopped as well. A limit is therefore counted in
+slices, each with a timer of its own. A timer that fires late shows that the loop stood still, and its slice does not
+count; this is excused a bounded number of times.
 """
 
 import asyncio
@@ -13,10 +14,10 @@ SLICES = 10
 
 
 class LoopTimeout:
-    """Calls `give_up()` once after `limit_s` seconds of this loop's life, unless cancelled before.
+    """Calls `give_up()` once after `limit_s` seconds for which this loop ran, unless it is cancelled before.
 
-    On a loop that runs in time that is `limit_s` by the clock; on one that stalls all the time at most twice as many
-    (late) timers.
+    On a loop that runs in time these are `limit_s` seconds by the clock. On a loop that stalls all the time it takes
+    twice as many timers, each of them late.
     """
 
     def __init__(self, limit_s: float, give_up: Callable[[], None]) -> None:
@@ -27,7 +28,7 @@ class LoopTimeout:
         self._arm()
 
     def cancel(self) -> None:
-        """No `give_up` any more. Idempotent."""
+        """Stops the timeout: `give_up` is not called any more. Idempotent."""
         self._timer.cancel()
 
     def _arm(self) -> None:
@@ -46,7 +47,9 @@ class LoopTimeout:
 
 
 async def within(limit_s: float, future: "asyncio.Future[Any]") -> bool:
-    """Whether `future` is done within so many seconds of this loop's life. It is neither cancelled nor read."""
+    """Returns whether `future` is done within `limit_s` seconds for which this loop ran; it is neither cancelled nor
+    read.
+    """
     tired: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     timeout = LoopTimeout(limit_s, lambda: tired.set_result(None))
     try:

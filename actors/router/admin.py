@@ -1,11 +1,11 @@
-"""Answers to what an administrator asks the router, through an ingress (`app.ingress.admin`): JSON in, JSON out.
+"""Answers to the questions that an administrator asks the router through an ingress (`app.ingress.admin`), as JSON.
 
     policy      the policies in use, with parameters and formula, and what there is to choose from
     set_policy  {"prefill": NAME | {"name", "params"}, "decode": .., "dispatch": {..}}: from now on; all or nothing
     explain     {"id"}: the decisions made for a request
     journal     {"tail": n}: the state of the event log, and its last n events
 
-A change lasts until the router restarts: what shall last belongs into the configuration.
+A change lasts until the router restarts; a lasting one belongs in the configuration.
 """
 
 import logging
@@ -24,13 +24,14 @@ from policies.state import events as ev
 log = logging.getLogger(__name__)
 
 MAX_TAIL = 1000
-NEWEST = 3  # ids that help whoever asks for an unknown one
+NEWEST = 3
+"""Number of known ids that the answer about an unknown one names."""
 
 _CONFIG = encoder(DispatchConfig)
 
 
 class Refused(ValueError):
-    """The question cannot be answered as it is; the message says why. `status` as in HTTP."""
+    """The question cannot be answered; the message says why, and `status` is HTTP's."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -38,7 +39,7 @@ class Refused(ValueError):
 
 
 class RouterAdmin:
-    """`feed` hands an event to the dispatcher (and raises what it raises); `changed` runs after a change of policy."""
+    """Gives the answers. `feed` hands an event to the dispatcher; `changed` runs after a change of policy."""
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class RouterAdmin:
         self._feed, self._changed = feed, changed
 
     def answer(self, message: wire.Admin) -> wire.AdminAnswer:
-        """Never raises: an exception would end the connection of the ingress that asks, and all its requests."""
+        """Answers a question. It never raises: that would end the asking ingress's connection and its requests."""
         try:
             status, text = 200, dumps(self._answer(message))
         except Refused as refused:

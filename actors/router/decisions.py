@@ -1,4 +1,4 @@
-"""What the router decided and how long it took: a ring of the last decisions, counters, and a histogram of times.
+"""The log of the router's decisions: a ring of the last ones, counters, and a histogram of the time they took.
 
 The ring keeps the decisions about all attempts of a request together, under the request's id.
 """
@@ -18,7 +18,7 @@ from policies.state.views import RequestId
 
 DECISION_BOUNDS_S = (25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 50e-3)
 PREFIXES = ("chatcmpl-", "cmpl-", "req-")
-"""What the API puts before a request's id."""
+"""Prefixes that the API puts before the id of a request."""
 RESCUE = {"name": "lease rescue (dispatcher)", "params": {}, "formula": "cost = slot_usage"}
 
 Policy = PrefillPolicy | DecodePolicy
@@ -26,14 +26,15 @@ Policy = PrefillPolicy | DecodePolicy
 
 @dataclass(slots=True)
 class DecisionLog:
-    """Keeps the actions of the last `capacity` requests, oldest dropped first, and totals for ever."""
+    """Keeps the actions about the last `capacity` requests, dropping the oldest first, and totals since the start."""
 
     capacity: int = 4096
     totals: Counter[str] = field(default_factory=Counter)
     buckets: list[int] = field(default_factory=lambda: [0] * (len(DECISION_BOUNDS_S) + 1))
     sum_s: float = 0.0
     _ring: OrderedDict[str, list[tuple[float, Action, Policy]]] = field(default_factory=OrderedDict)
-    _named: OrderedDict[str, str] = field(default_factory=OrderedDict)  # a client's own x-request-id -> id
+    # a client's own x-request-id -> the request's id
+    _named: OrderedDict[str, str] = field(default_factory=OrderedDict)
 
     def record(
         self,
@@ -43,7 +44,7 @@ class DecisionLog:
         prefill: PrefillPolicy,
         decode: DecodePolicy,
     ) -> None:
-        """Logs what one event led to, by these policies. `took_s` is shared evenly by its actions."""
+        """Logs the actions that one event led to under these policies. The actions share `took_s` evenly."""
         each_s = took_s / len(actions)
         for action in actions:
             self.totals[_label(action)] += 1
@@ -54,15 +55,15 @@ class DecisionLog:
             if len(self._ring) > self.capacity:
                 self._ring.popitem(last=False)
 
-    def name(self, attempt_id: RequestId, request_id: str) -> None:
-        """The client calls this request by an id of its own; of equal ones the last counts."""
-        self._named[request_id] = request_id_of(attempt_id)
-        self._named.move_to_end(request_id)
+    def name(self, attempt_id: RequestId, client_request_id: str) -> None:
+        """Notes the id by which the client calls this request; of two requests with the same one the later counts."""
+        self._named[client_request_id] = request_id_of(attempt_id)
+        self._named.move_to_end(client_request_id)
         if len(self._named) > self.capacity:
             self._named.popitem(last=False)
 
     def cumulative(self) -> tuple[int, ...]:
-        """Counts at or below each bound, +Inf last, as Prometheus wants them."""
+        """Returns the counts of decisions at or below each bound, +Inf last, as Prometheus wants them."""
         total, result = 0, []
         for count in self.buckets:
             total += count
@@ -70,9 +71,9 @@ class DecisionLog:
         return tuple(result)
 
     def explain(self, request_id: str) -> list[dict[str, Any]]:
-        """The decisions made for a request, oldest first; empty when unknown or already dropped from the ring.
+        """Returns the decisions made for a request, oldest first; none for one that the ring does not hold (any more).
 
-        `request_id`: the id of the answer (chatcmpl-...), its x-request-id, or an attempt_id.
+        `request_id` is the id of the answer (chatcmpl-...), the x-request-id, or an attempt's id.
         """
         prefix = next((p for p in PREFIXES if request_id.startswith(p)), "")
         plain = request_id.removeprefix(prefix)
@@ -82,17 +83,17 @@ class DecisionLog:
         return []
 
     def newest(self, most: int) -> list[str]:
-        """The ids of the last requests about which something was decided, the newest first."""
+        """Returns the ids of the last `most` requests about which something was decided, newest first."""
         return list(itertools.islice(reversed(self._ring), most))
 
     @property
     def requests(self) -> int:
-        """How many can be explained."""
+        """Number of requests that can be explained."""
         return len(self._ring)
 
 
 def described(policy: Policy) -> dict[str, Any]:
-    """A policy for people: its name, all parameters, and its formula in their names."""
+    """Describes a policy for people: its name, all its parameters, and its formula in their names."""
     choice = choice_of(policy)
     return {"name": choice.name, "params": dict(choice.params), "formula": policy.formula}
 

@@ -1,7 +1,7 @@
-"""The connected engines: what each announced and reported last, told to the dispatcher as events about its workers.
+"""The connected engines, with the last announcement and report of each; the dispatcher gets both as events.
 
-A lost engine gets no new work at once and is forgotten after a grace period (its own process may only have lost the
-link). What an engine says that cannot be ends its connection.
+A lost engine gets no new work from that moment on, and is forgotten after a grace period (its process may have lost
+only the link). An impossible announcement or report ends the engine's connection.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Engine:
-    """A connected engine: what it announced and reported last."""
+    """A connected engine with its last announcement and report."""
 
     info: EngineInfo
     channel: Channel
@@ -34,7 +34,7 @@ class _Engine:
 
 
 class Engines:
-    """`feed` takes the events; `changed` runs when what ingresses know of the fleet has changed."""
+    """All engines. `feed` takes the events; `changed` runs when the fleet that ingresses see has changed."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Engines:
     # ---------------------------------------------------------------------------------------------------- messages
 
     def announced(self, channel: Channel, info: EngineInfo) -> None:
-        """A new engine, one that is back or has changed. Raises ValueError (nothing changed) for an impossible one."""
+        """Takes in an engine that is new, back, or changed. Raises ValueError, changing nothing, for bad facts."""
         check(info)
         workers = workers_of(info)
         known = self._engines.get(info.id)
@@ -68,10 +68,11 @@ class Engines:
         self._changed()
 
     def reported(self, status: Status) -> None:
-        """What an engine counts. Raises ValueError when that is not of the ranks that it announced."""
+        """Takes in an engine's counts. Raises ValueError where they do not cover the ranks that it announced."""
         engine = self._engines.get(status.engine_id)
         if engine is None:
-            return  # announced before it reports; a late report of a forgotten engine is nothing
+            # an engine announces itself before it reports: this is a late report of a forgotten one
+            return
         told = reports(engine.info, status, clock_s())
         engine.status = status
         if _health(status.state) is not _health(engine.info.state):
@@ -81,7 +82,7 @@ class Engines:
             self._feed(event)
 
     def lost(self, channel: Channel, reason: str) -> None:
-        """A connection has ended, which may have been an engine's."""
+        """Drains the engine of a connection that has ended, if it was an engine's."""
         for engine in list(self._engines.values()):
             if engine.channel is channel:
                 log.warning("engine %s lost (%s)", engine.info.id, reason)
@@ -91,7 +92,7 @@ class Engines:
                 self._changed()
 
     def close(self, reason: str) -> None:
-        """Closes all connections."""
+        """Closes the connections of all engines."""
         for engine in self._engines.values():
             engine.channel.close(reason)
 
@@ -116,26 +117,26 @@ class Engines:
     # ----------------------------------------------------------------------------------------------------- queries
 
     def infos(self) -> list[EngineInfo]:
-        """By id."""
+        """Returns the engines' facts, by id."""
         return sorted((engine.info for engine in self._engines.values()), key=lambda info: info.id)
 
     def statuses(self) -> list[Status]:
-        """The last ones of those that have reported."""
+        """Returns the last report of every engine that has reported."""
         return [engine.status for engine in self._engines.values() if engine.status is not None]
 
     def channel(self, engine_id: str) -> Channel | None:
-        """The engine's connection, closed or not; None for an unknown or forgotten one."""
+        """Returns the engine's connection, closed or not; None for an unknown or forgotten engine."""
         engine = self._engines.get(engine_id)
         return None if engine is None else engine.channel
 
     def worker(self, engine_id: str, rank: int) -> WorkerId:
-        """The worker that an engine's message is about; the engine's own name for an unknown one."""
+        """Returns the worker that an engine's message is about; the engine's own name for an unknown engine or rank."""
         engine = self._engines.get(engine_id)
         workers = (engine_id,) if engine is None else workers_of(engine.info)
         return workers[rank] if 0 <= rank < len(workers) else engine_id
 
     def workers(self, engine_ids: Sequence[str]) -> tuple[WorkerId, ...]:
-        """All workers of these engines; unknown ones have none."""
+        """Returns all workers of these engines; an unknown engine has none."""
         known = [self._engines[engine_id] for engine_id in engine_ids if engine_id in self._engines]
         return tuple(worker for engine in known for worker in workers_of(engine.info))
 

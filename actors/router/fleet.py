@@ -1,4 +1,4 @@
-"""What every ingress is told of the router and its engines: the fleet at each change, the figures every second."""
+"""The router's reports to every ingress: the fleet at each change, and the figures every second."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from policies.routing.base import Needs
 
 
 class FleetReport:
-    """Reads the router's parts; changes none."""
+    """Builds the reports from the router's parts, and changes none of them."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class FleetReport:
         self._forecasts, self._journal = forecasts, journal
 
     def fleet(self) -> Fleet:
-        """The engines, the policies, and what ingresses have to do for these."""
+        """Returns the engines, the policies, and what the policies need from the ingresses."""
         infos, needs = self._engines.infos(), self._dispatcher.needs
         return Fleet(
             infos,
@@ -45,7 +45,7 @@ class FleetReport:
         )
 
     def status(self, own_totals: Mapping[str, float]) -> FleetStatus:
-        """The figures; `own_totals` are the server's."""
+        """Returns the figures; `own_totals` are those of the server itself."""
         state = self._dispatcher.state
         totals = {f"decisions_{name}": float(count) for name, count in self._decisions.totals.items()}
         totals |= own_totals
@@ -71,8 +71,8 @@ class FleetReport:
 
 
 def block_tokens(infos: list[EngineInfo]) -> int | None:
-    """In blocks of how many tokens prompts are to be hashed: those of most engines that tell what they cache (no prompt
-    ever hits in blocks of another size); None where none tells.
+    """Returns the size of the blocks, in tokens, in which ingresses hash prompts: the size of most engines that report
+    their prefix cache (no prompt ever hits in blocks of another size), or None where none does.
     """
     sizes = Counter(info.block_size_tokens for info in infos if KV_EVENTS in info.features)
     return max(sizes, key=lambda size: (sizes[size], size), default=None)

@@ -1,10 +1,12 @@
-"""Predictors at work in the router: forecasts for the policies, outcomes for the next model (DESIGN section 4, Live).
+"""Predictors at work in the router: forecasts for the policies, and outcomes from which the next model learns.
 
-Off by default. When on: features are taken at arrival, forecasts of all running requests are refreshed in one batched
-call when k tokens have passed and given to the reducer as `ForecastMade` events; every end is observed and logged (no
-prompt text, only keyed digests, unless asked); from time to time a refit runs elsewhere, and its model is adopted if it
-was promoted. Nothing here decides or waits: a refit is a coroutine that the shell supplies (a Ray task in the product);
-outcomes are written in a thread: a disk that fails or hangs costs outcomes, which are counted, and nothing else.
+Predictors are off by default. Where they are on, the features of a request are taken at its arrival. One batched call
+refreshes the forecasts of all requests that have generated k more tokens, and the reducer gets them as `ForecastMade`
+events. Every end of a request is logged, with keyed digests in place of the prompt's text. From time to time a refit
+runs elsewhere, and its model is adopted if it was promoted.
+
+Nothing here decides or waits. A refit is a coroutine that the caller supplies (a Ray task in the product). Outcomes are
+written in a thread: a disk that fails or hangs costs outcomes, which are counted, and nothing else.
 """
 
 import asyncio
@@ -31,10 +33,10 @@ from predictors.protocol import Arrival, Outcome, Sampling, TextSignals
 log = logging.getLogger(__name__)
 
 MOST_UNWRITTEN = 16_384
-"""Outcomes that wait for a slow disk, some 2 kB each; more are dropped and counted."""
+"""Most outcomes that wait for a slow disk, some 2 kB each; further ones are dropped and counted."""
 
 STOP_S = 5.0
-"""What a disk that does not answer gets at the end."""
+"""Seconds that a disk which does not answer gets at the end."""
 
 NO_HINTS = Hints()
 
@@ -43,12 +45,12 @@ RunRefit = Callable[[RefitJob], Awaitable[RefitResult]]
 
 @dataclass(frozen=True, slots=True)
 class PredictorConfig:
-    """`folder` keeps the outcome log and the models; None: nothing is logged and nothing is ever fitted.
+    """Settings of the predictors. `folder` keeps the outcome log and the models; with None nothing is logged or fitted.
 
-    `window_tokens` is H of BR-H; k, gate and floor are those of the state machine. Total lengths are forecast at
-    arrival where `total_at_arrival` is true; None: while a policy decides that looks at them. A refit starts when
-    `refit_every_s` have passed and `refit_outcomes` new outcomes are in, or at once on drift (then at most every tenth
-    of that time).
+    `window_tokens` is H of BR-H. `refresh_tokens` (k), `gate` and `floor_tokens` belong to the state machine of a
+    forecast (`predictors.forecast`). Total lengths are forecast at arrival where `total_at_arrival` is true; with None
+    they are while the policy in use reads them. A refit starts when `refit_every_s` have passed and `refit_outcomes`
+    new outcomes are in; after drift a tenth of that time is enough.
     """
 
     enabled: bool = False
@@ -71,7 +73,7 @@ class PredictorConfig:
 
 
 class Forecasts:
-    """One per router. Times are the router's clock, s. `run_refit` None: models are only read, never fitted here."""
+    """The predictors of one router, on its clock. Without `run_refit` models are read but never fitted."""
 
     def __init__(self, config: PredictorConfig, run_refit: RunRefit | None = None) -> None:
         self.config = config
@@ -97,18 +99,18 @@ class Forecasts:
     # -------------------------------------------------------------------------------------------- life of a request
 
     def arrived(self, submit: Submit, now_s: float, wanted: bool = False) -> float | None:
-        """Takes the features; returns the expected output length where it is `wanted` or configured."""
+        """Takes the features of a request. Returns its expected output length where that is `wanted` or configured."""
         total = self.config.total_at_arrival
         return self._feed.arrived(
             arrival_of(submit, now_s), submit.max_tokens, wanted if total is None else total
         )
 
     def progressed(self, attempt_id: str, tokens: int) -> None:
-        """`tokens` generated so far."""
+        """Notes that the attempt has generated `tokens` so far."""
         self._feed.progressed(attempt_id, tokens)
 
     def closed(self, attempt_id: str, outcome: str, tokens: int, now_s: float) -> None:
-        """The request is over: an outcome for the log, unless it was rejected."""
+        """Logs the outcome of a request that has ended, unless it was rejected."""
         ended = self._feed.closed(attempt_id, outcome, tokens, now_s)
         if ended is None:
             return
@@ -121,7 +123,7 @@ class Forecasts:
             self._counts["outcomes_dropped"] += 1
 
     def _write(self, outcomes: OutcomeLog, ended: Outcome) -> None:
-        """In the thread."""
+        """Writes one outcome, in the thread."""
         try:
             outcomes.append(ended)
         except OSError as error:
@@ -132,18 +134,19 @@ class Forecasts:
     # --------------------------------------------------------------------------------------------------- in batches
 
     def refresh(self, now_s: float) -> list[ForecastMade]:
-        """One predictor call for all that are due, as events for the reducer."""
+        """Refreshes all due forecasts in one call of the predictor, and returns them as events for the reducer."""
         return [
             ForecastMade(now_s, made.request_id, made.age, made.finishes_in_tokens)
             for made in self._feed.refresh()
         ]
 
     def maintain(self, now_s: float) -> None:
-        """Starts a refit when one is due; called now and then. Returns at once."""
+        """Starts a refit if one is due, and returns at once."""
         if self._folder is None or self._run_refit is None or self._refit is not None:
             return
         if self._last_refit_s is None:
-            self._last_refit_s = now_s  # the first interval counts from the start
+            # the first interval counts from the start
+            self._last_refit_s = now_s
         report = self.predictor.drift()
         every_s = self.config.refit_every_s / (10 if report is not None and report.drifted else 1)
         if self._new_outcomes >= self.config.refit_outcomes and now_s - self._last_refit_s >= every_s:
@@ -153,7 +156,8 @@ class Forecasts:
 
     async def _refit_once(self, folder: Path, run_refit: RunRefit) -> None:
         try:
-            await self._disk.call(lambda: None)  # what has ended by now is in the log
+            # when this call returns, all that has ended by now is in the log
+            await self._disk.call(lambda: None)
             result = await run_refit(RefitJob(folder / "outcomes", folder / "models"))
             log.info(
                 "refit of %d outcomes: promoted %s (%s)", result.requests, result.promoted, result.reason
@@ -164,14 +168,15 @@ class Forecasts:
                 )
             if result.promoted and self._adopt(folder):
                 self._counts["promotions"] += 1
-        except Exception:  # the model in use goes on; the next interval tries again
+        except Exception:
+            # the model in use stays, and the next interval tries again
             self._counts["refit_failures"] += 1
             log.exception("the refit failed; the model in use stays")
         finally:
             self._refit = None
 
     def _adopt(self, folder: Path) -> bool:
-        """Takes the promoted model into use, if it is a new one; why one is refused is said."""
+        """Takes the promoted model into use if it is a new one. Logs why one is refused."""
         refused = self.predictor.stats().refused_models
         adopted = self.predictor.adopt_promoted(folder / "models")
         stats = self.predictor.stats()
@@ -180,7 +185,7 @@ class Forecasts:
         return adopted
 
     async def stop(self) -> None:
-        """Closes the log, as far as the disk lets it, and gives up a refit that runs. Idempotent."""
+        """Closes the log, as far as the disk allows it, and gives up a running refit. Idempotent."""
         if self._refit is not None:
             self._refit.cancel()
         outcomes, self._log = self._log, None
@@ -191,7 +196,7 @@ class Forecasts:
             )
 
     def totals(self) -> dict[str, float]:
-        """Monotonic counts, for the router's metrics."""
+        """Returns the totals since the start, for the router's metrics."""
         stats = self.predictor.stats()
         shown = {
             "outcomes": stats.outcomes,
@@ -205,7 +210,7 @@ class Forecasts:
         return {f"predictor_{name}": float(value) for name, value in shown.items()}
 
     def gauges(self) -> dict[str, float]:
-        """What goes up and down; a drift figure is absent until there is data for it."""
+        """Returns the figures that go up and down; a figure of drift is absent until there is data for it."""
         stats, drift = self.predictor.stats(), self.predictor.drift()
         shown: dict[str, float | None] = {
             "model_in_use": float(stats.model_version is not None),
@@ -218,7 +223,7 @@ class Forecasts:
 
 
 def arrival_of(submit: Submit, now_s: float) -> Arrival:
-    """What the predictors' features are made of; what the ingress did not say stays absent."""
+    """Returns the facts from which the predictors' features are made; what the ingress did not say stays absent."""
     hints = submit.hints or NO_HINTS
     signals = hints.signals
     return Arrival(

@@ -1,4 +1,4 @@
-"""The connected ingresses and the requests that each owns: a request's messages go to its owner, and end with it."""
+"""The connected ingresses and the attempts that each owns: messages about an attempt go to its owner."""
 
 from dataclasses import dataclass, field
 
@@ -9,14 +9,14 @@ from policies.state.views import RequestId
 
 @dataclass(slots=True)
 class Ingress:
-    """A connected ingress and the requests that it owns."""
+    """A connected ingress and the attempts that it owns."""
 
     channel: Channel
     requests: set[RequestId] = field(default_factory=set)
 
 
 class Ingresses:
-    """Every request has at most one owner; of two that claim it the later one (it has reconnected)."""
+    """Every attempt has at most one owner; of two that claim it the later one counts, since it has reconnected."""
 
     def __init__(self) -> None:
         self._ingresses: dict[Channel, Ingress] = {}
@@ -26,15 +26,15 @@ class Ingresses:
         return len(self._ingresses)
 
     def add(self, channel: Channel) -> None:
-        """A new connection."""
+        """Adds a new connection."""
         self._ingresses[channel] = Ingress(channel)
 
     def lost(self, channel: Channel) -> Ingress | None:
-        """A connection has ended; the ingress with the requests that are still its own, None if it was none."""
+        """Removes a closed connection. Returns its ingress with the attempts it still owns; None for an engine's."""
         return self._ingresses.pop(channel, None)
 
     def own(self, channel: Channel, attempt_id: RequestId) -> None:
-        """The request is this connection's from now on. Raises ValueError when it is no ingress's."""
+        """Makes the connection the attempt's owner. Raises ValueError where it is not an ingress's connection."""
         ingress = self._ingresses.get(channel)
         if ingress is None:
             raise ValueError(f"request {attempt_id} comes from {channel.peer_name}, which is no ingress")
@@ -43,23 +43,23 @@ class Ingresses:
         self._owner[attempt_id] = ingress
 
     def disown(self, attempt_id: RequestId) -> bool:
-        """The request is over, or another's; False where it has no owner."""
+        """Takes the attempt from its owner. Returns False where it had none."""
         owner = self._owner.pop(attempt_id, None)
         if owner is not None:
             owner.requests.discard(attempt_id)
         return owner is not None
 
     def owner(self, attempt_id: RequestId) -> Channel | None:
-        """Where to send what concerns the request."""
+        """Returns the connection of the attempt's owner; None where it has none."""
         owner = self._owner.get(attempt_id)
         return None if owner is None else owner.channel
 
     def broadcast(self, message: Message) -> None:
-        """To all."""
+        """Sends a message to every ingress."""
         for channel in self._ingresses:
             channel.send(message)
 
     def close(self, reason: str) -> None:
-        """Closes all connections."""
+        """Closes the connections of all ingresses."""
         for channel in list(self._ingresses):
             channel.close(reason)

@@ -1,10 +1,12 @@
-"""The live event log: a ring of the last events in memory, and all of them in files where a folder is configured.
+"""The live event log: a ring of the last events in memory, and files of all events where a folder is configured.
 
-What a file holds: `policies.journal.lines`; `policies.journal` also replays it. Recording an event costs two appends:
-lines are made and written a moment later, in slices between which the event loop serves others, the writing itself in
-a thread. A disk that fails or hangs is counted and logged and never holds up serving: what could not be written is kept
-for the next attempt, up to `max_unwritten_bytes`; what is dropped beyond that leaves a gap, which a replay names. Nor
-does it hold up the end: `stop` gives the disk `stop_s`, then says what is lost and leaves its thread behind.
+`policies.journal.lines` defines the content of a file, and `policies.journal.replay` decides it again. Recording an
+event costs two appends. Its lines are made a moment later, in slices between which the event loop serves others, and a
+thread writes them.
+
+A disk that fails or hangs is counted and logged, and never holds up serving. Records that could not be written are kept
+for the next attempt, up to `max_unwritten_bytes`; those dropped beyond that leave a gap, which a replay names. `stop`
+gives the disk `stop_s`, then logs what is lost and leaves the thread behind.
 
     <folder>/journal-<start, UTC>-<pid>-00000.jsonl, -00001 ...   one log per life of a router, in files of `max_bytes`
 """
@@ -28,19 +30,26 @@ from policies.state import events as ev
 
 log = logging.getLogger(__name__)
 
-SLICE = 64  # records made into lines before others get their turn (about 1 ms)
-BYTES_PER_RECORD = 2048  # ASSUMPTION: what a record takes in memory, on average
-KV_HASHES_PER_EVENT = 32  # so many block hashes weigh as much in the ring as one ordinary event
+SLICE = 64
+"""Records that are made into lines before others get their turn: about 1 ms."""
+
+BYTES_PER_RECORD = 2048
+"""ASSUMPTION: average memory of a record that waits to be written."""
+
+KV_HASHES_PER_EVENT = 32
+"""ASSUMPTION: number of block hashes that weigh as much in the ring as one ordinary event."""
+
 _PREFIX, _SUFFIX = "journal-", ".jsonl"
 
 
 @dataclass(frozen=True, slots=True)
 class JournalConfig:
-    """`folder` None: nothing is written. `events` False: only decisions are, which cannot be replayed.
+    """Settings of the journal. Without a `folder` nothing is written. Without `events` only decisions are written, and
+    these cannot be replayed.
 
-    `max_bytes` a file, and `files` of them in the folder: the oldest are deleted (a log without its first file can be
-    read but not replayed). `ring_events` bounds the memory of the ring, some 2 kB each; 0: no ring. `stop_s`: how long
-    a disk that does not answer is waited for at the end.
+    The folder keeps `files` files of at most `max_bytes`, and the oldest are deleted (a log without its first file can
+    be read but not replayed). `ring_events` bounds the ring, with some 2 kB an event; 0 means no ring. `stop_s` is how
+    long the end waits for a disk that does not answer.
     """
 
     folder: str | None = None
@@ -73,10 +82,10 @@ class _Chunk(NamedTuple):
 
 
 class RouterJournal:
-    """`record` on the hot path; `run` is the task that writes; `stop` writes the rest, as far as the disk lets it, and
-    what is recorded later is in the ring only. Make it with the dispatcher new.
+    """The journal of one router. It must be made before the dispatcher has handled its first event.
 
-    Raises OSError if the folder cannot be made.
+    `record` is on the hot path, and `run` is the task that writes. `stop` writes the rest as far as the disk allows it;
+    events recorded later are only in the ring. Raises OSError if the folder cannot be made.
     """
 
     def __init__(self, config: JournalConfig, dispatcher: Dispatcher, version: str) -> None:
@@ -88,7 +97,8 @@ class RouterJournal:
         self._pending: deque[_Entry] = deque()
         self._max_pending = max(16 * SLICE, config.max_unwritten_bytes // BYTES_PER_RECORD)
         self._chunks: deque[_Chunk] = deque()
-        self._writer: WorkerThread | None = None  # one thread: writes never overtake each other
+        # one thread, so that writes never overtake each other
+        self._writer: WorkerThread | None = None
         self._folder = Path(config.folder) if config.folder else None
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -110,13 +120,14 @@ class RouterJournal:
     # ---------------------------------------------------------------------------------------------------- hot path
 
     def record(self, event: ev.Event, actions: Sequence[Action], error: Exception | None = None) -> None:
-        """One event that was handled, with what it led to."""
+        """Records one event that was handled, with the actions or the error that it led to."""
         entry = _Entry(self.n, event, actions, None if error is None else error_line(error))
         self.n += 1
         if self._writer is not None:
             if len(self._pending) < self._max_pending:
                 self._pending.append(entry)
-            else:  # a write hangs, or the disk is slower than the events come
+            else:
+                # a write hangs, or the disk is slower than the events come
                 self._counts["records_dropped"] += 1
         if self.config.ring_events:
             self._ring.append(entry)
@@ -127,25 +138,26 @@ class RouterJournal:
     # ----------------------------------------------------------------------------------------------------- writing
 
     async def run(self) -> None:
-        """Writes what has come, every `flush_s`, until `stop`. Returns at once where nothing is to be written."""
+        """Writes the new records every `flush_s` until `stop`. Returns at once where nothing is to be written."""
         while self._writer is not None:
             await asyncio.sleep(self.config.flush_s)
             try:
                 await self.flush()
-            except Exception:  # a bug; without this task nothing more would be written
+            except Exception:
+                # a bug; without this task nothing more would be written
                 self._counts["write_errors"] += 1
                 log.exception(
                     "the journal could not be written; it is tried again in %g s", self.config.flush_s
                 )
 
     async def flush(self) -> None:
-        """Writes what was recorded until now; what the disk refuses stays for the next time."""
+        """Writes all records so far; those that the disk refuses are kept for the next time."""
         await self._encode_pending()
         if self._chunks and self._writer is not None:
             await self._writer.call(self._write_chunks)
 
     async def stop(self) -> None:
-        """Writes the rest and closes the file, or gives up after `stop_s` and says so. Idempotent."""
+        """Writes the rest and closes the file, or gives up after `stop_s` and logs the loss. Idempotent."""
         writer, self._writer = self._writer, None
         if writer is None:
             return
@@ -170,7 +182,8 @@ class RouterJournal:
         make = _record if self.config.events else _decisions
         try:
             text = "".join([make(entry) for entry in entries])
-        except CodecError:  # a bug; the gap that it leaves is named by the replay
+        except CodecError:
+            # a bug; the replay names the gap that it leaves
             self._counts["encode_errors"] += 1
             self._counts["records_dropped"] += len(entries)
             log.exception("the journal cannot hold events %d..%d", entries[0].n, entries[-1].n)
@@ -178,7 +191,7 @@ class RouterJournal:
         self._chunks.append(_Chunk(entries[0].n, len(entries), text.encode("ascii")))
 
     def _write_chunks(self) -> None:
-        """In the writer's thread."""
+        """Writes the waiting chunks, in the writer's thread."""
         while self._chunks:
             chunk = self._chunks[0]
             try:
@@ -195,7 +208,7 @@ class RouterJournal:
             self._counts["bytes_written"] += len(chunk.data)
 
     def _write_and_close(self) -> None:
-        """In the writer's thread: closing may hang too."""
+        """Writes the waiting chunks and closes the file, in the writer's thread because closing may hang as well."""
         self._write_chunks()
         if self._file is not None:
             self._file.close()
@@ -220,7 +233,7 @@ class RouterJournal:
             old.unlink(missing_ok=True)
 
     def _failed(self, error: OSError) -> None:
-        """Takes a half-written chunk back, so that it can be written again, and drops what is too much to keep."""
+        """Removes a half-written chunk from the file, to write it again later, and drops chunks beyond the limit."""
         if self._counts["write_errors"] % 100 == 0:
             log.error("the journal cannot be written (%s): make room in %s", error, self._folder)
         self._counts["write_errors"] += 1
@@ -230,7 +243,8 @@ class RouterJournal:
                 self._file.seek(self._file_bytes)
             except OSError:
                 self._file.close()
-                self._file = None  # its last line is torn; the log goes on in another file
+                # the file's last line is torn, so the log goes on in another file
+                self._file = None
         kept = sum([len(chunk.data) for chunk in list(self._chunks)])
         while self._chunks and kept > self.config.max_unwritten_bytes:
             dropped = self._chunks.popleft()
@@ -240,11 +254,11 @@ class RouterJournal:
     # ----------------------------------------------------------------------------------------------------- showing
 
     def totals(self) -> dict[str, float]:
-        """Monotonic counts, for the router's metrics."""
+        """Returns the totals since the start, for the router's metrics."""
         return {f"journal_{name}": float(value) for name, value in self._counts.items()}
 
     def status(self) -> dict[str, object]:
-        """What `/sluice/admin/journal` shows."""
+        """Returns the state of the journal, as `/sluice/admin/journal` shows it."""
         return {
             "events": self.n,
             "folder": str(self._folder) if self._folder else None,
@@ -256,7 +270,7 @@ class RouterJournal:
         }
 
     def tail(self, events: int) -> list[str]:
-        """The lines of the last events of the ring."""
+        """Returns the lines of the last `events` events in the ring."""
         last = list(self._ring)[-events:] if events > 0 else []
         return "".join([_record(entry) for entry in last]).splitlines()
 
@@ -280,7 +294,7 @@ def _decisions(entry: _Entry) -> str:
 
 
 def _weight(event: ev.Event) -> int:
-    """What an event weighs in the ring, in ordinary events."""
+    """Returns the weight of an event in the ring, in ordinary events."""
     if isinstance(event, ev.KvBatch):
         parts: Sequence[object] = event.changes
     elif isinstance(event, ev.KvSnapshot):

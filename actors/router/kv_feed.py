@@ -1,12 +1,13 @@
-"""The router's end of the engines' KV events: keeps each worker's feed into the prefix index whole.
+"""The router's end of the engines' KV events: it keeps the feed of each worker into the prefix index complete.
 
-While some policy looks at hits (`want`), an engine that announces the feature is asked for what is not known of it:
-from the next batch on where this is the same life of it (a lost link), else for all it holds (a restarted router, an
-engine that was forgotten); it then sends on by itself. While none does, engines send nothing and the index stands.
+While some policy reads hits (`want`), the router asks each engine that announces the feature for the missing part of
+its content. After a lost link that is everything from the next batch on; after a restart of the router, or for an
+engine that was forgotten, it is all that the engine holds. The engine then goes on sending by itself. While no policy
+reads hits, engines send nothing and the index does not change.
 
-A gap in the numbers is asked for again; what the engine does not have any more comes as a snapshot, in parts. A
-question that is not answered is put again after `ASK_AGAIN_S`. What the index does with batches meanwhile is its own
-affair (`policies.state.prefix_index`); everything reaches it as events, so that it can be replayed.
+The router asks again for a gap in the numbers. Batches that the engine no longer has come as a snapshot, in parts. A
+question without an answer is repeated after `ASK_AGAIN_S`. The index handles the batches that come meanwhile
+(`policies.state.prefix_index`). Everything reaches it as events, so that it can be replayed.
 """
 
 import logging
@@ -27,13 +28,15 @@ from policies.state.views import Request, WorkerId
 log = logging.getLogger(__name__)
 
 ASK_AGAIN_S = 2.0
+"""ASSUMPTION: seconds after which a question without an answer is repeated the first time."""
+
 ASK_AGAIN_MOST_S = 60.0
-"""An engine that is slow to answer is asked ever less often: each question may cost it a whole snapshot."""
+"""Most seconds between two repetitions. Each one doubles the time: a question may cost the engine a whole snapshot."""
 
 
 @dataclass(slots=True)
 class _Source:
-    """One worker's engine: its connection, its rank there, what was asked of it and is not answered, and when."""
+    """The engine behind one worker: its connection, the worker's rank there, and the open question with its time."""
 
     channel: Channel
     rank: int
@@ -44,7 +47,9 @@ class _Source:
 
 
 class KvFeed:
-    """`apply(event)` feeds the reducer whose state is `state`. Messages of unknown connections are passed over."""
+    """The feeds of all workers. `apply(event)` feeds the reducer whose state is `state`. Messages over a connection
+    that is not the worker's are ignored.
+    """
 
     def __init__(self, state: ClusterState, apply: Callable[[ev.Event], None]) -> None:
         self._state, self._apply = state, apply
@@ -56,7 +61,7 @@ class KvFeed:
     # ------------------------------------------------------------------------------------------------- workers
 
     def want(self, wanted: bool) -> None:
-        """Whether some policy looks at hits from now on."""
+        """Sets whether some policy reads hits from now on."""
         if wanted == self._wanted:
             return
         self._wanted = wanted
@@ -68,16 +73,16 @@ class KvFeed:
                 source.channel.send(KvStop(source.rank))
 
     def announced(self, worker: WorkerId, rank: int, channel: Channel) -> None:
-        """The worker's engine is connected; the reducer knows the worker already."""
+        """Takes in the connection of a worker's engine; the reducer must know the worker already."""
         known = self._sources.get(worker)
         if known is not None and known.channel is channel:
-            return  # told again: its state changed
+            return  # announced again: its state changed
         source = self._sources[worker] = _Source(channel, rank)
         if self._wanted:
             self._catch_up(worker, source)
 
     def _catch_up(self, worker: WorkerId, source: _Source) -> None:
-        """Asks for what is not known of the worker, and for what follows."""
+        """Asks for the content of the worker that the index lacks, and for all later batches."""
         index, rank = self._index(worker), source.rank
         position = index.position(worker) if index is not None else None
         if position is None:
@@ -86,13 +91,13 @@ class KvFeed:
             self._ask(source, KvReplay(position[0], position[1], None, rank))
 
     def gone(self, worker: WorkerId) -> None:
-        """The worker is forgotten; the reducer has fenced its content out."""
+        """Forgets a worker; the reducer has removed its content from the index."""
         self._sources.pop(worker, None)
 
     # ------------------------------------------------------------------------------------------------ messages
 
     def events(self, worker: WorkerId, channel: Channel, message: KvEvents) -> None:
-        """One batch. Raises ValueError when its bytes are not hashes."""
+        """Takes in one batch. Raises ValueError where the bytes of a hash are incomplete."""
         source = self._source(worker, channel)
         if source is None:
             return
@@ -102,7 +107,7 @@ class KvFeed:
         self._look(worker, source)
 
     def state(self, worker: WorkerId, channel: Channel, message: KvState) -> None:
-        """A part of a snapshot; the last one completes it. Raises ValueError when its bytes are not hashes."""
+        """Takes in a part of a snapshot; the last part completes it. Raises ValueError as `events` does."""
         source = self._source(worker, channel)
         if source is None:
             return
@@ -119,18 +124,18 @@ class KvFeed:
         self._look(worker, source)
 
     def prefill_routed(self, request: Request, worker: WorkerId, now_s: float) -> None:
-        """Counts the hit that the index predicts for the prefill of a request on the worker that was chosen."""
+        """Counts the hit that the index predicts for the prefill of a request on its chosen worker."""
         if request.block_hashes:
             hits = self._state.snapshot(now_s, ()).hits.tokens(request)
             self._predicted_tokens += hits.get(worker, 0)
 
     def prefilled(self, request: Request | None, cached_tokens: int) -> None:
-        """Counts the hit that the prefill engine had."""
+        """Counts the hit that the prefill engine reports."""
         if request is not None and request.block_hashes:
             self._reported_tokens += cached_tokens
 
     def tick(self) -> None:
-        """Puts questions again that were not answered; a few times a second."""
+        """Repeats questions that were not answered; to be called a few times a second."""
         now_s = time.monotonic()
         for worker, source in self._sources.items():
             if source.asked is not None and now_s - source.asked_s > source.ask_again_s:
@@ -143,7 +148,7 @@ class KvFeed:
                 source.ask_again_s = ask_again_s
 
     def _look(self, worker: WorkerId, source: _Source) -> None:
-        """Asks for what is missing, unless that was asked already."""
+        """Asks for the missing batches, unless a question is open already."""
         index = self._index(worker) if self._wanted else None
         hole = index.wants(worker) if index is not None else None
         if hole is None:
@@ -169,7 +174,7 @@ class KvFeed:
     # ------------------------------------------------------------------------------------------------- figures
 
     def gauges(self) -> dict[str, float]:
-        """Size of the indexes of all groups."""
+        """Returns the size of the indexes of all groups."""
         indexes = self._state.prefix_indexes
         return {
             "prefix_index_blocks": float(sum(index.blocks for index in indexes)),
@@ -178,8 +183,8 @@ class KvFeed:
         }
 
     def totals(self) -> dict[str, float]:
-        """Batches taken, gaps seen, replays asked for, snapshots taken, blocks refused for want of room; prompt tokens
-        that prefill engines were predicted to have cached, and those that they reported, of requests with hashes.
+        """Returns the totals since the start. They include, for requests with hashes, the prompt tokens that prefill
+        engines were predicted to have cached, and those that they reported.
         """
         return {
             "kv_event_batches": float(self._batches),

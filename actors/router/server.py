@@ -1,8 +1,8 @@
-"""The router on sockets: messages become events, the dispatcher's actions become messages. No Ray, no decisions.
+"""The router on sockets: messages become events, and the dispatcher's actions become messages. Nothing is decided here.
 
-One thread, one event loop, no lock: each message is handled to its end before the next. Everything bound to a
-connection ends with it: a lost ingress (`ingresses`) closes all its requests, a lost engine (`engines`) gets no new
-work at once and is forgotten a little later.
+There is one thread with one event loop and no lock: each message is handled to its end before the next. Everything
+bound to a connection ends with it. The loss of an ingress closes all its attempts (`ingresses`). A lost engine gets no
+new work from that moment on, and is forgotten a little later (`engines`).
 """
 
 import asyncio
@@ -38,7 +38,7 @@ FORECAST_S = 0.05
 
 
 class RouterServer:
-    """`start` listens on the addresses; `addresses` are what others connect to."""
+    """One router. `start` listens, and `addresses` are those to which the others connect."""
 
     def __init__(
         self,
@@ -74,8 +74,8 @@ class RouterServer:
         self._internal_errors = 0
 
     async def start(self, addresses: list[str]) -> None:
-        """Listens on all `addresses` (`unix:/path`, `tcp:host:0`) and starts the clock. What policies have to load is
-        loaded first: no decision and no change of policy waits for it (seconds, where nothing is cached yet).
+        """Listens on all `addresses` (`unix:/path`, `tcp:host:0`) and starts the clock. Policies load their compiled
+        code first (which takes seconds where none is cached yet), so that no decision and no change of policy waits.
         """
         prepare()
         for address in addresses:
@@ -93,7 +93,8 @@ class RouterServer:
     async def stop(self) -> None:
         """Closes every connection; ingresses fall back to their local policy. Idempotent.
 
-        The journal ends first, while all else goes on, and what its disk did not take is in the last status sent.
+        The journal ends first, while everything else goes on, so that the last status sent counts the records that its
+        disk did not take.
         """
         if self._journal is not None:
             await self._journal.stop()
@@ -194,7 +195,8 @@ class RouterServer:
 
     def _close(self, attempt_id: str, outcome: ev.Outcome, output_tokens: int) -> None:
         if not self._ingresses.disown(attempt_id):
-            return  # rejected by us, or from before a restart
+            # we rejected it, or it is from before a restart
+            return
         self._network.closed(attempt_id)
         if self._forecasts is not None:
             self._forecasts.closed(attempt_id, outcome, output_tokens, clock_s())
@@ -217,7 +219,7 @@ class RouterServer:
         )
 
     def _request(self, message: wire.Submit, now_s: float) -> Request:
-        """The request; an engine that it avoids is all its ranks."""
+        """Returns the submitted request; it avoids all ranks of the engines that it names."""
         return request_of(message, now_s, self.engines.workers(message.avoid))
 
     # ----------------------------------------------------------------------------------------------- decisions
@@ -234,7 +236,7 @@ class RouterServer:
             failure = stale
             log.debug("stale: %s", stale)
         except PolicyError as error:
-            # a bug in a policy: its request waits on, the others go on, and it is loud
+            # a bug in a policy: its request goes on waiting, the others go on, and the error is logged
             self._policy_errors += 1
             actions, failure = error.decided, error
             log.error("%s", error)
@@ -244,7 +246,8 @@ class RouterServer:
         finally:
             if self._journal is not None:
                 self._journal.record(event, actions, failure)
-            failure = None  # or it and this frame would wait for the collector together
+            # else the error and this frame would refer to each other until a garbage collection
+            failure = None
         if actions:
             took_s = time.perf_counter() - started_s
             self.decisions.record(event.now_s, actions, took_s, dispatcher.prefill, dispatcher.decode)
@@ -277,7 +280,8 @@ class RouterServer:
             await asyncio.sleep(period_s)
             try:
                 what()
-            except Exception:  # a bug; without its clock the router would rescue no lease and expire no queue
+            except Exception:
+                # a bug; without its clock the router would rescue no lease and expire no queue
                 self._internal_errors += 1
                 log.exception("%s failed; it is tried again in %g s", what.__name__, period_s)
 
@@ -305,11 +309,11 @@ class RouterServer:
             self._ingresses.broadcast(self.status())
 
     def fleet(self) -> wire.Fleet:
-        """What every ingress knows of the engines and the policies."""
+        """Returns the fleet as every ingress gets it."""
         return self._report.fleet()
 
     def status(self) -> wire.FleetStatus:
-        """What `/sluice/status` shows of the router."""
+        """Returns the figures of the router and its engines as every ingress gets them."""
         refused = self._stale + self.dispatcher.state.refused_items
         return self._report.status(
             {

@@ -1,7 +1,7 @@
-"""Calls that may hang (a disk, Ray's control plane), one after another in a thread that no process waits for.
+"""A thread for calls that may hang (a disk, Ray's control plane); no process waits for it to end.
 
-The threads of `concurrent.futures` are joined when the interpreter ends, so that one write to a dead disk would keep a
-process that has nothing left to do. This one is a daemon: what hangs in it is left behind.
+The interpreter joins the threads of `concurrent.futures` when it ends, so that one write to a dead disk would keep
+alive a process that has nothing left to do. This thread is a daemon: the process ends, and a call that hangs is lost.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class WorkerThread:
-    """`call` and `post` keep their order. The thread begins with the first call and ends with `close`."""
+    """Runs calls one after another, in the order of `call` and `post`. The thread starts with the first call."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -27,14 +27,14 @@ class WorkerThread:
         self._thread: threading.Thread | None = None
 
     def post(self, what: Callable[[], None]) -> None:
-        """Runs `what` later; it must not raise."""
+        """Runs `what` in the thread, later; `what` must not raise."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
             self._thread.start()
         self._queue.put(what)
 
     async def call(self, what: Callable[[], T]) -> T:
-        """What `what` returns or raises. Cancelled, it is run all the same."""
+        """Runs `what` in the thread, and returns or raises its result. A call that is cancelled runs nevertheless."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
@@ -63,17 +63,17 @@ class WorkerThread:
 
     @property
     def waiting(self) -> int:
-        """Calls that have not begun."""
+        """Number of calls that have not begun."""
         return self._queue.qsize()
 
     def close(self) -> None:
-        """The thread ends after what was given to it; waits for nothing. Idempotent."""
+        """Ends the thread after the calls that it was given, without waiting for it. Idempotent."""
         if self._thread is not None:
             self._queue.put(None)
             self._thread = None
 
     async def end(self, last: Callable[[], None], limit_s: float) -> bool:
-        """Closes after one call more; whether all was done within so many seconds. Raises what `last` raises."""
+        """Closes after one more call. Returns whether all calls ended within `limit_s`; raises what `last` raises."""
         ending = asyncio.ensure_future(self.call(last))
         await asyncio.sleep(0)  # it is in the queue now
         self.close()
@@ -89,4 +89,5 @@ class WorkerThread:
             if what is None:
                 return
             what()
-            del what  # or its arguments would live until the next call
+            # without this its arguments would live until the next call
+            del what

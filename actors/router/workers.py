@@ -1,7 +1,8 @@
-"""What the wire says, in the policies' words. A policy's worker is one data-parallel rank of an engine.
+"""Translation of messages into the policies' words. A policy's worker is one data-parallel rank of an engine.
 
-An engine of one rank is one worker of the same name; of several, rank r is the worker `engine#r`. Slots and KV are
-divided evenly, as the engines do; ranks that step together name their engine as their barrier.
+An engine with one rank is one worker of the same name; rank r of an engine with several is the worker `engine#r`. Slots
+and KV are divided evenly among the ranks, as the engines do it. Ranks that step together name their engine as their
+barrier.
 """
 
 from actors.wire.kv import unpack_hashes
@@ -12,35 +13,35 @@ from policies.state.views import Health, Request, WorkerId
 
 
 def check(info: EngineInfo) -> None:
-    """Raises ValueError for an engine that cannot be: its share of a rank, or of a block, would divide by 0."""
+    """Raises ValueError for impossible facts: no slot or KV block for some rank, empty blocks, or `#` in the name."""
     if not 1 <= info.dp_ranks <= info.slots:
         raise ValueError(f"engine {info.id} announces {info.dp_ranks} ranks with {info.slots} slots in all")
     if info.block_size_tokens < 1 or info.kv_blocks < info.dp_ranks:
         raise ValueError(f"engine {info.id}: {info.kv_blocks} KV blocks of {info.block_size_tokens} tokens")
     if "#" in info.id:
-        raise ValueError(f"engine {info.id}: '#' is what parts an engine's name from its rank")
+        raise ValueError(f"engine {info.id}: '#' separates the name of an engine from its rank")
 
 
 def workers_of(info: EngineInfo) -> tuple[WorkerId, ...]:
-    """The workers of an engine, by rank."""
+    """Returns the workers of an engine, by rank."""
     if info.dp_ranks == 1:
         return (info.id,)
     return tuple(f"{info.id}#{rank}" for rank in range(info.dp_ranks))
 
 
 def worker_of(engine_id: str | None, rank: int | None) -> WorkerId | None:
-    """The worker of a message that names an engine and, where it has several, the rank. None for no engine."""
+    """Returns the worker that a message names by its engine and, if that has several, its rank; None for no engine."""
     return engine_id if engine_id is None or rank is None else f"{engine_id}#{rank}"
 
 
 def place_of(worker: WorkerId) -> tuple[str, int | None]:
-    """(engine, rank there; None where it has one only)."""
+    """Returns a worker's engine and its rank there (None where the engine has only one)."""
     engine_id, _, rank = worker.rpartition("#")
     return (engine_id, int(rank)) if engine_id else (worker, None)
 
 
 def ups(info: EngineInfo, health: Health, now_s: float) -> list[ev.EngineUp]:
-    """What the reducer is to know of an engine's workers."""
+    """Returns the events that introduce an engine's workers to the reducer."""
     n, barrier = info.dp_ranks, info.id if info.barrier else ""
     kv_tokens = info.kv_blocks // n * info.block_size_tokens
     return [
@@ -52,7 +53,7 @@ def ups(info: EngineInfo, health: Health, now_s: float) -> list[ev.EngineUp]:
 
 
 def reports(info: EngineInfo, status: Status, now_s: float) -> list[ev.EngineStatus]:
-    """What an engine's workers count. Raises ValueError when it does not report each of its ranks."""
+    """Returns the counts of an engine's workers as events. Raises ValueError where the counts of a rank are missing."""
     workers = workers_of(info)
     each = status.ranks if info.dp_ranks > 1 else [status]
     if len(each) != len(workers):
@@ -68,7 +69,7 @@ def reports(info: EngineInfo, status: Status, now_s: float) -> list[ev.EngineSta
 
 
 def request_of(message: Submit, now_s: float, avoid: tuple[WorkerId, ...]) -> Request:
-    """The request that an ingress submits now. Raises ValueError when its block hashes are not whole ones."""
+    """Returns the request that an ingress submits now. Raises ValueError where the bytes of a hash are incomplete."""
     return Request(
         attempt_id=message.attempt_id,
         arrived_s=now_s,

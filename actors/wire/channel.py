@@ -2,11 +2,11 @@
 
 A frame is a 4-byte big-endian length and a msgpack array of tagged messages. `send` only appends to an outbox that is
 flushed once per event-loop iteration, so a burst of tokens or decisions leaves in one system call. Received messages
-are handed to a synchronous callback. Measured reasons: DESIGN section 8 (0.02 ms of CPU a message when many share a
-write).
+are handed to a synchronous callback. Sharing writes brings the CPU of a message down to 0.02 ms (measured with many
+messages to a write; `docs/design.md`).
 
-Failure model: whatever goes wrong (peer gone, garbage, an oversized frame, an outbox that the peer does not drain)
-ends in exactly one `on_close(reason)`; the owner gives back everything bound to the connection there.
+Every failure (peer gone, garbage, an oversized frame, an outbox that the peer does not drain) ends in exactly one
+`on_close(reason)`, in which the owner gives back everything bound to the connection.
 """
 
 import asyncio
@@ -28,11 +28,14 @@ from actors.wire.messages import PROTOCOL_VERSION, Hello, Message, Prove
 log = logging.getLogger(__name__)
 
 _HEADER = struct.Struct(">I")
-MAX_FRAME_BYTES = 256 * 2**20  # a 1M-token prompt is 5 MB; anything near this is garbage or an attack
+MAX_FRAME_BYTES = 256 * 2**20
+"""Longest frame that is read; a prompt of 1M tokens takes 5 MB, so a longer one is garbage or an attack."""
 MAX_FRAME_BEFORE_HELLO_BYTES = 64 * 2**10
-MAX_OUTBOX_BYTES = 256 * 2**20  # a peer that is this far behind is dead to us
+MAX_OUTBOX_BYTES = 256 * 2**20
+"""Most unsent bytes; a peer that is further behind is dropped."""
 HANDSHAKE_TIMEOUT_S = 30.0
-CONNECT_TIMEOUT_S = 20.0  # TCP to a node that is gone would try for two minutes
+CONNECT_TIMEOUT_S = 20.0
+"""Seconds that one address gets; TCP itself would try a node that is gone for two minutes."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[Message])
@@ -48,7 +51,7 @@ class WireError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this process is on the wire. `secret` is required of the peer when set (TCP between nodes)."""
+    """Kind and name of this process on the wire. A peer must prove that it knows `secret` where one is set."""
 
     kind: PeerKind
     id: str
@@ -104,7 +107,8 @@ class Channel(asyncio.Protocol):
     def _flush(self) -> None:
         self._flush_scheduled = False
         if not self.open or self._close_reason is not None or not self._outbox:
-            return  # kept until the handshake is done; dropped when we are closing
+            # messages are kept until the handshake is done, and dropped when the channel closes
+            return
         batch, self._outbox = self._outbox, []
         self._write(batch)
 
@@ -132,7 +136,8 @@ class Channel(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]  # asyncio hands stream protocols a Transport
-        if self._close_reason is not None:  # closed by its owner before it was connected
+        # its owner may have closed it before it was connected
+        if self._close_reason is not None:
             transport.abort()  # type: ignore[attr-defined]
             return
         self._handshake_timer = LoopTimeout(HANDSHAKE_TIMEOUT_S, self._handshake_timeout)
@@ -179,7 +184,8 @@ class Channel(asyncio.Protocol):
         self.closed.set_result(reason)
         if not self.opened.done():
             self.opened.set_exception(WireError(reason))
-            self.opened.exception()  # mark as retrieved: nobody may be waiting
+            # marks the exception as retrieved: nobody may be waiting
+            self.opened.exception()
         if self._on_close is not None:
             self._on_close(self, reason)
 
@@ -192,7 +198,8 @@ class Channel(asyncio.Protocol):
     def _deliver(self, messages: list[Message]) -> None:
         for message in messages:
             if self._is_closing():
-                return  # an earlier message of the frame made its handler close
+                # the handler of an earlier message of the frame has closed the channel
+                return
             if isinstance(message, (Hello, Prove)):
                 self._handshake(message)
             elif self.open:
@@ -218,7 +225,8 @@ class Channel(asyncio.Protocol):
             self.peer = message
             if self.me.secret is not None:
                 if (message.kind, message.id) == (self.me.kind, self.me.id):
-                    raise WireError("claims to be ourselves")  # else it could send our own proof back to us
+                    # such a peer could send our own proof back to us
+                    raise WireError("claims to be ourselves")
                 self._write([Prove(_mac(self.me.secret, message.nonce, self._nonce, self.me, message.id))])
         elif isinstance(message, Prove) and self.peer is not None and self.me.secret is not None:
             peer = Identity(self.peer.kind, self.peer.id)
@@ -247,7 +255,9 @@ class Channel(asyncio.Protocol):
 
 
 def _mac(secret: bytes, peer_nonce: bytes, own_nonce: bytes, who: Identity, peer_id: str) -> bytes:
-    """The proof of `who` towards `peer_id`: bound to both nonces and both names, so that it serves nowhere else."""
+    """Returns the proof of `who` towards `peer_id`. It is bound to both nonces and both names, so that it is worthless
+    in any other connection.
+    """
     parts = (peer_nonce, own_nonce, who.kind.encode(), who.id.encode(), peer_id.encode())
     return hmac.new(secret, b"".join(_HEADER.pack(len(part)) + part for part in parts), "sha256").digest()
 
@@ -284,9 +294,8 @@ def remove_sockets(addresses: Iterable[str]) -> None:
 def _clear_for_socket(path: str) -> None:
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     if os.path.exists(path):
-        os.unlink(
-            path
-        )  # left by a process that was killed: socket paths carry a fresh id, nobody else listens there
+        # left by a process that was killed: socket paths carry a fresh id, so nobody else listens there
+        os.unlink(path)
 
 
 async def connect(addresses: tuple[str, ...], factory: Callable[[], Channel]) -> Channel:

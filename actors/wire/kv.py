@@ -1,6 +1,6 @@
 """Block hashes and cache changes in compact form: 8 bytes a hash, little-endian, one byte string a list.
 
-A prompt of 100,000 tokens in blocks of 16 is 50 kB; packing and unpacking take a tenth of a millisecond each.
+The hashes of a prompt of 100,000 tokens in blocks of 16 take 50 kB; packing and unpacking them takes 0.1 ms each.
 """
 
 import sys
@@ -12,12 +12,12 @@ from policies.engine_model.blocks import BlockHash, Change, Cleared, Removed, St
 
 
 def pack_hashes(hashes: Sequence[BlockHash]) -> bytes:
-    """The bytes of some hashes, each in 0 .. 2^64 - 1 (else OverflowError)."""
+    """Packs hashes. Raises OverflowError for a hash outside 0 .. 2^64 - 1."""
     return _little_endian(array("Q", hashes)).tobytes()
 
 
 def unpack_hashes(data: bytes) -> tuple[BlockHash, ...]:
-    """The hashes of `pack_hashes`. Raises ValueError when these are not whole ones."""
+    """Unpacks the bytes of `pack_hashes`. Raises ValueError where their number is no multiple of 8."""
     hashes = array("Q")
     hashes.frombytes(data)
     return tuple(_little_endian(hashes))
@@ -30,7 +30,7 @@ def _little_endian(hashes: "array[int]") -> "array[int]":
 
 
 def to_wire(changes: Iterable[Change]) -> list[KvChange]:
-    """Changes as they are sent."""
+    """Converts the changes of a prefix cache to their form on the wire."""
     return [_change(change) for change in changes]
 
 
@@ -45,7 +45,7 @@ def _change(change: Change) -> KvChange:
 
 
 def from_wire(changes: Iterable[KvChange]) -> tuple[Change, ...]:
-    """Changes as they were. Raises ValueError when a list of hashes is not whole."""
+    """Converts changes back from their form on the wire. Raises ValueError where the bytes of hashes are incomplete."""
     found: list[Change] = []
     for change in changes:
         match change.kind:

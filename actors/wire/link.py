@@ -1,7 +1,6 @@
-"""A connection that is kept: connects, reconnects with back-off, and says when it is up or down.
+"""A connection that is kept: a link connects, reconnects with back-off, and reports when it is up or down.
 
-Used by whoever must reach one peer for as long as it lives: an engine and an ingress their router, an ingress its
-engines.
+Engines and ingresses keep one to their router, and an ingress keeps one to each engine.
 """
 
 import asyncio
@@ -19,10 +18,11 @@ BACKOFF_FIRST_S = 0.05
 BACKOFF_MOST_S = 2.0
 FIND_TIMEOUT_S = 5.0
 FIND_TIMEOUT_MOST_S = 60.0
-"""An answer that takes long is given more time at each attempt: else a slow machine would ask for ever."""
+"""Most seconds that `find` gets. Each attempt that runs out of time doubles its limit, or a slow machine would never
+get an answer."""
 
 CLOSE_S = 5.0
-"""So long a peer may take to read what was queued for it when the link ends."""
+"""Seconds that a peer may take to read its queued messages when the link ends."""
 
 Find = Callable[[], Awaitable[tuple[str, ...]]]
 
@@ -51,7 +51,7 @@ class Link:
         self.channel: Channel | None = None
 
     def start(self) -> None:
-        """Begins to connect, in the background."""
+        """Starts to connect in the background."""
         self._task = asyncio.create_task(self._keep(), name=f"link to {self._name}")
 
     async def stop(self) -> None:
@@ -81,18 +81,19 @@ class Link:
                 addresses = await asyncio.wait_for(self._find(), find_s)
                 find_s = FIND_TIMEOUT_S
                 channel = await connect(addresses, self._new_channel)
-            except TimeoutError:  # of `find`: `connect` tells its own as ConnectionError
+            except TimeoutError:
+                # only `find` raises it: `connect` turns its own timeout into a ConnectionError
                 log.info("%s: not found within %g s; next try in %.2f s", self._name, find_s, backoff_s)
                 find_s = min(FIND_TIMEOUT_MOST_S, 2 * find_s)
             except (OSError, WireError) as error:
                 log.info("%s: no connection (%s); next try in %.2f s", self._name, error, backoff_s)
-            except (
-                Exception
-            ) as error:  # `find` asks Ray, whose errors are many; the link must survive them all
+            except Exception as error:
+                # `find` asks Ray, whose errors are many; the link must survive them all
                 log.warning("%s: cannot find it (%r); next try in %.2f s", self._name, error, backoff_s)
             else:
                 backoff_s = BACKOFF_FIRST_S
-                await asyncio.shield(channel.closed)  # our cancellation must not cancel the future itself
+                # our cancellation must not cancel the future itself
+                await asyncio.shield(channel.closed)
             await asyncio.sleep(backoff_s * random.uniform(0.8, 1.2))
             backoff_s = min(BACKOFF_MOST_S, 2 * backoff_s)
 

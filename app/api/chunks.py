@@ -1,8 +1,7 @@
-"""Output pieces of the engines -> the bytes of OpenAI answers, streamed or whole. Pure; orjson does the
-escaping.
+"""The bytes of OpenAI answers, streamed or whole, from the engines' pieces of output. Pure; orjson does the escaping.
 
-A streamed token costs one JSON string escape and two concatenations: everything around it is built once per
-choice. Both forms are fed by the same `Choice`, so that a streamed answer and a whole one say the same.
+A streamed token costs one JSON string escape and two concatenations: everything around it is built once per choice. One
+`Choice` feeds both forms, so that a streamed answer and a whole one say the same.
 """
 
 from dataclasses import dataclass, field
@@ -30,7 +29,7 @@ class Envelope:
     usage_null: bool = False
 
     def head(self, *, whole: bool) -> bytes:
-        """The opening of a chunk (or of the whole answer) up to and including `"choices":[`."""
+        """Returns the opening of a chunk (or of the whole answer) up to and including `"choices":[`."""
         kind = "chat.completion" if self.chat else "text_completion"
         if self.chat and not whole:
             kind += ".chunk"
@@ -40,10 +39,9 @@ class Envelope:
 
 @dataclass(slots=True)
 class Choice:
-    """One choice: running state and, for whole answers, everything said so far.
+    """The running state of one choice. With `keep`, for whole answers, it also collects the pieces.
 
-    `echo`: the prompt's text, put before the first piece. `keep`: whether pieces are collected (whole
-    answers).
+    `echo` is the prompt's text, which is put before the first piece, and `echo_first` that of its first token.
     """
 
     index: int
@@ -61,16 +59,15 @@ class Choice:
     deltas: list[dict[str, Any]] = field(default_factory=list)
 
     def absorb(self, out: Out) -> tuple[str, list[Any] | None]:
-        """The text and the logprob entries of `out`, prompt first where it is echoed; kept where the answer
-        is whole.
-        """
+        """Takes in a piece. Returns its text and logprob entries, after those of the prompt where it is echoed."""
         text, entries = out.text, out.logprobs
         if not self.started:
             self.started = True
             if self.echo:
                 text = self.echo + text
             if out.prompt_logprobs and self.logprobs:
-                first = (self.echo_first, 0, None, ())  # nothing predicts it: engines send None
+                # nothing predicts the first token: engines send None for it
+                first = (self.echo_first, 0, None, ())
                 entries = [first if e is None else e for e in out.prompt_logprobs] + list(entries or ())
         if out.finish is not None:
             self.finish, self.stop_reason = out.finish, out.stop_reason
@@ -95,9 +92,9 @@ class StreamWriter:
         self._prefixes: dict[int, bytes] = {}
 
     def piece(self, choice: Choice, out: Out, usage: bytes | None = None) -> bytes:
-        """The event (or two: a chat choice opens with its role) for `out`; b"" if it says nothing.
+        """Returns the event for `out`, or two for a chat choice that opens with its role; b"" if it says nothing.
 
-        `usage`: JSON of the running usage, for `continuous_usage_stats`.
+        `usage` is the JSON of the running usage, for `continuous_usage_stats`.
         """
         opening = b""
         if self._chat and not choice.started:
@@ -119,7 +116,7 @@ class StreamWriter:
         return opening + self._event(choice.index, body, _logprobs(choice, entries), choice, usage)
 
     def usage(self, usage: bytes) -> bytes:
-        """The last chunk with the usage and no choices."""
+        """Returns the last chunk, which has the usage and no choices."""
         return self._head + b'],"usage":' + usage + b"}\n\n"
 
     def _prefix(self, index: int) -> bytes:
@@ -158,7 +155,7 @@ class StreamWriter:
 
 
 def whole(envelope: Envelope, choices: list[Choice], usage: bytes) -> bytes:
-    """The answer of a request that does not stream."""
+    """Returns the answer of a request that does not stream."""
     parts = []
     for choice in choices:
         name, body = (
@@ -181,7 +178,7 @@ def whole(envelope: Envelope, choices: list[Choice], usage: bytes) -> bytes:
 
 
 def usage_json(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> bytes:
-    """OpenAI's usage object; `cached_tokens`: prompt tokens whose KV an engine had already."""
+    """Returns OpenAI's usage object; `cached_tokens` are prompt tokens whose KV an engine had already."""
     return (
         b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}}'
         % (
@@ -266,5 +263,5 @@ def _completion_entries(choice: Choice, entries: list[Any]) -> dict[str, Any]:
 
 
 def _finite(logprob: float | None) -> float | None:
-    """JSON has no -Infinity: the lowest value that OpenAI's answers show stands for it."""
+    """Replaces -Infinity, which JSON lacks, by the lowest value that OpenAI's answers show."""
     return None if logprob is None else max(logprob, -9999.0)

@@ -9,9 +9,7 @@ from app.api.schema import ChatRequest
 
 
 def messages_for_template(request: ChatRequest) -> list[dict[str, Any]]:
-    """The conversation as chat templates expect it: text parts joined, tool arguments as objects. Raises
-    `ApiError` 400.
-    """
+    """Returns the conversation with text parts joined and tool arguments as objects. Raises `ApiError` 400."""
     messages = []
     for index, message in enumerate(request.messages):
         where = f"messages[{index}]"

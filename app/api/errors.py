@@ -10,7 +10,7 @@ import orjson
 
 
 class ApiError(Exception):
-    """A request that is answered with an error.
+    """An error that answers a request.
 
     `param` names the field at fault, `code` is a short machine-readable word, `retry_after_s` becomes Retry-After and
     `allow` (the methods that a path takes, for 405) becomes Allow.
@@ -35,7 +35,7 @@ class ApiError(Exception):
         self.allow = allow
 
     def body(self) -> bytes:
-        """The error as a JSON object."""
+        """Returns the error as a JSON object."""
         error = {
             "message": self.message,
             "type": _type_of(self.status),
@@ -45,11 +45,11 @@ class ApiError(Exception):
         return orjson.dumps({"error": error})
 
     def event(self) -> bytes:
-        """The error as an SSE event, for a stream that has begun. No `[DONE]` follows it."""
+        """Returns the error as an SSE event for a stream that has begun; no `[DONE]` follows it."""
         return b"data: " + self.body() + b"\n\n"
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Headers beside the content type; Retry-After in whole seconds, rounded up."""
+        """Returns the headers beside the content type; Retry-After is in whole seconds, rounded up."""
         headers = []
         if self.retry_after_s is not None:
             headers.append((b"retry-after", b"%d" % max(1, math.ceil(self.retry_after_s))))
@@ -61,12 +61,12 @@ class ApiError(Exception):
 
 
 def bad_request(message: str, param: str | None, code: str | None = None) -> ApiError:
-    """400: the request itself is wrong; sending it again unchanged fails again."""
+    """Returns the 400 of a request that is wrong in itself and would fail again if it were sent unchanged."""
     return ApiError(400, message, param=param, code=code)
 
 
 def too_large(limit_bytes: int) -> ApiError:
-    """413: the request's body is longer than the server reads."""
+    """Returns the 413 of a request whose body is longer than the server reads."""
     return ApiError(413, f"The request body is larger than {limit_bytes} bytes.", code="body_too_large")
 
 

@@ -1,12 +1,12 @@
-"""Sluice's additions to a request: priority, SLO and session, from the body or, failing that, from headers.
+"""Sluice's additions to a request: priority, SLO, session and mode, from the body or else from headers.
 
 body                                header
 priority (class name or integer)    x-sluice-priority
 slo.ttft_ms, slo.tpot_ms            x-sluice-slo-ttft-ms, x-sluice-slo-tpot-ms
 session                             x-sluice-session
-user (OpenAI's own field)           x-sluice-user: whose requests these are; lengths are learnt for each
--                                   x-sluice-mode (colocated, disaggregated: only engines of that kind; for
-                                    measurements, by whoever may administer: `app.ingress.admin`)
+user (OpenAI's own field)           x-sluice-user; predictors learn output lengths for each user
+-                                   x-sluice-mode (colocated or disaggregated: only engines of that kind serve
+                                    it; for measurements, by administrators: `app.ingress.admin`)
 """
 
 import math
@@ -19,7 +19,7 @@ from policies.request.terms import Mode, Terms
 
 CLASSES = ("interactive", "standard", "batch")
 PRIORITY_OF_CLASS = {"interactive": -1, "standard": 0, "batch": 1}
-"""Class name -> priority on the wire; lower is served earlier, as in vLLM. A number maps to a class by its sign."""
+"""The priority of each class; lower is served earlier, as in vLLM. A number maps to a class by its sign."""
 
 MAX_PRIORITY = 1000
 MAX_NAME_CHARS = 512
@@ -27,7 +27,7 @@ MAX_NAME_CHARS = 512
 
 @dataclass(frozen=True, slots=True)
 class ClassSlo:
-    """Latency targets of a request class where the request names none. None: no target."""
+    """Latency targets of a request class, for requests that name none; None is no target."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
@@ -50,8 +50,8 @@ def terms_of(
     defaults: Defaults,
     local: bool = False,
 ) -> Terms:
-    """The one `Terms` of a request. `local`: its prompt must be computed where the answer is. Raises `ApiError` 400 for
-    a header that cannot be read.
+    """Makes the `Terms` of a request, the only ones it ever has. With `local` its prompt must be computed where the
+    answer is generated. Raises `ApiError` 400 for a header that cannot be read.
     """
     priority, request_class = priority_of(request.priority, headers)
     ttft_slo_s, tpot_slo_s = slo_of(request.slo, headers)
@@ -69,7 +69,7 @@ def terms_of(
 
 
 def priority_of(value: int | str | None, headers: dict[bytes, bytes]) -> tuple[int, str]:
-    """(priority, class name). Raises `ApiError` 400 for a header that is neither a class nor a small integer."""
+    """Returns priority and class. Raises `ApiError` 400 for a header that is neither a class nor a small integer."""
     if value is None:
         raw = headers.get(b"x-sluice-priority")
         value = 0 if raw is None else _priority_in(_text(raw, "x-sluice-priority").strip())
@@ -79,7 +79,7 @@ def priority_of(value: int | str | None, headers: dict[bytes, bytes]) -> tuple[i
 
 
 def slo_of(slo: Slo | None, headers: dict[bytes, bytes]) -> tuple[float | None, float | None]:
-    """(TTFT, TPOT) targets in seconds, None where there is none. Raises `ApiError` 400 for a bad header."""
+    """Returns the targets for TTFT and TPOT, s; None where there is none. Raises `ApiError` 400 for a bad header."""
     ttft_ms = slo.ttft_ms if slo else None
     tpot_ms = slo.tpot_ms if slo else None
     if ttft_ms is None:
@@ -100,7 +100,7 @@ def name_of(value: str | None, headers: dict[bytes, bytes], header: str) -> str:
 
 
 def mode_of(headers: dict[bytes, bytes]) -> Mode | None:
-    """The kind of engines that alone may serve the request; None: any. Raises `ApiError` 400 for an unknown kind."""
+    """Returns the mode that the header asks for, None where it is absent. Raises `ApiError` 400 for an unknown mode."""
     raw = headers.get(b"x-sluice-mode")
     if raw is None:
         return None

@@ -1,8 +1,8 @@
 """Request fields that OpenAI or vLLM know and Sluice does not serve: each is refused by name, never ignored.
 
-A field is listed with the values that ask for nothing (its default), which pass. Unknown fields are ignored,
-as vLLM's own server does; fields that have no influence on the output (`metadata`, `store`, `service_tier`,
-...) too.
+A field is listed with the values that ask for nothing, such as its default; these pass. Fields that are not listed are
+ignored: unknown ones, as by vLLM's own server, and those without influence on the output (`metadata`, `store`,
+`service_tier`, ...).
 """
 
 from typing import Any
@@ -62,9 +62,7 @@ COMPLETION_UNSUPPORTED: dict[str, tuple[Any, ...]] = _BOTH | {
 
 
 def refuse_unsupported(extra: dict[str, Any] | None, table: dict[str, tuple[Any, ...]]) -> None:
-    """Raises `ApiError` 400 for the first field of `extra` that `table` lists with another value than its
-    harmless ones.
-    """
+    """Raises `ApiError` 400 for the first field of `extra` that `table` lists and whose value is not a harmless one."""
     for name, value in (extra or {}).items():
         harmless = table.get(name)
         if harmless is not None and not any(value == h and type(value) is type(h) for h in harmless):

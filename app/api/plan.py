@@ -1,6 +1,6 @@
-"""From a validated body to a plan: what the engines get, and how the answer is to look. Pure; no I/O.
+"""From a validated body to a plan: the work for the engines, and the form of the answer. Pure; no I/O.
 
-Two steps, because tokenising lies between them and may take long for a huge prompt: `plan_chat` /
+Planning has two steps, because tokenising lies between them and may take long for a huge prompt. `plan_chat` and
 `plan_completion` check everything that needs no tokens; `Plan.fit` checks the tokens against the context.
 """
 
@@ -18,13 +18,13 @@ _SAMPLING = (
     "skip_special_tokens",
     "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
 )  # fmt: skip
-"""Fields that go to the engine under their own name, if given."""
+"""Fields that go to the engine under their own name if the client gave them."""
 
 
 @dataclass(slots=True)
 class Plan:
-    """One HTTP request, checked. `prompts` are texts or token ids as the client gave them (a chat has one,
-    rendered later).
+    """One HTTP request, checked. `prompts` are texts or token ids as the client gave them; that of a chat is rendered
+    later. `max_tokens_param` is the field that `max_tokens` came from.
     """
 
     chat: bool
@@ -46,7 +46,7 @@ class Plan:
     engine_chat: bytes | None = None
 
     def fit(self, tokens: list[list[int]], max_model_len: int, vocab_size: int) -> list[int]:
-        """The max_tokens of each prompt. Raises `ApiError` 400 if a prompt is empty, too long or holds an
+        """Returns the max_tokens of each prompt. Raises `ApiError` 400 if a prompt is empty, too long or holds an
         unknown token.
         """
         param = "messages" if self.chat else "prompt"
@@ -88,8 +88,8 @@ class Plan:
 
 
 def plan_chat(body: bytes, headers: dict[bytes, bytes], defaults: Defaults) -> Plan:
-    """Checks a chat request. `headers`: lower-case names; only the `x-sluice-*` ones are read. Raises
-    `ApiError` 400.
+    """Checks a chat request and plans it. The names of `headers` are in lower case, and only the `x-sluice-*` ones are
+    read. Raises `ApiError` 400.
     """
     request = parse(ChatRequest, body)
     refuse_unsupported(request.model_extra, CHAT_UNSUPPORTED)
@@ -117,7 +117,7 @@ def plan_chat(body: bytes, headers: dict[bytes, bytes], defaults: Defaults) -> P
 
 
 def plan_completion(body: bytes, headers: dict[bytes, bytes], defaults: Defaults) -> Plan:
-    """Checks a completion request. Raises `ApiError` 400."""
+    """Checks a completion request and plans it. Raises `ApiError` 400."""
     request = parse(CompletionRequest, body)
     refuse_unsupported(request.model_extra, COMPLETION_UNSUPPORTED)
     # the prompt's own logprobs do not travel with the KV
@@ -147,7 +147,7 @@ def plan_completion(body: bytes, headers: dict[bytes, bytes], defaults: Defaults
 
 
 def prompts_of(prompt: Any) -> list[str | list[int]]:
-    """The prompts of a completion request: a string, token ids, or a list of either. Raises `ApiError` 400."""
+    """Returns the prompts of a completion request: a string, token ids, or a list of either. Raises `ApiError` 400."""
     if isinstance(prompt, str) or (isinstance(prompt, list) and prompt and _is_int(prompt[0])):
         prompt = [prompt]
     if not isinstance(prompt, list):

@@ -1,8 +1,8 @@
 """The request bodies of `/v1/chat/completions` and `/v1/completions`, validated by pydantic on the raw bytes.
 
-Types are strict (a string is no number), null means "not given", numbers must be finite, unknown fields are
-kept aside (`fields.refuse_unsupported` looks at them). The first problem becomes one `ApiError` 400 that
-names the field. Where OpenAI's specification is silent, the limits are those of vLLM's server.
+Types are strict (a string is no number), null means "not given", numbers must be finite, and unknown fields are kept
+aside for `fields.refuse_unsupported`. The first problem becomes one `ApiError` 400 that names the field. Where OpenAI's
+specification is silent, the limits are those of vLLM's server.
 """
 
 from typing import Annotated, Any, Literal, TypeVar
@@ -31,8 +31,8 @@ _PROMPT: dict[str, Any] = {"anyOf": [_TEXT, _IDS, _PROMPTS]}
 
 
 class StreamOptions(BaseModel):
-    """`stream_options`: a last chunk with the usage; `continuous_usage_stats` (vLLM) puts it into every
-    chunk.
+    """Options of a stream: `include_usage` asks for a last chunk with the usage, and vLLM's `continuous_usage_stats`
+    for the usage in every chunk.
     """
 
     model_config = ConfigDict(strict=True)
@@ -42,9 +42,7 @@ class StreamOptions(BaseModel):
 
 
 class Slo(BaseModel):
-    """`slo`: the latencies that the client wants, in milliseconds. An unknown key is an error: it would be a
-    silent no-op.
-    """
+    """The latencies that the client wants, in milliseconds. An unknown key is an error, for it would have no effect."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -54,7 +52,7 @@ class Slo(BaseModel):
 
 @with_config(ConfigDict(strict=True, extra="allow"))
 class Message(TypedDict, total=False):
-    """One message of a conversation; handed to the chat template as it is, other keys included."""
+    """One message of a conversation; the chat template gets it unchanged, other keys included."""
 
     role: NonEmpty
     content: str | list[dict[str, Any]] | None
@@ -166,7 +164,7 @@ R = TypeVar("R", ChatRequest, CompletionRequest)
 
 
 def parse(model: type[R], body: bytes) -> R:
-    """The validated body. Raises `ApiError` 400 with the first field at fault."""
+    """Validates a body. Raises `ApiError` 400 with the first field at fault."""
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
@@ -191,9 +189,7 @@ def _api_error(error: ValidationError) -> ApiError:
 
 
 def _path(loc: tuple[int | str, ...]) -> str:
-    """`("messages", 0, "content", "str")` -> `messages[0].content`: union branches and constraints are no
-    part of it.
-    """
+    """Turns `("messages", 0, "content", "str")` into `messages[0].content`, without union branches and constraints."""
     path = str(loc[0])
     for part in loc[1:]:
         if isinstance(part, int):

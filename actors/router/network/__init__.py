@@ -1,1 +1,1 @@
-"""The network oracle at work in the router: its sources, and what the estimator learns."""
+"""The network oracle at work in the router: its sources, and its estimates from transfers."""

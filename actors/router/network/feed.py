@@ -1,14 +1,14 @@
-"""The network oracle at work in the router: what the sources say and what the estimator learned, as events.
+"""The network oracle at work in the router: facts of the sources and estimates of the estimator become events.
 
-    bandwidth, latency, tiers of pairs    `network_sources` (file, announcements, labels)
+    bandwidth, latency, tiers of pairs    from `sources` (file, announcements, labels)
     congestion of a tier                  the file's while that is fresh, else learned from the tier's transfers
     B*(1-c) of a pair of nodes            learned; overrides its tier while it is fresh
 
-Transfers are observed by the ingresses (`Transferred`), which are asked to tell only while the decode policy decides by
-the network (or the option `estimate` says so). Without tiers a pair that has no estimate yet counts as the median of
-those that have, so that candidates stay comparable and a pair long unused is tried again; own flows are not counted
-then (`bandwidth_estimator`). The dispatcher hears of all this by `OracleRefreshed` alone, and only when something
-changed by more than `change_ratio`, or when the data that it has would soon look stale.
+The ingresses observe transfers and report them (`Transferred`) only while the decode policy decides by the network, or
+where the option `estimate` says so. Without tiers, a pair that has no estimate yet counts as the median of the others.
+Candidates then stay comparable, and a pair that was long unused is tried again; own flows are not counted in this case
+(`policies.network.bandwidth_estimator`). The dispatcher learns of all this by `OracleRefreshed` alone, and only when
+something changed by more than `change_ratio` or when the data that it has would soon look stale.
 """
 
 import asyncio
@@ -32,21 +32,27 @@ from policies.state.events import OracleRefreshed
 log = logging.getLogger(__name__)
 
 LABELS_EVERY_S = 10.0
-NEWS_S = 0.05  # engines that come up together are told together
+"""ASSUMPTION: seconds between two readings of the labels of Ray's nodes."""
+
+NEWS_S = 0.05
+"""ASSUMPTION: seconds by which news waits, so that engines that come up together become one event."""
+
 FARTHEST = 3
+"""The tier that stands for any distance where no tiers are known."""
 
 Pairs = Mapping[tuple[str, str], PairEstimate]
 ReadNodes = Callable[[], Sequence[Mapping[str, Any]]]
-"""What `ray.nodes()` answers; it blocks, so it is called in a thread, which does not hold up the process's end."""
+"""Returns the nodes as `ray.nodes()` lists them. It blocks, and so runs in a thread for which no process waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkConfig:
-    """`file`: see `network_file`. `estimate` None: while the decode policy decides by the network.
+    """Settings of the oracle. `file` is the path of a network file (`actors.router.network.file`). Transfers are
+    estimated if `estimate` is true; with None they are while the decode policy decides by the network.
 
-    `stale_after_s`: older congestion and pair estimates do not count, nor older transfers in them. `window` (transfers
-    a pair), `min_samples` and `settle_s` are the estimator's. Labels are tried in order. Raises ValueError naming the
-    option and what is allowed.
+    Congestion and estimates older than `stale_after_s` do not count, and older transfers do not enter an estimate.
+    `window` (transfers a pair), `min_samples` and `settle_s` are the estimator's. Labels are tried in order. Raises
+    ValueError that names the option and its range.
     """
 
     file: str | None = None
@@ -81,9 +87,8 @@ class NetworkConfig:
 
 
 class RouterNetwork:
-    """One per router: `start` begins to refresh; the others tell it what happens. Times are the router's clock, s.
-
-    Raises OracleError when it is made and the file is missing or wrong.
+    """The network as one router knows it, on the router's clock. `start` begins to refresh it; the other methods take
+    in the events. The constructor raises OracleError where the file is missing or wrong.
     """
 
     def __init__(self, config: NetworkConfig, read_nodes: ReadNodes | None = None) -> None:
@@ -98,63 +103,62 @@ class RouterNetwork:
         self._tasks: list[asyncio.Task[None]] = []
         self._news = asyncio.Event()
         self._errors = self._refreshes = self._descriptors = 0
-        self._closed: tuple[list[str], list[str]] = (
-            [],
-            [],
-        )  # since the refresh before the last, since the last
+        # attempts that were closed between the last two refreshes, and since the last one
+        self._closed: tuple[list[str], list[str]] = ([], [])
 
     def wants_transfers(self, needs: Needs) -> bool:
-        """Whether ingresses shall tell what they observe."""
+        """Returns whether ingresses have to report the transfers that they observe."""
         estimate = self.config.estimate
         return Needs.NETWORK in needs if estimate is None else estimate
 
     # ------------------------------------------------------------------------------------------ what happens
 
     def engine(self, info: EngineInfo) -> None:
-        """An engine announced itself: its node and labels. What is new is told soon, not at the next refresh."""
+        """Takes in an engine's node and labels. New ones lead to an event soon, not only at the next refresh."""
         known = self.sources.engines.get(info.id)
         self.sources.engines[info.id] = info
         if known is None or (known.node, known.labels) != (info.node, info.labels):
             self._news.set()
 
     def forget(self, engine_id: str) -> None:
-        """It is gone."""
+        """Forgets an engine that is gone."""
         self.sources.engines.pop(engine_id, None)
 
     def routed(self, intent: TransferIntent, now_s: float) -> None:
-        """A decode was sent off: its transfer begins soon."""
+        """Notes a decode that was routed: its transfer begins soon."""
         source = self.sources.engines.get(place_of(intent.source)[0])
         destination = self.sources.engines.get(place_of(intent.destination)[0])
         if source is None or destination is None or intent.n_bytes <= 0:
             return
         file, tier = self.sources.file, intent.tier
         if tier not in file.bandwidth_bytes_per_s:
-            tier = None  # no tiers: the oracle's one stands for "anywhere"
+            # without tiers, the one tier of the oracle stands for any distance
+            tier = None
         latency_s = None if tier is None else file.latency_s.get(tier)
         pair = (source.node, destination.node)
         uplinks = 1 if tier is None else file.uplinks.get(tier, 1)
         self.estimator.routed(intent.attempt_id, intent.source, pair, tier, latency_s, now_s, uplinks)
 
     def transferred(self, message: Transferred, now_s: float) -> None:
-        """What an ingress observed."""
+        """Takes in the transfers that an ingress observed."""
         for one in message.items:
             self._descriptors += one.descriptors
             self.estimator.transferred(one.attempt_id, one.n_bytes, one.seconds, now_s - one.ended_ago_s)
 
     def closed(self, attempt_id: str) -> None:
-        """The request is over. Its transfer may still be reported: ingresses batch that, and `Closed` overtakes it."""
+        """Notes that an attempt is over. Its transfer may be reported later: ingresses batch these reports."""
         self._closed[1].append(attempt_id)
 
     # ----------------------------------------------------------------------------------------------- refresh
 
     def start(self, feed: Callable[[OracleRefreshed], None]) -> None:
-        """Refreshes every `refresh_s`; `feed` takes the events."""
+        """Starts to refresh every `refresh_s`; `feed` takes the events."""
         self._tasks = [asyncio.create_task(self._run(feed), name="network oracle")]
         if self._read_nodes is not None:
             self._tasks += [asyncio.create_task(self._poll_labels(self._read_nodes), name="node labels")]
 
     def stop(self) -> None:
-        """No more events. Idempotent."""
+        """Stops refreshing: no more events come. Idempotent."""
         for task in self._tasks:
             task.cancel()
         self._control_plane.close()
@@ -165,7 +169,8 @@ class RouterNetwork:
                 event = self.refresh(clock_s())
                 if event is not None:
                     feed(event)
-            except Exception:  # a bug; without refreshes all that is known would grow stale
+            except Exception:
+                # a bug; without refreshes everything known would grow stale
                 self._errors += 1
                 log.exception("the network oracle cannot be refreshed; it is tried again")
             await self._wait()
@@ -180,7 +185,7 @@ class RouterNetwork:
         self._news.clear()
 
     async def _poll_labels(self, read_nodes: ReadNodes) -> None:
-        """A task of its own: without Ray's control plane the answer may take minutes."""
+        """Reads labels in a task of its own: without Ray's control plane an answer may take minutes."""
         while True:
             try:
                 self.sources.set_nodes(await self._control_plane.call(read_nodes))
@@ -191,7 +196,7 @@ class RouterNetwork:
             await asyncio.sleep(LABELS_EVERY_S)
 
     def refresh(self, now_s: float) -> OracleRefreshed | None:
-        """Looks at all sources; the event to feed, if the dispatcher's view has to change."""
+        """Reads all sources. Returns the event to feed if the dispatcher's view has to change, else None."""
         try:
             self.sources.read_file()
         except OracleError as error:
@@ -233,7 +238,7 @@ class RouterNetwork:
     # ----------------------------------------------------------------------------------------------- metrics
 
     def totals(self) -> dict[str, float]:
-        """Monotonic counts since the start."""
+        """Returns the totals since the start."""
         estimator = self.estimator
         return {
             "network_transfers": float(estimator.transfers),
@@ -245,7 +250,9 @@ class RouterNetwork:
         }
 
     def gauges(self, now_s: float) -> dict[str, float]:
-        """`network_source`: the best data in use: 0 none, 1 static tiers, 2 congestion, 3 pair estimates."""
+        """Returns the present figures. `network_source` is the best data in use: 0 none, 1 static tiers, 2 congestion,
+        3 estimates of pairs.
+        """
         oracle = self._told
         if oracle is None:
             return {"network_source": 0.0}
@@ -267,7 +274,7 @@ class RouterNetwork:
 
 
 def _without_tiers(pairs: Pairs, stale_after_s: float) -> Oracle | None:
-    """The estimator alone: pairs, and their median for all others."""
+    """Returns an oracle of estimates alone: the estimated pairs, and their median for all others."""
     if not pairs:
         return None
     latencies = [e.latency_s for e in pairs.values() if e.latency_s is not None]
@@ -281,7 +288,7 @@ def _without_tiers(pairs: Pairs, stale_after_s: float) -> Oracle | None:
 
 
 def _differs(old: Oracle | None, new: Oracle | None, now_s: float, ratio: float) -> bool:
-    """Whether the dispatcher has to hear of `new`; estimates may move by `ratio` without."""
+    """Returns whether the dispatcher has to learn of `new`; estimates may move by `ratio` without that."""
     if old is None or new is None:
         return old is not new
     if (old.tier_map, old.places, old.own_flows_excluded, old.uplinks) != (

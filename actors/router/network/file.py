@@ -1,4 +1,4 @@
-"""The operator's static network file: YAML, checked, every refusal with the key and what is allowed.
+"""The operator's static network file: YAML, which is checked; each refusal names the key and the values allowed.
 
 tiers:                       # 0 node, 1 rack, 2 pod, 3 beyond; those that are left out fall to the next farther one
   1: {bandwidth_bytes_per_s: 1.25e+10, latency_s: 2.0e-5}
@@ -9,10 +9,11 @@ pairs:                       # optional: the tier of a pair of nodes, one way (w
   - {from: host-a, to: host-b, tier: 3}
 congestion: {3: 0.25}        # optional: share of a tier's bandwidth that others use; as old as the file
 
-`uplinks` (default 1, NetKV's formula): how many transfers of this tier's bandwidth leave a sender at once before they
-slow each other down. Where each has one NIC, that NIC's bandwidth over the tier's; where the fabric spreads them (ECMP)
-over all NICs and uplinks, the bandwidth of them all together over the tier's, for the narrowest of node, rack (from
-tier 2 on) and pod (tier 3). An own transfer in flight then slows the next one down by 1 / uplinks of a share.
+`uplinks` (default 1, NetKV's formula) is the number of transfers of this tier's bandwidth that leave a sender at once
+before they slow each other down. Where a sender has one NIC, it is that NIC's bandwidth over the tier's. Where the
+fabric spreads transfers (ECMP) over all NICs and uplinks, it is the bandwidth of them all together over the tier's, for
+the narrowest of node, rack (from tier 2 on) and pod (tier 3). One of our transfers in flight then slows the next one
+down by 1 / uplinks of a share.
 """
 
 from dataclasses import dataclass, field
@@ -55,18 +56,20 @@ class _File(_Strict):
 
 @dataclass(frozen=True, slots=True)
 class NetworkFile:
-    """What a file says, in the oracle's terms; nodes by the names that the file uses."""
+    """The content of a file in the oracle's terms. Nodes have the names that the file uses; `uplinks` holds the tiers
+    with more than one.
+    """
 
     bandwidth_bytes_per_s: dict[int, float] = field(default_factory=dict)
     latency_s: dict[int, float] = field(default_factory=dict)
     nodes: dict[str, NodePlace] = field(default_factory=dict)
     pairs: dict[tuple[str, str], int] = field(default_factory=dict)
     congestion: dict[int, float] = field(default_factory=dict)
-    uplinks: dict[int, int] = field(default_factory=dict)  # of the tiers that have more than one
+    uplinks: dict[int, int] = field(default_factory=dict)
 
 
 def read_network_file(path: str) -> NetworkFile:
-    """Raises OracleError that names the file, the key and what is allowed."""
+    """Reads a network file. Raises OracleError that names the file, the key and the values allowed."""
     try:
         raw = yaml.safe_load(Path(path).read_text())
         parsed = _File.model_validate({} if raw is None else raw)

@@ -1,6 +1,6 @@
-"""What is known of the network without measuring: the operator's file, the engines' announcements, Ray's node labels.
+"""The network as it is known without measuring: the operator's file, the engines' announcements, Ray's node labels.
 
-Which wins where they speak of the same thing (the first that says something, label by label):
+Where several sources state the same fact, the first that says something wins, label by label:
 
     rack and pod of a node   the file's `nodes`; what engines there announce (`actors.engine.topology`); the labels of
                              the Ray node
@@ -8,7 +8,7 @@ Which wins where they speak of the same thing (the first that says something, la
     tiers, congestion        the file
 
 The file names nodes as Ray does (node id, node name, host name, address) or as an engine's topology does. It is read
-again when it changes; what is wrong with it is raised once for each change, and the last good content stays.
+again when it changes. A fault in it raises once for each change, and the last good content stays in use.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ Stamp = tuple[int, int]  # modification time in ns, bytes
 
 @dataclass(frozen=True, slots=True)
 class LabelNames:
-    """Names of the labels that hold rack and pod, the best first."""
+    """The names of the labels that hold rack and pod, the most trusted first."""
 
     rack: tuple[str, ...]
     pod: tuple[str, ...]
@@ -39,20 +39,22 @@ class LabelNames:
 
 
 class NetworkSources:
-    """`read_file` looks whether the file changed; `places` and `pairs` are what all sources together say now."""
+    """All sources together. `read_file` reads a changed file; `places` and `pairs` give the present facts."""
 
     def __init__(self, file: str | None, labels: LabelNames) -> None:
         self.file = NetworkFile()
-        self.file_at_s = 0.0  # when its content was written, Unix time
+        # Unix time at which the file's content was written
+        self.file_at_s = 0.0
         self.engines: dict[str, EngineInfo] = {}
         self._path = None if file is None else Path(file)
         self._stamp: Stamp | None = _NEVER
         self._labels = labels
         self._node_labels: dict[str, Mapping[str, str]] = {}
-        self._ids: dict[str, str] = {}  # a name of a Ray node -> its id, which its engines announce
+        # a name of a Ray node -> its id, which its engines announce
+        self._ids: dict[str, str] = {}
 
     def read_file(self) -> None:
-        """Raises OracleError, once for each change: the file cannot be read, or is wrong."""
+        """Reads the file if it changed. Raises OracleError, once for each change, for a faulty file."""
         if self._path is None:
             return
         try:
@@ -72,7 +74,7 @@ class NetworkSources:
         self.file_at_s = stamp[0] / 1e9
 
     def set_nodes(self, nodes: Sequence[Mapping[str, Any]]) -> None:
-        """The cluster's nodes as `ray.nodes()` lists them; dead ones are left out."""
+        """Takes in the cluster's nodes as `ray.nodes()` lists them; dead nodes are left out."""
         alive = [node for node in nodes if node.get("Alive")]
         self._node_labels = {node["NodeID"]: node.get("Labels") or {} for node in alive}
         self._ids = {}
@@ -82,12 +84,12 @@ class NetworkSources:
                     self._ids.setdefault(node[key], node["NodeID"])
 
     def pairs(self) -> dict[tuple[str, str], int]:
-        """Tier by (from node, to node), as far as the file names pairs."""
+        """Returns the tier of each pair (from node, to node) that the file names."""
         ids = self._ids
         return {(ids.get(a, a), ids.get(b, b)): tier for (a, b), tier in self.file.pairs.items()}
 
     def places(self) -> dict[str, NodePlace]:
-        """Rack and pod of every node of which anything is known."""
+        """Returns the rack and the pod of every node of which either is known."""
         places = {self._ids.get(name, name): place for name, place in self.file.nodes.items()}
         announced = [(info.node, info.labels) for _, info in sorted(self.engines.items())]
         for node, labels in [*announced, *sorted(self._node_labels.items())]:

@@ -1,4 +1,4 @@
-"""What all messages share: how they are encoded, the words that several of them use, and the handshake."""
+"""The base of all messages: their encoding, the words that several of them use, and the handshake."""
 
 from typing import Literal
 

@@ -1,6 +1,6 @@
-"""Engine <-> router: what an engine is, what it counts, and what its prefix cache holds.
+"""Engine <-> router: an engine's facts, its counts, and the content of its prefix cache.
 
-Sim engine <-> sim engine: how a decode engine reads the KV that a prefill engine holds.
+Sim engine <-> sim engine: a decode engine reads the KV that a prefill engine holds.
 """
 
 from typing import Literal
@@ -10,24 +10,24 @@ import msgspec
 from actors.wire.messages.base import EngineState, Part, Role, Wire
 
 KV_EVENTS = "kv_events"
-"""The feature of an engine that tells the router what its prefix cache holds."""
+"""Name of the feature of an engine that reports the content of its prefix cache to the router."""
 
 
 class EngineInfo(Part, frozen=True):
-    """What an engine announces once, and the router passes on to every ingress.
+    """The facts that an engine announces once. The router passes them on to every ingress.
 
-    `group` is NIXL's compatibility group (engine version, model, layout, dtype): KV never crosses groups. `slots` is
-    beta_max, the most sequences that decode at once; `addresses` are tried in order (`unix:/path`, `tcp:host:port`).
-    `node` is Ray's id of its node, or the name in its group's `topology`; `labels` say where that node is
-    (`actors.engine.topology`).
+    `kind` is a name of `actors.engine.registry.ENGINES`. `group` is NIXL's compatibility group (engine version, model,
+    layout, dtype): KV never crosses groups. `slots` is beta_max, the most sequences that decode at once. `addresses`
+    are tried in order (`unix:/path`, `tcp:host:port`). `node` is Ray's id of the engine's node, or the name in its
+    group's `topology`; `labels` say where that node is (`actors.engine.topology`).
 
-    An engine of `dp_ranks` data-parallel ranks has so many schedulers, each with an equal share of `slots` and
-    `kv_blocks`; with a `barrier` they step together.
+    An engine of `dp_ranks` data-parallel ranks has one scheduler for each rank, with an equal share of `slots` and
+    `kv_blocks`. With a `barrier` all ranks end every step together.
     """
 
     id: str
     role: Role
-    kind: str  # a name of actors.engine.registry.ENGINES
+    kind: str
     model: str
     group: str
     addresses: tuple[str, ...]
@@ -47,16 +47,16 @@ class EngineInfo(Part, frozen=True):
 
 
 class Announce(Wire, frozen=True):
-    """Engine -> router: I exist (also sent again after a reconnect, and when `state` changes)."""
+    """Engine -> router: the engine exists. It is sent again after a reconnect and when `state` changes."""
 
     info: EngineInfo
 
 
 class Status(Wire, frozen=True):
-    """Engine -> router, periodically: what the engine itself counts. A term it does not know is None, never 0.
+    """Engine -> router, periodically: the engine's own counts. A figure that the engine does not know is None, never 0.
 
-    FlowKV's indicators: `swapped` requests; of the step's token budget, of compute and of memory bandwidth the share
-    in use, 0..1. An engine of several ranks counts all of them together, and each in `ranks`.
+    `swapped` requests and the shares in use, 0..1, of the step's token budget, of compute and of memory bandwidth are
+    FlowKV's indicators. An engine of several ranks counts all of them together, and each one in `ranks`.
     """
 
     engine_id: str
@@ -79,9 +79,10 @@ class Status(Wire, frozen=True):
 
 
 class KvChange(Part, frozen=True):
-    """What entered or left a prefix cache (`policies.engine_model.blocks.Change`); see `actors.wire.kv` for the bytes.
+    """One change of a prefix cache (`policies.engine_model.blocks.Change`).
 
-    `parent` is the hash before the first stored block, None at the prompt's start.
+    `hashes` are bytes by `actors.wire.kv`. `parent` is the hash before the first stored block, None at the start of a
+    prompt.
     """
 
     kind: Literal["stored", "removed", "cleared"]
@@ -91,7 +92,8 @@ class KvChange(Part, frozen=True):
 
 class KvEvents(Wire, frozen=True):
     """Engine -> router: batch `seq` of the changes of one rank's prefix cache, numbered from 0 in each `epoch` (one
-    life of the engine). Sent within a report period, from the first KvReplay of a connection on until KvStop.
+    life of the engine). An engine sends batches within a report period, from the first KvReplay of a connection until
+    KvStop.
     """
 
     engine_id: str
@@ -102,9 +104,9 @@ class KvEvents(Wire, frozen=True):
 
 
 class KvReplay(Wire, frozen=True):
-    """Router -> engine: batches `first`..`last` of `epoch` again (`last` None: up to now), and all that follow.
-    Answered by KvEvents, or by KvState where the engine does not have them any more, the epoch is another one, or
-    `first` is None.
+    """Router -> engine: send batches `first`..`last` of `epoch` again (`last` None: up to now), and all that follow.
+    The engine answers with KvEvents, or with KvState where it does not have them any more, the epoch is another one,
+    or `first` is None.
     """
 
     epoch: str
@@ -114,14 +116,14 @@ class KvReplay(Wire, frozen=True):
 
 
 class KvStop(Wire, frozen=True):
-    """Router -> engine: no policy looks at prefix hits any more, send no more KvEvents of `rank`."""
+    """Router -> engine: no policy reads prefix hits any more; send no more KvEvents of `rank`."""
 
     rank: int = 0
 
 
 class KvState(Wire, frozen=True):
     """Engine -> router: part `part` of `parts` of all that a rank's prefix cache holds before batch `next_seq`, as
-    chains (KvChange of kind "stored", a chain after those that it hangs on).
+    chains: KvChange of kind "stored", each chain after the chain that it continues.
     """
 
     engine_id: str
@@ -137,8 +139,8 @@ class KvState(Wire, frozen=True):
 
 
 class Pull(Wire, frozen=True):
-    """Sim decode engine -> sim prefill engine: I start to read `n_bytes` of the KV of `attempt_id`; keep it until
-    Pulled.
+    """Sim decode engine -> sim prefill engine: the sender starts to read `n_bytes` of the KV of `attempt_id`; keep it
+    until Pulled.
     """
 
     attempt_id: str
@@ -146,8 +148,8 @@ class Pull(Wire, frozen=True):
 
 
 class PullGrant(Wire, frozen=True):
-    """Answer to Pull: `ok` False where the KV is gone (lease expired, released, engine restarted). `paced`: a Sent
-    follows when the bytes have arrived; else the reader knows itself how long they take.
+    """Answer to Pull. `ok` is False where the KV is gone (lease expired, released, engine restarted). With `paced` a
+    Sent follows when the bytes have arrived; without it the reader computes how long they take.
     """
 
     attempt_id: str

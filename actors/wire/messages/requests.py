@@ -1,4 +1,4 @@
-"""Ingress <-> router: the life of a request as the ingress tells it, the decisions about it, the fleet, and the
+"""Ingress <-> router: the life of a request as the ingress reports it, the decisions about it, the fleet, and the
 questions of an administrator.
 """
 
@@ -26,7 +26,7 @@ class PromptSignals(Part, frozen=True):
 
 
 class Hints(Part, frozen=True):
-    """What an ingress knows of a request beyond its size: sampling parameters, keyed digests of the prompt and of the
+    """An ingress's knowledge of a request beyond its size: sampling parameters, keyed digests of the prompt and of the
     user's name, and signals of the prompt's text. None where the ingress does not know it.
     """
 
@@ -83,9 +83,7 @@ class Grown(NamedTuple):
 
 
 class Progress(Wire, frozen=True):
-    """What happened since the last Progress: the attempts that were `admitted` at their decode engine, and those that
-    have `grown`.
-    """
+    """The attempts that were `admitted` at their decode engine since the last Progress, and those that have `grown`."""
 
     admitted: list[str]
     grown: list[Grown]
@@ -187,8 +185,8 @@ class Reject(Wire, frozen=True):
 
 
 class Fleet(Wire, frozen=True):
-    """All live engines, sent at connect and at every change, with the names of the policies and what these want to be
-    told. `block_tokens` asks for the hashes of prompts in blocks of that size; None asks for none.
+    """All live engines, sent at connect and at every change, with the names of the policies and the
+    facts that these want. `block_tokens` asks for the hashes of prompts in blocks of that size; None asks for none.
     """
 
     engines: list[EngineInfo]

@@ -1,4 +1,4 @@
-"""Ingress <-> engine: the work, its output, and how it ended."""
+"""Ingress <-> engine: the work, its output, and its end."""
 
 from typing import Any
 
@@ -22,14 +22,14 @@ class Prefill(Wire, frozen=True):
 
 
 class Decode(Wire, frozen=True):
-    """Generate. With `handle` the KV is pulled from the prefill engine first; without it the engine computes all
-    itself.
+    """Generate the output. With `handle` the engine first pulls the KV from the prefill engine; without it the engine
+    computes the prompt itself.
 
-    `params` are the OpenAI sampling fields that were given, nothing else: max_tokens, temperature, top_p, top_k, min_p,
-    seed, stop (list), stop_token_ids, ignore_eos, min_tokens, n, logprobs (int), prompt_logprobs (int),
-    presence_penalty, frequency_penalty, repetition_penalty, logit_bias, response_format, skip_special_tokens, detail
-    fields of `chat`. `chat` carries the original chat request where the engine must parse its output (tools); the
-    deltas then come ready made in `Out.delta`. `dp_rank` None leaves the data-parallel rank to the engine.
+    `params` are the OpenAI sampling fields that the client gave, and no others: max_tokens, temperature, top_p, top_k,
+    min_p, seed, stop (list), stop_token_ids, ignore_eos, min_tokens, n, logprobs (int), prompt_logprobs (int),
+    presence_penalty, frequency_penalty, repetition_penalty, logit_bias, response_format, skip_special_tokens. `chat`
+    carries the original chat request where the engine must parse its output (tools); the deltas then come ready made
+    in `Out.delta`. `dp_rank` None leaves the data-parallel rank to the engine.
     """
 
     attempt_id: str
@@ -43,24 +43,23 @@ class Decode(Wire, frozen=True):
 
 
 class Cancel(Wire, frozen=True):
-    """Stop `attempt_id` whatever its stage; frees slot and blocks. Idempotent; an unknown attempt_id is no error.
-    Not answered.
+    """Stop the attempt, whatever its stage, and free its slot and blocks. Idempotent; an unknown id is no error. The
+    engine does not answer.
     """
 
     attempt_id: str
 
 
 class ReleaseKV(Wire, frozen=True):
-    """Give back the KV that the prefill of `attempt_id` holds under its lease, because no decode will ever pull it.
-    Idempotent.
-    """
+    """Free the KV that the attempt's prefill holds under its lease: no decode engine will pull it. Idempotent."""
 
     attempt_id: str
 
 
 class PrefillDone(Wire, frozen=True):
-    """The KV of `attempt_id` is ready under `handle` (opaque bytes that the decode engine understands) for
-    `lease_s`.
+    """The attempt's KV is ready under `handle` (opaque bytes that the decode engine understands) for `lease_s`.
+
+    The prompt waited for `queue_s` in the engine and took `compute_s`; `cached_tokens` of it came from a prefix cache.
     """
 
     attempt_id: str
@@ -74,7 +73,7 @@ class PrefillDone(Wire, frozen=True):
 
 
 class Admitted(Wire, frozen=True):
-    """The decode engine holds the KV now (or needs none) and the prefill engine's copy is given back by the engines."""
+    """The decode engine holds the KV now (or needs none); the engines free the prefill engine's copy themselves."""
 
     attempt_id: str
     transfer_bytes: int = 0
@@ -84,10 +83,12 @@ class Admitted(Wire, frozen=True):
 
 
 class Out(Part, frozen=True):
-    """One piece of output of one choice. `finish` is None until the last; `text` may be empty (held back stop string).
+    """One piece of output of one choice. `finish` is None until the last piece. `text` may be empty while the engine
+    holds back what could become a stop string.
 
-    `logprobs`: per token, (token text, token id, logprob, [(text, id, logprob), ...]) where asked. `delta`: a ready
-    OpenAI delta as JSON where the engine parses (tools). `prompt_logprobs` comes with the first piece where asked.
+    Where the client asked for them, `logprobs` hold (token text, token id, logprob, [(text, id, logprob), ...]) for
+    each token, and `prompt_logprobs` come with the first piece. `delta` is a ready OpenAI delta as JSON where the
+    engine parses its output (tools).
     """
 
     attempt_id: str
@@ -103,15 +104,17 @@ class Out(Part, frozen=True):
 
 
 class Tokens(Wire, frozen=True):
-    """All output of one engine step for one connection; at c = 1 it has one entry."""
+    """All output of one engine step for one connection."""
 
     items: list[Out]
 
 
 class Failed(Wire, frozen=True):
-    """`attempt_id` ended on this engine without finishing. `retryable`: the same work may succeed elsewhere or later.
+    """The attempt ended on this engine without finishing. With `retryable` it may succeed elsewhere or later. `param`
+    names the field of the request that is at fault.
 
-    code: "deadline", "kv_load", "bad_request", "engine_dead", "draining", "overloaded", "unknown_handle", "internal".
+    `code` is one of "deadline", "kv_load", "bad_request", "engine_dead", "draining", "overloaded", "unknown_handle" and
+    "internal".
     """
 
     attempt_id: str
