@@ -1,4 +1,4 @@
-"""A limit is counted by the life of the loop: time that it was away does not wear it out."""
+"""A limit counts the time for which the loop ran: a time in which it stood still does not use the limit up."""
 
 import asyncio
 import time
@@ -29,7 +29,7 @@ class Loop:
         return Mock(cancel=cancel)
 
     def run_until(self, now_s: float, late_s: float = 0.0) -> None:
-        """Fires what is due by then, each `late_s` late."""
+        """Fires the timers that are due by then, each `late_s` late."""
         while self.timers and self.timers[0][0] + late_s <= now_s:
             due_s, what = self.timers.pop(0)
             self.now_s = due_s + late_s
@@ -57,13 +57,15 @@ def test_a_minute_away_is_not_a_minute_waited(loop: Loop) -> None:
     given_up: list[float] = []
     LoopTimeout(10.0, lambda: given_up.append(loop.now_s))
     loop.run_until(9.5)
-    loop.now_s = 69.5  # stopped for a minute, in the last slice
+    # stopped for a minute, in the last slice
+    loop.now_s = 69.5
     loop.timers.pop()[1]()  # type: ignore[operator]  # the timer fires at once, a minute late
     assert given_up == []
     loop.run_until(70.4)
     assert given_up == []
     loop.run_until(80.0)
-    assert given_up == [pytest.approx(70.5)]  # one slice more, in which what came could be read
+    # one slice more, in which the messages that had come could be read
+    assert given_up == [pytest.approx(70.5)]
 
 
 def test_a_loop_that_is_always_late_gives_up_too(loop: Loop) -> None:

@@ -1,4 +1,4 @@
-"""What an administrator may ask the router, over a real socket."""
+"""An administrator's questions to the router, over a real socket."""
 
 import json
 from collections.abc import AsyncIterator
@@ -37,7 +37,7 @@ async def ask(ingress: Peer, what: str, body: Any = None) -> tuple[int, Any]:
 
 
 async def route(ingress: Peer, attempt_id: str, request_id: str = "") -> None:
-    """One request all the way to its decode engine."""
+    """Takes one attempt all the way to its decode engine."""
     ingress.channel.send(wire.Submit(attempt_id, 64, 8, client_request_id=request_id))
     await ingress.get(wire.RoutePrefill, lambda m: m.attempt_id == attempt_id)  # type: ignore[attr-defined]
     ingress.channel.send(wire.PrefillReported(attempt_id, 30.0, 1024, 0))

@@ -30,7 +30,7 @@ def submit(attempt_id: str, prompt_tokens: int = 10, max_tokens: int = 400, **hi
 
 
 def learn(forecasts: Forecasts, lengths: list[int], key: str = "k") -> float:
-    """Requests one after another, one a second; returns the time after the last."""
+    """Plays requests one after another, one a second, and returns the time after the last."""
     for n, tokens in enumerate(lengths):
         forecasts.arrived(submit(f"{key}{n}", prompt_key=key, template_key=key), float(n))
         forecasts.closed(f"{key}{n}", "finished", tokens, n + 0.5)
@@ -121,7 +121,8 @@ async def test_a_disk_that_fails_or_hangs_costs_outcomes_and_nothing_else(
     assert f"make room in {tmp_path}" in caplog.text
     with full_pipe(tmp_path / "pipe") as pipe:
         assert forecasts._log is not None
-        forecasts._log._file = pipe  # write(2) hangs until the end of the test
+        # write(2) hangs until the end of the test
+        forecasts._log._file = pipe
         for attempt_id in "abcde":
             await one(attempt_id)
         assert forecasts.totals()["predictor_outcomes_dropped"] >= 1
@@ -161,17 +162,20 @@ def test_a_promoted_model_that_is_refused_is_said(tmp_path: Path, caplog: pytest
     assert "delete it to start from survival" in caplog.text
 
 
-@pytest.mark.timeout(900)  # on a busy machine the fit takes minutes
+# on a busy machine the fit takes minutes
+@pytest.mark.timeout(900)
 async def test_a_refit_runs_elsewhere_and_its_promoted_model_serves(tmp_path: Path) -> None:
     config = PredictorConfig(enabled=True, folder=str(tmp_path), refit_every_s=100.0, refit_outcomes=500)
     forecasts = Forecasts(config, _elsewhere)
     rng = random.Random(0)
-    for n in range(3000):  # the length follows from max_tokens, which survival cannot see
+    # the length follows from max_tokens, which survival cannot see
+    for n in range(3000):
         limit = rng.choice((20, 300))
         forecasts.arrived(submit(f"r{n}", max_tokens=4 * limit), float(n))
         forecasts.closed(f"r{n}", "finished", limit + rng.randrange(10), n + 0.5)
     forecasts.maintain(3000.0)
-    assert forecasts.totals()["predictor_refits"] == 0  # the interval counts from the first call
+    # the interval counts from the first call
+    assert forecasts.totals()["predictor_refits"] == 0
     forecasts.maintain(3100.0)
     assert forecasts.totals()["predictor_refits"] == 1
     async with asyncio.timeout(600):

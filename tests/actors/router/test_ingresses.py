@@ -1,4 +1,4 @@
-"""Who owns a request, and what ends with an ingress's connection."""
+"""Owners of attempts, and all that ends with an ingress's connection."""
 
 import pytest
 
@@ -28,7 +28,8 @@ async def test_a_request_that_came_back_over_another_connection_outlives_the_fir
     ingresses, dead, back = Ingresses(), channel("i"), channel("i")
     ingresses.add(dead)
     ingresses.own(dead, "a")
-    ingresses.add(back)  # the network between was cut: nobody has told us yet that the first is dead
+    # the network between was cut, and nothing has shown yet that the first connection is dead
+    ingresses.add(back)
     ingresses.own(back, "a")
     lost = ingresses.lost(dead)
     assert lost is not None and not lost.requests

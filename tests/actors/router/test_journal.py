@@ -31,7 +31,7 @@ def made(folder: Path | None, **options: object) -> tuple[RouterJournal, Dispatc
 
 
 def feed(journal: RouterJournal, dispatcher: Dispatcher, requests: int, first: int = 0) -> None:
-    """So many requests to their end, with one stale event each; the fleet first, if it is not there yet."""
+    """Feeds `requests` requests to their end, with one stale event each, and the fleet first if it is not there yet."""
     events: list[ev.Event] = []
     if journal.n == 0:
         events += [ev.EngineUp(0.0, f"c{i}", Role.COLOCATED, "g", "n", 4, 4096) for i in range(3)]
@@ -58,7 +58,7 @@ def replayed(folder: Path) -> list[Step]:
 
 @contextmanager
 def largest_file(n_bytes: int) -> Iterator[None]:
-    """The kernel refuses writes beyond so many bytes a file, after a part of them."""
+    """Makes the kernel refuse writes beyond `n_bytes` a file, after a part of them."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
     try:
@@ -216,7 +216,8 @@ async def test_a_disk_that_hangs_costs_records_and_no_more_memory(
     feed(journal, dispatcher, 1)
     flush = asyncio.create_task(journal.flush())
     while journal.status()["unwritten_records"] != 3 + 7 or journal._pending:
-        await asyncio.sleep(0)  # its records are lines now, and the writer's thread has them
+        # at the end its records are lines, and the writer's thread has them
+        await asyncio.sleep(0)
     feed(journal, dispatcher, 200, first=1)
     status = journal.status()
     assert status["unwritten_records"] == 3 + 7 + 16 * SLICE
@@ -228,7 +229,7 @@ async def test_a_disk_that_hangs_costs_records_and_no_more_memory(
 
 
 def dead_disk(journal: RouterJournal) -> None:
-    """The kernel lets nobody write the first file: a FIFO without a reader hangs in open(2) for ever."""
+    """Makes the first file one that nobody can write: a FIFO without a reader hangs in open(2) without end."""
     assert journal.config.folder is not None
     os.mkfifo(Path(journal.config.folder) / f"{journal._run_name}-00000.jsonl")
 

@@ -32,7 +32,7 @@ BLOCK = 16
 
 
 class Cluster:
-    """Sim engines, each with an ingress' connection, and a router that can be started again."""
+    """Sim engines, each with an ingress's connection, and a router that can be started again."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -68,7 +68,7 @@ class Cluster:
         await client.connect(server.addresses)
 
     async def run(self, name: str, first_token: int, tokens: int = 100) -> list[int]:
-        """Computes a prompt of its own on an engine; its tokens."""
+        """Computes a prompt that no other request has on an engine, and returns its tokens."""
         self._requests += 1
         prompt = [first_token] + [7] * (tokens - 1)
         self.clients[name].decode(f"x{self._requests}", prompt, max_tokens=2)
@@ -85,7 +85,7 @@ class Cluster:
         return frozenset(engine._pool._refs) | frozenset(engine._pool._idle)
 
     async def settled(self, *names: str) -> None:
-        """Until the router's index holds what the engines hold, and no feed has a hole."""
+        """Waits until the router's index holds the content of the engines and no feed has a hole."""
 
         def equal() -> bool:
             state = self.router.dispatcher.state
@@ -122,7 +122,7 @@ async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
 
 
 def dropping(reporter: Reporter, which: Callable[[KvEvents], bool]) -> list[KvEvents]:
-    """Loses the batches that `which` names, each once; the list of those that were lost."""
+    """Loses each batch that `which` names once, and returns the list of the lost ones."""
     lost: list[KvEvents] = []
     send = reporter._link.send
 
@@ -302,7 +302,8 @@ async def test_a_new_epoch_over_the_same_connection_fences_the_old_one_out(clust
     engine = cluster.servers["a"].engine
     assert isinstance(engine, SimEngine)
     assert engine._pool.clear()
-    engine.kv_events()  # nobody hears of it: the engine's life begins anew
+    # the events get lost: the engine's life begins anew
+    engine.kv_events()
     cluster.reporters["a"]._mirrors = [KvMirror("a")]
     other = await cluster.run("a", 5)
     await cluster.settled("a")
@@ -342,7 +343,7 @@ async def test_engines_send_only_while_some_policy_looks_at_hits(cluster: Cluste
 
 
 async def policy(ingress: Peer, prefill: str, decode: str) -> None:
-    """Both policies by name, as an administrator changes them."""
+    """Changes both policies by name, as an administrator does."""
     change = json.dumps({"prefill": {"name": prefill}, "decode": {"name": decode}}).encode()
     ingress.channel.send(Admin(1, "set_policy", change))
     answer = await ingress.get(AdminAnswer)

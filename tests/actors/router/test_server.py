@@ -24,7 +24,7 @@ class Peer:
         self.channel, self.inbox = channel, inbox
 
     async def get(self, kind: type, where: Callable[[object], bool] = lambda m: True) -> object:
-        """The next message of a kind; fails after 60 s."""
+        """Returns the next message of a kind; fails after 60 s."""
         async with asyncio.timeout(60):
             while True:
                 for message in self.inbox:
@@ -92,16 +92,16 @@ async def test_a_new_ingress_learns_the_fleet_and_hears_of_changes(router: Route
 async def test_an_engine_that_only_lost_its_link_stays_in_the_fleet(router: RouterServer) -> None:
     _, d, i = await serving(router)
     await i.get(wire.Fleet)
-    router.engines._grace_s = 600.0  # or a busy machine could let it pass before the engine is back
+    # on a busy machine a short grace could pass before the engine is back
+    router.engines._grace_s = 600.0
     d.channel.abort("link lost")
     await i.get(wire.Fleet, lambda f: any(e.state == "draining" for e in f.engines))  # type: ignore[attr-defined]
     forget = router.engines._engines["d"].forget
     await engine(router, "d", "decode")
     back = await i.get(wire.Fleet)
     assert [(e.id, e.state) for e in back.engines] == [("d", "ready"), ("p", "ready")]  # type: ignore[attr-defined]
-    assert (
-        forget is not None and forget.cancelled()
-    )  # the first connection's timer must not forget the second
+    # the first connection's timer must not forget the second
+    assert forget is not None and forget.cancelled()
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ async def test_an_engine_that_only_lost_its_link_stays_in_the_fleet(router: Rout
 async def test_a_message_that_the_router_cannot_take_ends_its_connection_and_is_counted(
     router: RouterServer, unknown: list[object]
 ) -> None:
-    """A kind that does not exist, a shape that does not, and a kind that only engines take."""
+    """The cases are a kind that does not exist, a shape that does not, and a kind that only engines take."""
     _, _, i = await serving(router)
     assert router.status().totals["protocol_errors"] == 0
     frame = msgspec.msgpack.encode([unknown])
@@ -191,7 +191,7 @@ async def test_a_message_that_a_router_does_not_take_ends_only_that_connection(r
 
 
 async def ranks(router: RouterServer, name: str, role: str) -> Peer:
-    """An engine of two ranks behind a barrier."""
+    """Announces an engine of two ranks behind a barrier."""
     e = await peer(router, "engine", name)
     facts = (name, role, "sim", "m", "g", ("unix:/x",), 4, 200, 16, 1024, "n", 1, 30.0)
     e.channel.send(wire.Announce(wire.EngineInfo(*facts, dp_ranks=2, barrier=True)))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Calls in a thread of their own: in order, with their results, and never waited for by those who gave up."""
+"""Calls in a thread of their own: in order, with their results, and without waiting for one that was given up."""
 
 import asyncio
 import threading

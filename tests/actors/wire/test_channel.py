@@ -19,7 +19,7 @@ HELLO = Hello(PROTOCOL_VERSION, "ingress", "raw", b"n" * 16)
 
 
 class Side:
-    """One side of connections: records messages, opens and closes."""
+    """One side of some connections; it records messages, opens and closes."""
 
     def __init__(self, me: Identity) -> None:
         self.me = me
@@ -192,7 +192,8 @@ async def test_a_time_in_which_we_stood_still_is_no_reason_to_drop_a_peer(
     def slowly(channel: Channel, transport: asyncio.BaseTransport) -> None:
         made(channel, transport)
         if channel in server.channels:
-            time.sleep(1.0)  # twice the limit, while two messages each way are still to come
+            # twice the limit, while two messages each way are still to come
+            time.sleep(1.0)
 
     monkeypatch.setattr(Channel, "connection_made", slowly)
     listener, address = await listen(f"unix:{tmp_path}/s.sock", server.new)
@@ -207,9 +208,8 @@ async def test_an_address_that_does_not_answer_gives_way_to_the_next(
     unsecured: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wire, "CONNECT_TIMEOUT_S", 3.0)
-    with socket.create_server(
-        ("127.0.0.1", 0), backlog=0
-    ) as deaf:  # its queue is full: further SYNs are dropped
+    # the server's queue is full, so that further SYNs are dropped
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as deaf:
         address = deaf.getsockname()
         queue = [socket.socket() for _ in range(4)]
         for one in queue:
@@ -328,7 +328,7 @@ async def test_a_proof_cannot_be_reflected(secured: Pair) -> None:
 
 
 async def test_a_proof_for_one_peer_does_not_serve_another(secured: Pair) -> None:
-    """Its own nonce and name are part of the proof, so that of another connection is worth nothing."""
+    """A proof contains the nonce and the name of its connection, so that it is worth nothing in another."""
     reader, writer = await secured.raw()
     (size,) = struct.unpack(">I", await reader.readexactly(4))
     [hello] = msgspec.msgpack.decode(await reader.readexactly(size), type=list[Message])

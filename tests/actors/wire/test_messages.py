@@ -1,4 +1,4 @@
-"""The messages as a whole: what a channel can carry, and what the wire says of them."""
+"""The messages as a whole: a channel can carry each of them, in the encoding that is promised."""
 
 import importlib
 import pkgutil
@@ -9,11 +9,11 @@ import msgspec
 from actors.wire import messages as wire
 
 PARTS = {"Part", "Wire", "Out", "KvChange", "EngineInfo", "Hints", "PromptSignals", "Grown", "Transfer"}
-"""The bases, and what other messages are made of."""
+"""The bases and the parts of messages."""
 
 
 def _defined() -> dict[str, type]:
-    """All messages of the package's modules, by name."""
+    """Returns all messages and parts of the package's modules, by name."""
     found: dict[str, type] = {}
     for module in pkgutil.iter_modules(wire.__path__, f"{wire.__name__}."):
         for name, value in vars(importlib.import_module(module.name)).items():

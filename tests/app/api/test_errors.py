@@ -36,7 +36,8 @@ def check_completion(**more: Any) -> Plan:
 BOTH: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": -1}, "max_tokens"),
-    ({"max_tokens": 55}, "max_tokens"),  # 10 of the prompt and 55 are more than 64
+    # 10 of the prompt and 55 are more than 64
+    ({"max_tokens": 55}, "max_tokens"),
     ({"max_tokens": 1.5}, "max_tokens"),
     ({"max_tokens": "5"}, "max_tokens"),
     ({"max_tokens": True}, "max_tokens"),

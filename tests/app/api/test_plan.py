@@ -1,4 +1,4 @@
-"""What a good request becomes: parameters for the engine, defaults, extensions."""
+"""The plan of a good request: parameters for the engine, defaults, extensions."""
 
 from typing import Any
 
@@ -59,7 +59,8 @@ def test_the_harmless_value_of_an_unsupported_field_passes() -> None:
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({}, 54),  # a chat may fill what the context has left: 64 - 10
+        # a chat may fill the rest of the context: 64 - 10
+        ({}, 54),
         ({"max_tokens": 5}, 5),
         ({"max_completion_tokens": 6}, 6),
         ({"max_tokens": 5, "max_completion_tokens": 6}, 6),

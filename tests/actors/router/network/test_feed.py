@@ -1,4 +1,4 @@
-"""The oracle's sources, how they are merged, what is learned from reported transfers, and when the dispatcher hears."""
+"""The oracle: its sources and how they are merged, estimates from reported transfers, and when it becomes an event."""
 
 import asyncio
 import os
@@ -74,7 +74,7 @@ def test_nothing_known_is_nothing_told(tmp_path: Path) -> None:
 
 
 def test_precedence_of_rack_and_pod_label_by_label(tmp_path: Path) -> None:
-    """The file says a rack for host h1 (Ray's node a), b's engine announces one; zone, then region, gives the pod."""
+    """The file gives h1 (Ray's node a) a rack, b's engine announces one; zone, then region, gives the pod."""
     found = network(tmp_path, TIERS + "nodes: {h1: {rack: file}}\n")
     zone, region = "topology.kubernetes.io/zone", "topology.kubernetes.io/region"
     found.sources.set_nodes([
@@ -206,7 +206,8 @@ def test_uplinks_of_the_file_are_told_and_count_in_what_is_learned(tmp_path: Pat
     assert path is not None
     assert path.residual_bytes_per_s == pytest.approx(1000 / 1.6)
     (tmp_path / "network.yaml").write_text(TIERS)
-    os.utime(tmp_path / "network.yaml", (1e9, 1e9))  # another time than before, whatever the clock's steps
+    # another time than before, whatever the resolution of the clock
+    os.utime(tmp_path / "network.yaml", (1e9, 1e9))
     assert told(found, 4.0).uplinks == {}
 
 
@@ -252,7 +253,8 @@ def test_the_dispatcher_hears_of_changes_above_the_ratio_and_before_data_look_st
     assert told(found, 63.0).pairs["np", "nf"].bytes_per_s == pytest.approx(125)
     move(found, "far", 8.0, 72.0, tier=3)
     assert found.refresh(72.0) is None
-    assert told(found, 84.0).pairs["np", "nf"].at_s == 72.0  # what was told is more than a third of 60 s old
+    # the last event is more than a third of 60 s old
+    assert told(found, 84.0).pairs["np", "nf"].at_s == 72.0
     assert found.refresh(150.0) is not None  # all of it is forgotten
     assert found.gauges(150.0)["network_source"] == 1.0
 
