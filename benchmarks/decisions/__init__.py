@@ -1,1 +1,1 @@
-"""What a decision costs: `python -m benchmarks.decisions`."""
+"""Times of the router's decisions: `python -m benchmarks.decisions`."""

@@ -1,7 +1,8 @@
-"""`python -m benchmarks.decisions`: median and p99 of every decision, tick, event and lookup (issue 5, "Speed").
+"""`python -m benchmarks.decisions`: median and p99 of every decision, tick, event and lookup.
 
-Wall clock and CPU time of the process; on a busy machine compare the CPU time, under `nice`. A row ends after 15 s, so
-that all of them take some minutes. The compiled code is loaded before (`registry.prepare`).
+A row shows the wall clock and the CPU time of the process; on a busy machine compare the CPU time, under `nice`. A row
+ends after 15 s, and all of them take some minutes. The compiled code is loaded before the first row
+(`registry.prepare`).
 
 Aims on an idle core: NetKV over 256 candidates p50 <= 100 us; BR-0 and BR-H at G = 64, pool 256 p50 <= 1 ms,
 p99 <= 5 ms, the composition p50 <= 2 ms, p99 <= 5 ms; an event costs microseconds; a lookup of 100,000 tokens stays

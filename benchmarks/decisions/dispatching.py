@@ -1,4 +1,4 @@
-"""The dispatcher as a whole: requests from arrival to end, and events against a pool far longer than what fits."""
+"""Times of the whole dispatcher: requests from arrival to end, and events while the pool holds far more than fits."""
 
 import random
 import time
@@ -15,7 +15,9 @@ from policies.state.views import Request, Role
 
 ENGINES = 64  # a quarter of them prefill
 SLOTS = 32
-LIVE = 1300  # requests in the system at once: below the slots, so that the pool is short, as it is live
+LIVE = 1300
+"""Requests in the system at once: fewer than there are slots, so that the pool is short, as it is in a live router."""
+
 STEP_S = 0.05
 PAIRS = (
     ("round_robin", "round_robin"),
@@ -131,7 +133,7 @@ class Backlog:
 
 
 def long_pools(calls: int, seed: int) -> list[Timing]:
-    """What an event costs while the pool holds far more than fits: bounded, so the same for 1,000 as for 10,000."""
+    """Times of events while the pool holds far more than fits: bounded, so the same for 1,000 as for 10,000."""
     rows = []
     for decode in ("join_shortest_queue", "balance_route_h"):
         for pool in POOLS:

@@ -16,7 +16,7 @@ PREFILLS, DECODES = 4, 16
 
 
 def journal(requests: int, seed: int) -> list[Timing]:
-    """Traffic of so many requests, some five events each, on 20 engines; prefill by load, decode by NetKV."""
+    """Traffic of this many requests, some five events each, on 20 engines; prefill by load, decode by NetKV."""
     events = _traffic(requests, random.Random(seed))
     dispatcher = _dispatcher()
     handled = [(event, dispatcher.handle(event)) for event in events]

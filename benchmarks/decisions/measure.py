@@ -5,7 +5,9 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-ROW_S = 15.0  # a row ends after this, making its inputs included, but not before LEAST calls
+ROW_S = 15.0
+"""Seconds after which a row ends, making its inputs included, but not before LEAST calls."""
+
 LEAST = 20
 
 

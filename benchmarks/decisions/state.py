@@ -1,4 +1,4 @@
-"""Events, snapshots and the prefix index at the size of issue 5: 256 engines, 10,000 live requests, 100,000 tokens."""
+"""Times of events, snapshots and prefix look-ups with 256 engines, 10,000 requests and a prompt of 100,000 tokens."""
 
 import random
 from collections.abc import Callable, Iterator

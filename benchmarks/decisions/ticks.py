@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from benchmarks.decisions.cases import Case, tick_case
+from benchmarks.decisions.inputs import RoundInput, round_input
 from benchmarks.decisions.measure import Timing, timed
 from policies.dispatch.feasibility import FeasibleEntries, WorkerPools, rooms_of
 from policies.routing.balance.balance_route_0 import BalanceRoute0
@@ -20,14 +20,14 @@ POOLS = (16, 64, 256, 1024)
 
 
 def netkv(calls: int, seed: int) -> list[Timing]:
-    """One request over so many candidates, oracle with labels, congestion, own transfers and hits."""
+    """One request over each number of candidates, oracle with labels, congestion, own transfers and hits."""
     policy = NetKV()
     rows = []
     for candidates in NETKV_CANDIDATES:
         rng = random.Random(seed)
-        case = tick_case(candidates, 64, rng, busy=False)
+        given = round_input(candidates, 64, rng, busy=False)
         work = [
-            partial(assign, policy, case.feasible[i % 64 : i % 64 + 1], case.snapshot, rng)
+            partial(assign, policy, given.feasible[i % 64 : i % 64 + 1], given.snapshot, rng)
             for i in range(calls)
         ]
         rows.append(timed(f"netkv, {candidates} candidates", work))
@@ -57,41 +57,41 @@ def _tick_calls(
     policy: DecodePolicy, workers: int, pool: int, calls: int, rng: random.Random, admitted: list[int]
 ) -> Iterator[Callable[[], object]]:
     for _ in range(calls):
-        case = tick_case(workers, pool, rng)
-        yield partial(_count, policy, case, rng, admitted)
+        given = round_input(workers, pool, rng)
+        yield partial(_count, policy, given, rng, admitted)
 
 
-def _count(policy: DecodePolicy, case: Case, rng: random.Random, admitted: list[int]) -> None:
-    admitted.append(len(assign(policy, case.feasible, case.snapshot, rng)))
+def _count(policy: DecodePolicy, given: RoundInput, rng: random.Random, admitted: list[int]) -> None:
+    admitted.append(len(assign(policy, given.feasible, given.snapshot, rng)))
 
 
 def single_admissions(policy: DecodePolicy, calls: int, seed: int) -> list[Timing]:
     """The tick that follows one finished request: a single slot is free, the pool is full (G = 64, pool 256)."""
     rng = random.Random(seed)
 
-    def cases() -> Iterator[Callable[[], object]]:
+    def inputs() -> Iterator[Callable[[], object]]:
         for i in range(calls):
-            case = tick_case(64, 256, rng)
-            lucky = [case.feasible[0][1][i % 8]]
-            one = [(entry, lucky) for entry, _ in case.feasible]
-            yield partial(assign, policy, one, case.snapshot, rng)
+            given = round_input(64, 256, rng)
+            lucky = [given.feasible[0][1][i % 8]]
+            one = [(entry, lucky) for entry, _ in given.feasible]
+            yield partial(assign, policy, one, given.snapshot, rng)
 
-    return [timed(f"{policy.name}, G = 64, pool 256, one worker open", cases())]
+    return [timed(f"{policy.name}, G = 64, pool 256, one worker open", inputs())]
 
 
 def feasibility(calls: int, seed: int) -> list[Timing]:
-    """What the dispatcher adds to a tick: which entries fit which workers (G = 64, pool 256)."""
+    """The dispatcher's part of a tick: which entries fit which workers (G = 64, pool 256)."""
     rng = random.Random(seed)
 
-    def feasible(case: Case) -> int:
-        rooms = rooms_of(case.snapshot, WorkerPools.of(case.snapshot.workers), 16, 0)
-        return len(FeasibleEntries(case.snapshot.pool, rooms, -1.0))
+    def feasible(given: RoundInput) -> int:
+        rooms = rooms_of(given.snapshot, WorkerPools.of(given.snapshot.workers), 16, 0)
+        return len(FeasibleEntries(given.snapshot.pool, rooms, -1.0))
 
-    def cases() -> Iterator[Callable[[], object]]:
+    def inputs() -> Iterator[Callable[[], object]]:
         for _ in range(calls):
-            yield partial(feasible, tick_case(64, 256, rng))
+            yield partial(feasible, round_input(64, 256, rng))
 
-    return [timed("dispatcher: feasible lists, G = 64, pool 256", cases())]
+    return [timed("dispatcher: feasible lists, G = 64, pool 256", inputs())]
 
 
 def growth(policy: DecodePolicy, rows: Sequence[Timing]) -> list[str]:

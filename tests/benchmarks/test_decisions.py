@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.decisions import measure, ticks
 from benchmarks.decisions.__main__ import main
-from benchmarks.decisions.cases import BETA_MAX, tick_case
+from benchmarks.decisions.inputs import BETA_MAX, round_input
 from benchmarks.decisions.measure import Timing, timed
 from policies.routing.balance.balance_route_0 import BalanceRoute0
 
@@ -18,11 +18,11 @@ from policies.routing.balance.balance_route_0 import BalanceRoute0
 def test_a_tick_has_at_least_8_free_slots_on_at_least_8_workers_and_only_those_are_feasible(
     workers: int,
 ) -> None:
-    case = tick_case(workers, 16, random.Random(0))
-    open_workers = [w for w in case.snapshot.workers.values() if w.id.startswith("d") and w.free_slots]
+    given = round_input(workers, 16, random.Random(0))
+    open_workers = [w for w in given.snapshot.workers.values() if w.id.startswith("d") and w.free_slots]
     assert len(open_workers) >= 8
     assert all(w.free_slots >= 8 and w.slots == BETA_MAX for w in open_workers)
-    assert {w.id for w in case.feasible[0][1]} == {w.id for w in open_workers}
+    assert {w.id for w in given.feasible[0][1]} == {w.id for w in open_workers}
 
 
 def test_every_call_is_made_once_and_divided_by_what_it_does() -> None:

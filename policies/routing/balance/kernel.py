@@ -62,9 +62,9 @@ class Rules(NamedTuple):
     """A round's parameters."""
 
     gain: float  # alpha * sum_h gamma^h
-    slack: float  # tokens by which every margin counts as smaller
+    slack: float  # by which margins count as smaller
     reserve: int  # KV tokens kept free per sequence
-    enough: float  # free slots of the group from which stage 1 runs
+    enough: float  # free slots from which stage 1 runs
     window: int  # W
     aged: bool  # whether entries have an `age`
     most_age: float  # the `age` of the oldest entry
@@ -77,15 +77,15 @@ class Round(NamedTuple):
     load: FloatRows  # workers, H + 1: L_g(h)
     envelope: FloatRows  # barriers, H + 1: M(h)
     discount: Floats  # H + 1: gamma^h
-    entries: Annotated[Table, rows_of(AgedEntry)]
+    entries: Annotated[Table, rows_of(AgedEntry)]  # in the order of service
     allowed: TruthRows  # kinds of entries, workers
     rules: Rules
-    kinks: FloatRows  # 4, H + 1: of the worker that is looked at
+    kinks: FloatRows  # 4, H + 1: of the worker in turn
     order: IntegerRows  # 2, H + 1
-    window: Integers  # positions of entries that are looked at
+    window: Integers  # W: positions of entries
     sums: IntegerRows  # 2, 2^W: tokens and slots of subsets
     done: Annotated[Table, rows_of(AdmissionRow)]
-    chosen: Integers  # admitted entries, set after set
+    chosen: Integers  # admitted entries, set by set
     totals: Annotated[Table, rows_of(Totals)]  # one record
 
 
@@ -310,54 +310,20 @@ def place_class(t: Round, left: Integers) -> None:
 
 
 @compiled
-def place(
-    workers: Annotated[Table, rows_of(ScoredWorker)],
-    departures: IntegerRows,
-    barriers: int,
-    discount: Floats,
-    entries: Annotated[Table, rows_of(AgedEntry)],
-    allowed: TruthRows,
-    by_size: Integers,
-    ends: Integers,
-    rules: Rules,
-    done: Annotated[Table, rows_of(AdmissionRow)],
-    chosen: Integers,
-    totals: Annotated[Table, rows_of(Totals)],
-) -> None:
-    """Runs one round: fills `done` and `chosen` (room for all entries in both) and counts them in `totals`.
+def place(t: Round, departures: IntegerRows, by_size: Integers, ends: Integers) -> None:
+    """Runs one round: fills `done` and `chosen` and counts them in `totals`.
 
-    `departures` are (step, sequences, KV tokens), one worker after the other; `discount` is gamma^h, h = 0..H;
-    `entries` come in the order in which they should be served; `by_size` has them by priority, then size descending,
-    equal ones as they come, and `ends` where each priority ends in it.
+    `departures` are (step, sequences, KV tokens), one worker after the other; `by_size` has the entries by priority,
+    then size descending, equal ones in the order of service, and `ends` where each priority ends in it.
     """
-    steps, n, left = len(discount), 0, np.empty(len(entries), np.int64)
-    load, envelope = np.empty((len(workers), steps)), np.empty((barriers, steps))
-    kinks, order = np.empty((4, steps)), np.empty((2, steps), np.int64)
-    window, sums = np.empty(rules.window, np.int64), np.zeros((2, 1 << rules.window), np.int64)
-    t = Round(
-        workers,
-        load,
-        envelope,
-        discount,
-        entries,
-        allowed,
-        rules,
-        kinks,
-        order,
-        window,
-        sums,
-        done,
-        chosen,
-        totals,
-    )
-    project(workers, departures, load, order)
-    measure(workers, load, envelope)
+    left, start = np.empty(len(t.entries), np.int64), 0
+    project(t.workers, departures, t.load, t.order)
+    measure(t.workers, t.load, t.envelope)
     place_overdue(t, left)
-    start = 0
     for end in ends:
         n = 0
         for entry in by_size[start:end]:
-            if entries[entry].gone == 0:
+            if t.entries[entry].gone == 0:
                 left[n] = entry
                 n += 1
         place_class(t, left[:n])

@@ -28,7 +28,7 @@ class WorkerRow:
 
     tokens: int  # KV tokens now
     running: int  # sequences now
-    departures: int  # how many rows of `departures` are its own
+    departures: int  # its rows of `departures`
     slots: int
     barrier: int  # its barrier's number, from 0
     open: int  # 1: some entry may go there

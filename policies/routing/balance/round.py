@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from policies.routing.balance.kernel import AgedEntry, Rules, ScoredWorker, place
+from policies.routing.balance.kernel import AgedEntry, Round, Rules, ScoredWorker, place
 from policies.routing.balance.loads import AdmissionRow, EntryRow, Totals, WorkerRow
 from policies.routing.balance.stages import Aim, StageLimits, discounts
 from policies.routing.base import RANKED, Assignment, Decision, Feasible, Ranked, Reason
@@ -49,27 +49,29 @@ def balance(
     prompts, sequences, priority = whole_numbers(_request_facts, requests).T
     entries = entry_table(AgedEntry, prompts, sequences, kind)
     rules = _rules_and_ages(feasible, entries, len(workers), aim, limits, snapshot.now_s)
-    done, chosen = table(AdmissionRow, len(entries)), np.empty(len(entries), np.int64)
-    totals = table(Totals, 1)
-    totals["free"] = sum(group.free)
-    place(
-        group.rows,
-        group.departures,
-        group.barriers,
-        discount,
-        entries,
-        allowed,
-        *by_priority_and_size(priority, entries["tokens"]),
-        rules,
-        done,
-        chosen,
-        totals,
+    n, steps = len(entries), len(discount)
+    t = Round(
+        workers=group.rows,
+        load=np.empty((len(workers), steps)),
+        envelope=np.empty((group.barriers, steps)),
+        discount=discount,
+        entries=entries,
+        allowed=allowed,
+        rules=rules,
+        kinks=np.empty((4, steps)),
+        order=np.empty((2, steps), np.int64),
+        window=np.empty(limits.window, np.int64),
+        sums=np.zeros((2, 1 << limits.window), np.int64),
+        done=table(AdmissionRow, n),
+        chosen=np.empty(n, np.int64),
+        totals=table(Totals, 1),
     )
-    terms = [
-        stage_terms(admission, group.sizes[admission[0]])
-        for admission in done[: totals[0]["admissions"]].tolist()
-    ]
-    return assignments(workers, group, done, terms, [requests[i] for i in chosen[: totals[0]["chosen"]]])
+    t.totals["free"] = sum(group.free)
+    place(t, group.departures, *by_priority_and_size(priority, entries["tokens"]))
+    admissions, chosen = t.totals["admissions"][0], t.totals["chosen"][0]
+    done = t.done[:admissions]
+    terms = [stage_terms(admission, group.sizes[admission[0]]) for admission in done.tolist()]
+    return assignments(workers, group, done, terms, [requests[i] for i in t.chosen[:chosen].tolist()])
 
 
 def _rules_and_ages(
@@ -100,9 +102,9 @@ class WorkerTable(NamedTuple):
     """A group's workers as records."""
 
     rows: Table  # WorkerRow or a class derived from it
-    departures: Integers  # (step, sequences, KV tokens), one worker after the other
+    departures: Integers  # (step, sequences, KV tokens) rows
     barriers: int
-    free: list[int]  # slots of each worker as the round begins
+    free: list[int]  # slots as the round begins
     sizes: list[int]  # G of each worker's barrier
 
 
@@ -206,7 +208,7 @@ def assignments(
     ]
     others: dict[int, tuple[Ranked, ...]] = {}
     assigned: list[Assignment] = []
-    for shows, (row, reason, _, _, size, *_) in zip(terms, done[: len(terms)].tolist(), strict=True):
+    for shows, (row, reason, _, _, size, *_) in zip(terms, done.tolist(), strict=True):
         if row not in others:
             others[row] = tuple([ranked for other, ranked in shown if other != row])
         name = workers[row].id

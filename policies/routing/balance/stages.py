@@ -88,7 +88,8 @@ def groups(feasible: Feasible, snapshot: Snapshot) -> list[tuple[Feasible, list[
     All workers of a group that step are there, whether they may take more or not.
     """
     entries: dict[str, list[tuple[PoolEntry, Sequence[Worker]]]] = {}
-    for placeable in feasible[:]:  # one slice: the dispatcher's list finds its items when asked
+    # One slice, because the dispatcher's list finds its items when it is asked.
+    for placeable in feasible[:]:
         if placeable[1]:
             entries.setdefault(placeable[0].group, []).append(placeable)
     decode = [worker for worker in snapshot.workers.values() if worker.role is Role.DECODE]

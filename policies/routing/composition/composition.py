@@ -93,7 +93,7 @@ class Composition:
     cost_weight: Annotated[float, Number(low=0.0)] = 1.0
     """Weight of transfer, queue and first step."""
     credit: Annotated[str, OneOf(CREDITS)] = "wait"
-    """What admission is worth: the wait that it saves, or `credit_s_per_token` for each prompt token."""
+    """Kind of credit that an admission earns: the wait that it saves, or `credit_s_per_token` for each prompt token."""
     credit_s_per_token: Annotated[float, Number(above=0.0, unit="s")] = 1e-6
     """Credit of a prompt token with `credit: tokens`."""
     rent_weight: Annotated[float, Number(low=0.0)] = 1.0

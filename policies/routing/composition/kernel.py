@@ -46,10 +46,10 @@ from policies.routing.compiled import (
 )
 
 DONE, AGAIN, HITS, PRODUCT = range(4)
-"""What a step asks for: nothing more, the next step, an entry's prefix hits, a product."""
+"""Answers of a step, by what it asks for: nothing more, the next step, an entry's prefix hits, a product."""
 
 NOTHING, ONE, SET = range(3)
-"""What waits for its overflow: nothing, one entry on all workers, the subsets of a window on one worker."""
+"""Choices that wait for their overflow: nothing, one entry on all workers, the subsets of a window on one worker."""
 
 TIERS = 4
 NO_TIER = TIERS
@@ -61,7 +61,7 @@ GIGABYTE = 1e9
 class PricedWorker(WorkerRow):
     """A worker with what a set costs there; the last three change with each admission."""
 
-    slowdown: float  # N s D / sum_h gamma^h, s per token-step
+    slowdown: float  # N s D / sum_h gamma^h
     queued: int  # sequences that run or wait there
     queue_s: float
     step_s: float
@@ -184,7 +184,7 @@ class Tables(NamedTuple):
     ends: Integers  # where each priority ends in these
     paths: Paths  # senders * G
     classes: Classes
-    flows: IntegerRows  # classes, TIERS + 1: transfers on the way
+    flows: IntegerRows  # classes, TIERS + 1: transfers
     dearest: DearestRows
     rules: RulesRow  # 1
     state: StateRow  # 1
@@ -533,7 +533,7 @@ def prepare(t: Tables) -> int:
     if state.free >= t.rules[0].abundance * state.left:
         return prepare_largest(t)
     found = find_window(t, row)
-    if found == 0:  # nothing of this priority fits it any more
+    if found == 0:
         t.workers[row].active = 0
         return AGAIN
     return prepare_set(t, row, found)

@@ -80,7 +80,7 @@ _entry_facts = attrgetter("request", "prefill_worker", "entered_s", "lease_until
 
 
 class Group(NamedTuple):
-    """What a round is about. `workers` are all decode workers of the group, by id."""
+    """The subject of a round. `workers` are all decode workers of the group, by id."""
 
     policy: Composition
     feasible: Feasible
@@ -336,7 +336,8 @@ def _paths(group: Group, senders: Sequence[WorkerId], kept: Sequence[int]) -> Ta
         for row, sender in zip(paths, senders, strict=True):
             _fill_paths(row, snapshot, oracle, tiers, sender, receivers, group.workers)
         if typical_bytes:
-            with np.errstate(over="ignore"):  # a path of no bandwidth takes `slot_rent.FOREVER_S`
+            # A path without bandwidth overflows here; `slot_rent.FOREVER_S` bounds it.
+            with np.errstate(over="ignore"):
                 by_tier_s = typical_bytes * (1.0 / paths["residual"])
                 own_s = typical_bytes * 1.0 / paths["residual"]
             seconds = np.where(paths["own"], own_s, by_tier_s) + paths["latency_s"]

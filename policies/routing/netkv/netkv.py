@@ -95,7 +95,7 @@ class NetKV:
         for worker, transfer_s in zip(workers, transfers_s, strict=True):
             total, running = worker.slots_used, worker.engine_running
             # `sequences_on`, written out: as a function over all workers it makes a decision 5 to 10 % longer
-            # (16 to 256 candidates of benchmarks.decisions.cases.tick_case)
+            # (16 to 256 candidates of benchmarks.decisions.inputs.round_input)
             if running is not None:
                 reported = running + (worker.engine_waiting or 0)
                 total = reported if reported > total else total

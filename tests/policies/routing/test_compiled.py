@@ -1,7 +1,9 @@
-"""Compiled functions: types by annotation, also where nothing can be written; loaded by who decides, not by imports."""
+"""Compiled functions: types by annotation, a cache that knows all their files, and the same bits as plain Python."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +11,8 @@ import pytest
 from numba.core.caching import CacheImpl
 
 from policies.routing.compiled import Floats, Integers, compiled, part
+
+ROOT = Path(__file__).parents[3]
 
 
 class Line(NamedTuple):
@@ -57,3 +61,79 @@ def test_policies_load_compiled_code_when_they_are_told_to_prepare_not_before() 
         "assert {f'policies.routing.{n}.kernel' for n in ('balance', 'composition')} <= sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
+
+
+def test_cached_code_is_made_again_when_the_file_of_a_part_has_changed(tmp_path: Path) -> None:
+    (tmp_path / "kernel.py").write_text(
+        "from parts import outer\nfrom policies.routing.compiled import compiled\n"
+        "@compiled\ndef answer(x: float) -> float:\n    return outer(x)\n"
+    )
+    (tmp_path / "parts.py").write_text(
+        "from inner import factor\nfrom policies.routing.compiled import part\n"
+        "@part\ndef outer(x: float) -> float:\n    return factor() * x\n"
+    )
+    program = "import kernel; print(kernel.answer(2.0), sum(kernel.answer.stats.cache_hits.values()))"
+    answers = []
+    for factor in (3, 3, 5):  # the last is a file that the kernel's own does not name
+        (tmp_path / "inner.py").write_text(
+            f"from policies.routing.compiled import part\n@part\ndef factor() -> float:\n    return {factor}.0\n"
+        )
+        paths = os.pathsep.join([str(tmp_path), str(ROOT)])
+        made = subprocess.run(
+            [sys.executable, "-B", "-c", program],
+            env={**os.environ, "PYTHONPATH": paths, "NUMBA_CACHE_DIR": str(tmp_path / "cache")},
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        answers.append(made.stdout.split())
+    assert answers == [["6.0", "0"], ["6.0", "1"], ["10.0", "0"]]
+
+
+ROUNDS = """
+import hashlib, random
+from benchmarks.decisions.inputs import round_input
+from policies.routing.registry import decode_policy
+from tests.policies.routing.composition.test_round import Fleet
+digest = hashlib.sha256()
+for name, params in {
+    "balance_route_0": {}, "balance_route_h": {"ageing": 0.3, "slack": 0.1, "refill": True},
+    "composition": {}, "static_stack": {"center": 1.0},
+}.items():
+    for seed in range(20):
+        view, feasible = Fleet(seed, 7, 30, 1 + seed % 2, 2, 2, 3, 400, ["both", "pairs", "none"][seed % 3]).build()
+        policy = decode_policy(name, {"abundance": [0.0, 2.0, 99.0][seed % 3], "max_wait_s": 1e3, **params})
+        digest.update(repr(policy.assign(feasible, view, random.Random(seed))).encode())
+    tick = round_input(16, 32, random.Random(1))
+    digest.update(repr(decode_policy(name, {}).assign(tick.feasible, tick.snapshot, random.Random(1))).encode())
+print(digest.hexdigest())
+"""
+
+
+def digest_of_rounds(**environment: str) -> str:
+    made = subprocess.run(
+        [sys.executable, "-c", ROUNDS],
+        env={**os.environ, **environment},
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    return made.stdout
+
+
+def test_rounds_in_plain_python_decide_as_the_compiled_ones_to_the_last_bit() -> None:
+    assert digest_of_rounds(NUMBA_DISABLE_JIT="1") == digest_of_rounds()
+
+
+def test_rounds_in_plain_python_pass_the_same_tests() -> None:
+    folders = [f"tests/policies/routing/{room}/test_round.py" for room in ("balance", "composition")]
+    subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", *folders],
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
+        cwd=ROOT,
+        check=True,
+        timeout=300,
+    )

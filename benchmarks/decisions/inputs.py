@@ -1,8 +1,8 @@
-"""Snapshots of the sizes that the decisions are measured on, from a seed.
+"""Inputs of the decisions that are timed, drawn from a seed.
 
-A tick's cluster is near saturation, as BalanceRoute's: beta_max = 96, all slots taken but on 1/8 of the workers (at
-least 8, where there are so many), which have 8 to 12 free; KV loads, prompts and forecasts are drawn at random. So a
-tick admits some 80 requests at G = 64: more than one that follows a single event, which admits one or two.
+A tick's cluster is near saturation, as BalanceRoute's is: beta_max = 96, and all slots are taken but on 1/8 of the
+workers (at least 8, where there are that many), which have 8 to 12 free. KV loads, prompts and forecasts are drawn at
+random. Such a tick admits some 80 requests at G = 64; a round that follows a single event admits one or two.
 """
 
 import random
@@ -25,20 +25,24 @@ from policies.state.views import (
 
 BETA_MAX = 96
 GIB = float(1 << 30)
-KV_BYTES_PER_TOKEN = 80_000  # Llama-3-70B, one of four shards (NetKV III-B)
+KV_BYTES_PER_TOKEN = 80_000
+"""KV of Llama-3-70B on one of four shards (NetKV III-B)."""
+
 BANDWIDTH = {0: 450 * GIB, 1: 12.5 * GIB, 2: 6.25 * GIB, 3: 3.125 * GIB}  # NetKV VI-A, bytes/s
 LATENCY_S = {0: 1e-6, 1: 3e-6, 2: 8e-6, 3: 15e-6}
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """A snapshot and what the dispatcher calls feasible in it (one shared list, as the dispatcher makes it)."""
+class RoundInput:
+    """The input of one decision: a snapshot, and the workers that each entry fits on (one shared list for all entries,
+    as the dispatcher makes it).
+    """
 
     snapshot: Snapshot
     feasible: list[tuple[PoolEntry, Sequence[Worker]]]
 
 
-def tick_case(workers: int, pool: int, rng: random.Random, busy: bool = True) -> Case:
+def round_input(workers: int, pool: int, rng: random.Random, busy: bool = True) -> RoundInput:
     """One tick: `workers` decode workers and `pool` waiting prefills of 8 senders."""
     nodes = {f"n{i}": NodePlace(rack=f"r{i // 4}", pod=f"p{i // 16}") for i in range(workers + 8)}
     oracle = Oracle(
@@ -54,7 +58,7 @@ def tick_case(workers: int, pool: int, rng: random.Random, busy: bool = True) ->
     by_id = {worker.id: worker for worker in [*decode, *senders]}
     snapshot = Snapshot(1.0, by_id, entries, {}, oracle, KnownHits(hits))
     with_room = [worker for worker in decode if worker.free_slots]
-    return Case(snapshot, [(entry, with_room) for entry in entries])
+    return RoundInput(snapshot, [(entry, with_room) for entry in entries])
 
 
 def _decode_worker(i: int, rng: random.Random, free: bool) -> Worker:
