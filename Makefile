@@ -42,7 +42,7 @@ test-live-pair: setup
 test-live-app: setup
 	$(PYTEST) -m "$(SLOW)" $(PAIR:%=--ignore=%)
 
-lint: lint-format lint-rules lint-types lint-arrows ## format, lint, types and import arrows (make -k lint: all findings)
+lint: lint-format lint-rules lint-types lint-arrows lint-prose ## format, rules, types, import arrows, sentences (make -k lint: all findings)
 
 lint-format: setup
 	$(VENV)/bin/ruff format --check .
@@ -56,7 +56,7 @@ lint-types: setup
 lint-arrows: setup
 	$(VENV)/bin/lint-imports
 
-lint-prose: setup ## sentences that cannot stand alone (docstrings, comments, documents)
+lint-prose: setup
 	$(PY) scripts/check_prose.py
 
 format: setup ## apply the formatter and the safe fixes

@@ -65,7 +65,8 @@ class Load:
 
     async def _client(self, http: httpx.AsyncClient, rng: random.Random) -> None:
         while not self._stop.is_set():
-            words = ["word"] * rng.choice([8, 40, 200])  # half of the prompts share their beginning
+            # half of the prompts share their beginning
+            words = ["word"] * rng.choice([8, 40, 200])
             words.insert(rng.choice([0, len(words)]), str(rng.random()))
             body = {
                 "messages": [{"role": "user", "content": " ".join(words)}],

@@ -16,7 +16,7 @@ from app.profile.file import load_heatmap
 from tests.app.ingress.rig import MODEL, Rig, ScriptedEngine, pair, rig, until
 
 STALE_S = 600.0
-"""These engines report once, and a slow test must not make them stale."""
+"""Age from which a status is stale: the engines here report once, and a slow test must not make them stale."""
 
 
 @pytest.fixture

@@ -74,7 +74,8 @@ def test_cached_code_is_made_again_when_the_file_of_a_part_has_changed(tmp_path:
     )
     program = "import kernel; print(kernel.answer(2.0), sum(kernel.answer.stats.cache_hits.values()))"
     answers = []
-    for factor in (3, 3, 5):  # the last is a file that the kernel's own does not name
+    # the last is a file that the kernel's own does not name
+    for factor in (3, 3, 5):
         (tmp_path / "inner.py").write_text(
             f"from policies.routing.compiled import part\n@part\ndef factor() -> float:\n    return {factor}.0\n"
         )

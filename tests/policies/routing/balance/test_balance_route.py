@@ -238,7 +238,8 @@ def test_slack_leaves_the_envelope_unfilled() -> None:
     [
         # margin 100; 1,500 tokens of 15 sequences are 100 each, and the pool's mean is 80: 20 are missing
         ((100, 80, 60), 0.0, "r0"),
-        ((100, 80, 60), 1.0, "r1"),  # aims at 80: 80 beats 100 - 2 * 20 and 60
+        # aims at 80: 80 beats 100 - 2 * 20 and 60
+        ((100, 80, 60), 1.0, "r1"),
         ((100, 80, 60), 2.0, "r2"),  # aims at 60: 60 beats 80 - 2 * 20
         ((100, 150, 80), 2.0, "r0"),  # a mean of 110 lacks nothing
     ],
@@ -258,7 +259,8 @@ def test_a_pool_of_small_prompts_lowers_the_aim(
         (0.0, 8, "at-envelope"),
         (0.5, 8, "between"),  # aims at 90
         (1.0, 8, "at-mean"),
-        (1.0, 7, "at-envelope"),  # with no full worker there is nothing to aim at but the envelope
+        # with no full worker there is nothing to aim at but the envelope
+        (1.0, 7, "at-envelope"),
     ],
 )
 def test_the_aim_can_be_the_mean_of_the_full_workers(center: float, used: int, chosen: str) -> None:
@@ -290,11 +292,12 @@ def test_a_barrier_has_its_own_mean() -> None:
         # w1's margin: 10 now and 60 from step 1 on, when 50 of its tokens are gone. H = 2, gamma 1, G = 2:
         # 60: 3 * 60 - 2 * 50 = 80; 10: 3 * 10 = 30
         (False, 1, "large"),
+        # two entries, one slot: the other entry follows the one that goes. 60: 180 - 2 * 3 * 50
         (
             True,
             1,
             "small",
-        ),  # two entries, one slot: the other entry follows the one that goes. 60: 180 - 2 * 3 * 50
+        ),
         (True, 0, "large"),  # nothing is left to follow it
     ],
 )
@@ -315,7 +318,7 @@ def test_a_departure_that_the_pool_makes_up_for_opens_no_margin(
     st.integers(-2, 12),
 )
 def test_the_first_departures_are_made_up_for(steps: list[list[tuple[int, int]]], entries: int) -> None:
-    """What is left is what the pool cannot follow, and nothing left out comes after something kept."""
+    """The departures that remain are those that the pool cannot follow; none left out comes after one that was kept."""
     workers = [
         worker(f"w{i}", departures=tuple(Departure(step, n, 10 * n) for step, n in one))
         for i, one in enumerate(steps)
@@ -424,7 +427,8 @@ def test_a_round_fits_as_a_whole_and_leaves_nothing_that_fits(
         alone_on_an_empty_worker = admitted == 1 and view.workers[w].slots_used == 0
         assert room >= 0 or admitted == 0 or alone_on_an_empty_worker
     taken = {a.attempt_id for a in made}
-    for e, ws in feasible:  # whoever was left behind fits no untouched worker any more
+    # whoever was left behind fits no untouched worker any more
+    for e, ws in feasible:
         if e.request.attempt_id not in taken:
             assert all(left[w.id][2] > 0 for w in ws)
 

@@ -16,7 +16,8 @@ from policies.state.views import Departure, PoolEntry, Snapshot, Worker
 from tests.policies.routing.views import entry, snapshot, worker
 
 RESERVE = 3
-NEAR = 1e-6  # scores closer than this may be ordered either way
+# scores closer than this may be ordered either way
+NEAR = 1e-6
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class Fleet:
     barriers: int = 1
     sequences: int = 1
     priorities: int = 1
-    lists: int = 1  # how many different lists of workers entries may go to
+    # how many different lists of workers entries may go to
+    lists: int = 1
     sizes: int = 60  # largest prompt
 
     def build(self) -> tuple[Snapshot, list[tuple[PoolEntry, Sequence[Worker]]], list[Worker]]:
@@ -236,7 +238,8 @@ def check(
         checker.check(shown.worker, chosen, shown.reason, dict(shown.ranking[0].terms))
         kinds.append((shown.reason, len(some)))
     left = [e for e in checker.left.values() if any(checker.fits(e, w) for w in checker.workers)]
-    assert not left  # whoever stays in the pool fits nowhere any more
+    # whoever stays in the pool fits nowhere any more
+    assert not left
     return made, kinds
 
 

@@ -174,10 +174,11 @@ def place(
 def test_equal_loads_go_to_the_near_worker_until_balance_is_worth_more() -> None:
     # 10 MB: near 0.101 s, far 0.402 s. 1000 tokens onto near (margin 0): N s D * 1000 with N = 7, D = 2
     pool = [entry("r", 1000, kv_bytes=10 * MB)]
+    # 0.14 s against 0.301 s of transfer; 1.4 s against it
     for s, chosen in (
         (1e-5, "near"),
         (1e-4, "far"),
-    ):  # 0.14 s against 0.301 s of transfer; 1.4 s against it
+    ):
         workers = [
             worker("near", kv_tokens=5000, slots_used=7, slots=16),
             worker("far", kv_tokens=1000, slots_used=7, slots=16),
@@ -216,7 +217,7 @@ def test_a_slower_step_costs_more_the_fewer_slots_are_left_and_the_more_wait() -
 
 
 def one_slot(pool: list[PoolEntry], usual: TypicalEntry, **params: Any) -> set[str]:
-    """Who gets the only free slot, on far."""
+    """The identifiers of the attempts that get the only free slot, on far."""
     workers = [worker("near", slots_used=8), worker("far", slots_used=7)]
     view = dataclasses.replace(snapshot([SENDER, *workers], pool, ORACLE), typical=usual)
     policy = Composition(abundance=99.0, **params)
@@ -257,11 +258,12 @@ def test_the_last_near_slot_goes_to_much_kv_and_few_tokens() -> None:
     workers = [worker("near", slots_used=7), worker("far", slots_used=2)]
     for kv_bytes, tokens, chosen in (
         (10 * MB, 30.0, "near"),
+        # three usual holds of (7/8)^8 * 0.301 s = 0.31 s against 0.301 s of transfer
         (
             10 * MB,
             300.0,
             "far",
-        ),  # three usual holds of (7/8)^8 * 0.301 s = 0.31 s against 0.301 s of transfer
+        ),
         (MB, 100.0, "far"),  # 0.103 s against 0.031 s
         (40 * MB, 300.0, "near"),
     ):

@@ -30,12 +30,14 @@ class Fleet:
     barriers: int = 1
     sequences: int = 1
     priorities: int = 1
-    lists: int = 1  # how many different lists of workers entries may go to
+    # how many different lists of workers entries may go to
+    lists: int = 1
     sizes: int = 60  # largest prompt
     network: str = "tiers"
     forecasts: str = "some"
     leases_s: tuple[float, ...] = (30.0, 90.0, 1000.0)
-    alike: bool = False  # all workers and entries are, so that draws decide
+    # all workers and entries are, so that draws decide
+    alike: bool = False
 
     def build(self) -> tuple[Snapshot, list[tuple[PoolEntry, Sequence[Worker]]]]:
         rng = random.Random(self.seed)
