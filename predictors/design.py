@@ -1,5 +1,5 @@
-"""Inputs of the learned realisation's trees, and the ladder of groups that they start from (`lgbm.py` has the
-formulas).
+"""Inputs of the boosted trees in the learned realisation, and the ladder of groups whose answer the trees correct
+(`lgbm.py` has the formulas).
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from predictors.sketch import KNOTS, blend
 from predictors.sketch import window as sketch_window
 from predictors.survival import SurvivalCurve
 
-# Weight of survival in the groups' own input columns, requests; the trees weigh them further.
+# ASSUMPTION: weight, in requests, of the survival curve in the input columns of the groups. The trees can weigh these
+# columns further.
 _COLUMN_SHRINK = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """One step of the ladder: the group whose sketch is heard, and the weight of the broader answer in
-    requests.
+    """One step of the ladder: `scope` names the group whose sketch corrects the broader answer, and `shrink` is the
+    weight of that broader answer in requests.
     """
 
     scope: str
@@ -32,8 +33,8 @@ class Rung:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WindowInputs:
-    """The start of stages 1 and 2: the trees' inputs (n, width), and the ladder's log odds, mu and validity
-    (n,).
+    """Inputs of stages 1 and 2: the trees' input columns (n, width), and what the ladder predicts: log odds `z`, mean
+    `mu` and validity (n,).
     """
 
     inputs: FeatureArray
@@ -44,8 +45,8 @@ class WindowInputs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Design:
-    """How features become the trees' inputs: scalar columns (some less the age), sketches, and the ladder
-    below the trees.
+    """How features become the trees' inputs: scalar columns (lengths with the age subtracted), the sketches of groups,
+    and the ladder whose answer the trees correct.
     """
 
     columns: IntArray
@@ -81,7 +82,9 @@ class Design:
         return tuple(FEATURE_NAMES[i] for i in self.columns)
 
     def at_age(self, values: FeatureArray, ages: IntArray) -> FeatureArray:
-        """Inputs without a window, float32 (n, columns + 1)."""
+        """The trees' inputs for total lengths, which have no window: scalar columns and the age, float32 (n, columns
+        + 1).
+        """
         made = np.empty((ages.size, self.columns.size + 1), dtype=np.float32)
         self._scalars(values, ages, made[:, :-1])
         made[:, -1] = ages
@@ -92,7 +95,7 @@ class Design:
         into -= np.multiply.outer(ages.astype(np.float32), self.less_age)
 
     def at_window(self, values: FeatureArray, ages: IntArray, windows: IntArray) -> WindowInputs:
-        """Inputs for rows of their own windows (n,)."""
+        """The inputs of stages 1 and 2 for rows that each have their own window (n,)."""
         p, mu, valid = self.curve.window(ages, windows)
         groups = {s: group_window(s, values, ages, windows) for s in self.sketches}
         extra = [ages, windows, logit(p)]

@@ -1,17 +1,17 @@
-"""The learned realisation (BalanceRoute C.2.1): LightGBM on top of survival.
+"""The learned realisation (BalanceRoute C.2.1): boosted trees of LightGBM on top of the survival curve.
 
-Survival knows age and window. A *ladder* of the request's groups (client, template, ...; their lengths as
-sketched at its arrival) sharpens it by memorisation's formula, as far as held-out data confirms. The trees
-learn what is left:
+The survival curve predicts from age and window alone. A *ladder* corrects its answer by the lengths of the
+request's groups (client, template, ...), as sketched when the request arrived; each rung applies the formula of
+`memorise.py`. The trees then learn the error that remains:
 
     stage 1:  logit p = calibrate(logit p_ladder(a, H) + trees(x, a, H))              (log loss)
     stage 2:  mu = mu_ladder(a, H) + H * trees(x, a, H)                               (squared error, rows that finish)
     total:    log(q - a) = log(q_survival(a) - a) + trees(x, a)   per level           (pinball loss)
               mean - a = weights . (quantiles - a, mean_survival(a) - a)               (least squares, weights >= 0)
 
-So a model without rungs and trees *is* survival, and no more of them are kept than held-out time confirms
-(`lgbm_fit.py`). H is an input: one model covers a range of windows. Summaries of lengths enter less the age,
-as that is what is left.
+A model without rungs and trees equals the survival curve; fitting keeps only those that improve the prediction of
+held-out data (`lgbm_fit.py`). H is an input of the trees, so one model covers a range of windows. Features that
+summarise lengths enter with the age subtracted, because the remaining tokens are what is predicted.
 
 Deviation from the paper: its learned pair has no survival term. It is a plain pair of boosted trees on the
 same inputs.
@@ -47,7 +47,7 @@ from predictors.survival import SurvivalCurve
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LgbmModel:
-    """All that a fit yields. A booster is None where held-out data confirmed no tree."""
+    """The result of a fit. A booster is None where no tree improved the prediction of held-out data."""
 
     design: Design
     windows: WindowRange
@@ -59,7 +59,7 @@ class LgbmModel:
 
 
 class LgbmPredictor:
-    """The LightGBM realisation. It learns by being fitted anew, not from `observe`."""
+    """The LightGBM realisation of `Predictor`. It learns only when it is fitted again, not from `observe`."""
 
     name = "lightgbm"
 
@@ -73,7 +73,7 @@ class LgbmPredictor:
         return self._model
 
     def observe(self, outcome: Outcome) -> None:
-        """Learns nothing: refits are separate (`promote.py`)."""
+        """Does nothing: a new model is fitted separately and then takes this one's place (`promote.py`)."""
 
     def predict(
         self, features: Sequence[Features], ages: IntArray, window_tokens: int, with_total: bool = False
@@ -96,8 +96,8 @@ class LgbmPredictor:
         return apply_caps(whole, windows, capped)
 
     def predict_rows(self, values: FeatureArray, ages: IntArray, windows: IntArray) -> Prediction:
-        """Both stages for rows of their own windows (n,), without regard to max_tokens. For evaluation and
-        `predict`.
+        """Stages 1 and 2 for rows that each have their own window (n,), ignoring max_tokens; for `predict` and for
+        evaluation.
         """
         m = self._model
         start = m.design.at_window(values, ages, windows)
@@ -109,7 +109,7 @@ class LgbmPredictor:
         return Prediction(m.calibration.apply(z, windows), np.clip(mu, 1.0, windows), start.valid)
 
     def total_rows(self, values: FeatureArray, ages: IntArray) -> TotalLength:
-        """Mean and quantiles of the total length, ascending in level."""
+        """Mean and quantiles of each row's total length in tokens; the quantiles ascend with their level."""
         m = self._model
         base = m.design.curve.total(ages)
         left = np.maximum(base.quantiles_tokens - ages[:, None], 1.0)
@@ -125,7 +125,9 @@ class LgbmPredictor:
 
 
 def run(booster: Booster, inputs: FeatureArray) -> FloatArray:
-    """The trees' raw sum (n,), on one thread: the caller's cores belong to engines."""
+    """The raw sum of the booster's trees for each row (n,). It uses one thread, because the
+    other cores belong to engines.
+    """
     return np.asarray(booster.predict(inputs, raw_score=True, num_threads=1), dtype=np.float64)
 
 

@@ -1,7 +1,7 @@
 """Answers to the questions that an administrator asks the router through an ingress (`app.ingress.admin`), as JSON.
 
     policy      the policies in use, with parameters and formula, and what there is to choose from
-    set_policy  {"prefill": NAME | {"name", "params"}, "decode": .., "dispatch": {..}}: from now on; all or nothing
+    set_policy  {"prefill": NAME | {"name", "params"}, "decode": .., "dispatch": {..}}: changes all of these or nothing
     explain     {"id"}: the decisions made for a request
     journal     {"tail": n}: the state of the event log, and its last n events
 
@@ -24,8 +24,10 @@ from policies.state import events as ev
 log = logging.getLogger(__name__)
 
 MAX_TAIL = 1000
+"""Most events of the journal that one answer carries."""
+
 NEWEST = 3
-"""Number of known ids that the answer about an unknown one names."""
+"""Number of recent request ids that the answer about an unknown request names."""
 
 _CONFIG = encoder(DispatchConfig)
 
@@ -39,7 +41,9 @@ class Refused(ValueError):
 
 
 class RouterAdmin:
-    """Gives the answers. `feed` hands an event to the dispatcher; `changed` runs after a change of policy."""
+    """Answers the questions about one router. `feed` hands an event to the dispatcher; `changed` runs after a change
+    of policy.
+    """
 
     def __init__(
         self,

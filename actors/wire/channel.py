@@ -31,6 +31,7 @@ _HEADER = struct.Struct(">I")
 MAX_FRAME_BYTES = 256 * 2**20
 """Longest frame that is read; a prompt of 1M tokens takes 5 MB, so a longer one is garbage or an attack."""
 MAX_FRAME_BEFORE_HELLO_BYTES = 64 * 2**10
+"""Longest frame that is read before the handshake is done; a Hello and a Prove take some hundred bytes."""
 MAX_OUTBOX_BYTES = 256 * 2**20
 """Most unsent bytes; a peer that is further behind is dropped."""
 HANDSHAKE_TIMEOUT_S = 30.0
@@ -59,10 +60,10 @@ class Identity:
 
 
 class Channel(asyncio.Protocol):
-    """One connection after or during its handshake. Callbacks are set by the owner before data flows.
+    """One connection, during its handshake and after it. Callbacks are set by the owner before data flows.
 
     `on_open(channel)` runs when the peer is authenticated; `on_message(channel, message)` for each message;
-    `on_close(channel, reason)` exactly once, also when the handshake failed. `broken` says then whether the connection
+    `on_close(channel, reason)` exactly once, also when the handshake failed. `broken` then says whether the connection
     ended because a message could not be taken: its kind is unknown, its shape is wrong, or its handler failed.
     """
 

@@ -1,4 +1,4 @@
-"""The plan of the heatmap profiler: the grid, its points in order, and the requests of a point. Pure.
+"""The plan of the heatmap profiler: the grid, its points in order, and the requests of a point. Nothing here does I/O.
 
 A point is one cell of the heatmap at one request rate. Rates and request counts are per engine, so that groups of
 unequal size get equal load for their hardware: two engines get twice the rate and twice the requests of one.
@@ -13,7 +13,8 @@ from typing import Literal
 Mode = Literal["colocated", "disaggregated"]
 MODES: tuple[Mode, Mode] = ("colocated", "disaggregated")
 
-# ASSUMPTION: a prompt token takes a tenth of an output token's time. Only orders and estimates rest on it.
+# ASSUMPTION: a prompt token takes a tenth of an output token's time. It decides only the order of
+# points and the estimate of the time left.
 _PREFILL_WEIGHT = 0.1
 
 
@@ -61,7 +62,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One request: when it is sent (s after the start of its point), its prompt, its exact output length."""
+    """One request of a point: when it is sent (s after the point's start), its prompt, and its exact output length."""
 
     at_s: float
     prompt: list[int]

@@ -12,8 +12,10 @@ _BAR = 24
 
 
 class Progress:
-    """`add` is called for each measured point. The time left follows from the points so far: a point takes the time
-    of its arrivals plus that of its longest request, which is in proportion to `Point.weight`.
+    """Shows how far a measurement is; the caller calls `add` after each measured point.
+
+    The time left is estimated from the points so far: a point takes the time of its arrivals plus that of its longest
+    request, which is in proportion to `Point.weight`.
     """
 
     def __init__(self, todo: Sequence[Point], per_engine: int, out: TextIO = sys.stderr) -> None:
@@ -46,6 +48,7 @@ class Progress:
             print(file=self._out)
 
     def _span_s(self, point: Point) -> float:
+        """Seconds that the arrivals of a point take, in both modes one after the other."""
         return 2 * self._per_engine / point.rate_per_s
 
     def _show(self, pair: Pair) -> None:

@@ -1,8 +1,9 @@
 """How long prompts and outputs are: distributions over token counts, drawn by inverse transform.
 
-Each has `quantile(u)`, which takes uniforms (n,) in [0, 1) to token counts (n,) >= 1, and `mean_tokens`. One uniform
-makes one length, so that what is drawn with the same uniforms can be compared, and a coupling of uniforms (a prompt
-that recurs, turns of one session) keeps every margin exact.
+Each distribution has `quantile(u)`, which maps uniforms (n,) in [0, 1) to token counts (n,) >= 1, and `mean_tokens`.
+One uniform makes one length. So lengths of two distributions can be compared when they are drawn with the same
+uniforms, and lengths can be made to depend on one another (a prompt that recurs, turns of one session) by their
+uniforms, without changing the distribution of any of them.
 """
 
 from __future__ import annotations
@@ -60,7 +61,10 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Empirical:
-    """Observed counts, each as likely. Keep the part of a trace that it may be fitted on (`split_by_time`)."""
+    """The distribution of observed counts, all equally likely.
+
+    `values` must come from the part of a trace that may be used for fitting (`transform.split_by_time`).
+    """
 
     values: Sequence[int]
     _sorted: IntArray = field(init=False, repr=False)
@@ -81,7 +85,7 @@ class Empirical:
 
 @dataclass(frozen=True, slots=True)
 class Lognormal:
-    """exp(N(ln median, sigma^2)), cut at `cap_tokens` (what lies above becomes the cap)."""
+    """exp(N(ln median, sigma^2)), cut at `cap_tokens` (greater counts become the cap)."""
 
     median_tokens: float
     sigma: float
@@ -115,8 +119,9 @@ class Lognormal:
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """Through the given (probability, tokens) knots, from probability 0 to 1. Between two knots the logarithm of
-    the count is linear in the probability (`logarithmic`) or the count itself is.
+    """The distribution whose quantiles go through the given (probability, tokens) knots, from probability 0 to 1.
+
+    Between two knots the count's logarithm is linear in the probability if `logarithmic` is true, else the count is.
     """
 
     knots: tuple[tuple[float, float], ...]
@@ -136,9 +141,11 @@ class Quantiles:
     def of_margins(
         cls, mean_tokens: float, known: Sequence[tuple[float, float]], free: float, cap_tokens: float
     ) -> Quantiles:
-        """Through published quantiles `known` ((0, least), (0.5, median), (0.99, ...), ...) up to `cap_tokens` at 1,
-        with the quantile at probability `free` placed so that the mean is `mean_tokens`. Raises WorkloadError where
-        no place does.
+        """The distribution with the published quantiles `known` ((0, least), (0.5, median), ...) and a mean of
+        `mean_tokens`.
+
+        `cap_tokens` is the quantile at probability 1. The quantile at probability `free` is placed so that the mean
+        comes out; raises WorkloadError where no value does that.
         """
         fixed = (*known, (1.0, float(cap_tokens)))
         low = max(v for p, v in fixed if p < free)

@@ -1,19 +1,19 @@
 """Workloads made from distributions, for those who have no traces and for traces that are not published.
 
 A `Synthetic` says when requests (or sessions) start, how long prompts and outputs are, and what recurs or is shared.
-Arrivals, prompts, outputs and sharing draw from generators of their own: another rate leaves the lengths as they are.
-Streams; the same seed gives the same requests. Clients and recurring prompts are the model's, not the seed's: what is
-learnt of them on one seed holds on every other.
+Times, lengths and contents come from three separate random generators, so that without sessions another rate changes
+no length. Requests are streamed, and the same seed gives the same requests. Clients and recurring prompts do not depend
+on the seed: a length predictor that was fitted to them on one seed fits every other seed.
 
 - clients: each owns an interval of [0, 1) as wide as its share of the requests; an output's uniform is drawn from it,
-  moved by `spread` and reflected at 0 and 1. The margin stays exact, and knowing the client tells something of the
-  length, as in ServeGen.
-- recurrence: a share of the requests sends one of a set of fixed prompts; outputs of one prompt are alike in the same
-  way, so exact match can know them, as on BalanceRoute's proprietary data.
+  moved by `spread` and reflected at 0 and 1. The distribution over all requests stays exact, and the client says
+  something about the length, as in ServeGen.
+- recurrence: a share of the requests sends one of a set of fixed prompts. The outputs of one prompt lie near one
+  quantile in the same way, so that a predictor by exact match can learn them, as on BalanceRoute's proprietary data.
 - sessions: turns of one conversation repeat and extend its prompt. Their prompt lengths lie near one quantile
-  (`spread`) and are sorted within the session, which keeps the margin.
+  (`spread`) and are sorted within the session, which keeps the distribution over all requests.
 - templates: prompts begin with one of a set of shared texts (`prefixes.Sharing`).
-- corpus: a system text, then documents by popularity, most popular first, then a question (RAG).
+- corpus: a prompt is a system text, then documents drawn by popularity, the most popular first, then a question (RAG).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from benchmarks.workloads.prefixes import Segment, Sharing, block_hashes, mix, z
 from benchmarks.workloads.record import WorkloadError, WorkloadRequest
 from predictors.protocol import FloatArray
 
-# Kinds of content, numbered so that none equals another.
+# Seed parts of the kinds of content. All differ, so that texts of two kinds are never equal.
 _SESSION, _PROMPT, _GROUP, _OWN, _DOCUMENT = (
     11,
     12,
@@ -40,13 +40,16 @@ _SESSION, _PROMPT, _GROUP, _OWN, _DOCUMENT = (
     14,
     15,
 )
-# Seed part of the draw of which client and which prompt has long outputs.
+# Seed of the draw that says which clients and which recurring prompts have long outputs.
 _POPULATION = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """`clients` of Zipf popularity; `spread` moves an output's uniform away from the client's interval."""
+    """A population of `clients` with Zipf popularity.
+
+    `spread` is the standard deviation by which an output's uniform is moved after it has named the client.
+    """
 
     clients: int
     zipf: float = 1.0
@@ -55,7 +58,10 @@ class Clients:
 
 @dataclass(frozen=True, slots=True)
 class Recurrence:
-    """A share `p_recur` of the requests sends one of `prompts` fixed prompts of Zipf popularity."""
+    """A share `p_recur` of the requests sends one of `prompts` fixed prompts of Zipf popularity.
+
+    `spread` is the standard deviation by which an output's uniform lies away from its prompt's.
+    """
 
     p_recur: float
     prompts: int
@@ -65,8 +71,10 @@ class Recurrence:
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    """A share `follow_up` (< 1) of all requests are later turns; the gap between two turns is lognormal, and `spread`
-    moves the quantile of a turn's prompt away from its session's.
+    """Conversations: a share `follow_up` (< 1) of all requests are later turns of one.
+
+    The gap between two turns is lognormal. `spread` is the standard deviation by which the quantile of a turn's prompt
+    lies away from its session's.
     """
 
     follow_up: float
@@ -88,7 +96,7 @@ class Corpus:
 
 @dataclass(frozen=True, slots=True)
 class Synthetic:
-    """A generated workload; `arrivals.rate_per_s` is the rate of requests, sessions or not."""
+    """A generated workload; `arrivals.rate_per_s` is the rate of requests, whether or not they form sessions."""
 
     name: str
     arrivals: Arrivals
@@ -110,7 +118,7 @@ class Synthetic:
             raise WorkloadError("sessions do not go with recurring prompts or with a corpus; choose one")
 
     def stream(self, seed: int) -> Iterator[WorkloadRequest]:
-        """Endless requests in order of time."""
+        """Yields requests without end, in order of time."""
         times, lengths, content = (np.random.default_rng((seed, i)) for i in range(3))
         maker = _Maker(self, lengths, content)
         moments = self._moments(times) if self.sessions else ((t, None) for t in self.arrivals.times(times))
@@ -118,12 +126,13 @@ class Synthetic:
             yield maker.request(number, at_s, turn)
 
     def _moments(self, rng: np.random.Generator) -> Iterator[tuple[float, tuple[int, int, int]]]:
-        """(time, (session, turn from 0, turns)) of all turns. Sessions start early enough for a steady state at 0."""
+        """Yields (time, (session, turn from 0, turns)) of all turns; sessions begin before 0, for a steady state."""
         sessions = self.sessions
         assert sessions is not None
-        # Thinning the request process to session starts keeps its mean: every request that is no later turn starts one.
+        # Each arrival starts a session with probability 1 - follow_up, and a session has 1 / (1 - follow_up) turns on
+        # average: the rate of requests is that of `arrivals`. The lead is 20 mean gaps.
         lead_s = 20.0 * sessions.gap_median_s * math.exp(sessions.gap_sigma**2 / 2.0)
-        # The lead is whole periods, so that the phase at 0 stays.
+        # A whole number of periods leaves the phase at time 0 as it is.
         if isinstance(self.arrivals, Diurnal):
             lead_s = math.ceil(lead_s / self.arrivals.period_s) * self.arrivals.period_s
         waiting: list[tuple[float, int, int, int]] = []
@@ -143,7 +152,7 @@ class Synthetic:
 
 
 class _Maker:
-    """Draws what a request says, in the order of arrival."""
+    """Draws client, lengths and content of each request, in the order of arrival."""
 
     def __init__(self, model: Synthetic, lengths: np.random.Generator, content: np.random.Generator) -> None:
         self._model = model
@@ -213,7 +222,9 @@ class _Maker:
         return [*head, (own, prompt - sum(tokens for _, tokens in head))]
 
     def _head(self, sharing: Sharing | None, prompt: int, turn: tuple[int, int, int] | None) -> list[Segment]:
-        """The shared text at the head: in a session the same in all its turns, sized by the first one."""
+        """The shared text that begins the prompt, if there is one. All turns of a session begin with the same text,
+        whose length is a share of the first turn's.
+        """
         if sharing is None:
             return []
         rng = self._content if turn is None else np.random.default_rng((_SESSION, turn[0]))
@@ -233,7 +244,9 @@ class _Maker:
         return [(mix(_GROUP, 0), corpus.system_tokens), *found, (mix(_OWN, number), question)]
 
     def _turn_tokens(self, turn: tuple[int, int, int]) -> int:
-        """The session's prompts are drawn at its first turn that is seen; forgotten after its last."""
+        """Prompt length of a turn. The lengths of all turns are drawn with the first turn that is seen, and kept until
+        `request` has made the last.
+        """
         session, at, turns = turn
         if session not in self._sessions:
             rng = np.random.default_rng((int(self._lengths.integers(1 << 62)), session))
@@ -253,7 +266,7 @@ def _one(lengths: Lengths, u: float) -> int:
 
 
 class _Owners:
-    """[0, 1) divided among `size` owners in random order, to each as much as its Zipf share."""
+    """A division of [0, 1) among `size` owners: in random order, each gets an interval as wide as its Zipf share."""
 
     def __init__(self, size: int, zipf: float, rng: np.random.Generator) -> None:
         shares = np.diff(zipf_weights(size, zipf), prepend=0.0)
@@ -268,6 +281,6 @@ class _Owners:
 
 
 def _reflected(u: float) -> float:
-    """The number folded into [0, 1)."""
+    """Returns `u` reflected at 0 and 1 until it lies in [0, 1)."""
     folded = u % 2.0
     return min(folded if folded < 1.0 else 2.0 - folded, math.nextafter(1.0, 0.0))

@@ -1,6 +1,6 @@
-"""Changes of a workload before it is run: when its requests come, which of them, and what they are given.
+"""Changes of a workload before it is run: of the requests' times, of their selection, and of what they carry.
 
-All but `at_rate`, `split_by_time` and `rebase` stream. None changes the order of the requests.
+All but `at_rate`, `split_by_time` and `rebase` work on streams. None changes the order of the requests.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from benchmarks.workloads.record import WorkloadError, WorkloadRequest
 
 
 def checked(requests: Iterable[WorkloadRequest]) -> Iterator[WorkloadRequest]:
-    """The requests, if they can be run: in order of time, times >= 0, tokens >= 1, blocks within the prompt.
-    Raises WorkloadError that names the request.
+    """Yields the requests while they can be run: in order of time, times >= 0, tokens >= 1, blocks within the prompt.
+    Raises a WorkloadError that names the first request that cannot.
     """
     last_s = 0.0
     for r in requests:
@@ -46,7 +46,7 @@ def compress(requests: Iterable[WorkloadRequest], factor: float) -> Iterator[Wor
 
 
 def at_rate(requests: Sequence[WorkloadRequest], rate_per_s: float) -> list[WorkloadRequest]:
-    """Compressed or stretched by one factor so that the mean rate over the workload is `rate_per_s`."""
+    """All times divided by one factor, chosen so that the mean rate over the workload is `rate_per_s`."""
     return list(compress(requests, compression_for(requests, rate_per_s)))
 
 
@@ -58,10 +58,10 @@ def compression_for(requests: Sequence[WorkloadRequest], rate_per_s: float) -> f
 
 
 def spread_ticks(requests: Iterable[WorkloadRequest], tick_s: float, seed: int) -> Iterator[WorkloadRequest]:
-    """Requests of one time are spread over the `tick_s` seconds that follow, uniformly, in the file's order.
+    """Spreads requests of equal time uniformly over the `tick_s` seconds that follow, in their order.
 
-    For traces whose clock ticks coarsely (Mooncake conversation: 3 s). If the next tick comes sooner, they are
-    spread up to it.
+    This is for traces whose clock ticks coarsely (Mooncake conversation: 3 s). Where the next request's tick comes
+    sooner than `tick_s`, requests are spread up to that tick.
     """
     if not (tick_s > 0 and math.isfinite(tick_s)):
         raise WorkloadError(f"a tick of {tick_s} s: give a number above 0")
@@ -127,9 +127,9 @@ def select(requests: Iterable[WorkloadRequest], lengths: LengthFilter) -> Iterat
 def split_by_time(
     requests: Sequence[WorkloadRequest], held_out_share: float = 0.2
 ) -> tuple[list[WorkloadRequest], list[WorkloadRequest]]:
-    """(the earlier ones, the last `held_out_share` of them), as `predictors.train` splits; times are kept.
+    """Returns (the earlier requests, the last `held_out_share` of all), split as by `predictors.train`; times are kept.
 
-    Predictors and weights are tuned on the first part only, judged on the second one.
+    Predictors and weights may be tuned on the first part only; they are judged on the second part.
     """
     if not 0.0 < held_out_share < 1.0:
         raise WorkloadError(f"held_out_share {held_out_share} must lie between 0 and 1")
@@ -143,8 +143,8 @@ def rebase(requests: Sequence[WorkloadRequest]) -> list[WorkloadRequest]:
 
 
 def with_prompt_tokens(requests: Iterable[WorkloadRequest], prompt_tokens: int) -> Iterator[WorkloadRequest]:
-    """Every prompt made `prompt_tokens` long, as NetKV's length sweep does. What was shared is forgotten, as the
-    prompts are others now; `prefixes.share_prefixes` shares anew.
+    """Gives every request a prompt of `prompt_tokens`, as NetKV's length sweep does. The new prompts share no prefix
+    and none recurs; `prefixes.share_prefixes` makes them share.
     """
     if prompt_tokens < 1:
         raise WorkloadError(f"prompts of {prompt_tokens} tokens: give at least 1")
@@ -161,7 +161,7 @@ def with_class(
     tpot_slo_s: float | None = None,
     priority: int = 0,
 ) -> Iterator[WorkloadRequest]:
-    """Every request given this class, these SLOs (seconds) and this priority."""
+    """Gives every request this class, these SLOs (seconds) and this priority."""
     for r in requests:
         yield replace(
             r, request_class=request_class, ttft_slo_s=ttft_slo_s, tpot_slo_s=tpot_slo_s, priority=priority

@@ -45,7 +45,7 @@ def configure_version(parser: argparse.ArgumentParser) -> None:
 
 
 def run_status(args: argparse.Namespace) -> int:
-    """Prints the state once (exit code 0 if ready, 6 if not), or again and again."""
+    """Prints the server's status once (exit code 0 if it is ready, 6 if not), or with `--watch` until Ctrl-C."""
     if args.watch is None:
         with connect(args) as client:
             status = client.status()
@@ -56,7 +56,10 @@ def run_status(args: argparse.Namespace) -> int:
 
 
 def _watch(client: Sluice, args: argparse.Namespace) -> int:
-    """Goes on when the server does not answer: watching a restart is what it is for."""
+    """Prints the status every `--watch` seconds until Ctrl-C.
+
+    An error is reported and the loop goes on, so that a restart of the server can be watched.
+    """
     try:
         while True:
             try:
@@ -76,7 +79,7 @@ def _shown(status: Status, args: argparse.Namespace) -> str:
 
 
 def render_status(status: Status) -> str:
-    """The state as text; what the server did not say is shown as `-`."""
+    """The status as text; a field that the server left out is shown as `-`."""
     requests = status.requests
     counts = "-"
     if requests is not None:
@@ -132,7 +135,7 @@ def run_models(args: argparse.Namespace) -> int:
 
 
 def run_version(args: argparse.Namespace) -> int:
-    """Prints this package's version and, if there is a server, its own; no server is not a failure here."""
+    """Prints the versions of this package and of the server. A server that cannot be reached is not a failure here."""
     server: dict[str, object] | None
     try:
         with connect(args, retries=0) as client:

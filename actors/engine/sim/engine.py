@@ -7,9 +7,9 @@ is the life of tasks around it, in the stages of the request that they serve:
     decode    TRANSFERRING (waits for a slot, reads the KV of the prefill engine) -> DECODING -> DONE
     decode    PREFILLING (no handle: computes the prompt itself, colocated) -> DECODING -> DONE
 
-A KV read (`reads`) under way is let end before its blocks are used again, on both sides. The engine that decodes frees
-the prefill engine's copy: after the read, and also when the request ends before it. After a retryable Failed the copy
-is the ingress's again, which may send the handle to another engine or release it.
+A KV read (`reads`) that is under way always runs to its end before its blocks are used again, on both sides. The engine
+that decodes frees the prefill engine's copy: after the read, and also when the request ends before it. After a
+retryable Failed the ingress owns the copy again: it may send the handle to another engine, or release it.
 
 The file is long because these transitions are one state machine, which reads best in one place.
 """
@@ -75,7 +75,7 @@ class SimEngine:
     # ------------------------------------------------------------------------------------------------ life
 
     async def start(self, sink: Sink) -> None:
-        """Ready at once: there is nothing to load."""
+        """Joins the step clock. The engine is ready at once, because there is nothing to load."""
         self._sink = sink
         self._loop = asyncio.get_running_loop()
         self._clock.join(self)
@@ -94,12 +94,13 @@ class SimEngine:
         self._reads.attach(me)
 
     def info(self) -> EngineInfo:
-        """Static facts."""
+        """Facts about this engine that do not change while it runs."""
         return self.config.info(self._addresses)
 
     def status(self) -> Status:
-        """Counts of this moment; `running` are the sequences that hold a slot, `token_budget` is the share that the
-        step under way uses. Nothing is swapped here, and the timing model has no device to be busy.
+        """Counts of this moment. `running` counts the sequences that hold a slot; `token_budget` is the share of the
+        budget that the current step uses. The fields for swapped requests, compute and memory bandwidth stay None:
+        nothing is swapped here, and the timing model has no device.
         """
         model, pool = self._model, self._pool
         return Status(
@@ -115,7 +116,7 @@ class SimEngine:
         )
 
     def metrics(self) -> EngineMetrics:
-        """Totals since start."""
+        """Totals since the start, and the KV blocks of this moment."""
         return EngineMetrics(
             prefill_tokens=self._model.prefill_tokens_total,
             decode_tokens=self._model.decode_tokens_total,
@@ -132,7 +133,7 @@ class SimEngine:
         )
 
     def kv_events(self, rank: int = 0) -> list[Change]:
-        """Changes of the prefix cache since the last call (option `kv_events`)."""
+        """Changes of the prefix cache since the last call; none without the option `kv_events`."""
         return self._pool.drain_changes()
 
     async def check_health(self) -> None:
@@ -143,7 +144,7 @@ class SimEngine:
             raise RuntimeError(f"sim engine {self.config.engine_id} was stopped")
 
     async def drain(self, timeout_s: float) -> bool:
-        """New work is refused from now on; waits until all work and all leases have ended."""
+        """Refuses new work from now on and waits until all work and all leases have ended; False after `timeout_s`."""
         self._draining = True
         deadline_s = self._loop.time() + timeout_s
         while self._prefills or self._decodes or self._reads or self._leases:
@@ -167,7 +168,7 @@ class SimEngine:
     # ------------------------------------------------------------------------------------------------ requests
 
     def prefill(self, msg: Prefill) -> None:
-        """Queues the prompt; its KV will be leased."""
+        """Queues the computation of a prompt, whose KV is leased when it is done."""
         try:
             self._check_open(msg.attempt_id in self._prefills)
             task = PrefillTask(self.config, msg, time.monotonic())
@@ -182,7 +183,9 @@ class SimEngine:
         self._clock.kick()
 
     def decode(self, msg: Decode) -> None:
-        """Queues a decode, with the KV of another engine (`handle`) or computing all itself."""
+        """Queues a decode. With a `handle` it reads the prefill engine's KV; without one it computes the prompt
+        itself.
+        """
         try:
             self._check_open(msg.attempt_id in self._decodes)
             task = DecodeTask(self.config, msg)
@@ -211,7 +214,9 @@ class SimEngine:
         self._leases.release(attempt_id)
 
     def _check_open(self, busy: bool) -> None:
-        """Raises Refused when the engine takes no tasks now, or not this one (`busy`: it has it already)."""
+        """Raises Refused when the engine takes no tasks now, or, with `busy`, because it has a task of this id
+        already.
+        """
         name = self.config.engine_id
         if self._dead is not None or self._stopped:
             raise Refused("engine_dead", f"engine {name} is dead", retryable=True)
@@ -239,7 +244,7 @@ class SimEngine:
         return seconds
 
     def end_step(self) -> None:
-        """Ends the step that the clock began: its tokens leave, its prefills are leased."""
+        """Ends the step that the clock began: sends its tokens, and leases the KV of prompts that are computed."""
         if self._stopped or self._dead is not None:
             return
         try:
@@ -285,7 +290,7 @@ class SimEngine:
             self._sink.admitted(Admitted(task.attempt_id, cached_tokens=seq.cached_tokens))
 
     def _die(self, error: Exception) -> None:
-        """Fails every task: the step loop has failed, which is a bug, and nothing can go on here."""
+        """Fails every task, because the step loop has failed: that is a bug, and this engine cannot go on."""
         log.error("sim engine %s died", self.config.engine_id, exc_info=error)
         self._dead = error
         message = f"engine {self.config.engine_id} died: {error!r}"
@@ -326,9 +331,9 @@ class SimEngine:
             task.timer.cancel()
 
     def _end_decode(self, task: DecodeTask) -> None:
-        """Ends a decode before its last token; slot, blocks and the prefill engine's copy are freed.
+        """Ends a decode before its last token, and frees its slot, its blocks and the prefill engine's copy.
 
-        A read under way is let end first.
+        Where its KV read is under way, these are freed when the read ends.
         """
         self._forget_decode(task)
         if task in self._reads:

@@ -3,7 +3,7 @@
     begin -> granted (the prefill engine protects its copy) -> the bytes move, here or paced by the other side -> ended
           -> failed (the copy is gone, its engine does not answer, the link is lost)
 
-A read under way is let end before its blocks are used again, also when its request has gone meanwhile.
+A read that is under way always runs to its end before its blocks are used again, even if its request is gone by then.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from policies.engine_model.timing import TimingProfile
 
 
 class _Read:
-    """The `Reader` of one task's KV: what the puller says of it goes to the engine's reads."""
+    """The `Reader` of one task's KV; it passes what the puller reports on to `KvReads`."""
 
     def __init__(self, reads: "KvReads", task: DecodeTask) -> None:
         self._reads, self._task = reads, task
@@ -40,7 +40,7 @@ class _Read:
 class KvReads:
     """The reads of one engine, and their totals.
 
-    `failed(task, reason)` ends a task whose KV cannot be read; `kick` has the engine look for something to do.
+    `failed(task, reason)` ends a task whose KV cannot be read; `kick` makes the engine look for new work.
     """
 
     def __init__(
@@ -66,12 +66,14 @@ class KvReads:
         return task in self._tasks
 
     def start(self, sink: Sink, leases: LeaseKeeper) -> None:
-        """`leases`: the engine's own, whose KV is not pulled."""
+        """Connects the reads with the engine's sink and with its own `leases`, whose KV is here already and is not
+        pulled.
+        """
         self._sink, self._leases = sink, leases
         self._loop = asyncio.get_running_loop()
 
     def attach(self, me: Identity) -> None:
-        """Tells the puller the name under which this engine calls on others."""
+        """Tells the puller the name under which this engine connects to other engines."""
         self._puller.attach(me)
 
     def stop(self) -> None:

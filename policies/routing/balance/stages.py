@@ -1,4 +1,5 @@
-"""BalanceRoute's two stages (3.2, 4.2, algorithms 2 and 3), shared by BR-0 and BR-H: the rules, and who takes part.
+"""BalanceRoute's two stages (3.2, 4.2, algorithms 2 and 3), shared by BR-0, BR-H and the composition: the rules and
+parameters.
 
     stage 1, while the free slots are >= abundance * G: the worker with most free slots (then margin) takes the one
              request of the pool that maximises F
@@ -11,20 +12,21 @@
 
 The stages run compiled: `round` makes the arrays, `kernel` has the steps, `loads` the projections.
 
-The paper looks for the best single request inside its window too. Near saturation most ticks have one slot to give and
-every request overflows: the W largest then rarely hold the one that harms least (a closed loop of 16 workers: imbalance
-of BR-0 6 %, of BR-H 30 % lower over the whole pool, at the cost of a bisection).
+The paper looks for the best single request inside its window only; here the whole pool is searched, by bisection. Near
+saturation most ticks have one slot to give and every request overflows, and the W largest rarely include the one that
+does least harm (a closed loop of 16 workers: searching the whole pool lowers the imbalance of BR-0 by 6 %, of BR-H by
+30 %).
 
-Choosing by size alone leaves in the pool what seldom fits, and what is overdue does harm wherever it goes. `ageing`
-prevents both: the best single request is chosen by F plus its age in units of `max_wait_s` times `ageing` mean prompts
-of the pool (8 workers of nine slots, long contexts: imbalance of BR-0 40 % lower; benchmarks/experiments). 0 is the
-paper's rule.
+Choosing by size alone leaves requests that seldom fit in the pool until they are overdue, and an overdue request does
+harm on any worker. `ageing` prevents both: the best single request is the one of largest F plus age bonus, where
+waiting for `max_wait_s` is worth as much as `ageing` prompts of the pool's mean length (8 workers of nine slots, long
+contexts: imbalance of BR-0 40 % lower; benchmarks/experiments). With `ageing` 0 the rule is the paper's.
 
-Before both stages, entries that have waited longer than `max_wait_s` go to the fitting worker of largest margin, oldest
-first: choosing by size alone would starve some sizes under lasting load (the paper leaves that to the pool's TTL).
-Every admission is booked on loads, slots and KV room at once, so that a batch fits as a whole; equal keys are ordered
-by one seeded draw per worker and round. Entries that fit nowhere stay in the pool. Workers are tried only for entries
-that the dispatcher calls feasible for them.
+Before both stages, entries that have waited longer than `max_wait_s` are placed oldest first, each on the fitting
+worker of largest margin: choosing by size alone would starve some sizes under lasting load (the paper leaves that to
+the pool's TTL). Every admission is booked on loads, slots and KV room at once, so that a batch fits as a whole. Workers
+with equal keys are ordered by one seeded draw per worker and round. Entries that fit nowhere stay in the pool. Workers
+are tried only for entries that the dispatcher calls feasible for them.
 """
 
 import functools
@@ -45,8 +47,8 @@ class StageLimits(NamedTuple):
     """Parameters of the stages that BR-0, BR-H and the composition share.
 
     `window` is W; `abundance` the free slots per worker from which stage 1 runs; `max_wait_s` the seconds after which
-    an entry is overdue; `reserve_tokens` the KV kept free per sequence; `ageing` what an entry that has waited
-    `max_wait_s` counts more, in mean prompts of the pool.
+    an entry is overdue; `reserve_tokens` the KV kept free per sequence; `ageing` the bonus of an entry that has waited
+    `max_wait_s`, in prompts of the pool's mean length.
     """
 
     window: int
@@ -59,8 +61,7 @@ class StageLimits(NamedTuple):
 class Aim(NamedTuple):
     """The parameters of F_H; the defaults make it BR-0's F. `beta` None stands for G of the worker's barrier.
 
-    With `slack_tokens` the score takes every margin to be that much smaller, so that the envelope is not filled to its
-    edge.
+    `slack_tokens` is subtracted from every margin, so that the envelope is not filled to its edge.
     """
 
     horizon: int = 0
@@ -83,12 +84,13 @@ def discounts(horizon: int, gamma: float) -> npt.NDArray[np.float64]:
 
 
 def groups(feasible: Feasible, snapshot: Snapshot) -> list[tuple[Feasible, list[Worker]]]:
-    """The placeable entries of each group in their order, and the group's decode workers by id; groups by name.
+    """Returns (entries, workers) of each group that has placeable entries, in the order of the groups' names.
 
-    All workers of a group that step are there, whether they may take more or not.
+    `entries` keep their order. `workers` are all decode workers of the group by id, also those that may take no more:
+    their loads count in the imbalance.
     """
     entries: dict[str, list[tuple[PoolEntry, Sequence[Worker]]]] = {}
-    # One slice, because the dispatcher's list finds its items when it is asked.
+    # One slice, because the dispatcher's list computes its items on access.
     for placeable in feasible[:]:
         if placeable[1]:
             entries.setdefault(placeable[0].group, []).append(placeable)

@@ -1,19 +1,20 @@
 """Sluice's KV connector: vLLM's NIXL pull connector with leases that can be given back, checked, and accounted.
 
-vLLM loads `SluiceConnector` by `kv_connector_module_path`. One half lives in the engine core (scheduler), one in
-each worker; what the first wants from the second travels in the step's metadata, what the workers report travels
-back in the connector's stats, which the engine's stat logger reads (`stats`). Added to the stock connector:
+vLLM loads `SluiceConnector` by `kv_connector_module_path`. One half runs in the engine core beside the scheduler, the
+other half in each worker. The scheduler half gives its orders in the step's metadata; the workers report in the
+connector's stats, which the engine's stat logger reads (`actors/engine/vllm/stats.py`). Added to the stock connector:
 
-- **Release**: a finished prefill that nobody will pull gives its blocks back at once, not when the lease expires.
-  It is asked for with a request that is aborted on arrival and names the lease (`RELEASE`), so it needs no RPC
-  and keeps its order with adds and aborts. Once a decode engine has shown that it knows the request (a heartbeat,
-  which this connector also sends right before it reads) the release is left to that engine's "done" message:
-  blocks are never given back under a read.
+- **Release**: a finished prefill that nobody will pull gives its blocks back at once, not when the lease expires. The
+  release is sent as a request that names the lease (`RELEASE`) and is aborted on arrival, so it needs no RPC and
+  keeps its order among adds and aborts. A decode engine that knows the request has sent a heartbeat; this connector
+  also sends one right before it reads. From the first heartbeat on, the prefill engine waits for that engine's "done"
+  message instead: blocks are never given back under a read.
 - **Validity**: a read is checked against the prefill worker's lease table (`transfer`). A stale one fails the
   request.
 - **Facts**: bytes, seconds and descriptors of each request's transfer.
-- **Held reads**: reads wait in `_held` until they may go. Here only `hold_reads_s` (tests) holds them; a flow
-  scheduler grants them at the same place. A request that is aborted while it is held is not read at all.
+- **Held reads**: reads wait in the worker half's `_held` until they may go. Only the tests' option `hold_reads_s` holds
+  reads today; a flow scheduler would grant them at the same place. A request that is aborted while its read is held is
+  not read at all.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class SluiceConnector(NixlPullConnector):
-    """vLLM's entry to both halves; named in KVTransferConfig."""
+    """The class that vLLM makes once for each half of the connector; KVTransferConfig names it."""
 
     connector_scheduler: SluiceScheduler | None
     connector_worker: SluiceWorker | None
