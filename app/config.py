@@ -99,7 +99,7 @@ class EngineGroupConfig(EngineConfig):
 
     replicas: Annotated[int, Field(ge=0, le=4096)] = 1
     num_cpus: Annotated[float, Field(ge=0)] | None = Field(
-        None, description="Ray CPUs a replica; default by kind"
+        None, description="Ray CPUs that a replica reserves; default 0.1"
     )
     num_gpus: Annotated[float, Field(ge=0)] = 0.0
     resources: dict[str, float] = Field(

@@ -1,8 +1,8 @@
 """`python -m benchmarks`: re-run the papers' figures, list them, report them, look at a workload.
 
 python -m benchmarks list
-python -m benchmarks run netkv --quick
-python -m benchmarks run all --out benchmarks/results/papers
+python -m benchmarks run netkv_load --quick
+python -m benchmarks run all --out benchmarks/results/experiments
 python -m benchmarks report --results benchmarks/results/experiments
 python -m benchmarks remake
 python -m benchmarks document

@@ -43,7 +43,7 @@ Further:
   compare with. What each is worth was measured in simulation: [results.md](results.md).
 
 A policy is set by name, and its parameters by `params`; what is left out keeps its default. Both can be changed while
-the router serves (`PUT /sluice/admin/policies`).
+the router serves (`sluice policy set`, `PUT /sluice/admin/policy`).
 
 ```yaml
 router:
@@ -60,7 +60,7 @@ left; `explain` shows the ranking of each decision with the terms of the formula
 | needs | what then happens | what must be configured |
 |---|---|---|
 | prefix hits | prompts are hashed; engines send their KV events | - |
-| network | ingresses report KV transfers, from which bandwidths are learned | `router.network` |
+| network | ingresses report KV transfers, from which bandwidths are learned | -; `router.network` may say more |
 | lengths | the router predicts each request's output on arrival | `router.predictor.enabled` |
 
 BR-H, the static stack and the composition also use forecasts of running requests where a predictor makes them; without

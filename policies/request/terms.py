@@ -20,11 +20,11 @@ class Mode(StrEnum):
 class Terms(NamedTuple):
     """The wishes of one request. A tuple, because messages carry it as an array and it costs little to read.
 
-    A lower `priority` is served earlier, as in vLLM. `request_class` is one of `app.api.extensions.CLASSES`, or a name
-    of the operator's. The SLOs are None where the request has none. `session` names the conversation; "" is none. With
-    `local` the prefill must be computed where the answer is generated (echoed prompt logprobs, say). `mode` takes the
-    choice between colocated and disaggregated away from the policy; None leaves it there. `timeout_s` is how long the
-    whole request may take from its arrival at the ingress, all attempts together; None sets no limit.
+    A lower `priority` is served earlier, as in vLLM. `request_class` is one of `app.api.extensions.CLASSES`; in
+    simulated workloads it is any name. The SLOs are None where the request has none. `session` names the conversation;
+    "" is none. With `local` the prefill must be computed where the answer is generated (echoed prompt logprobs, say).
+    `mode` takes the choice between colocated and disaggregated away from the policy; None leaves it there. `timeout_s`
+    is how long the whole request may take from its arrival at the ingress, all attempts together; None sets no limit.
     """
 
     priority: int = 0
