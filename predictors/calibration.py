@@ -13,7 +13,7 @@ _LOGIT_LIMIT = 1e-4
 
 
 def logit(p: FloatArray) -> FloatArray:
-    """log odds, p kept away from 0 and 1."""
+    """The log odds of `p`, which is first kept away from 0 and 1."""
     q = np.clip(p, _LOGIT_LIMIT, 1.0 - _LOGIT_LIMIT)
     return np.log(q / (1.0 - q))
 
@@ -36,7 +36,7 @@ class Calibration:
     b: tuple[float, ...] = ()
 
     def apply(self, z: FloatArray, windows: IntArray) -> FloatArray:
-        """p (n,) for raw log odds z (n,) and windows (n,)."""
+        """Returns the calibrated p (n,) of raw log odds z (n,) and windows (n,)."""
         if self.kind == "identity":
             return sigmoid(z)
         if self.kind == "isotonic":
@@ -47,7 +47,7 @@ class Calibration:
 
 
 def platt_inputs(z: FloatArray, windows: IntArray) -> FloatArray:
-    """(n, 4): 1, z, log H, z log H."""
+    """Columns of Platt's linear form, (n, 4): 1, z, log H, z log H."""
     log_h = np.log(windows)
     return np.column_stack((np.ones_like(z), z, log_h, z * log_h))
 
@@ -55,8 +55,8 @@ def platt_inputs(z: FloatArray, windows: IntArray) -> FloatArray:
 def choose_calibration(
     z: FloatArray, windows: IntArray, label: BoolArray, block: IntArray, min_gain: float
 ) -> Calibration:
-    """Identity, unless Platt or isotonic has a log loss lower by `min_gain` on blocks that it was not fitted
-    on.
+    """Chooses the identity, unless Platt's map or the isotonic one has a log loss that is lower by `min_gain` on blocks
+    on which it was not fitted.
     """
     makers: dict[str, Callable[..., Calibration]] = {"platt": _platt, "isotonic": _isotonic}
     best, best_loss = Calibration("identity"), log_loss(sigmoid(z), label)
@@ -90,6 +90,6 @@ def _isotonic(z: FloatArray, windows: IntArray, label: BoolArray) -> Calibration
 
 
 def log_loss(p: FloatArray, label: BoolArray) -> float:
-    """Mean cross-entropy, p kept away from 0 and 1."""
+    """Mean cross-entropy of the labels; `p` is kept away from 0 and 1."""
     q = np.clip(p, 1e-6, 1.0 - 1e-6)
     return float(-np.mean(np.where(label, np.log(q), np.log(1.0 - q))))

@@ -1,8 +1,9 @@
-"""An engine replica's copy of its prefix cache, and the numbered feed of its changes to the router. Pure.
+"""An engine replica's copy of its prefix cache, and the numbered feed of its changes to the router; without I/O.
 
-The engine tells what changed (`kv_events`); the mirror numbers it in batches, keeps the last ones for a reader that
-missed some, and knows every cached block with the block before it, so that a router that starts anew, or was away for
-too long, gets the exact chains. One mirror a rank; its `epoch` is one life of the engine.
+The engine reports changes of its cache (`kv_events`). The mirror numbers them in batches and keeps the last batches for
+a reader that missed some. It also keeps every cached block with the block before it, so that a router that has just
+started, or was away for too long, gets the exact chains. Each rank has a mirror, and `epoch` changes when the engine
+restarts.
 """
 
 import secrets
@@ -20,7 +21,7 @@ PART_BLOCKS = 65_536
 """Blocks in one message of a snapshot: 512 KiB of hashes."""
 
 REPLAY_BLOCKS = 131_072
-"""Blocks kept for replay: 1 MiB of hashes. ASSUMPTION: who missed more is served as cheaply by a snapshot."""
+"""Blocks kept for replay: 1 MiB of hashes. ASSUMPTION: to a reader that missed more, a snapshot costs no more."""
 
 
 class KvMirror:
@@ -41,7 +42,7 @@ class KvMirror:
         return len(self._parents)
 
     def take(self, changes: Sequence[Change]) -> list[KvEvents]:
-        """Takes the engine's changes over, and returns the batches in which they are to be sent."""
+        """Applies the engine's changes, and returns the numbered batches in which the router gets them."""
         batches = []
         for part, blocks in _batches(changes):
             for change in part:
@@ -56,7 +57,9 @@ class KvMirror:
         return batches
 
     def follow(self, changes: Sequence[Change]) -> None:
-        """Takes the engine's changes over while nobody reads: a later reader gets all that is cached."""
+        """Applies the engine's changes while no router reads; nothing is kept for replay, and a later reader gets a
+        snapshot.
+        """
         if not changes:
             return
         for change in changes:
@@ -66,7 +69,9 @@ class KvMirror:
         self._sent_blocks = 0
 
     def answer(self, ask: KvReplay) -> list[KvEvents] | list[KvState]:
-        """The batches that were asked for, or all that is cached where some of them are no longer kept."""
+        """Returns the batches that the router asks for, or a snapshot of the cache where some of them are no longer
+        kept.
+        """
         if ask.first is None or ask.epoch != self.epoch or ask.first > self._next_seq:
             return self._state()
         oldest = self._sent[0][0].seq if self._sent else self._next_seq
@@ -76,7 +81,7 @@ class KvMirror:
         return [batch for batch, _ in self._sent if ask.first <= batch.seq <= last]
 
     def chains(self) -> Iterator[Stored]:
-        """All cached blocks as runs without a branch; the block that a run hangs on, if it is cached, comes before."""
+        """Yields all cached blocks as runs without a branch. A run comes after the one that holds its parent block."""
         children: dict[BlockHash, list[BlockHash]] = {}
         heads: list[BlockHash] = []
         for block, parent in self._parents.items():
@@ -113,7 +118,7 @@ class KvMirror:
 
 
 def _batches(changes: Iterable[Change], most: int = BATCH_BLOCKS) -> Iterator[tuple[list[Change], int]]:
-    """Changes in order, in batches of about `most` blocks (a Cleared weighs one), each with its weight."""
+    """Yields the changes in order, in batches of about `most` blocks (a Cleared counts as one), each with its size."""
     batch: list[Change] = []
     weight = 0
     for change in changes:

@@ -5,9 +5,10 @@ its content. After a lost link that is everything from the next batch on; after 
 engine that was forgotten, it is all that the engine holds. The engine then goes on sending by itself. While no policy
 reads hits, engines send nothing and the index does not change.
 
-The router asks again for a gap in the numbers. Batches that the engine no longer has come as a snapshot, in parts. A
-question without an answer is repeated after `ASK_AGAIN_S`. The index handles the batches that come meanwhile
-(`policies.state.prefix_index`). Everything reaches it as events, so that it can be replayed.
+Where a number is missing, the router asks for the missing batches. If the engine no longer keeps these, it sends a
+snapshot in parts. A question without an answer is repeated after `ASK_AGAIN_S`. Batches that arrive meanwhile go to the
+index, which puts them in order (`policies.state.prefix_index`). Everything reaches the index as events, so that a
+journal can replay it.
 """
 
 import logging
@@ -47,8 +48,8 @@ class _Source:
 
 
 class KvFeed:
-    """The feeds of all workers. `apply(event)` feeds the reducer whose state is `state`. Messages over a connection
-    that is not the worker's are ignored.
+    """The feeds of all workers. `apply(event)` feeds the reducer whose state is `state`. Messages over any
+    other connection than the worker's present one are ignored.
     """
 
     def __init__(self, state: ClusterState, apply: Callable[[ev.Event], None]) -> None:

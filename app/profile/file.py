@@ -35,7 +35,7 @@ def shipped() -> list[str]:
 
 
 def locate(name: str, base: Path) -> Path:
-    """The file of a shipped name or of a path relative to `base`. Raises HeatmapFileError."""
+    """Returns the path of a shipped heatmap by its name, or of a file relative to `base`. Raises HeatmapFileError."""
     if name in shipped():
         return SHIPPED / (name + SUFFIX)
     path = base / name
@@ -48,7 +48,7 @@ def locate(name: str, base: Path) -> Path:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The whole file. Raises HeatmapFileError where it is no heatmap file."""
+    """Returns a heatmap file's content. Raises HeatmapFileError where it is no heatmap file."""
     try:
         data = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
@@ -85,7 +85,7 @@ def plain_data(heatmap: Heatmap) -> dict[str, Any]:
 
 
 def write(path: Path, folded: Folded, pairs: Sequence[Pair], provenance: Mapping[str, Any]) -> None:
-    """Replaces the file at once, so that a reader or an interrupted run never sees half of it."""
+    """Writes a heatmap file and replaces the old one in one step, so that nobody ever reads half a file."""
     data = {
         "format": FORMAT,
         "heatmap": None if folded.heatmap is None else plain_data(folded.heatmap),
@@ -101,7 +101,7 @@ def write(path: Path, folded: Folded, pairs: Sequence[Pair], provenance: Mapping
 
 
 def pairs_of(data: Mapping[str, Any], path: Path) -> list[Pair]:
-    """The measured points of a file. Raises HeatmapFileError."""
+    """The measured points in the content of a heatmap file. Raises HeatmapFileError."""
     try:
         return [
             Pair(Point(**p["point"]), Sample(**p["colocated"]), Sample(**p["disaggregated"]))

@@ -1,7 +1,9 @@
-"""One cluster in two bodies, a live Sluice and the simulator: built, given the same requests, calibrated on each other.
+"""One cluster twice, as a live Sluice and in the simulator: both get the same requests, and the live one calibrates the
+simulated one.
 
-`Setup` says both; `replay_live` and `simulated_times` give a workload to each. `calibrate_control` measures what the
-live control plane takes, `calibrate_engines` what its engines take. `validate_live` is the command.
+`Setup` describes both; `replay_live` and `simulated_times` run a workload on each. `calibrate_control` measures the
+time that the live control plane takes, `calibrate_engines` the time that its engines take. `validate_live` is the
+command.
 """
 
 import json
@@ -30,7 +32,7 @@ from policies.engine_model.timing import SMOLLM2_KV_BYTES_PER_TOKEN, TimingProfi
 from policies.state.views import Role
 
 COMPLETIONS = "/v1/completions"
-# Token ids are drawn below it, so that no two prompts share a prefix.
+# Prompts are random token ids below this number, so that no two of them share a prefix.
 VOCABULARY = 30_000
 # Ray's own niceness of 15 would let any other program of the machine into the measurement.
 NICENESS = {"RAY_worker_niceness": "0"}
@@ -75,9 +77,11 @@ class Mix:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Live and simulated cluster in one. `profile`: given for sim engines, for vLLM where KV size and bandwidth
-    come from; `policies`: pairs of prefill and decode, one replay each. `late_limit_s`: a replay that the client sent
-    later than this (p95) was disturbed; None where the engines themselves keep the cores busy.
+    """A cluster that exists live and simulated.
+
+    `profile` is the timing of sim engines; with vLLM engines only its KV size and bandwidth are used. `policies` are
+    pairs of prefill and decode policy, each replayed once. A replay counts as disturbed when the client sent requests
+    later than `late_limit_s` (95th percentile); None sets no limit, where the engines themselves keep the cores busy.
     """
 
     kind: str
@@ -106,7 +110,7 @@ class Setup:
     def simulated(
         self, profile: TimingProfile, control: ControlPlane, policies: tuple[str, str], seed: int
     ) -> SimConfig:
-        """The live cluster in the simulator."""
+        """The configuration of this cluster in the simulator."""
         specs = tuple(
             EngineSpec(
                 role.value, role, count, profile, slots=self.slots, prefill_budget_tokens=self.budget_tokens
@@ -123,7 +127,9 @@ class Setup:
 
 
 def sim_setup(policies: tuple[tuple[str, str], ...], seconds: float) -> Setup:
-    """Prefill about 40 % busy, decode slots about 75 %, so that requests queue at both."""
+    """Sim engines whose prefill is about 40 % busy and whose decode slots are about 75 % full, so that requests queue
+    at both.
+    """
     timing = {name: getattr(SIM_PROFILE, name) for name in profiles.FIELDS}
     return Setup(
         kind="sim",
@@ -141,7 +147,9 @@ def sim_setup(policies: tuple[tuple[str, str], ...], seconds: float) -> Setup:
 
 
 def vllm_setup(policies: tuple[tuple[str, str], ...], seconds: float) -> Setup:
-    """One prefill and one decode engine, lightly loaded: there is nothing to choose, so one pair is enough."""
+    """One prefill and one decode engine of vLLM, lightly loaded. One pair of policies is enough, because there is
+    nothing to choose.
+    """
     return Setup(
         kind="vllm",
         model=MODEL,
@@ -195,7 +203,7 @@ def live_times(work: Sequence[WorkloadRequest], answers: Sequence[openloop.Answe
 
 
 def simulated_times(config: SimConfig, work: Sequence[WorkloadRequest]) -> list[Times]:
-    """In the order of `work`. Raises ValidationError if a request did not finish."""
+    """Simulated times of the requests, in the order of `work`. Raises ValidationError if a request did not finish."""
     found = []
     for record in simulate(config, work).requests:
         ttft_s, jct_s = metrics.ttft_s(record), metrics.jct_s(record)
@@ -209,7 +217,7 @@ def simulated_times(config: SimConfig, work: Sequence[WorkloadRequest]) -> list[
 
 
 def lone_requests(setup: Setup, count: int, output_tokens: int, gap_s: float) -> list[WorkloadRequest]:
-    """One after the other, prompts spread over the workload's lengths; `gap_s` apart."""
+    """Requests that come `gap_s` apart, so that each is alone; their prompts are spread over the workload's lengths."""
     lengths = np.linspace(*setup.mix.prompt_tokens, count).astype(int).tolist()
     return [
         WorkloadRequest(f"lone{i}", i * gap_s, p, output_tokens, max_tokens=output_tokens)
@@ -218,7 +226,9 @@ def lone_requests(setup: Setup, count: int, output_tokens: int, gap_s: float) ->
 
 
 def calibrate_control(port: int, setup: Setup, seed: int) -> tuple[ControlPlane, dict[str, Any]]:
-    """`ingress_s`: what lone requests took beyond the simulation of them with an ingress that takes no time."""
+    """Measures `ingress_s`: the time by which lone requests took longer live than simulated without an ingress's
+    time.
+    """
     gap_s = 1.5 * setup.profile.step_s(setup.mix.prompt_tokens[1], 8, 0) + 0.5
     work = lone_requests(setup, 24, 8, gap_s)
     live = live_times(work, replay_live(port, setup, work, seed + 1))
@@ -262,8 +272,8 @@ def calibrate_engines(port: int, setup: Setup, seed: int) -> tuple[TimingProfile
     """A profile of the engines: prefill from `probes`, decode from bursts.
 
     The bursts' requests join one by one as the prefill engine gets through them, so each answer counts with the mean
-    batch that it really had (`agreement.decode_load`). What a probe's TTFT holds beside the prefill (control plane,
-    transfer, waiting for a decode step, that step) is taken from the simulation of the first fit, and the prefill
+    batch that it really had (`agreement.decode_load`). The part of a probe's TTFT that is not prefill (control plane,
+    transfer, waiting for a decode step, that step) is taken from a simulation with a first fit, and the prefill is then
     fitted to the rest.
     """
     low, high = setup.mix.prompt_tokens

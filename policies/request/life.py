@@ -28,7 +28,9 @@ NO_ENGINE = "no_engine"
 """The router's reason when it knows no engine that is ready."""
 
 LEAST_LEFT_S = 0.001
-"""Time that an engine is given at least, so that a request whose deadline has come ends by the deadline's own event."""
+"""Least time that an engine is given, so that a request whose deadline has come is ended by the deadline's own
+event.
+"""
 
 _STATUS_OF_CODE = {"deadline": 504, "draining": 503, "overloaded": 503}
 _BAD_GATEWAY = 502
@@ -48,9 +50,9 @@ class Limits:
 
 @dataclass(slots=True)
 class Times:
-    """When the present attempt came to its stages, in seconds of the driver's clock; None: not yet.
+    """Times at which the present attempt reached its stages, in seconds of the driver's clock; None if it has not.
 
-    `first_s` is the request's: it stays when another attempt begins.
+    `first_s`, the first token, belongs to the request and stays when another attempt begins.
     """
 
     submitted_s: float
@@ -65,7 +67,7 @@ class Life(Effects):
     """One request and its attempts. Made by a driver, begun by `Start`, then fed by `on` and `wake`.
 
     A colocated attempt has a `decode_engine` only. `prefilled` and `admission` are the engines' reports about the
-    last attempt. `wake_at_s`: when `wake` has something to do.
+    last attempt. `wake_at_s` is the time at which `wake` has something to do.
     """
 
     __slots__ = (
@@ -110,12 +112,12 @@ class Life(Effects):
         return True
 
     def wake(self, now_s: float) -> None:
-        """Lets time pass: where `wake_at_s` has come, what is over becomes its event."""
+        """Lets time pass: from `wake_at_s` on, a deadline or a stage that has run out becomes an event."""
         if now_s >= self.wake_at_s:
             self.on(ev.DeadlinePassed() if now_s >= self.deadline_s else ev.StageOverdue(), now_s)
 
     def _enter(self, stage: Stage, until_s: float = math.inf) -> None:
-        """The one way to change the stage; `until_s`: when it is overdue."""
+        """Changes the stage; nothing else does. `until_s` is the time at which the new stage is overdue."""
         self.stage, self._rows = stage, TABLE[stage]
         wake_at_s = math.inf if stage is _DONE else min(until_s, self.deadline_s)
         if wake_at_s != self.wake_at_s:
@@ -323,8 +325,8 @@ class Life(Effects):
         self.failed(failure)
 
     def _end(self, outcome: Outcome, gone: str | None = None, task: Task | None = None) -> None:
-        """The one way out of an attempt. `gone`: the engine that holds nothing any more; it has failed if the outcome
-        says so.
+        """Ends the attempt; nothing else does. `gone` is an engine that holds nothing of it any more; where the
+        outcome is "failed", that engine has failed.
         """
         self._give_back(gone)
         self._enter(_DONE)
@@ -334,7 +336,7 @@ class Life(Effects):
         self.forget(outcome)
 
     def _give_back(self, gone: str | None = None) -> None:
-        """Lets go of what the stage holds at the engines; `gone` needs no telling."""
+        """Gives back what the stage holds at the engines; the engine `gone` gets no message."""
         stage, prefill, decode = self.stage, self.prefill_engine, self.decode_engine
         if stage is _POOLED:
             self._let_go(prefill, self.release_kv, gone)
@@ -353,9 +355,9 @@ class Life(Effects):
 
 
 class Row(NamedTuple):
-    """One line of `TABLE`: an event's action in a stage. `leads_to`: all stages in which it may leave the request.
+    """One line of `TABLE`: an event's action in a stage. `leads_to` names all stages in which it may leave the request.
 
-    `when`: the row holds only where this is true; else the event is refused.
+    Where `when` is given and false, the event is refused.
     """
 
     action: Callable[[Life, Any, float], None]
@@ -364,17 +366,17 @@ class Row(NamedTuple):
 
 
 def is_colocated(life: Life) -> bool:
-    """One engine computes the prompt and decodes."""
+    """Whether one engine computes the prompt and decodes."""
     return life.colocated
 
 
 def is_split(life: Life) -> bool:
-    """The KV will move from one engine to another."""
+    """Whether the KV moves from one engine to another."""
     return not life.colocated
 
 
 _AGAIN = (_QUEUED, _PREFILLING, _DONE)
-"""Where a failed attempt leads: to the next one, which passes QUEUED at once where there is no router, or to DONE."""
+"""Stages to which a failed attempt may lead: QUEUED, PREFILLING at once where there is no router, or DONE."""
 
 _ALWAYS: dict[type, Row] = {
     ev.DeadlinePassed: Row(Life._deadline_passed, (_DONE,)),

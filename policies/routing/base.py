@@ -47,9 +47,9 @@ class Reason(StrEnum):
     TIE_DRAWN = "tie_drawn"
     LEASE_RESCUE = "lease_rescue"
     FILL = "fill"
-    """BalanceRoute's stage 1."""
+    """BalanceRoute's stage 1: slots are plenty, and the entry of largest score goes."""
     BEST_SUBSET = "best_subset"
-    """BalanceRoute's stage 2."""
+    """BalanceRoute's stage 2: the subset of the window that scores best goes."""
     LEAST_HARM = "least_harm"
     """Stage 2: every subset costs more than it gains; the single entry that costs least goes."""
     OVERDUE = "overdue"
@@ -57,10 +57,10 @@ class Reason(StrEnum):
 
 
 class PolicyError(Exception):
-    """A policy broke its contract (NaN cost, dead worker chosen): a bug, never traffic's fault. The message names the
-    policy and the worker.
+    """A policy broke its contract (NaN cost, dead worker chosen): a bug, not the fault of a request. The message
+    names the policy and the worker.
 
-    `decided` are the actions (`policies.dispatch.actions`) that the same event had led to before; they stand.
+    `decided` are the actions (`policies.dispatch.actions`) that the same event had caused before; they remain valid.
     """
 
     decided: tuple[Any, ...] = ()
@@ -96,7 +96,7 @@ class Assignment:
 
 
 class Policy(Protocol):
-    """Members of every policy."""
+    """Members that every policy has."""
 
     paper: ClassVar[str]
     formula: ClassVar[str]
@@ -123,7 +123,9 @@ class EntryPolicy(Policy, Protocol):
 
 
 Feasible = Sequence[tuple[PoolEntry, Sequence[Worker]]]
-"""Pool entries in the order in which they should be served, each with the workers that it fits on (none: it waits)."""
+"""Pool entries in the order in which they should be served, each with the workers that it fits on; without any it
+waits.
+"""
 
 
 class RoundPolicy(Policy, Protocol):
@@ -163,7 +165,7 @@ def first_feasible(feasible: Feasible) -> tuple[PoolEntry, Sequence[Worker]] | N
 
 
 def least_cost(policy: str, ranked: Sequence[Ranked], rng: random.Random) -> Decision:
-    """Decides for the candidate of least cost, among equal ones by a seeded draw. Raises PolicyError on a cost that
+    """Decides for the candidate of least cost; a seeded draw decides among equals. Raises PolicyError on a cost that
     is not finite.
     """
     for candidate in ranked:
@@ -179,7 +181,7 @@ def least_cost(policy: str, ranked: Sequence[Ranked], rng: random.Random) -> Dec
 
 
 RANKED = 8
-"""Candidates that a ranking names where there are many."""
+"""Most candidates that a ranking names."""
 
 
 def best_of(

@@ -1,7 +1,7 @@
 """The real engine: vLLM's AsyncLLM in this process, its core and workers in child processes.
 
-This module starts, watches and ends them; requests go through `runner`. `launch` sets the process up and imports vLLM,
-so whatever else imports it is imported later.
+This module starts, watches and ends these processes; requests go through `runner`. `launch` prepares this process
+before vLLM is imported, so modules that import vLLM are imported after it.
 
 Every engine can prefill for others and decode from others, whatever its role: the role is a matter of routing.
 """
@@ -92,7 +92,7 @@ class VllmEngine:
         log.info("vLLM engine %s is ready: %s", self._config.engine_id, self.phases)
 
     def info(self) -> EngineInfo:
-        """Static facts."""
+        """Facts about this engine that do not change while it runs."""
         return self._info
 
     async def check_health(self) -> None:
@@ -106,7 +106,7 @@ class VllmEngine:
         return self._kv_feeds[rank].translator.drain() if self._kv_feeds else []
 
     async def drain(self, timeout_s: float) -> bool:
-        """Refuses new work; waits until all tasks and leases have ended."""
+        """Refuses new work from now on and waits until all tasks and leases have ended; False after `timeout_s`."""
         self._draining = True
         if self._runner is not None:
             self._runner.draining = True
@@ -152,7 +152,7 @@ class VllmEngine:
             self._runner.decode(msg)
 
     def cancel(self, attempt_id: str) -> None:
-        """Ends `attempt_id` in whatever stage, its leases included."""
+        """Ends the tasks of `attempt_id`, whatever their stage, and its leases."""
         if self._runner is not None:
             self._runner.cancel(attempt_id)
 
@@ -172,9 +172,9 @@ class VllmEngine:
     # ------------------------------------------------------------------------------------------------ counts
 
     def status(self) -> Status:
-        """Counts of this moment, all ranks together and each."""
+        """Counts of this moment: of all ranks together, and of each rank."""
         running, waiting = self._ledger.requests()
-        # The core reports after its steps, and a step may take seconds: what it has not seen yet waits.
+        # The core reports after its steps, and a step may take seconds: requests that it has not seen count as waiting.
         waiting = max(waiting, len(self._streams()) - running)
         used = self._ledger.used_blocks(self._rank_blocks)
         ranks = range(self._info.dp_ranks) if self._info.dp_ranks > 1 else ()
@@ -212,5 +212,5 @@ class VllmEngine:
         return [] if self._runner is None else self._runner.decodes
 
     def metrics(self) -> EngineMetrics:
-        """Totals since start."""
+        """Totals since the start of the engine."""
         return self._ledger.metrics(self._info.kv_blocks, self._ledger.used_blocks(self._rank_blocks))

@@ -1,8 +1,8 @@
 """The two ways back to a client, behind one small interface: the transport itself, or plain ASGI.
 
-Whoever answers calls either `respond` once, or `start`, any number of `write`, and `end`. All calls are
-synchronous and harmless after the client has gone. `on_gone(reason)` runs at most once, synchronously, when
-the client disconnects or stops reading; nothing is written after it.
+The code that answers a request calls either `respond` once, or `start`, then `write` any number of times, then `end`.
+All calls are synchronous, and harmless after the client has gone. `on_gone(reason)` runs at most once, synchronously,
+when the client disconnects or stops reading; nothing is written after it.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ GONE_SLOW = "client reads too slowly"
 class Request:
     """One HTTP request with its whole body.
 
-    `headers` has lower-case names, and the last of equal names. `local` says that the request came to a listener that
-    only this machine reaches.
+    `headers` has lower-case names; of headers with equal names it keeps the last. `local` says that the request came
+    to a listener that only this machine reaches.
     """
 
     method: str
@@ -93,7 +93,9 @@ class AsgiReply:
         self._wake.set()
 
     def lost(self, reason: str) -> None:
-        """Drops what is left, because the client is gone, and tells the owner unless the answer has ended."""
+        """Drops the output that is left, because the client has gone, and tells the owner unless the answer has
+        ended.
+        """
         if self.gone:
             return
         self.gone = True
@@ -118,7 +120,7 @@ class AsgiReply:
             watcher.cancel()
 
     async def _send_next(self, send: Callable[[dict[str, Any]], Awaitable[None]]) -> bool:
-        """Sends what is pending. Returns False when the answer is complete or the client has gone."""
+        """Sends the pending output. Returns False when the answer is complete or the client has gone."""
         await self._wake.wait()
         self._wake.clear()
         messages, self._messages = self._messages, []
