@@ -16,8 +16,8 @@ SLICES = 10
 class LoopTimeout:
     """Calls `give_up()` once after `limit_s` seconds for which this loop ran, unless it is cancelled before.
 
-    On a loop that runs in time these are `limit_s` seconds by the clock. On a loop that stalls all the time it takes
-    twice as many timers, each of them late.
+    On a loop that runs on time these are `limit_s` seconds by the clock. On a loop whose timers are all late, the
+    timeout needs twice the number of timers.
     """
 
     def __init__(self, limit_s: float, give_up: Callable[[], None]) -> None:
@@ -28,7 +28,7 @@ class LoopTimeout:
         self._arm()
 
     def cancel(self) -> None:
-        """Stops the timeout: `give_up` is not called any more. Idempotent."""
+        """Stops the timeout, so that `give_up` is not called any more. Idempotent."""
         self._timer.cancel()
 
     def _arm(self) -> None:
@@ -47,8 +47,8 @@ class LoopTimeout:
 
 
 async def within(limit_s: float, future: "asyncio.Future[Any]") -> bool:
-    """Returns whether `future` is done within `limit_s` seconds for which this loop ran; it is neither cancelled nor
-    read.
+    """Waits for `future` for at most `limit_s` seconds for which this loop ran, and returns whether it is done. The
+    future is neither cancelled nor read.
     """
     tired: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     timeout = LoopTimeout(limit_s, lambda: tired.set_result(None))

@@ -1,12 +1,12 @@
-"""One framed connection: many messages to a write, no task per message.
+"""A channel is one framed connection that carries many messages in one write and needs no task for a message.
 
-A frame is a 4-byte big-endian length and a msgpack array of tagged messages. `send` only appends to an outbox that is
+A frame is a 4-byte big-endian length and a msgpack array of tagged messages. `send` only appends to an outbox, which is
 flushed once per event-loop iteration, so a burst of tokens or decisions leaves in one system call. Received messages
-are handed to a synchronous callback. Sharing writes brings the CPU of a message down to 0.02 ms (measured with many
-messages to a write; `docs/design.md`).
+are passed to a synchronous callback. Sharing writes brings the CPU time of a message down to 0.02 ms (measured with
+many messages in one write; `docs/design.md`).
 
-Every failure (peer gone, garbage, an oversized frame, an outbox that the peer does not drain) ends in exactly one
-`on_close(reason)`, in which the owner gives back everything bound to the connection.
+Every failure (peer gone, garbage, an oversized frame, an outbox that the peer does not drain) ends in exactly one call
+of `on_close(channel, reason)`, in which the owner gives back everything bound to the connection.
 """
 
 import asyncio
@@ -29,14 +29,14 @@ log = logging.getLogger(__name__)
 
 _HEADER = struct.Struct(">I")
 MAX_FRAME_BYTES = 256 * 2**20
-"""Longest frame that is read; a prompt of 1M tokens takes 5 MB, so a longer one is garbage or an attack."""
+"""Longest frame that is accepted. A prompt of 1M tokens takes 5 MB, so a longer frame is garbage or an attack."""
 MAX_FRAME_BEFORE_HELLO_BYTES = 64 * 2**10
-"""Longest frame that is read before the handshake is done; a Hello and a Prove take some hundred bytes."""
+"""Longest frame that is accepted before the handshake is done; a Hello and a Prove take some hundred bytes."""
 MAX_OUTBOX_BYTES = 256 * 2**20
-"""Most unsent bytes; a peer that is further behind is dropped."""
+"""Most bytes that may wait unsent. A connection whose peer is further behind is dropped."""
 HANDSHAKE_TIMEOUT_S = 30.0
 CONNECT_TIMEOUT_S = 20.0
-"""Seconds that one address gets; TCP itself would try a node that is gone for two minutes."""
+"""Seconds for one attempt to connect to an address; TCP alone would try a node that is gone for two minutes."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[Message])
@@ -45,14 +45,14 @@ PeerKind = Literal["ingress", "router", "engine"]
 
 
 class WireError(Exception):
-    """The peer broke the protocol (version, authentication, framing). The connection is closed; the message says
-    why.
+    """The peer broke the protocol (version, authentication, framing). The message says how; the connection is
+    closed.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Kind and name of this process on the wire. A peer must prove that it knows `secret` where one is set."""
+    """Kind and name of a process on the wire. With a `secret` the peer must prove that it knows it too."""
 
     kind: PeerKind
     id: str
@@ -60,11 +60,11 @@ class Identity:
 
 
 class Channel(asyncio.Protocol):
-    """One connection, during its handshake and after it. Callbacks are set by the owner before data flows.
+    """One connection, during its handshake and after it. The owner passes the callbacks to the constructor.
 
-    `on_open(channel)` runs when the peer is authenticated; `on_message(channel, message)` for each message;
-    `on_close(channel, reason)` exactly once, also when the handshake failed. `broken` then says whether the connection
-    ended because a message could not be taken: its kind is unknown, its shape is wrong, or its handler failed.
+    `on_open(channel)` runs when the handshake is done, and `on_message(channel, message)` for each message after it.
+    `on_close(channel, reason)` runs exactly once, also if the handshake failed. `broken` then says whether the
+    connection ended because of a message: its kind was unknown, its shape was wrong, or its handler failed.
     """
 
     def __init__(
@@ -97,7 +97,9 @@ class Channel(asyncio.Protocol):
     # ------------------------------------------------------------------------------------------------- sending
 
     def send(self, message: Message) -> None:
-        """Queue one message; it leaves with everything else queued in this loop iteration. A no-op once closed."""
+        """Queues one message, which leaves together with all others queued in this loop iteration. Does nothing on a
+        closed channel.
+        """
         if self._closed:
             return
         self._outbox.append(message)
@@ -121,14 +123,14 @@ class Channel(asyncio.Protocol):
             self.abort("peer does not read: outbox over its limit")
 
     def close(self, reason: str = "closed by us") -> None:
-        """Flush what is queued, then close."""
+        """Sends what is queued, then closes the connection; `on_close` gets `reason`."""
         self._flush()
         self._close_reason = self._close_reason or reason
         if self._transport is not None:
             self._transport.close()
 
     def abort(self, reason: str) -> None:
-        """Drop the connection now; `on_close` gets `reason`."""
+        """Drops the connection at once, with what is queued; `on_close` gets `reason`."""
         self._close_reason = self._close_reason or reason
         if self._transport is not None:
             self._transport.abort()
@@ -137,7 +139,7 @@ class Channel(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]  # asyncio hands stream protocols a Transport
-        # its owner may have closed it before it was connected
+        # the owner may have closed this channel before it was connected
         if self._close_reason is not None:
             transport.abort()  # type: ignore[attr-defined]
             return
@@ -199,7 +201,7 @@ class Channel(asyncio.Protocol):
     def _deliver(self, messages: list[Message]) -> None:
         for message in messages:
             if self._is_closing():
-                # the handler of an earlier message of the frame has closed the channel
+                # the handler of an earlier message of this frame has closed the channel
                 return
             if isinstance(message, (Hello, Prove)):
                 self._handshake(message)
@@ -226,7 +228,7 @@ class Channel(asyncio.Protocol):
             self.peer = message
             if self.me.secret is not None:
                 if (message.kind, message.id) == (self.me.kind, self.me.id):
-                    # such a peer could send our own proof back to us
+                    # a peer with our own name could send our own proof back to us
                     raise WireError("claims to be ourselves")
                 self._write([Prove(_mac(self.me.secret, message.nonce, self._nonce, self.me, message.id))])
         elif isinstance(message, Prove) and self.peer is not None and self.me.secret is not None:
@@ -244,7 +246,8 @@ class Channel(asyncio.Protocol):
         self.open = True
         if self._handshake_timer is not None:
             self._handshake_timer.cancel()
-        if not self.opened.done():  # whoever waited may have been cancelled
+        # the future is cancelled if the task that waited for it was
+        if not self.opened.done():
             self.opened.set_result(None)
         if self._on_open is not None:
             self._on_open(self)
@@ -256,8 +259,8 @@ class Channel(asyncio.Protocol):
 
 
 def _mac(secret: bytes, peer_nonce: bytes, own_nonce: bytes, who: Identity, peer_id: str) -> bytes:
-    """Returns the proof of `who` towards `peer_id`. It is bound to both nonces and both names, so that it is worthless
-    in any other connection.
+    """Returns the MAC by which `who` proves to `peer_id` that it knows the secret. The MAC covers both nonces and both
+    names, so that it is worthless in any other connection.
     """
     parts = (peer_nonce, own_nonce, who.kind.encode(), who.id.encode(), peer_id.encode())
     return hmac.new(secret, b"".join(_HEADER.pack(len(part)) + part for part in parts), "sha256").digest()
@@ -267,8 +270,8 @@ def _mac(secret: bytes, peer_nonce: bytes, own_nonce: bytes, who: Identity, peer
 
 
 async def listen(address: str, factory: Callable[[], Channel]) -> tuple[asyncio.Server, str]:
-    """Listen on `unix:/path` or `tcp:host:port` (port 0 picks one). Returns the server and the address actually
-    bound.
+    """Starts to listen on `unix:/path` or `tcp:host:port` (port 0 picks a free one). Returns the server and the address
+    at which it listens.
     """
     loop = asyncio.get_running_loop()
     scheme, _, rest = address.partition(":")
@@ -286,7 +289,7 @@ async def listen(address: str, factory: Callable[[], Channel]) -> tuple[asyncio.
 
 
 def remove_sockets(addresses: Iterable[str]) -> None:
-    """Removes the files of the unix sockets among `addresses`; for a listener that has closed."""
+    """Removes the files of the unix sockets among `addresses`, after their listeners have closed."""
     for address in addresses:
         if address.startswith("unix:"):
             Path(address.removeprefix("unix:")).unlink(missing_ok=True)
@@ -295,15 +298,15 @@ def remove_sockets(addresses: Iterable[str]) -> None:
 def _clear_for_socket(path: str) -> None:
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     if os.path.exists(path):
-        # left by a process that was killed: socket paths carry a fresh id, so nobody else listens there
+        # a killed process left this file; socket paths carry a fresh id, so no other process listens here
         os.unlink(path)
 
 
 async def connect(addresses: tuple[str, ...], factory: Callable[[], Channel]) -> Channel:
-    """Connect to the first address that answers (a unix path of another node is simply absent) and finish the
-    handshake.
+    """Connects to the first of `addresses` that answers, completes the handshake, and returns the channel. (The unix
+    path of another node does not exist here, so it fails at once.)
 
-    Raises ConnectionError naming every address tried, or WireError if the peer refused us.
+    Raises ConnectionError that names every address tried, or WireError if the handshake fails.
     """
     loop = asyncio.get_running_loop()
     errors: list[str] = []

@@ -1,6 +1,6 @@
-"""A connection that is kept: a link connects, reconnects with back-off, and reports when it is up or down.
+"""A link keeps one connection up: it connects, reconnects with back-off, and reports when the connection is up or down.
 
-Engines and ingresses keep one to their router, and an ingress keeps one to each engine.
+Every engine and every ingress keeps a link to its router, and an ingress keeps one to each engine.
 """
 
 import asyncio
@@ -18,20 +18,21 @@ BACKOFF_FIRST_S = 0.05
 BACKOFF_MOST_S = 2.0
 FIND_TIMEOUT_S = 5.0
 FIND_TIMEOUT_MOST_S = 60.0
-"""Most seconds that `find` gets. Each attempt that runs out of time doubles its limit, or a slow machine would never
-get an answer."""
+"""Longest time in seconds that `find` gets. The limit doubles after each attempt that runs out of time, because a slow
+machine would otherwise never get an answer."""
 
 CLOSE_S = 5.0
-"""Seconds that a peer may take to read its queued messages when the link ends."""
+"""Seconds that the peer gets to read its queued messages when the link is stopped."""
 
 Find = Callable[[], Awaitable[tuple[str, ...]]]
 
 
 class Link:
-    """Keeps one Channel to the peer that `find` names. Callbacks run on the event loop and must not raise.
+    """Keeps one Channel to the peer whose addresses `find` returns. Callbacks run on the event loop and must not raise.
 
-    `find` is asked before each attempt, because a restarted peer listens elsewhere; it may fail or time out.
-    `on_broken` runs each time that a connection ends because a message could not be taken (`Channel.broken`).
+    The link calls `find` before each attempt to connect, because a restarted peer listens at another address. `find`
+    may fail or time out. `on_broken` runs each time that a connection ends because a message could not be handled
+    (`Channel.broken`).
     """
 
     def __init__(
@@ -51,12 +52,12 @@ class Link:
         self.channel: Channel | None = None
 
     def start(self) -> None:
-        """Starts to connect in the background."""
+        """Starts to connect, in a background task."""
         self._task = asyncio.create_task(self._keep(), name=f"link to {self._name}")
 
     async def stop(self) -> None:
-        """Closes the connection (flushing what is queued) and stops reconnecting. Idempotent; `on_down` is called if
-        up.
+        """Stops reconnecting, sends what is queued, and closes the connection. `on_down` is called if the link was up.
+        Idempotent.
         """
         if self._task is not None:
             self._task.cancel()
@@ -68,7 +69,7 @@ class Link:
                 channel.abort("closed by us, and the peer does not read")
 
     def send(self, message: Message) -> bool:
-        """Queues `message`; False, and nothing is sent, while there is no connection."""
+        """Queues `message` and returns True. Without a connection it returns False, and the message is not sent."""
         if self.channel is None:
             return False
         self.channel.send(message)
@@ -88,11 +89,11 @@ class Link:
             except (OSError, WireError) as error:
                 log.info("%s: no connection (%s); next try in %.2f s", self._name, error, backoff_s)
             except Exception as error:
-                # `find` asks Ray, whose errors are many; the link must survive them all
+                # `find` calls Ray, which raises many kinds of errors; the link must survive all of them
                 log.warning("%s: cannot find it (%r); next try in %.2f s", self._name, error, backoff_s)
             else:
                 backoff_s = BACKOFF_FIRST_S
-                # our cancellation must not cancel the future itself
+                # a cancelled link task must not cancel the channel's future
                 await asyncio.shield(channel.closed)
             await asyncio.sleep(backoff_s * random.uniform(0.8, 1.2))
             backoff_s = min(BACKOFF_MOST_S, 2 * backoff_s)

@@ -1,7 +1,7 @@
-"""Every message that crosses a Sluice socket, in one file for each pair of peers; importers take them from here.
+"""Every message that crosses a Sluice socket, in one file for each pair of peers. Other packages import them from here.
 
-The ingress owns a request for its whole life. It asks the router where to run it, sends the work to the engines itself,
-streams the tokens to the client and tells the router what happened.
+The ingress owns a request for its whole life. It asks the router where to run the request, sends the work to the
+engines itself, streams the tokens to the client, and reports to the router what happened.
 
     ingress -> router   Submit, PrefillReported, Progress, Transferred, Adopt, Closed, Admin
     router  -> ingress  RoutePrefill, RouteDecode, Reject, Fleet, FleetStatus, AdminAnswer
@@ -11,10 +11,11 @@ streams the tokens to the client and tells the router what happened.
     router  -> engine   KvReplay, KvStop
     engine  -> engine   Pull, PullGrant, Sent, Pulled (sim engine only)
 
-Ownership is bound to the connection: when the connection of an ingress closes, each engine aborts and frees everything
-that came over it, and the router gives back every charge of it. Messages are arrays on the wire, without field names,
-and tagged with their class name. A message whose name or shape is unknown, or that the receiver does not take from this
-kind of peer, ends the connection and is counted (`actors.wire.channel`). Times are durations in seconds.
+Ownership is bound to the connection. When the connection of an ingress closes, each engine aborts all work that came
+over it and frees what that work held, and the router gives back all charges of that ingress's attempts. Messages are
+arrays on the wire, without field names, and tagged with their class name. A message of an unknown name or shape, or of
+a kind that the receiver does not accept from this kind of peer, ends the connection and is counted
+(`actors.wire.channel`). Times are durations in seconds.
 """
 
 from actors.wire.messages.base import PROTOCOL_VERSION, EngineState, Hello, Prove, Role

@@ -1,4 +1,4 @@
-"""The base of all messages: their encoding, the words that several of them use, and the handshake."""
+"""The base of all messages: their encoding, the types that several of them use, and the handshake."""
 
 from typing import Literal
 
@@ -11,16 +11,16 @@ EngineState = Literal["starting", "ready", "draining", "down"]
 
 
 class Part(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Base of what messages are made of: immutable and encoded as an array."""
+    """Base of the structs that messages are made of. They are immutable and encoded as arrays."""
 
 
 class Wire(Part, tag=True, frozen=True):
-    """Base of all messages: a part that is tagged by its class name."""
+    """Base of all messages; a message is a part that is tagged with its class name."""
 
 
 class Hello(Wire, frozen=True):
-    """First message of every connection, both ways; `actors.wire.channel` says what the handshake proves. The peer
-    answers the nonce with a proof where a secret is configured.
+    """First message of every connection, in both directions. If a secret is configured, the peer answers `nonce` with a
+    Prove.
     """
 
     version: int
@@ -30,8 +30,8 @@ class Hello(Wire, frozen=True):
 
 
 class Prove(Wire, frozen=True):
-    """Answer to the peer's Hello where a secret is configured: HMAC-SHA256 by that secret of both nonces, the sender's
-    kind and id, and the peer's id.
+    """Answer to the peer's Hello if a secret is configured. `mac` is the HMAC-SHA256, keyed with the secret, of both
+    nonces, the sender's kind and id, and the peer's id.
     """
 
     mac: bytes

@@ -1,6 +1,6 @@
-"""Engine <-> router: an engine's facts, its counts, and the content of its prefix cache.
+"""Messages between engine and router: the facts about an engine, its counts, and the content of its prefix cache.
 
-Sim engine <-> sim engine: a decode engine reads the KV that a prefill engine holds.
+Messages between two sim engines, by which a decode engine reads the KV that a prefill engine holds.
 """
 
 from typing import Literal
@@ -10,16 +10,16 @@ import msgspec
 from actors.wire.messages.base import EngineState, Part, Role, Wire
 
 KV_EVENTS = "kv_events"
-"""Name of the feature of an engine that reports the content of its prefix cache to the router."""
+"""Name of the feature of engines that report the content of their prefix cache to the router."""
 
 
 class EngineInfo(Part, frozen=True):
-    """The facts that an engine announces once. The router passes them on to every ingress.
+    """The facts about itself that an engine announces. The router passes them on to every ingress.
 
     `kind` is a name of `actors.engine.registry.ENGINES`. `group` is NIXL's compatibility group (engine version, model,
-    layout, dtype): KV never crosses groups. `slots` is beta_max, the most sequences that decode at once. `addresses`
-    are tried in order (`unix:/path`, `tcp:host:port`). `node` is Ray's id of the engine's node, or the name in its
-    group's `topology`; `labels` say where that node is (`actors.engine.topology`).
+    layout, dtype): KV never crosses groups. `slots` is beta_max, the most sequences that decode at once. A peer tries
+    `addresses` in order (`unix:/path`, `tcp:host:port`). `node` is Ray's id of the engine's node, or the name in its
+    group's `topology`. `labels` give the rack and the pod of that node (`actors.engine.topology`).
 
     An engine of `dp_ranks` data-parallel ranks has one scheduler for each rank, with an equal share of `slots` and
     `kv_blocks`. With a `barrier` all ranks end every step together.
@@ -47,7 +47,7 @@ class EngineInfo(Part, frozen=True):
 
 
 class Announce(Wire, frozen=True):
-    """Engine -> router: the engine exists. It is sent again after a reconnect and when `state` changes."""
+    """Engine -> router: the facts about this engine. It is sent after each connect and when `state` changes."""
 
     info: EngineInfo
 
@@ -55,8 +55,9 @@ class Announce(Wire, frozen=True):
 class Status(Wire, frozen=True):
     """Engine -> router, periodically: the engine's own counts. A figure that the engine does not know is None, never 0.
 
-    `swapped` requests and the shares in use, 0..1, of the step's token budget, of compute and of memory bandwidth are
-    FlowKV's indicators. An engine of several ranks counts all of them together, and each one in `ranks`.
+    FlowKV's indicators are the number of `swapped` requests and three shares in use, each 0..1: `token_budget` of the
+    step, `compute`, and `memory_bandwidth`. An engine of several ranks counts all of them together, and each rank in
+    `ranks`.
     """
 
     engine_id: str
@@ -81,8 +82,8 @@ class Status(Wire, frozen=True):
 class KvChange(Part, frozen=True):
     """One change of a prefix cache (`policies.engine_model.blocks.Change`).
 
-    `hashes` are bytes by `actors.wire.kv`. `parent` is the hash before the first stored block, None at the start of a
-    prompt.
+    `hashes` are packed by `actors.wire.kv`. `parent` is the hash of the block before the first stored one, or None at
+    the start of a prompt.
     """
 
     kind: Literal["stored", "removed", "cleared"]
@@ -91,9 +92,9 @@ class KvChange(Part, frozen=True):
 
 
 class KvEvents(Wire, frozen=True):
-    """Engine -> router: batch `seq` of the changes of one rank's prefix cache, numbered from 0 in each `epoch` (one
-    life of the engine). An engine sends batches within a report period, from the first KvReplay of a connection until
-    KvStop.
+    """Engine -> router: batch `seq` of the changes of one rank's prefix cache. Batches are numbered from 0 in each
+    `epoch`, which is one life of the engine. An engine sends a batch within a report period of the change, from the
+    first KvReplay of a connection until KvStop.
     """
 
     engine_id: str
@@ -104,9 +105,9 @@ class KvEvents(Wire, frozen=True):
 
 
 class KvReplay(Wire, frozen=True):
-    """Router -> engine: send batches `first`..`last` of `epoch` again (`last` None: up to now), and all that follow.
-    The engine answers with KvEvents, or with KvState where it does not have them any more, the epoch is another one,
-    or `first` is None.
+    """Router -> engine: send batches `first`..`last` of `epoch` again (`last` None: up to the present), and all later
+    ones. The engine answers with KvEvents. It answers with KvState instead if it no longer keeps these batches, if its
+    epoch is another one, or if `first` is None.
     """
 
     epoch: str
@@ -116,14 +117,14 @@ class KvReplay(Wire, frozen=True):
 
 
 class KvStop(Wire, frozen=True):
-    """Router -> engine: no policy reads prefix hits any more; send no more KvEvents of `rank`."""
+    """Router -> engine: send no more KvEvents of `rank`, because no policy reads prefix hits any more."""
 
     rank: int = 0
 
 
 class KvState(Wire, frozen=True):
-    """Engine -> router: part `part` of `parts` of all that a rank's prefix cache holds before batch `next_seq`, as
-    chains: KvChange of kind "stored", each chain after the chain that it continues.
+    """Engine -> router: part `part` (from 0) of the `parts` of a snapshot of one rank's prefix cache, taken before
+    batch `next_seq`. `chains` are KvChanges of kind "stored", each after the chain that it continues.
     """
 
     engine_id: str
@@ -139,8 +140,8 @@ class KvState(Wire, frozen=True):
 
 
 class Pull(Wire, frozen=True):
-    """Sim decode engine -> sim prefill engine: the sender starts to read `n_bytes` of the KV of `attempt_id`; keep it
-    until Pulled.
+    """Sim decode engine -> sim prefill engine: the sender starts to read `n_bytes` of the attempt's KV, which the
+    receiver keeps until Pulled.
     """
 
     attempt_id: str
@@ -148,8 +149,9 @@ class Pull(Wire, frozen=True):
 
 
 class PullGrant(Wire, frozen=True):
-    """Answer to Pull. `ok` is False where the KV is gone (lease expired, released, engine restarted). With `paced` a
-    Sent follows when the bytes have arrived; without it the reader computes how long they take.
+    """Sim prefill engine -> sim decode engine: the answer to Pull. `ok` is False if the KV is gone (lease expired,
+    released, engine restarted). If `paced`, a Sent follows when the bytes have arrived; otherwise the reader computes
+    how long they take.
     """
 
     attempt_id: str
@@ -166,6 +168,6 @@ class Sent(Wire, frozen=True):
 
 
 class Pulled(Wire, frozen=True):
-    """The read has ended; the prefill engine frees its copy."""
+    """Sim decode engine -> sim prefill engine: the read has ended, and the prefill engine frees its copy."""
 
     attempt_id: str

@@ -1,5 +1,5 @@
-"""Ingress <-> router: the life of a request as the ingress reports it, the decisions about it, the fleet, and the
-questions of an administrator.
+"""Messages between ingress and router: what happens to a request, the decisions about it, the fleet, and the questions
+of an administrator.
 """
 
 from typing import Literal, NamedTuple
@@ -26,8 +26,8 @@ class PromptSignals(Part, frozen=True):
 
 
 class Hints(Part, frozen=True):
-    """An ingress's knowledge of a request beyond its size: sampling parameters, keyed digests of the prompt and of the
-    user's name, and signals of the prompt's text. None where the ingress does not know it.
+    """Facts about a request beyond its size: sampling parameters, keyed digests of the prompt and of the user's name,
+    and signals of the prompt's text. A field is None if the ingress does not know it.
     """
 
     model: str | None = None
@@ -43,14 +43,14 @@ class Hints(Part, frozen=True):
 
 
 class Submit(Wire, frozen=True):
-    """An attempt asks for a prefill engine. `slots` counts the sequences it will decode (n). `terms` are what the
-    client asked of the service. `age_s` is how long ago the request reached its ingress: the router subtracts it from
-    its own clock to know when the request's total time is over.
+    """An attempt that needs a prefill engine. `slots` is the number of sequences that it will decode (n). `terms` are
+    what the client asked of the service. `age_s` is how long ago the request reached its ingress; the router subtracts
+    it from its own clock to know when the request's total time is over.
 
-    `avoid` names the engines at which earlier attempts failed. `hints` come where the router's `Fleet.wants_hints`.
-    `block_hashes` (bytes by `actors.wire.kv`) are of the prompt's KV blocks of `block_tokens` tokens that a prefix
-    cache can serve; they come where the router's `Fleet.block_tokens`. `client_request_id` is the client's own
-    x-request-id, "" where it sent none.
+    `avoid` names the engines at which earlier attempts failed. `hints` are sent only if the router's Fleet has
+    `wants_hints`. `block_hashes` (packed by `actors.wire.kv`) are the hashes of those KV blocks of the prompt that a
+    prefix cache can serve; they are sent only if the router's Fleet names a size in `block_tokens`, which is then the
+    size used. `client_request_id` is the client's own x-request-id, or "" if it sent none.
     """
 
     attempt_id: str
@@ -67,7 +67,7 @@ class Submit(Wire, frozen=True):
 
 
 class PrefillReported(Wire, frozen=True):
-    """The prefill is done, and the attempt enters the prompt pool. `lease_s` is what is left of the KV lease."""
+    """The prefill is done, and the attempt enters the prompt pool. `lease_s` is the remaining time of the KV lease."""
 
     attempt_id: str
     lease_s: float
@@ -76,14 +76,14 @@ class PrefillReported(Wire, frozen=True):
 
 
 class Grown(NamedTuple):
-    """An attempt has generated `tokens` so far, all its sequences together."""
+    """Number of tokens that an attempt has generated so far, over all its sequences."""
 
     attempt_id: str
     tokens: int
 
 
 class Progress(Wire, frozen=True):
-    """The attempts that were `admitted` at their decode engine since the last Progress, and those that have `grown`."""
+    """Two lists: the attempts `admitted` at decode engines since the last Progress, and those that have `grown`."""
 
     admitted: list[str]
     grown: list[Grown]
@@ -91,7 +91,7 @@ class Progress(Wire, frozen=True):
 
 class Transfer(Part, frozen=True):
     """One KV transfer that has ended, as the decode engine measured it. `seconds` leaves out the time for which a flow
-    scheduler held it back; `ended_ago_s` is how long before the message it ended.
+    scheduler held the transfer back. `ended_ago_s` is the time between its end and this message.
     """
 
     attempt_id: str
@@ -102,17 +102,20 @@ class Transfer(Part, frozen=True):
 
 
 class Transferred(Wire, frozen=True):
-    """The KV transfers that have ended since the last message, where the router's `Fleet.wants_transfers`."""
+    """The KV transfers that have ended since the last such message; sent only if the router's Fleet has
+    `wants_transfers`.
+    """
 
     items: list[Transfer]
 
 
 class Adopt(Wire, frozen=True):
-    """An attempt under way that a new router cannot know. The ingress sends one for each decided attempt after it has
-    connected to the router again.
+    """An attempt in progress that a new router does not know yet. After a reconnect to the router, the ingress sends
+    one for each attempt that has an engine.
 
-    `engine_id` is where its KV is computed or kept, `decode_engine_id` where it decodes (the same for a colocated one),
-    each with its rank. `lease_s` is what is left of the lease of a pooled one.
+    `engine_id` is the engine that computes or holds the attempt's KV, and `decode_engine_id` the one that decodes it
+    (the same engine for a colocated attempt). `dp_rank` and `decode_dp_rank` are the ranks there. `lease_s` is the
+    remaining time of a pooled attempt's lease.
     """
 
     submit: Submit
@@ -127,8 +130,9 @@ class Adopt(Wire, frozen=True):
 
 
 class Closed(Wire, frozen=True):
-    """The attempt is over, however it ended, and the router gives back all its charges. Nothing else ends an attempt at
-    the router except its own Reject. `engine_id` and `task` name the culprit of a failure and what it was doing.
+    """The attempt is over, and the router gives back all its charges. At the router an attempt ends by this message, by
+    the router's own Reject, or with its ingress's connection. `engine_id` and `task` name the engine that failed and
+    what it was doing.
     """
 
     attempt_id: str
@@ -139,8 +143,8 @@ class Closed(Wire, frozen=True):
 
 
 class Admin(Wire, frozen=True):
-    """An administrator asks the router through an ingress; `body` is JSON (`actors.router.admin`). `ask` numbers the
-    questions of one connection.
+    """A question of an administrator that an ingress passes on to the router. `body` is JSON (`actors.router.admin`).
+    `ask` numbers the questions of one connection.
     """
 
     ask: int
@@ -152,11 +156,11 @@ class Admin(Wire, frozen=True):
 
 
 class RoutePrefill(Wire, frozen=True):
-    """Decision: prefill the attempt on `engine_id`, on its `dp_rank` (None: the engine chooses). A `colocated` attempt
-    also decodes there; the KV of any other will move.
+    """Decision: prefill the attempt on `engine_id`, on its rank `dp_rank` (None: the engine chooses). A `colocated`
+    attempt is also decoded there; the KV of any other attempt will move to a decode engine.
 
-    For an attempt that waits in the pool the decision means that its lease ends before a slot is free: release that KV
-    and prefill again.
+    For an attempt in the prompt pool the decision means that its lease ends before a slot becomes free: the ingress
+    releases the KV, and the prefill is done again.
     """
 
     attempt_id: str
@@ -166,7 +170,7 @@ class RoutePrefill(Wire, frozen=True):
 
 
 class RouteDecode(Wire, frozen=True):
-    """Decision: decode the attempt on `engine_id`, on its `dp_rank` (None: the engine chooses)."""
+    """Decision: decode the attempt on `engine_id`, on its rank `dp_rank` (None: the engine chooses)."""
 
     attempt_id: str
     engine_id: str
@@ -174,8 +178,8 @@ class RouteDecode(Wire, frozen=True):
 
 
 class Reject(Wire, frozen=True):
-    """The router will not serve the attempt now (429: the queue is full; 503: no engine, or expired in the pool). All
-    its charges are given back.
+    """The router does not serve the attempt, and all its charges are given back. `status` is 429 if the queue is full,
+    and 503 if there is no engine or the attempt expired in the pool.
     """
 
     attempt_id: str
@@ -185,8 +189,9 @@ class Reject(Wire, frozen=True):
 
 
 class Fleet(Wire, frozen=True):
-    """All live engines, sent at connect and at every change, with the names of the policies and the
-    facts that these want. `block_tokens` asks for the hashes of prompts in blocks of that size; None asks for none.
+    """All live engines, the names of the policies, and the facts that the policies need from the ingresses. The router
+    sends it to a new connection and at every change. `block_tokens` is the size of the blocks in which to hash prompts;
+    with None no hashes are needed.
     """
 
     engines: list[EngineInfo]
@@ -198,7 +203,7 @@ class Fleet(Wire, frozen=True):
 
 
 class FleetStatus(Wire, frozen=True):
-    """The engines' last statuses, the router's own gauges and its monotonic totals, about once a second.
+    """The last status of each engine, the router's own gauges, and its monotonic totals; sent about once a second.
 
     `statuses[i].totals` holds the engine's EngineMetrics fields. `decision_buckets` are cumulative counts of decision
     times at the upper bounds (s) in `decision_bounds_s`, +Inf last.
@@ -217,7 +222,7 @@ class FleetStatus(Wire, frozen=True):
 
 
 class AdminAnswer(Wire, frozen=True):
-    """The answer to question `ask`: `status` as in HTTP and a JSON body, which is {"message"} for any status above
+    """The answer to question `ask`: an HTTP `status` and a JSON `body`, which is {"message"} if `status` is above
     200.
     """
 

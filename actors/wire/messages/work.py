@@ -1,4 +1,4 @@
-"""Ingress <-> engine: the work, its output, and its end."""
+"""Messages between ingress and engine: the work, its output, and its end."""
 
 from typing import Any
 
@@ -7,10 +7,11 @@ from policies.request.stage import Task
 
 
 class Prefill(Wire, frozen=True):
-    """Compute the KV of `tokens` and hold it under a lease; the engine's own sampled token is discarded.
+    """Computes the KV of `tokens` and holds it under a lease. The token that the engine samples at the end is
+    discarded.
 
-    `timeout_s` counts from receipt: when it is over, the engine aborts the work and answers Failed(code="deadline").
-    `dp_rank` None leaves the data-parallel rank to the engine.
+    `timeout_s` counts from receipt; when it is over, the engine aborts the work and answers Failed(code="deadline").
+    With `dp_rank` None the engine chooses the data-parallel rank.
     """
 
     attempt_id: str
@@ -22,14 +23,14 @@ class Prefill(Wire, frozen=True):
 
 
 class Decode(Wire, frozen=True):
-    """Generate the output. With `handle` the engine first pulls the KV from the prefill engine; without it the engine
+    """Generates the output. With `handle` the engine first pulls the KV from the prefill engine; without it the engine
     computes the prompt itself.
 
     `params` are the OpenAI sampling fields that the client gave, and no others: max_tokens, temperature, top_p, top_k,
     min_p, seed, stop (list), stop_token_ids, ignore_eos, min_tokens, n, logprobs (int), prompt_logprobs (int),
-    presence_penalty, frequency_penalty, repetition_penalty, logit_bias, response_format, skip_special_tokens. `chat`
-    carries the original chat request where the engine must parse its output (tools); the deltas then come ready made
-    in `Out.delta`. `dp_rank` None leaves the data-parallel rank to the engine.
+    presence_penalty, frequency_penalty, repetition_penalty, logit_bias, response_format, skip_special_tokens. `chat` is
+    the original chat request if the engine must parse its output (tools); `Out.delta` then holds ready OpenAI deltas.
+    With `dp_rank` None the engine chooses the data-parallel rank.
     """
 
     attempt_id: str
@@ -43,23 +44,24 @@ class Decode(Wire, frozen=True):
 
 
 class Cancel(Wire, frozen=True):
-    """Stop the attempt, whatever its stage, and free its slot and blocks. Idempotent; an unknown id is no error. The
-    engine does not answer.
+    """Stops the attempt in any stage and frees its slot and blocks. Idempotent; an unknown id is no error. The engine
+    does not answer.
     """
 
     attempt_id: str
 
 
 class ReleaseKV(Wire, frozen=True):
-    """Free the KV that the attempt's prefill holds under its lease: no decode engine will pull it. Idempotent."""
+    """Frees the KV that the attempt's prefill holds under a lease, since no decode engine will pull it. Idempotent."""
 
     attempt_id: str
 
 
 class PrefillDone(Wire, frozen=True):
-    """The attempt's KV is ready under `handle` (opaque bytes that the decode engine understands) for `lease_s`.
+    """The attempt's KV is ready for `lease_s` under `handle`, which is opaque bytes that the decode engine understands.
 
-    The prompt waited for `queue_s` in the engine and took `compute_s`; `cached_tokens` of it came from a prefix cache.
+    The prompt waited for `queue_s` in the engine, and its computation took `compute_s`. The KV of `cached_tokens` of
+    its tokens came from a prefix cache.
     """
 
     attempt_id: str
@@ -73,7 +75,9 @@ class PrefillDone(Wire, frozen=True):
 
 
 class Admitted(Wire, frozen=True):
-    """The decode engine holds the KV now (or needs none); the engines free the prefill engine's copy themselves."""
+    """The decode engine now holds the attempt's KV, or needs none from elsewhere. The prefill engine's copy is freed by
+    the engines themselves. The transfer took `transfer_s` for `transfer_bytes` in `descriptors` pieces.
+    """
 
     attempt_id: str
     transfer_bytes: int = 0
@@ -86,9 +90,9 @@ class Out(Part, frozen=True):
     """One piece of output of one choice. `finish` is None until the last piece. `text` may be empty while the engine
     holds back what could become a stop string.
 
-    Where the client asked for them, `logprobs` hold (token text, token id, logprob, [(text, id, logprob), ...]) for
-    each token, and `prompt_logprobs` come with the first piece. `delta` is a ready OpenAI delta as JSON where the
-    engine parses its output (tools).
+    If the client asked for them, `logprobs` has (token text, token id, logprob, [(text, id, logprob), ...]) for each
+    token, and the first piece has `prompt_logprobs`. `delta` is a ready OpenAI delta as JSON if the engine parses its
+    output (tools).
     """
 
     attempt_id: str
@@ -104,14 +108,14 @@ class Out(Part, frozen=True):
 
 
 class Tokens(Wire, frozen=True):
-    """All output of one engine step for one connection."""
+    """All output that one engine step has for one connection."""
 
     items: list[Out]
 
 
 class Failed(Wire, frozen=True):
-    """The attempt ended on this engine without finishing. With `retryable` it may succeed elsewhere or later. `param`
-    names the field of the request that is at fault.
+    """The attempt ended on this engine without finishing. If `retryable`, it may succeed on another engine or later.
+    `param` names the field of the request that caused the failure.
 
     `code` is one of "deadline", "kv_load", "bad_request", "engine_dead", "draining", "overloaded", "unknown_handle" and
     "internal".
