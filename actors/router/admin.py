@@ -1,11 +1,11 @@
-"""Answers to the questions that an administrator asks the router through an ingress (`app.ingress.admin`), as JSON.
+"""Answers, as JSON, to the questions that an administrator asks the router through an ingress (`app.ingress.admin`).
 
-    policy      the policies in use, with parameters and formula, and what there is to choose from
+    policy      the policies in use, with parameters and formula, and all policies to choose from
     set_policy  {"prefill": NAME | {"name", "params"}, "decode": .., "dispatch": {..}}: changes all of these or nothing
     explain     {"id"}: the decisions made for a request
     journal     {"tail": n}: the state of the event log, and its last n events
 
-A change lasts until the router restarts; a lasting one belongs in the configuration.
+A change lasts until the router restarts; a permanent one belongs in the configuration.
 """
 
 import logging
@@ -24,16 +24,16 @@ from policies.state import events as ev
 log = logging.getLogger(__name__)
 
 MAX_TAIL = 1000
-"""Most events of the journal that one answer carries."""
+"""Most events of the journal that one answer contains."""
 
 NEWEST = 3
-"""Number of recent request ids that the answer about an unknown request names."""
+"""Number of recent request ids named in the answer to `explain` for an unknown request."""
 
 _CONFIG = encoder(DispatchConfig)
 
 
 class Refused(ValueError):
-    """The question cannot be answered; the message says why, and `status` is HTTP's."""
+    """The router refuses to answer a question. The message says why, and `status` is the HTTP status of the answer."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -41,8 +41,8 @@ class Refused(ValueError):
 
 
 class RouterAdmin:
-    """Answers the questions about one router. `feed` hands an event to the dispatcher; `changed` runs after a change
-    of policy.
+    """Answers the questions about one router. `feed` takes events for the dispatcher; `changed` runs after a change of
+    policy.
     """
 
     def __init__(
@@ -57,7 +57,9 @@ class RouterAdmin:
         self._feed, self._changed = feed, changed
 
     def answer(self, message: wire.Admin) -> wire.AdminAnswer:
-        """Answers a question. It never raises: that would end the asking ingress's connection and its requests."""
+        """Returns the answer to a question. It never raises, since an error would end the ingress's connection and its
+        requests.
+        """
         try:
             status, text = 200, dumps(self._answer(message))
         except Refused as refused:

@@ -1,7 +1,7 @@
-"""The router's clock: Unix time when the process began, and the monotonic clock from then on.
+"""The router's clock: the Unix time at which the process began, advanced by the monotonic clock.
 
-The router judges leases, queues and the ages of reports by this clock. The machine's clock may therefore be set (a step
-of NTP, a virtual machine that was suspended) without ending one of them, and the times of the journal never go back.
+The router judges leases, queues and the ages of reports by this clock. If the machine's clock is set (a step of NTP, a
+virtual machine that was suspended), no lease or queue ends because of it, and the times in the journal never go back.
 """
 
 import time
@@ -10,5 +10,7 @@ _START_S = time.time() - time.monotonic()
 
 
 def clock_s() -> float:
-    """Returns the present time in seconds since 1970, as far as the machine knew it when this process began."""
+    """Returns the present time in seconds since 1970, as accurate as the machine's clock was when this process
+    began.
+    """
     return _START_S + time.monotonic()

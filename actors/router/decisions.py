@@ -1,4 +1,4 @@
-"""The log of the router's decisions: a ring of the last ones, counters, and a histogram of the time they took.
+"""The log of the router's decisions: a ring of the latest ones, counters, and a histogram of the time that they took.
 
 The ring keeps the decisions about all attempts of a request together, under the request's id.
 """
@@ -18,7 +18,7 @@ from policies.state.views import RequestId
 
 DECISION_BOUNDS_S = (25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 50e-3)
 PREFIXES = ("chatcmpl-", "cmpl-", "req-")
-"""Prefixes that the API puts before the id of a request."""
+"""Prefixes that the API puts before a request's id in its answers."""
 RESCUE = {"name": "lease rescue (dispatcher)", "params": {}, "formula": "cost = slot_usage"}
 
 Policy = PrefillPolicy | DecodePolicy
@@ -26,7 +26,7 @@ Policy = PrefillPolicy | DecodePolicy
 
 @dataclass(slots=True)
 class DecisionLog:
-    """Keeps the actions about the last `capacity` requests, dropping the oldest first, and totals since the start."""
+    """Keeps the decisions about the last `capacity` requests, dropping the oldest first, and totals since the start."""
 
     capacity: int = 4096
     totals: Counter[str] = field(default_factory=Counter)
@@ -44,7 +44,7 @@ class DecisionLog:
         prefill: PrefillPolicy,
         decode: DecodePolicy,
     ) -> None:
-        """Logs the actions that one event led to under these policies. The actions share `took_s` evenly."""
+        """Logs the actions that one event led to, and the policies then in use. The actions share `took_s` evenly."""
         each_s = took_s / len(actions)
         for action in actions:
             self.totals[_label(action)] += 1
@@ -56,14 +56,18 @@ class DecisionLog:
                 self._ring.popitem(last=False)
 
     def name(self, attempt_id: RequestId, client_request_id: str) -> None:
-        """Notes the id by which the client calls this request; of two requests with the same one the later counts."""
+        """Stores the id by which the client calls this request. If a client uses an id twice, it names the later
+        request.
+        """
         self._named[client_request_id] = request_id_of(attempt_id)
         self._named.move_to_end(client_request_id)
         if len(self._named) > self.capacity:
             self._named.popitem(last=False)
 
     def cumulative(self) -> tuple[int, ...]:
-        """Returns the counts of decisions at or below each bound, +Inf last, as Prometheus wants them."""
+        """Returns the cumulative counts of decisions for Prometheus: those at or below each bound of DECISION_BOUNDS_S,
+        +Inf last.
+        """
         total, result = 0, []
         for count in self.buckets:
             total += count
@@ -71,9 +75,10 @@ class DecisionLog:
         return tuple(result)
 
     def explain(self, request_id: str) -> list[dict[str, Any]]:
-        """Returns the decisions made for a request, oldest first; none for one that the ring does not hold (any more).
+        """Returns the decisions made for a request, oldest first. The list is empty if the ring does not hold the
+        request.
 
-        `request_id` is the id of the answer (chatcmpl-...), the x-request-id, or an attempt's id.
+        `request_id` is the id in the answer (chatcmpl-...), the client's x-request-id, or an attempt's id.
         """
         prefix = next((p for p in PREFIXES if request_id.startswith(p)), "")
         plain = request_id.removeprefix(prefix)
@@ -83,17 +88,17 @@ class DecisionLog:
         return []
 
     def newest(self, most: int) -> list[str]:
-        """Returns the ids of the last `most` requests about which something was decided, newest first."""
+        """Returns the ids of the last `most` requests for which a decision was made, newest first."""
         return list(itertools.islice(reversed(self._ring), most))
 
     @property
     def requests(self) -> int:
-        """Number of requests that can be explained."""
+        """Number of requests whose decisions the ring holds."""
         return len(self._ring)
 
 
 def described(policy: Policy) -> dict[str, Any]:
-    """Describes a policy for people: its name, all its parameters, and its formula in their names."""
+    """Returns a description of a policy for people: its name, all its parameters, and its formula in terms of them."""
     choice = choice_of(policy)
     return {"name": choice.name, "params": dict(choice.params), "formula": policy.formula}
 

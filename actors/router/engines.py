@@ -1,7 +1,7 @@
-"""The connected engines, with the last announcement and report of each; the dispatcher gets both as events.
+"""The connected engines, each with its last announcement and report, both of which the dispatcher gets as events.
 
-A lost engine gets no new work from that moment on, and is forgotten after a grace period (its process may have lost
-only the link). An impossible announcement or report ends the engine's connection.
+A lost engine gets no new work from that moment on. It is forgotten only after a grace period, because its process may
+have lost nothing but the connection. An impossible announcement or report ends the engine's connection.
 """
 
 import asyncio
@@ -34,7 +34,9 @@ class _Engine:
 
 
 class Engines:
-    """All engines. `feed` takes the events; `changed` runs when the fleet that ingresses see has changed."""
+    """All engines that are connected or were lost within the grace period of `grace_s`. `feed` takes the events;
+    `changed` runs when the fleet that ingresses see has changed.
+    """
 
     def __init__(
         self,
@@ -51,7 +53,9 @@ class Engines:
     # ---------------------------------------------------------------------------------------------------- messages
 
     def announced(self, channel: Channel, info: EngineInfo) -> None:
-        """Takes in an engine that is new, back, or changed. Raises ValueError, changing nothing, for bad facts."""
+        """Takes in the facts of an engine that is new, back, or changed. Raises ValueError for impossible facts, and
+        then changes nothing.
+        """
         check(info)
         workers = workers_of(info)
         known = self._engines.get(info.id)
@@ -68,10 +72,12 @@ class Engines:
         self._changed()
 
     def reported(self, status: Status) -> None:
-        """Takes in an engine's counts. Raises ValueError where they do not cover the ranks that it announced."""
+        """Takes in an engine's counts. Raises ValueError if they do not cover all the ranks that the engine
+        announced.
+        """
         engine = self._engines.get(status.engine_id)
         if engine is None:
-            # an engine announces itself before it reports: this is a late report of a forgotten one
+            # an engine announces itself before it reports, so this is a late report of a forgotten engine
             return
         told = reports(engine.info, status, clock_s())
         engine.status = status
@@ -82,7 +88,9 @@ class Engines:
             self._feed(event)
 
     def lost(self, channel: Channel, reason: str) -> None:
-        """Drains the engine of a connection that has ended, if it was an engine's."""
+        """Marks the engine of a connection that has ended as draining, to be forgotten after `grace_s`. Does nothing if
+        the connection is no engine's.
+        """
         for engine in list(self._engines.values()):
             if engine.channel is channel:
                 log.warning("engine %s lost (%s)", engine.info.id, reason)
@@ -117,26 +125,28 @@ class Engines:
     # ----------------------------------------------------------------------------------------------------- queries
 
     def infos(self) -> list[EngineInfo]:
-        """Returns the engines' facts, by id."""
+        """Returns the facts of all engines, sorted by engine id."""
         return sorted((engine.info for engine in self._engines.values()), key=lambda info: info.id)
 
     def statuses(self) -> list[Status]:
-        """Returns the last report of every engine that has reported."""
+        """Returns the last report of each engine that has sent one."""
         return [engine.status for engine in self._engines.values() if engine.status is not None]
 
     def channel(self, engine_id: str) -> Channel | None:
-        """Returns the engine's connection, closed or not; None for an unknown or forgotten engine."""
+        """Returns the engine's last connection, open or closed, or None for an unknown or forgotten engine."""
         engine = self._engines.get(engine_id)
         return None if engine is None else engine.channel
 
     def worker(self, engine_id: str, rank: int) -> WorkerId:
-        """Returns the worker that an engine's message is about; the engine's own name for an unknown engine or rank."""
+        """Returns the worker that an engine's message is about. For an unknown engine or rank it returns the engine's
+        id.
+        """
         engine = self._engines.get(engine_id)
         workers = (engine_id,) if engine is None else workers_of(engine.info)
         return workers[rank] if 0 <= rank < len(workers) else engine_id
 
     def workers(self, engine_ids: Sequence[str]) -> tuple[WorkerId, ...]:
-        """Returns all workers of these engines; an unknown engine has none."""
+        """Returns all workers of the engines named; an unknown engine has none."""
         known = [self._engines[engine_id] for engine_id in engine_ids if engine_id in self._engines]
         return tuple(worker for engine in known for worker in workers_of(engine.info))
 

@@ -1,4 +1,4 @@
-"""The router's reports to every ingress: the fleet at each change, and the figures every second."""
+"""The router's two reports to every ingress: the fleet, sent at each change, and the figures, sent every second."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from policies.routing.base import Needs
 
 
 class FleetReport:
-    """Builds the reports from the router's parts, and changes none of them."""
+    """Builds the reports from the parts of a router, without changing them."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class FleetReport:
         self._forecasts, self._journal = forecasts, journal
 
     def fleet(self) -> Fleet:
-        """Returns the engines, the policies, and what the policies need from the ingresses."""
+        """Returns the engines, the names of the policies, and what the policies need from the ingresses."""
         infos, needs = self._engines.infos(), self._dispatcher.needs
         return Fleet(
             infos,
@@ -45,7 +45,9 @@ class FleetReport:
         )
 
     def status(self, own_totals: Mapping[str, float]) -> FleetStatus:
-        """Returns the figures; `own_totals` are those of the server itself."""
+        """Returns the router's figures and the engines' last statuses. `own_totals` are the totals that the server
+        itself counts.
+        """
         state = self._dispatcher.state
         totals = {f"decisions_{name}": float(count) for name, count in self._decisions.totals.items()}
         totals |= own_totals
@@ -71,8 +73,8 @@ class FleetReport:
 
 
 def block_tokens(infos: list[EngineInfo]) -> int | None:
-    """Returns the size of the blocks, in tokens, in which ingresses hash prompts: the size of most engines that report
-    their prefix cache (no prompt ever hits in blocks of another size), or None where none does.
+    """Returns the size, in tokens, of the blocks in which ingresses hash prompts, or None if no engine reports its
+    prefix cache. It is the block size of most of the engines that do; a prompt never hits in blocks of another size.
     """
     sizes = Counter(info.block_size_tokens for info in infos if KV_EVENTS in info.features)
     return max(sizes, key=lambda size: (sizes[size], size), default=None)

@@ -1,12 +1,13 @@
-"""Predictors at work in the router: forecasts for the policies, and outcomes from which the next model learns.
+"""The predictors in the router: they make forecasts for the policies, and log outcomes from which the next model is
+fitted.
 
-Predictors are off by default. Where they are on, the features of a request are taken at its arrival. One batched call
-refreshes the forecasts of all requests that have generated k more tokens, and the reducer gets them as `ForecastMade`
-events. Every end of a request is logged, with keyed digests in place of the prompt's text. From time to time a refit
-runs elsewhere, and its model is adopted if it was promoted.
+Predictors are off by default. If they are on, the features of a request are taken at its arrival. One batched call
+refreshes the forecasts of all requests that have generated k more tokens, and the reducer gets the forecasts as
+`ForecastMade` events. The outcome of every request is logged, with keyed digests in place of the prompt's text. From
+time to time a refit runs outside this process, and its model is adopted if it was promoted.
 
 Nothing here decides or waits. A refit is a coroutine that the caller supplies (a Ray task in the product). Outcomes are
-written in a thread: a disk that fails or hangs costs outcomes, which are counted, and nothing else.
+written in a thread. A disk that fails or hangs therefore costs only outcomes, which are counted.
 """
 
 import asyncio
@@ -33,10 +34,10 @@ from predictors.protocol import Arrival, Outcome, Sampling, TextSignals
 log = logging.getLogger(__name__)
 
 MOST_UNWRITTEN = 16_384
-"""Most outcomes that wait for a slow disk, some 2 kB each; further ones are dropped and counted."""
+"""Most outcomes, of some 2 kB each, that may wait for a slow disk. Further ones are dropped and counted."""
 
 STOP_S = 5.0
-"""Seconds that a disk which does not answer gets at the end."""
+"""Seconds that `stop` waits for a disk that does not answer."""
 
 NO_HINTS = Hints()
 
@@ -48,9 +49,9 @@ class PredictorConfig:
     """Settings of the predictors. `folder` keeps the outcome log and the models; with None nothing is logged or fitted.
 
     `window_tokens` is H of BR-H. `refresh_tokens` (k), `gate` and `floor_tokens` belong to the state machine of a
-    forecast (`predictors.forecast`). Total lengths are forecast at arrival where `total_at_arrival` is true; with None
-    they are while the policy in use reads them. A refit starts when `refit_every_s` have passed and `refit_outcomes`
-    new outcomes are in; after drift a tenth of that time is enough.
+    forecast (`predictors.forecast`). `total_at_arrival` says whether total lengths are forecast at arrival; with None
+    they are while the policy in use reads them. A refit starts when `refit_every_s` have passed and there are
+    `refit_outcomes` new outcomes; after drift a tenth of that time is enough.
     """
 
     enabled: bool = False
@@ -73,7 +74,9 @@ class PredictorConfig:
 
 
 class Forecasts:
-    """The predictors of one router, on its clock. Without `run_refit` models are read but never fitted."""
+    """The predictors of one router. All times are on the router's clock. Without `run_refit` models are read but never
+    fitted.
+    """
 
     def __init__(self, config: PredictorConfig, run_refit: RunRefit | None = None) -> None:
         self.config = config
@@ -99,18 +102,20 @@ class Forecasts:
     # -------------------------------------------------------------------------------------------- life of a request
 
     def arrived(self, submit: Submit, now_s: float, wanted: bool = False) -> float | None:
-        """Takes the features of a request. Returns its expected output length where that is `wanted` or configured."""
+        """Takes in the features of a request. Returns its expected output length in tokens if `total_at_arrival` is
+        true, or if it is None and the length is `wanted`; else None.
+        """
         total = self.config.total_at_arrival
         return self._feed.arrived(
             arrival_of(submit, now_s), submit.max_tokens, wanted if total is None else total
         )
 
     def progressed(self, attempt_id: str, tokens: int) -> None:
-        """Notes that the attempt has generated `tokens` so far."""
+        """Takes in the number of tokens that the attempt has generated so far."""
         self._feed.progressed(attempt_id, tokens)
 
     def closed(self, attempt_id: str, outcome: str, tokens: int, now_s: float) -> None:
-        """Logs the outcome of a request that has ended, unless it was rejected."""
+        """Takes in the end of an attempt, and logs its outcome unless it was rejected."""
         ended = self._feed.closed(attempt_id, outcome, tokens, now_s)
         if ended is None:
             return
@@ -123,7 +128,7 @@ class Forecasts:
             self._counts["outcomes_dropped"] += 1
 
     def _write(self, outcomes: OutcomeLog, ended: Outcome) -> None:
-        """Writes one outcome, in the thread."""
+        """Writes one outcome; called in the thread."""
         try:
             outcomes.append(ended)
         except OSError as error:
@@ -134,7 +139,9 @@ class Forecasts:
     # --------------------------------------------------------------------------------------------------- in batches
 
     def refresh(self, now_s: float) -> list[ForecastMade]:
-        """Refreshes all due forecasts in one call of the predictor, and returns them as events for the reducer."""
+        """Refreshes all forecasts that are due in one call of the predictor, and returns them as events for the
+        reducer.
+        """
         return [
             ForecastMade(now_s, made.request_id, made.age, made.finishes_in_tokens)
             for made in self._feed.refresh()
@@ -156,7 +163,7 @@ class Forecasts:
 
     async def _refit_once(self, folder: Path, run_refit: RunRefit) -> None:
         try:
-            # when this call returns, all that has ended by now is in the log
+            # when this call returns, all outcomes so far are in the log
             await self._disk.call(lambda: None)
             result = await run_refit(RefitJob(folder / "outcomes", folder / "models"))
             log.info(
@@ -176,7 +183,9 @@ class Forecasts:
             self._refit = None
 
     def _adopt(self, folder: Path) -> bool:
-        """Takes the promoted model into use if it is a new one. Logs why one is refused."""
+        """Takes the promoted model into use if it is a new one, and returns whether it did. Logs why a model is
+        refused.
+        """
         refused = self.predictor.stats().refused_models
         adopted = self.predictor.adopt_promoted(folder / "models")
         stats = self.predictor.stats()
@@ -185,7 +194,9 @@ class Forecasts:
         return adopted
 
     async def stop(self) -> None:
-        """Closes the log, as far as the disk allows it, and gives up a running refit. Idempotent."""
+        """Closes the outcome log within STOP_S, or logs how many outcomes are lost, and cancels a running refit.
+        Idempotent.
+        """
         if self._refit is not None:
             self._refit.cancel()
         outcomes, self._log = self._log, None
@@ -210,7 +221,9 @@ class Forecasts:
         return {f"predictor_{name}": float(value) for name, value in shown.items()}
 
     def gauges(self) -> dict[str, float]:
-        """Returns the figures that go up and down; a figure of drift is absent until there is data for it."""
+        """Returns the present figures, for the router's metrics. The figures of drift are absent until there is data
+        for them.
+        """
         stats, drift = self.predictor.stats(), self.predictor.drift()
         shown: dict[str, float | None] = {
             "model_in_use": float(stats.model_version is not None),
@@ -223,7 +236,9 @@ class Forecasts:
 
 
 def arrival_of(submit: Submit, now_s: float) -> Arrival:
-    """Returns the facts from which the predictors' features are made; what the ingress did not say stays absent."""
+    """Returns the facts from which the predictors make their features. Facts that the ingress did not send stay
+    absent.
+    """
     hints = submit.hints or NO_HINTS
     signals = hints.signals
     return Arrival(

@@ -1,4 +1,4 @@
-"""The connected ingresses and the attempts that each owns: messages about an attempt go to its owner."""
+"""The connected ingresses and the attempts that each of them owns. Messages about an attempt go to its owner."""
 
 from dataclasses import dataclass, field
 
@@ -16,7 +16,9 @@ class Ingress:
 
 
 class Ingresses:
-    """Every attempt has at most one owner; of two that claim it the later one counts, since it has reconnected."""
+    """All connected ingresses. An attempt has at most one owner; if two connections claim it, the later one owns it,
+    since an ingress that reconnects claims its attempts again.
+    """
 
     def __init__(self) -> None:
         self._ingresses: dict[Channel, Ingress] = {}
@@ -26,15 +28,19 @@ class Ingresses:
         return len(self._ingresses)
 
     def add(self, channel: Channel) -> None:
-        """Adds a new connection."""
+        """Adds the connection of an ingress, which owns no attempts yet."""
         self._ingresses[channel] = Ingress(channel)
 
     def lost(self, channel: Channel) -> Ingress | None:
-        """Removes a closed connection. Returns its ingress with the attempts it still owns; None for an engine's."""
+        """Removes a closed connection. Returns its ingress with the attempts that it still owns, or None if the
+        connection is no ingress's.
+        """
         return self._ingresses.pop(channel, None)
 
     def own(self, channel: Channel, attempt_id: RequestId) -> None:
-        """Makes the connection the attempt's owner. Raises ValueError where it is not an ingress's connection."""
+        """Makes the connection's ingress the owner of the attempt. Raises ValueError if the connection is no
+        ingress's.
+        """
         ingress = self._ingresses.get(channel)
         if ingress is None:
             raise ValueError(f"request {attempt_id} comes from {channel.peer_name}, which is no ingress")
@@ -43,14 +49,14 @@ class Ingresses:
         self._owner[attempt_id] = ingress
 
     def disown(self, attempt_id: RequestId) -> bool:
-        """Takes the attempt from its owner. Returns False where it had none."""
+        """Removes the attempt's owner, and returns whether it had one."""
         owner = self._owner.pop(attempt_id, None)
         if owner is not None:
             owner.requests.discard(attempt_id)
         return owner is not None
 
     def owner(self, attempt_id: RequestId) -> Channel | None:
-        """Returns the connection of the attempt's owner; None where it has none."""
+        """Returns the connection of the attempt's owner, or None if it has no owner."""
         owner = self._owner.get(attempt_id)
         return None if owner is None else owner.channel
 

@@ -1,12 +1,13 @@
-"""The live event log: a ring of the last events in memory, and files of all events where a folder is configured.
+"""The journal of a running router: a ring of the latest events in memory, and files of all events if a folder is
+configured.
 
-`policies.journal.lines` defines the content of a file, and `policies.journal.replay` decides it again. Recording an
-event costs two appends. Its lines are made a moment later, in slices between which the event loop serves others, and a
-thread writes them.
+`policies.journal.lines` defines the content of a file, and `policies.journal.replay` decides the events again.
+Recording an event costs two appends. Its lines are made a moment later, in slices between which the event loop serves
+others, and a thread writes them.
 
-A disk that fails or hangs is counted and logged, and never holds up serving. Records that could not be written are kept
-for the next attempt, up to `max_unwritten_bytes`; those dropped beyond that leave a gap, which a replay names. `stop`
-gives the disk `stop_s`, then logs what is lost and leaves the thread behind.
+A disk that fails or hangs is counted and logged, and never delays serving. Records that could not be written are kept
+for the next attempt, up to `max_unwritten_bytes`. Records beyond that are dropped and leave a gap, which a replay
+names. `stop` waits `stop_s` for the disk, then logs what is lost and abandons the thread.
 
     <folder>/journal-<start, UTC>-<pid>-00000.jsonl, -00001 ...   one log per life of a router, in files of `max_bytes`
 """
@@ -31,10 +32,10 @@ from policies.state import events as ev
 log = logging.getLogger(__name__)
 
 SLICE = 64
-"""Records that are made into lines before others get their turn: about 1 ms."""
+"""Number of records that are made into lines before the event loop serves others, which takes about 1 ms."""
 
 BYTES_PER_RECORD = 2048
-"""ASSUMPTION: average memory of a record that waits to be written."""
+"""ASSUMPTION: average memory in bytes of a record that waits to be written."""
 
 KV_HASHES_PER_EVENT = 32
 """ASSUMPTION: number of block hashes that weigh as much in the ring as one ordinary event."""
@@ -44,12 +45,12 @@ _PREFIX, _SUFFIX = "journal-", ".jsonl"
 
 @dataclass(frozen=True, slots=True)
 class JournalConfig:
-    """Settings of the journal. Without a `folder` nothing is written. Without `events` only decisions are written, and
+    """Settings of the journal. Without a `folder` no file is written. Without `events` only decisions are written, and
     these cannot be replayed.
 
-    The folder keeps `files` files of at most `max_bytes`, and the oldest are deleted (a log without its first file can
-    be read but not replayed). `ring_events` bounds the ring, with some 2 kB an event; 0 means no ring. `stop_s` is how
-    long the end waits for a disk that does not answer.
+    The folder keeps the newest `files` files of at most `max_bytes` each; older ones are deleted. (A log without its
+    first file can be read but not replayed.) Every `flush_s` new records are written. `ring_events` bounds the ring,
+    which takes some 2 kB an event; 0 means no ring. `stop_s` is how long `stop` waits for a disk that does not answer.
     """
 
     folder: str | None = None
@@ -82,10 +83,10 @@ class _Chunk(NamedTuple):
 
 
 class RouterJournal:
-    """The journal of one router. It must be made before the dispatcher has handled its first event.
+    """The journal of one router. It must be made before the dispatcher handles its first event.
 
-    `record` is on the hot path, and `run` is the task that writes. `stop` writes the rest as far as the disk allows it;
-    events recorded later are only in the ring. Raises OSError if the folder cannot be made.
+    `record` is on the hot path, and `run` is the task that writes. `stop` writes the rest if the disk allows it; later
+    events are recorded only in the ring. The constructor raises OSError if the folder cannot be made.
     """
 
     def __init__(self, config: JournalConfig, dispatcher: Dispatcher, version: str) -> None:
@@ -120,7 +121,7 @@ class RouterJournal:
     # ---------------------------------------------------------------------------------------------------- hot path
 
     def record(self, event: ev.Event, actions: Sequence[Action], error: Exception | None = None) -> None:
-        """Records one event that was handled, with the actions or the error that it led to."""
+        """Records one handled event, with the actions or the error that it led to."""
         entry = _Entry(self.n, event, actions, None if error is None else error_line(error))
         self.n += 1
         if self._writer is not None:
@@ -138,26 +139,28 @@ class RouterJournal:
     # ----------------------------------------------------------------------------------------------------- writing
 
     async def run(self) -> None:
-        """Writes the new records every `flush_s` until `stop`. Returns at once where nothing is to be written."""
+        """Writes the new records every `flush_s` until `stop`. Returns at once if no folder is configured."""
         while self._writer is not None:
             await asyncio.sleep(self.config.flush_s)
             try:
                 await self.flush()
             except Exception:
-                # a bug; without this task nothing more would be written
+                # a bug; the loop must go on, or nothing more would be written
                 self._counts["write_errors"] += 1
                 log.exception(
                     "the journal could not be written; it is tried again in %g s", self.config.flush_s
                 )
 
     async def flush(self) -> None:
-        """Writes all records so far; those that the disk refuses are kept for the next time."""
+        """Writes all records so far. Records that the disk refuses are kept for the next call."""
         await self._encode_pending()
         if self._chunks and self._writer is not None:
             await self._writer.call(self._write_chunks)
 
     async def stop(self) -> None:
-        """Writes the rest and closes the file, or gives up after `stop_s` and logs the loss. Idempotent."""
+        """Writes the remaining records and closes the file, or gives up after `stop_s` and logs the loss.
+        Idempotent.
+        """
         writer, self._writer = self._writer, None
         if writer is None:
             return
@@ -191,7 +194,7 @@ class RouterJournal:
         self._chunks.append(_Chunk(entries[0].n, len(entries), text.encode("ascii")))
 
     def _write_chunks(self) -> None:
-        """Writes the waiting chunks, in the writer's thread."""
+        """Writes the waiting chunks; called in the writer's thread."""
         while self._chunks:
             chunk = self._chunks[0]
             try:
@@ -208,7 +211,9 @@ class RouterJournal:
             self._counts["bytes_written"] += len(chunk.data)
 
     def _write_and_close(self) -> None:
-        """Writes the waiting chunks and closes the file, in the writer's thread because closing may hang as well."""
+        """Writes the waiting chunks and closes the file; called in the writer's thread, because closing may hang as
+        well.
+        """
         self._write_chunks()
         if self._file is not None:
             self._file.close()
@@ -233,7 +238,9 @@ class RouterJournal:
             old.unlink(missing_ok=True)
 
     def _failed(self, error: OSError) -> None:
-        """Removes a half-written chunk from the file, to write it again later, and drops chunks beyond the limit."""
+        """Removes a half-written chunk from the file, so that it can be written again, and drops the oldest chunks
+        beyond `max_unwritten_bytes`.
+        """
         if self._counts["write_errors"] % 100 == 0:
             log.error("the journal cannot be written (%s): make room in %s", error, self._folder)
         self._counts["write_errors"] += 1
@@ -258,7 +265,7 @@ class RouterJournal:
         return {f"journal_{name}": float(value) for name, value in self._counts.items()}
 
     def status(self) -> dict[str, object]:
-        """Returns the state of the journal, as `/sluice/admin/journal` shows it."""
+        """Returns the state of the journal that `/sluice/admin/journal` shows."""
         return {
             "events": self.n,
             "folder": str(self._folder) if self._folder else None,
@@ -270,7 +277,7 @@ class RouterJournal:
         }
 
     def tail(self, events: int) -> list[str]:
-        """Returns the lines of the last `events` events in the ring."""
+        """Returns the lines of the last `events` events in the ring, oldest first."""
         last = list(self._ring)[-events:] if events > 0 else []
         return "".join([_record(entry) for entry in last]).splitlines()
 
@@ -294,7 +301,7 @@ def _decisions(entry: _Entry) -> str:
 
 
 def _weight(event: ev.Event) -> int:
-    """Returns the weight of an event in the ring, in ordinary events."""
+    """Returns the weight of an event in the ring, in multiples of an ordinary event."""
     if isinstance(event, ev.KvBatch):
         parts: Sequence[object] = event.changes
     elif isinstance(event, ev.KvSnapshot):

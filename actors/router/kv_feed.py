@@ -1,14 +1,14 @@
 """The router's end of the engines' KV events: it keeps the feed of each worker into the prefix index complete.
 
-While some policy reads hits (`want`), the router asks each engine that announces the feature for the missing part of
-its content. After a lost link that is everything from the next batch on; after a restart of the router, or for an
-engine that was forgotten, it is all that the engine holds. The engine then goes on sending by itself. While no policy
-reads hits, engines send nothing and the index does not change.
+While some policy reads hits (`want`), the router asks each engine that announces the feature for the content that the
+index lacks. After a lost connection these are all batches from the next one on. After a restart of the router, or for
+an engine that was forgotten, it is everything that the engine holds. The engine then sends all later batches unasked.
+While no policy reads hits, engines send nothing and the index does not change.
 
-Where a number is missing, the router asks for the missing batches. If the engine no longer keeps these, it sends a
-snapshot in parts. A question without an answer is repeated after `ASK_AGAIN_S`. Batches that arrive meanwhile go to the
-index, which puts them in order (`policies.state.prefix_index`). Everything reaches the index as events, so that a
-journal can replay it.
+If numbers are missing in the sequence of batches, the router asks for them. If the engine no longer keeps these
+batches, it sends a snapshot in parts. A question without an answer is repeated after `ASK_AGAIN_S`. Batches that arrive
+in the meantime go to the index, which puts them in order (`policies.state.prefix_index`). Everything reaches the index
+as events, so that a journal can replay it.
 """
 
 import logging
@@ -29,15 +29,18 @@ from policies.state.views import Request, WorkerId
 log = logging.getLogger(__name__)
 
 ASK_AGAIN_S = 2.0
-"""ASSUMPTION: seconds after which a question without an answer is repeated the first time."""
+"""ASSUMPTION: seconds until a question without an answer is repeated for the first time."""
 
 ASK_AGAIN_MOST_S = 60.0
-"""Most seconds between two repetitions. Each one doubles the time: a question may cost the engine a whole snapshot."""
+"""Most seconds between two repetitions. The time doubles with each, since an answer may cost the engine a whole
+snapshot."""
 
 
 @dataclass(slots=True)
 class _Source:
-    """The engine behind one worker: its connection, the worker's rank there, and the open question with its time."""
+    """The engine behind one worker: its connection, the worker's rank there, the question that it has not answered yet
+    with the time it was sent, and the parts of a snapshot that have arrived.
+    """
 
     channel: Channel
     rank: int
@@ -48,8 +51,8 @@ class _Source:
 
 
 class KvFeed:
-    """The feeds of all workers. `apply(event)` feeds the reducer whose state is `state`. Messages over any
-    other connection than the worker's present one are ignored.
+    """The feeds of all workers. `apply` takes the events for the reducer whose state is `state`. A message that did not
+    come over a worker's present connection is ignored.
     """
 
     def __init__(self, state: ClusterState, apply: Callable[[ev.Event], None]) -> None:
@@ -62,7 +65,7 @@ class KvFeed:
     # ------------------------------------------------------------------------------------------------- workers
 
     def want(self, wanted: bool) -> None:
-        """Sets whether some policy reads hits from now on."""
+        """Sets whether some policy reads hits, and asks the engines to start or to stop sending their events."""
         if wanted == self._wanted:
             return
         self._wanted = wanted
@@ -74,16 +77,16 @@ class KvFeed:
                 source.channel.send(KvStop(source.rank))
 
     def announced(self, worker: WorkerId, rank: int, channel: Channel) -> None:
-        """Takes in the connection of a worker's engine; the reducer must know the worker already."""
+        """Takes in the connection of a worker's engine. The reducer must already know the worker."""
         known = self._sources.get(worker)
         if known is not None and known.channel is channel:
-            return  # announced again: its state changed
+            return  # announced again for a new state
         source = self._sources[worker] = _Source(channel, rank)
         if self._wanted:
             self._catch_up(worker, source)
 
     def _catch_up(self, worker: WorkerId, source: _Source) -> None:
-        """Asks for the content of the worker that the index lacks, and for all later batches."""
+        """Asks for the worker's content that the index lacks, and for all later batches."""
         index, rank = self._index(worker), source.rank
         position = index.position(worker) if index is not None else None
         if position is None:
@@ -92,13 +95,13 @@ class KvFeed:
             self._ask(source, KvReplay(position[0], position[1], None, rank))
 
     def gone(self, worker: WorkerId) -> None:
-        """Forgets a worker; the reducer has removed its content from the index."""
+        """Forgets a worker whose content the reducer has removed from the index."""
         self._sources.pop(worker, None)
 
     # ------------------------------------------------------------------------------------------------ messages
 
     def events(self, worker: WorkerId, channel: Channel, message: KvEvents) -> None:
-        """Takes in one batch. Raises ValueError where the bytes of a hash are incomplete."""
+        """Takes in one batch of changes. Raises ValueError if the bytes of a hash are incomplete."""
         source = self._source(worker, channel)
         if source is None:
             return
@@ -108,7 +111,9 @@ class KvFeed:
         self._look(worker, source)
 
     def state(self, worker: WorkerId, channel: Channel, message: KvState) -> None:
-        """Takes in a part of a snapshot; the last part completes it. Raises ValueError as `events` does."""
+        """Takes in one part of a snapshot; the last part completes it. Raises ValueError if the bytes of a hash are
+        incomplete.
+        """
         source = self._source(worker, channel)
         if source is None:
             return
@@ -125,18 +130,18 @@ class KvFeed:
         self._look(worker, source)
 
     def prefill_routed(self, request: Request, worker: WorkerId, now_s: float) -> None:
-        """Counts the hit that the index predicts for the prefill of a request on its chosen worker."""
+        """Counts the cached tokens that the index predicts for a request's prefill on the chosen worker."""
         if request.block_hashes:
             hits = self._state.snapshot(now_s, ()).hits.tokens(request)
             self._predicted_tokens += hits.get(worker, 0)
 
     def prefilled(self, request: Request | None, cached_tokens: int) -> None:
-        """Counts the hit that the prefill engine reports."""
+        """Counts the cached tokens that the prefill engine reports for a request."""
         if request is not None and request.block_hashes:
             self._reported_tokens += cached_tokens
 
     def tick(self) -> None:
-        """Repeats questions that were not answered; to be called a few times a second."""
+        """Repeats the questions that have had no answer for too long; to be called a few times a second."""
         now_s = time.monotonic()
         for worker, source in self._sources.items():
             if source.asked is not None and now_s - source.asked_s > source.ask_again_s:
@@ -149,7 +154,7 @@ class KvFeed:
                 source.ask_again_s = ask_again_s
 
     def _look(self, worker: WorkerId, source: _Source) -> None:
-        """Asks for the missing batches, unless a question is open already."""
+        """Asks for the batches that the index lacks, unless a question is open already."""
         index = self._index(worker) if self._wanted else None
         hole = index.wants(worker) if index is not None else None
         if hole is None:
@@ -175,7 +180,7 @@ class KvFeed:
     # ------------------------------------------------------------------------------------------------- figures
 
     def gauges(self) -> dict[str, float]:
-        """Returns the size of the indexes of all groups."""
+        """Returns the size of the indexes of all groups and the number of feeds, for the router's metrics."""
         indexes = self._state.prefix_indexes
         return {
             "prefix_index_blocks": float(sum(index.blocks for index in indexes)),
@@ -184,8 +189,8 @@ class KvFeed:
         }
 
     def totals(self) -> dict[str, float]:
-        """Returns the totals since the start. They include, for requests with hashes, the prompt tokens that prefill
-        engines were predicted to have cached, and those that they reported.
+        """Returns the totals since the start, for the router's metrics. For requests with hashes they include the
+        prompt tokens that prefill engines were predicted to have cached, and those that they reported as cached.
         """
         return {
             "kv_event_batches": float(self._batches),

@@ -1,8 +1,9 @@
-"""The router on sockets: messages become events, and the dispatcher's actions become messages. Nothing is decided here.
+"""The router on sockets: it turns messages into events, and the dispatcher's actions into messages. It decides nothing
+itself.
 
-There is one thread with one event loop and no lock: each message is handled to its end before the next. Everything
-bound to a connection ends with it. The loss of an ingress closes all its attempts (`ingresses`). A lost engine gets no
-new work from that moment on, and is forgotten a little later (`engines`).
+The router has one thread with one event loop and no lock, and handles each message completely before the next. Whatever
+is bound to a connection ends with it. When an ingress is lost, all its attempts are closed (`ingresses`). A lost engine
+gets no new work from that moment on, and is forgotten a little later (`engines`).
 """
 
 import asyncio
@@ -38,7 +39,7 @@ FORECAST_S = 0.05
 
 
 class RouterServer:
-    """One router. `start` listens, and `addresses` are those to which the others connect."""
+    """One router. After `start`, `addresses` are those at which ingresses and engines can connect."""
 
     def __init__(
         self,
@@ -74,8 +75,9 @@ class RouterServer:
         self._internal_errors = 0
 
     async def start(self, addresses: list[str]) -> None:
-        """Listens on all `addresses` (`unix:/path`, `tcp:host:0`) and starts the clock. Policies load their compiled
-        code first (which takes seconds where none is cached yet), so that no decision and no change of policy waits.
+        """Listens on all `addresses` (`unix:/path`, `tcp:host:0`) and starts the periodic tasks. The policies' compiled
+        code is loaded first, so that no decision and no change of policy waits for it; this takes seconds if none is
+        cached yet.
         """
         prepare()
         for address in addresses:
@@ -91,10 +93,10 @@ class RouterServer:
             self._tasks += [asyncio.create_task(self._journal.run())]
 
     async def stop(self) -> None:
-        """Closes every connection; ingresses fall back to their local policy. Idempotent.
+        """Closes every connection, and the ingresses then decide by their own fallback. Idempotent.
 
-        The journal ends first, while everything else goes on, so that the last status sent counts the records that its
-        disk did not take.
+        The journal stops first, while everything else still runs, so that the last status sent counts the records that
+        its disk did not take.
         """
         if self._journal is not None:
             await self._journal.stop()
@@ -195,7 +197,7 @@ class RouterServer:
 
     def _close(self, attempt_id: str, outcome: ev.Outcome, output_tokens: int) -> None:
         if not self._ingresses.disown(attempt_id):
-            # we rejected it, or it is from before a restart
+            # the router has rejected this attempt, or it was submitted before the router restarted
             return
         self._network.closed(attempt_id)
         if self._forecasts is not None:
@@ -219,7 +221,7 @@ class RouterServer:
         )
 
     def _request(self, message: wire.Submit, now_s: float) -> Request:
-        """Returns the submitted request; it avoids all ranks of the engines that it names."""
+        """Returns the submitted request. It avoids all ranks of the engines that `message.avoid` names."""
         return request_of(message, now_s, self.engines.workers(message.avoid))
 
     # ----------------------------------------------------------------------------------------------- decisions
@@ -236,7 +238,7 @@ class RouterServer:
             failure = stale
             log.debug("stale: %s", stale)
         except PolicyError as error:
-            # a bug in a policy: its request goes on waiting, the others go on, and the error is logged
+            # a bug in a policy: the request that it failed on waits on, and all others are served
             self._policy_errors += 1
             actions, failure = error.decided, error
             log.error("%s", error)
@@ -246,7 +248,7 @@ class RouterServer:
         finally:
             if self._journal is not None:
                 self._journal.record(event, actions, failure)
-            # else the error and this frame would refer to each other until a garbage collection
+            # the error refers to this frame; a reference back to it would keep both until a garbage collection
             failure = None
         if actions:
             took_s = time.perf_counter() - started_s
@@ -281,7 +283,7 @@ class RouterServer:
             try:
                 what()
             except Exception:
-                # a bug; without its clock the router would rescue no lease and expire no queue
+                # a bug; the loop must go on, or the router would rescue no lease and expire no queued request
                 self._internal_errors += 1
                 log.exception("%s failed; it is tried again in %g s", what.__name__, period_s)
 
@@ -309,11 +311,11 @@ class RouterServer:
             self._ingresses.broadcast(self.status())
 
     def fleet(self) -> wire.Fleet:
-        """Returns the fleet as every ingress gets it."""
+        """Returns the message about the fleet that every ingress gets."""
         return self._report.fleet()
 
     def status(self) -> wire.FleetStatus:
-        """Returns the figures of the router and its engines as every ingress gets them."""
+        """Returns the message with the figures of the router and its engines that every ingress gets."""
         refused = self._stale + self.dispatcher.state.refused_items
         return self._report.status(
             {

@@ -1,7 +1,8 @@
-"""A thread for calls that may hang (a disk, Ray's control plane); no process waits for it to end.
+"""A thread for calls that may hang (on a disk, or in Ray's control plane), which the process does not wait for when it
+ends.
 
-The interpreter joins the threads of `concurrent.futures` when it ends, so that one write to a dead disk would keep
-alive a process that has nothing left to do. This thread is a daemon: the process ends, and a call that hangs is lost.
+The interpreter joins the threads of `concurrent.futures` before it ends, so one write to a dead disk would keep a
+process alive that has nothing left to do. This thread is a daemon: the process ends, and a call that hangs is lost.
 """
 
 import asyncio
@@ -19,7 +20,9 @@ T = TypeVar("T")
 
 
 class WorkerThread:
-    """Runs calls one after another, in the order of `call` and `post`. The thread starts with the first call."""
+    """Runs calls one after another, in the order in which `call` and `post` were called. The thread starts with the
+    first.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -27,14 +30,16 @@ class WorkerThread:
         self._thread: threading.Thread | None = None
 
     def post(self, what: Callable[[], None]) -> None:
-        """Runs `what` in the thread, later; `what` must not raise."""
+        """Has the thread run `what`, which must not raise, and returns at once."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
             self._thread.start()
         self._queue.put(what)
 
     async def call(self, what: Callable[[], T]) -> T:
-        """Runs `what` in the thread, and returns or raises its result. A call that is cancelled runs nevertheless."""
+        """Runs `what` in the thread and returns its result, or raises its error. Cancelling the caller does not stop
+        `what`.
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
@@ -51,7 +56,7 @@ class WorkerThread:
             result, error = None, None
             try:
                 result = what()
-            except BaseException as raised:  # handed to whoever waits
+            except BaseException as raised:  # `settle` passes it on
                 error = raised
             try:
                 loop.call_soon_threadsafe(settle, result, error)
@@ -63,19 +68,21 @@ class WorkerThread:
 
     @property
     def waiting(self) -> int:
-        """Number of calls that have not begun."""
+        """Number of calls that have not started yet."""
         return self._queue.qsize()
 
     def close(self) -> None:
-        """Ends the thread after the calls that it was given, without waiting for it. Idempotent."""
+        """Has the thread end after the calls that are queued, without waiting for it. Idempotent."""
         if self._thread is not None:
             self._queue.put(None)
             self._thread = None
 
     async def end(self, last: Callable[[], None], limit_s: float) -> bool:
-        """Closes after one more call. Returns whether all calls ended within `limit_s`; raises what `last` raises."""
+        """Runs `last` after the queued calls and closes the thread. Returns whether all calls ended within `limit_s`;
+        raises the error of `last`.
+        """
         ending = asyncio.ensure_future(self.call(last))
-        await asyncio.sleep(0)  # it is in the queue now
+        await asyncio.sleep(0)  # `last` is in the queue after this
         self.close()
         if not await within(limit_s, ending):
             ending.cancel()
@@ -89,5 +96,5 @@ class WorkerThread:
             if what is None:
                 return
             what()
-            # without this its arguments would live until the next call
+            # otherwise the call's arguments would stay in memory until the next call
             del what

@@ -1,8 +1,9 @@
-"""Translation of messages into the policies' words. A policy's worker is one data-parallel rank of an engine.
+"""Translation of the engines' and ingresses' messages into the policies' terms, in which a worker is one data-parallel
+rank of an engine.
 
-An engine with one rank is one worker of the same name; rank r of an engine with several is the worker `engine#r`. Slots
-and KV are divided evenly among the ranks, as the engines do it. Ranks that step together name their engine as their
-barrier.
+An engine with one rank is one worker of the same name. Rank r of an engine with several ranks is the worker `engine#r`.
+Slots and KV blocks are divided evenly among the ranks, as the engines divide them. For ranks that step together the
+engine's name is the name of their barrier group.
 """
 
 from actors.wire.kv import unpack_hashes
@@ -13,7 +14,9 @@ from policies.state.views import Health, Request, WorkerId
 
 
 def check(info: EngineInfo) -> None:
-    """Raises ValueError for impossible facts: no slot or KV block for some rank, empty blocks, or `#` in the name."""
+    """Raises ValueError for impossible facts: a rank without a slot or a KV block, blocks without tokens, or `#` in the
+    name.
+    """
     if not 1 <= info.dp_ranks <= info.slots:
         raise ValueError(f"engine {info.id} announces {info.dp_ranks} ranks with {info.slots} slots in all")
     if info.block_size_tokens < 1 or info.kv_blocks < info.dp_ranks:
@@ -23,25 +26,27 @@ def check(info: EngineInfo) -> None:
 
 
 def workers_of(info: EngineInfo) -> tuple[WorkerId, ...]:
-    """Returns the workers of an engine, by rank."""
+    """Returns the workers of an engine, in the order of their ranks."""
     if info.dp_ranks == 1:
         return (info.id,)
     return tuple(f"{info.id}#{rank}" for rank in range(info.dp_ranks))
 
 
 def worker_of(engine_id: str | None, rank: int | None) -> WorkerId | None:
-    """Returns the worker that a message names by its engine and, if that has several, its rank; None for no engine."""
+    """Returns the worker that a message names by engine and rank (None: the engine has one rank); None without an
+    engine.
+    """
     return engine_id if engine_id is None or rank is None else f"{engine_id}#{rank}"
 
 
 def place_of(worker: WorkerId) -> tuple[str, int | None]:
-    """Returns a worker's engine and its rank there (None where the engine has only one)."""
+    """Returns a worker's engine and its rank there, which is None if the engine has only one rank."""
     engine_id, _, rank = worker.rpartition("#")
     return (engine_id, int(rank)) if engine_id else (worker, None)
 
 
 def ups(info: EngineInfo, health: Health, now_s: float) -> list[ev.EngineUp]:
-    """Returns the events that introduce an engine's workers to the reducer."""
+    """Returns the events that tell the reducer of an engine's workers, one for each."""
     n, barrier = info.dp_ranks, info.id if info.barrier else ""
     kv_tokens = info.kv_blocks // n * info.block_size_tokens
     return [
@@ -53,7 +58,9 @@ def ups(info: EngineInfo, health: Health, now_s: float) -> list[ev.EngineUp]:
 
 
 def reports(info: EngineInfo, status: Status, now_s: float) -> list[ev.EngineStatus]:
-    """Returns the counts of an engine's workers as events. Raises ValueError where the counts of a rank are missing."""
+    """Returns an engine's counts as events, one for each worker. Raises ValueError if the counts of a rank are
+    missing.
+    """
     workers = workers_of(info)
     each = status.ranks if info.dp_ranks > 1 else [status]
     if len(each) != len(workers):
@@ -69,7 +76,9 @@ def reports(info: EngineInfo, status: Status, now_s: float) -> list[ev.EngineSta
 
 
 def request_of(message: Submit, now_s: float, avoid: tuple[WorkerId, ...]) -> Request:
-    """Returns the request that an ingress submits now. Raises ValueError where the bytes of a hash are incomplete."""
+    """Returns the request that an ingress submits at `now_s`. Raises ValueError if the bytes of a block hash are
+    incomplete.
+    """
     return Request(
         attempt_id=message.attempt_id,
         arrived_s=now_s,

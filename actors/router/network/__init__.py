@@ -1,1 +1,1 @@
-"""The network oracle at work in the router: its sources, and its estimates from transfers."""
+"""The network oracle of the router: its sources, and its estimates from observed transfers."""

@@ -1,14 +1,15 @@
-"""The network oracle at work in the router: facts of the sources and estimates of the estimator become events.
+"""The feed of the network oracle: it turns the facts of the sources and the estimator's estimates into events.
 
     bandwidth, latency, tiers of pairs    from `sources` (file, announcements, labels)
     congestion of a tier                  the file's while that is fresh, else learned from the tier's transfers
     B*(1-c) of a pair of nodes            learned; overrides its tier while it is fresh
 
 The ingresses observe transfers and report them (`Transferred`) only while the decode policy decides by the network, or
-where the option `estimate` says so. Without tiers, a pair that has no estimate yet counts as the median of the others.
-Candidates then stay comparable, and a pair that was long unused is tried again; own flows are not counted in this case
-(`policies.network.bandwidth_estimator`). The dispatcher learns of all this by `OracleRefreshed` alone, and only when
-something changed by more than `change_ratio` or when the data that it has would soon look stale.
+if the option `estimate` says so. If no tiers are known, a pair without an estimate counts as the median of the
+estimated pairs. Candidates then stay comparable, and a pair that was not used for a long time is tried again. The
+estimates then include the congestion by our own flows (`policies.network.bandwidth_estimator`). The dispatcher gets all
+this as `OracleRefreshed` events. An event is fed only if a figure changed by more than `change_ratio`, if any other
+fact changed, or if the data that the dispatcher has would soon count as stale.
 """
 
 import asyncio
@@ -35,24 +36,27 @@ LABELS_EVERY_S = 10.0
 """ASSUMPTION: seconds between two readings of the labels of Ray's nodes."""
 
 NEWS_S = 0.05
-"""ASSUMPTION: seconds by which news waits, so that engines that come up together become one event."""
+"""ASSUMPTION: seconds between an engine's announcement and the refresh for it, so that engines that come up together
+lead to one event."""
 
 FARTHEST = 3
-"""The tier that stands for any distance where no tiers are known."""
+"""The tier that an oracle without tiers uses for every pair."""
 
 Pairs = Mapping[tuple[str, str], PairEstimate]
 ReadNodes = Callable[[], Sequence[Mapping[str, Any]]]
-"""Returns the nodes as `ray.nodes()` lists them. It blocks, and so runs in a thread for which no process waits."""
+"""Function that returns the nodes as `ray.nodes()` lists them. It blocks, so it runs in a thread for which the process
+does not wait when it ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkConfig:
-    """Settings of the oracle. `file` is the path of a network file (`actors.router.network.file`). Transfers are
-    estimated if `estimate` is true; with None they are while the decode policy decides by the network.
+    """Settings of the oracle. `file` is the path of a network file (`actors.router.network.file`). `estimate` says
+    whether bandwidths are estimated from transfers; with None they are while the decode policy decides by the network.
 
     Congestion and estimates older than `stale_after_s` do not count, and older transfers do not enter an estimate.
-    `window` (transfers a pair), `min_samples` and `settle_s` are the estimator's. Labels are tried in order. Raises
-    ValueError that names the option and its range.
+    `window` (transfers a pair), `min_samples` and `settle_s` are the estimator's. Of the label names in `rack_labels`
+    and `pod_labels` the first that a node has counts. The constructor raises ValueError that names the option and its
+    range.
     """
 
     file: str | None = None
@@ -87,8 +91,8 @@ class NetworkConfig:
 
 
 class RouterNetwork:
-    """The network as one router knows it, on the router's clock. `start` begins to refresh it; the other methods take
-    in the events. The constructor raises OracleError where the file is missing or wrong.
+    """The network as one router knows it. All times are on the router's clock. `start` begins to refresh the oracle;
+    the other methods take in what happens. The constructor raises OracleError if the network file is missing or faulty.
     """
 
     def __init__(self, config: NetworkConfig, read_nodes: ReadNodes | None = None) -> None:
@@ -107,32 +111,34 @@ class RouterNetwork:
         self._closed: tuple[list[str], list[str]] = ([], [])
 
     def wants_transfers(self, needs: Needs) -> bool:
-        """Returns whether ingresses have to report the transfers that they observe."""
+        """Returns whether ingresses have to report the transfers that they observe, under policies with these needs."""
         estimate = self.config.estimate
         return Needs.NETWORK in needs if estimate is None else estimate
 
     # ------------------------------------------------------------------------------------------ what happens
 
     def engine(self, info: EngineInfo) -> None:
-        """Takes in an engine's node and labels. New ones lead to an event soon, not only at the next refresh."""
+        """Takes in an engine's node and labels. If they are new, the oracle is refreshed soon, not only after
+        `refresh_s`.
+        """
         known = self.sources.engines.get(info.id)
         self.sources.engines[info.id] = info
         if known is None or (known.node, known.labels) != (info.node, info.labels):
             self._news.set()
 
     def forget(self, engine_id: str) -> None:
-        """Forgets an engine that is gone."""
+        """Forgets an engine that has gone."""
         self.sources.engines.pop(engine_id, None)
 
     def routed(self, intent: TransferIntent, now_s: float) -> None:
-        """Notes a decode that was routed: its transfer begins soon."""
+        """Takes in the transfer of a decode that was just routed, which will begin soon."""
         source = self.sources.engines.get(place_of(intent.source)[0])
         destination = self.sources.engines.get(place_of(intent.destination)[0])
         if source is None or destination is None or intent.n_bytes <= 0:
             return
         file, tier = self.sources.file, intent.tier
         if tier not in file.bandwidth_bytes_per_s:
-            # without tiers, the one tier of the oracle stands for any distance
+            # an oracle without tiers uses FARTHEST for every pair
             tier = None
         latency_s = None if tier is None else file.latency_s.get(tier)
         pair = (source.node, destination.node)
@@ -140,25 +146,27 @@ class RouterNetwork:
         self.estimator.routed(intent.attempt_id, intent.source, pair, tier, latency_s, now_s, uplinks)
 
     def transferred(self, message: Transferred, now_s: float) -> None:
-        """Takes in the transfers that an ingress observed."""
+        """Takes in finished transfers that an ingress observed."""
         for one in message.items:
             self._descriptors += one.descriptors
             self.estimator.transferred(one.attempt_id, one.n_bytes, one.seconds, now_s - one.ended_ago_s)
 
     def closed(self, attempt_id: str) -> None:
-        """Notes that an attempt is over. Its transfer may be reported later: ingresses batch these reports."""
+        """Takes in the end of an attempt. Its transfer is kept until the next refresh but one, since ingresses report
+        in batches.
+        """
         self._closed[1].append(attempt_id)
 
     # ----------------------------------------------------------------------------------------------- refresh
 
     def start(self, feed: Callable[[OracleRefreshed], None]) -> None:
-        """Starts to refresh every `refresh_s`; `feed` takes the events."""
+        """Starts to refresh the oracle every `refresh_s`; `feed` takes the events."""
         self._tasks = [asyncio.create_task(self._run(feed), name="network oracle")]
         if self._read_nodes is not None:
             self._tasks += [asyncio.create_task(self._poll_labels(self._read_nodes), name="node labels")]
 
     def stop(self) -> None:
-        """Stops refreshing: no more events come. Idempotent."""
+        """Stops refreshing; no more events are fed. Idempotent."""
         for task in self._tasks:
             task.cancel()
         self._control_plane.close()
@@ -170,7 +178,7 @@ class RouterNetwork:
                 if event is not None:
                     feed(event)
             except Exception:
-                # a bug; without refreshes everything known would grow stale
+                # a bug; the loop must go on, or everything known would grow stale
                 self._errors += 1
                 log.exception("the network oracle cannot be refreshed; it is tried again")
             await self._wait()
@@ -185,7 +193,9 @@ class RouterNetwork:
         self._news.clear()
 
     async def _poll_labels(self, read_nodes: ReadNodes) -> None:
-        """Reads labels in a task of its own: without Ray's control plane an answer may take minutes."""
+        """Reads the labels of Ray's nodes, in a task of its own because an answer may take minutes without Ray's
+        control plane.
+        """
         while True:
             try:
                 self.sources.set_nodes(await self._control_plane.call(read_nodes))
@@ -196,7 +206,7 @@ class RouterNetwork:
             await asyncio.sleep(LABELS_EVERY_S)
 
     def refresh(self, now_s: float) -> OracleRefreshed | None:
-        """Reads all sources. Returns the event to feed if the dispatcher's view has to change, else None."""
+        """Reads all sources. Returns the event to feed if the dispatcher needs a new oracle, else None."""
         try:
             self.sources.read_file()
         except OracleError as error:
@@ -238,7 +248,7 @@ class RouterNetwork:
     # ----------------------------------------------------------------------------------------------- metrics
 
     def totals(self) -> dict[str, float]:
-        """Returns the totals since the start."""
+        """Returns the totals since the start, for the router's metrics."""
         estimator = self.estimator
         return {
             "network_transfers": float(estimator.transfers),
@@ -250,8 +260,8 @@ class RouterNetwork:
         }
 
     def gauges(self, now_s: float) -> dict[str, float]:
-        """Returns the present figures. `network_source` is the best data in use: 0 none, 1 static tiers, 2 congestion,
-        3 estimates of pairs.
+        """Returns the present figures, for the router's metrics. `network_source` is the best data in use: 0 none, 1
+        static tiers, 2 congestion, 3 estimates of pairs.
         """
         oracle = self._told
         if oracle is None:
@@ -274,7 +284,9 @@ class RouterNetwork:
 
 
 def _without_tiers(pairs: Pairs, stale_after_s: float) -> Oracle | None:
-    """Returns an oracle of estimates alone: the estimated pairs, and their median for all others."""
+    """Returns an oracle of estimates alone, in which all other pairs count as the median of the estimated ones. Returns
+    None without estimates.
+    """
     if not pairs:
         return None
     latencies = [e.latency_s for e in pairs.values() if e.latency_s is not None]
@@ -288,7 +300,9 @@ def _without_tiers(pairs: Pairs, stale_after_s: float) -> Oracle | None:
 
 
 def _differs(old: Oracle | None, new: Oracle | None, now_s: float, ratio: float) -> bool:
-    """Returns whether the dispatcher has to learn of `new`; estimates may move by `ratio` without that."""
+    """Returns whether the dispatcher needs `new` in place of `old`: facts differ, an estimate has changed by more than
+    the share `ratio`, or `old` would soon be stale.
+    """
     if old is None or new is None:
         return old is not new
     if (old.tier_map, old.places, old.own_flows_excluded, old.uplinks) != (
@@ -301,7 +315,7 @@ def _differs(old: Oracle | None, new: Oracle | None, now_s: float, ratio: float)
     if old.pairs.keys() != new.pairs.keys() or old.congestion.keys() != new.congestion.keys():
         return True
     rates = [(e.bytes_per_s, old.pairs[pair].bytes_per_s) for pair, e in new.pairs.items()]
-    if new.own_flows_excluded:  # the operator's figures: told exactly
+    if new.own_flows_excluded:  # these are the operator's exact figures
         if (old.bandwidth_bytes_per_s, old.latency_s) != (new.bandwidth_bytes_per_s, new.latency_s):
             return True
         rates += [(1.0 - c, 1.0 - old.congestion[tier]) for tier, c in new.congestion.items()]

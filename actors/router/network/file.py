@@ -1,19 +1,20 @@
-"""The operator's static network file: YAML, which is checked; each refusal names the key and the values allowed.
+"""The operator's static network file, in YAML. The file is checked, and each refusal names the key and the values
+allowed.
 
-tiers:                       # 0 node, 1 rack, 2 pod, 3 beyond; those that are left out fall to the next farther one
+tiers:                       # 0 node, 1 rack, 2 pod, 3 beyond; a tier left out counts as the next farther one
   1: {bandwidth_bytes_per_s: 1.25e+10, latency_s: 2.0e-5}
   3: {bandwidth_bytes_per_s: 3.0e+9, latency_s: 2.0e-4, uplinks: 8}
 nodes:                       # optional: rack and pod of a node
   host-a: {rack: r1, pod: p1}
-pairs:                       # optional: the tier of a pair of nodes, one way (write both ways where both are meant)
+pairs:                       # optional: the tier of a pair of nodes in one direction (give both directions if needed)
   - {from: host-a, to: host-b, tier: 3}
-congestion: {3: 0.25}        # optional: share of a tier's bandwidth that others use; as old as the file
+congestion: {3: 0.25}        # optional: share of a tier's bandwidth that others use, measured when the file was written
 
-`uplinks` (default 1, NetKV's formula) is the number of transfers of this tier's bandwidth that leave a sender at once
-before they slow each other down. Where a sender has one NIC, it is that NIC's bandwidth over the tier's. Where the
-fabric spreads transfers (ECMP) over all NICs and uplinks, it is the bandwidth of them all together over the tier's, for
-the narrowest of node, rack (from tier 2 on) and pod (tier 3). One of our transfers in flight then slows the next one
-down by 1 / uplinks of a share.
+`uplinks` (default 1, as in NetKV's formula) is the number of transfers, each of this tier's bandwidth, that may leave a
+sender at once before they slow each other down. If a sender has one NIC, it is that NIC's bandwidth divided by the
+tier's. If the fabric spreads transfers over all NICs and uplinks (ECMP), it is their total bandwidth divided by the
+tier's, at the narrowest of node, rack (from tier 2 on) and pod (tier 3). Each of our transfers in flight then slows the
+next one down by 1 / uplinks of a share.
 """
 
 from dataclasses import dataclass, field
@@ -56,8 +57,8 @@ class _File(_Strict):
 
 @dataclass(frozen=True, slots=True)
 class NetworkFile:
-    """The content of a file in the oracle's terms. Nodes have the names that the file uses; `uplinks` holds the tiers
-    with more than one.
+    """The content of a network file in the oracle's terms. Nodes are named as in the file. `uplinks` holds only tiers
+    with more than one uplink.
     """
 
     bandwidth_bytes_per_s: dict[int, float] = field(default_factory=dict)
@@ -69,7 +70,7 @@ class NetworkFile:
 
 
 def read_network_file(path: str) -> NetworkFile:
-    """Reads a network file. Raises OracleError that names the file, the key and the values allowed."""
+    """Returns the content of a network file. Raises OracleError that names the file, the key and the values allowed."""
     try:
         raw = yaml.safe_load(Path(path).read_text())
         parsed = _File.model_validate({} if raw is None else raw)

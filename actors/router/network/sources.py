@@ -1,6 +1,7 @@
-"""The network as it is known without measuring: the operator's file, the engines' announcements, Ray's node labels.
+"""The sources of what is known of the network without measuring: the operator's file, the engines' announcements, and
+Ray's node labels.
 
-Where several sources state the same fact, the first that says something wins, label by label:
+If several sources state the same fact, the first in this list counts, for rack and pod separately:
 
     rack and pod of a node   the file's `nodes`; what engines there announce (`actors.engine.topology`); the labels of
                              the Ray node
@@ -8,7 +9,7 @@ Where several sources state the same fact, the first that says something wins, l
     tiers, congestion        the file
 
 The file names nodes as Ray does (node id, node name, host name, address) or as an engine's topology does. It is read
-again when it changes. A fault in it raises once for each change, and the last good content stays in use.
+again when it changes. A faulty file raises an error once for each change, and the last good content stays in use.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,7 @@ Stamp = tuple[int, int]  # modification time in ns, bytes
 
 @dataclass(frozen=True, slots=True)
 class LabelNames:
-    """The names of the labels that hold rack and pod, the most trusted first."""
+    """The names of the labels that hold rack and pod. The first name that a node has a label for counts."""
 
     rack: tuple[str, ...]
     pod: tuple[str, ...]
@@ -39,7 +40,7 @@ class LabelNames:
 
 
 class NetworkSources:
-    """All sources together. `read_file` reads a changed file; `places` and `pairs` give the present facts."""
+    """All sources together. `read_file` reads the file if it changed; `places` and `pairs` return the present facts."""
 
     def __init__(self, file: str | None, labels: LabelNames) -> None:
         self.file = NetworkFile()
@@ -54,7 +55,9 @@ class NetworkSources:
         self._ids: dict[str, str] = {}
 
     def read_file(self) -> None:
-        """Reads the file if it changed. Raises OracleError, once for each change, for a faulty file."""
+        """Reads the file if it changed since the last call. Raises OracleError, once for each change, if it is missing
+        or faulty.
+        """
         if self._path is None:
             return
         try:
@@ -74,7 +77,7 @@ class NetworkSources:
         self.file_at_s = stamp[0] / 1e9
 
     def set_nodes(self, nodes: Sequence[Mapping[str, Any]]) -> None:
-        """Takes in the cluster's nodes as `ray.nodes()` lists them; dead nodes are left out."""
+        """Takes in the cluster's nodes as `ray.nodes()` lists them. Dead nodes are left out."""
         alive = [node for node in nodes if node.get("Alive")]
         self._node_labels = {node["NodeID"]: node.get("Labels") or {} for node in alive}
         self._ids = {}
@@ -89,7 +92,7 @@ class NetworkSources:
         return {(ids.get(a, a), ids.get(b, b)): tier for (a, b), tier in self.file.pairs.items()}
 
     def places(self) -> dict[str, NodePlace]:
-        """Returns the rack and the pod of every node of which either is known."""
+        """Returns the rack and the pod of every node for which at least one of them is known."""
         places = {self._ids.get(name, name): place for name, place in self.file.nodes.items()}
         announced = [(info.node, info.labels) for _, info in sorted(self.engines.items())]
         for node, labels in [*announced, *sorted(self._node_labels.items())]:
