@@ -11,6 +11,7 @@ tests read a kernel's steps one by one. Neither fast mathematics nor threads are
 bits, compiled or not, those that Python's own floats would give.
 """
 
+import functools
 import hashlib
 import inspect
 from collections.abc import Callable
@@ -33,18 +34,23 @@ Table = npt.NDArray[np.void]
 _PLAIN = {float: types.float64, int: types.int64, bool: types.boolean, type(None): types.void}
 
 
-def record(kind: type[Any]) -> np.dtype[Any]:
-    """The array element with the int and float fields that a class and its bases annotate."""
-    fields = [(name, np.dtype(hint)) for name, hint in get_type_hints(kind).items()]
+@functools.cache
+def record(kind: Any) -> np.dtype[Any]:
+    """The array element with the int and float fields that a class and its bases annotate, the bases' last: a record
+    that begins with another's fields would be taken for that one (numba's subtypes, an experiment of theirs).
+    """
+    hints = get_type_hints(kind)
+    names = [name for owner in kind.__mro__ for name in inspect.get_annotations(owner)]
+    fields = [(name, np.dtype(hints[name])) for name in names]
     return np.dtype((np.record, fields))
 
 
-def table(kind: type[Any], rows: int) -> Table:
+def table(kind: Any, rows: int) -> Table:
     """An array of `rows` records, all fields 0."""
     return np.zeros(rows, record(kind))
 
 
-def rows_of(kind: type[Any]) -> Any:
+def rows_of(kind: Any) -> Any:
     """The compiled type of such a table; write it as `Annotated[Table, rows_of(Kind)]`."""
     return numba.from_dtype(record(kind))[::1]
 

@@ -70,7 +70,7 @@ def balance(
     place(t, group.departures, *by_priority_and_size(priority, entries["tokens"]))
     admissions, chosen = t.totals["admissions"][0], t.totals["chosen"][0]
     done = t.done[:admissions]
-    terms = [stage_terms(admission, group.sizes[admission[0]]) for admission in done.tolist()]
+    terms = stage_terms(done, group.sizes)
     return assignments(workers, group, done, terms, [requests[i] for i in t.chosen[:chosen].tolist()])
 
 
@@ -175,17 +175,20 @@ def by_priority_and_size(priority: Integers, tokens: Integers) -> tuple[Integers
 # ------------------------------------------------------------------------------------------------------ decisions
 
 
-def stage_terms(admission: tuple[Any, ...], group_size: int) -> dict[str, float]:
+def stage_terms(done: Table, group_sizes: Sequence[int]) -> list[dict[str, float]]:
     """The terms that every admission's decision shows: the set's score and sum, and its worker as it was before."""
-    _, _, free, tokens, size, score, margin, *_ = admission
-    return {
-        "score": score,
-        "w_tokens": float(tokens),
-        "margin_tokens": margin,
-        "workers": float(group_size),
-        "free_slots": float(free),
-        "set_size": float(size),
-    }
+    columns = [done[name].tolist() for name in ("row", "free", "tokens", "size", "score", "margin")]
+    return [
+        {
+            "score": score,
+            "w_tokens": float(tokens),
+            "margin_tokens": margin,
+            "workers": float(group_sizes[row]),
+            "free_slots": float(free),
+            "set_size": float(size),
+        }
+        for row, free, tokens, size, score, margin in zip(*columns, strict=True)
+    ]
 
 
 def assignments(
@@ -208,7 +211,8 @@ def assignments(
     ]
     others: dict[int, tuple[Ranked, ...]] = {}
     assigned: list[Assignment] = []
-    for shows, (row, reason, _, _, size, *_) in zip(terms, done.tolist(), strict=True):
+    columns = [done[name].tolist() for name in ("row", "reason", "size")]
+    for shows, row, reason, size in zip(terms, *columns, strict=True):
         if row not in others:
             others[row] = tuple([ranked for other, ranked in shown if other != row])
         name = workers[row].id

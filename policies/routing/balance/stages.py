@@ -93,7 +93,10 @@ def groups(feasible: Feasible, snapshot: Snapshot) -> list[tuple[Feasible, list[
     # One slice, because the dispatcher's list computes its items on access.
     for placeable in feasible[:]:
         if placeable[1]:
-            entries.setdefault(placeable[0].group, []).append(placeable)
+            group = placeable[0].group
+            if group not in entries:
+                entries[group] = []
+            entries[group].append(placeable)
     decode = [worker for worker in snapshot.workers.values() if worker.role is Role.DECODE]
     decode.sort(key=lambda worker: worker.id)
     return [(entries[name], [w for w in decode if w.group == name]) for name in sorted(entries)]

@@ -152,20 +152,19 @@ def _decisions(start: Start, group: Group) -> tuple[Assignment, ...]:
     # One product each: the BLAS would round the rows of one large product otherwise.
     overflow = np.matmul(tables.done_over[: len(done), None, :], group.discount)[:, 0]
     slowdown_s = (tables.workers["slowdown"][done["row"]] * overflow).tolist()
-    terms: list[dict[str, float]] = []
-    for admission, slowed_s in zip(done.tolist(), slowdown_s, strict=True):
-        worth_s, age_s, cost_s, rent_s, held = admission[7:]
-        terms.append(stage_terms(admission, start.workers.sizes[admission[0]]))
-        terms[-1] |= {
-            "credit_less_cost_s": worth_s + rent_s - age_s,
-            "age_s": age_s,
-            "cost_s": cost_s,
-            "rent_s": rent_s,
-            "usual_holds": held,
-            "queue_rent_s": group.queue_rent_s,
-            "near_rent_s": rent_s / held - group.queue_rent_s if held else 0.0,
-            "slowdown_s": slowed_s,
-        }
+    terms = stage_terms(done, start.workers.sizes)
+    columns = [done[name].tolist() for name in ("worth_s", "age_s", "cost_s", "rent_s", "holds")]
+    for shows, slowed_s, worth_s, age_s, cost_s, rent_s, held in zip(
+        terms, slowdown_s, *columns, strict=True
+    ):
+        shows["credit_less_cost_s"] = worth_s + rent_s - age_s
+        shows["age_s"] = age_s
+        shows["cost_s"] = cost_s
+        shows["rent_s"] = rent_s
+        shows["usual_holds"] = held
+        shows["queue_rent_s"] = group.queue_rent_s
+        shows["near_rent_s"] = rent_s / held - group.queue_rent_s if held else 0.0
+        shows["slowdown_s"] = slowed_s
     chosen = tables.chosen[: tables.state[0]["chosen"]].tolist()
     requests = [group.feasible[entry][0].request for entry in chosen]
     return assignments([group.workers[row] for row in start.kept], start.workers, done, terms, requests)
