@@ -1,1 +1,1 @@
-"""The dispatcher: one event in, actions out (`dispatcher`), and the rules it applies around the policies."""
+"""The dispatcher takes one event and returns actions (`dispatcher`); the other modules hold rules that it applies."""

@@ -14,10 +14,11 @@ class RoutePrefill:
     attempt_id: RequestId
     decision: Decision
     colocated: bool
-    """The worker also decodes the request."""
+    """Whether the worker also decodes the request."""
     degraded: bool
-    """The worker is a decode worker that stands in, because no prefill or colocated worker is left."""
+    """Whether the worker is a decode worker that replaces one, because no prefill or colocated worker is left."""
     waited_s: float
+    """Seconds from the request's arrival to this decision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +28,14 @@ class RouteDecode:
     attempt_id: RequestId
     decision: Decision
     waited_s: float
+    """Seconds that the request spent in the pool."""
     intent: TransferIntent
-    """The transfer that this puts on the network."""
+    """The KV transfer that this decision puts on the network."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Do not serve `attempt_id` now; its charges are given back already."""
+    """Do not serve `attempt_id` now. Its charges have been given back already. `status` is an HTTP status."""
 
     attempt_id: RequestId
     status: int

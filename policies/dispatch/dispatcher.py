@@ -1,22 +1,26 @@
-"""The dispatcher: one event in, actions out. The same object is for the live router and the simulator.
+"""The dispatcher takes one event and returns actions. The live router and the simulator use the same class.
 
-It owns the reducer, the queue before prefill and the rules of docs/design.md 2; the policies choose among the workers
-that these rules leave:
+It owns the reducer, the queue before prefill and the rules of docs/design.md 2. The policies choose among the workers
+that these rules allow:
 
-- prefill: READY, status fresh (a stale or missing one counts as 100 % KV use), KV use with this prompt within
-  `kv_high_water` (a worker with no charge of ours always may), fewer than its slots computing, and a decode worker of
-  its group alive. Colocated workers need a free slot and room as well. Without any prefill or colocated worker,
-  decode workers compute prompts themselves (`RoutePrefill.degraded`), so that the loss of all prefill workers slows
-  serving instead of ending it. A request with a `mode` gets workers of that kind only, else 503.
-- decode: READY, of the KV's group, enough free slots, and free KV for the prompt plus `reserve_tokens` a sequence.
-- a pool entry whose lease ends within `lease_margin_s`: the least loaded decode worker with KV room, even without a
-  slot; else prefilled once more (at most `max_prefills` in all); else rejected with 503.
-- a full queue rejects the least urgent request with 429; one that waited longer than `queue_timeout_s` gets 503.
+- Prefill: a worker must be READY and its status fresh (a stale or missing status counts as 100 % KV use). A prefill
+  worker must compute fewer prompts than it has slots, a decode worker of its group must be READY, and its KV use with
+  this prompt must stay within `kv_high_water` (a worker with no charge of ours is exempt). A colocated worker must have
+  room to decode the request instead. Without any prefill or colocated worker, decode workers compute prompts
+  themselves (`RoutePrefill.degraded`), so that the loss of all prefill workers slows serving instead of ending it. A
+  request with a `mode` goes only to workers that serve this mode; without any it is rejected with 503.
+- Decode: a worker must be READY and of the KV's group, with enough free slots, and with free KV for the prompt plus
+  `reserve_tokens` for each sequence (a worker without any sequence is exempt).
+- Rescue: a pool entry whose lease ends within `lease_margin_s` goes to the least loaded decode worker with KV room,
+  even if that has no free slot. Without such a worker it is prefilled once more (at most `max_prefills` times in all)
+  or rejected with 503.
+- A full queue rejects its least urgent request with 429. A request that waited longer than `queue_timeout_s` is
+  rejected with 503.
 
-Entries are served by (priority, arrival). Nothing overtakes the head of the prefill queue; in the pool an entry that
-fits nowhere is passed over, until it is older than `starvation_s`: then nothing behind it is sent before it.
+Entries are served by (priority, arrival). Nothing overtakes the head of the prefill queue. In the pool an entry that
+fits nowhere is passed over until it is older than `starvation_s`; then nothing behind it is sent before it.
 
-Most events change nothing for those that wait, so each event wakes only what it may have helped:
+Most events change nothing for waiting requests, so each event wakes only the part that it may have helped:
 
     wakes                               the queue (`_queue_wakes`)            the pool (`_pool_wakes`)
     Tick, PoliciesChanged, workers      the head                              the whole pool
@@ -27,9 +31,9 @@ Most events change nothing for those that wait, so each event wakes only what it
     a request or entry came             the head, if it is new                the new entries (`PoolScan`)
     a starving entry left               -                                     the whole pool
 
-Progress, forecasts and the network never make room, so they wake nothing; they count in the next decision. Ticks catch
-what only time changes, and a policy that declined. One event scans at most `tick_entries` entries and sends or rescues
-at most `tick_admissions`; the next event, whatever it is, resumes there (`pool_scan`).
+Progress, forecasts and the network never make room, so they wake nothing; they count in the next decision. A tick tries
+again where only time has passed, or where a policy declined. One event scans at most `tick_entries` entries and sends
+or rescues at most `tick_admissions`. The next event of any kind resumes where this one stopped (`pool_scan`).
 """
 
 import random
@@ -51,7 +55,7 @@ from policies.state.views import PoolEntry, Request, RequestId, Role, Snapshot, 
 class Dispatcher:
     """The decisions of one router, by the rules of this module's docstring.
 
-    `handle` is the only entry: everything that the dispatcher needs to know comes as an event.
+    Callers change it through `handle` only: everything that the dispatcher needs to know comes as an event.
     """
 
     def __init__(self, config: DispatchConfig, prefill: PrefillPolicy, decode: DecodePolicy) -> None:
@@ -65,29 +69,30 @@ class Dispatcher:
         """The queue's head that fitted nowhere when it was last tried."""
         self._leases = LeaseWatch(self.state)
         self._rescuing = False
-        """A bound stopped the rescue of leases; the next event resumes it."""
+        """Whether `tick_admissions` stopped the rescue of leases; the next event then resumes it."""
         self._scan = PoolScan(self.state)
         self._pools = WorkerPools.of({})
         self._pools_version = 0
         self._gap_s: float | None = None
-        """Smoothed seconds between two closings, for Retry-After."""
+        """Smoothed seconds between the ends of two requests, for Retry-After; None before the second end."""
         self._closed_at_s: float | None = None
 
     @property
     def queue_size(self) -> int:
-        """Requests that wait for a prefill worker."""
+        """Number of requests that wait for a prefill worker."""
         return len(self._queue)
 
     @property
     def needs(self) -> Needs:
-        """Inputs that the present policies read; the caller need not provide any other (`Needs`)."""
+        """The inputs that the present policies read; the caller need not provide any others (`Needs`)."""
         return self.prefill.needs | self.decode.needs
 
     def handle(self, event: ev.Event) -> list[Action]:
         """Applies one event and returns what is to be done now.
 
-        Raises StaleEvent for an event that does not fit and ValueError for a refused PoliciesChanged (nothing has
-        changed then), and PolicyError, which carries what was decided before it.
+        Raises StaleEvent for an event that does not fit the state, and ValueError for a refused PoliciesChanged; then
+        nothing has changed. Raises PolicyError when a policy decides wrongly; its `decided` holds the actions that were
+        decided before.
         """
         if isinstance(event, ev.PoliciesChanged):
             self._change_policies(event)
@@ -139,7 +144,7 @@ class Dispatcher:
     # -------------------------------------------------------------------------------------------------- wake-ups
 
     def _workers_changed(self, now_s: float) -> bool:
-        """Whether workers came, went or changed since the last event; the worker pools are made anew if so."""
+        """Returns whether workers came, went or changed since the last event, and rebuilds the worker pools if so."""
         if self._pools_version == self.state.fleet_version:
             return False
         self._pools_version = self.state.fleet_version
@@ -147,7 +152,7 @@ class Dispatcher:
         return True
 
     def _queue_wakes(self, event: ev.Event, freed_workers: set[WorkerId]) -> bool:
-        """Whether the queue's head has not been tried yet, or fits a worker that gave something back or reported."""
+        """Whether to try the queue: its head was not tried yet, or fits a worker that has freed room or reported."""
         head = self._queue.head()
         if head is None or head is not self._stuck_head:
             return True
@@ -157,7 +162,9 @@ class Dispatcher:
         )
 
     def _pool_wakes(self, freed_workers: set[WorkerId]) -> bool:
-        """Whether a decode worker gave something back and has a free slot, or a starving entry stopped blocking."""
+        """Whether to scan the whole pool: a decode worker has freed room and has a free slot, or the last scan ended at
+        a starving entry and an entry has left since.
+        """
         extra = self.config.overcommit_slots
         return self._scan.unblocked() or any(
             worker.role is Role.DECODE and worker.slots + extra > worker.slots_used
@@ -236,7 +243,7 @@ class Dispatcher:
     # ---------------------------------------------------------------------------------------------------- decode
 
     def _place(self, entries: list[PoolEntry], now_s: float, actions: list[Action]) -> Placement:
-        """Assigns entries by the policy until nothing fits or the bound is met."""
+        """Sends entries to the workers that the policy chooses, until nothing fits or `tick_admissions` is reached."""
         config = self.config
         left, blocked = config.tick_admissions, False
         while True:
@@ -252,7 +259,7 @@ class Dispatcher:
                 return Placement(not left, any(rooms.values()), blocked)
 
     def _assign(self, feasible: FeasibleEntries, snapshot: Snapshot) -> tuple[Assignment, ...]:
-        """The policy's assignments. Raises PolicyError when one is not feasible."""
+        """Returns the policy's assignments. Raises PolicyError when one of them is not feasible."""
         assigned = assign(self.decode, feasible, snapshot, self._rng)
         for assignment in assigned:
             worker = assignment.decision.worker
@@ -263,8 +270,8 @@ class Dispatcher:
         return assigned
 
     def _route_decode(self, assignment: Assignment, snapshot: Snapshot) -> RouteDecode:
-        """Carries out an assignment. `snapshot` is the one that was decided on: the intents of a round do not count
-        each other's transfers.
+        """Carries out an assignment. `snapshot` is the one on which the policy decided, so the transfer intents of one
+        round do not count each other's transfers.
         """
         entry, now_s = self.state.pool_entry(assignment.attempt_id), snapshot.now_s
         intent = transfer_intent(entry, snapshot.workers[assignment.decision.worker], snapshot)

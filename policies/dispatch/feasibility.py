@@ -1,4 +1,4 @@
-"""The rules by which a worker may take a request (`dispatcher` lists them); a policy chooses among the workers left."""
+"""The rules that say which workers may take a request (`dispatcher` lists them). A policy chooses among them."""
 
 import math
 from bisect import bisect_left
@@ -14,7 +14,10 @@ Placeable = tuple[PoolEntry, Sequence[Worker]]
 
 @dataclass(frozen=True, slots=True)
 class WorkerPools:
-    """Ids of the READY workers by what they may do, ascending. Fixed until a worker comes, goes or changes health."""
+    """Ids of the READY workers by what they may do, each tuple in ascending order.
+
+    The pools are made again when a worker comes, goes, or changes its facts or health.
+    """
 
     prefill: tuple[WorkerId, ...]
     """Prefill workers with a decode worker in their group."""
@@ -46,9 +49,9 @@ class WorkerPools:
         )
 
     def for_prefill(self, request: Request) -> tuple[tuple[WorkerId, ...], bool]:
-        """The workers that may compute `request`, and whether that is degraded service.
+        """Returns the ids of the workers that may compute the prompt of `request`, and whether service is degraded.
 
-        Service is degraded when decode workers stand in because there is no prefill or colocated worker at all.
+        Service is degraded when decode workers compute prompts because no prefill or colocated worker is READY.
         """
         if request.terms.local or request.terms.mode is Mode.COLOCATED:
             ids = () if request.terms.mode is Mode.DISAGGREGATED else self.colocated
@@ -58,7 +61,7 @@ class WorkerPools:
         return (self.decode if degraded else ids), degraded and not request.terms.local
 
     def hopeless(self, request: Request) -> str | None:
-        """The reason why waiting cannot help `request`: no READY worker, or none of its mode. None when it can help."""
+        """Returns why waiting cannot help `request`: no worker is READY, or none serves its mode. None when it can."""
         if not self.any_ready:
             return "no_engine"
         if request.terms.mode is None:
@@ -68,7 +71,7 @@ class WorkerPools:
 
 
 def has_room(request: Request, worker: Worker, reserve_tokens: int, overcommit_slots: int) -> bool:
-    """Whether a worker has the slots and KV to decode a request; without any sequence it takes one of any size."""
+    """Whether a worker has the slots and KV to decode a request. A worker without sequences takes any prompt."""
     slots = min(request.slots, worker.slots)
     if worker.slots + overcommit_slots - worker.slots_used < slots:
         return False
@@ -84,7 +87,9 @@ def may_prefill(
     kv_high_water: float,
     reserve_tokens: int,
 ) -> bool:
-    """Whether a READY worker may compute the prompt now: it has reported lately, and has a turn and KV room left."""
+    """Whether a READY worker may compute the prompt now. Its last report must be fresh. A prefill worker must compute
+    fewer prompts than it has slots and have KV room; a worker of another role must have room to decode the request.
+    """
     if worker.status_at_s is None or now_s - worker.status_at_s > status_stale_s:
         return False
     if worker.role is not Role.PREFILL:
@@ -126,7 +131,7 @@ class Room:
         if request.slots > self._fewest_slots:  # the need differs by worker
             return [w for w, _, _ in self._open if has_room(request, w, self._reserve, self._extra)]
         need = request.prompt_tokens + self._reserve * request.slots
-        # needs between the same two rooms fit the same workers
+        # needs that lie between the same two amounts of free KV fit the same workers
         key = (bisect_left(self._rooms, need), request.slots)
         fits = self._lists.get(key)
         if fits is None:
@@ -138,8 +143,8 @@ class Room:
 class FeasibleEntries(Sequence[Placeable]):
     """The pool entries that fit somewhere, in the order given, each with the workers that it fits on.
 
-    Entries are examined on demand, because an EntryPolicy asks for the first only. The sequence ends at an entry that
-    fits nowhere and entered before `starved_before_s`: nothing may overtake a starving entry.
+    Entries are examined on demand, because an EntryPolicy reads only the first. The sequence ends at an entry that fits
+    nowhere and entered the pool before `starved_before_s`, because nothing may overtake a starving entry.
     """
 
     def __init__(
@@ -151,7 +156,7 @@ class FeasibleEntries(Sequence[Placeable]):
         self._by_attempt: dict[RequestId, Sequence[Worker]] | None = None
         self._ids: dict[int, set[WorkerId]] = {}  # by the identity of a worker list
         self.blocked = False
-        """A starving entry was met."""
+        """Whether the sequence ended at a starving entry."""
 
     def placeable(self) -> bool:
         """Whether some entry fits somewhere."""
@@ -175,7 +180,7 @@ class FeasibleEntries(Sequence[Placeable]):
         return kept if self.blocked else kept + list(self._entries[self._examined :])
 
     def _make(self, most: int) -> bool:
-        """Examines entries until `most` more that fit are found; False when there are fewer."""
+        """Examines entries until `most` more that fit are found. Returns False when there are fewer."""
         if self.blocked:
             return False
         made, rooms, starved_before_s = self._made, self._rooms, self._starved_before_s
@@ -223,7 +228,7 @@ class FeasibleEntries(Sequence[Placeable]):
 def rooms_of(
     snapshot: Snapshot, pools: WorkerPools, reserve_tokens: int, overcommit_slots: int
 ) -> dict[str, Room]:
-    """The room of every group that has READY decode workers, by group."""
+    """Returns the room of every group that has READY decode workers, by group."""
     workers = snapshot.workers
     return {
         group: Room([workers[worker] for worker in ids], reserve_tokens, overcommit_slots)

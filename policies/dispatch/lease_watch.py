@@ -1,4 +1,4 @@
-"""The leases of the prompt pool: the entry that must be rescued first, and the worker that can still take it."""
+"""The leases of the prompt pool: which entry must be rescued first, and which worker can still take it."""
 
 import heapq
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from policies.state.views import PoolEntry, RequestId, Worker
 
 
 class LeaseWatch:
-    """Pool entries in the order in which they fall due: at the end of their KV's lease less a margin, or at their own
-    deadline. Entries that have left the pool are dropped when they come up or are the majority.
+    """Pool entries in the order in which they fall due: a margin before their KV's lease ends, or at the request's
+    deadline if that is earlier. Entries that have left the pool are dropped when they come first or are the majority.
     """
 
     def __init__(self, state: ClusterState) -> None:
@@ -18,19 +18,19 @@ class LeaseWatch:
         self._due: list[tuple[float, RequestId, float]] = []  # heap: due, id, entered
 
     def add(self, entries: Sequence[PoolEntry], margin_s: float) -> None:
-        """Watches entries that have come into the pool."""
+        """Starts to watch entries that have come into the pool."""
         for entry in entries:
             heapq.heappush(self._due, _watched(entry, margin_s))
         if len(self._due) > 1024 + 4 * self._state.pool_size:
             self.restart(margin_s)
 
     def restart(self, margin_s: float) -> None:
-        """Watches the whole pool anew; the margin may be another one than before."""
+        """Starts again with all entries of the pool, because the margin has changed or most of the heap is outdated."""
         self._due = [_watched(entry, margin_s) for entry in self._state.waiting()]
         heapq.heapify(self._due)
 
     def due(self, now_s: float) -> PoolEntry | None:
-        """The entry that must be rescued now, of several the most urgent one; None when there is none."""
+        """Returns the entry that must be rescued now, of several the one that fell due first; None when none is due."""
         while self._due and self._due[0][0] <= now_s:
             _, attempt_id, entered_s = self._due[0]
             entry = self._state.find_waiting(attempt_id)
@@ -46,7 +46,10 @@ def _watched(entry: PoolEntry, margin_s: float) -> tuple[float, RequestId, float
 
 
 def rescue(entry: PoolEntry, workers: Sequence[Worker]) -> Decision | None:
-    """Chooses the least loaded decode worker with KV room for the prompt, even without a slot; None when none has."""
+    """Chooses the least loaded of `workers` with KV room for the prompt, even without a free slot.
+
+    Returns None when no worker has KV room.
+    """
     room = [w for w in workers if w.free_kv_tokens >= entry.request.prompt_tokens]
     if not room:
         return None

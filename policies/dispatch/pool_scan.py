@@ -1,11 +1,11 @@
-"""How far the prompt pool is scanned by one event, so that neither a backlog nor a storm of events costs more than its
-bound. When a scan starts is the dispatcher's rule (`Dispatcher._pool_wakes`).
+"""The scan of the prompt pool. One event scans a limited number of entries, however many wait and however many events
+come. The dispatcher decides when a scan starts (`Dispatcher._pool_wakes`).
 
-    room came       the whole pool is scanned from the front, at most `tick_entries` entries an event. The next event,
-                    whatever it is, resumes where this one stopped. The scan starts again from the front when a more
-                    urgent entry comes, when a scanned one begins to starve, and once more if more room comes meanwhile.
-    no room came    only entries that came with this event are tried: nothing that waited before fits anywhere. A
-                    starving entry forbids those behind it.
+    room came       the whole pool is scanned from the front, at most `tick_entries` entries an event. The next event
+                    of any kind resumes where this one stopped. The scan starts again from the front when a more urgent
+                    entry comes or a scanned one begins to starve, and once more at its end if room came meanwhile.
+    no room came    only entries that came with this event are tried, because nothing that waited before fits anywhere.
+                    Entries behind a starving one are not tried.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,15 +21,15 @@ class Placement(NamedTuple):
     """How an attempt to place entries ended."""
 
     bounded: bool
-    """`tick_admissions` was reached; entries that fit may be left."""
+    """Whether `tick_admissions` was reached, so that entries that fit may be left."""
     slots_left: bool
-    """Some decode worker still has a free slot."""
+    """Whether some decode worker still has a free slot."""
     blocked: bool
-    """A starving entry that fits nowhere was met; nothing behind it was tried."""
+    """Whether a starving entry fitted nowhere, so that nothing behind it was tried."""
 
 
 PlaceEntries = Callable[[list[PoolEntry]], Placement]
-"""Sends to decode workers what it can of the entries."""
+"""A function that sends as many of the entries as possible to decode workers."""
 
 
 @dataclass(slots=True)
@@ -37,17 +37,17 @@ class _Progress:
     """How far the present scan has come."""
 
     unfinished: bool = False
-    """A bound stopped the scan; the next event resumes it."""
+    """Whether a bound stopped the scan; the next event then resumes it."""
     resume_after: PoolKey | None = None
-    """The last entry scanned; entries up to this one fit nowhere."""
+    """Key of the last entry scanned: entries up to this one fit nowhere. None: the scan begins at the front."""
     oldest_s: float = float("inf")
-    """When the oldest scanned entry entered the pool, in s."""
+    """The time at which the oldest scanned entry entered the pool."""
     rescan: bool = False
-    """Room was freed while the scan was in progress; start another one from the front when this one ends."""
+    """Whether room was freed during the scan; then another one starts from the front when this one ends."""
     blocked: bool = False
-    """The scan ended early because a starving entry must not be overtaken."""
+    """Whether the scan ended early because a starving entry must not be overtaken."""
     left_pool: int = 0
-    """Entries that had left the pool when the scan ended."""
+    """`ClusterState.left_pool` at the end of the scan."""
 
 
 class PoolScan:
@@ -58,7 +58,7 @@ class PoolScan:
         self._progress = _Progress()
 
     def unblocked(self) -> bool:
-        """Whether the last scan ended at a starving entry and some entry, this one or another, has left since."""
+        """Whether the last scan ended at a starving entry and any entry has left the pool since."""
         return self._progress.blocked and self._progress.left_pool != self._state.left_pool
 
     def scan(
@@ -69,7 +69,7 @@ class PoolScan:
         config: DispatchConfig,
         place: PlaceEntries,
     ) -> None:
-        """Has the entries placed that may fit now; `entered` are those that came with this event."""
+        """Passes the entries that may fit now to `place`. `entered` are the entries that came with this event."""
         if room_came or self._progress.unfinished:
             self._scan_on(room_came, entered, now_s, config, place)
         elif entered:
@@ -83,14 +83,14 @@ class PoolScan:
         config: DispatchConfig,
         place: PlaceEntries,
     ) -> None:
-        """Scans on, most urgent entry first, as far as the bounds allow."""
+        """Starts or continues the scan, most urgent entry first, as far as the bounds allow."""
         progress, most = self._progress, config.tick_entries
         if progress.resume_after is not None:
             starved = now_s - progress.oldest_s > config.starvation_s
             if starved or any(pool_key(entry) < progress.resume_after for entry in entered):
                 progress = self._progress = _Progress()
             progress.rescan |= room_came and progress.resume_after is not None
-        progress.unfinished = True  # stands if the policy raises
+        progress.unfinished = True  # remains so if the policy raises
         entries = self._state.waiting(progress.resume_after, most)
         placed = place(entries)
         if placed.bounded:
@@ -106,7 +106,7 @@ class PoolScan:
     def _try_new(
         self, entered: Sequence[PoolEntry], now_s: float, config: DispatchConfig, place: PlaceEntries
     ) -> None:
-        """Tries the new entries only, and of these none that a starving entry is ahead of."""
+        """Tries only the new entries, and of these only the ones ahead of every starving entry."""
         before_s = now_s - config.starvation_s
         starving = [key for key in self._state.oldest_of_each_priority() if key[1] < before_s]
         ordered = sorted((e for e in entered if not starving or pool_key(e) < starving[0]), key=pool_key)

@@ -1,1 +1,1 @@
-"""The cluster's state: events in (`events`), one reducer (`reducer`), frozen views out (`views`)."""
+"""The cluster's state: one reducer (`reducer`) takes events (`events`) and gives frozen views (`views`)."""

@@ -1,6 +1,6 @@
 """The reducer's mutable records: a live request with its charges, and a worker's charges with their frozen view.
 
-Only `ledger` and the handlers of events use them; the table of `ledger` lists the charges of each stage.
+Only `ledger` and the handlers of events use them. A table in the docstring of `ledger` lists the charges of each stage.
 """
 
 import functools
@@ -26,7 +26,7 @@ from policies.state.views import (
 
 @dataclass(slots=True)
 class LiveRequest:
-    """A live request and the facts that its charges follow from."""
+    """A request that has not been closed, and the facts from which its charges follow."""
 
     request: Request
     stage: Stage = Stage.QUEUED
@@ -35,11 +35,13 @@ class LiveRequest:
     tokens: int = 0
     prefills: int = 0
     finishes_at_tokens: float | None = None
-    """Forecast tokens of one sequence at its end; None: the request stays."""
+    """Forecast length of each sequence at its end, in generated tokens; None: the request is expected to stay."""
 
     @property
     def colocated(self) -> bool:
-        """Whether the request prefills and decodes on one worker. Past admission only the decode worker is kept."""
+        """Whether one worker is to prefill and decode the request. After admission it is always False, because only the
+        decode worker is kept then.
+        """
         return self.stage is Stage.PREFILLING and self.decode_worker is not None
 
 
@@ -54,19 +56,19 @@ Growth = tuple[LiveRequest, int, int]
 class Departures:
     """Forecast departures of one worker's sequences, by the number of decode steps until each finishes.
 
-    The number is at least 1: a running sequence never counts as gone already. Each generated token brings its request
-    one step closer, so its step changes. Where many requests grow at once the steps are dropped and counted anew at the
-    next `view`, which costs a quarter of moving each.
+    The number of steps is at least 1: a running sequence never counts as gone already. Each generated token brings its
+    request one step closer, so its step changes. When a quarter of the requests or more grow at once, the steps are
+    dropped and counted again at the next `view`; to count a request again costs a quarter of moving it.
     """
 
     lives: dict[RequestId, LiveRequest] = field(default_factory=dict)
     steps: dict[int, tuple[int, int]] | None = field(default_factory=dict)
-    """Sequences and their KV tokens by step; None: dropped."""
+    """(sequences, their KV tokens) by step; None after the steps were dropped."""
     shown: tuple[Departure, ...] | None = ()
-    """The last `view`; None: the steps have changed since."""
+    """The last result of `view`; None when the steps have changed since."""
 
     def book(self, live: LiveRequest, sign: int) -> None:
-        """Adds (+1) or takes off (-1) a request with a forecast, at its present tokens."""
+        """Adds (`sign` +1) or removes (-1) a request that has a forecast, at its present tokens."""
         if sign > 0:
             self.lives[live.request.attempt_id] = live
         else:
@@ -76,7 +78,7 @@ class Departures:
             _count(self.steps, live, live.tokens, sign)
 
     def grew(self, growths: list[Growth]) -> None:
-        """Moves requests with a forecast, which have generated more tokens, to their new steps."""
+        """Moves requests that have generated more tokens to their new steps. All of them must have a forecast."""
         self.shown = None
         if self.steps is None:
             return
@@ -88,7 +90,7 @@ class Departures:
             _count(self.steps, live, after, +1)
 
     def view(self) -> tuple[Departure, ...]:
-        """The departures by step, ascending."""
+        """Returns the departures, one for each step that has any, in ascending order of steps."""
         if self.steps is None:
             self.steps = self._count_all()
         if self.shown is None:
@@ -97,7 +99,10 @@ class Departures:
         return self.shown
 
     def _count_all(self) -> dict[int, tuple[int, int]]:
-        """Counts every request anew: `_count` in a loop, written out because it runs for most tokens."""
+        """Counts every request again and returns the new `steps`.
+
+        The body of `_count` is written out here, because this loop runs for most tokens.
+        """
         steps: dict[int, tuple[int, int]] = {}
         ceil = math.ceil
         for live in self.lives.values():
@@ -116,7 +121,7 @@ class Departures:
 
 
 def _count(steps: dict[int, tuple[int, int]], live: LiveRequest, tokens: int, sign: int) -> None:
-    """Counts the request in (+1) or out (-1) at the step that follows from its `tokens`."""
+    """Adds (`sign` +1) or removes (-1) the request at the step that follows from `tokens`, its generated tokens."""
     request, at_tokens = live.request, live.finishes_at_tokens
     assert at_tokens is not None
     slots = request.slots
@@ -133,7 +138,7 @@ def _count(steps: dict[int, tuple[int, int]], live: LiveRequest, tokens: int, si
 
 @dataclass(slots=True)
 class Load:
-    """A worker's facts and charges."""
+    """A worker's facts, the charges of its requests, and the engine's reports."""
 
     up: ev.EngineUp
     health: Health
@@ -145,21 +150,21 @@ class Load:
     status: ev.EngineStatus | None = None
     sending: int = 0
     transfers: dict[tuple[WorkerId, int], int] = field(default_factory=dict)
-    """Transfers in flight, by receiver and priority."""
+    """Number of transfers in flight, by receiver and priority."""
     departures: Departures = field(default_factory=Departures)
     reports: deque[tuple[ev.EngineStatus, int]] = field(default_factory=deque)
-    """Reports within the window, each with `sending` at its time."""
+    """The engine's reports of the last `worker_events.INDICATOR_WINDOW_S`, each with the value of `sending` then."""
     indicators: Indicators | None = None
     unreported: int = 0
     transfers_view: tuple[Transfers, ...] | None = ()
-    """`transfers` as shown in views; None: they have changed since."""
+    """`transfers` as the last view shows them; None when they have changed since."""
 
 
 _fast_worker = fast_constructor(Worker)
 
 
 def view_of(load: Load) -> Worker:
-    """A worker's frozen view; the values come in the order of Worker's fields."""
+    """Returns a worker's frozen view. The values are passed in the order of Worker's fields."""
     if load.transfers_view is None:
         load.transfers_view = tuple([Transfers(*key, n) for key, n in sorted(load.transfers.items())])
     up, status = load.up, load.status

@@ -1,7 +1,7 @@
-"""The ledger of requests and workers, with the one way to change what a request charges.
+"""The ledger of requests and workers, with the only way to change what a request charges.
 
-Every charge (prefill in progress, KV tokens, decode slots, pool entry) hangs on exactly one `LiveRequest` record and is
-a function of that record (`_book`): a change of stage books the old charges off and the new ones on, so a counter
+Every charge (prefill in progress, KV tokens, decode slots, pool entry) belongs to exactly one `LiveRequest` record and
+is a function of that record (`_book`). A change of stage takes the old charges back and adds the new ones, so a counter
 cannot drift, whatever ends the request.
 
     stage         charged to the prefill worker                     charged to the decode worker
@@ -11,8 +11,8 @@ cannot drift, whatever ends the request.
     TRANSFERRING  prompt KV tokens                                  slots, prompt KV tokens
     DECODING      -                                                 slots, prompt + generated KV tokens
 
-A prefill worker is also charged `sending` from POOLED to TRANSFERRING and the transfer itself while TRANSFERRING; a
-decode worker the departure of every request that has a forecast.
+A prefill worker is also charged `sending` from POOLED to TRANSFERRING, and the transfer itself while TRANSFERRING. A
+decode worker is also charged the departure of every request that has a forecast.
 """
 
 from collections.abc import Callable
@@ -32,8 +32,8 @@ from policies.state.views import PoolEntry, RequestId, WorkerId
 class Ledger:
     """The mutable memory behind `ClusterState`: the handlers of events change it, queries read it.
 
-    `dirty` are the workers that changed since the last snapshot, `freed_workers` those where slots or KV were given
-    back.
+    `dirty` holds the workers that changed since the last snapshot, `freed_workers` the workers where slots or KV were
+    given back since the last `take_freed_workers`.
     """
 
     live: dict[RequestId, LiveRequest] = field(default_factory=dict)
@@ -47,11 +47,11 @@ class Ledger:
     """Prefix indexes by engine group."""
     hit_memo: dict[RequestId, tuple[int, dict[WorkerId, int]]] = field(default_factory=dict)
     refused_items: int = 0
-    """Items of ProgressedMany that did not fit, since the start."""
+    """Number of items of ProgressedMany that did not fit, since the start."""
     fleet_version: int = 0
 
     def need(self, attempt_id: RequestId, *stages: Stage) -> LiveRequest:
-        """The request, if it is in one of these stages (any stage when none is given). Raises StaleEvent otherwise."""
+        """Returns the request. Raises StaleEvent when it is unknown or in none of `stages` (none given: any stage)."""
         live = self.live.get(attempt_id)
         if live is None:
             raise ev.StaleEvent(f"request {attempt_id} is not known (closed, or from before a restart)")
@@ -62,7 +62,7 @@ class Ledger:
         return live
 
     def need_worker(self, worker: WorkerId) -> Load:
-        """The worker's record. Raises StaleEvent when there is none."""
+        """Returns the worker's record. Raises StaleEvent when the worker is unknown."""
         load = self.loads.get(worker)
         if load is None:
             raise ev.StaleEvent(f"worker {worker} is not known")
@@ -75,7 +75,10 @@ class Ledger:
         prefill_worker: WorkerId | None = None,
         decode_worker: WorkerId | None = None,
     ) -> None:
-        """Changes a request's stage or workers, the one way to do so: books its old charges off and the new ones on."""
+        """Changes a request's stage and workers: takes its old charges back and adds the new ones.
+
+        A request's stage is changed nowhere else.
+        """
         if live.prefill_worker and (live.stage is Stage.PREFILLING or prefill_worker != live.prefill_worker):
             self.freed_workers.add(live.prefill_worker)
         if live.decode_worker and decode_worker != live.decode_worker:
@@ -98,7 +101,7 @@ class Ledger:
         self.pool.add(entry)
 
     def forecast(self, live: LiveRequest, finishes_at_tokens: float | None) -> None:
-        """Sets the tokens of one sequence at which the request is expected to end; None: not soon."""
+        """Sets the generated tokens of one sequence at which the request is expected to end; None: it stays."""
         load = self.loads.get(live.decode_worker) if live.decode_worker else None
         if load is not None and live.finishes_at_tokens is not None:
             load.departures.book(live, -1)
@@ -146,4 +149,4 @@ class Ledger:
 
 
 Handlers = dict[type, Callable[[Ledger, Any], None]]
-"""Handlers by kind of event; each changes a ledger."""
+"""Handlers by type of event; each applies one event to a ledger."""

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from policies.state.views import PoolEntry, RequestId, TypicalEntry
 
 TYPICAL_OF = 64  # ASSUMPTION
-"""Entries that `TypicalEntry` averages over."""
+"""Number of entries over which `TypicalEntry` averages."""
 
 PoolKey = tuple[int, float, RequestId]
-"""(priority, entered_s, attempt_id): entries are served in the order of their keys."""
+"""(priority, entered_s, attempt_id). Entries are served in ascending order of their keys."""
 
 
 def pool_key(entry: PoolEntry) -> PoolKey:
-    """The key by which the pool sorts an entry."""
+    """Returns the key by which the pool sorts an entry."""
     return entry.request.terms.priority, entry.entered_s, entry.request.attempt_id
 
 
@@ -36,20 +36,22 @@ class Pool:
         self._note_typical(entry)
 
     def remove(self, attempt_id: RequestId) -> None:
-        """Removes an entry; one that is not in the pool is no error."""
+        """Removes an entry; an id that is not in the pool is no error."""
         entry = self.entries.pop(attempt_id, None)
         if entry is not None:
             del self._order[bisect_left(self._order, pool_key(entry))]
             self.left += 1
 
     def waiting(self, after: PoolKey | None = None, most: int | None = None) -> list[PoolEntry]:
-        """The first `most` entries behind `after`, in the order in which they should be served."""
+        """Returns the first `most` entries (None: all) behind the key `after` (None: from the front), in the order in
+        which they should be served.
+        """
         start = 0 if after is None else bisect_right(self._order, after)
         keys = self._order[start:] if most is None else self._order[start : start + most]
         return [self.entries[attempt_id] for _, _, attempt_id in keys]
 
     def oldest_of_each_priority(self) -> list[PoolKey]:
-        """The key of the longest-waiting entry of each priority in the pool, most urgent first."""
+        """Returns the key of the longest-waiting entry of each priority in the pool, most urgent priority first."""
         keys: list[PoolKey] = []
         at = 0
         while at < len(self._order):
@@ -58,14 +60,14 @@ class Pool:
         return keys
 
     def take_entered(self) -> list[PoolEntry]:
-        """The entries that came since the last call and are still in the pool, oldest first."""
+        """Returns the entries that came since the last call and are still in the pool, oldest first."""
         entered, self._entered = self._entered, []
         return [
             self.entries[attempt_id] for attempt_id in dict.fromkeys(entered) if attempt_id in self.entries
         ]
 
     def _note_typical(self, entry: PoolEntry) -> None:
-        """Moves the means of `typical`: plain means over the first entries, exponential ones afterwards."""
+        """Updates `typical`. Its means are plain means over the first `TYPICAL_OF` entries, later exponential means."""
         before, tokens = self.typical, entry.request.predicted_tokens
         self._came += 1
         kv_bytes = _moved(before.kv_bytes if before else 0.0, entry.kv_bytes, self._came)
@@ -77,5 +79,5 @@ class Pool:
 
 
 def _moved(mean: float, value: float, seen: int) -> float:
-    """The mean over `seen` values, moved by `value`, the last of them."""
+    """Returns the new mean when `value` is number `seen` of the values; after `TYPICAL_OF` values old ones fade."""
     return mean + (value - mean) / min(seen, TYPICAL_OF)

@@ -1,21 +1,24 @@
 """The global prefix index of one engine group: which worker holds which KV block, by chained block hashes.
 
-The engines' own KV events feed it (DeepFlow 5.2's global prompt tree; docs/design.md 3.2), never guesses. A block's
-hash covers its whole prefix, so a chain of hashes needs no tree of tokens:
+Only the engines' own KV events feed it (DeepFlow 5.2's global prompt tree; docs/design.md 3.2); nothing is guessed. A
+block's hash covers its whole prefix, so a chain of hashes needs no tree of tokens:
 
-    masks[hash] = bitmask of the workers that hold the block       held[worker] = their hashes, to drop a worker at once
-    lookup: the workers that hold hash 0, 0..1, ... ; a worker drops out at its first miss
+    masks[hash]     bitmask of the workers that hold the block
+    held[worker]    hashes of the worker's blocks, by which its entries are removed when it is dropped
+    lookup          follows the workers that hold hash 0, then 0..1, ...; a worker drops out at its first miss
 
-Structure, by measuring (6,250 blocks = 100,000 tokens of 16, 256 workers, 1 M other blocks; one contended core): a
-radix tree 0.61 ms, this inverted index walked block by block 0.73 ms, a binary search per worker 0.22 ms, the
-inverted index searched by halves 0.075 ms: where the masks at both ends of a stretch are equal, nothing dropped out in
-between. That needs every held block's parent to be held too, which engines nearly always keep (they evict leaves
-first); workers with a block whose parent is missing are known, and walked block by block. So the answer is exact.
+The structure was chosen by measurement (6,250 blocks = 100,000 tokens of 16, 256 workers, 1 M other blocks; one
+contended core). A radix tree took 0.61 ms, this inverted index walked block by block 0.73 ms, a binary search per
+worker 0.22 ms, and the inverted index searched by halves 0.075 ms: where the masks at both ends of a stretch are equal,
+no worker dropped out in between. That holds only if every held block's parent is held too. Engines nearly always keep
+it (they evict leaves first). Workers with a block whose parent is missing are known, and for them the chain is walked
+block by block. So the answer is exact.
 
-Feeds carry an epoch (one life of the engine's publisher) and sequence numbers. A gap holds later batches back until the
-missing ones are replayed; when too many are held back, what is known of the worker is dropped and a snapshot is wanted
-(`wanted` says which). A new epoch and `drop` fence the old content out at once, by one bit; its entries are swept away
-a few at a time. At `max_blocks` new blocks are refused, and counted: the index then knows less, never wrong.
+A feed carries an epoch (one life of the engine's publisher) and sequence numbers. After a gap, later batches are held
+back until the missing ones are replayed. When too many are held back, the worker's content is dropped and a snapshot is
+wanted (`wanted` lists these requests). A new epoch or a `drop` hides the old content at once by clearing one bit; its
+entries are removed a few at a time. At `max_blocks` new blocks are refused and counted: the index is then incomplete,
+but what it says is still true.
 """
 
 import sys
@@ -26,14 +29,14 @@ from policies.engine_model.blocks import Change, Cleared, Removed, Stored
 from policies.state.views import Request, RequestId, WorkerId
 
 MAX_HELD_BACK = 1024
-"""Batches of one worker that may wait for a missing one."""
+"""Most batches of one worker that may wait for a missing batch."""
 SWEEP_BLOCKS = 256
-"""Dead entries that one call removes."""
+"""Most entries of dropped content that one call removes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A request to a worker's engine: send batches `first`..`last` again, or a snapshot (None)."""
+    """A request to a worker's engine: send batches `first` to `last` again or, where both are None, a snapshot."""
 
     epoch: str
     first: int | None
@@ -42,22 +45,26 @@ class Wanted:
 
 @dataclass(slots=True)
 class _Feed:
-    """One worker's content, and the position of its feed."""
+    """One worker's content, and the position of its feed. `bit` is the worker's bit number in the masks."""
 
     epoch: str
     bit: int
     next_seq: int = 0
     held: dict[int, int] = field(default_factory=dict)
-    """Blocks held, each with the number of its children that are held."""
+    """Blocks that the worker holds, each with the number of its children that are held."""
     missing: dict[int, int] = field(default_factory=dict)
-    """Parents that are not held, each with the number of its children that are."""
+    """Parents that the worker does not hold, each with the number of its children that it holds."""
     held_back: dict[int, tuple[Change, ...]] = field(default_factory=dict)
+    """Batches that wait for a missing one, by sequence number."""
     lost: bool = False
+    """Whether the content was dropped, so that a snapshot is wanted."""
 
 
 @dataclass(slots=True)
 class PrefixIndex:
-    """The index of one engine group. `version` grows with every change of an answer."""
+    """The index of one engine group. `version` grows with every change of the content; `refused` counts the blocks that
+    were refused at `max_blocks`.
+    """
 
     max_blocks: int = 2_000_000
     version: int = 0
@@ -68,15 +75,18 @@ class PrefixIndex:
     _names: dict[int, str] = field(default_factory=dict)
     """Workers by bit number."""
     _live: int = 0
+    """Mask of the workers that have a feed."""
     _irregular: int = 0
+    """Mask of the workers that hold a block without its parent."""
     _dead: list[tuple[int, dict[int, int]]] = field(default_factory=list)
+    """Dropped content whose entries are still to be removed: (bit, blocks held)."""
     _free_bits: list[int] = field(default_factory=list)
     _bits: int = 0
 
     # ------------------------------------------------------------------------------------------------------- feeds
 
     def apply(self, worker: str, epoch: str, seq: int, changes: tuple[Change, ...]) -> None:
-        """Takes one batch of a worker's events; a batch that was seen already is ignored."""
+        """Applies one batch of a worker's events, or holds it back after a gap. A batch that came before is ignored."""
         self._sweep()
         feed = self._feed(worker, epoch)
         if seq < feed.next_seq:
@@ -88,8 +98,8 @@ class PrefixIndex:
         self._drain(feed)
 
     def restore(self, worker: str, epoch: str, next_seq: int, chains: Iterable[Stored]) -> None:
-        """Replaces a worker's content by a snapshot taken before batch `next_seq`. Held-back batches from that one on
-        are applied afterwards.
+        """Replaces a worker's content by a snapshot taken before batch `next_seq`. Batches from `next_seq` on that were
+        held back are applied afterwards.
         """
         known = self._feeds.get(worker)
         held_back = known.held_back if known is not None and known.epoch == epoch else {}
@@ -103,7 +113,7 @@ class PrefixIndex:
         self._drain(feed)
 
     def drop(self, worker: str) -> None:
-        """Fences a worker out at once; an unknown worker is no error."""
+        """Removes a worker from all answers at once; an unknown worker is no error."""
         feed = self._feeds.pop(worker, None)
         if feed is None:
             return
@@ -115,12 +125,14 @@ class PrefixIndex:
 
     @property
     def wanted(self) -> dict[str, Wanted]:
-        """Requests to engines by worker, for every feed that has a hole."""
+        """The request to each worker's engine whose feed has a gap, by worker."""
         holes = ((worker, self.wants(worker)) for worker in self._feeds)
         return {worker: hole for worker, hole in holes if hole is not None}
 
     def wants(self, worker: str) -> Wanted | None:
-        """The hole in one worker's feed; None when there is none, also for a worker that never sent anything."""
+        """Returns the request that would close the gap in one worker's feed; None when the feed has no gap, and for a
+        worker that never sent anything.
+        """
         feed = self._feeds.get(worker)
         if feed is None:
             return None
@@ -129,20 +141,23 @@ class PrefixIndex:
         return Wanted(feed.epoch, feed.next_seq, min(feed.held_back) - 1) if feed.held_back else None
 
     def position(self, worker: str) -> tuple[str, int] | None:
-        """Epoch and next batch number of a worker's feed; None for a worker that never sent anything."""
+        """Returns the epoch and next batch number of a worker's feed; None for a worker that never sent anything."""
         feed = self._feeds.get(worker)
         return None if feed is None else (feed.epoch, feed.next_seq)
 
     def content(self, worker: str) -> dict[int, int | None]:
-        """A copy of all blocks that a worker holds, each with the hash before it, for tests and inspection."""
+        """Returns a copy of all blocks that a worker holds, each with its parent's hash, for tests and inspection."""
         feed = self._feeds.get(worker)
         return {} if feed is None else {block: self._parents.get(block) for block in feed.held}
 
     # ------------------------------------------------------------------------------------------------------ lookup
 
     def lookup(self, hashes: Sequence[int]) -> dict[str, int]:
-        """The number of blocks at the head of the chain that each worker holds; workers without any are left out."""
-        # blocks held, and a mask of the workers that drop out there
+        """Returns how many blocks at the head of the chain `hashes` each worker holds, by worker.
+
+        Workers that hold none of them are left out.
+        """
+        # pairs of a number of blocks and a mask of the workers that hold exactly these
         drops: list[tuple[int, int]] = []
         if hashes:
             self._halve(hashes, self._live & ~self._irregular, drops)
@@ -190,11 +205,13 @@ class PrefixIndex:
 
     @property
     def blocks(self) -> int:
-        """Number of distinct blocks that are held or still to be swept away."""
+        """Number of distinct blocks in the index, with those of dropped workers that are still to be removed."""
         return len(self._masks)
 
     def memory_bytes(self) -> int:
-        """Memory of the tables: their own size, and 32 bytes an integer."""
+        """Returns the size of the tables in bytes: the tables themselves, and for each block 36 bytes for its hash and
+        the size of its mask.
+        """
         tables = [self._masks, self._parents, *(feed.held for feed in self._feeds.values())]
         tables += [held for _, held in self._dead]
         masks = 28 + self._bits // 7  # bytes of an integer of that many bits
@@ -244,7 +261,7 @@ class PrefixIndex:
         self.version += 1
 
     def _clear(self, feed: _Feed) -> None:
-        """Fences the worker's content by giving it another bit."""
+        """Drops the worker's content but keeps its feed, by giving the worker another bit."""
         worker = self._names[feed.bit]
         state = (feed.next_seq, feed.held_back, feed.lost)
         self.drop(worker)
@@ -280,7 +297,7 @@ class PrefixIndex:
         self._note_missing(feed)
 
     def _count_child(self, feed: _Feed, block: int, sign: int) -> None:
-        """Books a block with its parent, whether the parent is held or missing."""
+        """Adds `sign` to the child count of the block's parent, whether the worker holds the parent or not."""
         parent = self._parents.get(block)
         if parent is None:
             return
@@ -306,7 +323,7 @@ class PrefixIndex:
             self._parents.pop(block, None)
 
     def _sweep(self) -> None:
-        """Removes some entries of fenced content. A bit is given out again when none of its entries is left."""
+        """Removes up to `SWEEP_BLOCKS` entries of dropped content. A bit is free again when no entry of it is left."""
         budget = SWEEP_BLOCKS
         while self._dead and budget:
             bit, held = self._dead[-1]
@@ -320,18 +337,18 @@ class PrefixIndex:
 
 @dataclass(frozen=True, slots=True)
 class IndexHits:
-    """A snapshot's view of the prefix indexes of all groups: hits, looked up when a policy asks.
+    """A snapshot's view of the prefix indexes of all groups. It looks hits up when a policy asks for them.
 
-    The indexes are too large to copy, so the view reads them; it is right until the next event, which is as long as a
-    decision takes. `memo` maps a live request to (version, hits): the answer is kept until a KV event changes it,
-    because the head of a queue is decided again at every event.
+    The indexes are too large to copy, so the view reads them directly. It is valid until the next event, and every
+    decision ends before that. `memo` maps a live request to (version, hits): the answer is kept until a KV event
+    changes an index, because policies ask again for a request that waits.
     """
 
     indexes: Mapping[str, PrefixIndex]
     memo: dict[RequestId, tuple[int, dict[WorkerId, int]]]
 
     def tokens(self, request: Request) -> Mapping[WorkerId, int]:
-        """Cached tokens at the prompt's head by worker; empty when the request's block hashes are not known."""
+        """Returns the cached tokens at the prompt's head, by worker; empty when its block hashes are not known."""
         if not request.block_hashes:
             return {}
         version = sum(index.version for index in self.indexes.values())

@@ -1,8 +1,9 @@
-"""The cluster's one memory: events in, snapshot out, for the live router and the simulator alike (docs/design.md 1).
+"""The only memory of the cluster, for the live router and the simulator: it takes events and gives snapshots
+(docs/design.md 1).
 
 The `ledger` holds what is remembered and what each request charges. `request_events` says how the events of a request's
-life change it, `worker_events` how those of workers, caches and network do. This module holds the questions that the
-deciding side may ask, and finds an event's handler.
+life change it, `worker_events` how the events of workers, caches and network do. This module answers the dispatcher's
+queries and passes each event to its handler.
 """
 
 from collections.abc import Sequence
@@ -32,7 +33,8 @@ class ClusterState:
     """The cluster as the router knows it: `apply(event)` changes it, `snapshot(now_s)` shows it.
 
     An event that does not fit raises `StaleEvent` and changes nothing. `take_freed_workers`, `take_entered` and
-    `fleet_version` tell what changed since they were last read, so that a caller can decide only when it may matter.
+    `fleet_version` report what changed since they were last read, so that a caller can skip decisions that would come
+    out as before.
     """
 
     _ledger: Ledger = field(default_factory=Ledger)
@@ -41,9 +43,9 @@ class ClusterState:
     # --------------------------------------------------------------------------------------------------- queries
 
     def snapshot(self, now_s: float, pool: Sequence[PoolEntry] | None = None) -> Snapshot:
-        """A frozen view of the cluster; it shares the workers that have not changed with the view before.
+        """Returns a frozen view of the cluster; it shares unchanged workers with the view before.
 
-        `pool` limits the view to these entries (None: all entries), so that its cost does not grow with a backlog.
+        `pool` limits the view to these pool entries (None: all entries), so that its cost does not grow with a backlog.
         """
         ledger = self._ledger
         if ledger.dirty:
@@ -64,41 +66,45 @@ class ClusterState:
         )
 
     def worker(self, worker: WorkerId) -> Worker | None:
-        """One worker as it is now; None when it is gone."""
+        """Returns the present view of one worker; None when the worker is gone."""
         load = self._ledger.loads.get(worker)
         if load is None:
             return None
         return view_of(load) if worker in self._ledger.dirty else self._views[worker]
 
     def waiting(self, after: PoolKey | None = None, most: int | None = None) -> list[PoolEntry]:
-        """The first `most` pool entries behind `after`, in the order in which they should be served."""
+        """Returns the first `most` pool entries (None: all) behind the key `after` (None: from the front), in the order
+        in which they should be served.
+        """
         return self._ledger.pool.waiting(after, most)
 
     def oldest_of_each_priority(self) -> list[PoolKey]:
-        """The key of the longest-waiting entry of each priority in the pool, most urgent first."""
+        """Returns the key of the longest-waiting entry of each priority in the pool, most urgent priority first."""
         return self._ledger.pool.oldest_of_each_priority()
 
     def take_freed_workers(self) -> set[WorkerId]:
-        """The workers where slots or KV were given back since the last call."""
+        """Returns the ids of the workers where slots or KV were given back since the last call."""
         freed, self._ledger.freed_workers = self._ledger.freed_workers, set()
         return freed
 
     def take_entered(self) -> list[PoolEntry]:
-        """The entries that came into the pool since the last call and are in it now, oldest first."""
+        """Returns the entries that came into the pool since the last call and are still in it, oldest first."""
         return self._ledger.pool.take_entered()
 
     def prefix_index(self, group: str) -> PrefixIndex | None:
-        """The group's prefix index (sizes, and the feeds that want a replay); None before its first KV event."""
+        """Returns the prefix index of an engine group; None before the group's first KV event."""
         return self._ledger.prefix.get(group)
 
     def prefix_index_of(self, worker: WorkerId) -> PrefixIndex | None:
-        """The index of a worker's group; None before the group's first KV event, and for an unknown worker."""
+        """Returns the prefix index of a worker's group; None before the group's first KV event, and for an unknown
+        worker.
+        """
         load = self._ledger.loads.get(worker)
         return None if load is None else self._ledger.prefix.get(load.up.group)
 
     @property
     def prefix_indexes(self) -> tuple[PrefixIndex, ...]:
-        """The indexes of all groups."""
+        """The prefix indexes of all engine groups."""
         return tuple(self._ledger.prefix.values())
 
     def request(self, attempt_id: RequestId) -> Request | None:
@@ -110,21 +116,21 @@ class ClusterState:
         return live.stage if live else None
 
     def prefills(self, attempt_id: RequestId) -> int:
-        """How often the request was sent to a prefill worker; 0 for an unknown request."""
+        """Returns how often the request was sent to a prefill worker; 0 for an unknown request."""
         live = self._ledger.live.get(attempt_id)
         return live.prefills if live else 0
 
     def pool_entry(self, attempt_id: RequestId) -> PoolEntry:
-        """The pool's entry of `attempt_id`. Raises KeyError when it is not in the pool."""
+        """Returns the pool's entry of `attempt_id`. Raises KeyError when it is not in the pool."""
         return self._ledger.pool.entries[attempt_id]
 
     def find_waiting(self, attempt_id: RequestId) -> PoolEntry | None:
-        """The pool's entry of `attempt_id`; None when it is not in the pool."""
+        """Returns the pool's entry of `attempt_id`; None when it is not in the pool."""
         return self._ledger.pool.entries.get(attempt_id)
 
     @property
     def in_flight(self) -> int:
-        """LiveRequest requests, queued ones included."""
+        """Number of requests that have not been closed, queued ones included."""
         return len(self._ledger.live)
 
     @property
@@ -133,22 +139,22 @@ class ClusterState:
 
     @property
     def left_pool(self) -> int:
-        """Entries that have left the pool, since the start."""
+        """Number of entries that have left the pool, since the start."""
         return self._ledger.pool.left
 
     @property
     def leases(self) -> int:
-        """Requests whose KV is held for a pull: in the pool or in transfer."""
+        """Number of requests whose KV is held under a lease: those in the pool or in transfer."""
         return sum(live.stage in (Stage.POOLED, Stage.TRANSFERRING) for live in self._ledger.live.values())
 
     @property
     def fleet_version(self) -> int:
-        """Grows when a worker comes, goes, or changes its facts or health."""
+        """A counter that grows when a worker comes, goes, or changes its facts or health."""
         return self._ledger.fleet_version
 
     @property
     def refused_items(self) -> int:
-        """Items of ProgressedMany that did not fit, since the start."""
+        """Number of items of ProgressedMany that did not fit, since the start."""
         return self._ledger.refused_items
 
     # ---------------------------------------------------------------------------------------------------- events
@@ -159,7 +165,9 @@ class ClusterState:
 
 
 def _nothing(ledger: Ledger, event: ev.Event) -> None:
-    """Changes nothing: snapshots carry the time themselves, and a change of policies is the dispatcher's."""
+    """Changes nothing, for Tick and PoliciesChanged: snapshots get the time as an argument, and the dispatcher changes
+    the policies.
+    """
 
 
 _HANDLERS: Handlers = {
@@ -171,7 +179,7 @@ _HANDLERS: Handlers = {
 
 
 def role_of(name: str) -> Role:
-    """The Role of a name from the wire or a config. Raises ValueError naming the allowed ones."""
+    """Returns the Role of a name from the wire or a config. Raises ValueError naming the allowed roles."""
     try:
         return Role(name)
     except ValueError:

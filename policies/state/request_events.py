@@ -1,4 +1,4 @@
-"""Handlers of the events of a request's life; one whose event does not fit raises StaleEvent, changing nothing."""
+"""Handlers of the events of a request's life. An event that does not fit raises StaleEvent and changes nothing."""
 
 import math
 
@@ -66,7 +66,7 @@ def _progressed_many(ledger: Ledger, event: ev.ProgressedMany) -> None:
     for attempt_id, tokens in event.items:
         live = lives.get(attempt_id)
         if live is None or live.stage is not decode or tokens < live.tokens:
-            # the first progress admits a request, if it fits
+            # the first progress of a request also admits it; progress that does not fit raises StaleEvent
             try:
                 _progressed(ledger, ev.Progressed(event.now_s, attempt_id, tokens))
             except ev.StaleEvent:
@@ -87,9 +87,9 @@ def _progressed_many(ledger: Ledger, event: ev.ProgressedMany) -> None:
 
 
 def _grow(ledger: Ledger, live: LiveRequest, tokens: int) -> None:
-    """Sets the generated tokens of a decoding request; only its worker's KV and its departure change."""
+    """Sets the generated tokens of a decoding request; of its charges only the worker's KV and the departure change."""
     before, live.tokens = live.tokens, tokens
-    # without a worker it died; its last progress may still come
+    # None: the worker died, and the request's last progress may still come
     if live.decode_worker is not None:
         load = ledger.loads[live.decode_worker]
         load.kv_tokens += tokens - before

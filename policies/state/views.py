@@ -21,7 +21,7 @@ class Role(StrEnum):
 
 
 class Health(StrEnum):
-    """READY workers get work; DRAINING ones only finish theirs."""
+    """A worker's health. READY workers get new work; DRAINING workers only finish the work that they have."""
 
     READY = "ready"
     DRAINING = "draining"
@@ -33,8 +33,9 @@ class Request:
     `terms` are what the client asked of the service.
 
     `deadline_s` is the time on the snapshot's clock at which the whole request must have ended (`Terms.deadline_s`).
+    `avoid` names workers that are passed over if there are others, because an earlier attempt failed there.
     `block_hashes` are the chained hashes of the prompt's full KV blocks of `block_tokens` tokens, as the engines' KV
-    events name them; they are empty where nobody knows them. `predicted_tokens` is the length predictor's expected
+    events name them; they are empty where they are not known. `predicted_tokens` is the length predictor's expected
     output of one sequence.
     """
 
@@ -66,10 +67,10 @@ class PoolEntry:
 
 @dataclass(frozen=True, slots=True)
 class TypicalEntry:
-    """Moving means over the last pool entries (`pool.TYPICAL_OF` of them).
+    """Moving means over about the last `pool.TYPICAL_OF` pool entries.
 
     `output_tokens` is the mean predicted output of one sequence, over the entries that had a prediction (None: no entry
-    had one).
+    had a prediction).
     """
 
     kv_bytes: float
@@ -77,7 +78,9 @@ class TypicalEntry:
 
 
 class Departure(NamedTuple):
-    """Sequences forecast to be gone `step` decode steps from now (>= 1), and the KV tokens that they hold now."""
+    """The number of sequences that are forecast to finish `step` decode steps from now (>= 1), and the KV tokens that
+    they hold now.
+    """
 
     step: int
     sequences: int
@@ -85,7 +88,9 @@ class Departure(NamedTuple):
 
 
 class Transfers(NamedTuple):
-    """KV transfers in flight from one prefill worker to `to`, of requests of one `priority`."""
+    """The number `flows` of KV transfers in flight from one prefill worker to worker `to`, for requests of one
+    `priority`.
+    """
 
     to: WorkerId
     priority: int
@@ -94,10 +99,10 @@ class Transfers(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Indicators:
-    """FlowKV's node status: means over a sliding window of the engine's reports; None: the engine does not report it.
+    """FlowKV's node status: means over a sliding window of the engine's reports. None: the engine does not report it.
 
-    `running`, `waiting`, `swapped` and `sending` are queue lengths in requests. The others are shares in 0..1: of the
-    step's token budget, of compute, of memory bandwidth.
+    `running`, `waiting`, `swapped` and `sending` are queue lengths in requests. The other fields are shares in use,
+    0..1, of the step's token budget, of compute and of memory bandwidth.
     """
 
     running: float
@@ -115,12 +120,12 @@ class Worker:
 
     `kv_tokens` are the KV tokens of the requests that the router charged to it (L_g of BalanceRoute for a decode
     worker); `foreign_kv_tokens` are KV tokens in use beyond these, by the engine's last report. `status_at_s` is None
-    until the first report. `slots` is beta_max, `slots_used` beta.
+    until the first report. `slots` is BalanceRoute's beta_max, `slots_used` its beta.
 
-    `barrier` names the workers that end every decode step together ("": this one waits for nobody). `sending` counts
-    the finished prefills whose KV the worker still holds, `transfers` those of them whose KV is on its way.
-    `departures` are the forecasts of a decode worker, by step; a sequence without one stays. `unreported` counts the
-    requests routed to the worker since its last report.
+    `barrier` names the worker's barrier group, whose workers end every decode step together ("": it is in none).
+    `sending` counts the finished prefills whose KV the worker still holds; `transfers` counts the transfers among them
+    that are in flight. `departures` are the forecasts for a decode worker's sequences, by step; a sequence without a
+    forecast is expected to stay. `unreported` counts the requests routed to the worker since its last report.
     """
 
     id: WorkerId
@@ -160,16 +165,19 @@ class Worker:
 
 
 class PrefixHits(Protocol):
-    """Answers on which workers a request's prompt is cached."""
+    """A source of prefix cache hits: which workers hold the head of a request's prompt in their KV cache."""
 
     def tokens(self, request: Request) -> Mapping[WorkerId, int]:
-        """Tokens of the prompt's head cached on each worker that holds any (block-aligned, at most `prompt_tokens`)."""
+        """Returns the tokens at the prompt's head that are cached, by worker (block-aligned, at most `prompt_tokens`).
+
+        Workers that hold none are left out.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class KnownHits:
-    """Hits as a literal table by request and worker; an empty table means that nothing is cached anywhere."""
+    """Prefix cache hits from a literal table by request and worker. An empty table: nothing is cached anywhere."""
 
     by_request: Mapping[RequestId, Mapping[WorkerId, int]] = field(default_factory=dict)
 
@@ -184,10 +192,11 @@ NO_HITS = KnownHits()
 class Snapshot:
     """The cluster at `now_s`.
 
-    `workers` is in no meaningful order: policies sort by id. `pool` holds the waiting entries that the decision is
+    The order of `workers` means nothing; policies sort by id. `pool` holds the waiting entries that the decision is
     about, in the order in which they should be served. `last_chosen` names the worker chosen last for each task
-    ("prefill", "decode"), for policies that go round. `oracle` is the network's cost oracle (None: the network is not
-    known), `hits` answers where prompts are cached, and `typical` describes recent pool entries (None: there was none).
+    ("prefill", "decode"), for policies that choose workers in turn. `oracle` is the network's cost oracle (None: the
+    network is not known). `hits` says where prompts are cached. `typical` describes recent pool entries (None: there
+    were none).
     """
 
     now_s: float

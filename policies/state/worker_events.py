@@ -1,6 +1,6 @@
 """Handlers of the events of workers, of their caches and of the network between them.
 
-Reports of engines are kept for a sliding window (FlowKV B.2).
+The reports of an engine are kept for a sliding window and averaged (FlowKV B.2).
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ from policies.state.ledger import Handlers, Ledger
 from policies.state.prefix_index import PrefixIndex
 from policies.state.views import Indicators, WorkerId
 
-# ASSUMPTION: FlowKV names a sliding window, not its length; this one holds 20 reports, one each 0.1 s
+# ASSUMPTION: FlowKV names a sliding window, but not its length; 2 s hold 20 reports, one every 0.1 s
 INDICATOR_WINDOW_S = 2.0
 
 
@@ -36,7 +36,7 @@ def _engine_down(ledger: Ledger, event: ev.EngineDown) -> None:
     ledger.dirty.add(worker)
     ledger.fleet_version += 1
     for live in ledger.live.values():
-        # the charges died with the worker's record: the request must not give them back to a successor of that name
+        # the charges went with the worker's record: they must not be given back to a new worker of the same name
         if live.prefill_worker == worker:
             live.prefill_worker = None
         if live.decode_worker == worker:
@@ -63,7 +63,7 @@ def _engine_status(ledger: Ledger, event: ev.EngineStatus) -> None:
 
 
 def _mean_indicators(reports: Iterable[tuple[ev.EngineStatus, int]]) -> Indicators:
-    """The mean of each figure over the reports that have it; `reports` are (report, sending queue at that time).
+    """Returns the mean of each figure over the reports that have it. `reports` are (report, sending queue at its time).
 
     FlowKV averages over a window (appendix B.2), because one sample of a bursty engine says little.
     """
