@@ -1,5 +1,5 @@
 """Length and termination predictors: how long will a request run, and will it finish soon?
 
-`protocol.py` has the contract, `forecast.py` the state machine between calls, `README.md` the map of the
-rest.
+`protocol.py` defines the contract, `forecast.py` the state machine that runs between calls, and `README.md` lists
+the other modules.
 """

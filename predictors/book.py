@@ -1,8 +1,9 @@
-"""The forecasts of all running requests, refreshed in batches: the state machine of `forecast.py` at scale.
+"""The book holds the forecasts of all running requests and refreshes them in batches, by the rules of
+`forecast.py`.
 
-The owner (the live router's reducer, the simulator) reports admissions, ages and departures, and calls
-`refresh` when it is about to decide: one predictor call for all that are due. Nothing is done per token but
-to note an age.
+The book's owner (`ForecastFeed`) reports admissions, ages and departures. It calls `refresh` before it decides,
+which makes one predictor call for all forecasts that are due. Generating a token costs no more than storing the
+request's new age.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ class _Entry:
     features: Features
     age: int
     state: ForecastState | None
-    window: int | None  # of the last refresh
+    window: int | None  # H of the last refresh
 
 
 class ForecastBook:
-    """Request id -> forecast. Order is that of admission, so a run is reproducible."""
+    """The book maps a request id to its forecast. It keeps the order of admission, so a run is reproducible."""
 
     def __init__(self, config: ForecastConfig) -> None:
         self._config = config
@@ -49,7 +50,9 @@ class ForecastBook:
         return iter(self._entries)
 
     def admit(self, features: Features, age: int = 0) -> None:
-        """A request starts (or, migrated, goes on) at `age`. Raises ValueError if it is there already."""
+        """Adds a request that starts at `age`, which is above 0 if it has migrated. Raises ValueError if the book
+        has the request already.
+        """
         request_id = features.arrival.request_id
         if request_id in self._entries:
             raise ValueError(f"request {request_id!r} is in the book already; remove it first")
@@ -65,11 +68,13 @@ class ForecastBook:
         entry.age = age
 
     def remove(self, request_id: str) -> None:
-        """Forgets a request that has left, by whatever way. Raises KeyError for an unknown id."""
+        """Removes a request that has ended for any reason. Raises KeyError for an unknown id."""
         del self._entries[request_id]
 
     def due(self, window_tokens: int) -> list[str]:
-        """Requests whose forecast is due, by the state machine or because the last one was for another window."""
+        """Returns the ids of the requests whose forecast is due, either by `refresh_due` or because the last
+        forecast was for another window.
+        """
         return [
             request_id
             for request_id, e in self._entries.items()
@@ -77,8 +82,8 @@ class ForecastBook:
         ]
 
     def refresh(self, predictor: Predictor, window_tokens: int) -> int:
-        """Asks `predictor` about all that are due, in one call; returns how many. For H = 0 there is nothing
-        to ask.
+        """Refreshes all forecasts that are due in one call of `predictor`, and returns their number. A window of H
+        = 0 needs no forecast, so nothing is refreshed then.
         """
         if window_tokens == 0:
             return 0
@@ -101,12 +106,14 @@ class ForecastBook:
         return len(ids)
 
     def age(self, request_id: str) -> int:
-        """Tokens generated so far, as last told. Raises KeyError for an unknown id."""
+        """Returns the number of tokens that the request had generated at its last reported progress. Raises
+        KeyError for an unknown id.
+        """
         return self._entries[request_id].age
 
     def forecast(self, request_id: str) -> Forecast:
-        """The forecast at the present age; *stays* before the first refresh. Raises KeyError for an unknown
-        id.
+        """Returns the request's forecast at its present age, which is *stays* before the first refresh. Raises
+        KeyError for an unknown id.
         """
         entry = self._entries[request_id]
         return STAYS if entry.state is None else forecast_at(self._config, entry.state, entry.age)

@@ -1,4 +1,4 @@
-"""Training one booster so that held-out blocks of time decide how many trees it may have, zero included."""
+"""`boost` trains one booster and chooses its number of trees (possibly zero) on held-out blocks of time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from predictors.protocol import BoolArray, FeatureArray, FloatArray, IntArray
 
 
 class Booster(Protocol):
-    """The part of `lightgbm.Booster` that is used."""
+    """The methods of `lightgbm.Booster` that the predictors use."""
 
     def predict(self, data: npt.NDArray[Any], **kwargs: Any) -> Any: ...
 
@@ -27,8 +27,8 @@ class Booster(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BoostSpec:
-    """How to boost. `min_gain` is the relative fall of the held-out loss that trees must bring; `alpha` the
-    quantile's level.
+    """The settings of one booster. `min_gain` is the least relative reduction of the held-out loss for which trees
+    are kept. `alpha` is the level of a quantile objective.
     """
 
     objective: str  # binary, l2 or quantile
@@ -44,8 +44,8 @@ class BoostSpec:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
-    """Training rows: inputs (n, width), target, the score that the trees start from, and each row's block
-    (n,).
+    """Training rows. `inputs` is (n, width). The others are (n,): the target, the score from which the trees start,
+    and the row's block of time.
     """
 
     inputs: FeatureArray
@@ -56,8 +56,8 @@ class Task:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Boosted:
-    """The booster (None: no tree is confirmed) and each row's score by the boosters that had not seen its
-    block.
+    """The result of `boost`. `booster` is None if held-out data confirmed no tree. `held_out` (n,) has each row's
+    score by the booster that was trained without the row's block.
     """
 
     booster: Booster | None
@@ -65,11 +65,11 @@ class Boosted:
 
 
 def confirmed(losses: FloatArray, sizes: IntArray, min_gain: float) -> int:
-    """The column of `losses` (blocks, choices) to take; column 0 is the choice that does nothing.
+    """Returns the best column of `losses` (blocks, choices), of which column 0 is the choice that changes nothing.
 
-    The least mean loss, blocks weighted by their rows `sizes`; but 0 unless that gains `min_gain` (relative)
-    on the whole and something in every single block: a gain in some moods of the traffic only is luck, or
-    will be drift.
+    The best column has the least mean loss, where `sizes` (rows a block) weigh the blocks. It is accepted only if
+    it lowers the mean loss by `min_gain` (relative) and the loss of every single block; otherwise the result is 0.
+    A gain on some blocks alone is luck, or is lost when the traffic drifts.
     """
     if losses.size == 0:
         return 0
@@ -80,8 +80,9 @@ def confirmed(losses: FloatArray, sizes: IntArray, min_gain: float) -> int:
 
 
 def boost(spec: BoostSpec, folds: Sequence[Callable[[], Task]], whole: Callable[[], Task]) -> Boosted:
-    """Boosts on `whole`. Fold b makes the same rows with a start that has not seen block b; it is trained
-    without that block and judged on it.
+    """Fits a booster to the rows of `whole`. Fold b makes the same rows with start scores that were computed
+    without block b. A booster is trained on the other blocks of that fold and judged on block b; the judgements
+    together choose the number of trees.
     """
     held: list[tuple[BoolArray, Task, Booster]] = []
     losses: list[FloatArray] = []
@@ -109,7 +110,7 @@ def boost(spec: BoostSpec, folds: Sequence[Callable[[], Task]], whole: Callable[
 
 
 def gains(spec: BoostSpec, task: Task, trees: int) -> FloatArray:
-    """How much each input column lowers the loss in a booster of this many trees, (width,)."""
+    """Returns by how much each input column (width,) lowers the training loss of a booster of `trees` trees."""
     booster, _ = _train(spec, task, np.ones(task.target.size, dtype=bool), None, trees)
     return np.asarray(booster.feature_importance("gain"), dtype=np.float64)
 
@@ -117,7 +118,9 @@ def gains(spec: BoostSpec, task: Task, trees: int) -> FloatArray:
 def _train(
     spec: BoostSpec, task: Task, use: BoolArray, check: BoolArray | None, trees: int
 ) -> tuple[Booster, FloatArray]:
-    """A booster on the rows `use`, and its loss on the rows `check` after 0, 1, ... trees."""
+    """Returns a booster trained on the rows `use`, and its loss on the rows `check` after 0, 1, ... trees (zeros if
+    `check` is None).
+    """
     import lightgbm
 
     params: dict[str, Any] = {
@@ -151,13 +154,13 @@ def _train(
         params, data, trees, valid_sets=[held], callbacks=[lightgbm.record_evaluation(record)]
     )
     after = next(iter(next(iter(record.values())).values()))
-    # Boosting may end early for want of a useful split: the loss then stays what it was.
+    # Boosting ends early when no split is useful. The loss then stays constant for the remaining trees.
     curve = [_start_loss(spec, task.target[check], task.start[check]), *after]
     return made, np.array(curve + [curve[-1]] * (trees + 1 - len(curve)))
 
 
 def _start_loss(spec: BoostSpec, target: FloatArray, start: FloatArray) -> float:
-    """The loss of zero trees, in the metric that LightGBM records."""
+    """Returns the loss of the start scores alone (zero trees), in the metric that LightGBM records."""
     if spec.objective == "binary":
         return log_loss(sigmoid(start), target > 0.5)
     error = target - start

@@ -1,4 +1,4 @@
-"""From raw log odds to a calibrated probability: the maps, and the choice between them on held-out rows."""
+"""A calibration maps raw log odds to a probability. Which map is used is decided on held-out rows."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ _LOGIT_LIMIT = 1e-4
 
 
 def logit(p: FloatArray) -> FloatArray:
-    """The log odds of `p`, which is first kept away from 0 and 1."""
+    """Returns the log odds of `p`, which is first clipped to [1e-4, 1 - 1e-4]."""
     q = np.clip(p, _LOGIT_LIMIT, 1.0 - _LOGIT_LIMIT)
     return np.log(q / (1.0 - q))
 
 
 def sigmoid(z: FloatArray) -> FloatArray:
-    """The inverse of `logit`, without overflow."""
+    """Returns the inverse of `logit`; `z` is clipped to [-40, 40] so that nothing overflows."""
     return 1.0 / (1.0 + np.exp(-np.clip(z, -40.0, 40.0)))
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The map from raw log odds to p.
+    """A map from raw log odds z to the probability p.
 
-    kind "identity": sigmoid(z). "platt": sigmoid of a linear form in (1, z, log H, z log H), whose four
-    numbers are `a`. "isotonic": sigmoid(z) interpolated between the points `a` -> `b`.
+    Kind "identity" is sigmoid(z). Kind "platt" is the sigmoid of a linear form in (1, z, log H, z log H) with the
+    four coefficients `a`. Kind "isotonic" interpolates sigmoid(z) between the points `a` -> `b`.
     """
 
     kind: str
@@ -47,7 +47,7 @@ class Calibration:
 
 
 def platt_inputs(z: FloatArray, windows: IntArray) -> FloatArray:
-    """Columns of Platt's linear form, (n, 4): 1, z, log H, z log H."""
+    """Returns the columns 1, z, log H, z log H of Platt's linear form, (n, 4)."""
     log_h = np.log(windows)
     return np.column_stack((np.ones_like(z), z, log_h, z * log_h))
 
@@ -90,6 +90,6 @@ def _isotonic(z: FloatArray, windows: IntArray, label: BoolArray) -> Calibration
 
 
 def log_loss(p: FloatArray, label: BoolArray) -> float:
-    """Mean cross-entropy of the labels; `p` is kept away from 0 and 1."""
+    """Returns the mean cross-entropy of the labels; `p` is clipped to [1e-6, 1 - 1e-6]."""
     q = np.clip(p, 1e-6, 1.0 - 1e-6)
     return float(-np.mean(np.where(label, np.log(q), np.log(1.0 - q))))

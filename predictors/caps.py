@@ -1,11 +1,12 @@
-"""max_tokens as certain knowledge: a request never outlives it.
+"""Predictions account for max_tokens here: no request generates more tokens than that.
 
-A request with cap = max_tokens - age tokens left and cap <= H finishes within H for sure. Let p, mu be the
-uncapped answers for the window `cap`; the capped request stops at min(remaining, cap), so exactly
+A request has cap = max_tokens - age tokens left. If cap <= H, it certainly finishes within H. Let p, mu be the
+answers for the window `cap` that ignore max_tokens. The capped request stops at min(remaining, cap), so its answers
+are exactly
 
     p' = 1,    mu' = p * mu + (1 - p) * cap
 
-Realisations therefore answer for the row's own window min(H, cap) and let `apply_caps` do the rest.
+Predictors therefore answer for each row's own window min(H, cap), and `apply_caps` applies this formula.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from predictors.protocol import BoolArray, Features, FloatArray, IntArray, Predi
 def row_windows(
     features: Sequence[Features], ages: IntArray, window_tokens: int
 ) -> tuple[IntArray, BoolArray]:
-    """The windows (n,) that the rows are to be answered for, and where the cap decides (n,)."""
+    """Returns two arrays (n,): each row's window min(H, cap), and whether its cap lies within H."""
     no_cap = 1 << 40
     caps = np.fromiter(
         (no_cap if f.arrival.max_tokens is None else f.arrival.max_tokens for f in features),
@@ -33,7 +34,9 @@ def row_windows(
 
 
 def apply_caps(prediction: Prediction, windows: IntArray, capped: BoolArray) -> Prediction:
-    """Turns the answers for `windows` into those for the call's window: see the module's formula."""
+    """Turns the answers for each row's own window into those for the call's window H, by the formula above.
+    `windows` and `capped` come from `row_windows`.
+    """
     if not capped.any():
         return prediction
     p, mu = prediction.p_finish, prediction.mean_remaining_tokens
@@ -46,7 +49,9 @@ def apply_caps(prediction: Prediction, windows: IntArray, capped: BoolArray) -> 
 
 
 def cap_total(total: TotalLength, features: Sequence[Features]) -> TotalLength:
-    """Total lengths cut at each request's max_tokens (the mean too: an upper bound of the capped mean)."""
+    """Returns `total` with every length cut at the request's max_tokens. The cut mean is an upper bound of the mean
+    of the capped length.
+    """
     caps: FloatArray = np.fromiter(
         (np.inf if f.arrival.max_tokens is None else f.arrival.max_tokens for f in features),
         dtype=np.float64,

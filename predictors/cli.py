@@ -1,7 +1,6 @@
-"""`sluice train`: fit the predictors on a trace or an outcome log, and report.
+"""The command `sluice train` fits the predictors on a trace or an outcome log and reports how good they are.
 
-`command` is what the entry point group `sluice.commands` loads; `python -m predictors.fit` is the same
-program.
+The entry point group `sluice.commands` loads `command`. `python -m predictors.fit` runs the same program.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ _EXAMPLES = """examples:
 
 
 class TrainCommand:
-    """The subcommand. Heavy imports wait until it runs."""
+    """The subcommand `train`. It imports heavy libraries only when it runs."""
 
     name = "train"
     help = "fit the length and termination predictors on a trace or an outcome log"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Adds the arguments."""
+        """Adds the command's arguments to `parser`."""
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
         parser.epilog = _EXAMPLES
         parser.add_argument(
@@ -54,7 +53,7 @@ class TrainCommand:
         )
 
     def run(self, args: argparse.Namespace) -> int:
-        """Trains; 0 if a model was stored, 2 for arguments or data that cannot be used."""
+        """Trains and stores a model. Returns 0, or 2 if the arguments or the data cannot be used."""
         try:
             _train(args)
         except (PredictorError, FileNotFoundError, ValueError) as error:
@@ -67,7 +66,7 @@ command = TrainCommand()
 
 
 def register(subparsers: Any) -> argparse.ArgumentParser:
-    """Adds `train` to an argparse subparsers object; its namespace goes to `run`."""
+    """Adds `train` to an argparse subparsers object, with `run` as the function to call. Returns its parser."""
     parser: argparse.ArgumentParser = subparsers.add_parser(command.name, help=command.help)
     command.configure(parser)
     parser.set_defaults(run=command.run)
@@ -75,19 +74,19 @@ def register(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the parsed command."""
+    """Runs the command with parsed arguments and returns its exit status."""
     return command.run(args)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The program behind `python -m predictors.fit`."""
+    """Parses `argv`, trains, and returns the exit status of `python -m predictors.fit`."""
     parser = argparse.ArgumentParser(prog="python -m predictors.fit", description=command.help)
     command.configure(parser)
     return command.run(parser.parse_args(argv))
 
 
 def parse_windows(text: str) -> WindowRange:
-    """LOW:HIGH. Raises ValueError."""
+    """Parses a window range given as LOW:HIGH. Raises ValueError for any other text."""
     low, separator, high = text.partition(":")
     if not separator or not low.isdigit() or not high.isdigit():
         raise ValueError(f"--windows {text!r}: give LOW:HIGH in tokens, for example 1:96")

@@ -1,5 +1,5 @@
-"""Inputs of the boosted trees in the learned realisation, and the ladder of groups whose answer the trees correct
-(`lgbm.py` has the formulas).
+"""A design makes the inputs of the boosted trees, and the answer that the trees correct, which comes from a ladder
+of groups of requests (`lgbm.py` has the formulas).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Rung:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WindowInputs:
-    """Inputs of stages 1 and 2: the trees' input columns (n, width), and what the ladder predicts: log odds `z`, mean
-    `mu` and validity (n,).
+    """Inputs of stages 1 and 2. `inputs` (n, width) are the trees' columns. The others (n,) are the ladder's
+    prediction: log odds `z`, mean `mu`, and whether it is valid.
     """
 
     inputs: FeatureArray
@@ -45,12 +45,13 @@ class WindowInputs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Design:
-    """How features become the trees' inputs: scalar columns (lengths with the age subtracted), the sketches of groups,
-    and the ladder whose answer the trees correct.
+    """A design says how features become the trees' inputs. It names the scalar columns (lengths have the age
+    subtracted), the groups whose sketches are used, and the ladder whose answer the trees correct.
     """
 
     columns: IntArray
-    less_age: FeatureArray  # 1.0 or 0.0 per column
+    # 1.0 for a column whose value has the age subtracted, else 0.0.
+    less_age: FeatureArray
     sketches: tuple[str, ...]
     ladder: tuple[Rung, ...]
     curve: SurvivalCurve
@@ -59,7 +60,7 @@ class Design:
     def of(
         cls, names: Sequence[str], sketches: Sequence[str], ladder: Sequence[Rung], curve: SurvivalCurve
     ) -> Design:
-        """The design of the named features. Raises PredictorError for a name that is not one."""
+        """Returns the design of the named features. Raises PredictorError for an unknown feature or scope."""
         unknown = [n for n in names if n not in FEATURE_NAMES]
         unknown += [s for s in (*sketches, *(r.scope for r in ladder)) if s not in SKETCH_SCOPES]
         if unknown:
@@ -73,17 +74,17 @@ class Design:
         )
 
     def narrowed(self, names: Sequence[str]) -> Design:
-        """A design like this one with these scalar features only."""
+        """Returns this design with only the scalar features `names`."""
         return Design.of(names, self.sketches, self.ladder, self.curve)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The scalar features used, in order."""
+        """The names of the scalar features in use, in the order of the columns."""
         return tuple(FEATURE_NAMES[i] for i in self.columns)
 
     def at_age(self, values: FeatureArray, ages: IntArray) -> FeatureArray:
-        """The trees' inputs for total lengths, which have no window: scalar columns and the age, float32 (n, columns
-        + 1).
+        """Returns the trees' inputs for total lengths, which have no window: the scalar columns and the age,
+        float32 (n, columns + 1).
         """
         made = np.empty((ages.size, self.columns.size + 1), dtype=np.float32)
         self._scalars(values, ages, made[:, :-1])
@@ -95,7 +96,9 @@ class Design:
         into -= np.multiply.outer(ages.astype(np.float32), self.less_age)
 
     def at_window(self, values: FeatureArray, ages: IntArray, windows: IntArray) -> WindowInputs:
-        """The inputs of stages 1 and 2 for rows that each have their own window (n,)."""
+        """Returns the inputs of stages 1 and 2 for rows with a window each: `values` (n, len(FEATURE_NAMES)),
+        `ages` (n,) and `windows` (n,).
+        """
         p, mu, valid = self.curve.window(ages, windows)
         groups = {s: group_window(s, values, ages, windows) for s in self.sketches}
         extra = [ages, windows, logit(p)]
@@ -116,7 +119,9 @@ class Design:
 def group_window(
     scope: str, values: FeatureArray, ages: IntArray, windows: IntArray
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """`sketch.window` of the scope's columns of `values` (n, len(FEATURE_NAMES))."""
+    """Applies `sketch.window` to the scope's columns of `values` (n, len(FEATURE_NAMES)) and returns its three
+    arrays (n,).
+    """
     first = FEATURE_NAMES.index(f"{scope}_weight")
     counts = values[:, first].astype(np.float64)
     return sketch_window(values[:, first + 1 : first + 1 + KNOTS], counts, ages, windows)

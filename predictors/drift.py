@@ -1,8 +1,9 @@
-"""Drift: has the traffic, or the truth of the predictions, moved away from what a model was fitted on?
+"""Drift means that the lengths of the traffic differ from those that a model was fitted on, or that its predictions
+are no longer calibrated.
 
-Lengths: PSI over the reference's deciles (below 0.1 is quiet, above 0.25 is drift, by the usual rule), and
-the Kolmogorov-Smirnov distance with its critical value. Calibration: mean |predicted - observed| per bin of
-recent refreshes. Pure functions and one bounded window; no clock, no files.
+Lengths are compared by the PSI over the reference's deciles (by the usual rule below 0.1 is quiet and above 0.25 is
+drift) and by the Kolmogorov-Smirnov distance with its critical value. Calibration is judged by the mean |predicted
+- observed| over bins of recent predictions. The code has no clock and no files, and its memory is bounded.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from predictors.metrics import expected_calibration_error
 from predictors.protocol import FloatArray
 
 PSI_DRIFT = 0.25
-CALIBRATION_DRIFT = 0.05  # ASSUMPTION: 2.5 times the error that a fresh model is accepted with
+# ASSUMPTION: 2.5 times the calibration error up to which a new model is accepted (PromotionRules.max_ece).
+CALIBRATION_DRIFT = 0.05
 
 
 def psi(reference: FloatArray, recent: FloatArray, bins: int = 10) -> float:
-    """Population stability index of `recent` against `reference`, over the reference's quantile bins.
+    """Returns the population stability index of `recent` against `reference`, over the reference's quantile bins.
 
-    Half a count is added to each bin, so an empty one is not infinite. Raises ValueError if either is empty.
+    Each bin gets half a count more, so that an empty bin does not make the index infinite. Raises ValueError if
+    either is empty.
     """
     if not reference.size or not recent.size:
         raise ValueError("PSI needs at least one length on both sides")
@@ -39,7 +42,9 @@ def psi(reference: FloatArray, recent: FloatArray, bins: int = 10) -> float:
 
 
 def ks_distance(reference: FloatArray, recent: FloatArray) -> float:
-    """The largest difference of the two empirical distributions. Raises ValueError if either is empty."""
+    """Returns the largest difference between the two empirical distribution functions. Raises ValueError if either
+    is empty.
+    """
     if not reference.size or not recent.size:
         raise ValueError("the KS distance needs at least one length on both sides")
     points = np.concatenate((reference, recent))
@@ -49,13 +54,17 @@ def ks_distance(reference: FloatArray, recent: FloatArray) -> float:
 
 
 def ks_critical(n: int, m: int, level: float = 0.001) -> float:
-    """The distance that equal distributions exceed with probability `level` (asymptotic, Smirnov)."""
+    """Returns the distance that samples of n and m values from one distribution exceed with probability `level`
+    (Smirnov's asymptotic formula).
+    """
     return math.sqrt(-0.5 * math.log(level / 2.0)) * math.sqrt((n + m) / (n * m))
 
 
 @dataclass(frozen=True, slots=True)
 class DriftReport:
-    """The state of the watch. `psi`, `ks` and `calibration_error` are None before `ready` data has come."""
+    """The findings of a drift watch. `psi`, `ks` and `ks_critical` are None until enough lengths have come,
+    `calibration_error` until enough predictions are resolved.
+    """
 
     lengths: int
     psi: float | None
@@ -67,15 +76,19 @@ class DriftReport:
 
     @property
     def drifted(self) -> bool:
-        """True if there is a reason to refit."""
+        """True if there is a reason to fit a new model."""
         return bool(self.reasons)
 
 
 class DriftWatch:
-    """Keeps the last `window` lengths and resolved predictions against a fixed reference of lengths."""
+    """A watch that compares the last `window` lengths with a fixed reference, and judges the calibration of the
+    last 4 * `window` resolved predictions.
+    """
 
     def __init__(self, reference: Sequence[int], window: int = 1_000, least: int = 200) -> None:
-        """`least` lengths or resolved predictions are needed before anything is said of them."""
+        """`least` is the number of lengths, or of resolved predictions, below which the report says nothing about
+        them.
+        """
         if not reference:
             raise ValueError("a drift watch needs the lengths that the model was fitted on")
         self._reference = np.array(reference, dtype=np.float64)
@@ -84,15 +97,15 @@ class DriftWatch:
         self._least = least
 
     def length(self, output_tokens: int) -> None:
-        """Takes note of a request that ended by itself after that many tokens."""
+        """Records a request that ended by itself after `output_tokens` tokens."""
         self._lengths.append(output_tokens)
 
     def resolved(self, p_finish: float, finished: bool) -> None:
-        """Takes note of a prediction whose window has passed, or whose request has ended."""
+        """Records a prediction and whether its request did finish within the window."""
         self._resolved.append((p_finish, finished))
 
     def report(self) -> DriftReport:
-        """The present state."""
+        """Returns the findings on the lengths and predictions recorded so far."""
         reasons: list[str] = []
         moved, distance, critical, error = None, None, None, None
         if len(self._lengths) >= self._least:

@@ -1,11 +1,11 @@
-"""Judging predictors on held-out requests, as a router would use them.
+"""The evaluation judges predictors on held-out requests, in the way a router would use them.
 
-A request is asked about at its age points 0, k, 2k, ... and every window; a predictor that learns from
-outcomes is shown, before each answer, only those that had ended when the request arrived. Metrics:
-`metrics.py`; per window, by age, and over all.
+A predictor is asked about each request at the ages 0, k, 2k, ... and for every window. Before each answer it may
+learn only from outcomes that had ended when the request arrived. The metrics of `metrics.py` are computed for each
+window, for each range of ages, and over all rows.
 
-Whether the features say anything about lengths at all is a question of its own (`signal_test`), asked without
-a model.
+Whether the features say anything about lengths at all is tested separately and without a model
+(`permutation.signal_test`).
 """
 
 from __future__ import annotations
@@ -34,20 +34,21 @@ from predictors.protocol import (
 )
 from predictors.samples import Walk, walk
 
-AGE_EDGES = (0, 1, 65, 257, 1_025)  # age 0, 1-64, 65-256, 257-1,024, above
+# The ranges of ages are 0, 1-64, 65-256, 257-1,024 and above.
+AGE_EDGES = (0, 1, 65, 257, 1_025)
 _CHUNK = 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldOut:
-    """The data that is judged: all outcomes and features in order of arrival, of which those from `first` on are asked
-    about.
+    """The data to judge on: all outcomes and features in order of arrival. Predictors are asked about the requests
+    from index `first` on.
     """
 
     outcomes: Sequence[Outcome]
     features: Sequence[Features]
     first: int
-    rows: Walk  # request indices count from `first`
+    rows: Walk  # Request indices count from `first`.
     windows: tuple[int, ...]
 
     @classmethod
@@ -61,7 +62,9 @@ class HeldOut:
         max_rows: int = 40_000,
         seed: int = 0,
     ) -> HeldOut:
-        """The age points of the requests from `first` on, at most `max_rows` of them."""
+        """Returns the held-out data with the age points of the requests from `first` on, of which at most
+        `max_rows` are drawn. Raises ValueError if `first` or the lengths do not fit.
+        """
         if not 0 <= first < len(outcomes) or len(outcomes) != len(features):
             raise ValueError(f"{len(outcomes)} outcomes, {len(features)} features, held out from {first}")
         return cls(outcomes, features, first, walk(outcomes[first:], stride_tokens, max_rows, seed), windows)
@@ -69,7 +72,9 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answers:
-    """A predictor's answers: p and mu (rows, windows); the total at age 0 (requests) and at the rows."""
+    """A predictor's answers. `p`, `mu` and `valid` are (rows, windows). `first_total` has each request's total
+    length as predicted at age 0, `row_total` that predicted at each row's age.
+    """
 
     p: FloatArray
     mu: FloatArray
@@ -80,8 +85,8 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """One set of rows: stage 1, stage 2, the reliability curve, and the calibration error due to chance. None where
-    the rows cannot define a number.
+    """The scores of one set of rows: stage 1, stage 2, the reliability curve, and the calibration error due to
+    chance. A number that the rows cannot define is None.
     """
 
     rows: int
@@ -96,7 +101,9 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class TotalScores:
-    """The total length: pinball loss, mean absolute error of the mean, share of lengths below each quantile."""
+    """The scores of the total length: pinball loss, mean absolute error of the mean, and the share of lengths at or
+    below each quantile.
+    """
 
     rows: int
     pinball_tokens: float | None
@@ -116,13 +123,13 @@ class Evaluation:
     total_at_rows: TotalScores
 
     def as_json(self) -> dict[str, Any]:
-        """The evaluation as JSON-able data."""
+        """Returns the evaluation as data that `json` can write."""
         return asdict(self)
 
 
 def answers(predictor: Predictor, held: HeldOut) -> Answers:
-    """Replays the held-out requests, outcomes in between (those before `first` included: give a fresh
-    predictor).
+    """Asks `predictor` about the held-out requests in order of arrival and feeds it each outcome once it is known.
+    The outcomes before `held.first` are fed too, so give a predictor that has not seen them.
     """
     n, many = len(held.rows), len(held.windows)
     p, mu, valid = np.zeros((n, many)), np.zeros((n, many)), np.zeros((n, many), dtype=bool)
@@ -158,12 +165,12 @@ def _put(total: TotalLength, rows: slice, made: Prediction) -> None:
 
 
 def evaluate(name: str, predictor: Predictor, held: HeldOut) -> Evaluation:
-    """All metrics of `predictor`, which learns from the outcomes as they come."""
+    """Returns all metrics of `predictor`, which learns from the outcomes in order of time."""
     return score(name, answers(predictor, held), held)
 
 
 def score(name: str, given: Answers, held: HeldOut) -> Evaluation:
-    """All metrics of the answers given."""
+    """Returns all metrics of the answers `given` on the data `held`."""
     remaining, windows = held.rows.remaining, np.array(held.windows)
     label = remaining[:, None] <= windows[None, :]
     every = np.broadcast_to(remaining[:, None], label.shape)
@@ -221,8 +228,8 @@ def _total_scores(total: TotalLength, actual: IntArray, known: BoolArray) -> Tot
 
 
 class Constant:
-    """The reference that knows nothing but averages: per window the training share and mean, whatever the
-    age.
+    """A reference predictor that knows only averages. For each window it answers with the training rows' share and
+    mean remainder, whatever the age.
     """
 
     name = "constant"
@@ -237,7 +244,7 @@ class Constant:
         self._known: dict[int, tuple[float, float]] = {}
 
     def observe(self, outcome: Outcome) -> None:
-        """Learns nothing: the predictor is constant."""
+        """Ignores the outcome, because the predictor is constant."""
 
     def predict(
         self, features: Sequence[Features], ages: IntArray, window_tokens: int, with_total: bool = False

@@ -1,13 +1,13 @@
-"""Features of a request, causal by construction.
+"""A feature tracker computes a request's features from earlier requests alone.
 
-`FeatureTracker.arrive` reads only what arrived or finished before; `FeatureTracker.finish` is the one way in
-for a length, and its caller gives it in order of time. So no feature can hold a request's own output or
-anything later. A feature that the source lacks is NaN, never a guess.
+`FeatureTracker.arrive` reads only requests that arrived or finished before. Lengths enter by
+`FeatureTracker.finish` alone, which its caller calls in order of time. So no feature can contain a request's own
+output or anything later. A feature that the source lacks is NaN and never guessed.
 
-Lengths are summarised per *scope* (all traffic, class, model, client, session, prompt, template,
-prompt-length bucket, exact prompt length): count, exponentially weighted mean, and quantiles of a rolling
-window; for some, the window's distribution (`sketch.py`). Scopes are kept in bounded least-recently-used
-tables.
+Lengths are summarised per *scope*: all traffic, class, model, client, session, prompt, template, prompt-length
+bucket, exact prompt length. A summary has the count, an exponentially weighted mean, and quantiles of a rolling
+window; for some scopes also the window's distribution (`sketch.py`). Each scope has a table of bounded size, from
+which the least recently used keys are dropped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FEATURES_VERSION = 1
 
 _SECONDS_PER_DAY = 86_400.0
 _BUCKETS = 16
-# scope -> lengths kept per key
+# The number of recent lengths kept for each key of a scope.
 _SCOPES: dict[str, int] = {
     "global": 512,
     "class": 256,
@@ -66,12 +66,14 @@ REQUEST_FEATURES = (
     "text_list_marks",
     "text_requested_words",
 )
-# scopes whose whole distribution a request carries along (`sketch.py`), broad to narrow
+# The scopes whose length distribution a request carries along (`sketch.py`), from broad to narrow.
 SKETCH_SCOPES = ("client", "same_length", "template", "prompt")
 
 
 def sketch_names(scope: str) -> tuple[str, ...]:
-    """The names of a scope's knots, in order; the number of lengths behind them is `{scope}_weight`."""
+    """Returns the names of a scope's knots, in order. The feature `{scope}_weight` is the number of lengths behind
+    them.
+    """
     return tuple(f"{scope}_q{k:02d}" for k in range(KNOTS))
 
 
@@ -79,17 +81,17 @@ SCALAR_FEATURES: tuple[str, ...] = REQUEST_FEATURES + tuple(f"{s}_{k}" for s in 
 FEATURE_NAMES: tuple[str, ...] = SCALAR_FEATURES + tuple(
     name for s in SKETCH_SCOPES for name in (f"{s}_weight", *sketch_names(s))
 )
-# Values that are output lengths in tokens.
+# These features are output lengths in tokens.
 LENGTH_FEATURES = frozenset(f"{s}_{k}" for s in _SCOPES for k in _STATS if k != "count")
-# Grows with the age of the tracker, so it tells training from serving and nothing else.
+# This count grows with the age of the tracker. It only distinguishes training from serving.
 CLOCK_FEATURES = frozenset({"global_count"})
-# Need a span of several days to mean more than "early" and "late" in the training data.
+# Unless the training data spans several days, these features mean only "early" and "late".
 TIME_FEATURES = frozenset({"time_of_day_sin", "time_of_day_cos"})
 
 
 class _Lengths:
-    """Statistics of one scope's lengths: O(window) memory, O(log window) search and one small memmove per
-    length.
+    """The statistics of the lengths of one key. They take O(window) memory; a new length costs an O(log window)
+    search and one small memmove.
     """
 
     __slots__ = ("_order", "_sorted", "_window", "count", "ewma", "last")
@@ -109,20 +111,20 @@ class _Lengths:
         self._order.append(tokens)
         insort(self._sorted, tokens)
         self.count += 1
-        # The plain mean until 1/count falls to the weight of the exponential one: no bias to the first
-        # length.
+        # This is the plain mean until 1/count falls to the exponential weight, so that the first length is not
+        # overweighted.
         weight = max(1.0 / self.count, 2.0 / (self._window + 1))
         self.ewma += weight * (tokens - self.ewma)
         self.last = tokens
 
     def stats(self) -> tuple[float, ...]:
-        """The values of _STATS."""
+        """Returns the values of `_STATS`, in that order."""
         top = len(self._sorted) - 1
         p10, p50, p90 = (float(self._sorted[round(q * top)]) for q in (0.1, 0.5, 0.9))
         return float(self.count), float(self.last), self.ewma, p10, p50, p90
 
     def sketch(self) -> list[float]:
-        """The number of lengths in the window, and its knots."""
+        """Returns the number of lengths in the window, followed by their knots."""
         return [float(len(self._sorted)), *knots(self._sorted)]
 
 
@@ -131,7 +133,9 @@ _NO_SKETCH = [0.0] + [math.nan] * KNOTS
 
 
 class _Table:
-    """Scope key -> _Lengths, at most `capacity` keys, the least recently used forgotten first."""
+    """A table from a scope's keys to their lengths. It holds at most `capacity` keys and drops the least recently
+    updated first.
+    """
 
     def __init__(self, window: int, capacity: int) -> None:
         self._window = window
@@ -168,10 +172,14 @@ class _SessionSeen:
 
 
 class FeatureTracker:
-    """Turns arrivals into `Features` and learns from outcomes. Live and replay use this very object."""
+    """A tracker turns arrivals into `Features` and learns from outcomes. The live router and replays both use this
+    class.
+    """
 
     def __init__(self, keys_per_scope: int = 20_000) -> None:
-        """`keys_per_scope` bounds the memory: at most that many sessions, prompts, ... are remembered."""
+        """`keys_per_scope` bounds the memory: it is the largest number of keys kept for each scope (sessions,
+        prompts, ...).
+        """
         if keys_per_scope < 1:
             raise ValueError(f"keys_per_scope {keys_per_scope} must be at least 1")
         self._tables = {scope: _Table(window, keys_per_scope) for scope, window in _SCOPES.items()}
@@ -184,20 +192,22 @@ class FeatureTracker:
         self._prompt_sorted: list[int] = []
 
     def arrive(self, arrival: Arrival) -> Features:
-        """The features of `arrival` (from the past alone); afterwards it counts as past itself."""
+        """Returns the features of `arrival`, computed from earlier requests, and then adds `arrival` to the past."""
         values = [*self._request_values(arrival), *self._length_values(arrival)]
         self._remember(arrival)
         return Features(arrival=arrival, values=np.array(values, dtype=np.float32))
 
     def finish(self, outcome: Outcome) -> None:
-        """Takes a length in. Censored outcomes are left out: their length is not one."""
+        """Adds the length of a finished request. A censored outcome is ignored, because its length is only a lower
+        bound.
+        """
         if outcome.censored:
             return
         for scope, key in self._keys(outcome.arrival):
             self._tables[scope].add(key, outcome.output_tokens)
 
     def keys_held(self) -> int:
-        """Scope keys in memory, for a gauge."""
+        """Returns the number of scope keys in memory, for a gauge."""
         return sum(len(table) for table in self._tables.values())
 
     def _keys(self, a: Arrival) -> tuple[tuple[str, str | int | None], ...]:
@@ -251,15 +261,17 @@ class FeatureTracker:
         )
 
     def _rate(self, now_s: float, span_s: float) -> float:
-        """Arrivals per second in the last `span_s` (a lower bound once more than the ring's 4,096 fell into
-        it).
+        """Returns the arrivals per second in the last `span_s` seconds, or NaN before the first arrival. It is a
+        lower bound if more than the 4,096 remembered arrivals came within the span.
         """
         if not self._arrivals:
             return math.nan
         return (len(self._arrivals) - bisect_right(self._arrivals, now_s - span_s)) / span_s
 
     def _bucket(self, prompt_tokens: int) -> int | None:
-        """The prompt's quantile bucket among the last 1,024 prompts; None before there are a few per bucket."""
+        """Returns the prompt's quantile bucket among the last 1,024 prompts, or None before there are four prompts
+        per bucket.
+        """
         n = len(self._prompt_sorted)
         return (
             None
@@ -273,7 +285,7 @@ class FeatureTracker:
             self._gap_ewma_s = (
                 gap_s if math.isnan(self._gap_ewma_s) else 0.95 * self._gap_ewma_s + 0.05 * gap_s
             )
-        # Kept ascending for the search above, whatever small disorder the caller's clock has.
+        # The search in `_rate` needs ascending times, so a time that goes back is raised to the one before.
         self._arrivals.append(max(a.arrival_s, self._arrivals[-1]) if self._arrivals else a.arrival_s)
         old = self._prompt_ewma
         self._prompt_ewma = a.prompt_tokens if math.isnan(old) else 0.98 * old + 0.02 * a.prompt_tokens
@@ -293,9 +305,9 @@ def _number(value: float | bool | None) -> float:
 
 
 def replay(outcomes: Sequence[Outcome], tracker: FeatureTracker | None = None) -> list[Features]:
-    """The features that each request would have had at its arrival, in the order given.
+    """Returns the features that each request would have had at its arrival, in the order of `outcomes`.
 
-    Arrivals and finishes are merged by time; a finish at the very instant of an arrival comes after it.
+    Arrivals and finishes are merged by time. A finish at the same time as an arrival comes after it.
     """
     tracker = tracker or FeatureTracker()
     arriving = sorted(range(len(outcomes)), key=lambda i: outcomes[i].arrival.arrival_s)
@@ -313,7 +325,7 @@ def replay(outcomes: Sequence[Outcome], tracker: FeatureTracker | None = None) -
 
 
 def stack(features: Sequence[Features]) -> FeatureArray:
-    """The values of a batch, float32 (n, len(FEATURE_NAMES))."""
+    """Returns the feature values of a batch, float32 (n, len(FEATURE_NAMES))."""
     if not features:
         return np.empty((0, len(FEATURE_NAMES)), dtype=np.float32)
     return np.concatenate([f.values for f in features]).reshape(len(features), -1)

@@ -1,7 +1,9 @@
-"""A router's predictor at work, without a clock: features at arrival, one batched refresh, outcomes at the end.
+"""The feed connects a predictor to a router's events: it takes features when a request arrives, refreshes forecasts
+in one batch, and reports the outcome at the end.
 
-The same object serves the live router (with a `LivePredictor`, which keeps its own features) and the simulator (with
-any predictor and a `FeatureTracker`). It makes no events and does no I/O: its owner does.
+The same object serves the live router (with a `LivePredictor`, which keeps its own features) and the simulator
+(with any predictor and a `FeatureTracker`). It has no clock, makes no events and does no I/O; its owner does all
+three.
 """
 
 from __future__ import annotations
@@ -19,13 +21,13 @@ from predictors.protocol import Arrival, Features, FinishReason, IntArray, Outco
 
 
 class Learner(Predictor, Protocol):
-    """A predictor that makes the features itself (`LivePredictor`, `Tracked`)."""
+    """A predictor that also computes the features of arriving requests (`LivePredictor`, `Tracked`)."""
 
     def arrive(self, arrival: Arrival) -> Features: ...
 
 
 class Tracked:
-    """Any predictor with a `FeatureTracker` before it."""
+    """A predictor of any kind joined with a `FeatureTracker` that computes its features."""
 
     def __init__(self, predictor: Predictor, tracker: FeatureTracker | None = None) -> None:
         self.predictor = predictor
@@ -33,7 +35,7 @@ class Tracked:
         self._tracker = tracker or FeatureTracker()
 
     def arrive(self, arrival: Arrival) -> Features:
-        """The request's features; call once, when it arrives."""
+        """Returns the features of an arriving request. Call this exactly once per request."""
         return self._tracker.arrive(arrival)
 
     def observe(self, outcome: Outcome) -> None:
@@ -50,7 +52,9 @@ class Tracked:
 
 @dataclass(frozen=True, slots=True)
 class Refreshed:
-    """A new forecast at `age` tokens: *finishes in* this many more, or (None) *stays*."""
+    """A new forecast of one request at `age` tokens. `finishes_in_tokens` is the expected number of tokens to come,
+    or None for *stays*.
+    """
 
     request_id: str
     age: int
@@ -59,7 +63,7 @@ class Refreshed:
 
 @dataclass(slots=True)
 class ForecastFeed:
-    """See the module's docstring. Times are the owner's clock, s; `window_tokens` is H."""
+    """The feed of one router (see the module). Times are seconds on the owner's clock, and `window_tokens` is H."""
 
     predictor: Learner
     states: ForecastConfig
@@ -72,7 +76,9 @@ class ForecastFeed:
         self.book = ForecastBook(self.states)
 
     def arrived(self, arrival: Arrival, max_tokens: int, total: bool = False) -> float | None:
-        """Takes the features; the expected output length where that is asked for (`total`)."""
+        """Computes and keeps the request's features. With `total` it returns the expected output length in tokens,
+        otherwise None.
+        """
         features = self.predictor.arrive(arrival)
         self._features[arrival.request_id] = features
         self._limits[arrival.request_id] = max_tokens
@@ -82,7 +88,9 @@ class ForecastFeed:
         return None if made.total is None else float(made.total.mean_tokens[0])
 
     def progressed(self, request_id: str, tokens: int) -> None:
-        """`tokens` generated so far. A request of several sequences has no forecast: its ages are not told apart."""
+        """Records that the request has generated `tokens` tokens so far. A request of several sequences gets no
+        forecast, because the ages of its sequences are not known separately.
+        """
         features = self._features.get(request_id)
         if features is None or (features.arrival.sampling.choices or 1) > 1:
             return
@@ -92,10 +100,12 @@ class ForecastFeed:
             self.book.progress(request_id, tokens)
 
     def closed(self, request_id: str, outcome: str, tokens: int, now_s: float) -> Outcome | None:
-        """The request is over. A rejected one taught nothing; any other is an outcome, cut short unless it finished."""
+        """Removes a request that has ended. Unless it was rejected or is unknown, the predictor observes its
+        outcome, which is returned; it is censored unless the request finished.
+        """
         features, limit = self._features.pop(request_id, None), self._limits.pop(request_id, 0)
         if request_id in self.book:
-            # A lost ingress cannot say how far the request got.
+            # A lost ingress reports no tokens, so the last known age is used instead.
             tokens = max(tokens, self.book.age(request_id))
             self.book.remove(request_id)
         if features is None or outcome == "rejected":
@@ -105,7 +115,7 @@ class ForecastFeed:
         return ended
 
     def refresh(self) -> list[Refreshed]:
-        """One predictor call for all that are due."""
+        """Refreshes all forecasts that are due in one predictor call, and returns the new ones."""
         due = self.book.due(self.window_tokens)
         if not due:
             return []
@@ -119,7 +129,7 @@ class ForecastFeed:
 
 
 def finish_reason(outcome: str, tokens: int, limit: int) -> FinishReason:
-    """The finish reason that a router's outcome stands for; `limit` is the request's max_tokens."""
+    """Returns the finish reason for a router's outcome. `limit` is the request's max_tokens."""
     if outcome == "finished":
         return FinishReason.LENGTH if tokens >= limit else FinishReason.STOP
     return FinishReason.ERROR if outcome == "failed" else FinishReason.CANCELLED

@@ -1,4 +1,4 @@
-"""`python -m predictors.fit`: see `cli.py`."""
+"""`python -m predictors.fit` runs the command of `cli.py`."""
 
 from predictors.cli import main
 

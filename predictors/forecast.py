@@ -1,18 +1,19 @@
-"""The forecast that a request carries between two calls of the predictor (BalanceRoute C.1 equation 6, C.2.3;
+"""A running request carries a forecast between two calls of the predictor (BalanceRoute C.1 equation 6, C.2.3;
 docs/design.md, section 4).
 
     c = p * mu + (1 - p) * H,   clipped to [floor, H]
 
-A refresh whose p passes the gate (p >= gate) and is valid gives *finishes in c*; any other gives *stays*.
-Between refreshes c counts down by one per generated token; *stays* does not, else the gate itself would make
-phantom departures. A refresh is due every k tokens, and at once when c has fallen below the floor.
+A refresh with a valid answer and p >= gate gives *finishes in c*; any other refresh gives *stays*. Between
+refreshes c falls by one per generated token. *Stays* does not count down, because the gate would then forecast
+departures that nobody predicted. A refresh is due every k tokens, and at once when c has fallen below the floor.
 
-Symbols: H -> window_tokens (belongs to the refresh: policies sweep it), k -> refresh_tokens, gate -> gate,
-floor -> floor_tokens. The text of the paper has lost the defaults of k, gate and floor; the gate and the
-floor are ours (docs/design.md, section 4).
+Symbols: H -> window_tokens (an argument of each refresh, because policies sweep it), k -> refresh_tokens, gate ->
+gate, floor -> floor_tokens. The defaults of k, gate and floor are missing from the text of the paper that we have;
+ours are explained in docs/design.md, section 4.
 
-Nothing counts: a forecast is where it was refreshed, and its present value is computed from the present age.
-So live and simulation share it whatever steps their tokens come in.
+No counter is stored. A forecast keeps the age of its refresh, and its present value is computed from the present
+age. So the live router and the simulator give the same forecasts even if their tokens are reported in different
+steps.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Stays:
-    """Not expected to finish within the window."""
+    """The request is not expected to finish within the window."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinishesIn:
-    """Expected to finish in this many steps (>= floor, <= H; not rounded)."""
+    """The request is expected to finish in `steps` decode steps (>= floor, <= H; not rounded)."""
 
     steps: float
 
@@ -38,9 +39,9 @@ STAYS = Stays()
 
 @dataclass(frozen=True, slots=True)
 class ForecastConfig:
-    """k, gate and floor of the state machine."""
+    """The parameters k, gate and floor of the state machine."""
 
-    refresh_tokens: int = 16  # ASSUMPTION: k; the paper's default is lost
+    refresh_tokens: int = 16  # ASSUMPTION: k; the paper's default is not known.
     gate: float = 0.5
     floor_tokens: float = 1.0
 
@@ -57,15 +58,15 @@ class ForecastConfig:
 
 @dataclass(frozen=True, slots=True)
 class ForecastState:
-    """The forecast as of its last refresh, at `age` tokens."""
+    """A forecast as it was at its last refresh, when the request had generated `age` tokens."""
 
     forecast: Forecast
     age: int
 
 
 def composite(p: float, mu: float, window_tokens: int, floor_tokens: float = 1.0) -> float:
-    """c, clipped to [floor, H]. Raises ValueError for a p outside 0..1, a NaN, or H < 1 (which needs no
-    forecast).
+    """Returns c, clipped to [floor, H]. Raises ValueError for a p outside 0..1, a negative or NaN mu, or H < 1
+    (which needs no forecast).
     """
     if window_tokens < 1:
         raise ValueError(f"window {window_tokens}: a composite needs H >= 1; H = 0 needs no forecast")
@@ -78,14 +79,14 @@ def composite(p: float, mu: float, window_tokens: int, floor_tokens: float = 1.0
 def refresh(
     config: ForecastConfig, age: int, p: float, mu: float, valid: bool, window_tokens: int
 ) -> ForecastState:
-    """The state after the predictor answered (p, mu, valid) for the window at `age`."""
+    """Returns the state after the predictor has answered (p, mu, valid) for the window H at `age`."""
     c = composite(p, mu, window_tokens, min(config.floor_tokens, float(window_tokens)))
     return ForecastState(FinishesIn(c) if valid and p >= config.gate else STAYS, age)
 
 
 def forecast_at(config: ForecastConfig, state: ForecastState, age: int) -> Forecast:
-    """The forecast `age - state.age` tokens after its refresh, never below the floor. Raises ValueError if
-    age went back.
+    """Returns the forecast at `age`, counted down from its refresh and never below the floor. Raises ValueError if
+    `age` is less than at the refresh.
     """
     if age < state.age:
         raise ValueError(f"age {age} lies before the refresh at {state.age}")
@@ -95,8 +96,8 @@ def forecast_at(config: ForecastConfig, state: ForecastState, age: int) -> Forec
 
 
 def refresh_due(config: ForecastConfig, state: ForecastState | None, age: int) -> bool:
-    """True if the predictor is to be asked again at `age`: never asked, k tokens on, or c fallen below the
-    floor.
+    """Returns True if the forecast is due at `age`: it was never made, k tokens have passed since, or c has fallen
+    below the floor.
     """
     if state is None or age - state.age >= config.refresh_tokens:
         return True

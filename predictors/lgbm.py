@@ -69,7 +69,7 @@ class LgbmPredictor:
 
     @property
     def model(self) -> LgbmModel:
-        """The fitted parts."""
+        """The fitted model that this predictor uses."""
         return self._model
 
     def observe(self, outcome: Outcome) -> None:
@@ -96,8 +96,8 @@ class LgbmPredictor:
         return apply_caps(whole, windows, capped)
 
     def predict_rows(self, values: FeatureArray, ages: IntArray, windows: IntArray) -> Prediction:
-        """Stages 1 and 2 for rows that each have their own window (n,), ignoring max_tokens; for `predict` and for
-        evaluation.
+        """Returns stages 1 and 2 for rows with a window each, all (n,), ignoring max_tokens. `predict` and the
+        evaluation call it.
         """
         m = self._model
         start = m.design.at_window(values, ages, windows)
@@ -109,7 +109,9 @@ class LgbmPredictor:
         return Prediction(m.calibration.apply(z, windows), np.clip(mu, 1.0, windows), start.valid)
 
     def total_rows(self, values: FeatureArray, ages: IntArray) -> TotalLength:
-        """Mean and quantiles of each row's total length in tokens; the quantiles ascend with their level."""
+        """Returns the mean (n,) and the quantiles (n, levels) of each row's total length in tokens. The quantiles
+        ascend with their level.
+        """
         m = self._model
         base = m.design.curve.total(ages)
         left = np.maximum(base.quantiles_tokens - ages[:, None], 1.0)
@@ -125,14 +127,14 @@ class LgbmPredictor:
 
 
 def run(booster: Booster, inputs: FeatureArray) -> FloatArray:
-    """The raw sum of the booster's trees for each row (n,). It uses one thread, because the
-    other cores belong to engines.
+    """Returns the raw sum of the booster's trees for each row (n,). It uses one thread, because the other cores
+    belong to engines.
     """
     return np.asarray(booster.predict(inputs, raw_score=True, num_threads=1), dtype=np.float64)
 
 
 def to_payload(model: LgbmModel) -> dict[str, Any]:
-    """The model as JSON-able data."""
+    """Returns the model as data that `json` can write."""
     c = model.design.curve
 
     def text(booster: Booster | None) -> str | None:
@@ -159,7 +161,9 @@ def to_payload(model: LgbmModel) -> dict[str, Any]:
 
 
 def from_payload(payload: Mapping[str, Any]) -> LgbmModel:
-    """The inverse of `to_payload`. Imports lightgbm. Raises KeyError, TypeError, ValueError on anything else."""
+    """Returns the model of which `to_payload` made `payload`. Imports lightgbm. Raises KeyError, TypeError,
+    ValueError or PredictorError for other data.
+    """
     import lightgbm
 
     def booster(text: str | None) -> Booster | None:

@@ -1,13 +1,13 @@
-"""Fitting the LightGBM realisation (`lgbm.py`).
+"""`fit_lgbm` fits the LightGBM realisation (`lgbm.py`).
 
-The training span is cut into contiguous blocks of time. Each block is held out once; the number of trees of
-each booster is the one with the least held-out loss, *zero included*; a gain that not every block confirms
-counts as none. The held-out log odds of all blocks choose the calibration the same way (leave one block out
-again). The boosters are then fitted on everything.
+The training span is cut into contiguous blocks of time. Each block is held out once. Each booster gets the number
+of trees with the least held-out loss, *zero included*; a gain that some block does not confirm is ignored. The
+calibration is chosen on the held-out log odds, again leaving out one block at a time. The boosters are then fitted
+on all blocks.
 
-Why blocks: requests near in time resemble each other, so a random split would promise too much; and a single
-last block is one mood of the traffic, which both the number of trees and the calibration then follow (it did:
-worse on two of four traces).
+Blocks are used because requests near in time resemble each other, so a random split overestimates the gain. A
+single last block would tie the number of trees and the calibration to one state of the traffic; that was worse on
+two of four traces.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ from predictors.samples import Walk, draw_windows, walk, walk_tails
 from predictors.sketch import blend
 from predictors.survival import SurvivalCurve, weak_prior
 
-DEFAULT_WINDOWS = WindowRange(1, 96)  # what policies sweep
+DEFAULT_WINDOWS = WindowRange(1, 96)  # Windows that policies sweep.
 _SECONDS_PER_DAY = 86_400.0
 _PROBE_TREES = 15
-# Three quantiles alone miss the mean of a heavy tail; survival's own mean does not.
+# Weights that take the survival curve's own mean, because three quantiles miss the mean of a heavy tail.
 _SURVIVALS_MEAN = (0.0,) * len(QUANTILE_LEVELS) + (1.0,)
 
 
 @dataclass(frozen=True, slots=True)
 class LgbmConfig:
-    """Parameters of a fit. Sizes keep 20,000 requests well below a minute on two cores."""
+    """The parameters of a fit. The defaults keep a fit on 20,000 requests well below a minute on two cores."""
 
     windows: WindowRange = DEFAULT_WINDOWS
     stride_tokens: int = 16
@@ -89,10 +89,10 @@ def fit_lgbm(
     config: LgbmConfig,
     progress: Callable[[str], None] = lambda _: None,
 ) -> LgbmPredictor:
-    """Fits on `outcomes` in order of arrival, `features` theirs (`features.replay`).
+    """Fits a model on `outcomes`, which are in order of arrival, and their `features` (made by `features.replay`).
 
-    Raises NotEnoughData when there are fewer than `min_requests` uncensored requests, or when at every age
-    and window all of them finish, or none.
+    Raises NotEnoughData if there are fewer than `min_requests` uncensored requests, or if all training rows have
+    the same label.
     """
     values = stack(features)
     lengths = np.array([o.output_tokens for o in outcomes], dtype=np.float64)
@@ -135,9 +135,9 @@ def fit_lgbm(
 
 
 def training_rows(outcomes: Sequence[Outcome], config: LgbmConfig) -> Walk:
-    """The age points to train on, at most 64 a request on average: those of one request say much the same.
-    Where outputs are short the stride is halved (down to a quarter), and where there are still few points
-    each one is asked about several windows (up to eight), as that costs nothing and steadies the fit.
+    """Returns the age points to train on, at most 64 a request on average, because those of one request are much
+    alike. If there are few points, the stride is halved (down to a quarter). If there are still few, each point is
+    repeated up to eight times, so that it gets several windows; that steadies the fit at no cost.
     """
     most = min(config.max_rows, 64 * len(outcomes))
     stride = config.stride_tokens
@@ -149,7 +149,7 @@ def training_rows(outcomes: Sequence[Outcome], config: LgbmConfig) -> Walk:
 
 
 def regression_rows(outcomes: Sequence[Outcome], config: LgbmConfig) -> Walk:
-    """The age points near the end, each asked about four windows."""
+    """Returns the age points near the end of each request, each repeated four times to get four windows."""
     stride = max(1, config.stride_tokens // 4)
     most = min(config.max_rows, 64 * len(outcomes))
     return _repeat(walk_tails(outcomes, stride, config.windows.high, most // 4, config.seed), 4)
@@ -164,7 +164,9 @@ def _repeat(rows: Walk, copies: int) -> Walk:
 
 
 def usable_features(values: FeatureArray, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
-    """Scalar features with at least two values and 100 rows; the time of day only if the data spans two days."""
+    """Returns the scalar features with at least two distinct values and 100 known rows. The time of day is used
+    only if the data spans two days.
+    """
     span_s = outcomes[-1].arrival.arrival_s - outcomes[0].arrival.arrival_s
     left_out = CLOCK_FEATURES | (TIME_FEATURES if span_s < 2 * _SECONDS_PER_DAY else frozenset())
     used = []
@@ -176,7 +178,7 @@ def usable_features(values: FeatureArray, outcomes: Sequence[Outcome]) -> tuple[
 
 
 def usable_sketches(values: FeatureArray) -> tuple[str, ...]:
-    """The scopes of which at least 100 requests carry a sketch."""
+    """Returns the scopes for which at least 100 requests carry a sketch."""
     return tuple(s for s in SKETCH_SCOPES if (values[:, FEATURE_NAMES.index(f"{s}_weight")] > 0).sum() >= 100)
 
 
@@ -185,7 +187,7 @@ def _size(booster: Booster | None) -> int:
 
 
 class _Fit:
-    """The data of one fit, and the four tasks on it."""
+    """The data of one fit and the steps of fitting on it."""
 
     def __init__(
         self,
@@ -203,14 +205,14 @@ class _Fit:
         self._lengths = lengths
         self._censored = censored
         self._blocks = blocks
-        # Every block's rows start from a curve that has not seen the block.
+        # The rows of a held-out block start from a curve that was fitted without that block.
         self._designs = [
             Design.of(names, sketches, (), self.curve(blocks != b)) for b in range(config.blocks)
         ]
         self.design = Design.of(names, sketches, (), self.curve(np.ones_like(censored)))
 
     def curve(self, requests: BoolArray) -> SurvivalCurve:
-        """Survival of the chosen requests, with a trace of the weak prior."""
+        """Returns the survival curve of the chosen requests, with the weak prior at weight `prior_weight`."""
         prior, weights = weak_prior(self._config.prior_weight)
         chosen = self._lengths[requests]
         return SurvivalCurve.fit(
@@ -220,8 +222,9 @@ class _Fit:
         )
 
     def choose_ladder(self, rows: Walk, windows: IntArray, label: BoolArray) -> tuple[Rung, ...]:
-        """Greedily, broad to narrow: a group enters, with the best of three weights, if the log loss falls by
-        `min_gain` and in every block. Sketches are causal, so only the curve below has to be held out.
+        """Chooses the rungs of the ladder greedily, from broad to narrow. A scope enters, with the best weight of
+        `shrinks`, if the log loss falls by `min_gain` on the whole and falls in every block. Sketches use only
+        earlier requests, so only the survival curve has to be held out.
         """
         block = self._blocks[rows.request]
         p, mu = np.empty(len(rows)), np.empty(len(rows))
@@ -242,14 +245,14 @@ class _Fit:
             if best:
                 (p, mu), shrink = tried[best - 1]
                 ladder.append(Rung(scope, shrink))
-        # A sketch that is not confirmed is not worth its cost in every call either.
+        # A sketch that was not confirmed is dropped, because it would cost time in every call.
         heard, rungs = tuple(r.scope for r in ladder), tuple(ladder)
         self._designs = [replace(d, sketches=heard, ladder=rungs) for d in self._designs]
         self.design = replace(self.design, sketches=heard, ladder=rungs)
         return rungs
 
     def spec(self, objective: str, **changes: Any) -> BoostSpec:
-        """The classifier's settings with `changes`."""
+        """Returns the classifier's booster settings, with `changes` applied."""
         c = self._config
         base = BoostSpec(
             objective,
@@ -267,8 +270,8 @@ class _Fit:
         return boost(spec, [partial(make, d) for d in self._designs], partial(make, self.design))
 
     def keep_best(self, rows: Walk, windows: IntArray, label: BoolArray) -> None:
-        """Leaves only the features that a first, small booster gains most from: each column costs time in every
-        call.
+        """Keeps only the `max_features` features from which a first, small booster gains most, because each column
+        costs time in every call.
         """
         found = gains(self.spec("binary"), self._stage_one(rows, windows, label, self.design), _PROBE_TREES)
         ranked = np.argsort(-found[: self.design.columns.size], kind="stable")[: self._config.max_features]
@@ -281,12 +284,12 @@ class _Fit:
         return Task(start.inputs, label.astype(np.float64), start.z, self._blocks[rows.request])
 
     def classifier(self, rows: Walk, windows: IntArray, label: BoolArray) -> Boosted:
-        """Stage 1: scores are log odds."""
+        """Fits stage 1. Its scores are log odds."""
         return self._boost(self.spec("binary"), partial(self._stage_one, rows, windows, label))
 
     def regressor(self, rows: Walk) -> Boosted:
-        """Stage 2, on the rows that finish: scores are shares of the window. H = 1 has one answer only and is
-        left out.
+        """Fits stage 2 on the rows that finish within their window. Its scores are shares of the window. H = 1 is
+        left out, because its only possible answer is 1.
         """
         c = self._config
         windows = draw_windows(len(rows), c.windows.low, c.windows.high, c.seed + 3)
@@ -309,8 +312,8 @@ class _Fit:
         return self._boost(spec, task)
 
     def quantiles(self, rows: Walk) -> tuple[tuple[Booster | None, ...], tuple[float, ...]]:
-        """A booster per level, and the weights that make a mean of the quantiles. Half of the rows are of age
-        0, where the router asks for the total.
+        """Fits a booster per quantile level and the weights that combine the quantiles into a mean. About half of
+        the rows have age 0, because the router asks for the total length at arrival.
         """
         c = self._config
         picked = np.random.default_rng(c.seed + 2).permutation(len(rows))[: self._lengths.size]

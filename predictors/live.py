@@ -1,11 +1,12 @@
-"""The predictor that a router holds: survival from the first request on, a fitted model once there is one.
+"""The live predictor is the one that a router holds. It uses memorised survival from the first request on, and a
+fitted model once there is one.
 
-Pure bookkeeping, no clock, no files but the model that it is asked to load. The shell around it logs outcomes,
-starts refits (`promote.py`) elsewhere, and calls `adopt` when one was promoted. A file that must not be used
-changes nothing.
+It has no clock and reads no files except a model that it is to load. Its owner logs outcomes, runs refits
+(`promote.py`) in another process, and calls `adopt_promoted` afterwards. A model file that is refused changes
+nothing.
 
-Of the answers given, one in `sample_every` is remembered until its request ends, and then judged for the
-drift watch.
+One in `sample_every` of the model's answers is remembered until its request ends, and is then given to the drift
+watch.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _SAMPLES_PER_REQUEST = 4
 
 @dataclass(frozen=True, slots=True)
 class LiveStats:
-    """Counters of a live predictor, for metrics."""
+    """The counters of a live predictor, for metrics."""
 
     model_version: str | None
     outcomes: int
@@ -51,7 +52,9 @@ class LiveStats:
 
 
 class LivePredictor:
-    """Routes each call to the model if it covers the window, else to memorised survival; keeps both fed."""
+    """A predictor that answers by the fitted model if that covers the window, and otherwise by memorised survival,
+    which learns from every outcome.
+    """
 
     name = "live"
     windows: WindowRange = ANY_WINDOW
@@ -59,7 +62,9 @@ class LivePredictor:
     def __init__(
         self, cold: Memorised | None = None, tracker: FeatureTracker | None = None, sample_every: int = 8
     ) -> None:
-        """`cold` answers before there is a model, and for windows that the model does not cover."""
+        """`cold` answers before there is a model and for windows that the model does not cover. One answer in
+        `sample_every` is sampled for the drift watch.
+        """
         if sample_every < 1:
             raise ValueError(f"sample_every {sample_every} must be at least 1")
         self._cold = cold or Memorised(COLD)
@@ -74,11 +79,11 @@ class LivePredictor:
         self._last_refusal: str | None = None
 
     def arrive(self, arrival: Arrival) -> Features:
-        """The request's features; call once, when it arrives."""
+        """Returns the features of an arriving request. Call this exactly once per request."""
         return self._tracker.arrive(arrival)
 
     def observe(self, outcome: Outcome) -> None:
-        """A request ended: survival, features and the drift watch learn of it."""
+        """Updates survival, the feature tracker and the drift watch with a request that has ended."""
         self._outcomes += 1
         self._censored += outcome.censored
         self._cold.observe(outcome)
@@ -108,8 +113,8 @@ class LivePredictor:
         return made
 
     def adopt(self, model: LgbmPredictor, metadata: Metadata) -> None:
-        """Serves by `model` from now on; the one before is kept for `revert`. Drift is measured against the
-        lengths that the model was fitted on.
+        """Makes `model` answer all later calls, and keeps the previous model for `revert`. Drift is measured
+        against the lengths on which the new model was fitted.
         """
         watch = DriftWatch(model.model.design.curve.typical_lengths())
         self._previous = (self._model, self._metadata)
@@ -117,8 +122,8 @@ class LivePredictor:
         self._pending.clear()
 
     def adopt_promoted(self, folder: Path) -> bool:
-        """Loads the folder's promoted model if it is another than the one in use; True if it was adopted. A
-        file that is refused leaves everything as it was, and shows in `stats`.
+        """Loads the folder's promoted model if it is not the one in use. Returns True if it was adopted. A file
+        that is refused is counted in `stats` and changes nothing else.
         """
         try:
             version = read_pointer(folder).current
@@ -133,7 +138,7 @@ class LivePredictor:
         return True
 
     def revert(self) -> bool:
-        """Goes back to the model before (or to survival); False if nothing was adopted yet."""
+        """Returns to the previous model, or to survival if there was none. Returns False if no model is in use."""
         if self._model is None:
             return False
         self._model, self._metadata = self._previous
@@ -143,11 +148,11 @@ class LivePredictor:
         return True
 
     def drift(self) -> DriftReport | None:
-        """The drift watch's report; None while no model is in use."""
+        """Returns the drift watch's report, or None if no model is in use or the last one was reverted."""
         return None if self._watch is None else self._watch.report()
 
     def stats(self) -> LiveStats:
-        """Counters for metrics."""
+        """Returns the counters for metrics."""
         return LiveStats(
             model_version=None if self._metadata is None else self._metadata.version,
             outcomes=self._outcomes,

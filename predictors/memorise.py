@@ -1,18 +1,19 @@
-"""Per-prompt memorisation (BalanceRoute C.2.1, "ExactMatch"): survival inside ever narrower groups of like
-requests.
+"""`Memorised` predicts a length from those of similar requests (BalanceRoute C.2.1, "ExactMatch"), in groups that
+become narrower step by step.
 
-A ladder of levels, broad to narrow, starts from plain survival. At each level whose key the request has and
-the memory knows, with n of the key's lengths beyond age a, of which k within H (their sum of remainders R):
+The answer starts from plain survival and passes through a ladder of levels, from broad to narrow. A level changes
+it if the request has the level's key and the memory knows it. Let n of the key's lengths lie beyond age a, k of
+them within H, and let R be the sum of what those k have left:
 
     p'  = (k + m p) / (n + m)          mu' = (R + m p mu) / (k + m p)
 
-with p, mu the broader level's answer and m = `shrink` its weight in requests. So a key with many lengths
-speaks for itself, a new one says what its group says, and a miss changes nothing: the paper's fall-back,
-without its jump.
+Here p, mu are the broader level's answer and m = `shrink` is its weight in requests. So a key with many lengths
+determines the answer, a key with few hardly changes its group's answer, and an unknown key leaves it unchanged.
+This is the paper's fall-back, but gradual.
 
-Quantiles of the total are averaged level by level with the same weights. Censored lengths are left to the
-survival curve underneath. Memory: at most `keys` keys per level, the least recently seen forgotten, and
-`lengths` lengths per key.
+Quantiles of the total are averaged level by level with the same weights. Censored lengths are used by the survival
+curve only. The memory holds at most `keys` keys per level, of which the least recently seen is dropped first, and
+at most `lengths` lengths per key.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ from predictors.survival import EmpiricalSurvival
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One rung: which key, how many lengths a key keeps, and the broader level's weight m."""
+    """One level of the ladder: a function that gives a request's key, the number of lengths kept for each key, and
+    the broader level's weight m.
+    """
 
     name: str
     key: Callable[[Arrival], str | int | None]
@@ -59,8 +62,9 @@ CLIENT_TEMPLATE = Level("client_template", lambda a: _both(a.client, a.template_
 
 EXACT_MATCH = (TEMPLATE, PROMPT)
 COLD = (CLIENT, TEMPLATE, CLIENT_TEMPLATE, PROMPT)
-"""Keys that a router answers by before a model was fitted, the client among them where requests name theirs. On
-ServeGen's 70 clients the Brier score is 35 % below EXACT_MATCH's; without clients the two are the same.
+"""The levels that a router uses before a model is fitted. They include the client, which applies to requests that
+name theirs. On ServeGen's 70 clients the Brier score is 35 % below EXACT_MATCH's; without clients the two are the
+same.
 """
 
 
@@ -69,7 +73,7 @@ def _both(first: str | None, second: str | None) -> str | None:
 
 
 class _Memory:
-    """Lengths of one key, sorted, with prefix sums."""
+    """The lengths of one key, sorted, with their prefix sums."""
 
     __slots__ = ("_capacity", "_order", "_sums", "lengths")
 
@@ -94,7 +98,7 @@ class _Memory:
 
 
 class Memorised:
-    """The predictor that memorises lengths by key."""
+    """A predictor that memorises lengths by key."""
 
     windows: WindowRange = ANY_WINDOW
 
@@ -105,7 +109,9 @@ class Memorised:
         keys: int = 50_000,
         name: str = "memorised",
     ) -> None:
-        """`levels` broad to narrow; `survival` answers where no key is known, and learns along."""
+        """`levels` go from broad to narrow. `survival` answers where no key is known; it learns from every outcome
+        too.
+        """
         if keys < 1 or not levels:
             raise ValueError(
                 f"memorisation needs at least one level and one key, not {len(levels)} and {keys}"
@@ -117,7 +123,9 @@ class Memorised:
         self._tables: tuple[OrderedDict[str | int, _Memory], ...] = tuple(OrderedDict() for _ in levels)
 
     def observe(self, outcome: Outcome) -> None:
-        """Takes a length in at every level that has a key for it."""
+        """Adds the outcome's length at every level for which the request has a key. A censored outcome reaches only
+        the survival curve.
+        """
         self._survival.observe(outcome)
         if outcome.censored:
             return
@@ -134,7 +142,7 @@ class Memorised:
             memory.add(outcome.output_tokens)
 
     def keys_held(self) -> int:
-        """Keys in memory over all levels, for a gauge."""
+        """Returns the number of keys in memory over all levels, for a gauge."""
         return sum(len(t) for t in self._tables)
 
     def predict(
@@ -147,7 +155,8 @@ class Memorised:
         curve = self._survival.curve
         p, mu, valid = curve.window(ages, windows)
         total = curve.total(ages) if with_total else None
-        # Plain lists: one row at a time, numpy's scalars would cost more than the searches.
+        # Lists are used because the loop takes one row at a time, where numpy's scalars would cost more than the
+        # searches.
         age_of, window_of, p_of, mu_of = ages.tolist(), windows.tolist(), p.tolist(), mu.tolist()
         for level, table in zip(self._levels, self._tables, strict=True):
             if not table:
@@ -176,7 +185,7 @@ class Memorised:
 
 
 def _blend_total(total: TotalLength, row: int, memory: _Memory, low: int, shrink: float) -> None:
-    """Moves one row of `total` towards the lengths of `memory` from index `low` on."""
+    """Moves one row of `total` towards the lengths of `memory` from index `low` on, in place."""
     alive = len(memory.lengths) - low
     share = alive / (alive + shrink)
     mean = (memory.sums[-1] - memory.sums[low]) / alive

@@ -1,6 +1,4 @@
-"""Metrics of both stages and of the total length. Pure numpy; all return None where the data cannot define
-them.
-"""
+"""The metrics of both stages and of the total length. A function returns None if the data cannot define its metric."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from predictors.protocol import BoolArray, FloatArray, IntArray
 
 @dataclass(frozen=True, slots=True)
 class Reliability:
-    """One bin of the reliability curve: rows, mean prediction, share of positives."""
+    """One bin of the reliability curve: the number of rows, their mean prediction, and their share of positives."""
 
     rows: int
     predicted: float
@@ -21,7 +19,7 @@ class Reliability:
 
 
 def roc_auc(p: FloatArray, positive: BoolArray) -> float | None:
-    """Area under the ROC curve (rank statistic, ties count half); None with a single class."""
+    """Returns the area under the ROC curve (rank statistic, ties count half), or None if only one class occurs."""
     n_pos = int(positive.sum())
     n_neg = positive.size - n_pos
     if n_pos == 0 or n_neg == 0:
@@ -33,12 +31,12 @@ def roc_auc(p: FloatArray, positive: BoolArray) -> float | None:
 
 
 def brier(p: FloatArray, positive: BoolArray) -> float | None:
-    """Mean squared error of the probability."""
+    """Returns the mean squared error of the probability (the Brier score)."""
     return float(np.mean((p - positive) ** 2)) if p.size else None
 
 
 def reliability(p: FloatArray, positive: BoolArray, bins: int = 15) -> tuple[Reliability, ...]:
-    """Equal-width bins of p; empty ones are left out."""
+    """Returns the reliability curve over `bins` bins of equal width in p, without the empty bins."""
     index = np.minimum((p * bins).astype(np.int64), bins - 1)
     rows = np.bincount(index, minlength=bins)
     predicted = np.bincount(index, weights=p, minlength=bins)
@@ -49,16 +47,16 @@ def reliability(p: FloatArray, positive: BoolArray, bins: int = 15) -> tuple[Rel
 
 
 def expected_calibration_error(p: FloatArray, positive: BoolArray, bins: int = 15) -> float | None:
-    """Mean over rows of |predicted - observed| of the row's bin (equal width)."""
+    """Returns the mean over rows of |predicted - observed| of the row's bin; bins have equal width."""
     if not p.size:
         return None
     return sum(r.rows * abs(r.predicted - r.observed) for r in reliability(p, positive, bins)) / p.size
 
 
 def ece_by_chance(p: FloatArray, bins: int = 15, draws: int = 10, seed: int = 0) -> float | None:
-    """The calibration error that a perfectly calibrated predictor with these p would show on this many rows:
-    the mean over `draws` sets of labels drawn from p. A lower bound: rows of one request are taken as
-    independent.
+    """Returns the calibration error that a perfectly calibrated predictor with these p would show on p.size rows,
+    as the mean over `draws` sets of labels drawn from p. It is a lower bound, because rows of one request are
+    treated as independent.
     """
     rng = np.random.default_rng(seed)
     found = [expected_calibration_error(p, rng.random(p.size) < p, bins) for _ in range(draws)]
@@ -66,12 +64,14 @@ def ece_by_chance(p: FloatArray, bins: int = 15, draws: int = 10, seed: int = 0)
 
 
 def conditional_mae(mu: FloatArray, remaining: IntArray, positive: BoolArray) -> float | None:
-    """Mean absolute error of stage 2 on the rows that did finish within the window, tokens."""
+    """Returns the mean absolute error of stage 2 in tokens, on the rows that did finish within the window."""
     return float(np.mean(np.abs(mu - remaining)[positive])) if positive.any() else None
 
 
 def pinball(quantiles: FloatArray, actual: IntArray | FloatArray, levels: tuple[float, ...]) -> float | None:
-    """Mean quantile (pinball) loss over rows and levels, tokens; quantiles (n, q), actual (n,)."""
+    """Returns the mean quantile (pinball) loss over rows and levels in tokens, for quantiles (n, q) and actual
+    lengths (n,).
+    """
     if not actual.size:
         return None
     error = actual[:, None] - quantiles

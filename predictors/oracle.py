@@ -1,5 +1,5 @@
-"""The oracle: reads the length that will be from a table. For simulations only, as the upper bound of any
-predictor.
+"""The oracle predictor reads the true output length from a table. It is for simulations only, as an upper bound for
+any predictor.
 """
 
 from __future__ import annotations
@@ -22,25 +22,27 @@ from predictors.protocol import (
 
 
 class Oracle:
-    """Knows the total output length of every request id that it is given."""
+    """A predictor that looks up the total output length of a request by its id."""
 
     name = "oracle"
     windows: WindowRange = ANY_WINDOW
 
     def __init__(self, lengths_tokens: Mapping[str, int]) -> None:
-        """`lengths_tokens`: request id -> total output tokens. Kept by reference: a simulator may add to it."""
+        """`lengths_tokens` maps a request id to its total output tokens. The mapping is not copied, so a simulator
+        may add to it later.
+        """
         self._lengths = lengths_tokens
 
     def observe(self, outcome: Outcome) -> None:
-        """Learns nothing: the oracle knew."""
+        """Ignores the outcome, because the oracle knows all lengths."""
 
     def predict(
         self, features: Sequence[Features], ages: IntArray, window_tokens: int, with_total: bool = False
     ) -> Prediction:
-        """See `Predictor.predict`. Invalid where the id is unknown or the age is past the length."""
+        """See `Predictor.predict`. A row is invalid if its id is unknown or its age has reached the length."""
         self.windows.require(window_tokens, self.name)
         ages = check_batch(features, ages)
-        # A length of 0 for an unknown id is past any age, hence invalid below.
+        # An unknown id gets the length 0, which every age has reached, so its row is invalid below.
         total = np.fromiter(
             (self._lengths.get(f.arrival.request_id, 0) for f in features), np.int64, count=len(features)
         )

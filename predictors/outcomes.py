@@ -1,9 +1,10 @@
-"""The outcome log: what finished, append-only, rotated and bounded; what refits read.
+"""The outcome log records the requests that ended, and refits read it. It is append-only, rotated and bounded in
+size.
 
     <folder>/outcomes-00000001.jsonl, ...   one JSON object a line: arrival, output tokens, finish time, reason
 
-Lines hold counts, parameters and keyed digests; the prompt's text only if `keep_text` says so. A line is
-written in one piece, so a crash leaves at most one torn line at a file's end: reading reports damage line by
+A line holds counts, parameters and keyed digests; it holds the prompt's text only with `keep_text`. Each line is
+written by one call, so a crash leaves at most one torn line at the end of a file. A reader reports each damaged
 line and goes on.
 """
 
@@ -26,7 +27,7 @@ _PREFIX, _SUFFIX = "outcomes-", ".jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A line that could not be read."""
+    """A line of the log that could not be read."""
 
     file: Path
     line: int
@@ -35,19 +36,21 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class LogContents:
-    """The contents of a log: outcomes in order of writing, and what is damaged."""
+    """The contents of a log: its outcomes in order of writing, and its damaged lines."""
 
     outcomes: tuple[Outcome, ...]
     damage: tuple[Damage, ...]
 
 
 class OutcomeLog:
-    """A writer. One process owns a folder; readers may read at any time."""
+    """A writer of the log in one folder. Only one process may write there; others may read at any time."""
 
     def __init__(
         self, folder: Path, max_file_bytes: int = 16 << 20, max_files: int = 16, keep_text: bool = False
     ) -> None:
-        """At most `max_files` files of about `max_file_bytes` each: the oldest are deleted."""
+        """The log keeps at most `max_files` files of at most `max_file_bytes` each (more for a single longer line)
+        and deletes the oldest.
+        """
         if max_file_bytes < 1 or max_files < 1:
             raise ValueError(f"a log of {max_files} files of {max_file_bytes} bytes holds nothing")
         folder.mkdir(parents=True, exist_ok=True)
@@ -81,12 +84,13 @@ class OutcomeLog:
             if self._file.write(line) != len(line):
                 raise OSError(errno.ENOSPC, "only a part of the line found room", str(self._folder))
         except OSError:
-            self._file.truncate(self._bytes)  # or the next line would be damaged too
+            # Without this the next line would be damaged too.
+            self._file.truncate(self._bytes)
             raise
         self._bytes += len(line)
 
     def close(self) -> None:
-        """Ends the file in use; a later `append` starts a new one."""
+        """Closes the current file; a later `append` starts a new one."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -95,7 +99,7 @@ class OutcomeLog:
         self.close()
         files = log_files(self._folder)
         number = 1 + (_number(files[-1]) if files else 0)
-        # A new file even after a restart: appending to a torn last line would damage two records.
+        # A restart starts a new file as well, because appending to a torn last line would damage two records.
         self._file = (self._folder / f"{_PREFIX}{number:08d}{_SUFFIX}").open("ab", buffering=0)
         self._bytes = 0
         for old in log_files(self._folder)[: -self._max_files]:
@@ -103,7 +107,7 @@ class OutcomeLog:
 
 
 def log_files(folder: Path) -> list[Path]:
-    """The log's files, oldest first."""
+    """Returns the files of the log in `folder`, oldest first."""
     found = [p for p in folder.glob(f"{_PREFIX}*{_SUFFIX}") if p.stem.removeprefix(_PREFIX).isdigit()]
     return sorted(found, key=_number)
 
@@ -113,8 +117,8 @@ def _number(path: Path) -> int:
 
 
 def read_log(folder: Path, newest: int | None = None) -> LogContents:
-    """The outcomes of a log folder, or its `newest` ones. Raises FileNotFoundError if there is no such
-    folder.
+    """Returns the outcomes of a log folder, or only its last `newest` ones, together with the damaged lines. Raises
+    FileNotFoundError if there is no such folder.
     """
     if not folder.is_dir():
         raise FileNotFoundError(
@@ -148,7 +152,7 @@ def _lines(path: Path) -> Iterator[tuple[int, Outcome | str]]:
 
 
 def to_json(outcome: Outcome) -> dict[str, Any]:
-    """One line of the log; absent values are left out."""
+    """Returns the JSON object of one line of the log, without values that are absent."""
     arrival = {k: v for k, v in asdict(outcome.arrival).items() if v is not None}
     arrival["sampling"] = {k: v for k, v in arrival["sampling"].items() if v is not None}
     return {
@@ -161,7 +165,7 @@ def to_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def from_json(row: Mapping[str, Any]) -> Outcome:
-    """The inverse of `to_json`. Raises KeyError, TypeError or ValueError for anything else."""
+    """Returns the outcome of which `to_json` made `row`. Raises KeyError, TypeError or ValueError for other data."""
     if row["v"] != LOG_VERSION:
         raise ValueError(f"log version {row['v']!r}, this code reads {LOG_VERSION}")
     facts = dict(row["arrival"])

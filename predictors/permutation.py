@@ -1,4 +1,4 @@
-"""Do the inputs carry any signal? Permutation tests, with and without a model."""
+"""Permutation tests of whether the features carry any signal about lengths, with and without a model."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from predictors.protocol import FeatureArray, Features, FloatArray, IntArray, Ou
 
 @dataclass(frozen=True, slots=True)
 class SignalTest:
-    """Do the features say anything about the length? `statistic` is the largest |rank correlation| of any
-    feature with the output length, `feature` its name, `p_value` the share of circular shifts of the lengths
-    with at least that much.
+    """The result of `signal_test`. `statistic` is the largest |rank correlation| of any feature with the output
+    length, and `feature` is that feature's name. `p_value` is the share of circular shifts of the lengths for which
+    the statistic is at least as large.
     """
 
     statistic: float
@@ -26,18 +26,19 @@ class SignalTest:
 
     @property
     def found(self) -> bool:
-        """Whether there is a signal, at the 1 % level."""
+        """True if the features carry a signal at the 1 % level."""
         return self.p_value <= 0.01
 
 
 def signal_test(
     outcomes: Sequence[Outcome], features: Sequence[Features], shifts: int = 999, seed: int = 0
 ) -> SignalTest:
-    """A permutation test over all features at once, so that many features make no false find.
+    """Tests all features at once for a signal about the output length, so that a large number of features does not
+    produce a false positive. Raises ValueError for fewer than 100 finished requests.
 
-    The lengths are shifted in a circle against the features: that breaks what ties a request to its length
-    and keeps how both drift, which free shuffling would mistake for signal. Absent values count as the
-    feature's median.
+    The lengths are shifted circularly against the features. A shift breaks the link between a request and its
+    length but keeps the drift of both over time, which free shuffling would mistake for signal. Absent values are
+    replaced by the feature's median.
     """
     kept = [i for i, o in enumerate(outcomes) if not o.censored]
     if len(kept) < 100:
@@ -70,7 +71,9 @@ def _ranked_columns(values: FeatureArray) -> tuple[list[str], FloatArray]:
 
 
 def _standard_ranks(values: FloatArray) -> FloatArray | None:
-    """Ranks (ties shared) with mean 0 and variance 1; None if all are equal."""
+    """Returns the ranks of `values` (ties share their mean rank), scaled to mean 0 and variance 1, or None if all
+    values are equal.
+    """
     _, where, counts = np.unique(values, return_inverse=True, return_counts=True)
     if counts.size < 2:
         return None
@@ -85,8 +88,8 @@ def permuted_brier(
     max_rows: int = 5_000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """(Brier of the model, mean Brier with each request's features swapped for another's): what the features
-    are worth to a fitted model. `rows_of(values, ages, windows)` predicts rows.
+    """Returns the model's Brier score, and its mean Brier score when each request gets another request's features.
+    The difference is the worth of the features to the model. `rows_of(values, ages, windows)` predicts rows.
     """
     rng = np.random.default_rng(seed)
     values = stack(held.features[held.first :])

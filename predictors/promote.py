@@ -1,9 +1,9 @@
-"""Refit, and whether the new model may take over.
+"""A refit fits a new model on the outcome log and decides whether it replaces the model in use.
 
-`refit` is one plain call with picklable arguments: the shell runs it in a process of its own, where it lowers
-its priority, so that it never slows serving. It fits on the older part of the outcome log and judges the new
-model and the one in use on the newest part. The new one has seen none of that; the one in use may have, which
-can only favour it. The pointer moves only if the new one wins.
+`refit` takes picklable arguments, and the router runs it in a separate process of low priority, so that it does not
+slow serving. It fits on the older part of the outcome log and judges the new model and the one in use on the newest
+part. The new model has seen none of that part. The one in use may have, which can only favour it. The new model is
+promoted only if it wins.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from predictors.train import default_windows, fit_split, metadata_of
 
 @dataclass(frozen=True, slots=True)
 class PromotionRules:
-    """The gains that a new model must show on held-out recent data, against the one in use."""
+    """The rules by which a new model may replace the one in use, judged on recent held-out data."""
 
     min_brier_gain: float = 0.002  # relative
     max_mae_loss: float = 0.01  # relative
@@ -35,14 +35,16 @@ class PromotionRules:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Promote or not, and why, in words with numbers."""
+    """Whether to promote a model, and the reason as a text with numbers."""
 
     promote: bool
     reason: str
 
 
 def decide(rules: PromotionRules, held_out_requests: int, current: Evaluation, new: Evaluation) -> Decision:
-    """Pure. Calibration may be worse than `max_ece` only if the current model's is worse still."""
+    """Decides whether `new` replaces `current`. The new calibration error may exceed `max_ece` only if it is no
+    larger than the current model's.
+    """
     if held_out_requests < rules.min_held_out_requests:
         return Decision(False, f"{held_out_requests} held-out requests are too few to judge by")
     old_brier, new_brier = current.overall.brier, new.overall.brier
@@ -62,7 +64,7 @@ def decide(rules: PromotionRules, held_out_requests: int, current: Evaluation, n
 
 @dataclass(frozen=True, slots=True)
 class RefitJob:
-    """One refit: where outcomes are, where models go, and how much of the log to use."""
+    """The arguments of one refit: the folders of the outcome log and of the models, and how much of the log to use."""
 
     log_folder: Path
     model_folder: Path
@@ -76,7 +78,9 @@ class RefitJob:
 
 @dataclass(frozen=True, slots=True)
 class RefitResult:
-    """The outcome of a refit: the version fitted (None: not enough data), whether it serves now, and why."""
+    """The result of a refit: the version fitted (None if there was not enough data), whether it was promoted, and
+    why.
+    """
 
     version: str | None
     promoted: bool
@@ -86,8 +90,8 @@ class RefitResult:
 
 
 def refit(job: RefitJob) -> RefitResult:
-    """Fits, judges, saves, and promotes if the new model wins. Run it in a process of its own: it lowers its
-    priority.
+    """Fits, judges and saves a model, and promotes it if it wins. Run it in a separate process, because it lowers
+    the process's priority.
 
     Raises ModelRefused for a damaged pointer, FileNotFoundError if there is no log, OSError if the disk
     refuses.
@@ -128,8 +132,8 @@ def _refit(job: RefitJob, outcomes: Sequence[Outcome], damaged: int) -> RefitRes
 
 
 def _in_use(folder: Path) -> tuple[Predictor, str]:
-    """The predictor to beat: the promoted model, or memorised survival if there is none or it cannot be
-    loaded.
+    """Returns the predictor that a new model has to beat, and a note for the reason. It is the promoted model, or
+    memorised survival if there is none or it cannot be loaded.
     """
     try:
         loaded = load_current(folder)

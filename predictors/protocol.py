@@ -1,13 +1,12 @@
-"""The contract every length and termination predictor keeps (BalanceRoute, appendix C.1).
+"""Every length and termination predictor keeps the contract below (BalanceRoute, appendix C.1).
 
 At age a (tokens generated so far), for a request that still runs, and for a window of H tokens:
 
     p  = P(total - a <= H | total > a)              -> Prediction.p_finish
     mu = E[total - a | a < total <= a + H]          -> Prediction.mean_remaining_tokens
 
-H belongs to the call: one fitted predictor serves a range of windows and refuses every other one. The
-composite of both and what a request carries between two calls are in `forecast.py`; nothing here decides or
-keeps time.
+H is an argument of each call. One fitted predictor serves a range of windows and refuses all others. `forecast.py`
+combines p and mu into the forecast that a request carries between two calls.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ class WindowNotCovered(PredictorError):
 
 
 class NotEnoughData(PredictorError):
-    """A fit was asked for on data that cannot carry it (empty, one class, too few requests)."""
+    """The data is not enough for a fit (it is empty, has one class only, or has too few requests)."""
 
 
 class FinishReason(StrEnum):
-    """Why a request left its worker. CANCELLED and ERROR leave the length *censored*: it was at least that
-    long.
+    """The reason why a request left its worker. After CANCELLED and ERROR its length is *censored*, which means
+    that the full length would have been at least that.
     """
 
     STOP = "stop"
@@ -53,7 +52,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampling and stop parameters of a request. None means that the source does not say."""
+    """The sampling and stop parameters of a request. None means that the source does not say."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -65,7 +64,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class TextSignals:
-    """Cheap signals of the prompt's text; see `text.py`. The text itself is not kept."""
+    """Numbers computed cheaply from the prompt's text (`text.py`). The text itself is not kept."""
 
     chars: int
     last_turn_chars: int
@@ -77,11 +76,11 @@ class TextSignals:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """Facts about a request that are known when it arrives. None means that the source lacks it; nothing is ever
-    made up.
+    """Facts about a request that are known when it arrives. A fact that the source lacks is None and never
+    invented.
 
-    `arrival_s` is seconds on any one clock; `wall_clock_s` is Unix time (UTC) where the source has it.
-    `prompt_key` and `template_key` name the whole normalised prompt and its head (`text.py`), `client` the
+    `arrival_s` is in seconds on one clock that all requests share; `wall_clock_s` is Unix time (UTC). `prompt_key`
+    and `template_key` are digests of the whole normalised prompt and of its head (`text.py`). `client` is the
     tenant.
     """
 
@@ -103,8 +102,8 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Features:
-    """The features of one request, taken once at its arrival: `values` is float32 (len(FEATURE_NAMES),), NaN
-    = absent.
+    """The features of one request, computed once at its arrival. `values` is float32 (len(FEATURE_NAMES),), with
+    NaN for an absent feature.
     """
 
     arrival: Arrival
@@ -113,7 +112,9 @@ class Features:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a request ended: `output_tokens` were generated, the last at `finish_s` (the clock of `arrival_s`)."""
+    """The end of a request: the number of tokens it generated, the time `finish_s` when it ended (on the clock of
+    `arrival_s`), and the reason.
+    """
 
     arrival: Arrival
     output_tokens: int
@@ -122,13 +123,13 @@ class Outcome:
 
     @property
     def censored(self) -> bool:
-        """True if the request would have gone on: its length is only a lower bound."""
+        """True if the request was stopped early, so that its length is only a lower bound."""
         return self.reason in (FinishReason.CANCELLED, FinishReason.ERROR)
 
 
 @dataclass(frozen=True, slots=True)
 class WindowRange:
-    """The windows H (tokens, both ends included) that a predictor answers for."""
+    """The range of windows H (tokens, both ends included) that a predictor covers."""
 
     low: int
     high: int
@@ -138,7 +139,9 @@ class WindowRange:
             raise ValueError(f"window range {self.low}..{self.high}: need 1 <= low <= high")
 
     def require(self, window_tokens: int, who: str) -> None:
-        """Raises WindowNotCovered unless low <= window_tokens <= high."""
+        """Raises WindowNotCovered unless low <= window_tokens <= high. `who` is the predictor's name for the
+        message.
+        """
         if not self.low <= window_tokens <= self.high:
             raise WindowNotCovered(
                 f"predictor {who!r} covers windows {self.low}..{self.high}, not H={window_tokens}; "
@@ -151,7 +154,7 @@ ANY_WINDOW = WindowRange(1, 1 << 40)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TotalLength:
-    """Expected total output length (n,) and its quantiles (n, len(levels)), tokens, given that the request
+    """The expected total output length (n,) and its quantiles (n, len(levels)), in tokens, given that the request
     still runs.
     """
 
@@ -162,10 +165,10 @@ class TotalLength:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prediction:
-    """A batch of answers, arrays of shape (n,).
+    """A predictor's answers for a batch of n requests, as arrays (n,).
 
-    Where `valid` is False the predictor abstains (p_finish is 0 and mean_remaining_tokens is H there): the
-    state machine takes that as *stays*. `total` is there if it was asked for.
+    Where `valid` is False the predictor abstains: p_finish is 0 and mean_remaining_tokens is H. The state machine
+    treats that as *stays*. `total` is None unless the caller asked for it.
     """
 
     p_finish: FloatArray
@@ -176,22 +179,22 @@ class Prediction:
 
 @runtime_checkable
 class Predictor(Protocol):
-    """A predictor as policies and shells know it. Calls are batched; `observe` may adapt it, `predict`
-    never does.
+    """The interface of a predictor. Calls are batched. `observe` may change what it predicts later; `predict` never
+    does.
     """
 
     @property
     def name(self) -> str:
-        """The realisation's name, as it appears in metrics and reports."""
+        """The name of the kind of predictor, as metrics and reports show it."""
         ...
 
     @property
     def windows(self) -> WindowRange:
-        """The windows H it answers for."""
+        """The windows H that the predictor covers."""
         ...
 
     def observe(self, outcome: Outcome) -> None:
-        """Takes in one finished request."""
+        """Lets the predictor learn from one request that has ended."""
         ...
 
     def predict(
@@ -207,7 +210,7 @@ class Predictor(Protocol):
 
 
 def check_batch(features: Sequence[Features], ages: IntArray) -> IntArray:
-    """The ages as int64 (n,). Raises ValueError on a length mismatch or a negative age."""
+    """Returns the ages as int64 (n,). Raises ValueError if there is not one age per request, or an age is negative."""
     array = np.asarray(ages, dtype=np.int64)
     if array.shape != (len(features),):
         raise ValueError(f"{len(features)} feature rows but ages of shape {array.shape}")

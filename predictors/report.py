@@ -1,4 +1,4 @@
-"""A training report: Markdown tables, and plots of calibration and error by age."""
+"""A training report consists of Markdown tables, and of plots of calibration and error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ _DASH = "–"
 
 
 def table(evaluations: Mapping[str, Evaluation]) -> str:
-    """All realisations, over all age points and windows, and the total length."""
+    """Returns a Markdown table with one row per predictor: its scores over all age points and windows, and those of
+    the total length.
+    """
     lines = [
         "| realisation | ROC-AUC | Brier | ECE | largest ECE of a window (by chance) | conditional MAE, tokens | "
         "pinball at arrival | pinball at age | MAE of the mean total | below q10 / q50 / q90 |",
@@ -38,14 +40,14 @@ def table(evaluations: Mapping[str, Evaluation]) -> str:
 
 
 def by_window(evaluations: Mapping[str, Evaluation]) -> str:
-    """Brier, ECE and conditional MAE per window H."""
+    """Returns a Markdown table of Brier score, ECE and conditional MAE for each window H."""
     return _grid(
         evaluations, {n: {f"H={w}": s for w, s in e.by_window.items()} for n, e in evaluations.items()}
     )
 
 
 def by_age(evaluations: Mapping[str, Evaluation]) -> str:
-    """Scores by the age at which was asked, all windows together."""
+    """Returns a Markdown table of Brier score, ECE and conditional MAE for each range of ages, over all windows."""
     return _grid(
         evaluations, {n: {f"age {a}": s for a, s in e.by_age.items()} for n, e in evaluations.items()}
     )
@@ -67,7 +69,7 @@ def _grid(evaluations: Mapping[str, Evaluation], cells: Mapping[str, Mapping[str
 
 
 def signal_line(signal: SignalTest | None) -> str:
-    """The permutation test's answer in one line."""
+    """Returns the result of the permutation test as one line of text."""
     if signal is None:
         return "Permutation test: too few held-out requests."
     verdict = "the features carry signal" if signal.found else "no signal found in the features"
@@ -82,8 +84,8 @@ def _number(value: float | None, digits: int) -> str:
 
 
 def plot(path: Path, title: str, evaluations: Mapping[str, Evaluation]) -> None:
-    """Writes a PNG: reliability, Brier by age relative to survival, conditional MAE by window. Needs
-    matplotlib (extra dev).
+    """Writes a PNG of three plots to `path`: reliability, Brier score by age relative to survival, and conditional
+    MAE by window. It needs matplotlib (extra dev).
     """
     import matplotlib as mpl
 
@@ -110,7 +112,7 @@ def plot(path: Path, title: str, evaluations: Mapping[str, Evaluation]) -> None:
         xlabel="predicted P(finish within H)", ylabel="observed", title="reliability, bins of 30+ rows"
     )
     age.set(xlabel="age, tokens", ylabel="Brier / Brier of survival", title="stage 1 by age")
-    # One bad age would make a flat line of all others.
+    # On a linear axis one bad age would flatten all other points.
     if age.get_ylim()[1] > 4:
         age.set_yscale("log")
     window.set(xlabel="window H, tokens", ylabel="conditional MAE / H", title="stage 2 by window")

@@ -1,8 +1,8 @@
-"""Training and evaluation samples: walking finished requests at age points (BalanceRoute C.2.2).
+"""Training and evaluation rows are made by walking finished requests at age points (BalanceRoute C.2.2).
 
-A request of T tokens gives one row per age a = 0, k, 2k, ... < T. The rows are what a router would ask at its
-refreshes, so their distribution is the one that a predictor is used on: long requests weigh more. Censored
-requests give no rows, as their label is unknown (the survival curve does use them).
+A request of T tokens gives one row per age a = 0, k, 2k, ... < T. A router asks at these ages when it refreshes
+forecasts, so rows have the distribution that a predictor meets in use; long requests give more rows. Censored
+requests give no rows, because their label is unknown (the survival curve does use them).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from predictors.protocol import BoolArray, FloatArray, IntArray, Outcome
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Walk:
-    """Rows (n,): index of the request, age, and tokens that remain at that age (>= 1)."""
+    """Rows (n,): the index of the request, its age, and the tokens that remain at that age (>= 1)."""
 
     request: IntArray
     ages: IntArray
@@ -27,16 +27,16 @@ class Walk:
         return int(self.ages.size)
 
     def finishes(self, windows: IntArray | int) -> BoolArray:
-        """The label of stage 1."""
+        """Returns the label of stage 1 for each row: whether it finishes within its window."""
         return self.remaining <= windows
 
 
 def walk(outcomes: Sequence[Outcome], stride_tokens: int, max_rows: int, seed: int) -> Walk:
-    """All age points of `outcomes`, or a uniform sample of `max_rows` of them. O(rows kept + requests)."""
+    """Returns all age points of `outcomes`, or a uniform sample of `max_rows` if there are more."""
     if stride_tokens < 1 or max_rows < 1:
         raise ValueError(f"stride {stride_tokens} and max_rows {max_rows} must be at least 1")
     lengths = np.array([0 if o.censored else o.output_tokens for o in outcomes], dtype=np.int64)
-    # Number of multiples of the stride in [0, T).
+    # The number of multiples of the stride in [0, T), for each request.
     points = -(-lengths // stride_tokens)
     ends = np.cumsum(points)
     total = int(ends[-1]) if ends.size else 0
@@ -51,9 +51,10 @@ def walk(outcomes: Sequence[Outcome], stride_tokens: int, max_rows: int, seed: i
 def walk_tails(
     outcomes: Sequence[Outcome], stride_tokens: int, horizon_tokens: int, max_rows: int, seed: int
 ) -> Walk:
-    """The rows of `walk` with no more than `horizon_tokens` left, or a uniform sample of `max_rows` of them.
+    """Returns the rows of `walk` with at most `horizon_tokens` left, or a uniform sample of `max_rows` if there are
+    more.
 
-    Stage 2 learns from these alone, and among all rows of long outputs they are rare.
+    Stage 2 learns only from these rows, and they are rare among all rows of long outputs.
     """
     if stride_tokens < 1 or horizon_tokens < 1 or max_rows < 1:
         raise ValueError("stride, horizon and max_rows must be at least 1")
@@ -73,8 +74,8 @@ def walk_tails(
 
 
 def draw_windows(n: int, low: int, high: int, seed: int) -> IntArray:
-    """n windows, log-uniform on low..high: a classifier that takes H as an input sees short and long ones
-    alike.
+    """Returns n windows drawn log-uniformly from low..high, so that a classifier with H as an input sees short and
+    long windows equally often.
     """
     u = np.random.default_rng(seed).random(n)
     drawn: FloatArray = low * np.exp(u * np.log((high + 1) / low))

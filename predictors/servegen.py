@@ -1,14 +1,14 @@
-"""ServeGen (Alibaba, github.com/alibaba/ServeGen): requests sampled from the published per-client
-distributions.
+"""Requests are sampled here from ServeGen's published per-client distributions (Alibaba,
+github.com/alibaba/ServeGen).
 
-Per client there is `chunk-N-trace.csv` (rows start_s, rate per s, cv, Gamma | Weibull, shape, scale: the gaps
-between requests in the 600 s that follow) and `chunk-N-dataset.json` (per 21,600 s: the marginal
-distributions of input and output tokens). Input and output are drawn independently given client and window,
-because that is all there is: no predictor can gain from a prompt's length here beyond what it says about the
-client.
+Each client has two files. `chunk-N-trace.csv` has rows of start_s, rate per s, cv, Gamma | Weibull, shape, scale; a
+row describes the gaps between requests in the 600 s from its start. `chunk-N-dataset.json` has the marginal
+distributions of input and output tokens for every 21,600 s. Input and output are drawn independently given client
+and window, because no joint distribution is published. So a prompt's length helps a predictor only by what it says
+about the client.
 
-The whole population makes some 16 requests/s; `sample` stretches every client's gaps alike so that the mix
-over the day stays and about `requests` come out.
+All clients together make some 16 requests/s. `sample` stretches every client's gaps by one factor, so that about
+`requests` requests come out and the mix over the day stays the same.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LENGTH_WINDOW_S = 21_600.0
 
 @dataclass(frozen=True, slots=True)
 class RateWindow:
-    """One client's gaps between requests in [start_s, start_s + 600)."""
+    """The distribution of one client's gaps between requests in [start_s, start_s + 600)."""
 
     start_s: float
     rate_per_s: float
@@ -44,20 +44,22 @@ class RateWindow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Marginal:
-    """A distribution over token counts: `values` and `cumulative` (m,)."""
+    """A distribution over token counts: the counts `values` (m,), ascending, and their `cumulative` weights (m,)."""
 
     values: IntArray
     cumulative: FloatArray
 
     def draw(self, rng: np.random.Generator) -> int:
-        """One draw."""
+        """Returns one token count drawn from the distribution."""
         at = int(np.searchsorted(self.cumulative, rng.random() * self.cumulative[-1], side="right"))
         return int(self.values[min(at, self.values.size - 1)])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Client:
-    """One client: its rate windows, and per length window (input, output)."""
+    """One client: its rate windows, and for each start of a length window the distributions of (input, output)
+    tokens.
+    """
 
     name: str
     rates: tuple[RateWindow, ...]
@@ -65,8 +67,8 @@ class Client:
 
 
 def load_clients(path: Path) -> list[Client]:
-    """All clients of a directory or a .tar(.xz) that holds chunk-N-trace.csv and chunk-N-dataset.json. Raises
-    TraceError.
+    """Returns all clients of a directory or a .tar(.xz) that holds chunk-N-trace.csv and chunk-N-dataset.json.
+    Raises TraceError if a file is missing or damaged.
     """
     texts = _texts(path)
     names = sorted(n.removesuffix("-trace.csv") for n in texts if n.endswith("-trace.csv"))
@@ -88,7 +90,9 @@ def load_clients(path: Path) -> list[Client]:
 
 
 def sample(clients: list[Client], requests: int, seed: int) -> list[Outcome]:
-    """About `requests` requests of one day, in order of arrival. The same arguments give the same sample."""
+    """Samples about `requests` requests from the clients' published span and returns them in order of arrival. The
+    same arguments give the same sample. Raises ValueError if the clients make no requests or `requests` is below 1.
+    """
     expected = sum(
         r.rate_per_s * RATE_WINDOW_S for c in clients for r in c.rates if _length_window(r) in c.lengths
     )
@@ -114,11 +118,12 @@ def sample(clients: list[Client], requests: int, seed: int) -> list[Outcome]:
 def _arrivals(
     client: Client, stretch: float, rng: np.random.Generator
 ) -> list[tuple[float, tuple[Marginal, Marginal]]]:
-    """Arrival times with the lengths to draw from. Operational time runs `1/stretch` as fast; a gap that
-    outlasts its window goes on in the next with what is left of it, in units of its own mean.
+    """Returns the client's arrival times, each with the length distributions to draw from. Every mean gap is
+    `stretch` times as long as published. A gap that outlasts its window continues in the next one: what is left of
+    it is kept in units of the mean gap.
     """
     found: list[tuple[float, tuple[Marginal, Marginal]]] = []
-    # Share of a mean gap until the first request: a random phase.
+    # The time to the first request is a random share of a mean gap.
     left = rng.random()
     for window in client.rates:
         lengths = client.lengths.get(_length_window(window))
@@ -135,7 +140,9 @@ def _arrivals(
 
 
 def _gap(window: RateWindow, rng: np.random.Generator) -> float:
-    """A gap in units of its mean: the fitted shape gives the burstiness, the measured rate the mean."""
+    """Draws a gap in units of its mean. The fitted shape gives the burstiness; the caller scales the gap by the
+    measured rate.
+    """
     if window.family == "Gamma":
         return float(rng.gamma(window.shape) / window.shape)
     from math import gamma
@@ -148,7 +155,7 @@ def _length_window(rate: RateWindow) -> float:
 
 
 def _texts(path: Path) -> dict[str, str]:
-    """File name (without folder) -> text, of the chunk files."""
+    """Returns the text of each chunk file by the file's name without its folder."""
     try:
         if path.is_dir():
             return {p.name: p.read_text("utf-8") for p in path.rglob("chunk-*") if p.is_file()}
@@ -190,8 +197,8 @@ def _lengths(name: str, text: str) -> dict[float, tuple[Marginal, Marginal]]:
 
 
 def _marginal(literal: str) -> Marginal | None:
-    """The published form is a Python dict in a JSON string; an empty one means that the window had no
-    request.
+    """Parses a published distribution, which is a Python dict in a JSON string. Returns None for an empty one,
+    which means that the window had no request.
     """
     table = ast.literal_eval(literal)
     if not table:

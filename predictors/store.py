@@ -1,11 +1,11 @@
-"""Fitted models on disk: one self-checking file each, and a pointer to the one in use.
+"""Fitted models are stored as one checksummed file each, beside a pointer to the model in use.
 
     <folder>/<version>.sluicemodel      magic, header length, header (JSON), payload (zlib of JSON)
     <folder>/current.json               {"current": version, "previous": version or null}
 
-The header holds the metadata and the payload's SHA-256 and size, so a torn or edited file is refused before
-any of it is used. Files appear by rename, never half-written. The payload is data only: loading one runs no
-code from it.
+The header holds the metadata and the payload's SHA-256 and size, so a torn or edited file is refused before it is
+used. A file is written under another name and then renamed, so it never appears half-written. The payload is data
+only, and loading it runs no code from it.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _POINTER = "current.json"
 
 
 class ModelRefused(PredictorError):
-    """A model file that must not be used; says why and what to do."""
+    """A model file must not be used; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """A model's facts about itself. Times are those of the data's own clock, seconds."""
+    """The metadata of a fitted model. Times are seconds on the clock of the data it was fitted on."""
 
     version: str
     source: str
@@ -53,20 +53,20 @@ class Metadata:
 
 
 def features_digest() -> str:
-    """Names the feature vector that this code makes: order and names."""
+    """Returns a digest of the names and the order of the features that this code makes."""
     return hashlib.sha256("\n".join(FEATURE_NAMES).encode()).hexdigest()[:16]
 
 
 def library_versions() -> dict[str, str]:
-    """Versions of what a model's meaning hangs on."""
+    """Returns the versions of the libraries on which a model's predictions depend."""
     from importlib.metadata import version
 
     return {name: version(name) for name in ("lightgbm", "numpy", "scikit-learn")}
 
 
 def save(folder: Path, model: LgbmModel, metadata: Metadata) -> Path:
-    """Writes <folder>/<version>.sluicemodel atomically and durably; returns its path. Refuses to replace a
-    version.
+    """Writes <folder>/<version>.sluicemodel atomically and durably, and returns its path. Raises PredictorError if
+    the version exists already.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{metadata.version}{SUFFIX}"
@@ -85,7 +85,9 @@ def save(folder: Path, model: LgbmModel, metadata: Metadata) -> Path:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """All of `data`, or nothing: a temporary file in the same folder, synced, then renamed."""
+    """Writes all of `data` to `path`, or nothing. It writes a temporary file in the same folder, syncs it, and
+    renames it.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -103,12 +105,14 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def read_metadata(path: Path) -> Metadata:
-    """The metadata of a model file, its payload checked too. Raises ModelRefused."""
+    """Returns the metadata of a model file after checking its payload. Raises ModelRefused for a damaged file."""
     return _open(path)[0]
 
 
 def load(path: Path) -> tuple[LgbmPredictor, Metadata]:
-    """The predictor in `path`. Raises ModelRefused for a damaged file, or one of other features or versions."""
+    """Returns the predictor in `path` and its metadata. Raises ModelRefused if the file is damaged, or was made
+    with other features or an incompatible version.
+    """
     metadata, payload = _open(path)
     _require_compatible(path, metadata)
     try:
@@ -167,14 +171,16 @@ def _require_compatible(path: Path, metadata: Metadata) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """The versions that are in use and kept."""
+    """The promoted version, and the one promoted before it."""
 
     current: str | None
     previous: str | None
 
 
 def read_pointer(folder: Path) -> Pointer:
-    """The pointer; both None if nothing was promoted yet. Raises ModelRefused if it is damaged."""
+    """Returns the folder's pointer, whose fields are both None if nothing was promoted yet. Raises ModelRefused if
+    it is damaged.
+    """
     path = folder / _POINTER
     if not path.exists():
         return Pointer(None, None)
@@ -186,8 +192,8 @@ def read_pointer(folder: Path) -> Pointer:
 
 
 def promote(folder: Path, version: str) -> Pointer:
-    """Makes `version` the current one, after loading it once, and keeps the old one as previous. Other
-    versions stay.
+    """Makes `version` the current model after loading it once, and the current one the previous. Returns the new
+    pointer. No file is deleted. Raises ModelRefused if the model cannot be loaded.
     """
     load(folder / f"{version}{SUFFIX}")
     old = read_pointer(folder)
@@ -197,14 +203,16 @@ def promote(folder: Path, version: str) -> Pointer:
 
 
 def load_current(folder: Path) -> tuple[LgbmPredictor, Metadata] | None:
-    """The promoted model, or None if there is none. Raises ModelRefused if it cannot be used."""
+    """Returns the promoted model and its metadata, or None if there is none. Raises ModelRefused if it cannot be
+    used.
+    """
     pointer = read_pointer(folder)
     return None if pointer.current is None else load(folder / f"{pointer.current}{SUFFIX}")
 
 
 def prune(folder: Path, keep: int) -> list[str]:
-    """Deletes the oldest models beyond `keep`, never the current or the previous one; returns the versions
-    deleted.
+    """Deletes the oldest models until `keep` are left besides the current and the previous one. Returns the deleted
+    versions.
     """
     if keep < 0:
         raise ValueError(f"keep {keep} must be >= 0")

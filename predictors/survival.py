@@ -1,17 +1,17 @@
-"""Empirical survival (BalanceRoute C.2.1): both stages read off the distribution F of finished lengths, O(log
-n).
+"""Empirical survival (BalanceRoute C.2.1) computes both stages from the distribution F of finished lengths, in
+O(log n).
 
     p(a, H)  = (F(a + H) - F(a)) / (1 - F(a))
     mu(a, H) = sum over a < t <= a + H of (t - a) dF(t)  /  (F(a + H) - F(a))
 
-F is the Kaplan-Meier estimate, so a cancelled request counts as "at least that long" and biases nothing;
-without such requests it is the plain empirical distribution. Prefix sums of dF and t dF make each answer two
-binary searches.
+F is the Kaplan-Meier estimate, so a cancelled request counts as "at least that long" and causes no bias. Without
+such requests F is the plain empirical distribution. With prefix sums of dF and t dF an answer takes two binary
+searches.
 
-Cold start: `weak_prior` adds pseudo-observations of a small total weight, which real ones soon outweigh.
-Beyond the longest length that carries mass there is nothing to read: the row is invalid.
+For a cold start `weak_prior` adds pseudo-observations of a small total weight, which real ones soon outweigh. At
+ages beyond the longest length with mass the answer is invalid.
 
-Not claimed: that lengths are independent of anything but age. That is what the other realisations are for.
+The model does not claim that only age determines the remaining length; the other predictors use more.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from predictors.protocol import (
     check_batch,
 )
 
-# Below this survivor mass a conditional probability is a quotient of rounding errors.
+# Below this survivor mass a conditional probability would be a quotient of rounding errors.
 _MIN_SURVIVORS = 1e-12
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SurvivalCurve:
-    """A distribution of total lengths. `times` ascending (m,); `mass`, `moment` (m + 1,) are the prefix sums
-    of dF and t dF, each starting at 0; `alive` (m + 1,) is the survivors' share *after* the first i times;
-    `weight` is the number of (pseudo-)observations behind it, and `at_risk` (m + 1,) how many of them
-    outlived the first i times.
+    """A distribution of total lengths. `times` (m,) are the distinct lengths, ascending. `mass` and `moment` (m +
+    1,) are the prefix sums of dF and t dF, each starting at 0. `alive` (m + 1,) is the share of survivors *after*
+    the first i times. `weight` is the number of (pseudo-)observations behind the curve, and `at_risk` (m + 1,) the
+    number of them that outlived the first i times.
     """
 
     times: FloatArray
@@ -61,8 +61,8 @@ class SurvivalCurve:
     def fit(
         cls, lengths: FloatArray, weights: FloatArray | None = None, censored: BoolArray | None = None
     ) -> SurvivalCurve:
-        """The Kaplan-Meier curve of `lengths` (n,) tokens. An empty input gives a curve that abstains
-        everywhere.
+        """Returns the Kaplan-Meier curve of `lengths` (n,) in tokens. An empty input gives a curve that abstains
+        everywhere. Raises ValueError for a negative or non-finite length.
         """
         values = np.asarray(lengths, dtype=np.float64)
         if values.size and not (np.isfinite(values).all() and values.min() >= 0):
@@ -73,7 +73,8 @@ class SurvivalCurve:
         deaths = np.bincount(where, weights=w * ended, minlength=times.size).astype(np.float64)
         leaving = np.bincount(where, weights=w, minlength=times.size).astype(np.float64)
         total = float(w.sum())
-        # Summed from the far end, the last survivor counts exactly and not as the rest of a long subtraction.
+        # Summing from the far end makes the count of the last survivors exact; a running subtraction would leave a
+        # rounding error there.
         at_risk = np.concatenate((np.cumsum(leaving[::-1])[::-1], [0.0])) if times.size else np.zeros(1)
         hazard = np.divide(deaths, at_risk[:-1], out=np.zeros_like(deaths), where=at_risk[:-1] > 0)
         before = np.concatenate(([1.0], np.cumprod(1.0 - np.minimum(hazard, 1.0))))
@@ -88,11 +89,15 @@ class SurvivalCurve:
         )
 
     def survivors(self, ages: IntArray) -> FloatArray:
-        """How many (pseudo-)observations outlived each age: the evidence behind an answer, (n,)."""
+        """Returns the number (n,) of (pseudo-)observations that outlived each age, which is the evidence behind an
+        answer.
+        """
         return self.at_risk[np.searchsorted(self.times, ages, side="right")]
 
     def window(self, ages: IntArray, windows: IntArray) -> tuple[FloatArray, FloatArray, BoolArray]:
-        """(p, mu, valid), each (n,), for windows (n,). Invalid rows carry p = 0 and mu = their window."""
+        """Returns (p, mu, valid), each (n,), for ages and windows (n,). Invalid rows have p = 0 and mu = their
+        window.
+        """
         low = np.searchsorted(self.times, ages, side="right")
         high = np.searchsorted(self.times, ages + windows, side="right")
         alive = self.alive[low]
@@ -105,7 +110,9 @@ class SurvivalCurve:
         return np.clip(p, 0.0, 1.0), np.clip(mu, 1.0, windows), valid
 
     def typical_lengths(self, count: int = 500) -> list[int]:
-        """`count` quantiles of the distribution, evenly spaced: a stand-in for the lengths themselves."""
+        """Returns `count` evenly spaced quantiles of the distribution, which stand in for the lengths themselves.
+        An empty curve gives an empty list.
+        """
         if not self.times.size or self.mass[-1] <= 0.0:
             return []
         goals = (np.arange(count) + 0.5) / count * self.mass[-1]
@@ -113,7 +120,9 @@ class SurvivalCurve:
         return [int(t) for t in self.times[at]]
 
     def total(self, ages: IntArray, levels: tuple[float, ...] = QUANTILE_LEVELS) -> TotalLength:
-        """Mean and quantiles of the total length given total > age. Where nothing is known: age + 1."""
+        """Returns the mean and the quantiles of the total length given total > age. Both are age + 1 where no
+        longer length is known.
+        """
         low = np.searchsorted(self.times, ages, side="right")
         rest = self.mass[-1] - self.mass[low]
         known = rest > _MIN_SURVIVORS
@@ -131,7 +140,8 @@ class SurvivalCurve:
 def weak_prior(
     weight: float = 8.0, median_tokens: float = 150.0, sigma: float = 1.5, points: int = 64
 ) -> tuple[FloatArray, FloatArray]:
-    """Pseudo-observations (lengths, weights), `points` quantiles of a lognormal with `weight` in total.
+    """Returns pseudo-observations (lengths, weights), each (points,): quantiles of a lognormal, whose weights sum
+    to `weight`.
 
     ASSUMPTION: median and spread are between those of the published chat and code traces (Azure 2023,
     ServeGen).
@@ -164,7 +174,7 @@ class EmpiricalSurvival:
     def fit(
         cls, outcomes: Iterable[Outcome], prior_weight: float = 8.0, frozen: bool = True
     ) -> EmpiricalSurvival:
-        """A predictor that has seen `outcomes`, and by default learns nothing more."""
+        """Returns a predictor that has learned from `outcomes`. By default it is frozen and ignores later outcomes."""
         lengths = [(o.output_tokens, o.censored) for o in outcomes]
         made = cls(capacity=max(len(lengths), 1), prior_weight=prior_weight, frozen=frozen)
         made._lengths.extend(lengths)
@@ -173,7 +183,7 @@ class EmpiricalSurvival:
 
     @property
     def curve(self) -> SurvivalCurve:
-        """The curve in use."""
+        """The curve from which the predictor answers."""
         return self._curve
 
     def _build(self) -> SurvivalCurve:
@@ -188,8 +198,8 @@ class EmpiricalSurvival:
         )
 
     def observe(self, outcome: Outcome) -> None:
-        """Takes the length in; the curve follows once 2 % (at least one, at most 1,000) have come since it
-        was built.
+        """Adds the outcome's length, unless the predictor is frozen. The curve is rebuilt when the new lengths
+        since the last time are 2 % of all (at least 1, at most 1,000).
         """
         if self._frozen:
             return
@@ -201,7 +211,7 @@ class EmpiricalSurvival:
     def predict(
         self, features: Sequence[Features], ages: IntArray, window_tokens: int, with_total: bool = False
     ) -> Prediction:
-        """See `Predictor.predict`. Features matter only for their max_tokens."""
+        """See `Predictor.predict`. Of the features only max_tokens is used."""
         self.windows.require(window_tokens, self.name)
         ages = check_batch(features, ages)
         windows, capped = row_windows(features, ages, window_tokens)

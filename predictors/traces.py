@@ -1,15 +1,16 @@
-"""Loaders of the published traces that predictors are fitted and judged on. The project ships none of them.
+"""The loaders here read the published traces on which predictors are fitted and judged. The project ships none of
+them.
 
 - mooncake: Mooncake (FAST'25), github.com/kvcache-ai/Mooncake; JSON lines of timestamp ms, input_length,
   output_length, hash_ids
 - azure2023: github.com/Azure/AzurePublicDataset; CSV of TIMESTAMP, ContextTokens, GeneratedTokens
 - servegen: github.com/alibaba/ServeGen; per client rate windows and length marginals (`servegen.py`)
 
-The traces say when a request came, not when it ended. A finish time is needed to decide whose length is known
-when: it is set to arrival + FIRST_TOKEN_S + output * TOKEN_S. Nothing else uses it.
+The traces say when a request came, not when it ended. A finish time is needed to decide which lengths are known at
+a given time. It is set to arrival + FIRST_TOKEN_S + output * TOKEN_S, and is used for nothing else.
 
-ServeGen's prompts have no identity; Mooncake's `hash_ids` name the prompt's 512-token blocks, so its prompt,
-its head and its conversation can be told; Azure has lengths alone. What a source lacks stays None.
+ServeGen's prompts have no identity. Mooncake's `hash_ids` name the prompt's 512-token blocks, which identify the
+prompt, its head and its conversation. Azure has only lengths. A field that the source lacks stays None.
 """
 
 from __future__ import annotations
@@ -27,18 +28,21 @@ from typing import TypeAlias
 from predictors.protocol import Arrival, Outcome, PredictorError
 from predictors.text import digest
 
-FIRST_TOKEN_S = 1.0  # ASSUMPTION: queue and prefill of a loaded system
-TOKEN_S = 0.03  # ASSUMPTION: about 33 tokens a second and request
+# ASSUMPTION: queue and prefill under load
+FIRST_TOKEN_S = 1.0
+TOKEN_S = 0.03  # ASSUMPTION: 33 tokens/s per request
 MOONCAKE_BLOCK_TOKENS = 512
 _TEMPLATE_BLOCKS = 2
 
 
 class TraceError(PredictorError):
-    """A trace file that cannot be read; names the file, and the line where there is one."""
+    """A trace file cannot be read; the message names the file and, if there is one, the line."""
 
 
 def open_text(path: Path) -> io.TextIOBase:
-    """The file as text, xz-compressed or not."""
+    """Opens a trace file as text, decompressing a name that ends in .xz. Raises TraceError if there is no such
+    file.
+    """
     if not path.is_file():
         raise TraceError(
             f"{path}: no such trace file; predictors/traces.py says where the originals are published"
@@ -62,8 +66,8 @@ class TraceRow:
 
 
 def trace_rows(path: Path) -> Iterator[TraceRow]:
-    """The rows of a Mooncake (.jsonl) or Azure 2023 (.csv) trace, plain or .xz, in the file's order, one at a
-    time. Raises TraceError with file and line.
+    """Yields the rows of a Mooncake (.jsonl) or Azure 2023 (.csv) trace, plain or .xz, in the file's order. Raises
+    TraceError with file and line.
     """
     _, read = _reader(path)
     with open_text(path) as lines:
@@ -74,12 +78,14 @@ def trace_rows(path: Path) -> Iterator[TraceRow]:
 
 
 def trace_format(path: Path) -> str:
-    """`mooncake` or `azure2023`, by the file's name. Raises TraceError."""
+    """Returns `mooncake` or `azure2023`, according to the file's name. Raises TraceError for any other name."""
     return _reader(path)[0]
 
 
 def load_trace(path: Path) -> list[Outcome]:
-    """The trace at `path` (`trace_rows`) in order of arrival. Raises TraceError."""
+    """Returns the requests of the trace at `path` as outcomes in order of arrival. Raises TraceError if it is
+    damaged or empty.
+    """
     of = _OUTCOMES[trace_format(path)]
     outcomes = list(of(path, trace_rows(path)))
     if not outcomes:
@@ -88,19 +94,20 @@ def load_trace(path: Path) -> list[Outcome]:
 
 
 def finish_time_s(arrival_s: float, output_tokens: int) -> float:
-    """When a traced request is taken to have ended: see the module."""
+    """Returns the time at which a traced request is assumed to have ended, by the module's formula."""
     return arrival_s + FIRST_TOKEN_S + TOKEN_S * output_tokens
 
 
 def conversation(hash_ids: Sequence[int]) -> str | None:
-    """Turns of one conversation repeat its head; the first block alone is a system prompt that all share. A
-    head is whole blocks only, so a prompt of less than three has none that a later turn would repeat.
+    """Returns a key of the prompt's conversation: the digest of its first two blocks, which later turns repeat. One
+    block is not enough, because it is a system prompt that all conversations share. Only whole blocks repeat and
+    the last block may be partly filled, so a prompt of fewer than three blocks gets None.
     """
     return None if len(hash_ids) <= _TEMPLATE_BLOCKS else digest(str(list(hash_ids[:_TEMPLATE_BLOCKS])))
 
 
 def prompt_key(hash_ids: Sequence[int], prompt_tokens: int) -> str:
-    """Names the exact prompt."""
+    """Returns a key of the exact prompt."""
     return digest(f"{list(hash_ids)} {prompt_tokens}")
 
 
@@ -163,7 +170,7 @@ def _azure2023_rows(path: Path, lines: io.TextIOBase) -> Iterator[TraceRow]:
         )
     for row in reader:
         try:
-            # Seven decimals of a second: one more than datetime takes.
+            # The trace has seven decimals of a second, one more than datetime accepts.
             moment = datetime.fromisoformat(row["TIMESTAMP"][:26]).replace(tzinfo=UTC)
             prompt, output = int(row["ContextTokens"]), int(row["GeneratedTokens"])
             _check_counts(prompt, output)

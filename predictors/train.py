@@ -1,4 +1,6 @@
-"""From outcomes to a judged model: the split by time, all realisations on the held-out part, metadata."""
+"""Training splits outcomes by time, fits a model on the first part, judges all predictors on the held-out part, and
+makes the model's metadata.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,12 @@ _SWEEP = (1, 8, 24, 48, 96)
 
 
 def quiet(_: str) -> None:
-    """A progress function that says nothing."""
+    """Ignores a progress message."""
 
 
 def load_source(path: Path, requests: int, seed: int) -> list[Outcome]:
-    """Outcomes in order of arrival from a trace file, a ServeGen folder or archive (sampled: about
-    `requests`), or an outcome log's folder. Raises TraceError or FileNotFoundError.
+    """Returns outcomes in order of arrival from a trace file, the folder of an outcome log, or a ServeGen folder or
+    archive, of which about `requests` requests are sampled. Raises TraceError.
     """
     if path.is_dir() and any(path.glob("outcomes-*.jsonl")):
         return sorted(read_log(path).outcomes, key=lambda o: o.arrival.arrival_s)
@@ -42,7 +44,7 @@ def load_source(path: Path, requests: int, seed: int) -> list[Outcome]:
 
 
 def default_windows(windows: WindowRange) -> tuple[int, ...]:
-    """The windows that a report shows: the sweep's, as far as the range covers them, and the range's ends."""
+    """Returns the windows that a report shows: the ends of the range, and the swept windows inside it."""
     inside = {w for w in _SWEEP if windows.low <= w <= windows.high}
     return tuple(sorted(inside | {windows.low, windows.high}))
 
@@ -54,8 +56,8 @@ def fit_split(
     config: LgbmConfig,
     progress: Progress = quiet,
 ) -> LgbmPredictor:
-    """A LightGBM model of the requests before `first_held_out`, less those that had not ended when it
-    arrived: their lengths were not known then.
+    """Fits a LightGBM model on the requests before index `first_held_out`. Requests that had not ended when that
+    one arrived are left out, because their lengths were not known then. Raises NotEnoughData.
     """
     now_s = outcomes[first_held_out].arrival.arrival_s if first_held_out < len(outcomes) else float("inf")
     known = [i for i in range(first_held_out) if outcomes[i].finish_s < now_s]
@@ -65,8 +67,9 @@ def fit_split(
 
 
 def references(outcomes: Sequence[Outcome], first: int) -> dict[str, Predictor]:
-    """Predictors that LightGBM is compared with. *survival* and *constant* are fitted on the training part and frozen;
-    the others start empty and learn from each outcome as it comes, training part included.
+    """Returns the predictors that LightGBM is compared with, by name. *survival* and *constant* are fitted on the
+    training part and frozen; the others start empty and learn from each outcome as it comes, training part
+    included.
     """
     train = outcomes[:first]
     made: dict[str, Predictor] = {
@@ -87,7 +90,9 @@ def references(outcomes: Sequence[Outcome], first: int) -> dict[str, Predictor]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Judged:
-    """A fitted model and how everything did on the held-out part, by name; `signal` is tested there too."""
+    """A fitted model, the evaluation of each predictor by name, and the signal test, all on the held-out part.
+    `signal` is None if fewer than 100 held-out requests finished.
+    """
 
     predictor: LgbmPredictor
     evaluations: dict[str, Evaluation]
@@ -100,7 +105,9 @@ class Judged:
 def train_and_judge(
     outcomes: Sequence[Outcome], config: LgbmConfig, held_out_share: float = 0.2, progress: Progress = quiet
 ) -> Judged:
-    """Fits on the first part by time and judges every realisation on the rest. Raises NotEnoughData."""
+    """Fits on the first part by time and judges every predictor on the rest. Raises NotEnoughData if the data is
+    too small.
+    """
     if not 0.0 < held_out_share < 1.0:
         raise ValueError(f"held_out_share {held_out_share} must lie between 0 and 1")
     first = int(len(outcomes) * (1.0 - held_out_share))
@@ -131,7 +138,9 @@ def metadata_of(
     config: LgbmConfig,
     evaluations: Sequence[Evaluation],
 ) -> Metadata:
-    """The metadata; the version is a digest of the model itself, so the same fit has the same name."""
+    """Returns the metadata of a fitted model. The version contains a digest of the model, so that equal fits have
+    equal names.
+    """
     digest = hashlib.sha256(json.dumps(to_payload(model)).encode()).hexdigest()[:12]
     return Metadata(
         version=f"lgbm-{len(trained_on)}-{digest}",
@@ -148,7 +157,7 @@ def metadata_of(
 
 
 def summary(evaluation: Evaluation) -> Mapping[str, float | None]:
-    """The numbers of one line of a report."""
+    """Returns the scores that a stored model's metadata keeps of an evaluation."""
     o, t = evaluation.overall, evaluation.total_at_arrival
     return {
         "roc_auc": o.roc_auc,
