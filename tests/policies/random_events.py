@@ -177,5 +177,6 @@ class Life:
         decode = rng.choice(
             [ev.PolicyChoice(rng.choice(sorted(DECODE))), ev.PolicyChoice("power_of_two", {"choices": 0})]
         )
-        config = rng.choice([{}, {"max_queue": rng.choice([1, 4, 64])}, {"kv_high_water": 2}])
+        wrong = {"kv_high_water": 2} if self.now_s % 1 < 0.5 else {"no_such_limit": 1}
+        config = rng.choice([{}, {"max_queue": rng.choice([1, 4, 64])}, wrong])
         return ev.PoliciesChanged(self.now_s, prefill, decode, config)
