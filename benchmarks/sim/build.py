@@ -1,4 +1,4 @@
-"""Engines and links from a configuration, and a workload's prompts in the block size of the engines."""
+"""Functions that build a simulation's engines and links from its configuration, and a prompt's block hashes."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +15,10 @@ MASK64 = 2**64 - 1
 
 
 class Links:
-    """The network, or where there is none a fixed bandwidth per engine kind. `oracle` is None without a network."""
+    """The links between engines: the configured network, or without one a fixed bandwidth per engine kind.
+
+    `network` and `oracle` are None where the configuration has no network.
+    """
 
     def __init__(self, config: SimConfig, kernel: Kernel) -> None:
         self.network: KvNetwork | None = None
@@ -26,7 +29,7 @@ class Links:
             self.network, self.oracle = config.network.build(kernel, config.seed)
 
     def of(self, spec: EngineSpec) -> KvNetwork:
-        """The network that moves the KV of engines of that kind."""
+        """Returns the network that moves KV into engines of the kind `spec`."""
         if self.network is not None:
             return self.network
         if spec.name not in self._fixed:
@@ -37,7 +40,10 @@ class Links:
 def build_engines(
     config: SimConfig, kernel: Kernel, owner: Owner, meter: Meter, links: Links
 ) -> tuple[dict[str, Worker], list[StepGroup]]:
-    """All workers by name, in the configuration's order, and the groups that they step in."""
+    """Builds the workers and the groups in which they step.
+
+    Returns (workers by name in the configuration's order, step groups).
+    """
     workers: dict[str, Worker] = {}
     groups: list[StepGroup] = []
     barriers: dict[str, list[Worker]] = {}
@@ -57,8 +63,11 @@ def build_engines(
 
 
 def hashes_of(work: WorkloadRequest, engines: Sequence[EngineSpec]) -> tuple[int, ...]:
-    """Hashes of the prompt's full blocks in the engines' block size, from the workload's larger ones. Empty where no
-    engine caches prefixes. Raises ValueError where the sizes do not divide, or engines that cache differ in theirs.
+    """Returns the hashes of the prompt's full blocks in the engines' block size.
+
+    They are made from the hashes of the workload's blocks, which are as large or larger.
+    Returns () where no engine caches prefixes. Raises ValueError where the workload's block size is no multiple of the
+    engines', or where the engines that cache prefixes differ in block size.
     """
     if not work.block_hashes:
         return ()

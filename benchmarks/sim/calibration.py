@@ -3,8 +3,9 @@
     prefill    TTFT     = prefill_base_s + prefill_per_token_s * prompt_tokens
     decode     a step   = decode_base_s + decode_per_seq_s * n + decode_per_kv_token_s * KV tokens
 
-Least squares of the relative errors, no coefficient below 0: a coefficient that would be is left out and the others are
-fitted again, all subsets being tried (there are seven at most). `benchmarks.live.calibrate` measures.
+The fit minimises the squares of the relative errors with no coefficient below 0. For this, every subset of the
+coefficients is fitted (there are seven at most), and the best one without a negative coefficient is taken.
+`benchmarks.live.calibrate` makes the measurements.
 """
 
 import itertools
@@ -22,7 +23,7 @@ from predictors.protocol import FloatArray
 
 @dataclass(frozen=True, slots=True)
 class PrefillTime:
-    """A measured prefill. `ttft_s`: from the request's start to its first token, on an idle server."""
+    """A measured prefill. `ttft_s` is the time from the request's start to its first token, on an idle server."""
 
     prompt_tokens: int
     ttft_s: float
@@ -30,7 +31,7 @@ class PrefillTime:
 
 @dataclass(frozen=True, slots=True)
 class DecodeTime:
-    """A measured decode. `step_s`: mean time between tokens while `sequences` ran; `kv_tokens`: their mean sum."""
+    """A measured decode. While `sequences` ran, a step took `step_s` on average and they held `kv_tokens` in total."""
 
     sequences: float
     kv_tokens: float
@@ -38,13 +39,17 @@ class DecodeTime:
 
 
 class CalibrationError(ValueError):
-    """The measurements cannot carry a fit; the message says what is missing."""
+    """The error of measurements that do not suffice for a fit; the message says what is missing."""
 
 
 def fit(
     like: TimingProfile, source: str, prefills: Sequence[PrefillTime], decodes: Sequence[DecodeTime]
 ) -> tuple[TimingProfile, dict[str, Any]]:
-    """The profile `like` with its five step times fitted, and the errors that the fit left. Raises CalibrationError."""
+    """Fits the five coefficients of prefill and decode to the measurements.
+
+    Returns (the profile `like` with these coefficients, the remaining errors and the measurements). Raises
+    CalibrationError.
+    """
     if len({p.prompt_tokens for p in prefills}) < 2:
         raise CalibrationError("prefill: measure at least two prompt lengths")
     if len({(d.sequences, d.kv_tokens) for d in decodes}) < 3:
@@ -82,8 +87,10 @@ def write_profile(
     prefills: Sequence[PrefillTime],
     decodes: Sequence[DecodeTime],
 ) -> None:
-    """Fits, and writes the profile with its residuals to `out`; KV size and transfer, which HTTP does not show, are
-    those of the profile `like`. Raises CalibrationError, ProfileError.
+    """Fits a profile and writes it with its residuals to `out`.
+
+    KV size and transfer times cannot be seen over HTTP, so they are copied from the profile `like`. Raises
+    CalibrationError or ProfileError.
     """
     other = profiles.load(like)
     source = f"measured by {measured_by}; KV size and transfer as in: {other.source}"
@@ -93,7 +100,10 @@ def write_profile(
 
 
 def nonnegative_fit(design: FloatArray, measured: FloatArray) -> list[float]:
-    """The coefficients >= 0 of least squared relative error. `measured` > 0, shape (n,); `design` (n, k), k <= 3."""
+    """Returns the k coefficients >= 0 for which `design` times them has the least squared relative error.
+
+    `design` is (n, k) with k <= 3; `measured` is (n,), all above 0. Raises CalibrationError where one is not.
+    """
     if not (np.isfinite(measured).all() and (measured > 0).all()):
         raise CalibrationError("a measured time is not above 0 s")
     scaled = design / measured[:, None]
@@ -113,7 +123,7 @@ def nonnegative_fit(design: FloatArray, measured: FloatArray) -> list[float]:
 
 
 def _residuals(fitted: FloatArray, measured: FloatArray) -> dict[str, float]:
-    """Relative errors of the fit, in per cent."""
+    """Returns the root mean square and the greatest magnitude of the fit's relative errors, in per cent."""
     relative = 100 * (fitted / measured - 1)
     return {
         "rms_percent": round(float(np.sqrt((relative**2).mean())), 3),

@@ -1,7 +1,8 @@
-"""A run as a Chrome trace (chrome://tracing, Perfetto): prefill, transfer and decode spans on a lane per worker.
+"""Writes a run as a Chrome trace, for chrome://tracing or Perfetto, with spans for prefill, transfer and decode.
 
-Format: JSON object with `traceEvents`; complete events (ph "X") with ts and dur in microseconds of virtual time. A
-process is a worker, a thread one of its lanes: spans that overlap get lanes of their own.
+The file is a JSON object with `traceEvents`. A span is a complete event (ph "X") whose ts and dur are microseconds of
+virtual time. A worker is a process of the trace. Its spans that overlap are drawn on different lanes, the threads of
+that process.
 """
 
 import heapq
@@ -12,12 +13,15 @@ from typing import Any
 
 from benchmarks.sim.records import RequestRecord, RunResult
 
-# Worker, kind, request_id, begin and end in seconds.
+# A span is a tuple (worker, kind, request_id, begin in seconds, end in seconds).
 Span = tuple[str, str, str, float, float]
 
 
 def spans(records: Iterable[RequestRecord]) -> list[Span]:
-    """Spans of work by place and time, without those that have not ended. Queueing shows as the gap before a span."""
+    """Returns the spans of the requests' prefills, transfers and decodes.
+
+    Spans that have not ended are left out. Time in a queue has no span; it shows as the gap before one.
+    """
     found: list[Span] = []
     for r in records:
         parts = [("prefill", r.prefill_worker, r.prefill_started_s, r.prefill_done_s)]
@@ -35,7 +39,7 @@ def spans(records: Iterable[RequestRecord]) -> list[Span]:
 
 
 def trace_events(result: RunResult) -> list[dict[str, Any]]:
-    """The events of the trace, in a fixed order."""
+    """Returns the events of the trace, ordered by worker and time."""
     by_worker: dict[str, list[Span]] = {}
     for span in spans(result.requests):
         by_worker.setdefault(span[0], []).append(span)
@@ -65,5 +69,5 @@ def trace_events(result: RunResult) -> list[dict[str, Any]]:
 
 
 def write(result: RunResult, path: Path) -> None:
-    """Writes the trace file."""
+    """Writes the run as a trace file to `path`."""
     path.write_text(json.dumps({"traceEvents": trace_events(result), "displayTimeUnit": "ms"}))

@@ -1,11 +1,13 @@
-"""The simulated cluster: the router's own `Dispatcher`, fed with what engines and ingress would tell it.
+"""The simulated cluster: the live router's `Dispatcher` with simulated engines and a simulated ingress around it.
 
-`simulate(config, workload)` is the one entry. Nothing is decided here: events go in, the dispatcher's actions are
-carried out (`ingress`), engines step (`engine`), KV moves (`pull`, over the network or fixed links). Periods, hops and
-retries are `ControlPlane`'s. The event log is the live router's (`policies.journal.lines`), so it replays.
+`simulate(config, workload)` runs a simulation. This module decides nothing. It gives events to the dispatcher, whose
+actions `ingress` carries out; engines step (`engine`) and KV moves over the network or fixed links (`pull`).
+`ControlPlane` has the periods, the latencies of messages and the number of retries. The event log has the format of the
+live router's (`policies.journal.lines`), so it can be replayed.
 
-Reported per period and not per event, as by the live processes: engine status, progress (all that gained a token in one
-`ProgressedMany`), KV events, forecasts, ticks, the network oracle. A progress report takes no time on its way.
+As in the live system, some events come once a period and not at each change: engine status, progress (one
+`ProgressedMany` for all requests that gained a token), forecasts, ticks and the network oracle. Changes of a prefix
+cache are reported in batches, when its engine begins or ends steps. A progress report arrives without delay.
 """
 
 from collections import Counter
@@ -29,14 +31,17 @@ from policies.routing.registry import decode_policy, prefill_policy
 from policies.state import events as ev
 
 Progress = Callable[[int, float], None]
-"""A callback that hears now and then how many requests have ended, and the virtual time."""
+"""A callback that is called on every tick with the number of requests that have ended and the virtual time (s)."""
 
 SETTLE_S = 1.0
-"""Virtual seconds to go on after the last request, so that its last messages arrive: many times a hop."""
+"""Virtual seconds for which a run goes on after its last request, so that the last messages arrive.
+
+It is thousands of times the latency of a message (`ControlPlane.hop_s`).
+"""
 
 
 class SimulationError(ValueError):
-    """The workload or the configuration cannot be simulated; the message names the request or the option."""
+    """The error of a workload or configuration that cannot be simulated; its message names the request or option."""
 
 
 def simulate(
@@ -45,16 +50,17 @@ def simulate(
     journal: Callable[[str], object] | None = None,
     progress: Progress | None = None,
 ) -> RunResult:
-    """Runs `workload` (in order of `at_s`) through the cluster; the same arguments give the same result, to the bit.
+    """Runs `workload` (in order of `at_s`) through the cluster and returns the records of the run.
 
-    `journal` is given the event log in pieces of whole lines. Raises SimulationError for a workload out of order or out
-    of range, ValueError for an impossible configuration, PolicyError for a policy that broke its contract.
+    The same arguments give the same result, to the bit. `journal` is called with pieces of the event log, each of whole
+    lines. Raises SimulationError for a workload out of order or out of range, ValueError for an impossible
+    configuration, and PolicyError for a policy that broke its contract.
     """
     return Cluster(config, iter(workload), journal, progress).run()
 
 
 class Cluster:
-    """One run: the router's side of it."""
+    """One run of a simulation. It does the router's part, and begins and ends the measurement."""
 
     def __init__(
         self,
@@ -90,7 +96,8 @@ class Cluster:
         )
         self._kv_seq = dict.fromkeys(self.workers, 0)
         self._records: list[RequestRecord] = []
-        self._measured: set[str] = set()  # live or still to come to an end
+        # Ids of the measured requests that have not ended.
+        self._measured: set[str] = set()
         self._ended = 0
         self._exhausted = self._closed_window = False
         self._end_s = 0.0
@@ -103,7 +110,7 @@ class Cluster:
     # ------------------------------------------------------------------------------------------------------- running
 
     def run(self) -> RunResult:
-        """To the end of the last measured request."""
+        """Runs until the last measured request has ended (without `drain` until the window has); returns the result."""
         config, kernel, control = self.config, self.kernel, self.config.control
         for worker in self.workers.values():
             spec = worker.spec
@@ -199,7 +206,8 @@ class Cluster:
             return
         if not self._closed_window:
             if self.kernel.now_s >= self.config.warmup_s:
-                self._close_window()  # comes back here
+                # Closing the window calls this method again.
+                self._close_window()
             else:
                 self.kernel.at(self.config.warmup_s, self._look_for_end)
         elif self._exhausted and not self.ingress.live:
@@ -208,7 +216,7 @@ class Cluster:
             self.kernel.stop()
 
     def _settle(self) -> None:
-        """Stops when the last messages have arrived and the steps that cancelled requests were in are over."""
+        """Stops the run once no engine is stepping; a step goes on after its requests were cancelled."""
         if any(group.stepping for group in self._groups):
             self.kernel.after(SETTLE_S, self._settle)
         else:
@@ -234,12 +242,12 @@ class Cluster:
     # ---------------------------------------------------------------------------------------- the router (Router)
 
     def feed(self, event: ev.Event) -> None:
-        """Gives one event to the dispatcher and to the journal, and carries out the actions."""
+        """Passes one event to the dispatcher, records it in the journal, and carries out the dispatcher's actions."""
         actions: list[Action] = []
         error: ev.StaleEvent | None = None
         try:
             actions = self.dispatcher.handle(event)
-        # a message crossed another one on its way, which also happens on sockets
+        # The message crossed another one on its way, which also happens on sockets.
         except ev.StaleEvent as stale:
             self.stale += 1
             error = stale
@@ -250,7 +258,7 @@ class Cluster:
             self.ingress.act(action)
 
     def predicted(self, request: SimRequest, now_s: float) -> float | None:
-        """Expected output tokens, where the router predicts them at arrival."""
+        """Returns the expected output tokens of an arriving request, or None where the router does not predict them."""
         return (
             None
             if self._forecasts is None
@@ -258,12 +266,12 @@ class Cluster:
         )
 
     def closed(self, request: SimRequest, outcome: ev.Outcome, tokens: int) -> None:
-        """An attempt is over."""
+        """Tells the predictor that an attempt of `request` has ended with `outcome` after `tokens` output tokens."""
         if self._forecasts is not None:
             self._forecasts.closed(request, outcome, tokens, self.kernel.now_s)
 
     def ended(self, request: SimRequest) -> None:
-        """A request is over."""
+        """Counts a request that has ended, and ends the run where it was the last."""
         self._ended += 1
         record = request.record
         if record.tier is not None and request.work.request_id in self._measured:

@@ -1,4 +1,7 @@
-"""The description of a simulation: engines, control plane, predictor, network, windows; checked when it is made."""
+"""The configuration of a simulation: engines, control plane, predictor, network and the time that is measured.
+
+Each part checks its values when it is constructed, and raises a ValueError that names the wrong one.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,11 +26,13 @@ def _require(who: str, checks: list[tuple[bool, str]]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LayerPlan:
-    """Prefill in `groups` groups of layers, of equal compute time. After each group its collective runs (if it has
-    bytes), and then its share of the KV may leave: the request is offered to the dispatcher after the first group.
+    """The plan of a prefill in `groups` groups of layers, which take equal compute time.
 
-    Collectives (MFS stage 2) are flows from the worker's node to `peer_node` ("" = its own) of
-    `collective_bytes_per_token` bytes a prompt token and group; the next group computes when it has ended.
+    After each group its collective runs (if it has bytes). Then the group's share of the KV may leave the worker, and
+    the next group computes. The request is offered to the dispatcher after the first group.
+
+    A collective (MFS stage 2) is a flow of `priority` from the worker's node to `peer_node` ("" is the worker's own
+    node). It has `collective_bytes_per_token` bytes for each prompt token and group.
     """
 
     groups: int
@@ -47,14 +52,16 @@ class LayerPlan:
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """`count` equal engines, named `name`-0, -1, ...
+    """`count` equal engines, named `name`-0, `name`-1, and so on.
 
-    `nodes`: where they stand, one name per engine (empty: each on a node of its own name); `nics`: which NIC of it is
-    theirs, one number per engine (empty: drawn per flow). `barrier`: workers with the
-    same non-empty name end every step together. `kv_blocks` blocks of `block_size_tokens`. `prefix_cache` False: no
-    prompt block is ever shared, and none is reported. `preempted`: what a preempted request does, queue again at its
-    engine (vLLM) or go back to the router. `transfer_flows`: parallel flows of one KV transfer into this engine.
-    `prefill_queue` False: a prefill engine that computes all prompts at once (`unlimited`).
+    - `nodes` has the node of each engine; where it is empty, each engine has a node of its own, with the engine's name.
+    - `nics` has the number of each engine's NIC on its node; where it is empty, each flow draws one.
+    - `barrier` is a name; the workers that share it (not empty) end every step together.
+    - `kv_blocks` is the number of KV blocks, each of `block_size_tokens` tokens.
+    - Without `prefix_cache` no prompt block is shared or reported.
+    - `preempted` is where a preempted request queues again: at its engine (as in vLLM) or at the router.
+    - `transfer_flows` is the number of parallel flows of one KV transfer into an engine.
+    - Without `prefill_queue` a prefill engine computes all prompts at once (`unlimited`).
     """
 
     name: str
@@ -110,7 +117,7 @@ class EngineSpec:
         )
 
     def workers(self) -> list[tuple[str, str, int | None]]:
-        """Name, node and NIC of each engine."""
+        """Returns (name, node, NIC) of each engine; a NIC of None is drawn for each flow."""
         names = [f"{self.name}-{i}" for i in range(self.count)]
         nics = self.nics or (None,) * self.count
         return list(zip(names, self.nodes or names, nics, strict=True))
@@ -118,16 +125,17 @@ class EngineSpec:
 
 @dataclass(frozen=True, slots=True)
 class ControlPlane:
-    """Latencies and rules of ingress and router; the periods are the live system's own.
+    """Latencies and rules of ingress and router. The periods are those of the live system.
 
-    A message between two processes takes `hop_s`; a request crosses ingress -> router -> ingress -> engine for each of
-    its two stages. `ingress_s` is the HTTP side of a request, both ways. Sum over a request's ten hops: the 2.3 ms of
-    added TTFT that the overhead benchmark measured at concurrency 1 (README, Measured).
+    A message between two processes takes `hop_s`. For each of its two tasks a request crosses ingress -> router ->
+    ingress -> engine. `ingress_s` is the time of a request's HTTP side, both ways together. With a request's ten hops
+    it adds up to the 2.3 ms of added TTFT that the overhead benchmark measured at concurrency 1 (README, Measured).
     """
 
     # docs/design.md, section 8: a request and its reply take 0.15 ms over a framed socket.
     hop_s: float = 75e-6
-    ingress_s: float = 1.55e-3  # ASSUMPTION: what is left of the 2.3 ms
+    # ASSUMPTION: the rest of the measured 2.3 ms, less ten hops.
+    ingress_s: float = 1.55e-3
     status_s: float = 0.1
     status_always_s: float = 1.0
     tick_s: float = 0.2
@@ -149,38 +157,46 @@ class ControlPlane:
 
 
 IDEAL = ControlPlane(hop_s=0.0, ingress_s=0.0)
-"""A control plane that takes no time, as the papers' simulators have it."""
+"""A control plane whose messages take no time, as in the papers' simulators."""
 
 
 class ForecastSource(Protocol):
-    """Makes the run's predictor, fresh (it learns while it runs). `lengths` are the true output lengths by request."""
+    """A function that makes a new predictor for each run, because a predictor learns while it runs.
+
+    `lengths` are the true output lengths in tokens by request id.
+    """
 
     def __call__(self, lengths: Mapping[str, int]) -> Predictor: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Forecasting:
-    """Predictors in the router, with the live one's settings (H, k, gate and floor); `source` makes the predictor.
+    """The predictor in the simulated router. `states` has the settings of the live router (H, k, gate and floor).
 
-    `total_at_arrival`: total lengths are forecast at arrival; None: while a policy decides that looks at them.
-    `history`: what predictor and features have seen before the run, in order of time; its times lie before the run's 0.
+    `source` makes the predictor. `total_at_arrival` says whether total lengths are forecast at arrival; None means only
+    while the policies need them. `history` has the outcomes from which predictor and features learn before the run, in
+    order of time; their times lie before the run's 0.
     """
 
     source: ForecastSource
-    window_tokens: int = 48  # ASSUMPTION: as the router's default
+    # ASSUMPTION: the window is the default of the live router.
+    window_tokens: int = 48
     states: ForecastConfig = field(default_factory=ForecastConfig)
     total_at_arrival: bool | None = None
     history: tuple[Outcome, ...] = ()
 
 
 class NetworkSetup(Protocol):
-    """A network for one run (`network.fabric.Fabric`). `oracle_s`: period of the oracle (None: there is none)."""
+    """The interface of what builds a run's network (`network.fabric.Fabric`).
+
+    `oracle_s` is the oracle's period in seconds, or None where there is no oracle.
+    """
 
     @property
     def oracle_s(self) -> float | None: ...
 
     def build(self, kernel: Kernel, seed: int) -> tuple[KvNetwork, Callable[[float], Oracle | None]]:
-        """The network on `kernel`, and the operator's view of it at a time."""
+        """Returns the network, which runs on `kernel`, and a function from a time (s) to the oracle's view of it."""
         ...
 
 
@@ -189,12 +205,15 @@ NO_PARAMS: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class SimConfig:
-    """One run. `prefill` and `decode` are (policy name, parameters) of `policies.routing.registry`.
+    """The configuration of one run.
 
-    Requests that arrive in [warmup_s, warmup_s + measure_s) are measured (`measure_s` None: to the end of the
-    workload); later ones keep the load up until the measured ones have ended. Steps, links and the duration are
-    measured in that same time, which ends early where the workload does. `drain` False: the run ends with that time,
-    and what has not ended by then is unfinished: for a cluster that never catches up with its load.
+    `prefill` and `decode` are pairs (policy name, parameters) as in `policies.routing.registry`.
+
+    Requests that arrive in the window [warmup_s, warmup_s + measure_s) are measured; with `measure_s` None it lasts to
+    the end of the workload. Steps, links and the duration are measured in the same window, which ends early where the
+    workload does. Requests that arrive later keep the load up until the measured ones have ended. Without `drain` the
+    run ends with the window, and requests that have not ended then count as unfinished. This is for a cluster that
+    never catches up with its load.
     """
 
     engines: tuple[EngineSpec, ...]
@@ -208,7 +227,8 @@ class SimConfig:
     warmup_s: float = 0.0
     measure_s: float | None = None
     drain: bool = True
-    default_max_tokens: int = 16_384  # of a request that names none
+    # The greatest output length of a request that names none.
+    default_max_tokens: int = 16_384
 
     def __post_init__(self) -> None:
         names = [spec.name for spec in self.engines]

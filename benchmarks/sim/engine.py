@@ -1,15 +1,15 @@
-"""Simulated engines: `policies.engine_model` on the virtual clock, one `StepGroup` for all that step together.
+"""Simulated engines, which run `policies.engine_model` on the virtual clock.
 
-A run of plain decode steps is one kernel event. Its step times are known in advance, since the KV tokens of a batch
-grow by the batch size each step:
+A `StepGroup` has the workers that step together. A *run* is a number of plain decode steps that a group makes in one
+kernel event. Its step times are known in advance, because the KV tokens of a batch grow by the batch size each step:
 
     alone        step i lasts first_s + i * growth_s, so the k-th ends after T(k) = k first_s + growth_s k (k-1) / 2
-    at a barrier step i lasts the longest of the members' steps; idle is what the others waited
+    at a barrier step i lasts the longest of the members' steps; the others are idle for the difference
 
-Whatever changes a member (a new request, a KV that has arrived, a cancellation) cuts the run at the end of the step
-under way, which is when a real engine would look, so times are those of stepping one by one.
+A change of a member (a new request, KV that has arrived, a cancellation) ends the run with the step in progress. A real
+engine would see the change at the same moment, so all times equal those of steps made one by one.
 
-Everything that happens at one instant comes before a step that begins then (kernel priority BEGIN).
+A step that begins at some instant sees everything else that happens at that instant (kernel priority BEGIN).
 """
 
 import math
@@ -26,16 +26,17 @@ from policies.engine_model.leases import LeaseTable
 from policies.engine_model.scheduler import EngineModel, Sequence, SequenceStage, StepResult, Steps
 from policies.state.views import Role
 
-# Kernel priority of a step's beginning: after all that arrives at that instant.
+# Kernel priority of the beginning of a step: it comes after everything that arrives at the same instant.
 BEGIN = 10
-# Two times this close are one instant, computed in two ways.
+# Two times that differ by at most this many seconds are one instant, computed in two ways.
 SAME_S = 1e-9
 MOST_STEPS = 1 << 30
-MOST_STEPS_AT_BARRIER = 256  # bounds the arrays of a run
+# Bounds the arrays of a run of a barrier group.
+MOST_STEPS_AT_BARRIER = 256
 
 
 class Owner(Protocol):
-    """The receiver of what engines did."""
+    """The interface of the receiver of an engine's events, which is the simulated ingress."""
 
     def admitted(self, worker: "Worker", seq: Sequence) -> None: ...
     def first_token(self, seq: Sequence, at_s: float) -> None: ...
@@ -47,7 +48,7 @@ class Owner(Protocol):
 
 
 class Meter:
-    """The counter of steps; it counts while `measuring`."""
+    """The statistics of decode steps, which step groups add to while `measuring` is true."""
 
     def __init__(self) -> None:
         self.stats = StepStats()
@@ -55,7 +56,7 @@ class Meter:
 
 
 class Worker:
-    """One engine: its model, its leases, its place in a step group."""
+    """One simulated engine: its model, its KV blocks, its leases, and the group in which it steps."""
 
     def __init__(
         self, name: str, node: str, nic: int | None, spec: EngineSpec, owner: Owner, record_kv: bool
@@ -68,12 +69,12 @@ class Worker:
         self.leases = LeaseTable(spec.lease_s)
         self.decodes = spec.role is not Role.PREFILL
         self.group: StepGroup
-        # Sequences whose KV has arrived: their first token is the next step's.
+        # Sequences whose KV has arrived; the next step makes their first token.
         self._fresh: list[Sequence] = []
         self._doomed: list[Sequence] = []
 
     def add(self, seq: Sequence) -> None:
-        """Queues a sequence. Raises BlockError if it can never fit."""
+        """Queues a sequence. Raises BlockError if it can never fit into the worker's KV blocks."""
         self.model.add(seq)
         self.group.kick()
 
@@ -84,7 +85,7 @@ class Worker:
         self.group.kick()
 
     def remove(self, seq: Sequence) -> None:
-        """Takes a sequence out: at once, or at the end of the step that computes it."""
+        """Removes a sequence: at the end of the step that computes it, or at once where no step does."""
         if self.group.stepping and seq.stage in (SequenceStage.DECODING, SequenceStage.PREFILLING):
             self._doomed.append(seq)
         else:
@@ -92,14 +93,14 @@ class Worker:
         self.group.kick()
 
     def free(self, key: str) -> None:
-        """Frees the blocks of a lease that nobody will read."""
+        """Frees the KV blocks of the lease `key`, which no decode engine will read."""
         lease = self.leases.release(key)
         if lease is not None:
             self.pool.release(lease.allocation)
             self.group.kick()
 
     def read_ended(self, key: str) -> None:
-        """Notes that the reader has the KV of a lease."""
+        """Notes that the decode engine has read the KV of the lease `key`, and frees its blocks."""
         lease = self.leases.end_read(key)
         if lease is not None:
             self.pool.release(lease.allocation)
@@ -109,7 +110,7 @@ class Worker:
 
     @property
     def n_active(self) -> int:
-        """Sequences that hold a slot."""
+        """The number of sequences that hold a slot."""
         return self.model.n_active
 
     @property
@@ -118,15 +119,15 @@ class Worker:
 
     @property
     def done_now(self) -> int:
-        """Steps of the run under way that have ended by now; the model does not know of them yet."""
+        """The number of steps of the present run that have ended by now, which the model has not counted yet."""
         return self.group.done_now() if self.group.stepping else 0
 
     def generated(self, seq: Sequence) -> int:
-        """Output tokens of `seq` so far."""
+        """Returns the number of output tokens of `seq` that have been generated by now."""
         return self.model.generated(seq) + (self.done_now if seq in self.model.running else 0)
 
     def kv_load_tokens(self, done: int) -> int:
-        """L_g: KV tokens of the running batch."""
+        """Returns L_g, the KV tokens of the running batch, after `done` steps of the present run."""
         return self.model.kv_tokens + done * len(self.model.running)
 
     def used_blocks(self, done: int) -> int:
@@ -135,7 +136,7 @@ class Worker:
     # ------------------------------------------------------------------------------------------ for the step group
 
     def begin(self, most: int) -> Steps | None:
-        """Starts up to `most` steps."""
+        """Starts a run of up to `most` steps and returns its plan, or None where there is nothing to compute."""
         plan = self.model.begin_steps(most)
         for seq in self.model.take_admitted():
             self.owner.admitted(self, seq)
@@ -143,7 +144,9 @@ class Worker:
         return plan
 
     def began(self, first_end_s: float) -> None:
-        """Notes that the first step of the run ends at `first_end_s`."""
+        """Reports the first token of each sequence whose KV has arrived; the run's first step, which ends at
+        `first_end_s`, makes it.
+        """
         if self._fresh:
             for seq in self._fresh:
                 if seq.stage is SequenceStage.DECODING:
@@ -151,7 +154,7 @@ class Worker:
             self._fresh.clear()
 
     def end(self, steps: int, now_s: float) -> StepResult:
-        """Ends the run after `steps` steps."""
+        """Ends the run after `steps` steps, reports the results to the owner, and returns them."""
         result = self.model.end_steps(steps)
         for seq in result.started:
             self.owner.first_token(seq, now_s)
@@ -174,7 +177,7 @@ class Worker:
 
 
 class StepGroup:
-    """The workers that step together, nearly always one. `stepping` while a run is under way."""
+    """The workers that step together: one worker, or several in a `BarrierGroup`. `stepping` is true during a run."""
 
     def __init__(self, kernel: Kernel, workers: list[Worker], meter: Meter) -> None:
         self.kernel, self.workers, self.meter = kernel, workers, meter
@@ -182,14 +185,15 @@ class StepGroup:
         self._begins = False
         self._start_s = 0.0
         self._steps = 0
-        self._counted = 0  # steps of the run that the meter has
+        # The number of steps of the run that the meter has counted.
+        self._counted = 0
         self._plans: list[Steps | None] = []
         self._timer: Timer | None = None
         for worker in workers:
             worker.group = self
 
     def kick(self) -> None:
-        """Looks again after a change: a rest ends now, a run ends with the step under way."""
+        """Reacts to a change of a worker: an idle group begins a run, a present run ends with the step in progress."""
         if self.stepping:
             self._cut()
         elif not self._begins:
@@ -197,18 +201,18 @@ class StepGroup:
             self.kernel.at(self.kernel.now_s, self._begin, BEGIN)
 
     def done_now(self) -> int:
-        """Steps of the run that have ended by now."""
+        """Returns the number of steps of the run that have ended by now."""
         return min(self._steps, self._done_at(self.kernel.now_s - self._start_s + SAME_S))
 
     def settle(self) -> None:
-        """The meter gets the steps that have ended by now; called when it starts or stops measuring."""
+        """Counts the steps that have ended by now. This is called when the meter starts or stops measuring."""
         if self.stepping:
             self._count(self.done_now())
 
     # --------------------------------------------------------------------------------------------------- one worker
 
     def _plan(self) -> int | None:
-        """Steps of the next run; None if there is nothing to compute."""
+        """Plans the next run. Returns its number of steps, or None if there is nothing to compute."""
         plan = self.workers[0].begin(MOST_STEPS)
         self._plans = [plan]
         return None if plan is None else plan.n
@@ -219,7 +223,7 @@ class StepGroup:
         return steps * plan.first_s + plan.growth_s * (steps * (steps - 1) / 2)
 
     def _done_at(self, elapsed_s: float) -> int:
-        """The most steps that end within `elapsed_s`."""
+        """Returns the greatest number of steps that end within `elapsed_s` of the run's start."""
         plan = self._plans[0]
         assert plan is not None
         a, b = plan.growth_s / 2, plan.first_s - plan.growth_s / 2  # T(k) = a k^2 + b k
@@ -246,7 +250,7 @@ class StepGroup:
 
     def _begin(self) -> None:
         self._begins = False
-        # A run that was asked for while this one was being planned.
+        # Planning called back into this group and has begun a run already; end that run with its step in progress.
         if self.stepping:
             self._cut()
             return
@@ -261,7 +265,7 @@ class StepGroup:
         self._wait()
 
     def _wait(self) -> None:
-        """Sets the timer of the run's end."""
+        """Sets the timer for the end of the run."""
         end_s = self._start_s + self._end_after_s(self._steps)
         self._timer = self.kernel.at(max(end_s, self.kernel.now_s), self._end)
 
@@ -289,9 +293,9 @@ class StepGroup:
 
 
 class BarrierGroup(StepGroup):
-    """Every step lasts as long as the slowest member's; the per-step imbalance is exact."""
+    """A group whose every step lasts as long as its slowest member's. The imbalance is measured at every step."""
 
-    # Shape (steps + 1,): the time at which each step of the run ends, from 0.
+    # Shape (steps + 1,): the seconds from the run's start to the end of each step; the first element is 0.
     _ends: npt.NDArray[np.float64]
 
     def _plan(self) -> int | None:

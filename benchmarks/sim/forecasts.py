@@ -1,4 +1,4 @@
-"""The router's predictor in the simulation: `predictors.feed`, where a request goes by the id of its attempt."""
+"""The simulated router's predictor. It is `predictors.feed`, which knows each request by the id of its attempt."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +10,10 @@ from predictors.protocol import Arrival
 
 
 class Forecasts:
-    """The forecasts of one run, by a fresh predictor. Ages count from the first token, over returns to the router."""
+    """The forecasts of one run, made by a new predictor.
+
+    A request's age counts its output tokens from the first, including those from before a return to the router.
+    """
 
     def __init__(self, config: Forecasting, default_max_tokens: int) -> None:
         self._lengths: dict[str, int] = {}
@@ -23,7 +26,10 @@ class Forecasts:
         self._default_max_tokens = default_max_tokens
 
     def arrived(self, request: SimRequest, now_s: float, wanted: bool) -> float | None:
-        """Returns the expected output tokens where they are wanted; None for a request that comes back."""
+        """Returns the expected output tokens of an arriving request, or None where they are not wanted.
+
+        Returns None too for a request that comes back to the router after a preemption.
+        """
         if request.generated:
             return None
         work = request.work
@@ -42,14 +48,14 @@ class Forecasts:
         return self._feed.arrived(arrival, work.max_tokens or self._default_max_tokens, total)
 
     def progressed(self, items: Sequence[tuple[str, int]], live: Mapping[str, SimRequest]) -> None:
-        """Takes pairs of an attempt's id and its tokens since it came to its engine."""
+        """Updates ages from `items`, pairs (attempt id, tokens since the attempt came to its engine)."""
         for attempt_id, tokens in items:
             request = live.get(attempt_id)
             if request is not None:
                 self._feed.progressed(attempt_id, tokens + request.generated)
 
     def refresh(self, now_s: float, live: Mapping[str, SimRequest]) -> list[ev.ForecastMade]:
-        """Returns new forecasts for all that are due, from one predictor call."""
+        """Returns new forecasts for all requests that are due for one, made in one call of the predictor."""
         return [
             ev.ForecastMade(
                 now_s,
@@ -61,6 +67,6 @@ class Forecasts:
         ]
 
     def closed(self, request: SimRequest, outcome: ev.Outcome, tokens: int, now_s: float) -> None:
-        """Lets the predictor learn from an attempt that is over."""
+        """Lets the predictor learn from an attempt that has ended with `outcome` after `tokens` output tokens."""
         self._feed.closed(request.attempt_id, outcome, tokens, now_s)
         self._lengths.pop(request.attempt_id, None)

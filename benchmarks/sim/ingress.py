@@ -1,13 +1,14 @@
-"""The ingress of the simulation: drives the life cycle of requests (`policies.request.life`) in virtual time.
+"""The ingress of the simulation, which drives the life cycle of requests (`policies.request.life`) in virtual time.
 
-`SimRequest` carries out what a life wants done, at simulated engines and at the simulated router; `Ingress` turns what
-those do into the life's events. The rules are the machine's, so they are the live ingress's. Deviations:
+`SimRequest` carries out the effects of a request's life, at the simulated engines and the simulated router. `Ingress`
+turns what engines and router do into events of that life. The live ingress uses the same life cycle, so its rules are
+the same. The simulation deviates in these points:
 
-- no engine dies and none is unreachable, the router is never away, no client leaves, and there is one ingress;
-- a cancellation reaches its engine at once;
-- a decision of the router travels over the ingress to its engine; the life hears of it when it has reached the engine;
-- an engine may hand a preempted request back to the router (`EngineSpec.preempted`), which no live engine offers;
-- of its output an engine tells the first token and the last one.
+- No engine dies or is unreachable, the router is never away, no client leaves, and there is one ingress.
+- A cancellation reaches its engine at once.
+- A decision of the router travels over the ingress to an engine; the life gets its event when it reaches the engine.
+- An engine may give a preempted request back to the router (`EngineSpec.preempted`), which no live engine does.
+- An engine reports only the first and the last token of its output.
 """
 
 import math
@@ -33,35 +34,36 @@ from policies.state import events as ev
 from policies.state.views import Request
 
 ONE_WAY = 1
-"""Hops of a message between an ingress and its router or an engine."""
+"""Hops of a message between an ingress and its router, or between an ingress and an engine."""
 
 VIA_INGRESS = 2
-"""Hops of a message between the router and an engine."""
+"""Hops of a message between the router and an engine, which goes over the ingress."""
 
 ASK_AND_GRANT = 2
-"""Hops between two engines before KV flows: the decode engine asks, the prefill engine grants."""
+"""Hops between two engines before KV flows: the decode engine sends a request, and the prefill engine a grant."""
 
 
 class Router(Protocol):
-    """The router and its predictors, as an ingress speaks to them."""
+    """The interface through which an ingress uses the router and its predictors."""
 
     def feed(self, event: ev.Event) -> None: ...
     def predicted(self, request: "SimRequest", now_s: float) -> float | None:
-        """Expected output tokens, where the router predicts them at arrival."""
+        """Returns the expected output tokens of an arriving request, or None where the router does not predict them."""
 
     def closed(self, request: "SimRequest", outcome: Outcome, tokens: int) -> None:
-        """An attempt is over."""
+        """Notes that an attempt of `request` has ended with `outcome` after `tokens` output tokens."""
 
     def ended(self, request: "SimRequest") -> None:
-        """A request is over, with all its attempts."""
+        """Notes that `request` has ended, with all its attempts."""
 
 
 class SimRequest(Life):
-    """One request on its way: the simulator's half of its life, and what it holds at its engines.
+    """One simulated request: it carries out the effects of its life, and records what it holds at its engines.
 
     `seq` is the sequence that an engine works on. `generated` counts the tokens from before a preemption that sent the
-    request back to the router: they are part of its prompt now. `layers`: of how many groups of layers how many may
-    send their KV.
+    request back to the router; they are part of its prompt now. `layers` is (layer groups whose KV may be sent, all
+    layer groups). `unfit` is the failure of an engine that can never hold the request; it becomes an event once the
+    work has been sent.
     """
 
     __slots__ = (
@@ -89,11 +91,11 @@ class SimRequest(Life):
         self.pull: Pull | None = None
         self.layers = (1, 1)
         self.lease: str | None = None
-        self.unfit: life_events.EngineFailed | None = None  # happens when the work has been sent
+        self.unfit: life_events.EngineFailed | None = None
 
     @property
     def prompt_tokens(self) -> int:
-        """The prompt's length, what was generated before a preemption included."""
+        """The prompt's length in tokens, including the tokens that were generated before a preemption."""
         return self.work.prompt_tokens + self.generated
 
     # ------------------------------------------------------------------------------------------------- attempts
@@ -150,7 +152,8 @@ class SimRequest(Life):
         )
 
     def choose_prefill(self) -> life_events.RoutePrefill | None:
-        return None  # the router knows every engine
+        # The router is never away, so the ingress never chooses.
+        return None
 
     def choose_decode(self) -> life_events.RouteDecode | None:
         return None
@@ -198,10 +201,10 @@ class SimRequest(Life):
         self.drop()
 
     def leave_engine(self, engine_id: str) -> None:
-        """The engines have seen to it."""
+        """Does nothing: the simulated engines keep no record of the request that would have to be removed."""
 
     def drop(self) -> None:
-        """Gives back whatever the request holds at its engines. Idempotent."""
+        """Gives back whatever the request holds at its engines. A second call does nothing."""
         if self.pull is not None:
             self.pull.cancel()
             self.pull = None
@@ -239,9 +242,10 @@ class SimRequest(Life):
 
 @dataclass(slots=True)
 class Ingress:
-    """Feeds all requests; `Owner` of the workers. `live` are the requests by the id of their present attempt.
+    """The ingress of all simulated requests, which is also the `Owner` of the workers.
 
-    `admissions` are to be told with the next progress report. `refused` counts the events that no life accepted.
+    `live` has the requests by the id of their present attempt. `admissions` are the requests whose admission the next
+    progress report will announce. `refused` counts the events that no life accepted.
     """
 
     config: SimConfig
@@ -263,18 +267,21 @@ class Ingress:
     # --------------------------------------------------------------------------------------------------- the events
 
     def happens(self, request: SimRequest, event: life_events.Event, at_s: float | None = None) -> None:
-        """An event of a request's life, now or at `at_s`; an engine that can never hold it says so at once."""
+        """Gives an event to a request's life, at the present time or at `at_s`.
+
+        Where this sends the request to an engine that can never hold it, the engine's failure follows at once.
+        """
         request.on(event, self.kernel.now_s if at_s is None else at_s)
         failed, request.unfit = request.unfit, None
         if failed is not None:
             request.on(failed, self.kernel.now_s)
 
     def later(self, hops: int, request: SimRequest, what: Callable[[], None]) -> None:
-        """Runs `what` when a message has made this many hops, unless the attempt is over by then."""
+        """Runs `what` after the time of `hops` hops, unless the attempt has ended by then."""
         self.later_s(hops * self.config.control.hop_s, request, what)
 
     def later_s(self, delay_s: float, request: SimRequest, what: Callable[[], None]) -> None:
-        """Runs `what` after `delay_s`, unless the attempt is over by then."""
+        """Runs `what` after `delay_s` seconds, unless the attempt has ended by then."""
         attempt_id = request.attempt_id
 
         def arrived() -> None:
@@ -286,7 +293,7 @@ class Ingress:
     # ------------------------------------------------------------------------------------------------ on the way in
 
     def arrive(self, work: WorkloadRequest, record: RequestRecord, hashes: tuple[int, ...]) -> None:
-        """A client sends a request now."""
+        """Starts a request that a client sends now."""
         terms = Terms(
             work.priority,
             work.request_class,
@@ -298,7 +305,7 @@ class Ingress:
         self.happens(SimRequest(self, work, record, hashes, terms), life_events.Start(router=True))
 
     def arrived(self, request: SimRequest) -> None:
-        """An attempt has reached the router."""
+        """Gives the router the event of an attempt that has reached it."""
         now_s = self.kernel.now_s
         asked = Request(
             attempt_id=request.attempt_id,
@@ -315,10 +322,11 @@ class Ingress:
         self.router.feed(ev.Arrived(now_s, asked))
 
     def act(self, action: Action) -> None:
-        """Carries out what the router decided; it is on its way for some hops."""
+        """Carries out the router's action after the hops that its message takes."""
         request = self.live.get(action.attempt_id)
         if request is None:
-            return  # it ended while the decision was made
+            # The attempt ended while the decision was made.
+            return
         hops = VIA_INGRESS
         event: life_events.Event
         match action:
@@ -336,7 +344,7 @@ class Ingress:
     # ------------------------------------------------------------------------------------------- what engines report
 
     def admitted(self, worker: Worker, seq: Sequence) -> None:
-        """A sequence has taken its slot and blocks."""
+        """Notes that a sequence has its slot and blocks; a transfer begins where its KV lies on another engine."""
         request: SimRequest = seq.owner  # type: ignore[assignment]
         if seq.stage is SequenceStage.TRANSFERRING:
             self.later(ASK_AND_GRANT, request, lambda: self._begin_pull(request))
@@ -345,29 +353,34 @@ class Ingress:
         if record.prefill_started_s is None:
             record.prefill_started_s = self.kernel.now_s
         record.prefill_hit_tokens = seq.cached_tokens
-        # a request that its engine preempted and admits again is DECODING already
+        # A request that its engine preempted and admits again is DECODING already.
         if not seq.prefill_only and not seq.preemptions:
             self.happens(request, life_events.Admitted(cached_tokens=seq.cached_tokens))
 
     def prefilled(self, worker: Worker, seq: Sequence) -> None:
-        """The prompt's KV is there and leased."""
+        """Leases the KV of a prompt that has been computed, and reports the end of the prefill."""
         request: SimRequest = seq.owner  # type: ignore[assignment]
         now_s = self.kernel.now_s
         assert seq.allocation is not None
-        if request.seq is not seq and request.prefill is not worker:  # cancelled while it was computed
+        # The request was cancelled while its prompt was computed.
+        if request.seq is not seq and request.prefill is not worker:
             worker.pool.release(seq.allocation)
             return
         key = f"{request.attempt_id}/{now_s}"
         worker.leases.grant(key, seq.allocation, seq.prompt_tokens, now_s)
         request.lease, request.record.prefill_done_s = key, now_s
         self.kernel.after(worker.spec.lease_s, lambda: self._expire(worker))
-        if request.pull is not None:  # layer-wise: it is being read already
+        # A transfer layer by layer is reading the KV already.
+        if request.pull is not None:
             worker.leases.begin_read(key)
         elif worker.spec.layers is None:
             self._prefill_done(request, worker, seq)
 
     def layer_done(self, worker: Worker, seqs: list[Sequence], done: int, groups: int) -> None:
-        """The KV of `done` of `groups` groups of layers may leave."""
+        """Lets the KV of the first `done` of `groups` groups of layers leave.
+
+        With the first group, the prefill is reported as done, so that a decode worker can be chosen.
+        """
         for seq in seqs:
             request: SimRequest = seq.owner  # type: ignore[assignment]
             if request.prefill is not worker or request.stage is Stage.DONE:
@@ -384,7 +397,7 @@ class Ingress:
         self.happens(request, life_events.PrefillDone(spec.lease_s, kv_bytes, seq.cached_tokens))
 
     def first_token(self, seq: Sequence, at_s: float) -> None:
-        """The first token leaves its engine at `at_s`, which may lie a step ahead."""
+        """Notes that the first token leaves its engine at `at_s`, which may lie up to a step in the future."""
         request: SimRequest = seq.owner  # type: ignore[assignment]
         seen_s = at_s + self.config.control.hop_s
         if request.record.first_token_s is None:
@@ -393,15 +406,16 @@ class Ingress:
             self.happens(request, life_events.Output(1, last=False), seen_s)
 
     def finished(self, worker: Worker, seq: Sequence) -> None:
-        """The last token has left its engine."""
+        """Notes that the last token has left its engine; the ingress gets it one hop later."""
         request: SimRequest = seq.owner  # type: ignore[assignment]
         if request.seq is seq:
-            request.decode = None  # it holds nothing any more
+            # The request holds nothing at its engine any more.
+            request.decode = None
             rest = life_events.Output(request.work.output_tokens - request.output_tokens, last=True)
             self.later(ONE_WAY, request, lambda: self.happens(request, rest))
 
     def preempted(self, worker: Worker, seq: Sequence) -> None:
-        """A sequence has lost its slot: its engine computes it again, or it goes back to the router."""
+        """Notes that a sequence has lost its slot. Its engine computes it again, or it goes back to the router."""
         request: SimRequest = seq.owner  # type: ignore[assignment]
         request.record.preemptions += 1
         if worker.spec.preempted == "router" and request.seq is seq:
@@ -412,7 +426,7 @@ class Ingress:
             self.happens(request, life_events.Preempted())
 
     def kv_events(self, worker: Worker, events: list[Any]) -> None:
-        """The prefix cache of `worker` has changed."""
+        """Passes on the changes of the prefix cache of `worker`."""
         self.on_kv_events(worker, events)
 
     # ------------------------------------------------------------------------------------------------- KV transfers
@@ -449,14 +463,14 @@ class Ingress:
         self.happens(request, life_events.Admitted(record.transfer_bytes, now_s - record.transfer_started_s))
 
     def _read_ended(self, request: SimRequest) -> None:
-        """The prefill engine's copy is free, one message later."""
+        """Ends the read of the request's lease; the prefill engine frees its copy one hop later."""
         prefill, key = request.prefill, request.lease
         if prefill is not None and key is not None:
             self.kernel.after(self.config.control.hop_s, lambda: prefill.read_ended(key))
         request.lease = None
 
     def _expire(self, worker: Worker) -> None:
-        """Ends the leases whose time is over and which nobody reads; the others end with their read."""
+        """Ends the leases of `worker` whose time is over and which nobody reads; the others end with their read."""
         for lease in worker.leases.expire(self.kernel.now_s + 1e-9):
             worker.pool.release(lease.allocation)
             worker.group.kick()

@@ -1,7 +1,7 @@
-"""The simulator's clock: callbacks in a heap keyed (time, priority, sequence). No wall time, no randomness.
+"""The simulator's clock, a heap of callbacks keyed (time, priority, sequence).
 
 Callbacks of one instant run in the order of their priority (lower first), then in the order in which they were
-scheduled, so the same program always runs the same way.
+scheduled. There is no wall time and no randomness, so the same program always runs the same way.
 """
 
 import heapq
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 
 class Timer:
-    """A scheduled callback; `cancel` makes it a no-op. Cancelled ones are dropped when their time comes."""
+    """A scheduled callback. After `cancel` it does not run; the clock drops it when its time comes."""
 
     __slots__ = ("callback", "time_s")
 
@@ -23,7 +23,7 @@ class Timer:
 
 
 class Kernel:
-    """The virtual clock. `now_s` is its time in seconds, `events` how many callbacks have run."""
+    """The virtual clock. `now_s` is its time in seconds, and `events` is the number of callbacks that have run."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -33,7 +33,10 @@ class Kernel:
         self._stopped = False
 
     def at(self, time_s: float, callback: Callable[[], None], priority: int = 0) -> Timer:
-        """Runs `callback` at `time_s`. Raises ValueError for a past time and for one that is not finite."""
+        """Schedules `callback` for `time_s` and returns its timer.
+
+        Raises ValueError for a time that has passed or is not finite.
+        """
         if not (time_s >= self.now_s and math.isfinite(time_s)):
             raise ValueError(f"scheduled at {time_s}, but it is {self.now_s}: give a finite time from now on")
         timer = Timer(time_s, callback)
@@ -42,15 +45,18 @@ class Kernel:
         return timer
 
     def after(self, delay_s: float, callback: Callable[[], None], priority: int = 0) -> Timer:
-        """Runs `callback` in `delay_s` seconds (>= 0)."""
+        """Schedules `callback` to run in `delay_s` seconds (>= 0) and returns its timer."""
         return self.at(self.now_s + delay_s, callback, priority)
 
     def stop(self) -> None:
-        """Ends `run` after the callback that is running."""
+        """Makes `run` return after the callback that is running."""
         self._stopped = True
 
     def run(self, until_s: float = math.inf) -> None:
-        """Runs callbacks until none is left, `stop` is called or the next one lies behind `until_s` (it stays)."""
+        """Runs callbacks until none is left, `stop` is called, or the next one comes after `until_s`.
+
+        Callbacks after `until_s` stay scheduled.
+        """
         self._stopped = False
         heap = self._heap
         while heap and not self._stopped:

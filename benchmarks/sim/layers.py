@@ -1,9 +1,10 @@
-"""A prefill engine whose step is a chain of layer groups: compute, collective, compute, ... (MFS; `LayerPlan`).
+"""A prefill engine whose step is a chain of layer groups (MFS; `LayerPlan`).
 
-    group j computes step_s / groups, then its collective of prompt tokens x bytes is on the network, then group j + 1
+Group j computes for step_s / groups seconds. Then its collective, of prompt tokens x bytes per token, crosses the
+network. Then group j + 1 begins.
 
-After each group that group's share of the KV of the prompts that end with this step may leave (`Owner.layer_done`), so
-transfers overlap with the rest of the prefill. A step has no cut: a chain once begun runs to its end.
+After each group, its share of the KV of the prompts that end with this step may leave (`Owner.layer_done`), so
+transfers overlap with the rest of the prefill. A chain that has begun always runs to its end.
 """
 
 from benchmarks.sim.config import LayerPlan
@@ -14,7 +15,7 @@ from policies.engine_model.scheduler import Sequence
 
 
 class LayeredGroup(StepGroup):
-    """One prefill worker with a LayerPlan."""
+    """The step group of one prefill worker that has a `LayerPlan`."""
 
     def __init__(
         self, kernel: Kernel, worker: Worker, meter: Meter, plan: LayerPlan, network: KvNetwork
@@ -28,7 +29,7 @@ class LayeredGroup(StepGroup):
         return 0
 
     def _cut(self) -> None:
-        """Does nothing: sequences that have come wait for the end of the chain."""
+        """Does nothing: sequences that arrive wait for the end of the chain."""
 
     def _wait(self) -> None:
         self._done = 0

@@ -1,10 +1,11 @@
-"""The metrics of a run: one flat dictionary of numbers from a RunResult, units in the names, None where nothing was.
+"""The metrics of a run: a flat dictionary of numbers, made from a `RunResult`.
 
-The simulator's own measured window (`SimConfig.warmup_s`, `measure_s`) decides which requests, steps, links
-and decisions are there; all of them count, over `RunResult.duration_s`. A `Window` narrows the requests further, by
-arrival.
-Times are those of RequestRecord (TTFT to the decode engine's first token). A request that never got there adds nothing
-to the times, but it counts: `unfinished`, and every SLO it had is missed.
+Names include units. A metric is None where there was nothing to measure. The window of the simulation
+(`SimConfig.warmup_s`, `measure_s`) decides which requests, steps, links and decisions the result contains; rates are
+over its length, `RunResult.duration_s`. A `Window` selects requests further, by arrival.
+
+Times are defined at `RequestRecord` (TTFT ends with the decode engine's first token). A request that never reached a
+moment adds nothing to the times that end there. It is counted as `unfinished`, and misses every SLO that it had.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ PERCENTILES = (50, 95, 99)
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The requests that arrive in [start_s, end_s)."""
+    """A time interval [start_s, end_s) that selects the requests that arrive in it."""
 
     start_s: float
     end_s: float
@@ -41,19 +42,19 @@ class Window:
 
 
 def ttft_s(r: RequestRecord) -> float | None:
-    """Seconds from arrival to the first token; None without one."""
+    """Returns the seconds from arrival to the first token, or None where there was none."""
     return _between(r.arrived_s, r.first_token_s)
 
 
 def tpot_s(r: RequestRecord) -> float | None:
-    """Seconds a token after the first; None for one token, or unfinished."""
+    """Returns the mean seconds per token after the first; None for a single token or an unfinished request."""
     if r.output_tokens < 2 or r.finished_s is None or r.first_token_s is None:
         return None
     return (r.finished_s - r.first_token_s) / (r.output_tokens - 1)
 
 
 def jct_s(r: RequestRecord) -> float | None:
-    """Seconds from arrival to the last token; None if unfinished."""
+    """Returns the seconds from arrival to the last token, or None for an unfinished request."""
     return _between(r.arrived_s, r.finished_s)
 
 
@@ -65,13 +66,13 @@ _TIMES: dict[str, Callable[[RequestRecord], float | None]] = {
     "prefill": lambda r: _between(r.prefill_started_s, r.prefill_done_s),
     "pool": lambda r: _between(r.prefill_done_s, r.decode_routed_s),
     "transfer": lambda r: _between(r.transfer_started_s, r.transfer_done_s),
-    # from the KV's arrival to the first token: slot queue and first step
+    # This is the time from the KV's arrival to the first token, which is the first step and the wait for it.
     "decode_wait": lambda r: _between(r.transfer_done_s, r.first_token_s),
 }
 
 
 def summarise(result: RunResult, window: Window | None = None) -> Metrics:
-    """All metrics of the run; see the module. Raises ValueError for a window of no length."""
+    """Returns all metrics of the run by name. Raises ValueError for a window, or a run, without length."""
     length_s = result.duration_s if window is None else window.length_s
     if length_s <= 0:
         raise ValueError(f"nothing is measured in {length_s} s: the window, or the run, has no length")
@@ -106,7 +107,7 @@ def _distribution(name: str, values: Iterable[float | None]) -> Metrics:
 
 
 def _outcomes(requests: Sequence[RequestRecord], length_s: float) -> Metrics:
-    """SLO attainment by kind and of all SLOs together, goodput, and what did not end well."""
+    """Returns SLO attainment (for TTFT, TPOT and both), goodput, and the numbers of requests by how they ended."""
     met_ttft = [_met(ttft_s(r), r.ttft_slo_s) for r in requests if r.ttft_slo_s is not None]
     met_tpot = [
         _met(0.0 if r.finished_s is not None and r.output_tokens < 2 else tpot_s(r), r.tpot_slo_s)
@@ -128,7 +129,7 @@ def _outcomes(requests: Sequence[RequestRecord], length_s: float) -> Metrics:
 
 
 def meets_slo(r: RequestRecord) -> bool:
-    """Whether the request finished within every SLO it has; a single token has no TPOT to miss."""
+    """Returns whether the request finished and met every SLO it has. An output of one token meets any TPOT."""
     if r.finished_s is None or r.rejected is not None:
         return False
     tpot = 0.0 if r.output_tokens < 2 else tpot_s(r)
@@ -142,7 +143,7 @@ def _met(value_s: float | None, slo_s: float | None) -> bool:
 
 
 def _placement(requests: Sequence[RequestRecord]) -> Metrics:
-    """Prefix hits, tiers of the transfers, colocation and preemptions."""
+    """Returns the shares of prefix hits, colocation and transfer tiers, the bytes moved, and the preemptions."""
     prompt = sum(r.prompt_tokens for r in requests)
     moved = [r for r in requests if r.tier is not None]
     tiers = Counter(r.tier for r in moved)

@@ -1,4 +1,4 @@
-"""One KV transfer from a prefill to a decode worker: its flows, of which there may be several, by layer group."""
+"""The transfer of a request's KV from its prefill worker to its decode worker."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,10 +8,11 @@ from benchmarks.sim.links import KvNetwork
 
 
 class Pull:
-    """One transfer of `n_bytes` in `groups` equal layer groups, each of the target's `transfer_flows` parallel flows.
+    """One transfer of `n_bytes` in `groups` nearly equal layer groups.
 
-    Groups leave as they are released (`release`), all at once where the prefill has ended. The first flows of a group
-    carry the bytes that do not divide. `on_done` runs after the last byte.
+    Each group is sent in as many parallel flows as the target's `transfer_flows`. A group leaves when `release` allows
+    it; where the prefill has ended, all leave at once. Bytes that do not divide evenly go to the first groups and
+    flows. `on_done` is called when the last byte has arrived.
     """
 
     def __init__(
@@ -33,7 +34,7 @@ class Pull:
         self._flows: list[Any] = []
 
     def release(self, groups: int) -> None:
-        """Lets the first `groups` groups leave."""
+        """Starts the flows of the first `groups` groups that have not left yet."""
         while self._released < min(groups, len(self._parts)):
             part = self._parts[self._released]
             self._released += 1
@@ -51,7 +52,7 @@ class Pull:
                 self._flows.append(flow)
 
     def cancel(self) -> None:
-        """Ends all its flows; `on_done` never runs."""
+        """Ends all flows of the transfer; `on_done` is never called."""
         for flow in self._flows:
             self._network.cancel(flow)
         self._flows.clear()
@@ -64,6 +65,6 @@ class Pull:
 
 
 def _split(total: int, parts: int) -> list[int]:
-    """`total` in `parts` nearly equal whole numbers, the larger ones first."""
+    """Splits `total` into `parts` nearly equal whole numbers and returns them, the larger ones first."""
     base, rest = divmod(total, parts)
     return [base + (i < rest) for i in range(parts)]

@@ -1,11 +1,11 @@
-"""The data of a run: one record a request, and the series that metrics are made of. Plain data."""
+"""The data that a run produces, from which metrics are made: a record for each request, step statistics and counts."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """The life of one request, in seconds of virtual time; None = it never got there. Tokens and bytes are counts.
+    """The record of one request. Its moments are seconds of virtual time, or None where the request never reached them.
 
     TTFT = first_token_s - arrived_s (to the decode engine's first token, as NetKV and MFS count it);
     TPOT = (finished_s - first_token_s) / (output_tokens - 1); JCT = finished_s - arrived_s.
@@ -40,12 +40,12 @@ class RequestRecord:
 
 @dataclass(slots=True)
 class StepStats:
-    """Decode steps of the measured window, all together. For a barrier group a step is the group's, else a worker's.
+    """Sums over the decode steps of the measured window. A step is a barrier group's, or that of a worker without one.
 
-    `imbalance_sum` sums max_g L_g - min_g L_g in KV tokens over the steps: exact at a barrier; without one there is no
-    common step, and the mean over time (looked at with each progress report) counts for every step.
-    `idle_s` is what workers waited at barriers, `busy_s` what they computed. `full_steps` and `full_imbalance_sum` are
-    of those steps at a barrier in which every slot of every member ran.
+    `imbalance_sum` is the sum over the steps of max_g L_g - min_g L_g in KV tokens. At a barrier it is exact. Workers
+    without a barrier have no common step; there the mean over all progress reports counts for every step.
+    `idle_s` is the time that workers waited at barriers, and `busy_s` the time that they computed. `full_steps` and
+    `full_imbalance_sum` cover only the steps at a barrier in which every slot of every member ran.
     """
 
     steps: int = 0
@@ -62,13 +62,16 @@ class StepStats:
 
     @property
     def full_imbalance_tokens(self) -> float | None:
-        """Mean imbalance over the steps in which every slot ran; None if there was none."""
+        """The mean imbalance in KV tokens over the steps in which every slot ran, or None if there was no such step."""
         return self.full_imbalance_sum / self.full_steps if self.full_steps else None
 
 
 @dataclass(slots=True)
 class RunResult:
-    """Everything measured in one simulated run. `link_use` is the mean share of each link class that was busy."""
+    """Everything measured in one simulated run.
+
+    `link_use` is the mean share of each link class that was busy. `decisions` counts by "policy: reason".
+    """
 
     requests: list[RequestRecord]
     steps: StepStats
@@ -76,5 +79,5 @@ class RunResult:
     kernel_events: int = 0
     link_use: dict[str, float] = field(default_factory=dict)
     tier_bytes: dict[int, int] = field(default_factory=dict)
-    decisions: dict[str, int] = field(default_factory=dict)  # "policy: reason" -> count
+    decisions: dict[str, int] = field(default_factory=dict)
     peaks: dict[str, float] = field(default_factory=dict)

@@ -1,4 +1,7 @@
-"""Periodic reports to the simulated router, status of engines and progress of requests, and the imbalance seen then."""
+"""Periodic reports to the simulated router: the status of engines and the progress of requests.
+
+The imbalance of workers without a barrier is measured at the same moments.
+"""
 
 from collections.abc import Callable
 
@@ -13,7 +16,7 @@ from policies.state.views import Role
 
 
 class Reports:
-    """Makes the reports of a run and gives them to `feed` as events."""
+    """The maker of a run's reports, which it gives to `feed` as events."""
 
     def __init__(
         self,
@@ -29,10 +32,11 @@ class Reports:
         self._workers = list(ingress.workers.values())
         self._decoders = [worker for worker in self._workers if worker.decodes]
         decode = {w.name for w in self._decoders if w.spec.role is Role.DECODE}
-        # whose loads are compared: the decode workers, where there are none the colocated ones; a barrier counts itself
+        # Names of the workers whose loads are compared: the decode workers, or the colocated workers where there are
+        # none. It is empty with a barrier, because a barrier group measures its own imbalance.
         at_barrier = any(w.spec.barrier for w in self._decoders)
         self._compared = set() if at_barrier else decode or {w.name for w in self._decoders}
-        # of each engine, at its last progress report
+        # The number of steps of each engine at its last progress report.
         self._steps = dict.fromkeys(ingress.workers, 0)
         self._status: dict[str, tuple[float, tuple[int, int, int]]] = {}
         self._imbalances, self._samples = 0, 0
@@ -49,7 +53,7 @@ class Reports:
                 self._feed(ev.EngineStatus(now_s, worker.name, *status))
 
     def progress(self) -> None:
-        """Reports who was admitted, and who gained a token, since the last report."""
+        """Reports the requests that were admitted or gained a token since the last report."""
         now_s, ingress = self._kernel.now_s, self._ingress
         admissions, ingress.admissions = ingress.admissions, []
         for request in admissions:
@@ -75,7 +79,7 @@ class Reports:
             self._samples += 1
 
     def count_imbalance(self) -> None:
-        """Adds the run's imbalance: without a barrier there is no common step, so the mean over time is taken."""
+        """Adds the run's imbalance to the meter: the mean over all progress reports, counted once for every step."""
         if self._samples:
             stats = self._meter.stats
             stats.imbalance_sum += stats.steps * self._imbalances / self._samples

@@ -1,10 +1,11 @@
-"""How fast the simulator is: `python -m benchmarks.sim.speed [--traces DIR]`.
+"""A measurement of the simulator's speed: `python -m benchmarks.sim.speed [--traces DIR]`.
 
-Mooncake conversation on NetKV's 64-GPU cluster under NetKV-Full, its network and its own prefixes (hash_ids) included:
-the trace's first eighth, quarter, half, and all of it, at 6.09 requests/s. It is fast enough while all
-of it takes at most 60 s of one core and 2 GiB, at a cost per event that does not grow with the trace.
+It simulates the Mooncake conversation trace at 6.09 requests/s on NetKV's 64-GPU cluster under NetKV-Full, with the
+network and the trace's own prefixes (hash_ids). It runs the first eighth, quarter and half of the trace, then all of
+it. The simulator is fast enough while the whole trace takes at most 60 s of one core and 2 GiB, and while the cost of
+an event does not grow with the trace.
 
-Measured (2-core machine, others at work on it, Python 3.11), requests: CPU s, us per event, peak MiB.
+Measured with Python 3.11 on a 2-core machine that had other work, as requests: CPU s, us per event, peak MiB.
 1,503: 1.8, 45, 101. 3,007: 4.6, 56, 108. 6,015: 8.5, 53, 115. 12,031: 14.0, 43, 115.
 """
 
@@ -19,7 +20,10 @@ from benchmarks.sim.cluster import simulate
 
 
 def measure(requests: int) -> tuple[float, int, float]:
-    """CPU seconds, kernel events and the process's peak memory in MiB so far, for the trace's first `requests`."""
+    """Simulates the trace's first `requests`.
+
+    Returns (CPU seconds, kernel events, peak memory of this process so far in MiB).
+    """
     config = netkv.config("conversation", "NetKV-Full", whole=True)
     work = netkv.requests(config, 0)[:requests]
     begin_s = time.process_time()

@@ -1,9 +1,10 @@
-"""A prefill engine without a queue: all prompts are computed at once, each at the pace of a lone one.
+"""A prefill engine without a queue. It computes all prompts at once, each as fast as if it were alone:
 
     t = prefill_base_s + prefill_per_token_s * (prompt - cached tokens)
 
-Papers' simulators have it so that know prefill only as a latency (NetKV VI-A: T_prefill = c len + d; its TTFT less the
-transfer is the same at every rate). No real engine is like this: `EngineSpec.prefill_queue` is True unless asked.
+Some papers' simulators model prefill in this way, only as a latency. (NetKV VI-A has T_prefill = c len + d, and its
+TTFT less the transfer is the same at every rate.) No real engine behaves like this, so `EngineSpec.prefill_queue` is
+True by default.
 """
 
 from collections import deque
@@ -16,7 +17,7 @@ from policies.engine_model.scheduler import Sequence, SequenceStage
 
 
 class UnlimitedPrefill(Worker):
-    """An engine without a prefill queue. Prompts that its pool cannot hold yet wait, in order of arrival."""
+    """An engine without a prefill queue. Only prompts that its KV blocks cannot hold yet wait, in order of arrival."""
 
     def __init__(
         self, name: str, node: str, nic: int | None, spec: EngineSpec, owner: Owner, record_kv: bool
@@ -34,7 +35,7 @@ class UnlimitedPrefill(Worker):
         return sum(seq.stage is SequenceStage.QUEUED for seq in self._queue)
 
     def add(self, seq: Sequence) -> None:
-        """See `Worker.add`."""
+        """Starts a prompt, or queues it until blocks are free. Raises BlockError if it can never fit."""
         needed = self.pool.blocks_for(seq.prompt_tokens)
         if needed > self.pool.total:
             raise BlockError(f"the sequence needs {needed} KV blocks, the engine has {self.pool.total}")
@@ -43,7 +44,7 @@ class UnlimitedPrefill(Worker):
         self.admit()
 
     def remove(self, seq: Sequence) -> None:
-        """See `Worker.remove`; a prompt under way is given up at once."""
+        """Removes a sequence at once, also one whose prompt is being computed."""
         if seq.stage is SequenceStage.PREFILLING:
             self._computing -= 1
             assert seq.allocation is not None
@@ -54,7 +55,7 @@ class UnlimitedPrefill(Worker):
         self.admit()
 
     def admit(self) -> None:
-        """Starts the waiting prompts that fit."""
+        """Starts the waiting prompts, in order, up to the first that does not fit into the free blocks."""
         queue, pool = self._queue, self.pool
         while queue:
             seq = queue[0]
@@ -77,7 +78,8 @@ class UnlimitedPrefill(Worker):
 
     def _end(self, seq: Sequence) -> None:
         if seq.stage is not SequenceStage.PREFILLING:
-            return  # removed
+            # The sequence has been removed.
+            return
         assert seq.allocation is not None
         self._computing -= 1
         self.pool.commit(seq.allocation, seq.hashes)
@@ -87,7 +89,7 @@ class UnlimitedPrefill(Worker):
 
 
 class NoSteps(StepGroup):
-    """The step group of an `UnlimitedPrefill`, which has no steps: a kick (blocks are free again) only admits."""
+    """The step group of an `UnlimitedPrefill`, which has no steps. A kick only starts prompts that wait for blocks."""
 
     def __init__(self, kernel: Kernel, worker: UnlimitedPrefill, meter: Meter) -> None:
         super().__init__(kernel, [worker], meter)

@@ -1,1 +1,4 @@
-"""Requests to send: trace files, arrival processes, length distributions, prefix sharing."""
+"""Workloads: the requests that a simulation or a load test sends.
+
+They are read from trace files, or generated from arrival processes, length distributions and shared prefixes.
+"""

@@ -1,9 +1,10 @@
-"""When requests come: stationary and varying arrival processes, exact and the same for the same generator.
+"""Arrival processes say when requests come; their rate is constant or varies.
 
-Each process has `rate_per_s`, its long-run mean, and `times(rng)`, an endless stream of times in seconds from 0. All
-start in their stationary state, so that the expected number in [0, t) is rate * t for every t, not only in the limit:
-the first gap of a Gamma process is a residual gap (a uniform share of a length-biased one), and a Markov-modulated
-process starts in a state drawn by the time it spends there.
+Each process has `rate_per_s`, its long-run mean, and `times(rng)`, an endless stream of times in seconds from 0. The
+times are drawn from the exact distribution, and equal generators give equal times. The processes of a constant mean
+rate start in their stationary state: the expected number of arrivals in [0, t) is rate * t for every t, not only in the
+limit. For this, the first gap of a Gamma process is a residual gap (a uniform share of a length-biased gap), and a
+Markov-modulated process draws its first state in proportion to the time that it spends in each.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ _CHUNK = 1_024
 
 
 class Arrivals(Protocol):
-    """A process of arrivals."""
+    """The interface of an arrival process."""
 
     @property
     def rate_per_s(self) -> float:
-        """Mean arrivals a second."""
+        """The long-run mean number of arrivals in a second."""
 
     def times(self, rng: np.random.Generator) -> Iterator[float]:
-        """Endless, increasing times in seconds."""
+        """Yields arrival times in seconds from 0, without end and never falling."""
 
 
 def until(times: Iterator[float], end_s: float) -> Iterator[float]:
-    """The times before `end_s`."""
+    """Yields the `times` (rising, in seconds) that lie before `end_s`."""
     return takewhile(lambda t: t < end_s, times)
 
 
@@ -44,7 +45,7 @@ def _positive(name: str, value: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Poisson:
-    """Independent arrivals: exponential gaps."""
+    """A Poisson process: the gaps between arrivals are independent and exponential."""
 
     rate_per_s: float
 
@@ -57,7 +58,10 @@ class Poisson:
 
 @dataclass(frozen=True, slots=True)
 class Gamma:
-    """Independent Gamma gaps of mean 1/rate and coefficient of variation `cv`: above 1 bursty, below 1 even."""
+    """A process whose gaps are independent and Gamma distributed, with mean 1/rate and coefficient of variation `cv`.
+
+    A `cv` above 1 makes bursts, 1 is a Poisson process, and below 1 the arrivals are more even.
+    """
 
     rate_per_s: float
     cv: float
@@ -78,8 +82,10 @@ class Gamma:
 
 @dataclass(frozen=True, slots=True)
 class MarkovModulated:
-    """Poisson arrivals whose rate is that of the present state; a state lasts an exponential time, and any other
-    state may follow, each as likely. Two states of unlike rates make bursts.
+    """Poisson arrivals whose rate depends on a hidden state that changes at random.
+
+    State i has the rate `rates_per_s[i]` and lasts an exponential time of mean `dwell_s[i]`. Each of the other states
+    is equally likely to follow. Two states with different rates make bursts.
     """
 
     rates_per_s: tuple[float, ...]
@@ -101,12 +107,12 @@ class MarkovModulated:
 
     def times(self, rng: np.random.Generator) -> Iterator[float]:
         states = len(self.dwell_s)
-        # Every state is entered equally often, so the time spent in one is as its dwell time.
+        # Every state is entered equally often, so the share of time spent in a state is proportional to its dwell time.
         state = int(rng.choice(states, p=np.array(self.dwell_s) / sum(self.dwell_s)))
         start_s = 0.0
         while True:
             end_s = start_s + float(rng.exponential(self.dwell_s[state]))
-            # Given their number, Poisson arrivals are uniform over the stay.
+            # Once their number is known, Poisson arrivals are uniform over the time spent in the state.
             count = int(rng.poisson(self.rates_per_s[state] * (end_s - start_s)))
             yield from np.sort(rng.uniform(start_s, end_s, count)).tolist()
             start_s = end_s
@@ -115,9 +121,11 @@ class MarkovModulated:
 
 @dataclass(frozen=True, slots=True)
 class Diurnal:
-    """A rate that is constant over steps of `step_s` and repeats after the last; `cv` as in Gamma (1: Poisson).
+    """Arrivals whose rate is constant over steps of `step_s` seconds and repeats after the last step.
 
-    Made by running a unit-rate process in operational time, the integral of the rate: exact, nothing is thinned.
+    `cv` is the coefficient of variation of the gaps as in `Gamma` (1 is a Poisson process). A Gamma process of rate 1
+    runs in operational time, which is the integral of the rate, and its times are mapped back to seconds. This is
+    exact: no arrival is drawn and then rejected.
     """
 
     rates_per_s: tuple[float, ...]
@@ -135,7 +143,10 @@ class Diurnal:
     def sinusoid(
         cls, rate_per_s: float, amplitude: float, period_s: float, steps: int = 96, cv: float = 1.0
     ) -> Diurnal:
-        """A sine of mean `rate_per_s` and relative `amplitude` (0..1) that starts at its mean, rising, in steps."""
+        """Returns a rate that follows a sine of period `period_s`, approximated by `steps` constant rates.
+
+        The sine has the mean `rate_per_s` and the relative `amplitude` (0..1); it starts at its mean and rises.
+        """
         if not 0.0 <= amplitude <= 1.0 or steps < 2:
             raise WorkloadError(f"amplitude {amplitude} must lie in 0..1, and steps ({steps}) be 2 or more")
         phases = (np.arange(steps) + 0.5) * (2.0 * math.pi / steps)
@@ -153,7 +164,8 @@ class Diurnal:
     def times(self, rng: np.random.Generator) -> Iterator[float]:
         steps = len(self.rates_per_s)
         edges = np.concatenate(([0.0], np.cumsum(self.rates_per_s))) * self.step_s
-        turn = float(edges[-1])  # arrivals expected in one period
+        # `turn` is the number of arrivals expected in one period.
+        turn = float(edges[-1])
         for operational in Gamma(1.0, self.cv).times(rng):
             periods, rest = divmod(operational, turn)
             step = min(int(np.searchsorted(edges, rest, side="right")) - 1, steps - 1)

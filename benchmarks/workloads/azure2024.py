@@ -1,9 +1,10 @@
-"""Azure's LLM conversations of May 2024, sampled: rows are not at hand, but the published plots have been digitised.
+"""A sampler of Azure's LLM conversations of May 2024, made from the published plots, which have been digitised.
 
-The archive holds three CSV files: cumulative shares of input and output tokens (a low and a high reading, per cent; the
-middle is used) and requests a minute by hour over one week. Input and output are drawn independently, as their
-joint distribution is not published. The digitised output quantiles p90 to p99 lie within 2-4 % of the published ones,
-the median 17 % below.
+The rows of the trace are not available. The archive holds three CSV files. Two give the cumulative distributions of
+input and of output tokens, each point with a low and a high reading in per cent; the middle of the two is used. The
+third gives requests a minute for each hour of one week. Input and output are drawn independently, because their joint
+distribution is not published. The digitised output quantiles p90 to p99 lie within 2-4 % of the published ones; the
+digitised median lies 17 % below the published one.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _HOUR_S = 3_600.0
 
 
 def load_azure2024(path: Path) -> Synthetic:
-    """The sampler of the archive (or directory) at `path`. Raises TraceError with file and line."""
+    """Returns the sampler made from the archive (or directory) at `path`. Raises TraceError with file and line."""
     texts = _texts(path)
     rates = [row[2] / 60.0 for row in _rows(path, texts, "hourly_rpm", _RATE)]
     return Synthetic(
@@ -38,7 +39,11 @@ def load_azure2024(path: Path) -> Synthetic:
 
 
 def _lengths(path: Path, texts: dict[str, str], part: str) -> Quantiles:
-    """The inverse of the digitised curve: the middle of the two readings, made to rise from 0 to 1."""
+    """Returns the length distribution of the digitised curve whose file name contains `part`.
+
+    A point's share is the middle of its two readings. Points that do not rise are left out, and the last share becomes
+    1. Raises TraceError where the curve ends below 99 %.
+    """
     knots = [(0.0, 1.0)]
     for tokens, low, high in _rows(path, texts, part, _CDF):
         share = min((low + high) / 200.0, 1.0)

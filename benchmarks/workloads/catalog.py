@@ -1,8 +1,9 @@
-"""Workloads by name, and a description of one that can be written into a result: `WorkloadSpec` -> requests.
+"""The catalogue of workloads. `build` turns a `WorkloadSpec`, which can be written into a result, into requests.
 
-Published traces are read from the directory in SLUICE_TRACES (or the one given); `python -m benchmarks traces` says
-where they are published. The project ships the first rows of one of them (`excerpts/`) under a name of its own, so that
-no result of the excerpt can be taken for one of the trace. Everything named `synthetic-...` is generated here.
+Published traces are read from the directory that SLUICE_TRACES or an argument names; `python -m benchmarks traces` says
+where they are published. The project ships the first rows of one trace in `excerpts/`. The excerpt has a name of its
+own, so that its results cannot be mistaken for results of the whole trace. Workloads named `synthetic-...` are
+generated and need no file.
 """
 
 from __future__ import annotations
@@ -35,8 +36,11 @@ MOONCAKE_TICK_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class TraceSource:
-    """A published trace: a file name without .xz, how it is read (path, requests or None, seed), and where it is
-    published. A shipped one lies in `excerpts/`.
+    """A published trace: its file, the function that reads it, and where it is published.
+
+    `file` is the file's name without .xz. `read` takes the path, the greatest number of requests (None: no limit) and a
+    seed. `tick_s` is the step of the trace's clock in seconds, or None where its times are fine enough. A `shipped`
+    file lies in `excerpts/`.
     """
 
     summary: str
@@ -49,14 +53,14 @@ class TraceSource:
 
 @dataclass(frozen=True, slots=True)
 class SyntheticSource:
-    """A generator that needs no files."""
+    """A workload that is generated: `make` returns its generator, which needs no files."""
 
     summary: str
     make: Callable[[], Synthetic]
 
 
 def _rows(path: Path, requests: int | None, seed: int) -> list[WorkloadRequest]:
-    """Published rows; `seed` does not matter."""
+    """Reads the first `requests` rows of a published trace. The `seed` is not used."""
     return load_trace(path)[:requests]
 
 
@@ -141,12 +145,20 @@ WORKLOADS: dict[str, TraceSource | SyntheticSource] = {
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSpec:
-    """A workload by its steps, in the order in which they are applied:
+    """A workload, described by the steps that make it. They are applied in this order:
 
-    source (`name`, or a trace file `path`; `requests` of it at most, None: all, or 20,000 of a sampler), `part` by time
-    ("all", "train" = the first 80 %, "held_out" = the last 20 %), coarse ticks spread with the seed, `lengths` kept,
-    prompts overridden, times compressed (`compression`, or to the mean rate `rate_per_s`), the window [start_s, end_s),
-    `sharing` in place of what the trace shares, class and SLOs.
+    1. The source is read: the workload `name`, or the trace file `path`. At most `requests` requests are taken; None
+       takes all of a trace and 20,000 of a sampler.
+    2. `part` selects by time: "all", "train" (the first 80 %) or "held_out" (the last 20 %).
+    3. With `spread_ticks`, requests that share a coarse clock tick are spread over it at random.
+    4. Only requests whose token counts `lengths` allows are kept.
+    5. Every prompt gets `prompt_tokens` tokens.
+    6. Times are divided by `compression`, or by the factor that makes the mean rate `rate_per_s`.
+    7. The window [start_s, end_s) is cut out.
+    8. `sharing` replaces the prefixes that the source's prompts share.
+    9. Every request gets the class and the SLOs.
+
+    A step whose field is None is left out.
     """
 
     name: str | None = None
@@ -177,9 +189,9 @@ class WorkloadSpec:
 
 
 def build(spec: WorkloadSpec, seed: int, traces: Path | None = None) -> list[WorkloadRequest]:
-    """The requests of `spec`, in order of time. Raises WorkloadError or TraceError.
+    """Returns the requests that `spec` describes, in order of time. Raises WorkloadError or TraceError.
 
-    `seed` draws what is sampled, spread or shared; rows of a trace are the same for every seed.
+    `seed` seeds sampling, the spreading of ticks, and the sharing of prefixes. The rows of a trace do not depend on it.
     """
     requests, tick_s = _source(spec, seed, traces)
     if spec.part != "all":
@@ -219,19 +231,20 @@ def _source(spec: WorkloadSpec, seed: int, traces: Path | None) -> tuple[list[Wo
 
 
 def file_of(source: TraceSource, traces: Path | None = None) -> Path:
-    """The file of a trace. Raises WorkloadError where it is not here."""
+    """Returns the path of the trace's file. Raises WorkloadError where the file is not on this machine."""
     return find_trace(source.file, EXCERPTS if source.shipped else traces)
 
 
 def or_excerpt(name: str) -> str:
-    """The workload `name` where its file is at hand, else the shipped excerpt of it. The name goes into the config of a
-    run, so the result says which of the two it used.
+    """Returns `name` where that workload's file is available, else the name of its shipped excerpt.
+
+    The returned name goes into the config of a run, so the result says which of the two it used.
     """
     return name if available(name) else f"{name}-excerpt"
 
 
 def stand_in(name: str) -> str | None:
-    """The remark that a result on the workload `name` must carry; None for a published trace in whole."""
+    """Returns the remark that a result on the workload `name` must carry, or None for a whole published trace."""
     source = WORKLOADS.get(name)
     if isinstance(source, TraceSource) and not source.shipped:
         return None
@@ -239,13 +252,16 @@ def stand_in(name: str) -> str | None:
 
 
 def traces_dir() -> Path | None:
-    """The directory of SLUICE_TRACES, None where it is not set."""
+    """Returns the directory that SLUICE_TRACES names, or None where the variable is not set."""
     found = os.environ.get("SLUICE_TRACES")
     return Path(found) if found else None
 
 
 def find_trace(file: str, traces: Path | None = None) -> Path:
-    """`file` or `file`.xz in `traces` (default: SLUICE_TRACES). Raises WorkloadError that says what to do."""
+    """Returns the path of `file` or `file`.xz in the directory `traces` (default: SLUICE_TRACES).
+
+    Raises a WorkloadError that says what to do where there is neither.
+    """
     folder = traces or traces_dir()
     if folder is None:
         raise WorkloadError(
@@ -259,7 +275,7 @@ def find_trace(file: str, traces: Path | None = None) -> Path:
 
 
 def available(name: str, traces: Path | None = None) -> bool:
-    """Whether the workload `name` can be built here."""
+    """Returns whether the workload `name` can be built on this machine: it is generated, or its file is present."""
     source = WORKLOADS[name]
     if isinstance(source, SyntheticSource):
         return True
@@ -271,7 +287,12 @@ def available(name: str, traces: Path | None = None) -> bool:
 
 
 def describe(requests: Sequence[WorkloadRequest]) -> dict[str, float | None]:
-    """Count, span, rate, burstiness, token counts (mean, p50, p95, p99) and the hit share of an unlimited cache."""
+    """Returns statistics of a workload by name, None where one is not defined.
+
+    They are the number of requests, clients and sessions, the span (s), the mean rate (1/s), the coefficient of
+    variation of the gaps, mean, p50, p95 and p99 of the token counts, and the share of prompt tokens that a cache of
+    unlimited size would have held.
+    """
     at_s = np.array([r.at_s for r in requests])
     gaps_s = np.diff(at_s)
     span_s = float(at_s[-1] - at_s[0]) if at_s.size else 0.0
@@ -293,7 +314,10 @@ def describe(requests: Sequence[WorkloadRequest]) -> dict[str, float | None]:
 
 
 def from_outcomes(outcomes: Iterable[Outcome]) -> list[WorkloadRequest]:
-    """Requests of what the predictors' samplers draw, times counted from the first; a length drawn as 0 counts as 1."""
+    """Returns requests made from the `outcomes` that the predictors' samplers draw.
+
+    Times count from the first outcome. A length of 0 tokens becomes 1.
+    """
     made = [
         WorkloadRequest(
             request_id=o.arrival.request_id,
@@ -311,7 +335,10 @@ def from_outcomes(outcomes: Iterable[Outcome]) -> list[WorkloadRequest]:
 
 
 def outcomes_of(requests: Iterable[WorkloadRequest]) -> list[Outcome]:
-    """Outcomes that a predictor learns from once these requests have ended; for fitting on the earlier part."""
+    """Returns the outcomes that a predictor learns from once `requests` have ended.
+
+    They serve to fit a predictor on the earlier part of a workload.
+    """
     return [
         Outcome(
             Arrival(

@@ -1,9 +1,9 @@
-"""How long prompts and outputs are: distributions over token counts, drawn by inverse transform.
+"""Distributions of the lengths of prompts and outputs in tokens, drawn by inverse transform.
 
 Each distribution has `quantile(u)`, which maps uniforms (n,) in [0, 1) to token counts (n,) >= 1, and `mean_tokens`.
-One uniform makes one length. So lengths of two distributions can be compared when they are drawn with the same
-uniforms, and lengths can be made to depend on one another (a prompt that recurs, turns of one session) by their
-uniforms, without changing the distribution of any of them.
+One uniform makes one length, for two reasons. Two distributions drawn with the same uniforms can be compared request by
+request. And dependent uniforms make dependent lengths (a prompt that recurs, the turns of one session) without changing
+the distribution of any single length.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from predictors.protocol import FloatArray, IntArray
 
 
 class Lengths(Protocol):
-    """A distribution over token counts."""
+    """The interface of a distribution over token counts."""
 
     @property
     def mean_tokens(self) -> float:
-        """Mean of the counts before they are rounded to whole tokens."""
+        """The mean of the counts before they are rounded to whole tokens."""
 
     def quantile(self, u: FloatArray) -> IntArray:
-        """Token counts (n,) >= 1 for uniforms (n,) in [0, 1)."""
+        """Returns token counts (n,) >= 1 for uniforms (n,) in [0, 1)."""
 
 
 def draw(lengths: Lengths, rng: np.random.Generator, count: int) -> IntArray:
-    """Draws `count` token counts."""
+    """Draws `count` token counts; returns them as an array (count,)."""
     return lengths.quantile(rng.random(count))
 
 
@@ -43,7 +43,7 @@ def _whole(values: FloatArray) -> IntArray:
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """The length that is always `tokens`."""
+    """The distribution whose every draw is `tokens`."""
 
     tokens: int
 
@@ -61,9 +61,9 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Empirical:
-    """The distribution of observed counts, all equally likely.
+    """The distribution of observed token counts `values`, each of which is equally likely.
 
-    `values` must come from the part of a trace that may be used for fitting (`transform.split_by_time`).
+    The values must come from the part of a trace that may be used for fitting (`transform.split_by_time`).
     """
 
     values: Sequence[int]
@@ -85,7 +85,7 @@ class Empirical:
 
 @dataclass(frozen=True, slots=True)
 class Lognormal:
-    """exp(N(ln median, sigma^2)), cut at `cap_tokens` (greater counts become the cap)."""
+    """The lognormal distribution exp(N(ln median, sigma^2)), cut at `cap_tokens`: greater counts become the cap."""
 
     median_tokens: float
     sigma: float
@@ -99,7 +99,7 @@ class Lognormal:
 
     @classmethod
     def of_mean(cls, mean_tokens: float, cv: float, cap_tokens: int | None = None) -> Lognormal:
-        """The distribution with this mean and coefficient of variation, both before the cut."""
+        """Returns the distribution with this mean and coefficient of variation, both measured before the cut."""
         variance = math.log1p(cv * cv)
         return cls(mean_tokens * math.exp(-variance / 2.0), math.sqrt(variance), cap_tokens)
 
@@ -119,9 +119,9 @@ class Lognormal:
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """The distribution whose quantiles go through the given (probability, tokens) knots, from probability 0 to 1.
+    """The distribution whose quantile function passes through `knots`, pairs (probability, tokens) from 0 to 1.
 
-    Between two knots the count's logarithm is linear in the probability if `logarithmic` is true, else the count is.
+    Between two knots it is linear in the probability. With `logarithmic` the logarithm of the count is linear instead.
     """
 
     knots: tuple[tuple[float, float], ...]
@@ -141,11 +141,10 @@ class Quantiles:
     def of_margins(
         cls, mean_tokens: float, known: Sequence[tuple[float, float]], free: float, cap_tokens: float
     ) -> Quantiles:
-        """The distribution with the published quantiles `known` ((0, least), (0.5, median), ...) and a mean of
-        `mean_tokens`.
+        """Returns the distribution with the published quantiles `known` and the mean `mean_tokens`.
 
-        `cap_tokens` is the quantile at probability 1. The quantile at probability `free` is placed so that the mean
-        comes out; raises WorkloadError where no value does that.
+        `known` are pairs ((0, least), (0.5, median), ...). `cap_tokens` is the quantile at probability 1. The quantile
+        at probability `free` is chosen so that the distribution has the mean. Raises WorkloadError where no value does.
         """
         fixed = (*known, (1.0, float(cap_tokens)))
         low = max(v for p, v in fixed if p < free)

@@ -1,7 +1,7 @@
-"""Shared heads of prompts, as block hashes; and how much a cache of any size could save.
+"""Shared beginnings of prompts, written as block hashes, and the share of tokens that an unlimited cache would save.
 
-A prompt is a row of segments (what it says, how many tokens). The hash of a block depends on all segments up to the
-block's end and on its place, so two prompts have equal hashes exactly as far as their segments agree.
+A prompt is a sequence of segments, pairs (content, tokens). The hash of a block depends on all segments up to the
+block's end and on the block's position. So two prompts have equal hashes exactly as far as their segments agree.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ Segment = tuple[int, int]  # (content, tokens)
 
 
 def mix(first: int, second: int) -> int:
-    """A 63-bit hash of two numbers, the same everywhere: the finaliser of splitmix64 over both."""
+    """Returns a 63-bit hash of two numbers, made with the finaliser of splitmix64.
+
+    It is the same in every process and on every machine.
+    """
     x = (first * 0x9E3779B97F4A7C15 + second + 0xD1B54A32D192ED03) & _MASK
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -27,7 +30,7 @@ def mix(first: int, second: int) -> int:
 
 
 def _mixed(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """`mix` of two uint64 arrays."""
+    """Returns `mix` of each pair of elements of two uint64 arrays of equal shape."""
     x = first * np.uint64(0x9E3779B97F4A7C15) + second + np.uint64(0xD1B54A32D192ED03)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -35,7 +38,7 @@ def _mixed(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def block_hashes(segments: Sequence[Segment], block_tokens: int) -> tuple[int, ...]:
-    """Hashes of the full blocks of a prompt made of `segments`."""
+    """Returns the hashes of the full blocks of a prompt made of `segments`; a last block that is not full has none."""
     known, ends, place, end = 0, [], [], 0
     for content, tokens in segments:
         known = mix(known, content)
@@ -52,7 +55,10 @@ def block_hashes(segments: Sequence[Segment], block_tokens: int) -> tuple[int, .
 
 
 def zipf_weights(count: int, exponent: float) -> FloatArray:
-    """Cumulative popularity (count,) of ranks 1..count, each as likely as rank^-exponent; ends at 1."""
+    """Returns the cumulative Zipf popularity (count,) of the ranks 1..count, which ends at 1.
+
+    The probability of a rank is proportional to rank^-exponent.
+    """
     if count < 1 or exponent < 0:
         raise WorkloadError(
             f"{count} items with Zipf exponent {exponent}: give at least 1 item, an exponent >= 0"
@@ -64,11 +70,14 @@ def zipf_weights(count: int, exponent: float) -> FloatArray:
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """With probability `p_share` a prompt begins with one of `groups` known texts (Zipf popularity), which covers a
-    share of it drawn uniformly from `covered`, or `covered_tokens` of it (all of a shorter one); two prompts of a group
-    share the shorter cover.
+    """How prompts share their beginnings.
 
-    NetKV (VI-A) gives p_share (0.3 chatbot, 0.7 RAG, 0.1 long context) and no more:
+    With probability `p_share` a prompt begins with one of `groups` shared texts, chosen by Zipf popularity. The text
+    covers a share of the prompt that is drawn uniformly from the interval `covered`. With `covered_tokens` it covers
+    that many tokens instead, or the whole of a shorter prompt. Two prompts that begin with the same text share the
+    shorter of their two covers.
+
+    NetKV (VI-A) gives `p_share` only (0.3 chatbot, 0.7 RAG, 0.1 long context); the other fields are assumptions.
     """
 
     p_share: float
@@ -89,9 +98,9 @@ class Sharing:
 def share_prefixes(
     requests: Iterable[WorkloadRequest], sharing: Sharing, seed: int
 ) -> Iterator[WorkloadRequest]:
-    """The requests with new block hashes as `sharing` says; what they shared before is forgotten. Streams.
+    """Yields the requests with new block hashes, drawn by `sharing`; their session and prompt key are removed.
 
-    A larger p_share makes more requests share and leaves the others as they are (same seed).
+    With the same seed, a larger `p_share` makes more requests share and leaves the others as they are.
     """
     ends = zipf_weights(sharing.groups, sharing.zipf)
     low, high = sharing.covered
@@ -117,7 +126,10 @@ def share_prefixes(
 
 
 def ideal_hit_share(requests: Iterable[WorkloadRequest]) -> float | None:
-    """Share of all prompt tokens that a cache of unlimited size would have held; None without prompt tokens."""
+    """Returns the share of all prompt tokens that a cache of unlimited size would have held.
+
+    Returns None where there are no prompt tokens.
+    """
     seen: set[int] = set()
     hit = total = 0
     for r in requests:

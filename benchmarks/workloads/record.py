@@ -1,19 +1,20 @@
-"""One request of a workload, and what is wrong with one that cannot be built."""
+"""One request of a workload, and the error of a workload that cannot be built."""
 
 from dataclasses import dataclass
 
 
 class WorkloadError(Exception):
-    """A workload that cannot be built as asked; the message says what to change."""
+    """The error of a workload that cannot be built as described; the message says what to change."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadRequest:
-    """A request to be sent at `at_s` (seconds from the workload's start); `output_tokens` is what it will generate.
+    """A request that is sent at `at_s` (seconds from the workload's start) and generates `output_tokens` tokens.
 
-    `block_hashes` name the full blocks of `block_tokens` tokens at the head of the prompt; equal hashes are equal
-    prefixes (a hash covers all blocks before it). Empty: nothing is known to be shared. `max_tokens` None: the client
-    asked for the longest output that is allowed. `prompt_key` names the exact prompt, for memorising predictors.
+    `block_hashes` name the full blocks of `block_tokens` tokens at the beginning of the prompt. A hash covers all
+    blocks before it, so equal hashes are equal prefixes. Where there are no hashes, nothing is known to be shared.
+    `max_tokens` is None where the client allows the longest output. `prompt_key` names the exact prompt, for predictors
+    that remember the output length of a prompt.
     """
 
     request_id: str

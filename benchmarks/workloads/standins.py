@@ -1,7 +1,7 @@
-"""Synthetic workloads by name, for traces that are not published or not at hand. Do not report them under a trace's
-name.
+"""Synthetic workloads that stand in for traces that are not published or not available.
 
-Every figure is a published margin or is marked as an assumption.
+Their results must not be reported under a trace's name. Every figure is a published margin or is marked as an
+assumption.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from benchmarks.workloads.prefixes import Sharing
 from benchmarks.workloads.record import WorkloadRequest
 from benchmarks.workloads.synthetic import Clients, Corpus, Recurrence, Sessions, Synthetic
 
-# ServeGen's deepseek-r1 clients, all together (the published distributions, sampled): mean, p50, p95, p99.
+# Mean, p50, p95 and p99 over all of ServeGen's deepseek-r1 clients, sampled from the published distributions.
 # The cap brings the outputs near their published CV of 1.52.
 REASONING_PROMPT = Quantiles.of_margins(
     1_268, ((0.0, 8.0), (0.5, 208.0), (0.95, 6_714.0), (0.99, 23_423.0)), free=0.8, cap_tokens=40_000
@@ -26,11 +26,12 @@ REASONING_OUTPUT = Quantiles.of_margins(
     1_527, ((0.0, 8.0), (0.5, 792.0), (0.95, 5_701.0), (0.99, 12_607.0)), free=0.75, cap_tokens=16_384
 )
 
-# BalanceRoute, Table 1 (G = 8): 843 tok/s at 83 ms a token are 70 requests in flight, nine a worker. With nine
-# contexts of mean m and deviation s on each of 8 workers the range of the sums is 2.85 * 3 s (2.85: expected range of 8
-# normals): JSQ's 215,110 tokens give s = 25,000. Random's 438,225 holds a Poisson number a worker, so
-# 2.85 * 3 sqrt(m^2 + s^2), which gives m = 45,000. A request in flight has generated some 2,500 tokens on average
-# (reasoning outputs, length-biased), so prompts have mean 42,500 and deviation 25,000.
+# Derived from BalanceRoute, Table 1 (G = 8): 843 tok/s at 83 ms a token are 70 requests in flight, nine per worker.
+# Let contexts have mean m and deviation s. With nine contexts on each of 8 workers the range of the workers' sums is
+# 2.85 * 3 s (2.85 is the expected range of 8 normals), so JSQ's 215,110 tokens give s = 25,000. Under Random a worker
+# holds a Poisson number of contexts, so the range is 2.85 * 3 sqrt(m^2 + s^2), and its 438,225 tokens give m = 45,000.
+# A request in flight has generated some 2,500 tokens on average (reasoning outputs, length-biased), so prompts have
+# mean 42,500 and deviation 25,000.
 LONG_CONTEXT_PROMPT = Lognormal.of_mean(
     42_500, 25_000 / 42_500, cap_tokens=131_072
 )  # cap: the model's context
@@ -42,7 +43,7 @@ _CLIENTS = Clients(clients=20, zipf=1.0, spread=0.25)  # ASSUMPTION
 
 
 def heavy_tail(rate_per_s: float = 16.0) -> Synthetic:
-    """Reasoning requests with ServeGen's published margins and 16 req/s; the client tells something of the length."""
+    """Returns reasoning requests with ServeGen's published margins; a request's client hints at its output length."""
     return Synthetic(
         name="synthetic-heavy-tail",
         arrivals=Gamma(rate_per_s, 1.5),  # ASSUMPTION: burstiness of the merged clients
@@ -53,12 +54,15 @@ def heavy_tail(rate_per_s: float = 16.0) -> Synthetic:
 
 
 def heavy_tail_recurring(rate_per_s: float = 16.0) -> Synthetic:
-    """`heavy_tail` where most prompts recur, so that exact match can know their length."""
+    """Returns `heavy_tail` with recurring prompts, whose output length a predictor by exact match can learn."""
     return replace(heavy_tail(rate_per_s), name="synthetic-heavy-tail-recurring", recurrence=_RECURRENCE)
 
 
 def heavy_tail_long_context(rate_per_s: float = 1.0, recurring: bool = True) -> Synthetic:
-    """Reasoning outputs behind prompts of tens of thousands of tokens: BalanceRoute's Table 1 (see above)."""
+    """Returns reasoning outputs after long prompts, whose lengths (`LONG_CONTEXT_PROMPT`) BalanceRoute's Table 1 gives.
+
+    With `recurring`, most prompts recur.
+    """
     return replace(
         heavy_tail(rate_per_s),
         name="synthetic-heavy-tail-long-context",
@@ -68,7 +72,10 @@ def heavy_tail_long_context(rate_per_s: float = 1.0, recurring: bool = True) -> 
 
 
 def with_long_context(requests: Iterable[WorkloadRequest], seed: int) -> Iterator[WorkloadRequest]:
-    """The requests with prompts of `LONG_CONTEXT_PROMPT`; outputs, clients and times stay. Streams."""
+    """Yields the requests with prompt lengths drawn from `LONG_CONTEXT_PROMPT` and no shared prefixes.
+
+    Outputs, clients and times stay as they are.
+    """
     rng = np.random.default_rng(seed)
     for r in requests:
         tokens = int(LONG_CONTEXT_PROMPT.quantile(rng.random(1))[0])
@@ -76,7 +83,11 @@ def with_long_context(requests: Iterable[WorkloadRequest], seed: int) -> Iterato
 
 
 def qwen_a(rate_per_s: float = 5.98) -> Synthetic:
-    """Stand-in for Qwen-Bailian A (chat): 46 % later turns with a median gap of 111 s, ideal hit 0.579."""
+    """Returns the stand-in for Qwen-Bailian A (chat).
+
+    46 % of its requests are later turns of a session, with a median gap of 111 s. An unlimited cache would hold 0.579
+    of the prompt tokens.
+    """
     return Synthetic(
         name="synthetic-qwen-a",
         arrivals=Poisson(rate_per_s),
@@ -89,7 +100,10 @@ def qwen_a(rate_per_s: float = 5.98) -> Synthetic:
 
 
 def qwen_b(rate_per_s: float = 24.0) -> Synthetic:
-    """Stand-in for Qwen-Bailian B (API and agents): no sessions, ideal hit 0.542 across them."""
+    """Returns the stand-in for Qwen-Bailian B (API and agents).
+
+    It has no sessions. An unlimited cache would hold 0.542 of the prompt tokens.
+    """
     return Synthetic(
         name="synthetic-qwen-b",
         arrivals=Gamma(rate_per_s, 1.5),  # ASSUMPTION
@@ -101,7 +115,7 @@ def qwen_b(rate_per_s: float = 24.0) -> Synthetic:
 
 
 def chat(rate_per_s: float = 4.0) -> Synthetic:
-    """Conversations for trying things out: sessions, short prompts, moderate outputs."""
+    """Returns conversations for trying things out: sessions, short prompts and moderate outputs."""
     return Synthetic(
         name="synthetic-chat",
         arrivals=Poisson(rate_per_s),
@@ -114,7 +128,7 @@ def chat(rate_per_s: float = 4.0) -> Synthetic:
 
 
 def rag(rate_per_s: float = 2.0) -> Synthetic:
-    """Questions over a document collection: long prompts whose heads recur by the documents' popularity."""
+    """Returns questions about a document collection: long prompts that begin with documents chosen by popularity."""
     return Synthetic(
         name="synthetic-rag",
         arrivals=Poisson(rate_per_s),

@@ -1,18 +1,22 @@
-"""Workloads made from distributions, for those who have no traces and for traces that are not published.
+"""Workloads generated from distributions, for use without traces and in place of traces that are not published.
 
 A `Synthetic` says when requests (or sessions) start, how long prompts and outputs are, and what recurs or is shared.
-Times, lengths and contents come from three separate random generators, so that without sessions another rate changes
-no length. Requests are streamed, and the same seed gives the same requests. Clients and recurring prompts do not depend
-on the seed: a length predictor that was fitted to them on one seed fits every other seed.
+Times, lengths and contents come from three separate random generators, so a change of the rate changes no length
+(unless there are sessions). Requests are streamed, and the same seed gives the same requests. Clients and recurring
+prompts do not depend on the seed, so a length predictor that was fitted on one seed also fits every other seed.
 
-- clients: each owns an interval of [0, 1) as wide as its share of the requests; an output's uniform is drawn from it,
-  moved by `spread` and reflected at 0 and 1. The distribution over all requests stays exact, and the client says
-  something about the length, as in ServeGen.
-- recurrence: a share of the requests sends one of a set of fixed prompts. The outputs of one prompt lie near one
-  quantile in the same way, so that a predictor by exact match can learn them, as on BalanceRoute's proprietary data.
+A length is made from a uniform number in [0, 1) by the inverse of its distribution (`lengths`). Some parts of a
+`Synthetic` choose that uniform; "moved by `spread`" means that a normal number of that deviation is added and the sum
+is reflected at 0 and 1.
+
+- clients: each client owns an interval of [0, 1) as wide as its share of the requests. An output's uniform names the
+  client, and is then moved by `spread`. The distribution over all requests stays exact, and the client is a hint at the
+  output length, as in ServeGen.
+- recurrence: a share of the requests sends one of a set of fixed prompts. A prompt's outputs lie near one quantile in
+  the same way, so a predictor by exact match can learn them, as on BalanceRoute's proprietary data.
 - sessions: turns of one conversation repeat and extend its prompt. Their prompt lengths lie near one quantile
   (`spread`) and are sorted within the session, which keeps the distribution over all requests.
-- templates: prompts begin with one of a set of shared texts (`prefixes.Sharing`).
+- sharing: prompts begin with one of a set of shared texts (`prefixes.Sharing`).
 - corpus: a prompt is a system text, then documents drawn by popularity, the most popular first, then a question (RAG).
 """
 
@@ -32,7 +36,7 @@ from benchmarks.workloads.prefixes import Segment, Sharing, block_hashes, mix, z
 from benchmarks.workloads.record import WorkloadError, WorkloadRequest
 from predictors.protocol import FloatArray
 
-# Seed parts of the kinds of content. All differ, so that texts of two kinds are never equal.
+# One number for each kind of content, which goes into its hashes: texts of two kinds are never equal.
 _SESSION, _PROMPT, _GROUP, _OWN, _DOCUMENT = (
     11,
     12,
@@ -46,9 +50,9 @@ _POPULATION = 1
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """A population of `clients` with Zipf popularity.
+    """A population of `clients` clients with Zipf popularity.
 
-    `spread` is the standard deviation by which an output's uniform is moved after it has named the client.
+    `spread` is the standard deviation by which an output's uniform is moved after it has chosen the client.
     """
 
     clients: int
@@ -58,9 +62,9 @@ class Clients:
 
 @dataclass(frozen=True, slots=True)
 class Recurrence:
-    """A share `p_recur` of the requests sends one of `prompts` fixed prompts of Zipf popularity.
+    """Recurring prompts: a share `p_recur` of the requests sends one of `prompts` fixed prompts of Zipf popularity.
 
-    `spread` is the standard deviation by which an output's uniform lies away from its prompt's.
+    `spread` is the standard deviation between an output's uniform and the uniform that chose its prompt.
     """
 
     p_recur: float
@@ -71,10 +75,10 @@ class Recurrence:
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    """Conversations: a share `follow_up` (< 1) of all requests are later turns of one.
+    """Conversations: a share `follow_up` (< 1) of all requests are second or later turns of a session.
 
-    The gap between two turns is lognormal. `spread` is the standard deviation by which the quantile of a turn's prompt
-    lies away from its session's.
+    The gap between two turns is lognormal with median `gap_median_s` and deviation `gap_sigma` of its logarithm.
+    `spread` is the standard deviation between the quantile of a turn's prompt length and the quantile of its session.
     """
 
     follow_up: float
@@ -85,7 +89,10 @@ class Sessions:
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Retrieval: `per_request` of `documents` (Zipf popularity) behind a shared system text."""
+    """A document collection for retrieval: a prompt has a shared system text, documents, then a question.
+
+    For each request `per_request` of the `documents` are drawn by Zipf popularity; a document drawn twice appears once.
+    """
 
     documents: int
     per_request: int
@@ -96,7 +103,7 @@ class Corpus:
 
 @dataclass(frozen=True, slots=True)
 class Synthetic:
-    """A generated workload; `arrivals.rate_per_s` is the rate of requests, whether or not they form sessions."""
+    """A generated workload. `arrivals.rate_per_s` is the rate of requests, also where they form sessions."""
 
     name: str
     arrivals: Arrivals
@@ -126,13 +133,16 @@ class Synthetic:
             yield maker.request(number, at_s, turn)
 
     def _moments(self, rng: np.random.Generator) -> Iterator[tuple[float, tuple[int, int, int]]]:
-        """Yields (time, (session, turn from 0, turns)) of all turns; sessions begin before 0, for a steady state."""
+        """Yields (time in seconds, (session, turn from 0, number of turns)) of all turns from time 0 on.
+
+        Sessions begin some time before 0, so that the mix of turns is in its steady state at 0.
+        """
         sessions = self.sessions
         assert sessions is not None
         # Each arrival starts a session with probability 1 - follow_up, and a session has 1 / (1 - follow_up) turns on
-        # average: the rate of requests is that of `arrivals`. The lead is 20 mean gaps.
+        # average, so the rate of requests is the rate of `arrivals`. Sessions start to arrive 20 mean gaps before 0.
         lead_s = 20.0 * sessions.gap_median_s * math.exp(sessions.gap_sigma**2 / 2.0)
-        # A whole number of periods leaves the phase at time 0 as it is.
+        # A lead of a whole number of periods keeps the phase of a periodic rate at time 0.
         if isinstance(self.arrivals, Diurnal):
             lead_s = math.ceil(lead_s / self.arrivals.period_s) * self.arrivals.period_s
         waiting: list[tuple[float, int, int, int]] = []
@@ -152,7 +162,7 @@ class Synthetic:
 
 
 class _Maker:
-    """Draws client, lengths and content of each request, in the order of arrival."""
+    """Draws the client, the lengths and the content of each request, in the order of arrival."""
 
     def __init__(self, model: Synthetic, lengths: np.random.Generator, content: np.random.Generator) -> None:
         self._model = model
@@ -222,8 +232,9 @@ class _Maker:
         return [*head, (own, prompt - sum(tokens for _, tokens in head))]
 
     def _head(self, sharing: Sharing | None, prompt: int, turn: tuple[int, int, int] | None) -> list[Segment]:
-        """The shared text that begins the prompt, if there is one. All turns of a session begin with the same text,
-        whose length is a share of the first turn's.
+        """Returns the segment of the shared text that begins the prompt, or an empty list where none does.
+
+        All turns of a session begin with the same text, whose length is a share of the first turn's prompt.
         """
         if sharing is None:
             return []
@@ -244,8 +255,10 @@ class _Maker:
         return [(mix(_GROUP, 0), corpus.system_tokens), *found, (mix(_OWN, number), question)]
 
     def _turn_tokens(self, turn: tuple[int, int, int]) -> int:
-        """Prompt length of a turn. The lengths of all turns are drawn with the first turn that is seen, and kept until
-        `request` has made the last.
+        """Returns the prompt length of a turn in tokens.
+
+        The lengths of all turns of a session are drawn when its first turn is seen, and are kept until `request` has
+        made the last.
         """
         session, at, turns = turn
         if session not in self._sessions:
@@ -266,7 +279,11 @@ def _one(lengths: Lengths, u: float) -> int:
 
 
 class _Owners:
-    """A division of [0, 1) among `size` owners: in random order, each gets an interval as wide as its Zipf share."""
+    """A division of [0, 1) among `size` owners, numbered by rank.
+
+    The owners lie in random order, and each has an interval as wide as its Zipf share. `middle` (size,) holds the
+    middle of each owner's interval.
+    """
 
     def __init__(self, size: int, zipf: float, rng: np.random.Generator) -> None:
         shares = np.diff(zipf_weights(size, zipf), prepend=0.0)
@@ -276,7 +293,7 @@ class _Owners:
         self.middle[self._order] = self._ends - shares[self._order] / 2.0
 
     def of(self, u: float) -> int:
-        """The owner whose interval holds `u`; owners are numbered by rank."""
+        """Returns the number of the owner whose interval contains `u`."""
         return int(self._order[min(int(np.searchsorted(self._ends, u, side="right")), self._order.size - 1)])
 
 

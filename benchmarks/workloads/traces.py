@@ -1,12 +1,13 @@
-"""Published traces as workloads: one request a line, in the file's order.
+"""Reads published traces as workloads: each row becomes one request, in the file's order.
 
-Formats and errors of single rows are `predictors.traces`'. What a simulation needs beyond that is decided here:
+`predictors.traces` knows the formats and reports the errors of single rows. This module adds the rules of a simulation:
 
-- Rows of equal time keep the file's order. Rows that go back in time are an error, unless `sort` is asked for.
+- Rows of equal time keep the file's order. Rows that go back in time are an error, unless `sort` is set.
 - Times count from the first row (from the earliest one with `sort`).
-- A row of no prompt or no output token is an error: no engine serves it. `drop_empty` leaves such rows out.
-- Mooncake's `hash_ids` become `block_hashes`, less a last block that the prompt does not fill.
-- A file is loaded only if it fits in memory; `stream_trace` reads one of any length in constant memory.
+- A row without a prompt token or an output token is an error, because no engine serves it. `drop_empty` leaves such
+  rows out.
+- Mooncake's `hash_ids` become `block_hashes`, without a last block that the prompt does not fill.
+- `load_trace` loads a file only if it fits in memory; `stream_trace` reads a file of any length in constant memory.
 """
 
 from __future__ import annotations
@@ -31,19 +32,20 @@ from predictors.traces import (
     trace_rows,
 )
 
-# Measured with tracemalloc on the Mooncake conversation trace, rounded up.
+# Bytes of memory for one request and for one of its block hashes: measured with tracemalloc on the Mooncake
+# conversation trace, rounded up.
 REQUEST_BYTES = 640
 BLOCK_BYTES = 40
 _FREE_MEMORY_SHARE = 0.5
 _SAMPLE_LINES = 2_000
-# Compressed files are read ahead in chunks, so a sample of a few bytes would tell little.
+# Compressed files are read ahead in chunks, so the number of bytes read says little before this many have been read.
 _SAMPLE_BYTES = 64 * 1024
 
 
 def stream_trace(path: Path, *, sort: bool = False, drop_empty: bool = False) -> Iterator[WorkloadRequest]:
-    """The requests of the trace at `path` one at a time. Raises TraceError with file and line.
+    """Yields the requests of the trace at `path` one at a time. Raises TraceError with file and line.
 
-    With `sort` nothing is streamed: all rows are read first, and `load_trace` is the better call.
+    With `sort` all rows are read before the first is yielded; `load_trace` is the better call then.
     """
     if sort:
         yield from load_trace(path, sort=True, drop_empty=drop_empty)
@@ -69,8 +71,10 @@ def stream_trace(path: Path, *, sort: bool = False, drop_empty: bool = False) ->
 def load_trace(
     path: Path, *, sort: bool = False, drop_empty: bool = False, memory_limit_bytes: int | None = None
 ) -> list[WorkloadRequest]:
-    """All requests of the trace at `path`. Raises TraceError as `stream_trace` does, and WorkloadError where the
-    requests would take more than `memory_limit_bytes` (default: half of the memory that is free).
+    """Returns all requests of the trace at `path`.
+
+    Raises TraceError with file and line, and WorkloadError where the requests would take more than
+    `memory_limit_bytes` (default: half of the available memory).
     """
     limit = free_memory_bytes() if memory_limit_bytes is None else memory_limit_bytes
     expected = estimate_memory_bytes(path)
@@ -88,7 +92,8 @@ def load_trace(
     used = 0
     for request in rows:
         used += REQUEST_BYTES + BLOCK_BYTES * len(request.block_hashes)
-        if used > limit:  # the estimate was too low
+        # The estimate was too low.
+        if used > limit:
             raise WorkloadError(_too_long(path, max(used, expected), limit))
         found.append(request)
     if not found:
@@ -102,14 +107,18 @@ def load_trace(
 
 
 def free_memory_bytes() -> int:
-    """Memory that a trace may take by default."""
+    """Returns the bytes that a trace may take by default: half of the memory that is available now."""
     return int(psutil.virtual_memory().available * _FREE_MEMORY_SHARE)
 
 
 def estimate_memory_bytes(path: Path) -> int:
-    """Bytes that the requests of `path` will take, from its first lines and its size. Raises TraceError."""
+    """Returns the bytes that the trace's requests will take in memory, estimated from its first lines and its size.
+
+    Raises TraceError where the file cannot be read.
+    """
     mooncake = trace_format(path) == "mooncake"
-    open_text(path).close()  # the error of a file that is not there
+    # Opening the file raises the TraceError of a file that does not exist.
+    open_text(path).close()
     lines = blocks = 0
     size_bytes = os.path.getsize(path)
     with path.open("rb") as raw:

@@ -1,6 +1,6 @@
-"""Changes of a workload before it is run: of the requests' times, of their selection, and of what they carry.
+"""Functions that change a workload before it is run: they select requests, or change their times or their fields.
 
-All but `at_rate`, `split_by_time` and `rebase` work on streams. None changes the order of the requests.
+All but `at_rate`, `compression_for`, `split_by_time` and `rebase` work on streams. None changes the order of requests.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from benchmarks.workloads.record import WorkloadError, WorkloadRequest
 
 
 def checked(requests: Iterable[WorkloadRequest]) -> Iterator[WorkloadRequest]:
-    """Yields the requests while they can be run: in order of time, times >= 0, tokens >= 1, blocks within the prompt.
-    Raises a WorkloadError that names the first request that cannot.
+    """Yields the requests unchanged, and raises a WorkloadError that names the first that cannot be run.
+
+    Requests must be in order of time, with times >= 0 s, token counts >= 1, and no more blocks than the prompt has.
     """
     last_s = 0.0
     for r in requests:
@@ -39,19 +40,25 @@ def checked(requests: Iterable[WorkloadRequest]) -> Iterator[WorkloadRequest]:
 
 
 def compress(requests: Iterable[WorkloadRequest], factor: float) -> Iterator[WorkloadRequest]:
-    """All times divided by `factor` (> 0): 2 doubles the rate and keeps the burstiness, as NetKV (VI-A) does."""
+    """Yields the requests with their times divided by `factor` (> 0), as NetKV (VI-A) does.
+
+    A factor of 2 doubles the rate and keeps the burstiness.
+    """
     if not (factor > 0 and math.isfinite(factor)):
         raise WorkloadError(f"a time compression of {factor}: give a number above 0")
     return (replace(r, at_s=r.at_s / factor) for r in requests)
 
 
 def at_rate(requests: Sequence[WorkloadRequest], rate_per_s: float) -> list[WorkloadRequest]:
-    """All times divided by one factor, chosen so that the mean rate over the workload is `rate_per_s`."""
+    """Returns the requests with their times divided by one factor, such that the mean rate becomes `rate_per_s`."""
     return list(compress(requests, compression_for(requests, rate_per_s)))
 
 
 def compression_for(requests: Sequence[WorkloadRequest], rate_per_s: float) -> float:
-    """The factor that `at_rate` uses: `rate_per_s` over the mean rate between the first and the last request."""
+    """Returns the factor that `at_rate` uses: `rate_per_s` over the mean rate between the first and the last request.
+
+    Raises WorkloadError where there are not two requests at different times.
+    """
     if len(requests) < 2 or requests[-1].at_s <= requests[0].at_s:
         raise WorkloadError("a rate needs at least two requests at different times")
     return rate_per_s * (requests[-1].at_s - requests[0].at_s) / (len(requests) - 1)
@@ -85,7 +92,7 @@ def _spread(
 def window(
     requests: Iterable[WorkloadRequest], start_s: float = 0.0, end_s: float = math.inf
 ) -> Iterator[WorkloadRequest]:
-    """The requests that come in [start_s, end_s), their times counted from `start_s`."""
+    """Yields the requests that come in [start_s, end_s), with times counted from `start_s`."""
     if not 0 <= start_s < end_s:
         raise WorkloadError(f"a window from {start_s} to {end_s} s: give 0 <= start < end")
     for r in requests:
@@ -96,13 +103,13 @@ def window(
 
 
 def first(requests: Iterable[WorkloadRequest], count: int) -> Iterator[WorkloadRequest]:
-    """At most the first `count` requests."""
+    """Yields the first `count` requests, or all where there are fewer."""
     return islice(requests, count)
 
 
 @dataclass(frozen=True, slots=True)
 class LengthFilter:
-    """Keeps requests whose token counts lie within the bounds, both ends included. None: no bound."""
+    """A filter that keeps requests whose token counts lie within the bounds, both ends included. None is no bound."""
 
     min_prompt_tokens: int | None = None
     max_prompt_tokens: int | None = None
@@ -120,16 +127,16 @@ def _within(value: int, low: int | None, high: int | None) -> bool:
 
 
 def select(requests: Iterable[WorkloadRequest], lengths: LengthFilter) -> Iterator[WorkloadRequest]:
-    """The requests that `lengths` keeps. Times stay, so the rate falls with what is left out."""
+    """Yields the requests that `lengths` keeps. Times stay as they are, so the rate falls with the requests' number."""
     return (r for r in requests if lengths.keeps(r))
 
 
 def split_by_time(
     requests: Sequence[WorkloadRequest], held_out_share: float = 0.2
 ) -> tuple[list[WorkloadRequest], list[WorkloadRequest]]:
-    """Returns (the earlier requests, the last `held_out_share` of all), split as by `predictors.train`; times are kept.
+    """Splits the requests as `predictors.train` does; times are kept. Returns (earlier part, last `held_out_share`).
 
-    Predictors and weights may be tuned on the first part only; they are judged on the second part.
+    Predictors and weights may be tuned on the first part only, and are judged on the second.
     """
     if not 0.0 < held_out_share < 1.0:
         raise WorkloadError(f"held_out_share {held_out_share} must lie between 0 and 1")
@@ -138,13 +145,14 @@ def split_by_time(
 
 
 def rebase(requests: Sequence[WorkloadRequest]) -> list[WorkloadRequest]:
-    """The requests with times counted from the first."""
+    """Returns the requests with times counted from the first."""
     return [replace(r, at_s=r.at_s - requests[0].at_s) for r in requests]
 
 
 def with_prompt_tokens(requests: Iterable[WorkloadRequest], prompt_tokens: int) -> Iterator[WorkloadRequest]:
-    """Gives every request a prompt of `prompt_tokens`, as NetKV's length sweep does. The new prompts share no prefix
-    and none recurs; `prefixes.share_prefixes` makes them share.
+    """Yields the requests with prompts of `prompt_tokens` tokens, as in NetKV's length sweep.
+
+    The new prompts share no prefix and none recurs; `prefixes.share_prefixes` can make them share.
     """
     if prompt_tokens < 1:
         raise WorkloadError(f"prompts of {prompt_tokens} tokens: give at least 1")
@@ -161,7 +169,7 @@ def with_class(
     tpot_slo_s: float | None = None,
     priority: int = 0,
 ) -> Iterator[WorkloadRequest]:
-    """Gives every request this class, these SLOs (seconds) and this priority."""
+    """Yields the requests with this class, these SLOs (seconds) and this priority."""
     for r in requests:
         yield replace(
             r, request_class=request_class, ttft_slo_s=ttft_slo_s, tpot_slo_s=tpot_slo_s, priority=priority
