@@ -1,3 +1,1 @@
-"""The OpenAI-compatible surface as pure functions: bytes of a request in, a plan or an `ApiError` out; output
-in, JSON out.
-"""
+"""The OpenAI-compatible API as pure functions from requests to plans or errors, and from output to JSON."""

@@ -1,7 +1,7 @@
-"""The shapes of what the server answers, for `/openapi.json`.
+"""The types of the server's answers, for `/openapi.json`.
 
-Answers are built as bytes where they are made (`app.api.chunks`, `app.ingress.status`); nothing here runs for a
-request. The tests compare real answers with these shapes.
+Answers themselves are built as bytes elsewhere (`app.api.chunks`, `app.ingress.status`); nothing here runs for a
+request. The tests compare real answers with these types.
 """
 
 from typing import Any, Literal, NotRequired
@@ -28,7 +28,7 @@ class Error(TypedDict):
 
 
 class PromptTokensDetails(TypedDict):
-    """A closer look at the prompt's tokens."""
+    """Details of the prompt's tokens: `cached_tokens` is the number whose KV an engine had already."""
 
     cached_tokens: int
 
@@ -59,7 +59,7 @@ class ToolCall(TypedDict, total=False):
 
 
 class AssistantMessage(TypedDict):
-    """The model's message."""
+    """The message that the model wrote."""
 
     role: str
     content: str | None
@@ -156,7 +156,7 @@ class ChatCompletionChunk(TypedDict):
 
 
 class Completion(TypedDict):
-    """A whole answer to prompts, and one event of it when it is streamed (then `usage` may be missing)."""
+    """A whole answer to prompts, or one event of a streamed answer (then `usage` may be missing)."""
 
     id: str
     object: Literal["text_completion"]
@@ -184,13 +184,13 @@ class ModelList(TypedDict):
 
 
 class Live(TypedDict):
-    """The process answers."""
+    """The answer of a process that is alive."""
 
     live: Literal[True]
 
 
 class Ready(Live):
-    """Requests for output can be served."""
+    """The answer of a replica that can serve requests for output."""
 
     ready: Literal[True]
 
@@ -240,7 +240,7 @@ class StatusEngine(TypedDict):
 
 
 class StatusRequests(TypedDict):
-    """Prompts in the whole system: all, waiting for a prefill worker, and waiting for a decode worker."""
+    """Numbers of prompts in the whole system: all, those that wait for a prefill worker, and for a decode worker."""
 
     in_flight: int
     queued: int
@@ -248,7 +248,7 @@ class StatusRequests(TypedDict):
 
 
 class StatusReplica(TypedDict):
-    """Open HTTP requests of the replica that answers, and how many prompts it has in each stage."""
+    """The replica that answers: its open HTTP requests, and the number of its prompts in each stage."""
 
     id: str
     in_flight: int
@@ -256,7 +256,7 @@ class StatusReplica(TypedDict):
 
 
 class Status(TypedDict):
-    """The fleet as this replica and the router's last report know it; `detail` says why it is not ready."""
+    """The fleet as this replica and the router's last report know it; `detail` says why the replica is not ready."""
 
     ready: bool
     detail: str | None
@@ -270,7 +270,7 @@ class Status(TypedDict):
 
 
 class Policy(TypedDict):
-    """A routing policy: its registered name, all parameters, and its formula in their names."""
+    """A routing policy: its registered name, all its parameters, and its formula, written with their names."""
 
     name: str
     params: dict[str, Any]
@@ -278,14 +278,14 @@ class Policy(TypedDict):
 
 
 class AvailablePolicies(TypedDict):
-    """The policies that there are, by name, with their default parameters."""
+    """All policies that can be chosen, by name, with their default parameters."""
 
     prefill: dict[str, Policy]
     decode: dict[str, Policy]
 
 
 class Policies(TypedDict):
-    """The policies in use, the dispatcher's limits, and what there is to choose from."""
+    """The policies in use, the dispatcher's limits, and the policies that can be chosen."""
 
     prefill: Policy
     decode: Policy
@@ -301,7 +301,7 @@ class PolicyChoice(TypedDict):
 
 
 class PolicyChange(TypedDict, total=False):
-    """The policies and limits to use from now on; what is left out stays as it is. At least one key is needed."""
+    """A change of policies and limits that holds at once; what is left out stays. At least one key is needed."""
 
     prefill: str | PolicyChoice | None
     decode: str | PolicyChoice | None

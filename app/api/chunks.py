@@ -1,7 +1,7 @@
-"""The bytes of OpenAI answers, streamed or whole, from the engines' pieces of output. Pure; orjson does the escaping.
+"""The bytes of OpenAI answers, streamed or whole, made from the engines' pieces of output without I/O.
 
-A streamed token costs one JSON string escape and two concatenations: everything around it is built once per choice. One
-`Choice` feeds both forms, so that a streamed answer and a whole one say the same.
+A streamed token costs one JSON string escape (by orjson) and two concatenations: everything around it is built once per
+choice. One `Choice` feeds both forms, so that a streamed answer and a whole one have the same content.
 """
 
 from dataclasses import dataclass, field
@@ -39,9 +39,9 @@ class Envelope:
 
 @dataclass(slots=True)
 class Choice:
-    """The running state of one choice. With `keep`, for whole answers, it also collects the pieces.
+    """The state of one choice while it is generated. With `keep`, for whole answers, it also collects the pieces.
 
-    `echo` is the prompt's text, which is put before the first piece, and `echo_first` that of its first token.
+    `echo` is the prompt's text, which is put before the first piece; `echo_first` is the text of its first token.
     """
 
     index: int
@@ -59,7 +59,10 @@ class Choice:
     deltas: list[dict[str, Any]] = field(default_factory=list)
 
     def absorb(self, out: Out) -> tuple[str, list[Any] | None]:
-        """Takes in a piece. Returns its text and logprob entries, after those of the prompt where it is echoed."""
+        """Takes in a piece of output and returns its text and its logprob entries.
+
+        The first piece of an echoed answer also has those of the prompt. Entries are None without `logprobs`.
+        """
         text, entries = out.text, out.logprobs
         if not self.started:
             self.started = True
@@ -92,7 +95,8 @@ class StreamWriter:
         self._prefixes: dict[int, bytes] = {}
 
     def piece(self, choice: Choice, out: Out, usage: bytes | None = None) -> bytes:
-        """Returns the event for `out`, or two for a chat choice that opens with its role; b"" if it says nothing.
+        """Returns the event for `out`, or two events where a chat choice begins with its role; b"" if there is nothing
+        to say.
 
         `usage` is the JSON of the running usage, for `continuous_usage_stats`.
         """
@@ -155,7 +159,7 @@ class StreamWriter:
 
 
 def whole(envelope: Envelope, choices: list[Choice], usage: bytes) -> bytes:
-    """Returns the answer of a request that does not stream."""
+    """Returns the JSON of an answer that is not streamed."""
     parts = []
     for choice in choices:
         name, body = (
@@ -178,7 +182,7 @@ def whole(envelope: Envelope, choices: list[Choice], usage: bytes) -> bytes:
 
 
 def usage_json(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> bytes:
-    """Returns OpenAI's usage object; `cached_tokens` are prompt tokens whose KV an engine had already."""
+    """Returns OpenAI's usage object as JSON; `cached_tokens` are prompt tokens whose KV an engine had already."""
     return (
         b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}}'
         % (
@@ -191,7 +195,7 @@ def usage_json(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -
 
 
 def merge_deltas(deltas: list[dict[str, Any]]) -> dict[str, Any]:
-    """Folds streamed deltas into one message: strings are joined, tool calls are matched by their index."""
+    """Returns one message made of streamed deltas: strings are joined, and tool calls are matched by their index."""
     message: dict[str, Any] = {}
     calls: dict[int, dict[str, Any]] = {}
     for delta in deltas:
@@ -263,5 +267,5 @@ def _completion_entries(choice: Choice, entries: list[Any]) -> dict[str, Any]:
 
 
 def _finite(logprob: float | None) -> float | None:
-    """Replaces -Infinity, which JSON lacks, by the lowest value that OpenAI's answers show."""
+    """Returns the log probability, but at least -9999.0, the lowest in OpenAI's answers, as JSON has no -Infinity."""
     return None if logprob is None else max(logprob, -9999.0)

@@ -1,4 +1,4 @@
-"""A conversation as chat templates expect it: content as text, the arguments of tool calls as objects."""
+"""A conversation as chat templates expect it: contents are text, and arguments of tool calls are objects."""
 
 from typing import Any
 

@@ -27,7 +27,7 @@ MAX_NAME_CHARS = 512
 
 @dataclass(frozen=True, slots=True)
 class ClassSlo:
-    """Latency targets of a request class, for requests that name none; None is no target."""
+    """Latency targets in seconds for requests of a class that name none; None means no target."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
@@ -35,8 +35,10 @@ class ClassSlo:
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """The operator's settings for what a request leaves open: the max_tokens of a completion (16 at OpenAI), the total
-    time that a request may take (None: no limit), and the SLOs of each class.
+    """The operator's settings for what a request leaves open.
+
+    `completion_tokens` is the max_tokens of a completion (16 at OpenAI), `timeout_s` the total time that a request may
+    take (None: no limit), and `class_slo` the latency targets of each class.
     """
 
     completion_tokens: int = 16
@@ -50,8 +52,10 @@ def terms_of(
     defaults: Defaults,
     local: bool = False,
 ) -> Terms:
-    """Makes the `Terms` of a request, the only ones it ever has. With `local` its prompt must be computed where the
-    answer is generated. Raises `ApiError` 400 for a header that cannot be read.
+    """Makes the `Terms` of a request, once for its whole life.
+
+    With `local` the prompt must be computed where the answer is generated. Raises `ApiError` 400 for a header that
+    cannot be read.
     """
     priority, request_class = priority_of(request.priority, headers)
     ttft_slo_s, tpot_slo_s = slo_of(request.slo, headers)
@@ -69,7 +73,10 @@ def terms_of(
 
 
 def priority_of(value: int | str | None, headers: dict[bytes, bytes]) -> tuple[int, str]:
-    """Returns priority and class. Raises `ApiError` 400 for a header that is neither a class nor a small integer."""
+    """Returns the priority and the class of a request.
+
+    Raises `ApiError` 400 for a header that is neither a class nor an integer of at most `MAX_PRIORITY`.
+    """
     if value is None:
         raw = headers.get(b"x-sluice-priority")
         value = 0 if raw is None else _priority_in(_text(raw, "x-sluice-priority").strip())
@@ -79,7 +86,7 @@ def priority_of(value: int | str | None, headers: dict[bytes, bytes]) -> tuple[i
 
 
 def slo_of(slo: Slo | None, headers: dict[bytes, bytes]) -> tuple[float | None, float | None]:
-    """Returns the targets for TTFT and TPOT, s; None where there is none. Raises `ApiError` 400 for a bad header."""
+    """Returns the targets for TTFT and TPOT in seconds, or None for each that is missing. Raises `ApiError` 400."""
     ttft_ms = slo.ttft_ms if slo else None
     tpot_ms = slo.tpot_ms if slo else None
     if ttft_ms is None:
@@ -90,8 +97,9 @@ def slo_of(slo: Slo | None, headers: dict[bytes, bytes]) -> tuple[float | None, 
 
 
 def name_of(value: str | None, headers: dict[bytes, bytes], header: str) -> str:
-    """Returns the name in the body, else in the header, else "". Raises `ApiError` 400 for a header that is too long or
-    no text.
+    """Returns the name in the body, else in the header, else "".
+
+    Raises `ApiError` 400 for a header that is too long or not UTF-8.
     """
     if value is not None:
         return value
@@ -100,7 +108,7 @@ def name_of(value: str | None, headers: dict[bytes, bytes], header: str) -> str:
 
 
 def mode_of(headers: dict[bytes, bytes]) -> Mode | None:
-    """Returns the mode that the header asks for, None where it is absent. Raises `ApiError` 400 for an unknown mode."""
+    """Returns the mode in the header, or None without the header. Raises `ApiError` 400 for an unknown mode."""
     raw = headers.get(b"x-sluice-mode")
     if raw is None:
         return None

@@ -73,7 +73,7 @@ _EXTENSION_HEADERS = [
 
 
 def document(served_names: tuple[str, ...], version: str) -> Json:
-    """The document of a server that answers to `served_names`."""
+    """Returns the document of a server that answers to `served_names`."""
     schemas = _schemas()
     for model in ("ChatRequest", "CompletionRequest"):
         schemas[model]["properties"]["model"]["enum"] = [*served_names, None]
@@ -195,7 +195,7 @@ _EXAMPLES = {
 
 
 def _output(operation: str, summary: str, prefix: str) -> Json:
-    """`POST` of one of the two endpoints for output. `prefix`: of its schemas' names."""
+    """Returns the `POST` of one of the two endpoints for output. `prefix` begins the names of its schemas."""
     chunk = _ref("ChatCompletionChunk" if prefix else "Completion")
     event = {
         "type": "string",

@@ -1,4 +1,4 @@
-"""From a validated body to a plan: the work for the engines, and the form of the answer. Pure; no I/O.
+"""Turns a request's body into a plan: the work for the engines, and the form of the answer. Nothing here does I/O.
 
 Planning has two steps, because tokenising lies between them and may take long for a huge prompt. `plan_chat` and
 `plan_completion` check everything that needs no tokens; `Plan.fit` checks the tokens against the context.
@@ -18,13 +18,15 @@ _SAMPLING = (
     "skip_special_tokens",
     "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
 )  # fmt: skip
-"""Fields that go to the engine under their own name if the client gave them."""
+"""Fields of the request that go to the engine under their own names, if the client gave them."""
 
 
 @dataclass(slots=True)
 class Plan:
-    """One HTTP request, checked. `prompts` are texts or token ids as the client gave them; that of a chat is rendered
-    later. `max_tokens_param` is the field that `max_tokens` came from.
+    """The plan of one HTTP request whose fields have been checked.
+
+    `prompts` are texts or token ids as the client gave them; the prompt of a chat is rendered later. `max_tokens_param`
+    is the field that `max_tokens` came from.
     """
 
     chat: bool
@@ -46,8 +48,9 @@ class Plan:
     engine_chat: bytes | None = None
 
     def fit(self, tokens: list[list[int]], max_model_len: int, vocab_size: int) -> list[int]:
-        """Returns the max_tokens of each prompt. Raises `ApiError` 400 if a prompt is empty, too long or holds an
-        unknown token.
+        """Returns the max_tokens of each prompt.
+
+        Raises `ApiError` 400 if a prompt is empty, too long or holds an unknown token.
         """
         param = "messages" if self.chat else "prompt"
         bias = self.params.get("logit_bias")
@@ -88,8 +91,9 @@ class Plan:
 
 
 def plan_chat(body: bytes, headers: dict[bytes, bytes], defaults: Defaults) -> Plan:
-    """Checks a chat request and plans it. The names of `headers` are in lower case, and only the `x-sluice-*` ones are
-    read. Raises `ApiError` 400.
+    """Checks a chat request and plans it. Raises `ApiError` 400.
+
+    The names of `headers` are in lower case, and only the `x-sluice-*` headers are read.
     """
     request = parse(ChatRequest, body)
     refuse_unsupported(request.model_extra, CHAT_UNSUPPORTED)

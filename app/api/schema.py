@@ -31,8 +31,10 @@ _PROMPT: dict[str, Any] = {"anyOf": [_TEXT, _IDS, _PROMPTS]}
 
 
 class StreamOptions(BaseModel):
-    """Options of a stream: `include_usage` asks for a last chunk with the usage, and vLLM's `continuous_usage_stats`
-    for the usage in every chunk.
+    """Options of a stream.
+
+    `include_usage` asks for a last chunk with the usage, and vLLM's `continuous_usage_stats` for the usage in every
+    chunk.
     """
 
     model_config = ConfigDict(strict=True)
@@ -42,7 +44,7 @@ class StreamOptions(BaseModel):
 
 
 class Slo(BaseModel):
-    """The latencies that the client wants, in milliseconds. An unknown key is an error, for it would have no effect."""
+    """The latencies that the client wants, in milliseconds. Unknown keys are errors, as they would have no effect."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -52,7 +54,7 @@ class Slo(BaseModel):
 
 @with_config(ConfigDict(strict=True, extra="allow"))
 class Message(TypedDict, total=False):
-    """One message of a conversation; the chat template gets it unchanged, other keys included."""
+    """One message of a conversation. Keys that are not listed here reach the chat template too."""
 
     role: NonEmpty
     content: str | list[dict[str, Any]] | None
@@ -67,7 +69,7 @@ class _Request(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, use_attribute_docstrings=True)
 
     model: str | None = None
-    """Name of the model; the served one if it is left out."""
+    """Name of the model; without it the served model answers."""
     stream: bool | None = None
     """Whether the answer comes as server-sent events, token by token."""
     stream_options: StreamOptions | None = None
@@ -75,7 +77,7 @@ class _Request(BaseModel):
     max_tokens: Annotated[int, Field(ge=1, le=_INT64)] | None = None
     """Most output tokens of each choice; for chats the rest of the context if it is left out, for completions 16."""
     min_tokens: Annotated[int, Field(ge=0, le=_INT64)] | None = None
-    """Fewest output tokens before a stop may end a choice."""
+    """Number of output tokens before which no stop ends a choice."""
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     """Number of choices for each prompt."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -97,17 +99,17 @@ class _Request(BaseModel):
     skip_special_tokens: bool | None = None
     """Whether special tokens are left out of the text."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    """Penalty for tokens that have occurred."""
+    """Penalty for every token that has occurred in the output."""
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    """Penalty for tokens by how often they have occurred."""
+    """Penalty for every token by its number of occurrences in the output."""
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
-    """Factor against tokens of the prompt and of the output so far; 1 is none."""
+    """Factor that makes tokens of the prompt and of the output so far less likely; 1 changes nothing."""
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
-    """Token id (as text) -> bias of its logit."""
+    """Biases of logits, by token id (as text)."""
     response_format: dict[str, Any] | None = None
     """`{"type": "text"}`, `json_object`, `structural_tag`, or `json_schema` with a `json_schema.schema`."""
     priority: Priority | None = None
-    """Sluice: a class, or a number of which a lower one is served earlier (interactive -1, standard 0, batch 1)."""
+    """Sluice: a class or a number; lower numbers are served earlier (interactive -1, standard 0, batch 1)."""
     slo: Slo | None = None
     """Sluice: the latencies that the client wants."""
     session: Annotated[str, Field(max_length=512)] | None = None
@@ -134,7 +136,7 @@ class ChatRequest(_Request):
     parallel_tool_calls: bool | None = None
     """Whether the model may call several tools at once."""
     reasoning_effort: str | None = None
-    """A word that is handed to the chat template."""
+    """A word that is passed to the chat template."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Further variables for the chat template."""
     add_generation_prompt: bool | None = None
@@ -146,7 +148,10 @@ class ChatRequest(_Request):
 
 
 class CompletionRequest(_Request):
-    """Body of `POST /v1/completions`. `plan.prompts_of` checks `prompt`: a union would hide which part is wrong."""
+    """Body of `POST /v1/completions`.
+
+    `plan.prompts_of` checks `prompt`, because the error of a union would not show which part is wrong.
+    """
 
     prompt: Annotated[Any, WithJsonSchema(_PROMPT)]
     """A text, a list of token ids, or a list of either."""
@@ -164,7 +169,7 @@ R = TypeVar("R", ChatRequest, CompletionRequest)
 
 
 def parse(model: type[R], body: bytes) -> R:
-    """Validates a body. Raises `ApiError` 400 with the first field at fault."""
+    """Returns the validated body. Raises `ApiError` 400 with the first field at fault."""
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
@@ -189,7 +194,10 @@ def _api_error(error: ValidationError) -> ApiError:
 
 
 def _path(loc: tuple[int | str, ...]) -> str:
-    """Turns `("messages", 0, "content", "str")` into `messages[0].content`, without union branches and constraints."""
+    """Returns the path of a field in words, without union branches and constraints.
+
+    For `("messages", 0, "content", "str")` it is `messages[0].content`.
+    """
     path = str(loc[0])
     for part in loc[1:]:
         if isinstance(part, int):

@@ -1,1 +1,1 @@
-"""The ingress: the HTTP listener, the requests' life cycles, and the links to the router and the engines."""
+"""The ingress listens for HTTP, drives the life cycle of each request, and connects to the router and the engines."""

@@ -1,16 +1,17 @@
-"""The administrator's endpoints, which ask the router (`actors.router.admin`) over the ingress's own connection to it.
+"""The administrator's endpoints. They ask the router (`actors.router.admin`) over the ingress's own connection to it.
 
     GET  /sluice/admin/policy           policies in use, with parameters and formula, and what there is to choose from
     PUT  /sluice/admin/policy           {"prefill": NAME | {"name", "params"}, "decode": .., "dispatch": {..}}
     GET  /sluice/admin/explain/ID       every decision made for a request: ranking, terms, reason, waits
     GET  /sluice/admin/journal[/N]      the state of the event log, and its last N events
 
-The same people may send `x-sluice-mode` with a request for output, which overrules the router.
+A request for output needs the same permission to carry `x-sluice-mode`, which overrules the router.
 
-Who may: with `admin_keys` configured (or SLUICE_ADMIN_KEYS, separated by commas, in the environment), whoever sends one
-as a bearer token, on any port. Without keys, only this machine: requests to the ingress's own listener, while that is
-bound to a loopback address, that name it as such (`Host`: a web page that rebinds its name to loopback does not) and
-did not come through a proxy. Serve's port can tell none of this, so it always needs a key.
+With `admin_keys` configured (or SLUICE_ADMIN_KEYS, separated by commas, in the environment), a request on any port must
+send one of them as a bearer token. Without keys only this machine may administer. The request must then come to the
+ingress's own listener while that is bound to a loopback address, its `Host` must be a loopback address too (a web page
+that rebinds its name to loopback fails here), and it must not have come through a proxy. Requests on Serve's port show
+none of this, so they always need a key.
 """
 
 import hmac
@@ -34,7 +35,7 @@ _PROXIED = (b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via")
 
 
 class AdminApi:
-    """The endpoints below `PATH`. `respond(reply, request_id, status, body, headers)` sends JSON."""
+    """Serves the endpoints below `PATH`. `respond(reply, request_id, status, body, headers)` sends JSON."""
 
     def __init__(
         self,
@@ -46,7 +47,10 @@ class AdminApi:
         self._connections, self._respond = connections, respond
 
     def dispatch(self, request: Request, reply: Reply, request_id: str) -> None:
-        """Answers a request below `PATH`, later. Raises ApiError for one that is not allowed or not understood."""
+        """Hands a request below `PATH` to the router and answers it when the router does.
+
+        Raises ApiError if the request is not allowed or not understood.
+        """
         self.require(request)
         name, _, rest = request.path.removeprefix(PATH).partition("/")
         if name not in _METHODS or (name == "policy" and rest) or (name == "explain" and not rest):
@@ -94,7 +98,7 @@ class AdminApi:
 
 
 def method_not_allowed(request: Request, *allowed: str) -> ApiError:
-    """405: the path exists and takes only the methods `allowed`."""
+    """Returns the 405 of a request whose path exists and takes only the methods `allowed`."""
     message = f"{request.path} answers {' and '.join(allowed)}, not {request.method}."
     return ApiError(405, message, code="method_not_allowed", allow=allowed)
 
@@ -106,7 +110,7 @@ def admin_keys() -> tuple[str, ...]:
 
 
 def is_loopback(host: str) -> bool:
-    """Returns whether an address or name to listen on is this machine's own."""
+    """Returns whether `host`, an address or a name to listen on, is a loopback one."""
     if host == "localhost":
         return True
     try:
@@ -134,7 +138,10 @@ def _question(name: str, rest: str, request: Request) -> tuple[What, bytes]:
 
 
 def _change(body: bytes) -> bytes:
-    """Returns the wanted change with the names of shipped heatmaps replaced by their content; the router checks it."""
+    """Returns the request's change of policies as JSON, with names of shipped heatmaps replaced by the heatmaps.
+
+    The router checks the rest. Raises ApiError 400 for a body that is not JSON and for an unknown heatmap.
+    """
     try:
         asked: Any = orjson.loads(body)
     except orjson.JSONDecodeError as error:

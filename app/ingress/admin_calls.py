@@ -1,4 +1,4 @@
-"""An administrator's calls to the router that wait for its answer; each is answered exactly once, whatever happens."""
+"""Administrators' calls to the router that wait for its answer. Each is answered exactly once, whatever happens."""
 
 import itertools
 from collections.abc import Callable
@@ -15,7 +15,9 @@ Answered = Callable[[int, bytes], None]
 
 
 class AdminCalls:
-    """The calls of one ingress. `send` returns False where there is no connection to the router."""
+    """The administrators' calls of one ingress. `send` sends a message to the router; it returns False if there is
+    none.
+    """
 
     def __init__(self, send: Callable[[Message], bool]) -> None:
         self._send = send
@@ -23,7 +25,7 @@ class AdminCalls:
         self._waiting: dict[int, tuple[Answered, LoopTimeout]] = {}
 
     def call(self, what: str, body: bytes, answered: Answered) -> None:
-        """Sends one call. `answered` runs later, or at once with 503 where there is no router."""
+        """Sends one call to the router. `answered` runs later, or at once with 503 where there is no router."""
         number = next(self._numbers)
         if not self._send(Admin(number, what, body)):  # type: ignore[arg-type]
             answered(

@@ -1,4 +1,4 @@
-"""The HTTP API: one synchronous `dispatch` for every request, whichever transport brought it, and a bare ASGI shell.
+"""The HTTP API: one synchronous `dispatch` answers every request, whichever transport brought it.
 
 The fast listener calls `dispatch` with a reply that writes to its transport. Under an ASGI server (Ray Serve's proxy)
 `__call__` reads the body, calls `dispatch` too, and pumps the reply out through `send`.
@@ -94,7 +94,7 @@ class IngressApp:
         return len(self.requests)
 
     def dispatch(self, request: Request, reply: Reply) -> None:
-        """Answers one request, now or later; never raises for what the client sent."""
+        """Answers one request, now or later. A fault of the client's is answered too and never raised."""
         request_id = self._request_id(request)
         route = self._routes.get(request.path)
         try:
@@ -133,7 +133,7 @@ class IngressApp:
         given = request.headers.get(b"x-request-id")
         if given is not None and _REQUEST_ID.fullmatch(given):
             return given.decode("ascii")
-        # the id of the answer is equal to this one, but for the prefix
+        # the answer's id differs from this one only in its prefix
         return f"req-{self.requests.new_id()}"
 
     # -------------------------------------------------------------------------------------------------- endpoints
@@ -254,7 +254,9 @@ class IngressApp:
     # ------------------------------------------------------------------------------------------------------ ASGI
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        """Serves HTTP and lifespan as ASGI says; raises ValueError for any other kind of connection."""
+        """Serves HTTP and lifespan connections by the ASGI protocol. Raises ValueError for any other kind of
+        connection.
+        """
         if scope["type"] == "lifespan":
             await _lifespan(receive, send)
             return
@@ -274,7 +276,9 @@ class IngressApp:
         await reply.pump(receive, send)
 
     async def _read_body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes | None:
-        """Returns the body, or a first part that is longer than the limit; None if the client left meanwhile."""
+        """Returns the body, or its first part once that is longer than the limit. Returns None if the client left
+        meanwhile.
+        """
         limit = self.config.max_body_bytes
         parts: list[bytes] = []
         size = 0

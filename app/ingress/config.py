@@ -1,4 +1,4 @@
-"""Settings of one ingress replica, checked when they are made; `app.config` makes them of the configuration file."""
+"""The settings of one ingress replica, which `app.config` makes from the configuration file."""
 
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -9,32 +9,32 @@ from policies.routing.params import Number, Whole, check
 
 @dataclass(frozen=True, slots=True)
 class IngressConfig:
-    """Settings of one ingress replica. Raises ValueError for a value out of range."""
+    """The settings of one ingress replica. Making them raises ValueError for a value out of range."""
 
     served_names: tuple[str, ...]
-    """Names that the API accepts for the one model; the first is the one it answers with."""
+    """Names that the API accepts for the model. The first is the one in answers to requests that name none."""
     replica_id: str = "ingress-0"
     max_body_bytes: Annotated[int, Whole(1024)] = 32 * 2**20
-    """Largest request body; a prompt of 1 M token ids is 7 MB of JSON."""
+    """Bytes of the largest request body; a prompt of 1 M token ids is 7 MB of JSON."""
     max_in_flight: Annotated[int, Whole(1)] = 4096
     """Requests under way at once; each may hold several sequences."""
     request_timeout_s: Annotated[float, Number(above=0)] = 600.0
     max_retries: Annotated[int, Whole(0)] = 2
     lease_margin_s: Annotated[float, Number(above=0)] = 2.0
-    """Time before the end of its lease (at most 1/5 of the lease) at which a pooled request is given up."""
+    """Seconds before the end of its KV lease (at most 1/5 of the lease) at which a pooled request is given up."""
     slow_client_bytes: Annotated[int, Whole(1)] = 2**20
-    """Unread output of one stream from which its client counts as gone."""
+    """Bytes of unread output of one stream above which its client counts as gone."""
     progress_interval_s: Annotated[float, Number(above=0)] = 0.02
     sweep_interval_s: Annotated[float, Number(above=0)] = 0.1
     offload_prompt_chars: int = 16_384
-    """Length from which a text is tokenised in a thread."""
+    """Characters, or ids of a prompt given as ids, above which a request's prompts are tokenised in a thread."""
     default_completion_tokens: Annotated[int, Whole(1)] = 16
-    """`max_tokens` of a completion that names none; OpenAI's default."""
+    """`max_tokens` of a completion that names none; 16 is OpenAI's default."""
     expects_prefill: bool = False
     """Whether the deployment has prefill engines; the replica is not ready before the first of them is."""
     class_slo: dict[str, ClassSlo] = field(default_factory=dict)
     admin_keys: tuple[str, ...] = field(default=(), repr=False)
-    """Keys that administer; `app.ingress.admin` says what for."""
+    """Keys that give the right to administer; `app.ingress.admin` says what that includes."""
 
     def __post_init__(self) -> None:
         check(self, "ingress")

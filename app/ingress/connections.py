@@ -1,11 +1,11 @@
 """The connections of one ingress replica to the router and the engines, and the requests that run over them.
 
-Messages that come in become events of the requests they name (`policies.request.events`), and time passes for all of
-them in one sweep; what the requests want sent goes out here. Everything runs on one event loop in callbacks; the only
-timers are two for the whole replica: progress to the router (batched) and the sweep over deadlines.
+An incoming message becomes an event of the request that it names (`policies.request.events`), and this module sends
+what the requests want sent. Everything runs in callbacks on one event loop. The whole replica has two timers: one for
+its progress reports to the router, and one for the sweep over all deadlines.
 
-Without a router each request is decided here (`fallback`). This is counted, and `/sluice/status` shows it: it is a
-degraded mode, not a quiet one.
+Without a router this replica decides each request itself (`fallback`). Such decisions are counted, and `/sluice/status`
+shows the mode, because it is a degraded one.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 
 
 class Connected(Life):
-    """A request as the connections know it. `out` is the piece of output that is being passed on."""
+    """The life cycle of one prompt, as the connections see it. `out` is the piece of output on its way out."""
 
     __slots__ = ("out",)
 
@@ -60,10 +60,10 @@ class Connected(Life):
 
 
 class IngressConnections:
-    """Everything that one replica is connected to. `start` connects.
+    """The links of one replica to the router and the engines; `start` connects them.
 
-    `fleet` and `fleet_status` are the router's last words (None before the first). `live` has every request, by the id
-    of its present attempt.
+    `fleet` and `fleet_status` are the router's latest messages of these kinds (None before the first). `live` maps the
+    id of each open attempt to its request.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class IngressConnections:
         self._attempt_prefix = secrets.token_hex(4)
         self._attempt_ids = itertools.count(1)
         self._admitted: list[str] = []
-        self._transferred: list[tuple[float, Transfer]] = []  # with when it ended
+        self._transferred: list[tuple[float, Transfer]] = []  # each with the time of its end
         self._progressed: set[Connected] = set()
         self._progress_timer: asyncio.TimerHandle | None = None
         self._sweeper: asyncio.Task[None] | None = None
@@ -127,10 +127,11 @@ class IngressConnections:
     # ----------------------------------------------------------------------------------------- what others ask
 
     def ready(self) -> str | None:
-        """None if a request can be served now, else why not.
+        """Returns None if a request can be served now, else the reason why not.
 
-        At first that takes a colocated engine, or a prefill and a decode engine of one group. Afterwards a decode
-        engine is enough: it computes prompts itself while the prefill tier is away.
+        Where prefill engines are expected, readiness begins with a colocated engine, or with a prefill and a decode
+        engine of one group. After that an engine that decodes is enough, because decode engines compute prompts
+        themselves while the prefill tier is away. Where none are expected, it is enough from the start.
         """
         if self.fleet is None:
             return "the router has not answered yet"
@@ -152,36 +153,40 @@ class IngressConnections:
         return None
 
     def engines(self) -> list[EngineInfo]:
-        """The engines of the fleet, by id."""
+        """Returns the facts about each engine of the fleet, ordered by engine id."""
         return [link.info for link in self._engines.all()]
 
     def context_tokens(self) -> int | None:
-        """The least context of all engines: what every one of them can serve. None before the first engine."""
+        """Returns the smallest context of all engines in tokens, which each of them can serve. None before the first
+        engine.
+        """
         return self._context_tokens
 
     def router_connected(self) -> bool:
-        """Whether a router decides now."""
+        """Returns whether this replica is connected to a router, which then decides."""
         return self._router_connected
 
     # ------------------------------------------------------------------------------------- what the requests do
 
     def new_attempt(self, life: Connected, request_id: str) -> str:
-        """Returns the id of the request's next attempt, under which messages find it; it begins with `request_id`."""
+        """Registers the request under the id of its next attempt and returns that id; it begins with `request_id`."""
         attempt_id = attempt_id_of(request_id or self._attempt_prefix, next(self._attempt_ids))
         self.live[attempt_id] = life
         return attempt_id
 
     def forget(self, life: Connected) -> None:
-        """Drops an attempt that is over: its messages find nobody from now on."""
+        """Forgets an attempt that is over; later messages about it are ignored."""
         del self.live[life.attempt_id]
         self._progressed.discard(life)
 
     def to_router(self, message: Message) -> None:
-        """Sends to the router; without one the message is dropped, since its loss ends all that it knew."""
+        """Sends a message to the router, or drops it where there is none: a router that comes back learns of every
+        request.
+        """
         self._router.send(message)
 
     def send_work(self, engine_id: str, life: Life, message: Message) -> bool:
-        """Sends work to an engine and ties the request to it. False if the engine is not connected."""
+        """Sends work to an engine and notes that the attempt runs there. Returns False if it is not connected."""
         link = self._engines.attached(engine_id, life.attempt_id)
         if link is None or not link.send(message):
             return False
@@ -189,7 +194,10 @@ class IngressConnections:
         return True
 
     def end_work(self, engine_id: str, life: Life, message: Message | None) -> None:
-        """Unties the request from an engine and sends it `message`, if any; a lost connection has freed all already."""
+        """Sends `message`, if any, to an engine and notes that the attempt no longer runs there.
+
+        Nothing happens if the connection was lost, because the attempt was freed then.
+        """
         link = self._engines.attached(engine_id, life.attempt_id)
         if link is not None:
             if message is not None:
@@ -197,7 +205,10 @@ class IngressConnections:
             link.live.pop(life.attempt_id, None)
 
     def admitted(self, life: Life, moved: bool) -> None:
-        """Notes the admission for the next progress report, and its KV transfer where KV `moved`."""
+        """Notes an admission to decode for the next progress report.
+
+        If KV `moved` and the router wants transfers, the transfer is reported too.
+        """
         self._admitted.append(life.attempt_id)
         admission = life.admission
         if moved and admission is not None and self.fleet is not None and self.fleet.wants_transfers:
@@ -206,14 +217,14 @@ class IngressConnections:
         self._schedule_progress()
 
     def choose_prefill(self, life: Life) -> ev.RoutePrefill | None:
-        """Decides in the router's place, and counts it; returns None where no engine serves."""
+        """Chooses a prefill engine in the router's place, and counts the decision. Returns None if none can serve."""
         route = fallback.choose_prefill(self._engines.all(), life)
         if route is not None:
             self.metrics.fallbacks.labels("prefill").inc()
         return route
 
     def choose_decode(self, life: Life) -> ev.RouteDecode | None:
-        """Decides in the router's place, and counts it; returns None where no engine serves."""
+        """Chooses a decode engine in the router's place, and counts the decision. Returns None if none can serve."""
         assert life.prefill_engine is not None
         holder = self._engines.attached(life.prefill_engine, life.attempt_id)
         if holder is None:
@@ -279,7 +290,7 @@ class IngressConnections:
             life.on(event, self.now_s())
 
     def _all(self, event: ev.Event) -> None:
-        """Lets an event happen to every request; the end of one may end others that are part of the same answer."""
+        """Delivers an event to every request; the end of one may end others that are part of the same answer."""
         for attempt_id in list(self.live):
             self._happens(attempt_id, event)
 
@@ -309,7 +320,7 @@ class IngressConnections:
             case Fleet():
                 self.fleet = message
                 self._engines.update(message.engines)
-                # a router just restarted may know none yet
+                # a router that has just restarted may know no engine yet
                 if message.engines:
                     self._context_tokens = min(info.max_model_len for info in message.engines)
             case _:

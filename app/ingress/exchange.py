@@ -1,7 +1,7 @@
 """One HTTP request and its answer: a plan, a live request for each of its prompts, and the reply that they feed.
 
-The exchange lives in callbacks: its requests put output in, and the app's flush takes the bytes of one loop iteration
-out as one write. It ends in `_close`, exactly once, whichever of finish, failure and disconnect comes first.
+Everything runs in callbacks. The requests add output, and `OpenRequests` has the bytes of each loop iteration written
+at once. `_close` ends the exchange exactly once, at the first of finish, failure and disconnect.
 """
 
 import logging
@@ -22,11 +22,11 @@ SSE = (b"content-type", b"text/event-stream; charset=utf-8")
 NO_CACHE = (b"cache-control", b"no-cache")
 
 CLIENT_CLOSED = 499
-"""The status of a client that left, in metrics only: nginx's number (`NGX_HTTP_CLIENT_CLOSED_REQUEST`)."""
+"""Status that metrics show for a client that left: nginx's number (`NGX_HTTP_CLIENT_CLOSED_REQUEST`)."""
 
 
 class HttpExchange:
-    """One HTTP request under way; `begin` starts its requests.
+    """One HTTP request under way; `begin` starts one request for each of its prompts.
 
     Before `begin` only `fail` and the client's leaving can end the exchange.
     """
@@ -67,9 +67,11 @@ class HttpExchange:
         reply.on_gone = self._gone
 
     def begin(self, tokens: list[list[int]], budgets: list[int], echoes: list[tuple[str, str]]) -> None:
-        """Starts one request per prompt. `tokens` and `budgets` (max_tokens) as `Plan.fit` approved them.
+        """Starts one request per prompt.
 
-        `echoes`: each prompt's text and that of its first token, where the prompts are echoed.
+        `tokens` holds the token ids of each prompt, and `budgets` the max_tokens of each, which `Plan.fit` returned.
+        `echoes` holds the text of each prompt and the text of its first token, and is empty if the answer echoes no
+        prompts.
         """
         plan = self.plan
         self._tokens = tokens
@@ -118,7 +120,7 @@ class HttpExchange:
             self.broken(error)
 
     def finished(self, request: IngressRequest) -> None:
-        """Completes the answer with the last of its requests."""
+        """Counts a request as finished, and completes the answer after the last one."""
         self._open -= 1
         if self._open or self.closed:
             return
@@ -159,11 +161,14 @@ class HttpExchange:
         self._release()
 
     def _release(self) -> None:
-        """Parts requests and exchange, which refer to each other: else the prompts would wait for the collector."""
+        """Drops the requests, which refer back to this exchange.
+
+        A cycle of references would keep the prompts in memory until the garbage collector runs.
+        """
         self._live = []
 
     def broken(self, error: Exception) -> None:
-        """Fails this exchange alone, because its answer cannot be put into words or written."""
+        """Fails this exchange alone, after an error in building or writing its answer."""
         log.error("request %s: cannot build its answer", self.request_id, exc_info=error)
         failure = ApiError(500, "Internal error; see the server's log.")
         if not self.closed:
@@ -175,13 +180,13 @@ class HttpExchange:
             self.reply.respond(failure.status, [JSON, *self._headers()], failure.body())
 
     def failed(self, request: IngressRequest, error: ApiError) -> None:
-        """Ends the whole answer with the first of its requests that fails."""
+        """Ends the whole answer with the `error` of one of its requests."""
         self.fail(error)
 
     # --------------------------------------------------------------------------------------------------- output
 
     def flush(self) -> None:
-        """Writes everything that has come since the last flush, in one write."""
+        """Writes all output that was added since the last flush, in one write."""
         reply = self.reply
         if reply.gone:
             return
@@ -195,7 +200,7 @@ class HttpExchange:
             reply.write(pending[0] if len(pending) == 1 else b"".join(pending))
 
     def fail(self, error: ApiError) -> None:
-        """Ends the exchange with an error: as a status before the first byte, as an event after it."""
+        """Ends the exchange with an error, sent as a status before the first byte and as an event after it."""
         if self.closed:
             return
         self._close(error.status)

@@ -1,4 +1,4 @@
-"""The ingress's own policy without a router: the least of our own requests in flight, among engines of one KV group.
+"""The ingress's own policy while there is no router: the engine with the fewest attempts of this replica is chosen.
 
 An engine that is not connected, not ready, or to be avoided is never chosen.
 """
@@ -12,7 +12,10 @@ from policies.request.terms import Mode
 
 
 def choose_prefill(links: Sequence[EngineLink], life: Life) -> RoutePrefill | None:
-    """Chooses a prefill engine whose group has a decode engine, or an engine that computes all itself."""
+    """Chooses a prefill engine whose KV group has a decode engine, or an engine that serves the whole request.
+
+    Returns None if no engine is usable.
+    """
     usable = [link for link in links if _usable(link, life)]
     groups = {link.info.group for link in usable if link.info.role == "decode"}
     whole = [link for link in usable if link.info.role == "colocated"]
@@ -27,7 +30,7 @@ def choose_prefill(links: Sequence[EngineLink], life: Life) -> RoutePrefill | No
 
 
 def choose_decode(links: Sequence[EngineLink], life: Life, group: str) -> RouteDecode | None:
-    """Chooses a decode engine of the group that holds the KV."""
+    """Chooses a decode engine of `group`, the KV group of the prefill engine. Returns None if none is usable."""
     usable = [link for link in links if _usable(link, life)]
     best = _least_used([link for link in usable if link.info.role == "decode" and link.info.group == group])
     return None if best is None else RouteDecode(best.info.id)

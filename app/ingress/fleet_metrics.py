@@ -1,8 +1,8 @@
 """The figures of router and engines, which every ingress shows as the router last reported them.
 
 Router and engines report numbers by name (`FleetStatus.gauges` and `.totals`, `Status.totals`). `ROUTER` and `ENGINES`
-say what each name means: a new figure costs one row here and the place that counts. A name without a row is shown all
-the same, because a router or engine of a newer version may report it during an upgrade.
+say what each name means, so a new figure needs one row here and the code that counts it. A name without a row is shown
+all the same, because a router or engine of a newer version may report it during an upgrade.
 """
 
 import re
@@ -22,13 +22,13 @@ HERE = (
     gauge("sluice_router_connected", "0 or 1", "Whether this replica is connected to a router."),
     seconds("sluice_router_decision_seconds", "Time that the router took for one decision.", ()),
 )
-"""Metrics that no reported name stands for; the router sends the bounds of the histogram's buckets."""
+"""Metrics that do not come from a reported name. The router sends the bounds of the histogram's buckets."""
 
 
 def _listed(whose: str, make: Callable[..., Metric], end: str, *rows: tuple[str, ...]) -> dict[str, Metric]:
-    """Metrics by reported name. A row is the name, the unit, the help text and perhaps a label.
+    """Returns the metrics of `rows` by reported name. A row has the name, the unit, the help text and perhaps a label.
 
-    With a label the name is a pattern, whose group is the label's value.
+    In a row with a label the name is a pattern whose group matches the label's value.
     """
     own = _ENGINE if whose == "engine" else ()
     return {
@@ -113,7 +113,7 @@ ROUTER: dict[str, Metric] = _listed(
     ("journal_records_unwritten_at_stop", "records", "Records of the journal that were lost when the router stopped."),
     ("journal_bytes_unwritten_at_stop", "bytes", "Bytes of the journal that were lost when the router stopped."),
 )  # fmt: skip
-"""Name that the router reports -> metric."""
+"""Metrics by the name that the router reports; the name of a metric with a label is a pattern."""
 
 ENGINES: dict[str, Metric] = _listed(
     "engine", gauge, "",
@@ -136,25 +136,25 @@ ENGINES: dict[str, Metric] = _listed(
     ("leases_expired", "leases", "Leases of the engine that ended before the KV was pulled or released."),
     ("preemptions", "preemptions", "Running requests that the engine set back for want of KV blocks."),
 )  # fmt: skip
-"""Name that an engine reports -> metric; totals count from the engine's start."""
+"""Metrics by the name that an engine reports; totals count from the engine's start."""
 
 _SHOWN_OTHERWISE = frozenset({"kv_blocks_total", "kv_blocks_used", "kv_blocks_free"})
 """Names among an engine's totals that the gauges above show already."""
 
 
 def all_metrics() -> dict[str, tuple[Metric, ...]]:
-    """Every metric of this module under a heading, for the documentation."""
+    """Returns every metric of this module, by its heading in the documentation."""
     return {"The router": (*HERE, *ROUTER.values()), "The engines": tuple(ENGINES.values())}
 
 
 class FleetCollector(Collector):
-    """Reads engines and router of `connections` at each scrape; a figure that nobody has reported yet is left out."""
+    """Collects the figures of engines and router at each scrape; a figure that nobody has reported yet is left out."""
 
     def __init__(self, connections: IngressConnections) -> None:
         self._connections = connections
 
     def collect(self) -> Iterable[Family]:
-        """The families of one scrape."""
+        """Yields the metric families of one scrape."""
         infos, status = self._connections.engines(), self._connections.fleet_status
         figures = _Figures()
         figures.add(HERE[0], float(self._connections.router_connected()))
@@ -169,13 +169,13 @@ class FleetCollector(Collector):
 
 
 class _Figures:
-    """The families of one scrape, by name, in the order of their first figure."""
+    """The metric families of one scrape by name, in the order of their first figure."""
 
     def __init__(self) -> None:
         self.families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
 
     def family(self, metric: Metric) -> GaugeMetricFamily | CounterMetricFamily:
-        """The family of `metric`, which is shown even if nothing is added to it."""
+        """Returns the family of `metric`, which is shown even if no figure is added to it."""
         family = self.families.get(metric.name)
         if family is None:
             make = GaugeMetricFamily if metric.kind == "gauge" else CounterMetricFamily
@@ -183,12 +183,15 @@ class _Figures:
         return family
 
     def add(self, metric: Metric, value: float, *labels: str) -> None:
-        """One figure of `metric`."""
+        """Adds one figure of `metric`; `labels` are the values of its labels."""
         self.family(metric).add_metric(labels, value)
 
 
 def router_metric(name: str, kind: str) -> tuple[Metric, tuple[str, ...]]:
-    """The metric of a name that the router reported, and its labels' values."""
+    """Returns the metric of a name that the router reported, and the values of its labels.
+
+    `kind` is the type of a metric whose name is unknown: gauge or counter.
+    """
     if name in ROUTER:
         return ROUTER[name], ()
     for pattern, found in _PATTERNS:

@@ -1,4 +1,4 @@
-"""From a plan to tokens: the model's name, the chat template, the tokenizer."""
+"""Turns a plan into tokens: checks the model's name, renders the chat template, and tokenises the prompts."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -48,12 +48,12 @@ class Intake:
             raise bad_request(message, "messages") from None
 
     def encode(self, plan: Plan) -> list[list[int]]:
-        """Returns the tokens of each prompt; a prompt that came as tokens stays as it is."""
+        """Returns the token ids of each prompt; a prompt that came as token ids stays as it is."""
         encode, special = self.codec.encode, plan.add_special_tokens
         return [encode(prompt, special) if isinstance(prompt, str) else prompt for prompt in plan.prompts]
 
     def echoes(self, plan: Plan, tokens: list[list[int]]) -> list[tuple[str, str]]:
-        """Returns each prompt's text and that of its first token, or nothing where the answer echoes no prompt."""
+        """Returns the text of each prompt and of its first token, or an empty list if the answer echoes no prompt."""
         if not plan.echo:
             return []
         decode = self.codec.decode

@@ -1,7 +1,7 @@
 """The ingress's connections to the engines of the fleet.
 
-An engine of the last `Fleet` has a link that is kept. An engine that left the list (the router may only have lost sight
-of it) keeps its running requests: its link is retired, and the connection ends with its last request.
+Every engine of the router's last `Fleet` has a link. The router may only have lost sight of an engine that left the
+list, so the requests that run there go on: the link is retired, and its connection ends with the last request.
 """
 
 import asyncio
@@ -15,8 +15,8 @@ from policies.request.life import Life
 
 log = logging.getLogger(__name__)
 
-# ASSUMPTION: both times are round guesses, not measured. They are counted by this process's own sweeps, not by the
-# clock: after a time in which the process stood still, the engine's answer is read first.
+# ASSUMPTION: both times are round guesses, not measured. They are counted in sweeps of this process, not by the clock:
+# after a pause of the process, the engine's answer is read before the time is up.
 
 CONNECT_GRACE_S = 10.0
 """Seconds to keep work for an engine to which the first connection is still being set up."""
@@ -24,12 +24,12 @@ CONNECT_GRACE_S = 10.0
 MISSING_GRACE_S = 15.0
 """Seconds to keep an engine that is connected but missing from the router's list.
 
-A router just restarted knows no engine until they announce themselves.
+A router that has just restarted does not know an engine until the engine announces itself.
 """
 
 
 class EngineLink:
-    """One engine: its facts, its connection, and the requests that hold anything there, by the id of their attempt."""
+    """One engine: its facts, its connection, and the attempts that have work or KV there, by id (`live`)."""
 
     def __init__(
         self,
@@ -42,11 +42,11 @@ class EngineLink:
         self.info = info
         self.live: dict[str, Life] = {}
         self.retired = False
-        # seconds since it left the router's list; None while it is listed
+        # seconds since the engine left the router's list; None while it is listed
         self.missing_s: float | None = None
         self._on_message, self._on_lost = on_message, on_lost
         self._early: list[Message] = []
-        self._waited_s: float | None = 0.0  # None once up or given up
+        self._waited_s: float | None = 0.0  # None once connected or given up
         self._link = Link(
             me, self._find, self._received, self._up, self._down, f"engine {info.id}", on_broken
         )
@@ -57,7 +57,10 @@ class EngineLink:
         return self._link.channel is not None
 
     def send(self, message: Message) -> bool:
-        """False if the engine is not connected (and is not just being connected for the first time)."""
+        """Sends a message, or keeps it while the first connection is being set up.
+
+        Returns False if the engine is not connected otherwise.
+        """
         if self._link.send(message):
             return True
         if self._waited_s is None:
@@ -66,7 +69,10 @@ class EngineLink:
         return True
 
     def sweep(self, period_s: float) -> None:
-        """Gives up on a first connection that does not come about; called every `period_s`."""
+        """Counts `period_s` more seconds, and gives up on a first connection after `CONNECT_GRACE_S`.
+
+        The work that was kept for it is lost then (`on_lost`).
+        """
         if self.missing_s is not None:
             self.missing_s += period_s
         if self._waited_s is None:
@@ -99,7 +105,7 @@ class EngineLink:
 
 
 class EngineLinks:
-    """All engine links by engine id."""
+    """The links to the engines of the fleet by engine id, and the retired links."""
 
     def __init__(
         self,
@@ -114,7 +120,9 @@ class EngineLinks:
         self._stopping: set[asyncio.Task[None]] = set()
 
     def update(self, engines: list[EngineInfo]) -> None:
-        """Makes the links match the fleet. An engine that came back at other addresses gets a new link."""
+        """Makes the links match the fleet. An engine that came back as another process or at other addresses gets a new
+        link.
+        """
         wanted = {info.id: info for info in engines}
         for engine_id, link in list(self._links.items()):
             info = wanted.get(engine_id)
@@ -133,11 +141,15 @@ class EngineLinks:
                 known.info, known.missing_s = info, None
 
     def get(self, engine_id: str) -> EngineLink | None:
-        """The engine's link, if it is in the fleet."""
+        """Returns the link of an engine of the fleet, or None."""
         return self._links.get(engine_id)
 
     def attached(self, engine_id: str, attempt_id: str) -> EngineLink | None:
-        """The link over which `attempt_id` runs at the engine: a retired one goes on serving its own requests."""
+        """Returns the link over which `attempt_id` runs at the engine, since a retired link keeps serving its own
+        attempts.
+
+        For any other attempt the link of the fleet is returned, or None.
+        """
         link = self._links.get(engine_id)
         if link is not None and attempt_id in link.live:
             return link
@@ -147,11 +159,15 @@ class EngineLinks:
         return link
 
     def all(self) -> list[EngineLink]:
-        """The links of the fleet, by engine id."""
+        """Returns the links of the fleet, ordered by engine id."""
         return [self._links[engine_id] for engine_id in sorted(self._links)]
 
     def sweep(self, period_s: float) -> None:
-        """Called every `period_s`."""
+        """Counts `period_s` more seconds for every link, retires engines missing for too long, and stops idle retired
+        links.
+
+        The caller calls it every `period_s` seconds.
+        """
         for link in (*self._links.values(), *self._retired):
             link.sweep(period_s)
             if link.missing_s is not None and (not link.connected or link.missing_s > MISSING_GRACE_S):

@@ -1,10 +1,10 @@
 """The figures that an ingress counts itself, in Prometheus form.
 
 `INGRESS` lists them, `app.ingress.fleet_metrics` lists those of router and engines, and `docs/metrics.md` is generated
-from both (`python scripts/document_metrics.py`). A new metric is one entry here, one attribute of `IngressMetrics`, and
-the place that counts.
+from both (`python scripts/document_metrics.py`). A new metric needs one entry here, one attribute of `IngressMetrics`,
+and the code that counts it.
 
-Histograms are observed once per request, never per token; label children are looked up once.
+Histograms are observed once per request and never per token; label children are looked up once.
 """
 
 from collections.abc import Callable
@@ -41,12 +41,12 @@ class Metric:
 
 
 def counter(name: str, unit: str, text: str, *labels: str) -> Metric:
-    """A metric that only grows."""
+    """Returns a metric that only grows."""
     return Metric(name, "counter", unit, text, labels)
 
 
 def gauge(name: str, unit: str, text: str, *labels: str) -> Metric:
-    """A metric that goes up and down."""
+    """Returns a metric that goes up and down."""
     return Metric(name, "gauge", unit, text, labels)
 
 
@@ -56,7 +56,7 @@ TRANSFER_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1
 
 
 def seconds(name: str, text: str, buckets: tuple[float, ...] = LATENCY_S) -> Metric:
-    """A histogram of durations."""
+    """Returns a histogram of durations; `buckets` are upper bounds in seconds."""
     return Metric(name, "histogram", "seconds", text, buckets=buckets)
 
 
@@ -161,11 +161,11 @@ class IngressMetrics:
         self.internal_errors = self._counter("sluice_internal_errors_total")
 
     def bind(self, in_flight: Callable[[], float]) -> None:
-        """Sets the source of `sluice_in_flight`; once, when the application is put together."""
+        """Sets the source of `sluice_in_flight`; called once, when the application is put together."""
         self._in_flight.set_function(in_flight)
 
     def render(self) -> bytes:
-        """The exposition text, with the figures of every collector in the registry."""
+        """Returns the exposition text, with the figures of every collector in the registry."""
         return generate_latest(self.registry)
 
     def answered(self, code: int, request_class: str) -> None:
@@ -186,7 +186,10 @@ class IngressMetrics:
         self.transfer.observe(admission.transfer_s)
 
     def closed(self, life: Life, prompt_tokens: int, outcome: Outcome) -> None:
-        """Counts an attempt's tokens, and observes its stages if it finished; others would mix unlike things."""
+        """Counts an attempt's output tokens, and observes the durations of its stages if it finished.
+
+        Durations of other attempts were cut short and are not comparable.
+        """
         self.generation_tokens.inc(life.output_tokens)
         if outcome != "finished":
             return

@@ -9,17 +9,17 @@ from app.ingress.connections import IngressConnections
 
 
 class OpenRequest(Protocol):
-    """One request for output, as far as the set of them needs it (`app.ingress.exchange`)."""
+    """The methods of a request for output that `OpenRequests` calls; `app.ingress.exchange` implements them."""
 
     def flush(self) -> None: ...
     def broken(self, error: Exception) -> None: ...
 
 
 class OpenRequests:
-    """The set of requests under way, and what each of them shares with the others.
+    """The requests for output under way, with what they share: ids, joint writes, and the drain.
 
     A request enters with `opened` and leaves with `closed`, exactly once each. Bytes for clients are collected during
-    one iteration of the event loop and written at its end (`flush_soon`), one write a client.
+    one iteration of the event loop and written at its end (`flush_soon`), in one write per client.
     """
 
     def __init__(self, connections: IngressConnections) -> None:
@@ -32,7 +32,7 @@ class OpenRequests:
         self._ids = itertools.count(1)
         self._id_prefix = secrets.token_hex(6)
         self.own_prefix = f"req-{self._id_prefix}"
-        """Every request id given by this replica begins with this."""
+        """Prefix of every request id that this replica gives."""
         self._loop = asyncio.get_running_loop()
 
     def __len__(self) -> int:
@@ -49,17 +49,17 @@ class OpenRequests:
             self._idle.set()
 
     def flush_soon(self, request: OpenRequest) -> None:
-        """Writes what `request` has pending at the end of this loop iteration, together with all others."""
+        """Has the pending output of `request` written at the end of this loop iteration, together with all others."""
         if not self._dirty:
             self._loop.call_soon(self._flush)
         self._dirty.append(request)
 
     def new_id(self) -> str:
-        """An id that no other request has, whichever replica serves it."""
+        """Returns an id that no other request has, whichever replica serves it."""
         return f"{self._id_prefix}{next(self._ids):08x}"
 
     def model_name(self, asked: str | None) -> str:
-        """The model name an answer carries: the one that was asked for, else the first that is served."""
+        """Returns the model name for an answer: the one that was asked for, else the first served name."""
         return asked or self.connections.config.served_names[0]
 
     async def drain(self, timeout_s: float) -> bool:

@@ -1,4 +1,4 @@
-"""The ingress as a Serve replica: starts connections, API and listener, and lends that API to Serve's own HTTP port."""
+"""The ingress as a Serve replica: it starts connections, API and listener, and lends the API to Serve's port."""
 
 import importlib.metadata
 import logging
@@ -24,7 +24,9 @@ log = logging.getLogger("ray.serve")
 
 
 class _Current:
-    """The ASGI application of this process's replica; Serve asks for it before the replica has made it."""
+    """Passes ASGI calls to the application of this process's replica: Serve wants an application before the replica
+    exists.
+    """
 
     app: IngressApp | None = None
 
@@ -43,7 +45,9 @@ def _asgi() -> _Current:
 
 @serve.ingress(_asgi)
 class IngressReplica:
-    """One ingress replica. A ConfigError or OSError (port taken) says what to do, and `serve status` shows it."""
+    """One ingress replica. If it cannot start, `serve status` shows its ConfigError or OSError (port taken), with
+    advice.
+    """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self,
@@ -81,7 +85,7 @@ class IngressReplica:
                 await self._listener.stop(drain_s=DRAIN_S)
         finally:
             if hasattr(self, "_connections"):
-                await self._connections.stop()  # router and engines hear what ends
+                await self._connections.stop()  # router and engines learn what ends
 
 
 def _listener_config(group: IngressGroupConfig) -> ListenerConfig:
@@ -104,7 +108,9 @@ def codec_of(model: ModelConfig) -> TextCodec:
 
 
 def versions() -> dict[str, str]:
-    """Versions of the installed packages that decide how the server behaves."""
+    """Returns the versions of the installed packages that decide how the server behaves, by name (`version`: Sluice's
+    own).
+    """
     found = {"version": importlib.metadata.version("sluice-server")}
     for name in ("ray", *(package for kind in ENGINES.values() for package in kind.packages)):
         try:

@@ -1,7 +1,7 @@
-"""One prompt of a client's request on its way: the life cycle (`policies.request.life`), driven live.
+"""One prompt of a client's request in the ingress: the live driver of the life cycle in `policies.request.life`.
 
-What the life wants done becomes messages to router and engines, calls of the client's answer, and metrics. Messages
-that come in become its events in `app.ingress.connections`.
+Effects of the life cycle become messages to router and engines, calls that build the client's answer, and metrics.
+Incoming messages become events of the life cycle in `app.ingress.connections`.
 """
 
 import dataclasses
@@ -37,11 +37,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RequestSpec:
-    """One prompt and what is wanted for it, the same for all attempts. `arrived_s` is on the ingress's clock.
+    """One prompt with its parameters, which all attempts share. `arrived_s` is on the ingress's clock.
 
-    `request_id` is the request's, behind the prefix in its answer; `client_request_id` the client's own, if it sent
-    one. `text` is the prompt where the client sent text; only the router's hints look at it. `first_choice`: the index
-    of the prompt's first choice in the answer.
+    `request_id` is the answer's id without its prefix (chatcmpl- or cmpl-); `client_request_id` is the client's own id,
+    if it sent one. `text` is the prompt where the client sent text; it is read only to make the router's hints.
+    `first_choice` is the index of the prompt's first choice in the answer.
     """
 
     tokens: list[int]
@@ -67,7 +67,10 @@ class Client(Protocol):
 
 
 class IngressRequest(Connected):
-    """The live driver's half of a life. Create, `start`, then `cancel` at any time; messages come by themselves."""
+    """One prompt on its way through router and engines, driven live.
+
+    Call `start` once; `cancel` may follow at any time. `IngressConnections` delivers the messages.
+    """
 
     __slots__ = ("_client", "_connections", "spec")
 
@@ -76,7 +79,7 @@ class IngressRequest(Connected):
         self.spec, self._client, self._connections = spec, client, connections
 
     def start(self) -> None:
-        """Begins the first attempt; the request may have failed when this returns."""
+        """Begins the first attempt; the request may already have failed when this returns."""
         connections = self._connections
         self.on(ev.Start(connections.router_connected()), connections.now_s())
 
@@ -86,7 +89,7 @@ class IngressRequest(Connected):
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens that a prefix cache served, where the prompt was computed."""
+        """Prompt tokens that the engine which computed the prompt took from its prefix cache."""
         told = self.prefilled or self.admission
         return 0 if told is None else told.cached_tokens
 
@@ -105,7 +108,7 @@ class IngressRequest(Connected):
         log.warning("retry of a request after a failed %s (%s), now avoiding %s", task, code, avoided)
 
     def wake_at(self, at_s: float) -> None:
-        """The connections' sweep reads `wake_at_s`."""
+        """Does nothing: the sweep of `IngressConnections` reads `wake_at_s` itself."""
 
     def refused(self, event: object) -> None:
         self._connections.metrics.refused_events.inc()
@@ -170,10 +173,10 @@ class IngressRequest(Connected):
         )
 
     def _block_hashes(self) -> tuple[bytes, int]:
-        """Hashes of the prompt's KV blocks that a prefix cache can serve, where the router's policies look at hits.
+        """Returns the packed hashes of the prompt's KV blocks that a prefix cache can serve, and the tokens of a block.
 
-        The last token is always computed, so a block that ends with it is left out; a prompt whose own logprobs are
-        asked for is computed whole.
+        Returns (b"", 0) unless the router's policies use prefix hits. The last token is always computed, so a block
+        that ends with it is left out. A prompt whose own logprobs are wanted is computed whole, so it has no hashes.
         """
         fleet = self._connections.fleet
         size = None if fleet is None else fleet.block_tokens
@@ -241,10 +244,10 @@ class IngressRequest(Connected):
 
 
 def hints_of(spec: RequestSpec, model: str, salt: bytes) -> Hints:
-    """`Submit.hints`: sampling, digests of text and user, and signals of the text, for the router's predictors.
+    """Returns the hints for the router's predictors: sampling, digests of text and user, and signals of the text.
 
-    Never the text itself, nor the user's name. The digests are keyed by `salt`, so a log of them does not reveal a
-    prompt or a name to somebody who can guess it but lacks the key.
+    The text and the user's name never leave the ingress this way. The digests are keyed by `salt`, so a log of them
+    does not reveal a prompt or a name to somebody who can guess it but lacks the key.
     """
     params, text = spec.params, spec.text
     return Hints(

@@ -9,7 +9,7 @@ from policies.request.stage import Stage
 
 
 def status_of(connections: IngressConnections, requests: OpenRequests, transport: str) -> dict[str, Any]:
-    """The JSON object that the SDK reads. A figure that nobody has reported yet is null."""
+    """Returns the JSON object that the SDK reads. A figure that nobody has reported yet is null."""
     infos, report = connections.engines(), connections.fleet_status
     statuses = {status.engine_id: status for status in report.statuses} if report else {}
     fleet = connections.fleet

@@ -1,4 +1,4 @@
-"""Text to tokens and conversations to text, without transformers or torch (650 MB less in every ingress).
+"""Turns text into tokens and conversations into text, without transformers or torch (650 MB less in every ingress).
 
 `HfCodec` reads a Hugging Face directory (tokenizer.json, tokenizer_config.json, chat_template.jinja) with the
 `tokenizers` library, and renders chat templates as Hugging Face specifies them. `WordCodec` needs no files; the sim
@@ -25,7 +25,9 @@ class TemplateError(ValueError):
 
 
 class TextCodec(Protocol):
-    """A model's tokenizer, as far as the ingress needs it. It is thread-safe: long prompts are encoded in a thread."""
+    """The part of a model's tokenizer that the ingress uses. It is thread-safe, as long prompts are encoded in a
+    thread.
+    """
 
     vocab_size: int
 
@@ -45,7 +47,10 @@ class TextCodec(Protocol):
 
 
 class HfCodec:
-    """A Hugging Face tokenizer directory. FileNotFoundError or ValueError says which file is missing or broken."""
+    """The tokenizer and the chat template of a Hugging Face directory.
+
+    Raises FileNotFoundError without a tokenizer.json, and ValueError for JSON or a chat template that cannot be parsed.
+    """
 
     def __init__(self, directory: str | Path) -> None:
         path = Path(directory)
@@ -96,7 +101,9 @@ class HfCodec:
 
 
 class WordCodec:
-    """A codec whose tokens are words: a word's id is its CRC-32 modulo the vocabulary. `decode` can only name ids."""
+    """A codec whose tokens are words: a word's id is its CRC-32 modulo the vocabulary. `decode` returns ids, not the
+    words.
+    """
 
     def __init__(self, vocab_size: int = 32_000) -> None:
         self.vocab_size = vocab_size
@@ -133,7 +140,7 @@ def _token_text(value: Any) -> str:
 
 
 def _template_text(path: Path, config: dict[str, Any]) -> str | None:
-    """Returns the template in chat_template.jinja, else in tokenizer_config.json, which may list several by name."""
+    """Returns the template in chat_template.jinja, else in tokenizer_config.json, where it may be one of several."""
     file = path / "chat_template.jinja"
     if file.is_file():
         return file.read_text("utf-8")
@@ -157,7 +164,7 @@ def _vocab_size(path: Path, tokenizer: Tokenizer) -> int:
 
 
 class _GenerationTag(Extension):
-    """The tag `{% generation %}`, which marks targets of training; when serving, its body is plain output."""
+    """The tag `{% generation %}`, which marks training targets; when serving, its body is plain output."""
 
     tags = {"generation"}  # noqa: RUF012  (Jinja reads a class attribute)
 
@@ -194,7 +201,7 @@ def _tojson(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    """Returns plain JSON, on which templates count; Jinja's own filter escapes HTML."""
+    """Returns plain JSON, as templates expect; Jinja's own filter escapes HTML."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -1,1 +1,1 @@
-"""HTTP/1.1 in and out: the listener, the protocol on httptools, and the ways back to a client."""
+"""The HTTP/1.1 side of the ingress: the listener, the protocol on httptools, and the replies to clients."""

@@ -1,4 +1,4 @@
-"""The reply to one request on a fast connection: heads, chunks and ends as bytes, one write each."""
+"""The reply to one request on a fast connection, as bytes of HTTP/1.1; each call writes at most once."""
 
 from collections.abc import Callable
 from http import HTTPStatus
@@ -10,7 +10,7 @@ _STATUS_LINE = {s.value: b"HTTP/1.1 %d %s\r\n" % (s.value, s.phrase.encode()) fo
 
 
 class Connection(Protocol):
-    """A client connection, as far as a reply needs it."""
+    """The methods of a client connection that a reply calls."""
 
     def write(self, data: bytes) -> None: ...
     def behind(self) -> bool: ...
@@ -20,7 +20,7 @@ class Connection(Protocol):
 
 
 def build_head(status: int, date_line: bytes, headers: Headers, keep_alive: bool) -> bytes:
-    """Returns the status line, the headers and the empty line."""
+    """Returns the head of an answer: the status line, the headers and the empty line."""
     parts = [_STATUS_LINE[status], date_line]
     parts += [b"%s: %s\r\n" % pair for pair in headers]
     parts.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
@@ -28,7 +28,7 @@ def build_head(status: int, date_line: bytes, headers: Headers, keep_alive: bool
 
 
 class HttpReply:
-    """The reply to one request on a fast connection."""
+    """The reply to one request on a fast connection; it implements `app.ingress.http.reply.Reply`."""
 
     __slots__ = (
         "_chunked",
@@ -62,7 +62,7 @@ class HttpReply:
         self._finish()
 
     def start(self, headers: Headers) -> None:
-        """Prepares the head, which leaves with the first piece as one write."""
+        """Prepares the head of a 200, which leaves with the first piece as one write."""
         if self.gone or self.done:
             return
         self.started = True

@@ -1,9 +1,9 @@
 """The ingress replica's own listener on the public port, inside a loop that already runs.
 
-uvicorn's `Server` binds, holds the TLS context and the Date header; its main loop and signal handlers are
-left out, because the process belongs to Ray (or a test). Connections speak the fast protocol (`protocol.py`); with
-`fast` off uvicorn's own drives the ASGI application, as Serve's proxy does: slower, with equal answers. `/version`
-says which one is on.
+uvicorn's `Server` accepts connections and holds the TLS context and the Date header. Its main loop and signal handlers
+are left out, because the process belongs to Ray (or a test). Connections speak the fast protocol (`protocol.py`). With
+`fast` off, uvicorn's own protocol drives the ASGI application, as in Serve's proxy: that is slower and gives equal
+answers. `/version` names the protocol in use.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ SWEEP_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ListenerConfig:
-    """Address and limits of a listener. Port 0 picks a free one; TLS needs both files.
+    """Address and limits of a listener. Port 0 picks a free port; TLS needs both files.
 
     With `reuse_port` several replicas share a port. A request must arrive within `request_read_s`.
     """

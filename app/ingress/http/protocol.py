@@ -1,12 +1,13 @@
 """The fast HTTP/1.1 protocol: httptools reads, `dispatch` answers, and bytes go straight to the transport.
 
 An ASGI server's own protocol costs a task and an event for each request and a coroutine for each chunk: 0.65 ms of CPU
-for 16 tokens against 0.2 ms (docs/design.md). uvicorn's `Server` still runs the listener, and needs of a protocol
-only the methods at the bottom.
+for 16 tokens against 0.2 ms (docs/design.md). uvicorn's `Server` still runs the listener; of a protocol it needs only
+the methods at the bottom.
 
-The protocol keeps connections alive and answers pipelined requests in order. It limits headers and body, knows
-`Expect: 100-continue`, and cuts and reports a stream whose client leaves more than `slow_client_bytes` unread. After a
-refusal it lingers, so that the client can read it. The listener sweeps for timeouts; none is armed for a request.
+The protocol keeps connections alive and answers pipelined requests in order. It limits headers and body, knows `Expect:
+100-continue`, and cuts and reports a stream whose client leaves more than `slow_client_bytes` unread. After a refusal
+it keeps the connection for a while, so that the client can read the refusal. A request has no timer of its own: the
+listener sweeps over all connections for timeouts.
 """
 
 import asyncio
@@ -65,7 +66,7 @@ class FastHttpProtocol(asyncio.Protocol):
         self._paused = False
         self._closing = False  # no further request is read
         self._closed = False
-        self._sweeps = 0  # since the last change
+        self._sweeps = 0  # sweeps since the last change
         self._reset()
 
     def _reset(self) -> None:
@@ -177,7 +178,7 @@ class FastHttpProtocol(asyncio.Protocol):
             self.transport.write(data)
 
     def behind(self) -> bool:
-        """Returns whether the client has left more unread than it may."""
+        """Returns whether more output waits for the client than the `slow_client_bytes` that it may leave unread."""
         transport = self.transport
         return (
             self._paused
@@ -186,7 +187,7 @@ class FastHttpProtocol(asyncio.Protocol):
         )
 
     def cut(self, reason: str) -> None:
-        """Drops the connection now; the owner of the current reply hears `reason`."""
+        """Drops the connection now; the owner of the current reply learns `reason`."""
         current, self._current = self._current, None
         self._waiting.clear()
         if self.transport is not None:
@@ -195,7 +196,7 @@ class FastHttpProtocol(asyncio.Protocol):
             current.lost(reason)
 
     def finished(self, keep_alive: bool) -> None:
-        """Goes on to the next request, because the current answer is written."""
+        """Marks the current answer as written, and goes on to the next request or closes the connection."""
         self._current = None
         self._server.total_requests += 1
         self._sweeps = 0
@@ -246,14 +247,14 @@ class FastHttpProtocol(asyncio.Protocol):
     def sweep(self, period_s: float, idle_s: float, request_s: float) -> None:
         """Closes a connection that idles, sends or reads too slowly, or lingers after a refusal.
 
-        The listener calls it every `period_s`. Time is counted by these calls, not by the clock: while this process
-        stood still, the client did not idle.
+        The listener calls it every `period_s` seconds. Time is counted in calls, not by the clock, so that a client
+        does not pay for a pause of this process.
         """
         if self.transport is None or self._current is not None or (self._waiting and not self._paused):
             return
         slow = self._in_request or self._paused
         limit_s = LINGER_S if self._closing else request_s if slow else idle_s
-        self._sweeps += 1  # the first may come at once
+        self._sweeps += 1  # the first sweep may come at once
         if (self._sweeps - 1) * period_s > limit_s:
             self.transport.abort() if self._paused else self.transport.close()
 

@@ -1,4 +1,4 @@
-"""The two ways back to a client, behind one small interface: the transport itself, or plain ASGI.
+"""The interface through which a request is answered, and its implementation for ASGI (`fast_reply` has the other one).
 
 The code that answers a request calls either `respond` once, or `start`, then `write` any number of times, then `end`.
 All calls are synchronous, and harmless after the client has gone. `on_gone(reason)` runs at most once, synchronously,
@@ -93,9 +93,7 @@ class AsgiReply:
         self._wake.set()
 
     def lost(self, reason: str) -> None:
-        """Drops the output that is left, because the client has gone, and tells the owner unless the answer has
-        ended.
-        """
+        """Drops the remaining output, because the client has gone, and tells the owner unless the answer has ended."""
         if self.gone:
             return
         self.gone = True

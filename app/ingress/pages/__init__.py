@@ -1,4 +1,4 @@
-"""The pages for people: `/` with links, `/docs` with the API to read and to try. Nothing is loaded from other hosts.
+"""The pages for people: `/` has links, and `/docs` documents the API and tries it. Nothing is loaded from other hosts.
 
 `/docs` is drawn by openapi-explorer, whose script is shipped here as it is in its npm package, compressed:
 
@@ -43,18 +43,18 @@ class Pages:
         self._openapi = orjson.dumps(document(served_names, version))
 
     def index(self, request: Request, reply: Reply, request_id: str) -> None:
-        """The page of links, with an example that names the host under which the client reached this server."""
+        """Answers with the page of links; its example names the host under which the client reached this server."""
         host = request.headers.get(b"host", b"127.0.0.1:8000").decode("latin-1")
         page = Template(_file("index.html").decode())
         text = page.substitute(model=html.escape(self._model), url=html.escape(f"http://{host}"))
         reply.respond(200, _HTML, text.encode())
 
     def docs(self, request: Request, reply: Reply, request_id: str) -> None:
-        """The API's documentation; its script reads `/openapi.json`."""
+        """Answers with the API's documentation, whose script reads `/openapi.json`."""
         reply.respond(200, _HTML, _file("docs.html"))
 
     def explorer(self, request: Request, reply: Reply, request_id: str) -> None:
-        """The script of the documentation page."""
+        """Answers with the script of the documentation page, compressed where the client accepts gzip."""
         script = _file("openapi-explorer.min.js.gz")
         if b"gzip" in request.headers.get(b"accept-encoding", b""):
             reply.respond(200, [*_SCRIPT, (b"content-encoding", b"gzip")], script)
@@ -62,7 +62,7 @@ class Pages:
             reply.respond(200, _SCRIPT, gzip.decompress(script))
 
     def openapi(self, request: Request, reply: Reply, request_id: str) -> None:
-        """The OpenAPI document."""
+        """Answers with the OpenAPI document."""
         reply.respond(200, _JSON, self._openapi)
 
 
