@@ -1,1 +1,3 @@
-"""Engines: one protocol (`protocol`), two kinds (`vllm`, `sim`; `registry` lists them), one front (`server`)."""
+"""The engines: one protocol (`protocol`), two kinds (`vllm` and `sim`, listed in `registry`), and one server
+(`server`).
+"""

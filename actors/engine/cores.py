@@ -1,6 +1,6 @@
-"""Divides the cores of a machine among its engines.
+"""Division of a machine's cores among its engines.
 
-Unpinned engines share every core and stall each other: two of them on two cores decoded at 1,700 ms per token, pinned
+Unpinned engines share every core and delay each other: two of them on two cores decoded at 1,700 ms per token, pinned
 ones at 130 ms (docs/design.md, section 8). The division is made once, when the graph is built.
 """
 
@@ -10,11 +10,11 @@ from itertools import pairwise
 
 
 def divide_cores(cores: Sequence[int], engines: int) -> tuple[tuple[int, ...], ...]:
-    """One tuple of core numbers per engine, in engine order.
+    """Returns one tuple of core numbers per engine, in engine order.
 
-    Enough cores: disjoint runs of neighbours (they share caches), sizes that differ by one at most, the larger ones
-    first. More engines than cores: one core each, dealt out in turn, so that engines share cores evenly and each runs
-    one thread. Raises ValueError without cores or engines.
+    With enough cores the engines get disjoint runs of neighbouring cores (which share caches). Their sizes differ by
+    one at most, and the larger ones come first. With more engines than cores each engine gets one core, in turn, so
+    that engines share the cores evenly and each runs one thread. Raises ValueError without cores or engines.
     """
     if not cores:
         raise ValueError("divide_cores needs at least one core; this process may run on none")
@@ -29,10 +29,10 @@ def divide_cores(cores: Sequence[int], engines: int) -> tuple[tuple[int, ...], .
 
 
 def split_ranks(cores: Sequence[int], ranks: int) -> str:
-    """`cores` as vLLM's VLLM_CPU_OMP_THREADS_BIND wants them: a list per worker rank, joined by `|`."""
+    """Returns `cores` in the format of vLLM's VLLM_CPU_OMP_THREADS_BIND: a list for each worker rank, joined by `|`."""
     return "|".join(",".join(map(str, part)) for part in divide_cores(cores, ranks))
 
 
 def usable_cores() -> tuple[int, ...]:
-    """The cores that this process may run on."""
+    """Returns the cores on which this process may run, sorted."""
     return tuple(sorted(os.sched_getaffinity(0)))

@@ -1,9 +1,10 @@
-"""One engine with its server in a process of its own, without Ray: for tests, benchmarks and debugging.
+"""Runs one engine with its server in a process of its own, without Ray: for tests, benchmarks and debugging.
 
     python -m actors.engine.host --kind sim --role prefill --listen unix:/tmp/p0.sock --config '{"slots": 64}'
 
-Prints one line `ready {...}` (the EngineInfo as JSON) once requests are served. Ends on SIGTERM, SIGINT, or when the
-process that started it is gone. The wire secret is taken from the environment variable SLUICE_WIRE_SECRET.
+The process prints one line `ready {...}` (the EngineInfo as JSON) once it serves requests. It ends on SIGTERM, on
+SIGINT, or when the process that started it has gone. The wire secret is taken from the environment variable
+SLUICE_WIRE_SECRET.
 """
 
 import argparse
@@ -27,7 +28,7 @@ DRAIN_S = 2.0
 
 
 async def serve(engine: Engine, me: Identity, listen: list[str], parent_pid: int) -> None:
-    """Serves until told to end; a second signal does not hurry it."""
+    """Serves until a signal arrives or the parent has gone, then drains and stops. A second signal has no effect."""
     server = EngineServer(engine, me, listen, node="local")
     done = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -44,13 +45,13 @@ async def serve(engine: Engine, me: Identity, listen: list[str], parent_pid: int
 
 
 async def _watch_parent(parent_pid: int, done: asyncio.Event) -> None:
-    while os.getppid() == parent_pid:  # noqa: ASYNC110  (no event tells it)
+    while os.getppid() == parent_pid:  # noqa: ASYNC110  (there is no event for it)
         await asyncio.sleep(PARENT_CHECK_S)
     done.set()
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command; returns the exit code."""
+    """Runs the command with the arguments `argv` (None: the process's own) and returns its exit code."""
     parent_pid = os.getppid()
     parser = argparse.ArgumentParser(prog="python -m actors.engine.host", description=__doc__.split("\n")[0])
     parser.add_argument("--kind", choices=tuple(ENGINES), default="sim")

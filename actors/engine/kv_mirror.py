@@ -1,9 +1,9 @@
 """An engine replica's copy of its prefix cache, and the numbered feed of its changes to the router; without I/O.
 
 The engine reports changes of its cache (`kv_events`). The mirror numbers them in batches and keeps the last batches for
-a reader that missed some. It also keeps every cached block with the block before it, so that a router that has just
-started, or was away for too long, gets the exact chains. Each rank has a mirror, and `epoch` changes when the engine
-restarts.
+a reader that missed some. It also keeps every cached block with the block before it. A router that has just started, or
+that was away for too long, can therefore get the exact chains. Each rank has a mirror, and `epoch` changes when the
+engine restarts.
 """
 
 import secrets
@@ -21,11 +21,13 @@ PART_BLOCKS = 65_536
 """Blocks in one message of a snapshot: 512 KiB of hashes."""
 
 REPLAY_BLOCKS = 131_072
-"""Blocks kept for replay: 1 MiB of hashes. ASSUMPTION: to a reader that missed more, a snapshot costs no more."""
+"""Blocks kept for replay: 1 MiB of hashes. ASSUMPTION: for a reader that missed more, a snapshot costs no more."""
 
 
 class KvMirror:
-    """The prefix cache of rank `rank` of engine `engine_id`, with at most `replay_blocks` hashes kept for replay."""
+    """The copy of the prefix cache of rank `rank` of engine `engine_id`. At most `replay_blocks` hashes are kept for
+    replay.
+    """
 
     def __init__(self, engine_id: str, rank: int = 0, replay_blocks: int = REPLAY_BLOCKS) -> None:
         self.epoch = secrets.token_hex(8)
@@ -38,11 +40,11 @@ class KvMirror:
 
     @property
     def blocks(self) -> int:
-        """The number of cached blocks."""
+        """Number of cached blocks."""
         return len(self._parents)
 
     def take(self, changes: Sequence[Change]) -> list[KvEvents]:
-        """Applies the engine's changes, and returns the numbered batches in which the router gets them."""
+        """Applies the engine's changes to the copy, and returns them as the numbered batches for the router."""
         batches = []
         for part, blocks in _batches(changes):
             for change in part:
@@ -57,8 +59,8 @@ class KvMirror:
         return batches
 
     def follow(self, changes: Sequence[Change]) -> None:
-        """Applies the engine's changes while no router reads; nothing is kept for replay, and a later reader gets a
-        snapshot.
+        """Applies the engine's changes to the copy while no router reads them. Nothing is kept for replay, so a later
+        reader gets a snapshot.
         """
         if not changes:
             return
@@ -69,7 +71,7 @@ class KvMirror:
         self._sent_blocks = 0
 
     def answer(self, ask: KvReplay) -> list[KvEvents] | list[KvState]:
-        """Returns the batches that the router asks for, or a snapshot of the cache where some of them are no longer
+        """Returns the batches that the router asks for, or a snapshot of the cache if some of them are no longer
         kept.
         """
         if ask.first is None or ask.epoch != self.epoch or ask.first > self._next_seq:
@@ -81,7 +83,7 @@ class KvMirror:
         return [batch for batch, _ in self._sent if ask.first <= batch.seq <= last]
 
     def chains(self) -> Iterator[Stored]:
-        """Yields all cached blocks as runs without a branch. A run comes after the one that holds its parent block."""
+        """Yields all cached blocks as runs without a branch. A run comes after the run that holds its parent block."""
         children: dict[BlockHash, list[BlockHash]] = {}
         heads: list[BlockHash] = []
         for block, parent in self._parents.items():
@@ -118,7 +120,9 @@ class KvMirror:
 
 
 def _batches(changes: Iterable[Change], most: int = BATCH_BLOCKS) -> Iterator[tuple[list[Change], int]]:
-    """Yields the changes in order, in batches of about `most` blocks (a Cleared counts as one), each with its size."""
+    """Yields the changes in order, in batches of about `most` blocks, each with its number of blocks. A Cleared counts
+    as one block.
+    """
     batch: list[Change] = []
     weight = 0
     for change in changes:

@@ -1,8 +1,10 @@
-"""The finished prefills that an engine holds for others, by the attempt that asked for them."""
+"""The finished prefills whose KV an engine holds under leases, by attempt."""
 
 
 class AttemptLeases:
-    """Leases by attempt. An attempt may have several: it is prefilled again when its first decode fails."""
+    """The leases of each attempt. An attempt may have several, since it is prefilled again if its first decode
+    fails.
+    """
 
     def __init__(self) -> None:
         self._by_attempt: dict[str, dict[str, int]] = {}
@@ -12,20 +14,20 @@ class AttemptLeases:
         return len(self._attempt_id)
 
     def granted(self, attempt_id: str, lease: str, rank: int = 0) -> None:
-        """Data-parallel rank `rank` holds the KV of `attempt_id` under the engine's own name `lease`."""
+        """Adds a lease: data-parallel rank `rank` holds the KV of `attempt_id` under the engine's own name `lease`."""
         self._by_attempt.setdefault(attempt_id, {})[lease] = rank
         self._attempt_id[lease] = attempt_id
 
     def of(self, attempt_id: str) -> list[tuple[str, int]]:
-        """(Lease, rank) of every lease of `attempt_id`."""
+        """Returns (lease, rank) for every lease of `attempt_id`."""
         return list(self._by_attempt.get(attempt_id, {}).items())
 
     def on_rank(self, rank: int) -> int:
-        """The number of leases that `rank` holds."""
+        """Returns the number of leases that `rank` holds."""
         return sum(held == rank for leases in self._by_attempt.values() for held in leases.values())
 
     def ended(self, lease: str) -> None:
-        """Forgets a lease that was pulled, released or has expired. Unknown ones are no error."""
+        """Removes a lease that was pulled, was released, or has expired. An unknown lease is no error."""
         attempt_id = self._attempt_id.pop(lease, None)
         if attempt_id is None:
             return
@@ -35,6 +37,6 @@ class AttemptLeases:
             del self._by_attempt[attempt_id]
 
     def clear(self) -> None:
-        """Forgets all leases: the engine is gone."""
+        """Removes all leases, because the engine has gone."""
         self._by_attempt.clear()
         self._attempt_id.clear()

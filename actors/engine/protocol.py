@@ -1,4 +1,4 @@
-"""The contract of an engine: what `server.EngineServer` drives and both implementations obey.
+"""The contract of an engine, which `server.EngineServer` drives and every kind of engine obeys.
 
 Rules that every engine keeps (each is a test in tests/actors/engine):
 
@@ -6,13 +6,13 @@ Rules that every engine keeps (each is a test in tests/actors/engine):
 - Each prefill ends in exactly one of PrefillDone / Failed / (nothing, after cancel). Each decode sends `Admitted`
   once, then Tokens whose last piece per choice carries `finish`, or one Failed; after cancel nothing more is sent.
 - `cancel` works in every stage (queued, computing, leased, transferring, decoding) and frees slot and blocks;
-  cancelling a leased prefill releases its KV. A transfer under way is let end first: blocks are never reused under a
-  running read.
-- `release` frees a leased prefill. A lease that nobody pulls or releases ends by itself after `lease_s`.
-- The engine that decodes frees the prefill engine's copy after the pull (also when its request is cancelled before).
-- `status()` is cheap and synchronous: called several times a second.
-- An engine of several data-parallel ranks (`info().dp_ranks`) runs a request on its `dp_rank`, or chooses one where
-  that is None, and counts each rank in `status().ranks`.
+  cancelling a leased prefill releases its KV. A running transfer first runs to its end: blocks are never reused
+  while they are read.
+- `release` frees a leased prefill. A lease that is neither pulled nor released ends by itself after `lease_s`.
+- The engine that decodes frees the prefill engine's copy after the pull (also if its request is cancelled before).
+- `status()` is cheap and synchronous, since it is called several times a second.
+- An engine of several data-parallel ranks (`info().dp_ranks`) runs a request on its `dp_rank`, or on a rank of its
+  choice if that is None. It counts each rank in `status().ranks`.
 """
 
 from dataclasses import dataclass
@@ -23,19 +23,19 @@ from policies.engine_model.blocks import Change
 
 
 class Sink(Protocol):
-    """Where an engine puts results. Calls are synchronous, on the engine's event loop, and never raise."""
+    """The receiver of an engine's results. Calls are synchronous, on the engine's event loop, and never raise."""
 
     def prefill_done(self, msg: PrefillDone) -> None: ...
     def admitted(self, msg: Admitted) -> None: ...
     def tokens(self, items: list[Out]) -> None:
-        """All output of one engine step, for any number of requests."""
+        """Takes all output of one engine step, for any number of requests."""
 
     def failed(self, msg: Failed) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class EngineMetrics:
-    """Monotonic totals since start, for Prometheus; a term the engine does not count is None."""
+    """Monotonic totals since the start, for Prometheus. A total that the engine does not count is None."""
 
     prefill_tokens: int
     decode_tokens: int
@@ -52,13 +52,13 @@ class EngineMetrics:
 
 
 class Engine(Protocol):
-    """One engine of one role in one process tree. Constructors only keep the config; `start` does the work."""
+    """One engine of one role in one process tree. The constructor only keeps the config; `start` does the work."""
 
     async def start(self, sink: Sink) -> None:
-        """Load and warm up. Raises with a message for the operator when it cannot."""
+        """Loads the model and warms up. Raises an error with a message for the operator if the engine cannot start."""
 
     def info(self) -> EngineInfo:
-        """Static facts; `addresses`, `node`, `replica` are filled in by the server. Valid after `start`."""
+        """Returns the static facts, after `start`. The server fills in `addresses`, `node` and `replica`."""
 
     def prefill(self, msg: Prefill) -> None: ...
     def decode(self, msg: Decode) -> None: ...
@@ -67,16 +67,19 @@ class Engine(Protocol):
     def status(self) -> Status: ...
     def metrics(self) -> EngineMetrics: ...
     def kv_events(self, rank: int = 0) -> list[Change]:
-        """Changes of the prefix cache since the last call, in order; the first call returns all that is cached.
+        """Returns the changes of the prefix cache since the last call, in order. The first call returns all that is
+        cached.
 
-        Empty for an engine whose `info().features` lacks "kv_events". Called several times a second.
+        The list is empty for an engine whose `info().features` lacks "kv_events". Called several times a second.
         """
 
     async def check_health(self) -> None:
-        """Raises when the engine is dead; Serve then replaces the replica."""
+        """Raises an error if the engine is dead; Serve then replaces the replica."""
 
     async def drain(self, timeout_s: float) -> bool:
-        """Take no new work, wait until running work and leases have ended; True if all did within `timeout_s`."""
+        """Takes no new work, and waits until running work and leases have ended. Returns whether all did within
+        `timeout_s`.
+        """
 
     async def stop(self) -> None:
-        """End the engine and all its child processes. Idempotent."""
+        """Ends the engine and all its child processes. Idempotent."""

@@ -1,8 +1,9 @@
-"""The kinds of engines: what `kind` may say in a configuration, and how such an engine is configured and made.
+"""The kinds of engines, from which a configuration chooses by `kind`, and how an engine of a kind is configured and
+made.
 
-A new kind is an entry in `ENGINES` beside files of its own: a config dataclass, and a class that obeys
-`actors.engine.protocol`. Config modules are light and imported here. The engine's own imports (vLLM's take 15 s) happen
-in its factory, so in the process that runs the engine.
+A new kind needs an entry in `ENGINES` and files of its own: a config dataclass, and a class that obeys
+`actors.engine.protocol`. Config modules are light and are imported here. The engine's own imports (vLLM's take 15 s)
+happen in its factory, so only in the process that runs the engine.
 """
 
 import dataclasses
@@ -21,8 +22,9 @@ class EngineKind:
     """One kind of engine.
 
     `config` is the dataclass of its options; `make` builds an engine that is not started yet. `loads_model` says that
-    it needs the files of a real model, `uses_cores` that without a GPU it computes on the node's cores, which all such
-    engines divide. `packages` are the distributions that decide its behaviour; `GET /version` names their versions.
+    it needs the files of a real model. `uses_cores` says that without a GPU it computes on the node's cores, which are
+    divided among all such engines. `packages` are the distributions that decide its behaviour; `GET /version` reports
+    their versions.
     """
 
     config: type[Any]
@@ -57,7 +59,7 @@ ENGINES: dict[str, EngineKind] = {
 
 
 def engine_kind(name: str) -> EngineKind:
-    """The kind of that name. Raises ConfigError that lists the known ones."""
+    """Returns the kind of that name. Raises ConfigError that lists the known kinds."""
     if name not in ENGINES:
         raise ConfigError(f"{name!r} is no kind of engine; choose one of {', '.join(ENGINES)}")
     return ENGINES[name]
@@ -70,11 +72,11 @@ def engine_config(
     where: str = "options",
     defaults: Mapping[str, Any] | None = None,
 ) -> Any:
-    """The config of an engine from what its deployment knows and what the user set.
+    """Returns the config of an engine, made of what its deployment knows and what the user set.
 
-    `facts` (engine_id, role, model, ...) are the deployment's alone; `defaults` hold where `options` say nothing. Both
-    may name fields that this kind does not have, which are left out. Raises ConfigError naming the option that is
-    unknown, impossible, or one of `facts`.
+    Only the deployment may set `facts` (engine_id, role, model, ...). `defaults` hold for options that are not in
+    `options`. Both may contain fields that this kind does not have, which are left out. Raises ConfigError that names
+    an option that is unknown, impossible, or one of `facts`.
     """
     config = engine_kind(kind).config
     fields = {f.name for f in dataclasses.fields(config)}

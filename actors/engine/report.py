@@ -1,5 +1,5 @@
-"""An engine's side of the router: announces it, reports its status and the changes of its prefix cache, and finds the
-router again when it is gone.
+"""An engine's connection to the router: it announces the engine, and reports its status and the changes of its prefix
+cache. A lost router is found again.
 """
 
 import asyncio
@@ -28,14 +28,15 @@ from policies.engine_model.blocks import Change
 log = logging.getLogger(__name__)
 
 STATUS_CHANGED_S = 0.1
-"""Least seconds between two reports. ASSUMPTION: a router that counts what it sends needs no closer look."""
+"""Least seconds between two reports. ASSUMPTION: the router counts the work that it sends, so faster reports add
+nothing."""
 
 STATUS_ALWAYS_S = 1.0
-"""Most seconds between two reports; the router calls a status stale after a few of them."""
+"""Most seconds between two reports. The router counts a status as stale after a few of these."""
 
 
 class Reportable(Protocol):
-    """The source of the reports: an `EngineServer`."""
+    """The source of the reports, which is an `EngineServer`."""
 
     def info(self) -> EngineInfo: ...
     def status(self) -> Status: ...
@@ -44,9 +45,11 @@ class Reportable(Protocol):
 
 
 class Reporter:
-    """Keeps the router informed: Announce at each connect and change of state, Status when it changes (10 a second at
-    the most) and at least every second, and, where it asked, KvEvents within a tenth of a second of each change of the
-    prefix cache. One for the engine's whole life: it mirrors the cache."""
+    """Keeps the router informed. It sends Announce at each connect and change of state. It sends Status when the status
+    changes (at most 10 a second) and at least every second. If the router asked for them, it sends KvEvents within a
+    tenth of a second of each change of the prefix cache. An engine has one Reporter for its whole life, since it
+    mirrors the cache.
+    """
 
     def __init__(self, me: Identity, server: Reportable, find_router: Find) -> None:
         self._server = server
@@ -57,7 +60,7 @@ class Reporter:
         self._readers: set[int] = set()  # ranks whose changes the router wants
 
     def start(self) -> None:
-        """Connects and reports until `stop`. The engine has started."""
+        """Connects to the router and reports until `stop`. The engine must have started."""
         info = self._server.info()
         ranks = info.dp_ranks if KV_EVENTS in info.features else 0
         self._mirrors = [KvMirror(info.id, rank) for rank in range(ranks)]
@@ -65,13 +68,13 @@ class Reporter:
         self._task = asyncio.create_task(self._report(), name="status to router")
 
     async def stop(self) -> None:
-        """Ends the reports; the router forgets the engine shortly after."""
+        """Ends the reports. The router forgets the engine shortly after."""
         if self._task is not None:
             self._task.cancel()
         await self._link.stop()
 
     def set_state(self, state: EngineState) -> None:
-        """Announces a new state at once (draining)."""
+        """Announces a new state (draining) at once."""
         self._state = state
         self._announce()
 
@@ -103,7 +106,7 @@ class Reporter:
                 mirror.follow(changes)
                 continue
             for batch in mirror.take(changes):
-                # Lost while there is no router, which asks when it is there.
+                # Without a connection the batch is lost; the router asks for it after the next connect.
                 self._link.send(batch)
 
     def _status(self) -> Status:
@@ -118,7 +121,7 @@ class Reporter:
                 self._send_kv_events()
                 status = self._status()
             except Exception:
-                # A bug. An engine that stops its reports would get no work, without anybody knowing why.
+                # A bug. The loop must go on: an engine without reports would get no work, for no visible reason.
                 log.exception("engine %s cannot report; it is tried again", self._server.info().id)
                 continue
             due = status != last or loop.time() - sent_s >= STATUS_ALWAYS_S

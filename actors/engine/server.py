@@ -1,12 +1,13 @@
-"""The socket front of an engine: whose request is whose, and that everything ends with the connection it came over.
+"""The socket server of an engine: it knows which connection each request belongs to, and ends all requests of a
+connection with it.
 
-Ingresses send work; every step's pieces leave as one Tokens message per ingress. Request ids are unique per ingress
-only: the engine gets an id as it is while no other connection uses it, and a prefixed one otherwise. Other engines may
-connect too (KV transfers of the sim engine) and are handed to the engine, which needs `attach`, `peer_message` and
-`peer_closed` for it.
+Ingresses send work; the pieces of each step leave as one Tokens message per ingress. Request ids are unique per ingress
+only. The engine gets an id unchanged if no other connection uses it, and with a prefix otherwise. Other engines may
+connect too (for KV transfers between sim engines). Their messages are handed to the engine, which needs `attach`,
+`peer_message` and `peer_closed` for them.
 
-When an ingress connection is lost, all its work is cancelled and its leased KV released. Whether a decode engine has
-begun to read such KV is the engine's business: it lets a read end before it frees the blocks.
+When an ingress connection is lost, all its work is cancelled and its leased KV is released. If a decode engine has
+begun to read such KV, the engine lets the read end before it frees the blocks.
 """
 
 import asyncio
@@ -40,14 +41,15 @@ log = logging.getLogger(__name__)
 M = TypeVar("M", PrefillDone, Admitted, Failed)
 
 CLOSE_S = 5.0
-"""Seconds that a peer may take to read what was queued for it when the engine ends. ASSUMPTION: it reads at once."""
+"""Seconds that a peer gets to read its queued messages when the engine stops. ASSUMPTION: peers read at once."""
 
-MAX_IN_FLIGHT = 4096  # ASSUMPTION: far above any engine's slots; a router that works never gets near
+MAX_IN_FLIGHT = 4096
+"""Most requests that may be computed or queued. ASSUMPTION: far above any engine's slots and any router's need."""
 
 
 @runtime_checkable
 class PeerEngine(Protocol):
-    """An engine that other engines reach over the same listener."""
+    """An engine to which other engines connect, at the same addresses as ingresses."""
 
     def attach(self, me: Identity, addresses: tuple[str, ...]) -> None: ...
     def peer_message(self, channel: Channel, message: Message) -> None: ...
@@ -59,8 +61,8 @@ class _Request:
     """One request of one connection. `task` is what the engine does now; `leased_until_s` is when its lease ends."""
 
     client: "_Client"
-    attempt_id: str  # the ingress' name for it
-    key: str  # the engine's name for it
+    attempt_id: str  # the ingress's name for the request
+    key: str  # the engine's name for the request
     task: Task | None = None
     choices_left: int = 1
     leased_until_s: float | None = None
@@ -68,7 +70,7 @@ class _Request:
 
 @dataclass(slots=True, eq=False)
 class _Client:
-    """A connected ingress, and its requests by its own names."""
+    """A connected ingress, and its requests by the names that it gave them."""
 
     channel: Channel
     number: int
@@ -76,7 +78,8 @@ class _Client:
 
 
 class EngineServer:
-    """Runs `engine` behind `listen_addresses`. `start`, then `info` names the addresses; `drain` and `stop` end it.
+    """Serves `engine` at `listen_addresses`. After `start`, `info` names the addresses; `drain` and `stop` end the
+    service.
 
     `node`, `replica` and `labels` are passed on in `info`. At most `max_in_flight` requests are computed or queued.
     """
@@ -111,7 +114,7 @@ class EngineServer:
     # ------------------------------------------------------------------------------------------------ life
 
     async def start(self) -> None:
-        """Starts the engine, then listens. Raises what the engine raises, or OSError when an address is taken."""
+        """Starts the engine, then listens. Raises the engine's error, or OSError if an address is taken."""
         await self.engine.start(self)
         for address in self._listen_addresses:
             server, bound = await listen(address, self._new_channel)
@@ -121,7 +124,7 @@ class EngineServer:
             self._peers.attach(self._me, self.addresses)
 
     def info(self) -> EngineInfo:
-        """The engine's facts, with where it is reached."""
+        """Returns the engine's facts with its addresses and its node."""
         return msgspec.structs.replace(
             self.engine.info(),
             addresses=self.addresses,
@@ -132,29 +135,29 @@ class EngineServer:
         )
 
     def status(self) -> Status:
-        """The engine's counts of this moment."""
+        """Returns the engine's present counts."""
         status = self.engine.status()
         return msgspec.structs.replace(status, state="draining") if self._draining else status
 
     def metrics(self) -> EngineMetrics:
-        """The engine's totals."""
+        """Returns the engine's totals since the start."""
         return self.engine.metrics()
 
     def kv_events(self, rank: int = 0) -> list[Change]:
-        """Changes of the prefix cache since the last call."""
+        """Returns the changes of the prefix cache of `rank` since the last call."""
         return self.engine.kv_events(rank)
 
     @property
     def in_flight(self) -> int:
-        """Requests that the engine computes or has queued; leases not counted."""
+        """Number of requests that the engine computes or has queued, without leases."""
         return self._working
 
     async def check_health(self) -> None:
-        """Raises when the engine is dead."""
+        """Raises the engine's error if the engine is dead."""
         await self.engine.check_health()
 
     async def drain(self, timeout_s: float) -> bool:
-        """Refuses new work, waits for the rest and for leases; True if all ended within `timeout_s`."""
+        """Refuses new work, and waits for running work and for leases. Returns whether all ended within `timeout_s`."""
         self._draining = True
         return await self.engine.drain(timeout_s)
 
@@ -214,7 +217,7 @@ class EngineServer:
         if client is None:
             if channel in self._others and self._peers is not None:
                 self._peers.peer_message(channel, message)
-            # Else the channel has been aborted, and messages that were still in its buffer do not count.
+            # Otherwise the channel has been aborted, and the messages left in its buffer are ignored.
             return
         if isinstance(message, Prefill):
             self._take(client, message, "prefill")
@@ -298,7 +301,7 @@ class EngineServer:
         self._requests.pop(request.key, None)
 
     def _drop_old_leases(self) -> None:
-        """Forgets leases that cannot last any longer: engines end them without a word to the server."""
+        """Forgets leases whose time is over, because an engine does not tell the server when it ends one."""
         now_s = asyncio.get_running_loop().time()
         while self._leased:
             request = next(iter(self._leased.values()))
@@ -309,7 +312,7 @@ class EngineServer:
     # ------------------------------------------------------------------------------------------------ Sink
 
     def prefill_done(self, msg: PrefillDone) -> None:
-        """Tells the ingress of a finished prefill, whose KV is leased from now on."""
+        """Sends the ingress its finished prefill, whose KV is leased from this moment."""
         request = self._requests.get(msg.attempt_id)
         if request is None:
             return
@@ -320,20 +323,20 @@ class EngineServer:
         request.client.channel.send(self._named(msg, request))
 
     def admitted(self, msg: Admitted) -> None:
-        """Tells the ingress that its decode has a slot and its KV."""
+        """Sends the ingress the message that its decode has a slot and its KV."""
         request = self._requests.get(msg.attempt_id)
         if request is not None:
             request.client.channel.send(self._named(msg, request))
 
     def failed(self, msg: Failed) -> None:
-        """Tells the ingress that a task failed; a lease of the same request goes on."""
+        """Sends the ingress the failure of a task. A lease of the same request stays."""
         request = self._requests.get(msg.attempt_id)
         if request is not None:
             self._task_ended(request)
             request.client.channel.send(self._named(msg, request))
 
     def tokens(self, items: list[Out]) -> None:
-        """Sends a step's pieces: one message for each connection."""
+        """Sends the pieces of one step, in one message for each connection."""
         requests = self._requests
         batches: dict[Channel, list[Out]] = {}
         for item in items:

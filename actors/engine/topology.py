@@ -1,15 +1,16 @@
-"""Where an engine's node is in the network, as its replica process can tell: announced in `EngineInfo.labels`.
+"""The network location of an engine's node, as far as its replica process knows it. `EngineInfo.labels` announces it.
 
-Kubernetes gives a pod no labels of its node, and Sluice asks no API server: the pod's specification hands down what is
-needed, by the downward API. Two ways, and a third beside them:
+Kubernetes gives a pod no labels of its node, and Sluice asks no API server. The pod's specification must pass the
+labels to the container by the downward API. There are two ways to do this, and a third beside them:
 
     SLUICE_NODE_LABELS        "name=value,name=value" in the container's environment, for instance made of variables
                               with `fieldRef: metadata.labels['topology.kubernetes.io/zone']`
     SLUICE_NODE_LABELS_FILE   a file of a downwardAPI volume: name="value" a line, Go-quoted
     the group's `topology`    in the application's configuration: `rack` and `pod`, which win; with a `node` of its own
-                              several groups on one machine can stand for several (tests, demonstrations)
+                              several groups on one machine can count as several nodes (tests, demonstrations)
 
-Labels of the Ray node (`ray start --labels`, KubeRay's `labels` of a group) need none of this: the router reads them.
+Labels of the Ray node (`ray start --labels`, KubeRay's `labels` of a group) need none of this, since the router reads
+them itself.
 """
 
 import json
@@ -22,7 +23,9 @@ ENV_FILE = "SLUICE_NODE_LABELS_FILE"
 
 
 def labels_of_process(env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The labels handed down to this process; the environment wins. Raises ValueError naming source and text."""
+    """Returns the labels passed to this process; SLUICE_NODE_LABELS wins over the file. Raises ValueError that names
+    the source and the text at fault.
+    """
     labels: dict[str, str] = {}
     if path := env.get(ENV_FILE):
         try:

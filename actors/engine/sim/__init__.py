@@ -1,1 +1,1 @@
-"""The sim engine: the engine protocol on a timing model with virtual KV."""
+"""The sim engine implements the engine protocol with a timing model and virtual KV."""

@@ -1,8 +1,8 @@
-"""The step clock of a sim engine: one timer while there is work, none without.
+"""The step clock of a sim engine. It has one timer while there is work, and none otherwise.
 
-One step follows the other on an absolute schedule: a late step does not delay the next. The ranks of an engine with a
-step barrier share a clock: a step lasts as long as that of the slowest rank, a rank without work waits, and work that
-arrives meanwhile joins the next step (data-parallel MoE engines, whose ranks meet in every layer).
+Steps follow each other on an absolute schedule, so a late step does not delay the next. The ranks of an engine with a
+step barrier share a clock. A step then lasts as long as that of the slowest rank, a rank without work waits, and work
+that arrives during a step joins the next one (as in data-parallel MoE engines, whose ranks meet in every layer).
 """
 
 import asyncio
@@ -10,24 +10,25 @@ import time
 from typing import Protocol
 
 MAX_LAG_S = 0.05
-"""A loop that is later than this was stalled, and the steps that it missed are not made up for. ASSUMPTION."""
+"""ASSUMPTION: seconds of delay after which the event loop counts as stalled; the steps that it missed are then not made
+up for."""
 
 MAX_EARLY_S = 1e-4
-"""Seconds by which a step may end early. uvloop counts whole milliseconds, so its timers may fire before their time."""
+"""Seconds by which a step may end early. uvloop counts whole milliseconds, so its timers may fire too early."""
 
 
 class Stepper(Protocol):
-    """A member that a clock drives. Neither call raises."""
+    """A member that a clock drives. Neither method raises."""
 
     def begin_step(self) -> float | None:
-        """Starts a step; its duration in seconds, None if nothing can be computed now."""
+        """Starts a step. Returns its duration in seconds, or None if there is nothing to compute now."""
 
     def end_step(self) -> None:
         """Ends the step that `begin_step` started."""
 
 
 class StepClock:
-    """Drives its members together. `kick` after work has arrived."""
+    """Drives the steps of its members together. The members call `kick` when work has arrived."""
 
     def __init__(self) -> None:
         self.ticking = False
@@ -37,12 +38,12 @@ class StepClock:
         self._loop: asyncio.AbstractEventLoop
 
     def join(self, member: Stepper) -> None:
-        """One more to drive, from the next step on. In the event loop."""
+        """Adds a member, which takes part from the next step on. Must be called in the event loop."""
         self._loop = asyncio.get_running_loop()
         self._members.append(member)
 
     def kick(self) -> None:
-        """Starts the steps if they rest; what else arrives in this loop iteration joins the same step."""
+        """Starts the steps if none is running. Work that arrives later in this loop iteration joins the same step."""
         if not self.ticking:
             self.ticking = True
             self._loop.call_soon(self._begin, time.monotonic())

@@ -12,15 +12,15 @@ from policies.engine_model.timing import PROFILES, TimingProfile
 
 @dataclass(frozen=True, slots=True)
 class SimEngineConfig:
-    """One sim engine. Raises ValueError that names the option when a value is impossible.
+    """Configuration of one sim engine. The constructor raises ValueError that names an option with an impossible value.
 
     `profile` names a timing profile of `policies.engine_model.timing`; `timing` replaces single fields of it
-    (`decode_base_s`, `transfer_bandwidth_bytes_per_s`, ...). `mean_output_tokens`: None lets every answer run to its
-    max_tokens, a number ends it earlier, geometrically, the same way each time. `hold_transfers_s` delays every KV
-    transfer (chaos tests). `links`: how KV of this engine gets to a reading engine, by pattern of that engine's id,
-    which begins with the name of its group. `vocab_size` None accepts any token id. `group` "" derives the
-    compatibility group.
-    `kv_events`: tell the router what the prefix cache holds. `dp_ranks`: data-parallel ranks, each with `slots` and
+    (`decode_base_s`, `transfer_bandwidth_bytes_per_s`, ...). With `mean_output_tokens` None every answer runs to its
+    max_tokens. With a number answers may end earlier: their lengths are geometric with this mean, and the same in every
+    run. `hold_transfers_s` delays every KV transfer (chaos tests). `links` are the links over which this engine's KV is
+    sent, by pattern of the reading engine's id, which begins with the name of its group. With `vocab_size` None any
+    token id is accepted. With `group` "" the compatibility group is derived. `kv_events` says whether the engine
+    reports its prefix cache to the router. `dp_ranks` is the number of data-parallel ranks, each with `slots` and
     `kv_blocks` of its own; with `barrier` they step together.
     """
 
@@ -76,7 +76,7 @@ class SimEngineConfig:
         self.timing_profile()
 
     def timing_profile(self) -> TimingProfile:
-        """The profile with its replacements. Raises ValueError for an unknown profile or field."""
+        """Returns the profile with its replaced fields. Raises ValueError for an unknown profile or field."""
         if self.profile not in PROFILES:
             raise ValueError(
                 f"profile {self.profile!r} is unknown: choose one of {', '.join(sorted(PROFILES))}"
@@ -90,17 +90,19 @@ class SimEngineConfig:
             return base
         changed = ", ".join(f"{name}={value}" for name, value in sorted(self.timing.items()))
         source = f"{base.source}; set by configuration: {changed}"
-        # A file's numbers arrive as float; a field that counts (bytes, tokens) stays whole.
+        # Numbers from a file arrive as floats; a field that counts (bytes, tokens) stays an integer.
         given = {n: int(v) if isinstance(getattr(base, n), int) else v for n, v in self.timing.items()}
         return dataclasses.replace(base, source=source, **given)  # type: ignore[arg-type]
 
     def compatibility_group(self) -> str:
-        """KV moves only between engines of one group: same model, block size and bytes per token."""
+        """Returns the name of the group of engines between which KV may move. Derived, it holds model, block size and
+        bytes per token.
+        """
         derived = f"sim:{self.model}:{self.block_size_tokens}:{self.timing_profile().kv_bytes_per_token}"
         return self.group or derived
 
     def info(self, addresses: tuple[str, ...]) -> EngineInfo:
-        """The engine's announcement; the server fills in its node and replica."""
+        """Returns the engine's announcement. The server fills in its node and replica."""
         return EngineInfo(
             id=self.engine_id,
             role=self.role,

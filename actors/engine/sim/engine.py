@@ -1,14 +1,14 @@
-"""The sim engine: the engine protocol on a timing model with virtual KV. Real sockets, real queues, no model, no torch.
+"""The sim engine: it has real sockets and queues, but virtual KV and a timing model in place of a model and torch.
 
-A clock (`clock`) drives the steps. A step's tokens leave in one call. The pure parts are `policies.engine_model`; here
-is the life of tasks around it, in the stages of the request that they serve:
+A clock (`clock`) drives the steps, and the tokens of a step leave in one call. The pure parts are in
+`policies.engine_model`. This module holds the life of the tasks, in the stages of the attempt that they serve:
 
     prefill   PREFILLING (waits for a slot, computes) -> POOLED (leased) -> pulled, released or expired
     decode    TRANSFERRING (waits for a slot, reads the KV of the prefill engine) -> DECODING -> DONE
     decode    PREFILLING (no handle: computes the prompt itself, colocated) -> DECODING -> DONE
 
-A KV read (`reads`) that is under way always runs to its end before its blocks are used again, on both sides. The engine
-that decodes frees the prefill engine's copy: after the read, and also when the request ends before it. After a
+A KV read (`reads`) that has begun always runs to its end before its blocks are used again, on both sides. The engine
+that decodes frees the prefill engine's copy after the read, and also if the request ends before the read. After a
 retryable Failed the ingress owns the copy again: it may send the handle to another engine, or release it.
 
 The file is long because these transitions are one state machine, which reads best in one place.
@@ -52,10 +52,12 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class SimEngine:
-    """Implements `actors.engine.protocol.Engine`; `attach`, `peer_message` and `peer_closed` serve its server."""
+    """Implements `actors.engine.protocol.Engine`, and `server.PeerEngine` for other engines' KV reads."""
 
     def __init__(self, config: SimEngineConfig, clock: StepClock | None = None, rank: int = 0) -> None:
-        """`clock` is shared by the ranks of an engine with a step barrier; lease keys begin with the rank."""
+        """Makes rank `rank` of an engine; lease keys begin with the rank. `clock` is shared by the ranks of an engine
+        with a step barrier.
+        """
         self.config = config
         self._rank = rank
         self._clock = clock or StepClock()
@@ -89,17 +91,19 @@ class SimEngine:
         self._reads.start(sink, self._leases)
 
     def attach(self, me: Identity, addresses: tuple[str, ...]) -> None:
-        """Called by the server when it listens: where other engines pull this engine's KV from."""
+        """Takes this engine's name on the wire and the addresses at which other engines can pull its KV. The server
+        calls it when it listens.
+        """
         self._addresses = addresses
         self._reads.attach(me)
 
     def info(self) -> EngineInfo:
-        """Facts about this engine that do not change while it runs."""
+        """Returns the facts about this engine that do not change while it runs."""
         return self.config.info(self._addresses)
 
     def status(self) -> Status:
-        """Counts of this moment. `running` counts the sequences that hold a slot; `token_budget` is the share of the
-        budget that the current step uses. The fields for swapped requests, compute and memory bandwidth stay None:
+        """Returns the present counts. `running` counts the sequences that hold a slot; `token_budget` is the share of
+        the budget that the current step uses. The fields for swapped requests, compute and memory bandwidth stay None:
         nothing is swapped here, and the timing model has no device.
         """
         model, pool = self._model, self._pool
@@ -116,7 +120,7 @@ class SimEngine:
         )
 
     def metrics(self) -> EngineMetrics:
-        """Totals since the start, and the KV blocks of this moment."""
+        """Returns the totals since the start, and the present numbers of KV blocks."""
         return EngineMetrics(
             prefill_tokens=self._model.prefill_tokens_total,
             decode_tokens=self._model.decode_tokens_total,
@@ -133,18 +137,22 @@ class SimEngine:
         )
 
     def kv_events(self, rank: int = 0) -> list[Change]:
-        """Changes of the prefix cache since the last call; none without the option `kv_events`."""
+        """Returns the changes of the prefix cache since the last call; the list is empty without the option
+        `kv_events`.
+        """
         return self._pool.drain_changes()
 
     async def check_health(self) -> None:
-        """Raises RuntimeError when the step loop has failed or the engine was stopped."""
+        """Raises RuntimeError if the step loop has failed or the engine was stopped."""
         if self._dead is not None:
             raise RuntimeError(f"sim engine {self.config.engine_id} died: {self._dead!r}") from self._dead
         if self._stopped:
             raise RuntimeError(f"sim engine {self.config.engine_id} was stopped")
 
     async def drain(self, timeout_s: float) -> bool:
-        """Refuses new work from now on and waits until all work and all leases have ended; False after `timeout_s`."""
+        """Refuses new work and waits until all work and all leases have ended. Returns False if they have not after
+        `timeout_s`.
+        """
         self._draining = True
         deadline_s = self._loop.time() + timeout_s
         while self._prefills or self._decodes or self._reads or self._leases:
@@ -154,7 +162,7 @@ class SimEngine:
         return True
 
     async def stop(self) -> None:
-        """Ends everything at once, without answers."""
+        """Ends everything at once; running tasks get no answer. Idempotent."""
         if self._stopped:
             return
         self._stopped = True
@@ -168,14 +176,14 @@ class SimEngine:
     # ------------------------------------------------------------------------------------------------ requests
 
     def prefill(self, msg: Prefill) -> None:
-        """Queues the computation of a prompt, whose KV is leased when it is done."""
+        """Queues the computation of a prompt, whose KV is leased once it is computed."""
         try:
             self._check_open(msg.attempt_id in self._prefills)
             task = PrefillTask(self.config, msg, time.monotonic())
         except Refused as error:
             self._sink.failed(error.failed(msg.attempt_id, "prefill"))
             return
-        # An older copy of this attempt's KV is of no use any more.
+        # An older copy of this attempt's KV is no longer needed.
         self._leases.release(msg.attempt_id)
         task.timer = self._loop.call_later(max(0.0, msg.timeout_s), self._prefill_late, task)
         self._prefills[msg.attempt_id] = task
@@ -198,7 +206,7 @@ class SimEngine:
         self._clock.kick()
 
     def cancel(self, attempt_id: str) -> None:
-        """Ends the tasks of `attempt_id`, whatever their stage, and its lease."""
+        """Ends the tasks of `attempt_id` in any stage, and its lease."""
         prefill = self._prefills.get(attempt_id)
         if prefill is not None:
             self._end_prefill(prefill)
@@ -214,9 +222,7 @@ class SimEngine:
         self._leases.release(attempt_id)
 
     def _check_open(self, busy: bool) -> None:
-        """Raises Refused when the engine takes no tasks now, or, with `busy`, because it has a task of this id
-        already.
-        """
+        """Raises Refused if the engine takes no tasks now, or if it is `busy` with a task of the same id."""
         name = self.config.engine_id
         if self._dead is not None or self._stopped:
             raise Refused("engine_dead", f"engine {name} is dead", retryable=True)
@@ -231,7 +237,7 @@ class SimEngine:
     # ------------------------------------------------------------------------------------------------ steps
 
     def begin_step(self) -> float | None:
-        """Begins a step for the clock: seconds that it lasts, or None when nothing can be computed."""
+        """Begins a step. Returns its duration in seconds, or None if there is nothing to compute."""
         if self._stopped or self._dead is not None:
             return None
         try:
@@ -244,7 +250,7 @@ class SimEngine:
         return seconds
 
     def end_step(self) -> None:
-        """Ends the step that the clock began: sends its tokens, and leases the KV of prompts that are computed."""
+        """Ends the current step: sends its tokens, and leases the KV of the prompts that are now computed."""
         if self._stopped or self._dead is not None:
             return
         try:
@@ -258,13 +264,13 @@ class SimEngine:
             self._die(error)
 
     def _items(self, result: StepResult) -> list[Out]:
-        """The pieces of all sequences that gained a token; ends those that are finished."""
+        """Returns the pieces of all sequences that gained a token, and ends the sequences that are finished."""
         for seq in result.finished:
             cast(Choice, seq.owner).ends()
         items, first, ended = pieces(result.decoded, self._model.steps - 1)
         for choice in first:
             task = cast(DecodeTask, choice.request)
-            # The other choices begin now that the prompt's blocks are here to be shared.
+            # The other choices share the prompt's blocks, so they begin only after the first one has them.
             for _ in range(len(task.seqs), choice.params.n):
                 self._add_choice(task)
         for seq in ended:
@@ -290,7 +296,7 @@ class SimEngine:
             self._sink.admitted(Admitted(task.attempt_id, cached_tokens=seq.cached_tokens))
 
     def _die(self, error: Exception) -> None:
-        """Fails every task, because the step loop has failed: that is a bug, and this engine cannot go on."""
+        """Fails every task. Called after the step loop failed, which is a bug after which this engine cannot go on."""
         log.error("sim engine %s died", self.config.engine_id, exc_info=error)
         self._dead = error
         message = f"engine {self.config.engine_id} died: {error!r}"
@@ -333,11 +339,11 @@ class SimEngine:
     def _end_decode(self, task: DecodeTask) -> None:
         """Ends a decode before its last token, and frees its slot, its blocks and the prefill engine's copy.
 
-        Where its KV read is under way, these are freed when the read ends.
+        If its KV read has begun, these are freed when the read ends.
         """
         self._forget_decode(task)
         if task in self._reads:
-            return  # the read's end does the rest
+            return  # the rest is freed when the read ends
         for seq in task.seqs:
             self._model.remove(seq)
         if task.handle is not None and not task.started:
@@ -374,9 +380,9 @@ class SimEngine:
     # ------------------------------------------------------------------------------------------------ other engines
 
     def peer_message(self, channel: Channel, message: Message) -> None:
-        """A message of a decode engine. Raises WireError when it is none of Pull, Pulled."""
+        """Takes a message of a decode engine. Raises WireError if it is neither Pull nor Pulled."""
         self._leases.message(channel, message)
 
     def peer_closed(self, channel: Channel) -> None:
-        """A decode engine's connection is gone, and its reads with it."""
+        """Ends the reads of a decode engine whose connection is lost."""
         self._leases.closed(channel)

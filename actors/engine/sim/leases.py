@@ -1,7 +1,7 @@
-"""The prefill side of a KV transfer in the sim engine: leases by request, their expiry, and who reads which.
+"""The prefill side of a KV transfer in the sim engine: leases by attempt, their expiry, and the engines that read them.
 
-The rules of a lease's life are pure (`policies.engine_model.leases`); here they get a timer, request ids, and the
-connections of the decode engines: a Pull protects a lease until Pulled, or until that connection is lost.
+The rules of a lease's life are pure (`policies.engine_model.leases`). This module adds a timer, the attempts' ids, and
+the connections of the decode engines: a Pull protects a lease until Pulled, or until its connection is lost.
 """
 
 import asyncio
@@ -26,7 +26,9 @@ class LeaseKeeper:
         free: Callable[[Allocation], None],
         links: Mapping[str, SimLink],
     ) -> None:
-        """`key_prefix` is unique for this process, `bytes_of(tokens)` gives the KV's size, `links` are `SimLink`s."""
+        """Makes an empty table. `key_prefix` is unique for this process, `bytes_of(tokens)` returns the size of their
+        KV, and `links` are the links to readers by pattern of their ids.
+        """
         self.expired = 0
         self._table = LeaseTable(lease_s)
         self._prefix = key_prefix
@@ -44,7 +46,7 @@ class LeaseKeeper:
         return len(self._table)
 
     def stop(self) -> None:
-        """Stops all timers: no lease expires any more, and nothing is sent."""
+        """Stops all timers, so that no lease expires and nothing is sent any more."""
         self._pacer.stop()
         if self._timer is not None:
             self._timer.cancel()
@@ -52,7 +54,7 @@ class LeaseKeeper:
     # ------------------------------------------------------------------------------------------------ by request
 
     def grant(self, attempt_id: str, allocation: Allocation, tokens: int) -> str:
-        """Leases the KV of `attempt_id`, and returns the key under which it is pulled."""
+        """Leases the KV of `attempt_id`, and returns the key by which it is pulled."""
         self._granted += 1
         key = f"{self._prefix}/{self._granted}"
         self._table.grant(key, allocation, tokens, self._loop.time())
@@ -61,24 +63,24 @@ class LeaseKeeper:
         return key
 
     def release(self, attempt_id: str) -> None:
-        """Ends the lease of `attempt_id`, if it has one: now, or when the read under way has ended."""
+        """Ends the leases of `attempt_id`: at once, or when the running read of their KV has ended."""
         for key, _ in self._held.of(attempt_id):
             self._ended(self._table.release(key))
 
     # ------------------------------------------------------------------------------------------------ by key
 
     def begin_read(self, key: str) -> bool:
-        """Protects the lease from ending; False if it has ended."""
+        """Protects the lease from ending. Returns False if it has ended already."""
         return self._table.begin_read(key) is not None
 
     def end_read(self, key: str) -> None:
-        """Frees the KV: the read has ended, or will never begin."""
+        """Frees the KV, because its read has ended or will never begin."""
         self._ended(self._table.end_read(key))
 
     # ------------------------------------------------------------------------------------------------ other engines
 
     def message(self, channel: Channel, message: Message) -> None:
-        """Takes a Pull or Pulled of a decode engine. Raises WireError for anything else."""
+        """Takes a Pull or Pulled of a decode engine. Raises WireError for any other message."""
         if isinstance(message, Pull):
             reads = self._reads.setdefault(channel, set())
             lease = None if message.attempt_id in reads else self._table.begin_read(message.attempt_id)

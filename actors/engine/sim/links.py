@@ -1,10 +1,11 @@
-"""Links of a sim engine that send KV: by name pattern of the engine that reads, each shared evenly by what it carries.
+"""The links by which a sim engine sends KV, chosen by a name pattern of the reading engine. Transfers on a link share
+it evenly.
 
     t_transfer = latency_s + time at bandwidth / n(t),  n(t): transfers of this engine on that link at that moment
 
-So several sim engines on one machine can lie in tiers of different bandwidth, and transfers of one sender slow each
-other down as they do on a network card (NetKV III-C). A reader that no pattern fits moves its KV by the timing profile,
-alone. Not claimed: links shared by several senders, or limits of the reader.
+With links, several sim engines on one machine can lie in tiers of different bandwidth, and transfers of one sender slow
+each other down as they do on a network card (NetKV III-C). KV for a reader that no pattern fits moves by the timing
+profile, unaffected by other transfers. Not claimed: links shared by several senders, or limits of the reader.
 """
 
 import asyncio
@@ -15,12 +16,13 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 MAX_EARLY_S = 1e-3
-"""A transfer that ends within this time counts as ended: uvloop counts whole milliseconds, so timers may fire early."""
+"""Seconds before its end at which a transfer counts as ended. uvloop counts whole milliseconds, so timers may fire
+early."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimLink:
-    """Raises ValueError when a number is impossible."""
+    """Configuration of a link. The constructor raises ValueError if a number is impossible."""
 
     bandwidth_bytes_per_s: float
     latency_s: float = 0.0
@@ -35,10 +37,11 @@ class SimLink:
 
 
 class SharedLink:
-    """Processor sharing of one link. Times in s on the caller's clock, which never runs backwards.
+    """Processor sharing of one link. Times are in s on the caller's clock, which never runs backwards.
 
-    `served` is what each transfer that was there from the beginning would have got: a transfer of b bytes that begins
-    when it is s ends when it is s + b, whatever joins or leaves meanwhile.
+    `served` is the number of bytes that a transfer present from the beginning would have got. A transfer of b bytes
+    that begins when `served` is s ends when it is s + b, regardless of the transfers that join or leave in the
+    meantime.
     """
 
     def __init__(self, bytes_per_s: float) -> None:
@@ -49,18 +52,18 @@ class SharedLink:
         self._heap: list[tuple[float, str]] = []  # may hold dead entries
 
     def begin(self, key: str, n_bytes: float, now_s: float) -> None:
-        """A transfer joins."""
+        """Adds a transfer."""
         self._advance(now_s)
         self._ends[key] = self._served + n_bytes
         heapq.heappush(self._heap, (self._ends[key], key))
 
     def drop(self, key: str, now_s: float) -> None:
-        """A transfer leaves before its end; unknown ones are no error."""
+        """Removes a transfer before its end. An unknown key is no error."""
         self._advance(now_s)
         self._ends.pop(key, None)
 
     def next_end_s(self) -> float | None:
-        """When the next one ends, if none joins before; None without any."""
+        """Returns the time at which the next transfer ends if none joins before, or None without transfers."""
         while self._heap and self._ends.get(self._heap[0][1]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         if not self._heap:
@@ -68,7 +71,7 @@ class SharedLink:
         return self._at_s + max(0.0, self._heap[0][0] - self._served) * len(self._ends) / self._bytes_per_s
 
     def end_next(self) -> tuple[str, float]:
-        """Takes the next one out, at its own time: (key, that time). Only when `next_end_s` is not None."""
+        """Removes the transfer that ends next, and returns its key and its end time. `next_end_s` must not be None."""
         end_s = self.next_end_s()
         assert end_s is not None
         self._advance(end_s)
@@ -84,7 +87,7 @@ class SharedLink:
 
 @dataclass(slots=True)
 class _Link:
-    """A configured link at work."""
+    """A configured link with its transfers and its timer."""
 
     latency_s: float
     shared: SharedLink
@@ -92,7 +95,9 @@ class _Link:
 
 
 class LinkPacer:
-    """All links of one sending engine. `sent(key, seconds)` is called when the bytes of `key` have arrived."""
+    """All links of one sending engine. `sent(key, seconds)` is called when the bytes of `key` have arrived, `seconds`
+    after `begin`.
+    """
 
     def __init__(self, links: dict[str, SimLink], sent: Callable[[str, float], None]) -> None:
         self._links = {
@@ -105,12 +110,12 @@ class LinkPacer:
         self._arriving: dict[str, asyncio.TimerHandle] = {}
 
     def begin(self, key: str, reader: str, n_bytes: int) -> bool:
-        """Sends; False where no pattern fits the reader: then it is not ours to pace."""
+        """Starts to send. Returns False, and sends nothing, if no pattern fits the reader."""
         link = next((link for pattern, link in self._links.items() if fnmatchcase(reader, pattern)), None)
         if link is None:
             return False
         now_s = self._loop.time()
-        # Transfers whose time is over must not be slowed down by this one.
+        # Transfers that have ended by now must not be slowed down by the new one.
         self._end_due(link)
         self._begun[key] = (link, now_s)
         link.shared.begin(key, n_bytes, now_s)
@@ -118,7 +123,7 @@ class LinkPacer:
         return True
 
     def drop(self, key: str) -> None:
-        """The read is over for another reason: nothing is sent any more. Unknown keys are no error."""
+        """Stops sending for a read that has ended for another reason. An unknown key is no error."""
         begun = self._begun.pop(key, None)
         if begun is not None:
             begun[0].shared.drop(key, self._loop.time())
@@ -128,7 +133,7 @@ class LinkPacer:
             arriving.cancel()
 
     def stop(self) -> None:
-        """Nothing is sent any more."""
+        """Drops all transfers."""
         for key in [*self._begun, *self._arriving]:
             self.drop(key)
 

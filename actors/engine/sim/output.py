@@ -1,4 +1,6 @@
-"""The answers of a sim engine: pieces of a choice, with stop strings, stop tokens and logprobs where asked."""
+"""The answers of a sim engine: the pieces of each choice, with stop strings, stop tokens and logprobs if the client
+asked for them.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -9,7 +11,7 @@ from policies.engine_model import scheduler, text
 
 
 class Choice:
-    """One choice of a request. `special` False: its next piece is a plain word, and the engine makes it inline."""
+    """One choice of a request. If `special` is False, its next piece is a plain word, which `pieces` makes inline."""
 
     __slots__ = (
         "attempt_id",
@@ -28,7 +30,9 @@ class Choice:
     def __init__(
         self, request: object, attempt_id: str, index: int, base: int, params: SimParams, end: str
     ) -> None:
-        """`end`: the finish reason at its last token, unless a stop string comes first."""
+        """Makes a choice that has no tokens yet. `end` is the finish reason at its last token, unless a stop string
+        comes first.
+        """
         self.request = request
         self.attempt_id = attempt_id
         self.index = index
@@ -45,16 +49,16 @@ class Choice:
         return bool(self.matcher or self.params.stop_token_ids or self.params.logprobs is not None)
 
     def with_prompt_logprobs(self, tokens: Sequence[int]) -> None:
-        """The first piece is to carry the logprobs of `tokens`."""
+        """Has the first piece carry the logprobs of the prompt's `tokens`."""
         self.prompt = tokens
         self.special = True
 
     def ends(self) -> None:
-        """The next piece is the last one."""
+        """Makes the next piece the last one."""
         self.last = self.special = True
 
     def piece(self, i: int) -> Out:
-        """Token `i` as it is sent; its `finish` tells whether the choice is over."""
+        """Returns token `i` as it is sent. Its `finish` is not None if the choice is over."""
         token = text.token_id(self.base, i)
         words = text.WORDS[token]
         may_stop = i + 1 >= self.params.min_tokens
@@ -94,8 +98,9 @@ class Choice:
 def pieces(
     decoded: Iterable[scheduler.Sequence], last: int
 ) -> tuple[list[Out], list[Choice], list[scheduler.Sequence]]:
-    """(a piece of each sequence that gained a token, the choices whose first it is, the sequences that are over).
-    `last`: the number of the step that is over. The engine's hottest loop: plain words are made inline.
+    """Returns a piece of each sequence that gained a token, the choices whose first piece this is, and the sequences
+    that have ended. `last` is the number of the step that has just ended. This is the engine's hottest loop, so plain
+    words are made inline.
     """
     words, stride, mix, mask = text.WORDS, text.TOKEN_STRIDE, text.TOKEN_MIX, text.MASK32
     items: list[Out] = []
@@ -119,7 +124,9 @@ def pieces(
 
 
 def prompt_logprobs(tokens: Sequence[int], k: int) -> list[Any]:
-    """One entry a prompt token, the first None: (text, id, logprob, alternatives); the same each time."""
+    """Returns one entry for each prompt token: (text, id, logprob, alternatives), but None for the first. The values
+    depend only on the prompt and `k`.
+    """
     base = text.prompt_hash(tokens) >> 34
     entries: list[Any] = [None]
     for i, token in enumerate(tokens[1:], 1):

@@ -1,7 +1,8 @@
 """The sampling parameters that a sim engine understands.
 
-The sim engine's text is not sampled, so what only shapes probabilities (temperature, penalties, ...) is accepted and
-has no effect; what promises a form of the output that it cannot produce is refused, and so is any unknown name.
+The sim engine's text is not sampled. Parameters that only shape probabilities (temperature, penalties, ...) are
+therefore accepted without effect. Parameters that promise a form of output which the engine cannot produce are refused,
+and so are unknown names.
 """
 
 from collections.abc import Mapping
@@ -33,7 +34,7 @@ class ParamError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SimParams:
-    """Checked parameters. `max_tokens` None: up to the context's end."""
+    """Checked parameters of a request. With `max_tokens` None the answer may run to the end of the context."""
 
     max_tokens: int | None = None
     min_tokens: int = 0
@@ -48,7 +49,9 @@ class SimParams:
 
 
 def parse_params(params: Mapping[str, Any]) -> SimParams:
-    """Raises ParamError naming the first parameter that is unknown, wrong or not supported."""
+    """Returns the checked parameters. Raises ParamError that names the first one that is unknown, wrong or not
+    supported.
+    """
     for name in params:
         if name not in _KNOWN:
             raise ParamError(name, f"a sim engine does not support {name!r}")

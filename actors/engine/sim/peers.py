@@ -1,13 +1,14 @@
-"""The decode side of a KV transfer between sim engines: its connections to prefill engines (other side: `leases`).
+"""The decode side of a KV transfer between sim engines: its connections to prefill engines (the other side is in
+`leases`).
 
     decode engine                          prefill engine
-    Pull(lease, bytes)     ------------->  begins to read: from now on the lease cannot end
+    Pull(lease, bytes)     ------------->  begins to read: the lease cannot end until the read does
                            <-------------  PullGrant(ok) - not ok: the KV is gone
-    (the modelled transfer time passes: here, or there where its `links` say so: then Sent comes)
-    Pulled(lease)          ------------->  the read ends, the copy is freed (without a Pull before: is freed unread)
+    (the modelled transfer time passes here, or there if a link of the prefill engine fits: then Sent comes)
+    Pulled(lease)          ------------->  the read ends, and the copy is freed (without a Pull before: freed unread)
 
-A connection that is lost ends the reads over it: the reader reports the failure, the other side drops the protection.
-Connections are kept, one per engine id.
+A lost connection ends the reads over it: the reader reports the failure, and the prefill engine drops the protection.
+One connection to each engine id is kept.
 """
 
 import asyncio
@@ -24,7 +25,9 @@ log = logging.getLogger(__name__)
 
 
 class SimHandle(msgspec.Struct, array_like=True, frozen=True):
-    """The meaning of PrefillDone.handle between sim engines. `lease` is unique for the life of that engine process."""
+    """The content of PrefillDone.handle between sim engines. `lease` is unique within the life of the prefill engine's
+    process.
+    """
 
     engine_id: str
     addresses: tuple[str, ...]
@@ -38,8 +41,8 @@ class SimHandle(msgspec.Struct, array_like=True, frozen=True):
 class Reader(Protocol):
     """A task whose KV is read.
 
-    First exactly one of `granted` and `read_failed` is called; `read_failed` may follow `granted`. Where that says
-    `paced`, `sent` follows it: the bytes have arrived, after this many seconds.
+    First exactly one of `granted` and `read_failed` is called; `read_failed` may follow `granted`. After
+    `granted(paced=True)`, `sent` is called when the bytes have arrived, with the seconds that they took.
     """
 
     def granted(self, paced: bool) -> None: ...
@@ -48,7 +51,7 @@ class Reader(Protocol):
 
 
 class _Peer:
-    """The connection to one prefill engine, being made (`channel` None) or up."""
+    """The connection to one prefill engine. `channel` is None while it is being made."""
 
     def __init__(self, engine_id: str) -> None:
         self.engine_id = engine_id
@@ -60,7 +63,9 @@ class _Peer:
 
 
 class Puller:
-    """The decode side. `pull` then `end`, per handle; `end` alone frees the KV unread."""
+    """The decode side of all transfers of one engine. For each handle `pull` comes first and then `end`; `end` alone
+    frees the KV unread.
+    """
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -68,11 +73,13 @@ class Puller:
         self._peers: dict[str, _Peer] = {}
 
     def attach(self, me: Identity) -> None:
-        """Gives this engine's name on the wire; before that nothing can be pulled."""
+        """Sets this engine's name on the wire. Must be called before anything is pulled."""
         self._me = me
 
     def pull(self, handle: SimHandle, n_bytes: int, reader: Reader) -> None:
-        """Asks the prefill engine for `n_bytes` of the KV; answers through `reader`, not before the next iteration."""
+        """Asks the prefill engine for `n_bytes` of the KV. The answer goes to `reader`, not before the next loop
+        iteration.
+        """
         peer = self._peer(handle)
         if handle.lease in peer.readers:
             loop = asyncio.get_running_loop()
@@ -83,13 +90,13 @@ class Puller:
         self._send(peer, Pull(handle.lease, n_bytes))
 
     def end(self, handle: SimHandle) -> None:
-        """The read has ended, or will never begin: the prefill engine frees its copy. Never raises."""
+        """Tells the prefill engine to free its copy, because the read has ended or will never begin. Never raises."""
         peer = self._peer(handle)
         self._forget(peer, handle.lease)
         self._send(peer, Pulled(handle.lease))
 
     def close(self) -> None:
-        """Closes all connections; readers hear nothing more."""
+        """Closes all connections; readers are not called any more."""
         for peer in self._peers.values():
             for lease in list(peer.readers):
                 self._forget(peer, lease)
@@ -150,7 +157,7 @@ class Puller:
             raise WireError(f"engine {peer.engine_id} answered a Pull with {type(message).__name__}")
         timer = peer.timers.pop(message.attempt_id, None)
         if timer is None:
-            return  # timed out or ended meanwhile
+            return  # the read has timed out or ended
         timer.cancel()
         reader = peer.readers[message.attempt_id]
         if message.ok:
@@ -162,7 +169,7 @@ class Puller:
     def _timed_out(self, peer: _Peer, lease: str) -> None:
         reader = peer.readers[lease]
         self._forget(peer, lease)
-        # Should the grant still come, nobody would end it.
+        # If the grant still comes, no reader would end it.
         self._send(peer, Pulled(lease))
         reader.read_failed(f"engine {peer.engine_id} did not answer within {self._timeout_s:g} s")
 

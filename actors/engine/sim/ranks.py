@@ -1,7 +1,8 @@
-"""A sim engine of several data-parallel ranks: each rank is a sim engine of its own behind one server and one identity.
+"""A sim engine of several data-parallel ranks. Each rank is a sim engine of its own; all share one server and one
+identity.
 
-Ranks share nothing but the process, and the step clock where there is a barrier. KV that one rank prefilled for another
-is pulled as from any other engine, over the engine's own listener.
+Ranks share nothing but the process, and the step clock if there is a barrier. KV that one rank computed for another is
+pulled as from any other engine, over the engine's own listener.
 """
 
 import asyncio
@@ -23,12 +24,12 @@ T = TypeVar("T", int, float)
 
 
 def sim_engine(config: SimEngineConfig) -> Engine:
-    """The engine of a configuration, of one rank or several."""
+    """Returns the engine for a configuration with one rank or several."""
     return SimEngine(config) if config.dp_ranks == 1 else SimRanks(config)
 
 
 class SimRanks:
-    """Implements `actors.engine.protocol.Engine`, and what its server needs of an engine that others pull from."""
+    """Implements `actors.engine.protocol.Engine`, and `server.PeerEngine` for other engines' KV reads."""
 
     def __init__(self, config: SimEngineConfig) -> None:
         clock = StepClock() if config.barrier else None
@@ -47,18 +48,20 @@ class SimRanks:
     # ------------------------------------------------------------------------------------------------ life
 
     async def start(self, sink: Sink) -> None:
-        """Ready at once: there is nothing to load."""
+        """Starts all ranks. The engine is ready at once, because there is nothing to load."""
         self._sink = sink
         for rank in self.ranks:
             await rank.start(sink)
 
     def attach(self, me: Identity, addresses: tuple[str, ...]) -> None:
-        """Called by the server when it listens. Each rank has a name of its own towards the others."""
+        """Takes the engine's name on the wire and its addresses. Each rank gets a name of its own towards other
+        engines. The server calls this when it listens.
+        """
         for number, rank in enumerate(self.ranks):
             rank.attach(dataclasses.replace(me, id=f"{me.id}#{number}"), addresses)
 
     def info(self) -> EngineInfo:
-        """Static facts; slots and blocks of all ranks together."""
+        """Returns the static facts, with the slots and blocks of all ranks together."""
         info, n = self.ranks[0].info(), len(self.ranks)
         return msgspec.structs.replace(
             info,
@@ -70,23 +73,25 @@ class SimRanks:
         )
 
     async def check_health(self) -> None:
-        """Raises RuntimeError when a rank has failed: the others cannot go on without it in a real engine."""
+        """Raises RuntimeError if a rank has failed, because in a real engine the others could not go on without it."""
         for rank in self.ranks:
             await rank.check_health()
 
     async def drain(self, timeout_s: float) -> bool:
-        """New work is refused from now on; waits until all work and all leases have ended."""
+        """Refuses new work and waits until all work and all leases have ended. Returns whether all did within
+        `timeout_s`.
+        """
         return all(await asyncio.gather(*(rank.drain(timeout_s) for rank in self.ranks)))
 
     async def stop(self) -> None:
-        """Ends everything at once, without answers."""
+        """Ends everything at once; running tasks get no answer."""
         for rank in self.ranks:
             await rank.stop()
 
     # ------------------------------------------------------------------------------------------------ requests
 
     def prefill(self, msg: Prefill) -> None:
-        """Queues the prompt on its rank."""
+        """Queues the prompt on its rank; a rank that does not exist fails the task."""
         rank = self._rank(msg.dp_rank)
         if rank is None:
             self._sink.failed(self._no_rank(msg, "prefill"))
@@ -94,7 +99,7 @@ class SimRanks:
             rank.prefill(msg)
 
     def decode(self, msg: Decode) -> None:
-        """Queues the decode on its rank."""
+        """Queues the decode on its rank; a rank that does not exist fails the task."""
         rank = self._rank(msg.dp_rank)
         if rank is None:
             self._sink.failed(self._no_rank(msg, "decode"))
@@ -102,17 +107,19 @@ class SimRanks:
             rank.decode(msg)
 
     def cancel(self, attempt_id: str) -> None:
-        """Ends `attempt_id` on whatever rank; its prefill may be on another one than its decode."""
+        """Ends `attempt_id` on all ranks, since its prefill may be on another rank than its decode."""
         for rank in self.ranks:
             rank.cancel(attempt_id)
 
     def release(self, attempt_id: str) -> None:
-        """Ends the lease of `attempt_id`, if there is one."""
+        """Ends the leases of `attempt_id`, if there are any."""
         for rank in self.ranks:
             rank.release(attempt_id)
 
     def _rank(self, number: int | None) -> SimEngine | None:
-        """The rank asked for, the one with the least requests where none was; None if there is no such rank."""
+        """Returns rank `number`, or None if it does not exist. With `number` None it returns the rank with the fewest
+        requests.
+        """
         if number is None:
             loads = [rank.status() for rank in self.ranks]
             number = min(range(len(loads)), key=lambda n: loads[n].running + loads[n].waiting)
@@ -125,7 +132,7 @@ class SimRanks:
     # ------------------------------------------------------------------------------------------------ counts
 
     def status(self) -> Status:
-        """All ranks together, and each."""
+        """Returns the present counts of all ranks together, and of each rank."""
         ranks = [rank.status() for rank in self.ranks]
         return msgspec.structs.replace(
             ranks[0],
@@ -141,32 +148,34 @@ class SimRanks:
         )
 
     def metrics(self) -> EngineMetrics:
-        """Totals of all ranks since start."""
+        """Returns the totals of all ranks together since the start."""
         ranks = [dataclasses.asdict(rank.metrics()) for rank in self.ranks]
         totals: dict[str, Any] = {name: _sum(rank[name] for rank in ranks) for name in ranks[0]}
         return EngineMetrics(**totals)
 
     def kv_events(self, rank: int = 0) -> list[Change]:
-        """Changes of one rank's prefix cache since the last call."""
+        """Returns the changes of the prefix cache of `rank` since the last call."""
         return self.ranks[rank].kv_events()
 
     # ------------------------------------------------------------------------------------------------ other engines
 
     def peer_message(self, channel: Channel, message: Message) -> None:
-        """A message about a lease, whose key begins with its rank. Raises WireError when it is none."""
+        """Passes a message about a lease to its rank, with which the lease's key begins. Raises WireError for any other
+        message.
+        """
         number = message.attempt_id.partition(".")[0] if isinstance(message, (Pull, Pulled)) else ""
         if not number.isdecimal() or int(number) >= len(self.ranks):
             raise WireError(f"engine {self.config.engine_id} has no lease for {type(message).__name__}")
         self.ranks[int(number)].peer_message(channel, message)
 
     def peer_closed(self, channel: Channel) -> None:
-        """An engine's connection is gone, and its reads with it."""
+        """Ends the reads of an engine whose connection is lost."""
         for rank in self.ranks:
             rank.peer_closed(channel)
 
 
 def _sum(terms: Iterable[T | None]) -> T | None:
-    """None if a term is not known."""
+    """Returns the sum, or None if a term is None."""
     known = list(terms)
     return None if any(term is None for term in known) else sum(known)  # type: ignore[arg-type,return-value]
 

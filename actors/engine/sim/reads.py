@@ -1,9 +1,9 @@
-"""The TRANSFERRING stage in a sim engine that decodes: slot and blocks are taken, and the KV is read.
+"""The TRANSFERRING stage in a sim engine that decodes: the task has its slot and blocks, and its KV is read.
 
     begin -> granted (the prefill engine protects its copy) -> the bytes move, here or paced by the other side -> ended
           -> failed (the copy is gone, its engine does not answer, the link is lost)
 
-A read that is under way always runs to its end before its blocks are used again, even if its request is gone by then.
+A read that has begun always runs to its end before its blocks are used again, even if its request has ended by then.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from policies.engine_model.timing import TimingProfile
 
 
 class _Read:
-    """The `Reader` of one task's KV; it passes what the puller reports on to `KvReads`."""
+    """The `Reader` of one task's KV. It passes the puller's reports on to `KvReads`."""
 
     def __init__(self, reads: "KvReads", task: DecodeTask) -> None:
         self._reads, self._task = reads, task
@@ -40,7 +40,7 @@ class _Read:
 class KvReads:
     """The reads of one engine, and their totals.
 
-    `failed(task, reason)` ends a task whose KV cannot be read; `kick` makes the engine look for new work.
+    `failed(task, reason)` ends a task whose KV cannot be read; `kick` starts the engine's steps if they rest.
     """
 
     def __init__(
@@ -66,18 +66,18 @@ class KvReads:
         return task in self._tasks
 
     def start(self, sink: Sink, leases: LeaseKeeper) -> None:
-        """Connects the reads with the engine's sink and with its own `leases`, whose KV is here already and is not
+        """Sets the engine's sink and its own `leases`. KV under these leases is already on this engine and is not
         pulled.
         """
         self._sink, self._leases = sink, leases
         self._loop = asyncio.get_running_loop()
 
     def attach(self, me: Identity) -> None:
-        """Tells the puller the name under which this engine connects to other engines."""
+        """Sets the name under which this engine connects to other engines."""
         self._puller.attach(me)
 
     def stop(self) -> None:
-        """Ends all reads; nothing more is answered."""
+        """Ends all reads. Nothing is reported any more."""
         self._stopped = True
         self._puller.close()
         for task in self._tasks:
@@ -87,7 +87,7 @@ class KvReads:
     # --------------------------------------------------------------------------------------------------- a read
 
     def begin(self, task: DecodeTask) -> None:
-        """Reads the KV of a task that has got its slot and blocks."""
+        """Starts to read the KV of a task that has its slot and blocks."""
         handle = cast(SimHandle, task.handle)
         self._tasks.add(task)
         if handle.engine_id != self._config.engine_id:
@@ -98,9 +98,9 @@ class KvReads:
             self._loop.call_soon(self.failed, task, "this engine does not hold the KV any more")
 
     def granted(self, task: DecodeTask, paced: bool = False) -> None:
-        """The prefill engine protects the KV, so the bytes that are not cached here move now.
+        """Starts to move the bytes that are not cached here, since the prefill engine now protects the KV.
 
-        A `paced` read is timed by the prefill engine, which says when the bytes have arrived (`sent`).
+        For a `paced` read the prefill engine counts the time, and `sent` is called when the bytes have arrived.
         """
         if self._stopped:
             return
@@ -115,15 +115,15 @@ class KvReads:
             )
 
     def sent(self, task: DecodeTask, seconds: float) -> None:
-        """Ends a paced read: the bytes have arrived, and the prefill engine took `seconds` for them."""
+        """Ends a paced read, whose bytes have arrived after `seconds`."""
         if not self._stopped and task in self._tasks:
             n_bytes, hold_s = self._bytes_to_read(task), self._config.hold_transfers_s
             task.transfer = self._loop.call_later(hold_s, self._ended, task, n_bytes, seconds)
 
     def failed(self, task: DecodeTask, reason: str) -> None:
-        """Gives up a read that cannot begin or cannot be finished."""
+        """Ends a read that cannot begin or cannot be finished, and fails its task."""
         if task not in self._tasks:
-            return  # it was over already
+            return  # the read has ended already
         self._tasks.discard(task)
         self.failures += 1
         if task.transfer is not None:
@@ -134,21 +134,21 @@ class KvReads:
         self._kick()
 
     def end_remote(self, handle: SimHandle) -> None:
-        """Tells the prefill engine that its copy is not needed any more."""
+        """Tells the prefill engine that its copy is no longer needed."""
         if handle.engine_id != self._config.engine_id:
             self._puller.end(handle)
         else:
             self._leases.end_read(handle.lease)
 
     def _bytes_to_read(self, task: DecodeTask) -> int:
-        """Bytes of the KV that are not cached here."""
+        """Returns the number of bytes of the task's KV that are not cached here."""
         handle = cast(SimHandle, task.handle)
         if handle.engine_id == self._config.engine_id:
             return 0
         return handle.kv_bytes * (handle.tokens - task.seqs[0].cached_tokens) // handle.tokens
 
     def _ended(self, task: DecodeTask, n_bytes: int, seconds: float) -> None:
-        """Ends a read that took `seconds`, the configured hold not counted."""
+        """Ends a read that took `seconds`, without the configured hold."""
         handle, seq = cast(SimHandle, task.handle), task.seqs[0]
         self._tasks.discard(task)
         self.end_remote(handle)

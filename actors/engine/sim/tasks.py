@@ -1,4 +1,4 @@
-"""The prefills and decodes of a sim engine: what is checked before they are taken, and what is known until they end."""
+"""The prefills and decodes of a sim engine: the checks before they are accepted, and their state until they end."""
 
 import asyncio
 from typing import cast
@@ -19,19 +19,19 @@ _handles = msgspec.msgpack.Decoder(SimHandle)
 
 
 class Refused(Exception):
-    """A request that cannot be taken; the arguments are those of `Failed`."""
+    """The engine does not accept a request. The arguments are those of `Failed`."""
 
     def __init__(self, code: str, message: str, retryable: bool = False, param: str | None = None) -> None:
         super().__init__(message)
         self.code, self.message, self.retryable, self.param = code, message, retryable, param
 
     def failed(self, attempt_id: str, task: Task) -> Failed:
-        """The message to the ingress."""
+        """Returns the message to the ingress."""
         return Failed(attempt_id, task, self.code, self.message, self.retryable, self.param)
 
 
 class PrefillTask:
-    """A prefill until its KV is leased. The block hashes and the parameters are checked ones. Raises Refused."""
+    """A prefill until its KV is leased. The constructor raises Refused if the engine cannot serve the request."""
 
     __slots__ = ("admitted_s", "attempt_id", "prompt_hash", "received_s", "seq", "timer")
 
@@ -45,9 +45,9 @@ class PrefillTask:
 
 
 class DecodeTask:
-    """A decode until its last token.
+    """A decode until its last token. The constructor raises Refused if the engine cannot serve the request.
 
-    `gone` says that nothing more is sent and that it only waits for its read to end. Raises Refused.
+    With `gone` nothing more is sent, and the task only waits for its read to end.
     """
 
     __slots__ = (
@@ -74,10 +74,10 @@ class DecodeTask:
         self.prompt_hash = text.prompt_hash(msg.tokens)
         self.handle = None if msg.handle is None else self._read_handle(msg.handle, len(msg.tokens))
         self.msg, self.attempt_id = msg, msg.attempt_id
-        # One for each choice that has started; `left` choices are not finished.
+        # There is a sequence for each choice that has started; `left` choices are not finished.
         self.seqs: list[Sequence] = []
         self.left = self.params.n
-        # Whether Admitted was sent: the prefill engine's copy has then been given back.
+        # Whether Admitted was sent; the prefill engine's copy has been given back before that.
         self.started = False
         self.gone = False
         self.timer: asyncio.TimerHandle | None = None
@@ -93,7 +93,9 @@ class DecodeTask:
         return found
 
     def new_choice(self, max_model_len: int, mean_output_tokens: float | None) -> Sequence:
-        """The next choice. The first one reads the KV where there is a handle; the others share its blocks."""
+        """Returns the sequence of the next choice. With a handle the first choice reads the KV, and the others share
+        its blocks.
+        """
         params, tokens, index = self.params, self.msg.tokens, len(self.seqs)
         draw = 0 if params.greedy else index  # greedy choices are all the same
         base = text.text_base(self.prompt_hash, params.seed, draw)
@@ -110,12 +112,14 @@ class DecodeTask:
 
 
 def decode_of(seq: Sequence) -> DecodeTask:
-    """The decode that a sequence belongs to, which must not be a prefill's."""
+    """Returns the decode that a sequence belongs to. The sequence must not be that of a prefill."""
     return cast(DecodeTask, cast(Choice, seq.owner).request)
 
 
 def check(config: SimEngineConfig, msg: Prefill | Decode) -> tuple[tuple[BlockHash, ...], SimParams]:
-    """(block hashes of the prompt, parameters). Raises Refused with the parameter named."""
+    """Returns the block hashes of the prompt, and the checked parameters. Raises Refused that names the parameter at
+    fault.
+    """
     tokens = msg.tokens
     try:
         params = parse_params(msg.params)
