@@ -153,8 +153,8 @@ def weak_prior(
 
 
 class EmpiricalSurvival:
-    """The survival realisation. Keeps the last `capacity` lengths and rebuilds its curve after every 2 % of
-    new ones.
+    """A predictor that answers from the survival curve of the last `capacity` lengths. It rebuilds the curve after
+    every 2 % of new lengths.
     """
 
     name = "survival"

@@ -1,1 +1,3 @@
-"""Policies that choose the worker of each task: one a file, named as its paper names it; `registry` lists them."""
+"""Routing policies choose the worker of each task. Each has its own file and the name that its paper gives it;
+`registry` lists them.
+"""

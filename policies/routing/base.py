@@ -1,9 +1,9 @@
-"""The contract of a routing policy, and the value that it returns.
+"""Every routing policy keeps the contract below and returns a `Decision`.
 
-A policy is a frozen dataclass of parameters. It gets the request, the workers that are feasible for it (never empty,
-sorted by id; feasibility is the dispatcher's, see `policies.dispatch`), the snapshot, and a seeded random generator
-for ties. It returns a `Decision` and changes nothing. Costs are finite; smaller is better; ties are broken by the
-generator, never by the order of a set or a hash.
+A policy is a frozen dataclass of parameters. It gets the request, the workers that are feasible for it, the
+snapshot, and a seeded random generator for ties. The workers are never empty and are sorted by id; the dispatcher
+decides which are feasible (`policies.dispatch`). A policy returns a `Decision` and changes nothing. Costs are
+finite, and a smaller cost is better. Ties are broken by the generator, never by the order of a set or a hash.
 
     PrefillPolicy.choose_prefill    the worker that computes a request's KV
     EntryPolicy.choose_decode       the worker that decodes one pool entry; `assign` picks the entry
@@ -27,15 +27,17 @@ from policies.state.views import PoolEntry, Request, RequestId, Snapshot, Worker
 
 
 class Needs(Flag):
-    """Inputs of a decision that are only provided while a policy that decides declares them in `needs`."""
+    """Inputs of a decision that are provided only while a policy in use declares them in `needs`."""
 
     NONE = 0
     HITS = auto()
-    """`Snapshot.hits`: prompts are hashed, and engines send their KV events."""
+    """The policy reads `Snapshot.hits`, for which prompts are hashed and engines send their KV events."""
     NETWORK = auto()
-    """`Snapshot.oracle` and `Worker.transfers`: ingresses report the transfers from which bandwidths are learned."""
+    """The policy reads `Snapshot.oracle` and `Worker.transfers`, for which ingresses report their transfers."""
     LENGTHS = auto()
-    """`Request.predicted_tokens` and their mean in `Snapshot.typical`: a request's length is predicted on arrival."""
+    """The policy reads `Request.predicted_tokens` and their mean in `Snapshot.typical`, for which lengths are
+    predicted.
+    """
 
 
 class Reason(StrEnum):
@@ -47,18 +49,20 @@ class Reason(StrEnum):
     TIE_DRAWN = "tie_drawn"
     LEASE_RESCUE = "lease_rescue"
     FILL = "fill"
-    """BalanceRoute's stage 1: slots are plenty, and the entry of largest score goes."""
+    """BalanceRoute's stage 1 placed the entry of largest score, because many slots are free."""
     BEST_SUBSET = "best_subset"
-    """BalanceRoute's stage 2: the subset of the window that scores best goes."""
+    """BalanceRoute's stage 2 placed the subset of the window that scores best."""
     LEAST_HARM = "least_harm"
-    """Stage 2: every subset costs more than it gains; the single entry that costs least goes."""
+    """BalanceRoute's stage 2 placed the single entry that costs least, because every subset costs more than it
+    gains.
+    """
     OVERDUE = "overdue"
-    """The entry waited too long: it is placed first, whatever its size."""
+    """The entry had waited too long, so it was placed first, whatever its size."""
 
 
 class PolicyError(Exception):
-    """A policy broke its contract (NaN cost, dead worker chosen): a bug, not the fault of a request. The message
-    names the policy and the worker.
+    """A policy broke its contract (it gave a NaN cost or chose a dead worker). This is a bug and not the fault of a
+    request. The message names the policy and the worker.
 
     `decided` are the actions (`policies.dispatch.actions`) that the same event had caused before; they remain valid.
     """
@@ -68,7 +72,7 @@ class PolicyError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """One candidate with its cost and the terms of the cost, in the policy's own units."""
+    """A candidate worker with its cost and the terms of the cost, in the policy's own units."""
 
     worker: WorkerId
     cost: float
@@ -80,7 +84,7 @@ _ranked = fast_constructor(Ranked)
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The chosen worker, the whole ranking (best first) and the reason."""
+    """The chosen worker, the ranking of the candidates (best first, possibly only the best RANKED) and the reason."""
 
     worker: WorkerId
     ranking: tuple[Ranked, ...]
@@ -96,7 +100,7 @@ class Assignment:
 
 
 class Policy(Protocol):
-    """Members that every policy has."""
+    """The members that every policy has."""
 
     paper: ClassVar[str]
     formula: ClassVar[str]
@@ -107,7 +111,7 @@ class Policy(Protocol):
 
 
 class PrefillPolicy(Policy, Protocol):
-    """Chooses the worker that computes a request's KV."""
+    """A policy that chooses the worker that computes a request's KV."""
 
     def choose_prefill(
         self, request: Request, workers: Sequence[Worker], snapshot: Snapshot, rng: random.Random
@@ -115,7 +119,7 @@ class PrefillPolicy(Policy, Protocol):
 
 
 class EntryPolicy(Policy, Protocol):
-    """Chooses the decode worker of one pool entry, blind to the other entries."""
+    """A policy that chooses the decode worker of one pool entry without regard to the other entries."""
 
     def choose_decode(
         self, entry: PoolEntry, workers: Sequence[Worker], snapshot: Snapshot, rng: random.Random
@@ -123,13 +127,13 @@ class EntryPolicy(Policy, Protocol):
 
 
 Feasible = Sequence[tuple[PoolEntry, Sequence[Worker]]]
-"""Pool entries in the order in which they should be served, each with the workers that it fits on; without any it
-waits.
+"""Pool entries in the order in which they should be served, each with the workers on which it fits. An entry
+without such workers waits.
 """
 
 
 class RoundPolicy(Policy, Protocol):
-    """Assigns pool entries to decode workers, weighing them against each other.
+    """A policy that assigns pool entries to decode workers and weighs the entries against each other.
 
     `assign` is called again with a fresh snapshot until it returns nothing.
     """
@@ -145,10 +149,10 @@ DecodePolicy = EntryPolicy | RoundPolicy
 def assign(
     policy: DecodePolicy, feasible: Feasible, snapshot: Snapshot, rng: random.Random
 ) -> tuple[Assignment, ...]:
-    """The assignments that a decode policy makes on one snapshot.
+    """Returns the assignments that a decode policy makes on one snapshot.
 
-    A RoundPolicy sees all entries; an EntryPolicy decides the first entry that fits anywhere. An empty answer ends the
-    round, so the caller repeats the call with the snapshot that follows from the assignments.
+    A RoundPolicy sees all entries. An EntryPolicy decides only the first entry that fits on any worker. The caller
+    repeats the call with the snapshot that follows from the assignments, until the answer is empty.
     """
     if hasattr(policy, "assign"):
         return policy.assign(feasible, snapshot, rng)
@@ -160,12 +164,12 @@ def assign(
 
 
 def first_feasible(feasible: Feasible) -> tuple[PoolEntry, Sequence[Worker]] | None:
-    """The first entry that fits on any worker, with those workers; None when no entry fits."""
+    """Returns the first entry that fits on any worker, with those workers, or None if no entry fits."""
     return next(((entry, workers) for entry, workers in feasible if workers), None)
 
 
 def least_cost(policy: str, ranked: Sequence[Ranked], rng: random.Random) -> Decision:
-    """Decides for the candidate of least cost; a seeded draw decides among equals. Raises PolicyError on a cost that
+    """Chooses the candidate of least cost, and among equal ones by a seeded draw. Raises PolicyError on a cost that
     is not finite.
     """
     for candidate in ranked:
@@ -181,7 +185,7 @@ def least_cost(policy: str, ranked: Sequence[Ranked], rng: random.Random) -> Dec
 
 
 RANKED = 8
-"""Most candidates that a ranking names."""
+"""The largest number of candidates in a ranking that `best_of` or round robin makes."""
 
 
 def best_of(
@@ -191,10 +195,10 @@ def best_of(
     terms: Callable[[int], Mapping[str, float]],
     rng: random.Random,
 ) -> Decision:
-    """Decides as `least_cost` does, for many candidates.
+    """Chooses as `least_cost` does, but fast for many candidates.
 
-    The ranking holds the best RANKED only, and `terms(i)` is called for those only, so that neither a decision's time
-    nor its log grows with the cluster. Raises PolicyError on a cost that is not finite.
+    The ranking holds only the best RANKED candidates, and `terms(i)` is called only for these, so that the log of a
+    decision does not grow with the cluster. Raises PolicyError on a cost that is not finite.
     """
     if not math.isfinite(sum(costs)):
         i = next(i for i, cost in enumerate(costs) if not math.isfinite(cost))
@@ -203,11 +207,12 @@ def best_of(
     lowest, highest = ascending[0], ascending[:RANKED][-1]
     near = [i for i, cost in enumerate(costs) if cost <= highest]
     near.sort(key=lambda i: workers[i].id)
-    near.sort(key=costs.__getitem__)  # stable: equal costs by id
+    # stable, so equal costs stay ordered by id
+    near.sort(key=costs.__getitem__)
     ties = bisect_right(ascending, lowest)
     reason = Reason.ONLY_CANDIDATE if len(costs) == 1 else Reason.LEAST_COST
     if ties > 1:
-        near.insert(0, near.pop(rng.randrange(ties)))  # the drawn worker first
+        near.insert(0, near.pop(rng.randrange(ties)))  # the drawn worker comes first
         reason = Reason.TIE_DRAWN
     best = [_ranked(workers[i].id, costs[i], terms(i)) for i in near[:RANKED]]
     return Decision(best[0].worker, tuple(best), reason)

@@ -1,14 +1,16 @@
-"""Numeric functions compiled with numba, typed by their annotations; nothing else in `policies` imports numba.
+"""The decorators here compile numeric functions with numba, typed by their annotations. No other module of
+`policies` imports numba.
 
-`compiled` makes machine code of a function when its module is imported, never in a call, and keeps it on disk: beside
-the source, else in the user's cache directory (numba's rules; NUMBA_CACHE_DIR overrides). Where neither can be written
-it is made again in each process. Numba reuses cached code until the function's own file changes; a kernel here is
-spread over files, so `compiled` stamps the cache with the text of every file that the function's parts stand in. A
-constant or record that a kernel uses must therefore stand in one of those files.
+`compiled` compiles a function when its module is imported, never in a call. It caches the machine code on disk
+beside the source or, if that cannot be written, in the user's cache directory (numba's rules; NUMBA_CACHE_DIR
+overrides). If neither can be written, each process compiles again. Numba reuses cached code until the function's
+own file changes. A kernel here is spread over files, so `compiled` stamps the cache with the text of every file
+that defines one of its parts. A constant or record that a kernel uses must therefore be defined in one of those
+files.
 
-Under NUMBA_DISABLE_JIT=1 both decorators return the function as it is: plain Python over the same arrays, which is how
-tests read a kernel's steps one by one. Neither fast mathematics nor threads are used: the same inputs give the same
-bits, compiled or not, those that Python's own floats would give.
+Under NUMBA_DISABLE_JIT=1 both decorators return the function unchanged. It then runs as plain Python over the same
+arrays, which is how tests run a kernel step by step. Neither fast mathematics nor threads are used, so compiled
+code gives the same bits as Python's own floats.
 """
 
 import functools
@@ -36,8 +38,8 @@ _PLAIN = {float: types.float64, int: types.int64, bool: types.boolean, type(None
 
 @functools.cache
 def record(kind: Any) -> np.dtype[Any]:
-    """The array element with the int and float fields that a class and its bases annotate, the bases' last: a record
-    that begins with another's fields would be taken for that one (numba's subtypes, an experiment of theirs).
+    """Returns the array element type with the int and float fields that a class and its bases annotate. The bases'
+    fields come last, because numba treats a record that begins with another's fields as a subtype of it.
     """
     hints = get_type_hints(kind)
     names = [name for owner in kind.__mro__ for name in inspect.get_annotations(owner)]
@@ -46,18 +48,18 @@ def record(kind: Any) -> np.dtype[Any]:
 
 
 def table(kind: Any, rows: int) -> Table:
-    """An array of `rows` records, all fields 0."""
+    """Returns an array of `rows` records of a class, with all fields 0."""
     return np.zeros(rows, record(kind))
 
 
 def rows_of(kind: Any) -> Any:
-    """The compiled type of such a table; write it as `Annotated[Table, rows_of(Kind)]`."""
+    """Returns the compiled type of a table of a class. Parameters are annotated `Annotated[Table, rows_of(Kind)]`."""
     return numba.from_dtype(record(kind))[::1]
 
 
 def compiled(function: F) -> F:
-    """Compiles a function at once. Its parameters and its result are annotated with the arrays above, tables, float,
-    int, bool, or NamedTuples of such.
+    """Compiles a function immediately and returns it. Its parameters and its result must be annotated with the
+    array types above, tables, float, int, bool, or NamedTuples of these.
     """
     if numba.config.DISABLE_JIT:
         return function
@@ -67,7 +69,7 @@ def compiled(function: F) -> F:
     try:
         dispatcher.enable_caching()
         dispatcher._cache._cache_file._source_stamp = _stamp(function)
-    except RuntimeError as error:  # there is no place that can be written
+    except RuntimeError as error:  # no cache directory can be written
         if "no locator available" not in str(error):
             raise
     dispatcher.compile(signature)
@@ -76,14 +78,14 @@ def compiled(function: F) -> F:
 
 
 def part(function: F) -> F:
-    """A function that compiled ones call; compiled as part of them."""
+    """Marks a function that compiled functions call, and that is compiled as part of them."""
     return cast(F, numba.njit(function))
 
 
 def _stamp(function: Callable[..., Any]) -> str:
-    """A digest of the files that a function and its parts, direct and indirect, stand in."""
+    """Returns a digest of the files that define a function and its direct and indirect parts."""
     found, files = [function], {Path(__file__)}
-    for made in found:  # grows on the way
+    for made in found:  # the list grows during the loop
         files.add(Path(inspect.getfile(made)))
         named = [made.__globals__.get(name) for name in made.__code__.co_names]
         parts = [getattr(thing, "py_func", None) for thing in named]

@@ -1,6 +1,6 @@
-"""Ranges of parameters: declared in the annotations of a dataclass's fields, checked when it is made.
+"""The ranges of parameters are declared in the annotations of a dataclass's fields and checked when it is made.
 
-Policies declare theirs so, and so do the configurations of dispatcher, router and ingress.
+Policies declare their parameters in this way, and so do the configurations of dispatcher, router and ingress.
 
     horizon: Annotated[int, Whole(0, 4096, "steps")] = 48
     \"\"\"Decode steps that the lookahead covers.\"\"\"
@@ -10,7 +10,7 @@ Policies declare theirs so, and so do the configurations of dispatcher, router a
     def __post_init__(self) -> None:
         check(self)
 
-A bool needs no range. docs/policies.md shows default, unit, range and the string below each field.
+A bool needs no range. docs/policies.md shows the default, the unit, the range and the string below each field.
 """
 
 import math
@@ -20,11 +20,11 @@ from typing import Annotated, Any, Protocol, get_args, get_origin, get_type_hint
 
 
 class BadParameter(ValueError):
-    """A parameter is out of range or of the wrong type; the message says what is allowed."""
+    """A parameter is out of range or of the wrong type. The message says what is allowed."""
 
 
 class Range(Protocol):
-    """The values that a parameter may take; `str` of it completes the sentence "it must be ..."."""
+    """The values that a parameter may have. `str` of a range completes the sentence "it must be ..."."""
 
     @property
     def unit(self) -> str: ...
@@ -47,7 +47,8 @@ class Number:
         return self.low <= value <= self.high and (self.above is None or value > self.above)
 
     def __str__(self) -> str:
-        # typing keeps one of Annotated[float, Number(0)] and Annotated[float, Number(0.0)]: both must read alike
+        # typing treats Annotated[float, Number(0)] and Annotated[float, Number(0.0)] as one, so both must print
+        # alike.
         lower = f">= {_short(self.low)}" if self.low > -math.inf else ""
         lower = f"> {_short(self.above)}" if self.above is not None else lower
         upper = f"<= {_short(self.high)}" if self.high < math.inf else ""
@@ -77,7 +78,7 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """One of several names."""
+    """A string that is one of several names."""
 
     names: tuple[str, ...]
     unit: str = ""
@@ -91,7 +92,7 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """True or False."""
+    """The value True or False."""
 
     unit: str = ""
 
@@ -103,15 +104,16 @@ class Flag:
 
 
 def need(policy: str, name: str, value: object, allowed: Range) -> None:
-    """Raises BadParameter naming policy, parameter and range where the value is not allowed."""
+    """Raises BadParameter, which names policy, parameter and range, if the value is not allowed."""
     if not allowed.allows(value):
         raise BadParameter(f"policy {policy}: {name} is {value!r}: it must be {allowed}")
 
 
 def check(parameters: Any, who: str | None = None) -> None:
-    """Checks every declared range of a dataclass's fields. Raises BadParameter for the first value that is not allowed.
+    """Checks the fields of a dataclass against their declared ranges. Raises BadParameter for the first value that
+    is not allowed.
 
-    `who` begins the message; without it a policy's name does.
+    The message begins with `who`, or by default with the policy's name.
     """
     for name, (allowed, optional) in ranges(parameters.__class__).items():
         value = getattr(parameters, name)
@@ -122,7 +124,7 @@ def check(parameters: Any, who: str | None = None) -> None:
 
 @cache
 def ranges(kind: type) -> dict[str, tuple[Range, bool]]:
-    """The declared ranges of a class's fields by name, and whether None is allowed as well."""
+    """Returns the declared range of each field of a class by the field's name, and whether None is allowed as well."""
     found: dict[str, tuple[Range, bool]] = {}
     for name, hint in get_type_hints(kind, include_extras=True).items():
         if hint is bool:

@@ -1,4 +1,6 @@
-"""The one table of policies: name -> (parameters, constructor is the parameter dataclass itself)."""
+"""The registry maps the name of each policy to its class. The class is a dataclass, whose fields are the policy's
+parameters.
+"""
 
 import dataclasses
 import importlib
@@ -55,15 +57,16 @@ DECODE: dict[str, type[EntryPolicy] | type[RoundPolicy]] = {
 def prepare() -> None:
     """Loads the compiled code that policies would otherwise load at their first decision.
 
-    Where no cache has it that takes some 24 s of CPU, else 2 s, half of them numba's own; it holds 140 MB, most of them
-    LLVM's. Whoever serves requests calls it at the start, so that no change of policy stalls the service.
+    This takes about 2 s of CPU if the code is cached, half of it numba's own start, and about 24 s otherwise. It
+    takes 140 MB of memory, most of it LLVM's. A process that serves requests calls it at its start, so that no
+    change of policy stalls the service.
     """
     for room in ("balance", "composition"):
         importlib.import_module(f"policies.routing.{room}.round")
 
 
 class UnknownPolicy(ValueError):
-    """The name or a parameter is not known; the message lists what is."""
+    """The policy's name or a parameter is unknown. The message lists the known ones."""
 
 
 def prefill_policy(name: str, params: Mapping[str, Any] | None = None) -> PrefillPolicy:

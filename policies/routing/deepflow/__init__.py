@@ -1,1 +1,3 @@
-"""DeepFlow 5: where prefill and decode should be apart (PD heatmap), and locality while the load is balanced."""
+"""The modules here follow DeepFlow, section 5: the PD heatmap says which requests should be disaggregated, and
+locality applies while the load is balanced.
+"""

@@ -1,10 +1,11 @@
-"""The PD heatmap (DeepFlow 5.3): the advantage of a disaggregated worker over a colocated one, by request shape.
+"""The PD heatmap (DeepFlow 5.3) holds the advantage of a disaggregated worker over a colocated one, by the shape of
+the request.
 
     cell[i][j] = JCT_colocated / JCT_disaggregated - 1 at prefill length P_i and ratio R_j = decode / prefill length,
                  summed over the request rates that were measured                     (5.3.2: element-wise addition)
 
-A request's cell is the nearest one in both logarithms, because lengths and ratios span decades. The file that the
-profiler writes is this dataclass as plain data; `app` reads it, policies get the value.
+A request's cell is the nearest one in both logarithms, because lengths and ratios span decades. The profiler writes
+this dataclass to a file as plain data; `app` reads the file and gives policies the value.
 """
 
 import math
@@ -18,9 +19,10 @@ from policies.routing.params import BadParameter
 
 @dataclass(frozen=True, slots=True)
 class Heatmap:
-    """Finite `cells[i][j]` over ascending positive axes, tokens and ratios; `rates` is the number of rates summed.
+    """The map has finite `cells[i][j]` over two ascending positive axes, `prefill_tokens` and `ratios`. `rates` is
+    the number of request rates that were summed.
 
-    Raises BadParameter naming what is wrong.
+    Raises BadParameter, which names the error, for anything else.
     """
 
     prefill_tokens: tuple[float, ...]
@@ -45,7 +47,7 @@ class Heatmap:
             raise BadParameter(f"heatmap: rates is {self.rates}: it must be >= 1")
 
     def mean_cell(self, prefill_tokens: float, decode_tokens: float) -> float:
-        """The cell of a request divided by the number of rates, which is a JCT ratio less 1 again."""
+        """Returns the cell of a request divided by the number of rates, which again is a JCT ratio minus 1."""
         prefill_tokens = max(1.0, prefill_tokens)
         row = _nearest(self.prefill_tokens, prefill_tokens)
         column = _nearest(self.ratios, max(1e-9, decode_tokens / prefill_tokens))
@@ -53,7 +55,9 @@ class Heatmap:
 
 
 def combine(maps: Sequence[Heatmap]) -> Heatmap:
-    """Element-wise sum of maps of the same axes. Raises BadParameter if they differ or there is none."""
+    """Returns the element-wise sum of maps with equal axes. Raises BadParameter if the axes differ or there is no
+    map.
+    """
     if not maps or any(
         (m.prefill_tokens, m.ratios) != (maps[0].prefill_tokens, maps[0].ratios) for m in maps
     ):
@@ -66,7 +70,9 @@ def combine(maps: Sequence[Heatmap]) -> Heatmap:
 
 
 def heatmap_from(data: Mapping[str, Any] | Heatmap) -> Heatmap:
-    """A heatmap from plain data (a parsed file). Raises BadParameter for a missing or unknown key."""
+    """Returns the heatmap for plain data (a parsed file). Raises BadParameter for a missing or unknown key or a
+    value that is not allowed.
+    """
     if isinstance(data, Heatmap):
         return data
     if not isinstance(data, Mapping):
@@ -88,7 +94,7 @@ def heatmap_from(data: Mapping[str, Any] | Heatmap) -> Heatmap:
 
 
 def _nearest(axis: Sequence[float], value: float) -> int:
-    """The index of the axis value nearest by ratio."""
+    """Returns the index of the axis value that is nearest to `value` by ratio."""
     i = bisect_left(axis, value)
     if i == 0:
         return 0

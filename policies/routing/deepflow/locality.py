@@ -1,12 +1,14 @@
-"""Locality while the load is balanced, load otherwise (DeepFlow 5.2 and lines 3-6 of its algorithm 1).
+"""The locality policy follows prefix hits while the load is balanced, and otherwise load (DeepFlow 5.2 and lines
+3-6 of its algorithm 1).
 
     if max_i C_i - min_i C_i <= bound:  the longest prefix hit, ties by load     -> cache_aware.longest_hit
     else:                               the least load                           -> load_score.load_score
 
-The paper does not define is_load_balanced: here it is the spread of FlowKV's load score over the workers, with `bound`
-in its units. The bound also limits the damage of a hot prefix: once its worker is that much busier, the next requests
-go elsewhere, and their blocks are cached there too.
-Not claimed: the choice between colocated and disaggregated workers (`pd_heatmap`, `combined`).
+The paper does not define is_load_balanced. Here the load is balanced if FlowKV's load scores of the workers lie
+within `bound` of each other. The bound also limits the damage of a hot prefix: once its worker is busier by
+`bound`, the next requests go elsewhere, and their blocks are cached there too.
+
+Not claimed: the choice between colocated and disaggregated workers (`pd_heatmap` and `combined` make it).
 """
 
 import random
@@ -23,7 +25,7 @@ from policies.state.views import Request, Snapshot, Worker
 
 @dataclass(frozen=True, slots=True)
 class Locality(LoadWeights):
-    """Chooses the longest prefix hit while the load is balanced, the least load otherwise."""
+    """Chooses the longest prefix hit while the load is balanced, and otherwise the least load."""
 
     needs: ClassVar[Needs] = Needs.HITS
     paper: ClassVar[str] = "DeepFlow 5.2 and algorithm 1, lines 3-6"
@@ -41,7 +43,9 @@ class Locality(LoadWeights):
 def local_or_least_loaded(
     request: Request, workers: Sequence[Worker], snapshot: Snapshot, weights: LoadWeights, bound: float
 ) -> list[Ranked]:
-    """Ranks workers by hit if their load scores lie within `bound` of each other, else by load."""
+    """Returns the workers with their costs: by prefix hit if their load scores lie within `bound` of each other,
+    otherwise by load.
+    """
     hits = snapshot.hits.tokens(request)
     scores = {worker.id: load_score(worker, weights)[0] for worker in workers}
     spread = max(scores.values()) - min(scores.values())

@@ -1,16 +1,20 @@
-"""PD-aware: colocated or disaggregated by a measured heatmap, then the least load (DeepFlow 5.3).
+"""The PD-aware policy chooses colocated or disaggregated service by a measured heatmap, and then the least load
+(DeepFlow 5.3).
 
     v = heatmap cell of (prefill length, predicted decode length)         -> heatmap.Heatmap, Request.predicted_tokens
     v' = (1 + v) * (1 + k C_col) / (1 + k C_dis) - 1                      k -> load_correction
     v' > 0: a disaggregated worker, else a colocated one; within the kind: least load score
 
-C_col, C_dis are the mean load scores of the two kinds; for the disaggregated one the busier of its prefill and decode
-sides. The paper's policy (k = 0) loses to round robin when the disaggregated side is overloaded (Figure 6): a JCT grows
-with the load of the side that serves it, so each side's measured JCT is scaled by its load. k is large because the
-score counts queues in shares of an engine's slots, of which it has many: with 128 slots one running request is 0.001 to
-0.002 of score, so that k = 1 changes nothing until it is too late; k = 300 lets a few requests more outweigh a cell.
-Deviations: without a prediction the request's max_tokens stands for the decode length; without a heatmap v = 0, which
-leaves the load alone to decide. Not claimed: that JCT is linear in the load score.
+C_col and C_dis are the mean load scores of the two kinds; C_dis is that of the busier of the prefill and decode
+sides. The paper's policy (k = 0) loses to round robin when the disaggregated side is overloaded (Figure 6). A JCT
+grows with the load of the side that serves it, so each side's measured JCT is scaled by its load. k is large
+because the score counts queues as shares of an engine's slots. With 128 slots one running request is 0.001 to 0.002
+of the score, so k = 1 has no effect until a side is overloaded; with k = 300 a few more requests outweigh a cell.
+
+Deviations: without a prediction the request's max_tokens is used as the decode length. Without a heatmap v = 0, so
+that only the load decides.
+
+Not claimed: that JCT is linear in the load score.
 """
 
 import random
@@ -28,7 +32,7 @@ from policies.state.views import Health, Request, Role, Snapshot, Worker
 
 @dataclass(frozen=True, slots=True)
 class PdHeatmap(LoadWeights):
-    """Chooses disaggregated or colocated service by a measured heatmap, then the least load within the kind."""
+    """Chooses disaggregated or colocated service by a measured heatmap, and then the least load within that kind."""
 
     paper: ClassVar[str] = "DeepFlow 5.3"
     needs: ClassVar[Needs] = Needs.LENGTHS
@@ -38,10 +42,12 @@ class PdHeatmap(LoadWeights):
         " within the kind: " + LOAD_FORMULA
     )
     heatmap: Heatmap | Mapping[str, Any] | None = None
-    """Map measured by `sluice profile heatmap`: a file or the name of a shipped map; null: load alone decides."""
-    # chosen on seeds 100 to 102 of the experiment deepflow_scheduling
+    """Map measured by `sluice profile heatmap`: a file, or the name of a shipped map. With null only the load
+    decides.
+    """
+    # The default was chosen on seeds 100 to 102 of the experiment deepflow_scheduling.
     load_correction: Annotated[float, Number(low=0.0)] = 300.0
-    """k, by which the load of a side counts against its measured JCT; 0 is the paper's policy."""
+    """Factor k by which the load of a side increases its measured JCT; 0 gives the paper's policy."""
     name: str = "pd_heatmap"
 
     def __post_init__(self) -> None:
@@ -69,7 +75,7 @@ class PdHeatmap(LoadWeights):
     def _kind(
         self, request: Request, workers: Sequence[Worker], snapshot: Snapshot
     ) -> tuple[Sequence[Worker], dict[str, float]]:
-        """The workers of the better kind, and the numbers that say so."""
+        """Returns the workers of the better kind, and the numbers from which that follows."""
         split = [worker for worker in workers if worker.role is Role.PREFILL]
         whole = [worker for worker in workers if worker.role is not Role.PREFILL]
         if not split or not whole:
@@ -101,7 +107,9 @@ class PdHeatmap(LoadWeights):
 
 @dataclass(frozen=True, slots=True)
 class Combined(PdHeatmap):
-    """Chooses the kind as `pd_heatmap` does, then locality if that kind is balanced within `bound`, else least load."""
+    """Chooses the kind as `pd_heatmap` does. Within the kind it follows prefix hits if loads lie within `bound`,
+    else load.
+    """
 
     paper: ClassVar[str] = "DeepFlow 5, algorithm 1"
     needs: ClassVar[Needs] = Needs.LENGTHS | Needs.HITS
@@ -110,7 +118,8 @@ class Combined(PdHeatmap):
         " / (1 + load_correction * load_disaggregated) - 1; above 0: disaggregated, else colocated;"
         " within the kind: cost = load / (1 + load) - hit_tokens if spread <= bound, else load"
     )
-    # experiment deepflow_scheduling, seeds 100 to 103: 0.03 to 0.3 do alike, 0 has 1 to 4 % more JCT
+    # In the experiment deepflow_scheduling (seeds 100 to 103), 0.03 to 0.3 give equal results and 0 gives 1 to 4 %
+    # more JCT.
     bound: Annotated[float, Number(low=0.0)] = 0.3
     """Largest spread of load scores that counts as balanced."""
     name: str = "combined"

@@ -9,10 +9,13 @@
     G_u, MB_u        compute, memory-bandwidth utilisation        -> Indicators.compute, .memory_bandwidth
     w                one set per policy, hence per role           -> LoadWeights
 
-A term that the engine does not report drops out, and the weights of the others are renormalised, so scores of engines
-that report different things stay comparable. Deviations: queues are normalised by the node's own slots, not by the
-largest of the fleet (a score must not change because another node came); L_w also counts the requests routed to the
-node since its last report, as otherwise all that arrive between two reports would herd to one node.
+A term that the engine does not report is left out and the weights of the others are renormalised, so scores of
+engines that report different things stay comparable.
+
+Deviations: queues are divided by the node's own slots and not by the largest of the fleet, because a score must not
+change when another node comes. L_w also counts the requests routed to the node since its last report; otherwise all
+requests that arrive between two reports would go to one node.
+
 Not claimed: the paper's weights, which it does not print.
 """
 
@@ -32,16 +35,18 @@ LOAD_FORMULA = (
 
 @dataclass(frozen=True, slots=True)
 class LoadWeights:
-    """The weights w, each >= 0 and at least one above 0; a weight of 0 removes its term."""
+    """The weights w of the load score. Each is >= 0, and one of running, waiting and kv_usage is above 0. A weight
+    of 0 removes its term.
+    """
 
     running: Annotated[float, Number(low=0.0)] = 1.0  # ASSUMPTION: all eight
-    """Weight of the running requests, by slots."""
+    """Weight of the running requests, as a share of the slots."""
     waiting: Annotated[float, Number(low=0.0)] = 2.0
-    """Weight of the waiting requests, by slots."""
+    """Weight of the waiting requests, as a share of the slots."""
     swapped: Annotated[float, Number(low=0.0)] = 2.0
-    """Weight of the swapped-out requests, by slots."""
+    """Weight of the swapped-out requests, as a share of the slots."""
     sending: Annotated[float, Number(low=0.0)] = 1.0
-    """Weight of the finished prefills whose KV is still held, by slots."""
+    """Weight of the finished prefills whose KV is still held, as a share of the slots."""
     token_budget: Annotated[float, Number(low=0.0)] = 1.0
     """Weight of the share of a step's token budget that is used."""
     kv_usage: Annotated[float, Number(low=0.0)] = 1.0
@@ -53,7 +58,7 @@ class LoadWeights:
     name: str = "load_score"
 
     def __post_init__(self) -> None:
-        """Raises BadParameter for a weight below 0, or when a score could have no term at all."""
+        """Raises BadParameter for a weight below 0, or if the weights of all terms that every engine reports are 0."""
         check(self)
         if self.running + self.waiting + self.kv_usage <= 0:
             raise BadParameter(
@@ -62,7 +67,9 @@ class LoadWeights:
 
 
 def load_score(worker: Worker, weights: LoadWeights) -> tuple[float, dict[str, float]]:
-    """The score (0 = idle, about 1 = full, more = queueing) and its normalised terms by name."""
+    """Returns the score of a worker (0 is idle, about 1 is full, more means a queue) and its normalised terms by
+    name.
+    """
     terms = load_terms(worker)
     used = {name: getattr(weights, name) for name in terms}
     total = sum(used.values())
@@ -70,7 +77,9 @@ def load_score(worker: Worker, weights: LoadWeights) -> tuple[float, dict[str, f
 
 
 def load_terms(worker: Worker) -> dict[str, float]:
-    """The normalised indicators that a worker reports, by the names of LoadWeights."""
+    """Returns the normalised indicators of a worker by the names of LoadWeights. Before its first report they come
+    from the router's own charges.
+    """
     seen, slots = worker.indicators, worker.slots
     if seen is None:
         running = worker.prefilling if worker.role is Role.PREFILL else worker.slots_used

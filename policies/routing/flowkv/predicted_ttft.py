@@ -1,12 +1,15 @@
-"""Least predicted TTFT: FlowKV's normal load case for prefill (B.1 and line 19 of its algorithm 1).
+"""Predicted TTFT decides FlowKV's normal load case for prefill (B.1 and line 19 of its algorithm 1).
 
     TTFT_i = base + per_token * (queued_i + l_r - lambda_r(i))     queued -> Worker.prefilling_tokens
                                                                    lambda -> Snapshot.hits, l_r -> Request.prompt_tokens
 
-Each prompt ahead costs `base` as well. The paper says only "taking into account prefix hits and node loads"; this is
-the shortest form: the work ahead, plus the own work that is not cached.
-Deviation: the tokens ahead count in full, although some of them are computed or were cached, a bias that all workers
-share. Not claimed: the decode side; chunked prefills that run side by side.
+Each prompt ahead costs `base` as well. The paper says only "taking into account prefix hits and node loads". This
+is the shortest such form: the work ahead, plus the request's own tokens that are not cached.
+
+Deviation: the tokens ahead count in full, although some of them are computed or were cached. All workers share this
+bias.
+
+Not claimed: any regard to the decode side, or to chunked prefills that run side by side.
 """
 
 import random
@@ -26,9 +29,9 @@ class PredictedTTFT:
     needs: ClassVar[Needs] = Needs.HITS
     paper: ClassVar[str] = "FlowKV B.1 and algorithm 1, line 19"
     formula: ClassVar[str] = "cost = queue_s + own_s"
-    # ASSUMPTION, this and the next: fit both to the engines deployed
+    # ASSUMPTION for this default and the next: fit both to the engines deployed.
     prefill_base_s: Annotated[float, Number(low=0.0, unit="s")] = 0.01
-    """Time that each prompt costs besides its tokens; its ratio to the next parameter alone decides."""
+    """Time that each prompt costs besides its tokens. Only its ratio to `prefill_per_token_s` matters."""
     prefill_per_token_s: Annotated[float, Number(above=0.0, unit="s")] = 0.0005
     """Time to prefill one token that is not cached."""
     name: str = "predicted_ttft"

@@ -1,12 +1,13 @@
-"""FlowKV's three load regimes (algorithm 1, lines 13-31), computed here and acted on by the autoscaler.
+"""FlowKV's three load regimes (algorithm 1, lines 13-31) are computed here. An autoscaler that would act on them is
+planned (docs/design.md).
 
     C^p, C^d = means of the load scores of the prefill and of the decode nodes (a colocated node counts in both)
     C^p <= low_p  and C^d <= low_d   normal
     C^p <= high_p and C^d <= high_d  imbalanced; idle nodes = {i : C_i < idle} may switch role
     else                             extreme, once it has lasted `extreme_after_s`; until then imbalanced
 
-Deviations: the paper's duration is in its text only ("if their duration exceeds a threshold"): the caller carries
-`over_since_s` from one assessment to the next. A role without any node does not count.
+Deviations: the paper mentions the duration only in its text ("if their duration exceeds a threshold"). Here the
+caller passes `over_since_s` from one assessment to the next. A role without any node is ignored.
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ from policies.state.views import Health, Role, Snapshot, WorkerId
 
 
 class Regime(StrEnum):
-    """FlowKV's load scenarios."""
+    """FlowKV's three load scenarios."""
 
     NORMAL = "normal"
     IMBALANCED = "imbalanced"
@@ -29,9 +30,11 @@ class Regime(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RegimeThresholds:
-    """The paper's epsilons (it prints no values), in load-score units; times in s. Raises BadParameter."""
+    """The paper's epsilons, for which it prints no values, in units of the load score; times are in s. Raises
+    BadParameter for a value out of range, or a high threshold below its low one.
+    """
 
-    prefill_low: Annotated[float, Number(low=0.0)] = 0.5  # ASSUMPTION: all of them
+    prefill_low: Annotated[float, Number(low=0.0)] = 0.5  # ASSUMPTION: all defaults
     prefill_high: float = 0.9
     decode_low: Annotated[float, Number(low=0.0)] = 0.5
     decode_high: float = 0.9
@@ -47,7 +50,9 @@ class RegimeThresholds:
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """The regime now and the numbers that it follows from. `over_since_s` goes into the next assessment."""
+    """The present regime and the numbers from which it follows. `over_since_s` is an argument of the next
+    assessment.
+    """
 
     regime: Regime
     prefill_mean: float | None
@@ -63,7 +68,9 @@ def assess(
     now_s: float,
     over_since_s: float | None,
 ) -> Assessment:
-    """The regime for the nodes' scores. `over_since_s`: since when a role mean has been above its high threshold."""
+    """Returns the regime for the load scores of the nodes of each role. `over_since_s` is the time since which the
+    mean of a role has been above its high threshold, or None.
+    """
     prefill_mean, decode_mean = _mean(prefill), _mean(decode)
     over = _above(prefill_mean, thresholds.prefill_high) or _above(decode_mean, thresholds.decode_high)
     busy = _above(prefill_mean, thresholds.prefill_low) or _above(decode_mean, thresholds.decode_low)
@@ -80,7 +87,9 @@ def assess(
 def role_scores(
     snapshot: Snapshot, prefill_weights: LoadWeights, decode_weights: LoadWeights
 ) -> tuple[dict[WorkerId, float], dict[WorkerId, float]]:
-    """The load scores of the ready prefill and decode nodes, each by its role's weights."""
+    """Returns the load scores of the ready prefill nodes and of the ready decode nodes, by the weights of the role.
+    A colocated node is in both.
+    """
     ready = [worker for worker in snapshot.workers.values() if worker.health is Health.READY]
     prefill = {w.id: load_score(w, prefill_weights)[0] for w in ready if w.role is not Role.DECODE}
     decode = {w.id: load_score(w, decode_weights)[0] for w in ready if w.role is not Role.PREFILL}

@@ -1,1 +1,1 @@
-"""NetKV III-V: the decode worker of least transfer, queue and first step."""
+"""NetKV (III-V) chooses the decode worker of least transfer, queue and first step."""

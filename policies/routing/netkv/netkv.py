@@ -1,4 +1,5 @@
-"""NetKV: the decode worker of least transfer + queue + first step (NetKV III-V, algorithm 1), with its ablation ladder.
+"""NetKV chooses the decode worker of least transfer + queue + first step (NetKV III-V, algorithm 1). Its ablation
+ladder is included.
 
     b_eff  = b_r * (1 - lambda_r(d)/l_r)                   b_r -> PoolEntry.kv_bytes, lambda -> Snapshot.hits
     B_eff  = B[tau] * (1 - c[tau]) / (1 + n[tau][p])       B, c, L -> Oracle; n -> Worker.transfers of p, divided by
@@ -11,13 +12,16 @@
     beta_d + q_d -> Worker.slots_used, or what the engine reports if that is more; beta_d -> at most beta_max of them
     beta_max     -> Worker.slots
 
-`variant` is the ladder: "cla" (CLA*: load_weight * load - cache_weight * hit ratio, no network), "topo_only" (static
-tiers), "static" (+ own transfers n), "full" (+ congestion, pair estimates). Oracle data that are stale or missing take
-the ladder down by themselves (`oracle.Oracle.path`); without any, the network term is left out for every candidate.
-Deviations: what fits nowhere waits in the pool instead of being rejected (docs/design.md 2). With `strict_priorities`,
-n counts only transfers of the same or a higher class (docs/design.md 3.3; a class stands for its flow level:
-ASSUMPTION).
-Not claimed: overlap of transfer and computing; joint optimality over concurrent requests.
+`variant` is the rung of the ladder: "cla" (CLA*: load_weight * load - cache_weight * hit ratio, no network),
+"topo_only" (static tiers), "static" (+ own transfers n), "full" (+ congestion, pair estimates). Where data of the
+oracle are stale or missing, the policy uses a lower rung (`oracle.Oracle.path`). Without any data the network term
+is left out for every candidate.
+
+Deviations: a request that fits nowhere waits in the pool instead of being rejected (docs/design.md 2). With
+`strict_priorities`, n counts only transfers of the same or a higher class (docs/design.md 3.3). ASSUMPTION: a
+request's class is the level of its flow.
+
+Not claimed: overlap of transfer and computing, or joint optimality over concurrent requests.
 """
 
 import random
@@ -44,17 +48,18 @@ class NetKV:
         " (variant cla: cost = load_weight * load - cache_weight * hit_ratio)"
     )
     variant: Annotated[str, OneOf(VARIANTS)] = "full"
-    """Step of the ladder, from no network at all to live congestion."""
+    """Rung of the ablation ladder, from no network at all to live congestion."""
     step_base_s: Annotated[float, Number(above=0.0, unit="s")] = 0.02  # ASSUMPTION
-    """Time a of a decode step without sequences; fit it to the engines deployed."""
+    """Fixed time a of a decode step; fit it to the engines deployed."""
     step_per_seq_s: Annotated[float, Number(low=0.0, unit="s")] = 0.0005  # ASSUMPTION
     """Time b that each sequence adds to a decode step; fit it to the engines deployed."""
-    # NetKV V-C: roughly the saturated flow count of a NIC
+    # The default is from NetKV V-C: roughly the flow count at which a NIC is saturated.
     max_inflight: Annotated[int, Whole(0, 1_000_000, "transfers")] = 16
-    """Own transfers in flight that count at most."""
+    """Largest number of own transfers in flight that is counted per tier."""
     strict_priorities: bool = False
-    """Whether only transfers of the same or a higher class count."""
-    # NetKV VI-A tuned cache and load weight to (1.0, 1.0) for chat and RAG, (1.5, 0.7) for long contexts
+    """Whether only own transfers of the same or a higher class count."""
+    # NetKV VI-A tuned the cache and load weights to (1.0, 1.0) for chat and RAG and to (1.5, 0.7) for long
+    # contexts.
     cache_weight: Annotated[float, Number(low=0.0)] = 1.0
     """Weight of the hit ratio in the variant "cla"."""
     load_weight: Annotated[float, Number(low=0.0)] = 1.0
@@ -89,17 +94,17 @@ class NetKV:
         return NetworkTerm(snapshot, entry.prefill_worker, workers, self.variant == "full", most, lowest)
 
     def _costs(self, workers: Sequence[Worker], transfers_s: Sequence[float]) -> list[float]:
-        """The sum of the three terms for each worker."""
+        """Returns the sum of the three terms for each worker, in seconds."""
         first_s, per_seq_s = self.step_base_s + self.step_per_seq_s, self.step_per_seq_s
         costs: list[float] = []
         for worker, transfer_s in zip(workers, transfers_s, strict=True):
             total, running = worker.slots_used, worker.engine_running
-            # `sequences_on`, written out: as a function over all workers it makes a decision 5 to 10 % longer
-            # (16 to 256 candidates of benchmarks.decisions.inputs.round_input)
+            # `sequences_on` is written out here, because calling it for each worker makes a decision 5 to 10 %
+            # longer (16 to 256 candidates of benchmarks.decisions.inputs.round_input).
             if running is not None:
                 reported = running + (worker.engine_waiting or 0)
                 total = reported if reported > total else total
-            if total < worker.slots:  # a slot is free: no queue
+            if total < worker.slots:  # a free slot means no queue
                 costs.append(transfer_s + (first_s + per_seq_s * total))
             else:
                 seconds = queue_and_step_seconds(total, worker.slots, self.step_base_s, per_seq_s)
@@ -118,7 +123,7 @@ class NetKV:
 def transfer_seconds(
     entry: PoolEntry, workers: Sequence[Worker], hits: Mapping[WorkerId, int], network: NetworkTerm
 ) -> list[float]:
-    """T_xfer for each worker; workers that hold some of the prompt get the rest only."""
+    """Returns T_xfer for each worker. A worker that already holds some of the prompt gets only the rest."""
     seconds = network.seconds_each(workers, entry.kv_bytes)
     for i in [i for i, worker in enumerate(workers) if worker.id in hits] if hits else ():
         seconds[i] = network.seconds(workers[i], effective_bytes(entry, hits[workers[i].id]))
@@ -126,7 +131,9 @@ def transfer_seconds(
 
 
 def sequences_on(worker: Worker) -> int:
-    """q_d + beta_d: sequences that run or wait there, by the router's charges or, if larger, the engine's report."""
+    """Returns q_d + beta_d, the sequences that run or wait on a worker: the router's charges, or the engine's
+    report if that is larger.
+    """
     running = worker.engine_running
     if running is None:
         return worker.slots_used
@@ -134,7 +141,7 @@ def sequences_on(worker: Worker) -> int:
 
 
 def queue_and_step_seconds(total: int, slots: int, base_s: float, per_seq_s: float) -> tuple[float, float]:
-    """(T_queue, T_decode) of one more sequence where `total` run or wait already."""
+    """Returns (T_queue, T_decode) in seconds for one more sequence on a worker where `total` already run or wait."""
     running = min(total, slots)
     queue_s = max(0, total - slots) * (base_s + per_seq_s * running)
     return queue_s, base_s + per_seq_s * (running + 1)

@@ -1,14 +1,16 @@
-"""NetKV's network term for one sender at one moment: the seconds to move a request's KV to each worker.
+"""NetKV's network term is the time in seconds to move a request's KV from its prefill worker (the sender) to each
+worker.
 
     T_xfer = b_eff * (1 + n[tau][p] / U[tau]) / (B[tau] (1 - c[tau])) + L[tau]
 
-U is 1, as in NetKV, unless the operator says how many flows of B fit at once into the links by which the sender's flows
-leave (`Oracle.uplinks`): of n own transfers in flight the next one then meets n / U on average, not all of them. Where
-U is large and taken for 1, a transfer is sent to a slower tier to avoid others that it would not have met
+U is 1, as in NetKV, unless the operator says how many flows of B fit at once into the links by which the sender's
+flows leave (`Oracle.uplinks`). Of n own transfers in flight the next one then meets n / U on average and not all n.
+If a large U is treated as 1, a transfer is sent to a slower tier to avoid others that it would not have met
 (benchmarks.experiments.netkv_ladder has the numbers).
-Everything but b_eff belongs to a tier, so it is computed once for each tier and sender, not for each candidate; a pair
-with a fresh estimate of its own is the exception. If one of the candidates has no path, no candidate gets a term,
-because costs must stay comparable.
+
+All factors but b_eff depend only on the tier, so they are computed once for each tier and sender and not for each
+candidate. A pair with a fresh estimate of its own is the exception. If one of the candidates has no path, no
+candidate gets a term, because costs must stay comparable.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,10 +20,12 @@ from policies.state.views import PoolEntry, Snapshot, Worker, WorkerId
 
 
 class NetworkTerm:
-    """The network term from `sender` to `workers`. With `live` congestion and pair estimates count, else static tiers.
+    """The network term from `sender` to `workers`. With `live` it uses congestion and pair estimates, otherwise
+    static tiers.
 
-    Own transfers in flight count up to `most` a tier (None: not at all), with `lowest_priority` only those of that
-    class or a higher one; where the oracle cannot tell own flows from others they never count (NetKV III-D).
+    Own transfers in flight count up to `most` per tier, or not at all if `most` is None. With `lowest_priority`
+    only those of that class or a higher one count. If the oracle cannot distinguish own flows from others, they
+    never count (NetKV III-D).
     """
 
     def __init__(
@@ -40,9 +44,9 @@ class NetworkTerm:
         self._by_tier: dict[int, Path] = {}
         self._flows: dict[int, int] = {}
         self._terms: dict[int, tuple[float, float]] = {}
-        """Seconds per byte and latency in seconds, by tier."""
+        """The seconds per byte and the latency in seconds, by tier."""
         self._shown: dict[int, Mapping[str, float]] = {}
-        """`terms` by tier."""
+        """The result of `terms` for each tier, computed on first use."""
         self.known = self._oracle is not None and self._find_paths(workers)
         if self.known and source is not None and self._counts_flows():
             for to, priority, flows in source.transfers:
@@ -51,7 +55,7 @@ class NetworkTerm:
                     self.add_flows(receiver, flows)
 
     def tier(self, worker: Worker) -> int | None:
-        """The tier of the pair; None when the network is not known."""
+        """Returns the tier between the sender and a worker, or None if the network is not known."""
         if self._oracle is None:
             return None
         if worker.id in self._own:
@@ -59,7 +63,7 @@ class NetworkTerm:
         return self._oracle.tier(self._sender, self._node, worker.id, worker.node)
 
     def seconds(self, worker: Worker, n_bytes: float) -> float:
-        """T_xfer of `n_bytes` to a worker; 0 when the network is not known."""
+        """Returns T_xfer of `n_bytes` to a worker, or 0 if the network is not known."""
         if not self.known:
             return 0.0
         if worker.id in self._own:
@@ -71,11 +75,11 @@ class NetworkTerm:
         return n_bytes * per_byte_s + latency_s
 
     def seconds_each(self, workers: Sequence[Worker], n_bytes: float) -> list[float]:
-        """T_xfer of `n_bytes` to each worker."""
+        """Returns T_xfer of `n_bytes` to each worker, or 0 for each if the network is not known."""
         if not self.known or self._oracle is None:
             return [0.0] * len(workers)
         tiers = self._oracle.tiers(self._sender, self._node, workers)
-        # no tier: only where all have a path of their own
+        # A worker without a tier occurs only if all workers have a path of their own.
         by_tier: dict[int | None, float] = {None: 0.0}
         for tier in self._oracle.bandwidth_bytes_per_s:
             per_byte_s, latency_s = self._terms[tier] if tier in self._terms else self._make_terms(tier)
@@ -87,16 +91,16 @@ class NetworkTerm:
         return seconds
 
     def flows(self, tier: int) -> float:
-        """n[tau][p]: own transfers in flight on a tier."""
+        """Returns n[tau][p], the own transfers in flight on a tier."""
         return self._flows.get(tier, 0)
 
     def _sharing(self, tier: int) -> float:
-        """1 + n / U: the mean number of transfers that share a link of the tier, the new one included."""
+        """Returns 1 + n / U, the mean number of transfers that share a link of the tier, including the new one."""
         assert self._oracle is not None
         return 1 + self.flows(tier) / self._oracle.uplinks.get(tier, 1)
 
     def add_flows(self, worker: Worker, flows: int) -> None:
-        """Adds own transfers on their way to a worker."""
+        """Counts `flows` more own transfers that are on their way to a worker."""
         tier = self.tier(worker)
         if tier is not None and self._most is not None and self._counts_flows():
             self._flows[tier] = min(self._most, self._flows.get(tier, 0) + flows)
@@ -104,7 +108,9 @@ class NetworkTerm:
             self._shown.pop(tier, None)
 
     def terms(self, worker: Worker) -> Mapping[str, float]:
-        """Tier, residual bandwidth and own flows, for `explain`; empty when the network is not known."""
+        """Returns tier, residual bandwidth and own flows for `explain`, or an empty mapping if the network is not
+        known.
+        """
         tier = self.tier(worker)
         if not self.known or tier is None:
             return {}
@@ -147,12 +153,12 @@ class NetworkTerm:
 
 
 def effective_bytes(entry: PoolEntry, hit_tokens: int) -> float:
-    """b_eff: the bytes that must move when `hit_tokens` of the prompt are there already."""
+    """Returns b_eff, the bytes that must move if the receiver already holds `hit_tokens` of the prompt."""
     return entry.kv_bytes * (1.0 - min(1.0, hit_tokens / max(1, entry.request.prompt_tokens)))
 
 
 def transfer_intent(entry: PoolEntry, worker: Worker, snapshot: Snapshot, most: int = 16) -> TransferIntent:
-    """The transfer that a decision for `worker` puts on the network; `most` caps the own flows (NetKV V-C)."""
+    """Returns the transfer that a decision for `worker` puts on the network. `most` caps the own flows (NetKV V-C)."""
     request, sender = entry.request, entry.prefill_worker
     hit_tokens = snapshot.hits.tokens(request).get(worker.id, 0)
     n_bytes = effective_bytes(entry, hit_tokens)

@@ -1,1 +1,1 @@
-"""Policies that need no paper of their own: baselines and the usual load- and cache-aware choices."""
+"""The simple policies are baselines and the usual load- and cache-aware choices."""

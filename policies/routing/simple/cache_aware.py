@@ -1,9 +1,12 @@
-"""Cache-aware: the longest prefix hit, load breaks ties (NetKV's CA; DeepFlow's select_tes_prefix_match, 5.2).
+"""The cache-aware policy chooses the longest prefix hit, and load breaks ties (NetKV's CA; DeepFlow's
+select_tes_prefix_match, 5.2).
 
     argmax_d lambda_r(d), then argmin_d C_d                        lambda -> Snapshot.hits, C -> load_score.load_score
 
-One number: cost = -lambda + C/(1 + C); hits are whole tokens, so the load, below 1, only breaks ties.
-Not claimed: any bound on load; a hot prefix draws everything to its worker (that is what `locality` is for).
+Both are one number, cost = -lambda + C/(1 + C). Hits are whole tokens and the second term is below 1, so the load
+only breaks ties.
+
+Not claimed: any bound on load. A hot prefix draws every request to its worker; `locality` prevents that.
 """
 
 import random
@@ -38,7 +41,7 @@ class CacheAware(LoadWeights):
 
 
 def longest_hit(worker: Worker, hits: Mapping[WorkerId, int], weights: LoadWeights) -> Ranked:
-    """Ranks a worker by its hit, then by its load."""
+    """Returns a worker with its cost, by which workers are ranked by prefix hit and then by load."""
     score, _ = load_score(worker, weights)
     hit_tokens = hits.get(worker.id, 0)
     return Ranked(

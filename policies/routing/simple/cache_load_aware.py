@@ -1,11 +1,13 @@
-"""Cache+load-aware: a weighted sum of prefix hit and load (NetKV's CLA*; so score Mooncake's Conductor and llm-d).
+"""The cache- and load-aware policy weighs prefix hit against load (NetKV's CLA*; Mooncake's Conductor and llm-d
+score in the same way).
 
     cost(d) = w_load * C_d - w_cache * lambda_r(d) / l_r           w -> load_weight, cache_weight
                                                                    lambda -> Snapshot.hits, C -> load_score.load_score
 
-NetKV's tuned weights (cache, load) are (1.0, 1.0) for chat and RAG, the defaults here, and (1.5, 0.7) for long contexts
-(VI-A). The paper does not define its load; ours is FlowKV's score.
-Not claimed: the network (`netkv`).
+NetKV's tuned weights (cache, load) are (1.0, 1.0) for chat and RAG, the defaults here, and (1.5, 0.7) for long
+contexts (VI-A). The paper does not define its load; ours is FlowKV's score.
+
+Not claimed: any regard to the network (`netkv` has it).
 """
 
 import random
@@ -21,7 +23,7 @@ from policies.state.views import PoolEntry, Request, Snapshot, Worker
 
 @dataclass(frozen=True, slots=True)
 class CacheLoadAware(LoadWeights):
-    """Weighs the prefix hit against the load score; the eight other weights are those inside the load score."""
+    """Weighs the prefix hit against the load score. The eight other weights belong to the load score."""
 
     needs: ClassVar[Needs] = Needs.HITS
     paper: ClassVar[str] = "NetKV VI-A (CLA*)"

@@ -1,10 +1,13 @@
-"""Join the shortest queue: the worker with the fewest requests (vLLM's router and BalanceRoute's strongest baseline).
+"""Join-the-shortest-queue chooses the worker with the fewest requests (as vLLM's router does; BalanceRoute's
+strongest baseline).
 
     prefill:  queue(d) = requests that compute there                    -> Worker.prefilling (+ slots_used if colocated)
     decode:   queue(d) = sequences that decode or are on their way       -> Worker.slots_used
 
-The engine's own report is not added: the router's charges are exact and instant, a report is up to 0.1 s old.
-Not claimed: balance of KV tokens; a request of 10 tokens counts as much as one of 10,000.
+The engine's own report is not added, because the router's charges are exact and immediate, and a report is up to
+0.1 s old.
+
+Not claimed: balance of KV tokens. A request of 10 tokens counts as much as one of 10,000.
 """
 
 import random
@@ -46,5 +49,5 @@ class JoinShortestQueue:
 
 
 def _prefill_queue(worker: Worker) -> tuple[int, int]:
-    """Requests that a worker computes, and sequences that it decodes."""
+    """Returns the number of requests whose prompt a worker computes, and of sequences that it decodes."""
     return worker.prefilling, worker.slots_used if worker.role is Role.COLOCATED else 0

@@ -1,10 +1,12 @@
-"""Load-aware: the worker of least load score (FlowKV appendix B; DeepFlow's load_aware; NetKV's LA is another).
+"""The load-aware policy chooses the worker of least load score (FlowKV appendix B; DeepFlow's load_aware). NetKV's
+LA is another policy.
 
     argmin_i C_i                                                   -> load_score.load_score
 
-Formula, symbols and deviations are those of `load_score`. The weights are this policy's parameters; prefill and decode
-have their own instance, hence their own weights, as in the paper. Not claimed: anything about prefix hits or the
-network.
+Formula, symbols and deviations are those of `load_score`. The weights are this policy's parameters. Prefill and
+decode have an instance each and therefore their own weights, as in the paper.
+
+Not claimed: any regard to prefix hits or the network.
 """
 
 import random
@@ -19,7 +21,9 @@ from policies.state.views import PoolEntry, Request, Snapshot, Worker
 
 @dataclass(frozen=True, slots=True)
 class LoadAware(LoadWeights):
-    """Chooses the worker of least load score; prefill and decode have their own instance, hence their own weights."""
+    """Chooses the worker of least load score. Prefill and decode have an instance each and therefore their own
+    weights.
+    """
 
     needs: ClassVar[Needs] = Needs.NONE
     paper: ClassVar[str] = "FlowKV appendix B; DeepFlow 5.2 (load_aware)"

@@ -1,10 +1,11 @@
-"""Power of two choices: the shorter queue of `choices` workers drawn at random (Mitzenmacher 2002; BalanceRoute 6.1).
+"""The policy of the power of two choices draws `choices` workers at random and takes the shortest queue among them
+(Mitzenmacher 2002; BalanceRoute 6.1).
 
     queue(d) = the queue of join_shortest_queue (requests that compute; sequences that decode)
     drawn without replacement; with `choices` >= the candidates it is join_shortest_queue.
 
-The ranking lists the drawn workers first, then the others, with `drawn` 1 or 0; a worker that was not drawn costs the
-longest queue plus one on top of its own, so that it ranks below every drawn one.
+The ranking lists the drawn workers first and then the others; the term `drawn` is 1 or 0. The cost of a worker that
+was not drawn is its own queue plus the longest queue plus one, so that it ranks below every drawn one.
 """
 
 import random
@@ -19,7 +20,7 @@ from policies.state.views import PoolEntry, Request, Role, Snapshot, Worker
 
 @dataclass(frozen=True, slots=True)
 class PowerOfTwo:
-    """Chooses the shorter queue among a few workers drawn at random."""
+    """Chooses the shortest queue among a few workers drawn at random."""
 
     needs: ClassVar[Needs] = Needs.NONE
     paper: ClassVar[str] = "Mitzenmacher 2002; BalanceRoute 6.1 (baseline)"

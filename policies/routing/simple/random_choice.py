@@ -1,4 +1,6 @@
-"""Random: one of the workers with equal probability (baseline of BalanceRoute 6.1; no state, no load)."""
+"""The random policy draws one of the workers with equal probability (baseline of BalanceRoute 6.1). It uses no
+state and no load.
+"""
 
 import random
 from collections.abc import Sequence
@@ -11,7 +13,9 @@ from policies.state.views import PoolEntry, Request, Snapshot, Worker
 
 @dataclass(frozen=True, slots=True)
 class RandomChoice:
-    """Draws a worker. All cost the same, so the seeded draw among ties decides; it has no parameters."""
+    """Draws a worker at random. All workers have cost 0, so the seeded draw among ties decides. The policy has no
+    parameters.
+    """
 
     needs: ClassVar[Needs] = Needs.NONE
     paper: ClassVar[str] = "BalanceRoute 6.1 (baseline)"

@@ -1,8 +1,10 @@
-"""Round robin: the next worker in turn (baseline; no paper).
+"""Round robin chooses the next worker in turn (baseline; no paper).
 
-The cursor is the worker chosen last (`snapshot.last_chosen`, kept by the reducer): the next one is the first
-candidate whose id is greater in sorted order, else the first of all. So workers may come and go without a jump.
-Not claimed: fairness by load; it counts requests only.
+The cursor is the worker chosen last (`snapshot.last_chosen`, kept by the reducer). The next one is the first
+candidate whose id is greater in sorted order or, if there is none, the first of all. So the turn continues in order
+when workers come and go.
+
+Not claimed: fairness by load; the policy counts only requests.
 """
 
 import random
@@ -16,7 +18,7 @@ from policies.state.views import PoolEntry, Request, Snapshot, Worker
 
 @dataclass(frozen=True, slots=True)
 class RoundRobin:
-    """Chooses the next worker in turn; it has no parameters."""
+    """Chooses the next worker in turn. The policy has no parameters."""
 
     needs: ClassVar[Needs] = Needs.NONE
     paper: ClassVar[str] = "none (baseline)"
