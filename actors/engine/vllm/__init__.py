@@ -1,1 +1,1 @@
-"""The real engine: vLLM's AsyncLLM behind the engine protocol."""
+"""The real engine runs vLLM's AsyncLLM behind the engine protocol."""

@@ -1,6 +1,7 @@
-"""Configuration of a vLLM engine, and what it becomes: vLLM's engine arguments and environment.
+"""Configuration of a vLLM engine, and its translation into vLLM's engine arguments and environment.
 
-Everything here is pure (no vLLM import), so configs for CUDA machines are built and tested where there is no GPU.
+Everything here is pure and imports no vLLM, so configs for CUDA machines can be built and tested on machines without a
+GPU.
 """
 
 import os
@@ -19,7 +20,7 @@ CONNECTOR_MODULE = "actors.engine.vllm.connector.connector"
 _KV_ROLE = {"prefill": "kv_producer", "decode": "kv_consumer", "colocated": "kv_both"}
 _GIB = 1 << 30
 
-# Arguments that Sluice itself decides; a user who sets one in `engine_args` would break the contract.
+# vLLM's arguments that Sluice decides, each with the option of Sluice that sets it; `engine_args` may not name them.
 _OWNED = {
     "model": "model",
     "served_model_name": "served_name",
@@ -40,12 +41,12 @@ _OWNED = {
 
 @dataclass(frozen=True, slots=True)
 class VllmEngineConfig:
-    """One vLLM engine. None means: let the device decide.
+    """Configuration of one vLLM engine. For an option that is None the device decides.
 
-    `engine_args` go to vLLM's AsyncEngineArgs as they are; a name that it does not know is refused at start.
-    `connector_args` go to the KV connector (`hold_reads_s` delays every read, for tests). `kv_events`: tell the router
-    what the prefix cache holds, where vLLM has one. `data_parallel_size`: the router places requests on single ranks;
-    written from vLLM's source, not run (it takes an engine core a rank).
+    `engine_args` go to vLLM's AsyncEngineArgs unchanged; a name that vLLM does not know is refused at the start.
+    `connector_args` go to the KV connector (`hold_reads_s` delays every read, for tests). `kv_events` says whether the
+    engine reports its prefix cache, if vLLM has one, to the router. With `data_parallel_size` above 1 the router places
+    requests on single ranks; this was written from vLLM's source and has not been run (it takes an engine core a rank).
     """
 
     engine_id: str
@@ -88,7 +89,7 @@ class VllmEngineConfig:
         ):
             value = getattr(self, name)
             _require(value is None or value >= 1, f"{name} must be at least 1, got {value}")
-        # vLLM renews leases every lease/6 whole seconds: below 6 it would do so at every step.
+        # vLLM renews leases every lease/6 whole seconds, so below 6 it would renew them at every step.
         _require(self.lease_s >= 6, f"lease_s must be at least 6 whole seconds, got {self.lease_s}")
         _require(
             self.kv_space_gib is None or self.kv_space_gib > 0,
@@ -105,7 +106,7 @@ class VllmEngineConfig:
 
     @property
     def name(self) -> str:
-        """The name under which clients ask for the model."""
+        """The name by which clients ask for the model."""
         return self.served_name or self.model
 
 
@@ -115,7 +116,7 @@ def _require(holds: bool, message: str) -> None:
 
 
 def resolve_device(config: VllmEngineConfig) -> Device:
-    """`auto` is CUDA where the NVIDIA driver shows a device."""
+    """Returns the configured device. `auto` means CUDA if the NVIDIA driver is loaded, and the CPU otherwise."""
     if config.device != "auto":
         return config.device
     return (
@@ -124,17 +125,20 @@ def resolve_device(config: VllmEngineConfig) -> Device:
 
 
 def resolve_dtype(config: VllmEngineConfig, device: Device) -> str:
-    """The dtype given. `auto` is left to vLLM on CUDA and is float32 on a CPU, where vLLM would choose bfloat16.
+    """Returns the configured dtype. `auto` is left to vLLM on CUDA; on a CPU, where vLLM would choose bfloat16, it
+    means float32.
 
-    In bfloat16 the default model answers "What is the capital of France?" with "L'Etoile, la Marseillaise, la femme,
-    la femme, ..." to the end of its context: the two likeliest first tokens are 0.08 nats apart in float32, and their
-    order flips. Whoever knows that a model bears it asks for `dtype: bfloat16`.
+    In bfloat16 the default model answers "What is the capital of France?" with "L'Etoile, la Marseillaise, la femme, la
+    femme, ..." to the end of its context: the two likeliest first tokens are 0.08 nats apart in float32, and their
+    order flips. For a model that tolerates it, `dtype: bfloat16` can be set.
     """
     return "float32" if config.dtype == "auto" and device == "cpu" else config.dtype
 
 
 def kv_transfer_args(config: VllmEngineConfig, device: Device) -> dict[str, Any]:
-    """Fields of vLLM's KVTransferConfig. A failed load ends the request: what then is the router's decision."""
+    """Returns the fields of vLLM's KVTransferConfig. A failed load fails the request, so that the router decides how to
+    go on.
+    """
     return {
         "kv_connector": CONNECTOR,
         "kv_connector_module_path": CONNECTOR_MODULE,
@@ -146,7 +150,9 @@ def kv_transfer_args(config: VllmEngineConfig, device: Device) -> dict[str, Any]
 
 
 def engine_args(config: VllmEngineConfig, device: Device) -> dict[str, Any]:
-    """Keyword arguments of AsyncEngineArgs, `kv_transfer_config` as a dict. Only what differs from vLLM's defaults."""
+    """Returns the keyword arguments of AsyncEngineArgs that differ from vLLM's defaults; `kv_transfer_config` is a
+    dict.
+    """
     eager = config.enforce_eager if config.enforce_eager is not None else device == "cpu"
     args: dict[str, Any] = {
         "model": config.model,
@@ -172,7 +178,7 @@ def engine_args(config: VllmEngineConfig, device: Device) -> dict[str, Any]:
 
 
 def environment(config: VllmEngineConfig, device: Device, side_channel_port: int) -> dict[str, str]:
-    """Environment of the engine's processes; the owner sets it before it imports vLLM."""
+    """Returns the environment variables of the engine's processes. The owner sets them before it imports vLLM."""
     env = {
         "VLLM_NIXL_SIDE_CHANNEL_HOST": config.side_channel_host,
         "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_channel_port),
@@ -186,7 +192,7 @@ def environment(config: VllmEngineConfig, device: Device, side_channel_port: int
         # NIXL moves state-space models only in this layout; vLLM sets it itself for connectors that it knows by name.
         env["VLLM_SSM_CONV_STATE_LAYOUT"] = "DS"
         if config.enforce_eager is not False:
-            # Else the first request that asks for logprobs waits for a C++ compiler, which may not even be there.
+            # Otherwise the first request with logprobs would wait for a C++ compiler, which may not be installed.
             env["TORCH_COMPILE_DISABLE"] = "1"
         if config.cores is not None:
             ranks = config.tensor_parallel_size * config.data_parallel_size
@@ -194,12 +200,12 @@ def environment(config: VllmEngineConfig, device: Device, side_channel_port: int
     return env
 
 
-# Variables that an engine's process must not inherit: whole GiB there would override kv_space_gib.
+# Variables that an engine's process must not inherit: this one, in whole GiB, would override kv_space_gib.
 UNSET = ("VLLM_CPU_KVCACHE_SPACE",)
 
 
 def check_engine_args(args: Mapping[str, Any], known: frozenset[str]) -> None:
-    """Refuse names that this vLLM does not know, rather than dropping them."""
+    """Raises ValueError for names that are no arguments of the installed vLLM."""
     unknown = sorted(set(args) - known)
     if unknown:
         raise ValueError(

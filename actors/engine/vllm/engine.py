@@ -1,9 +1,9 @@
-"""The real engine: vLLM's AsyncLLM in this process, its core and workers in child processes.
+"""The real engine: vLLM's AsyncLLM runs in this process, and its core and workers run in child processes.
 
-This module starts, watches and ends these processes; requests go through `runner`. `launch` prepares this process
-before vLLM is imported, so modules that import vLLM are imported after it.
+This module starts, watches and ends these processes; `runner` handles the requests. Modules that import vLLM are
+imported only after `launch` has prepared this process.
 
-Every engine can prefill for others and decode from others, whatever its role: the role is a matter of routing.
+Every engine can prefill for others and decode from others. Its role matters only to routing.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ _SHUTDOWN_S = 10.0
 
 
 class VllmEngine:
-    """`actors.engine.protocol.Engine` over vLLM. All methods belong to one event loop."""
+    """Implements `actors.engine.protocol.Engine` with vLLM. All methods belong to one event loop."""
 
     def __init__(self, config: VllmEngineConfig) -> None:
         self._config = config
@@ -53,13 +53,15 @@ class VllmEngine:
 
     @property
     def phases(self) -> dict[str, float]:
-        """Seconds of each phase of the start (see `launch`), and `ready`: all of them together."""
+        """Seconds of each phase of the start (see `launch`); `ready` is their sum."""
         return self._clock.phases
 
     # ------------------------------------------------------------------------------------------ life cycle
 
     async def start(self, sink: Sink) -> None:
-        """Starts the engine's processes, loads the model, warms up: about a minute. Raises vLLM's error."""
+        """Starts the engine's processes, loads the model and warms up, which takes about a minute. Raises vLLM's
+        error.
+        """
         self._sink = sink
         self._clock = PhaseClock()
         loop = asyncio.get_running_loop()
@@ -87,26 +89,28 @@ class VllmEngine:
         block_bytes = sum(hello.kv_block_bytes for hello in hellos) // ranks
         self._runner = TaskRunner(self._config, llm, sink, tools, supported, self._leases, block_bytes)
         gc.collect()
-        # vLLM's modules never become garbage; scanning them would stall tokens.
+        # vLLM's modules never become garbage, and scanning them would delay tokens.
         gc.freeze()
         log.info("vLLM engine %s is ready: %s", self._config.engine_id, self.phases)
 
     def info(self) -> EngineInfo:
-        """Facts about this engine that do not change while it runs."""
+        """Returns the facts about this engine that do not change while it runs."""
         return self._info
 
     async def check_health(self) -> None:
-        """Raises vLLM's EngineDeadError when its core is gone, RuntimeError when this engine does not run."""
+        """Raises vLLM's EngineDeadError if its core has died, or RuntimeError if this engine does not run."""
         if self._llm is None:
             raise RuntimeError(f"vLLM engine {self._config.engine_id} does not run")
         await self._llm.check_health()
 
     def kv_events(self, rank: int = 0) -> list[Change]:
-        """Changes of a rank's prefix cache since the last call."""
+        """Returns the changes of the prefix cache of `rank` since the last call."""
         return self._kv_feeds[rank].translator.drain() if self._kv_feeds else []
 
     async def drain(self, timeout_s: float) -> bool:
-        """Refuses new work from now on and waits until all tasks and leases have ended; False after `timeout_s`."""
+        """Refuses new work and waits until all tasks and leases have ended. Returns False if they have not after
+        `timeout_s`.
+        """
         self._draining = True
         if self._runner is not None:
             self._runner.draining = True
@@ -138,21 +142,21 @@ class VllmEngine:
     # -------------------------------------------------------------------------------------------- requests
 
     def prefill(self, msg: Prefill) -> None:
-        """See `TaskRunner.prefill`."""
+        """Computes the prompt and keeps its KV under a lease (`TaskRunner.prefill`)."""
         if self._runner is None:
             self._refuse(msg.attempt_id, "prefill")
         else:
             self._runner.prefill(msg)
 
     def decode(self, msg: Decode) -> None:
-        """See `TaskRunner.decode`."""
+        """Generates the output (`TaskRunner.decode`)."""
         if self._runner is None:
             self._refuse(msg.attempt_id, "decode")
         else:
             self._runner.decode(msg)
 
     def cancel(self, attempt_id: str) -> None:
-        """Ends the tasks of `attempt_id`, whatever their stage, and its leases."""
+        """Ends the tasks of `attempt_id` in any stage, and its leases."""
         if self._runner is not None:
             self._runner.cancel(attempt_id)
 
@@ -172,9 +176,9 @@ class VllmEngine:
     # ------------------------------------------------------------------------------------------------ counts
 
     def status(self) -> Status:
-        """Counts of this moment: of all ranks together, and of each rank."""
+        """Returns the present counts of all ranks together, and of each rank if there are several."""
         running, waiting = self._ledger.requests()
-        # The core reports after its steps, and a step may take seconds: requests that it has not seen count as waiting.
+        # The core reports after its steps, which may take seconds. Requests that it has not seen count as waiting.
         waiting = max(waiting, len(self._streams()) - running)
         used = self._ledger.used_blocks(self._rank_blocks)
         ranks = range(self._info.dp_ranks) if self._info.dp_ranks > 1 else ()
@@ -191,7 +195,9 @@ class VllmEngine:
         )
 
     def _rank_status(self, rank: int) -> Status:
-        """Counts of one data-parallel rank. Requests that vLLM placed itself are in its core's counts only."""
+        """Returns the present counts of one data-parallel rank. Requests that vLLM placed itself are only in its core's
+        counts.
+        """
         core = self._ledger.cores.get(rank, CoreCounts())
         sent = sum(stream.task.msg.dp_rank == rank for stream in self._streams())
         decodes = [task for task in self._decodes() if task.msg.dp_rank == rank]
@@ -212,5 +218,5 @@ class VllmEngine:
         return [] if self._runner is None else self._runner.decodes
 
     def metrics(self) -> EngineMetrics:
-        """Totals since the start of the engine."""
+        """Returns the totals since the start of the engine."""
         return self._ledger.metrics(self._info.kv_blocks, self._ledger.used_blocks(self._rank_blocks))

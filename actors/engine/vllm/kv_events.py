@@ -1,13 +1,15 @@
-"""vLLM's KV-cache events, translated into Sluice's: the same `Stored` / `Removed` / `Cleared` that the sim engine
-emits.
+"""Translation of vLLM's KV-cache events into the changes `Stored`, `Removed` and `Cleared`, which the sim engine
+reports too.
 
-vLLM publishes batches over ZeroMQ, numbered, with a replay socket for missed ones and no snapshot. Its hashes differ
-from process to process, so each stored block is hashed again from its tokens by `block_hashes`' chain: equal prefixes
-then have equal hashes on every engine, real or sim. Left out are blocks that plain tokens do not name (LoRA, cache
-salt, images), that lie on another medium than the engine's own memory, and those of a hybrid model's further cache
-groups: the reader then knows less, never wrong (of a hybrid model: no more than the first group's cache).
+vLLM publishes numbered batches over ZeroMQ. It has a replay socket for missed batches, but no snapshot. Its hashes
+differ from process to process, so each stored block is hashed again from its tokens with `block_hashes`. Equal prefixes
+then have equal hashes on every engine, real or sim. Three kinds of blocks are left out: those that plain tokens do not
+identify (LoRA, cache salt, images), those on another medium than the engine's own memory, and those of a hybrid model's
+further cache groups. The reader then knows less than is cached, but nothing wrong (of a hybrid model it knows the first
+group's cache at most).
 
-When vLLM's publisher no longer has a missed batch (its buffer holds 10,000), all is given up with a `Cleared`.
+If vLLM's publisher no longer has a missed batch (its buffer holds 10,000), everything known is dropped with a
+`Cleared`.
 """
 
 import asyncio
@@ -33,7 +35,7 @@ REPLAY_TIMEOUT_S = 10.0
 
 
 class _Place(Protocol):
-    """The fields of vLLM's BlockStored and BlockRemoved that say where blocks lie."""
+    """The fields of vLLM's BlockStored and BlockRemoved that say where blocks are stored."""
 
     block_hashes: list[Any]
     medium: str | None
@@ -42,7 +44,7 @@ class _Place(Protocol):
 
 
 class _Blocks(_Place, Protocol):
-    """The fields of vLLM's BlockStored that are read."""
+    """The fields of vLLM's BlockStored that are used here."""
 
     parent_block_hash: Any
     token_ids: list[int]
@@ -52,14 +54,14 @@ class _Blocks(_Place, Protocol):
 
 
 def _in_own_memory(event: _Place) -> bool:
-    # "GPU" is vLLM's name for the device's memory, whatever the device.
+    # "GPU" is vLLM's name for the memory of any device, a CPU's included.
     return (
         event.medium in (None, "GPU") and event.group_idx in (None, 0) and event.locality in (None, "LOCAL")
     )
 
 
 class Translator:
-    """Batches of vLLM in, Sluice's changes out; pure."""
+    """Translates vLLM's events into Sluice's changes; without I/O."""
 
     def __init__(self) -> None:
         self._ours: dict[Any, BlockHash] = {}  # vLLM's hash -> ours
@@ -67,11 +69,13 @@ class Translator:
 
     @property
     def blocks(self) -> int:
-        """The number of cached blocks."""
+        """Number of cached blocks."""
         return len(self._ours)
 
     def stored(self, event: _Blocks) -> None:
-        """Takes new blocks in chain order, except those whose parent is not known and all that hang on them."""
+        """Takes new blocks in the order of their chain. Blocks whose parent is not known are left out, and so are all
+        that follow them.
+        """
         if not _in_own_memory(event) or event.lora_name is not None or any(event.extra_keys or ()):
             return
         parent = None if event.parent_block_hash is None else self._ours.get(event.parent_block_hash)
@@ -80,7 +84,7 @@ class Translator:
         run: list[BlockHash] = []
         chain = block_hashes(event.token_ids, event.block_size, parent or 0)
         for theirs, ours in zip(event.block_hashes, chain, strict=True):
-            if theirs in self._ours:  # cached twice: announced already
+            if theirs in self._ours:  # cached twice, already announced
                 self._emit_run(run, parent)
                 run, parent = [], ours
             else:
@@ -89,7 +93,7 @@ class Translator:
         self._emit_run(run, parent)
 
     def removed(self, event: _Place) -> None:
-        """Takes evicted blocks; unknown ones are passed over."""
+        """Takes evicted blocks, and ignores unknown ones."""
         if not _in_own_memory(event):
             return
         gone = tuple(h for h in (self._ours.pop(h, None) for h in event.block_hashes) if h is not None)
@@ -97,12 +101,12 @@ class Translator:
             add_change(self._changes, Removed(gone))
 
     def cleared(self) -> None:
-        """Forgets all blocks: the whole cache was dropped, or is no longer known."""
+        """Drops all blocks, because the cache was emptied or its content is no longer known."""
         self._ours.clear()
         add_change(self._changes, Cleared())
 
     def drain(self) -> list[Change]:
-        """Changes since the last call."""
+        """Returns the changes since the last call."""
         changes, self._changes = self._changes, []
         return changes
 
@@ -121,11 +125,11 @@ class KvEventFeed:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Reads in the background until `stop`."""
+        """Subscribes, and reads in the background until `stop`."""
         self._task = asyncio.create_task(self._read(), name="vLLM KV events")
 
     async def stop(self) -> None:
-        """Closes the sockets. Idempotent."""
+        """Stops reading and closes the sockets. Idempotent."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -147,14 +151,16 @@ class KvEventFeed:
 
     async def _take(self, context: Any, number: int, payload: bytes, decode: Any) -> None:
         if number < self._next:
-            return  # came by replay already
+            return  # already replayed
         if number > self._next:
             await self._replay(context, number, decode)
         self._apply(decode(payload))
         self._next = number + 1
 
     async def _replay(self, context: Any, until: int, decode: Any) -> None:
-        """Fetches the missed batches before `until`; gives all up where the publisher has them no more."""
+        """Fetches the missed batches before `until`. If the publisher no longer has them, everything known is
+        dropped.
+        """
         import zmq
 
         with context.socket(zmq.DEALER) as request:  # REQ would take one answer only
@@ -172,8 +178,8 @@ class KvEventFeed:
             self._apply(decode(payload))
 
     async def _answers(self, request: Any, until: int) -> list[tuple[int, bytes]]:
-        """Replayed (number, payload) below `until`. The publisher sends each as a message of its own, then an end
-        mark.
+        """Returns the replayed (number, payload) pairs below `until`. The publisher sends each batch as a message of
+        its own, and then an end mark.
         """
         found: list[tuple[int, bytes]] = []
         try:

@@ -1,10 +1,10 @@
-"""Starts vLLM's AsyncLLM for a VllmEngineConfig, and says where the time goes.
+"""Starts vLLM's AsyncLLM for a VllmEngineConfig, and measures how long each phase of the start takes.
 
-Phases (seconds, in order): `imports` (vLLM in the owner), `config`, then from the worker's own clock `core_spawn`
-(until the worker process exists), `worker_imports`, `weights` (model, KV cache, NIXL), and `core_ready` (the rest
-until the core answers), at last `warm_up`. Start-up blocks for a minute, so it runs in a thread of its own; that
-thread lives as long as the engine, because the kernel's parent-death signal (plugin) belongs to the thread that
-started the children.
+The phases (in seconds, in order) are `imports` (vLLM in the owner), `config`, and then by the worker's own clock
+`core_spawn` (until the worker process exists), `worker_imports`, `weights` (model, KV cache, NIXL), and `core_ready`
+(the rest until the core answers). `warm_up` is the last. The start takes a minute and blocks, so it runs in a thread of
+its own. That thread lives as long as the engine, because the kernel's parent-death signal (`plugin`) is bound to the
+thread that started the children.
 """
 
 import contextlib
@@ -37,21 +37,23 @@ from actors.wire.messages import KV_EVENTS, EngineInfo
 log = logging.getLogger(__name__)
 
 
-# The ports that the kernel gives to programs that ask for any.
+# The range of ports from which the kernel chooses for a program that asks for any port.
 _GIVEN_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _FIRST_PORT, _LAST_PORT = 20_000, 60_000
-_HELD: list[socket.socket] = []  # for the life of this process
+_HELD: list[socket.socket] = []  # held while this process lives
 
 
 class PhaseClock:
-    """Names consecutive stretches of time."""
+    """Measures consecutive phases of the start."""
 
     def __init__(self) -> None:
         self.phases: dict[str, float] = {}
         self.started_at_s = self._last_s = time.time()
 
     def end(self, name: str, at_s: float | None = None) -> None:
-        """The stretch since the last end was `name`; it ended at `at_s` (Unix time), default now."""
+        """Ends the present phase and names it `name`. It ended at `at_s` (Unix time; None: now), and the next phase
+        begins then.
+        """
         now_s = time.time() if at_s is None else at_s
         self.phases[name] = round(max(0.0, now_s - self._last_s), 3)
         self._last_s = max(self._last_s, now_s)
@@ -59,11 +61,14 @@ class PhaseClock:
 
 
 def reserve_ports(host: str, count: int) -> tuple[int, list[socket.socket]]:
-    """The first of `count` consecutive TCP ports of `host` that nobody has, and what keeps them ours: sockets that are
-    bound and never listen, beside which NIXL's side channel can listen (SO_REUSEADDR) and no other program's can be
-    given the port. None is of the kernel's own range: Ray's processes take dozens of those while an engine starts.
+    """Reserves `count` consecutive free TCP ports of `host`. Returns the first port, and the sockets that hold the
+    ports.
 
-    Raises OSError when 50 tries found none.
+    The sockets are bound with SO_REUSEADDR but never listen. NIXL's side channel can therefore listen on the same
+    ports, while the kernel gives them to no other program. The ports lie outside the kernel's own range, from which
+    Ray's processes take dozens while an engine starts.
+
+    Raises OSError if 50 tries find none.
     """
     first_given = int(_GIVEN_PORTS.read_text().split()[0]) if _GIVEN_PORTS.exists() else _FIRST_PORT
     last = first_given if first_given > _FIRST_PORT + 1000 else _LAST_PORT
@@ -86,7 +91,7 @@ def reserve_ports(host: str, count: int) -> tuple[int, list[socket.socket]]:
 def _hold(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        # Fails where anybody has bound it, other engines' holds included.
+        # Fails if any process has bound the port, also to hold it for another engine.
         probe.bind((host, port))
     held = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -99,7 +104,7 @@ def _hold(host: str, port: int) -> socket.socket:
 
 
 def launch(config: VllmEngineConfig, ledger: Ledger, clock: PhaseClock) -> Any:
-    """Build a ready AsyncLLM. Blocking; call outside the event loop. Raises what vLLM raises."""
+    """Returns a ready AsyncLLM. It blocks, so it must be called outside the event loop. Raises vLLM's errors."""
     device = resolve_device(config)
     port = config.side_channel_port
     if port is None:
@@ -130,7 +135,7 @@ def launch(config: VllmEngineConfig, ledger: Ledger, clock: PhaseClock) -> Any:
         llm = AsyncLLM.from_vllm_config(
             vllm_config, stat_loggers=[stat_logger(ledger)], disable_log_stats=True
         )
-    # vLLM always adds a Prometheus logger, which costs more per step than all of ours; Sluice has its own metrics.
+    # vLLM always adds a Prometheus logger, which costs more per step than all of Sluice's own metrics.
     manager = llm.logger_manager
     assert manager is not None
     manager.stat_loggers = manager.stat_loggers[:1]
@@ -138,19 +143,23 @@ def launch(config: VllmEngineConfig, ledger: Ledger, clock: PhaseClock) -> Any:
 
 
 def kv_socket_directory(config: VllmEngineConfig) -> str:
-    """One a process and engine; short, because a unix socket's path has 107 characters at most."""
+    """Returns the directory of the sockets for KV events, which is unique for the process and the engine. Its name is
+    short, because a unix socket's path has 107 characters at most.
+    """
     return os.path.join(tempfile.gettempdir(), f"sluice-kv-{os.getpid()}-{config.engine_id}")
 
 
 def remove_kv_sockets(config: VllmEngineConfig) -> None:
-    """Removes what `kv_events_config` made. Without KV events there is nothing."""
+    """Removes the directory that `kv_events_config` made, if there is one."""
     shutil.rmtree(kv_socket_directory(config), ignore_errors=True)
 
 
 def kv_events_config(config: VllmEngineConfig) -> Any:
-    """vLLM's publisher on sockets of this node, in a directory that only this user can enter.
+    """Returns the configuration of vLLM's publisher, on sockets of this node in a directory that only this user can
+    enter.
 
-    The word "inproc" in the file names makes vLLM add the data-parallel rank to them; else it knows TCP ports only.
+    The word "inproc" in the file names makes vLLM add the data-parallel rank to them; otherwise it would expect a TCP
+    port.
     """
     from vllm.config.kv_events import KVEventsConfig
 
@@ -166,7 +175,7 @@ def kv_events_config(config: VllmEngineConfig) -> Any:
 
 @contextlib.contextmanager
 def without(packages: tuple[str, ...]) -> Iterator[None]:
-    """Makes `packages` look as if they were not installed, those excepted that are loaded already."""
+    """Makes `packages` look as if they were not installed, except those that are loaded already."""
     hidden = [package for package in packages if package not in sys.modules]
     for package in hidden:
         sys.modules[package] = None  # type: ignore[assignment]
@@ -179,7 +188,9 @@ def without(packages: tuple[str, ...]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def spawning_through_plugin() -> Iterator[None]:
-    """Processes that `multiprocessing` spawns meanwhile run `plugin.in_spawned_child` before anything else."""
+    """Has the processes that `multiprocessing` spawns in this context run `plugin.in_spawned_child` before anything
+    else.
+    """
     command_line = spawn.get_command_line
 
     def extended(**kwargs: Any) -> list[str]:
@@ -197,7 +208,7 @@ def spawning_through_plugin() -> Iterator[None]:
 
 
 def core_phases(clock: PhaseClock, hellos: list[Hello]) -> None:
-    """Split the time of the core's start by what its (slowest) worker reported."""
+    """Splits the time of the core's start into phases by the reports of its workers, of which the slowest counts."""
     if hellos:
         clock.end("core_spawn", max(h.born_at_s for h in hellos))
         clock.end("worker_imports", max(h.imported_at_s for h in hellos))
@@ -205,7 +216,7 @@ def core_phases(clock: PhaseClock, hellos: list[Hello]) -> None:
 
 
 async def warm_up(llm: Any) -> None:
-    """One short prefill and a few decode steps, so that the first request does not pay for lazy set-up."""
+    """Runs one short prefill and a few decode steps, so that the first request does not pay for lazy set-up."""
     from vllm.inputs.engine import tokens_input
     from vllm.sampling_params import SamplingParams
 
@@ -217,7 +228,9 @@ async def warm_up(llm: Any) -> None:
 
 
 def describe(config: VllmEngineConfig, llm: Any, hellos: list[Hello]) -> EngineInfo:
-    """The running engine's announcement. Raises RuntimeError if its workers run another connector than ours."""
+    """Returns the running engine's announcement. Raises RuntimeError if its workers run another connector than
+    Sluice's.
+    """
     if not hellos:
         raise RuntimeError(
             "the vLLM workers did not report; is actors.engine.vllm.connector.connector the one that was loaded?"
@@ -234,7 +247,7 @@ def describe(config: VllmEngineConfig, llm: Any, hellos: list[Hello]) -> EngineI
         role=config.role,
         kind="vllm",
         model=config.name,
-        # NIXL checks the block size at the first handshake only, too late for a router.
+        # NIXL checks the block size only at the first handshake, which is too late for a router.
         group=f"{hellos[0].compatibility_hash[:16]}-{running.cache_config.block_size}",
         addresses=(),
         slots=running.scheduler_config.max_num_seqs * cores,
@@ -246,6 +259,6 @@ def describe(config: VllmEngineConfig, llm: Any, hellos: list[Hello]) -> EngineI
         lease_s=float(config.lease_s),
         features=tuple(features),
         dp_ranks=cores,
-        # vLLM runs ranks in step for these models only.
+        # vLLM runs the ranks in step only for MoE models.
         barrier=cores > 1 and running.model_config.is_moe,
     )

@@ -1,7 +1,7 @@
-"""OpenAI sampling fields of the wire -> vLLM's SamplingParams.
+"""Conversion of a message's OpenAI sampling fields into vLLM's SamplingParams.
 
-Values are validated by vLLM itself, so what is refused is what vLLM's own server refuses; names that neither
-knows are refused too. Defaults that the model's generation_config.json gives hold where the request says nothing.
+vLLM itself validates the values, so the engine refuses what vLLM's own server refuses. Names that neither of them knows
+are refused too. The defaults of the model's generation_config.json hold for fields that the request leaves out.
 """
 
 import json
@@ -19,17 +19,17 @@ FIELDS = frozenset({
     "allowed_token_ids", "bad_words",
 })  # fmt: skip
 
-# What a generation_config.json may set; its other entries are no sampling fields.
+# Sampling fields for which a generation_config.json may give defaults.
 _MODEL_DEFAULTS = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p")
 
-# What vLLM raises where a request cannot be served as it is.
+# Errors that vLLM raises for a request that it cannot serve as it is.
 REFUSALS = (VLLMClientError, ValueError)
 
 _FIRST_WORD = re.compile(r"[a-z_]+")
 
 
 class BadParameter(ValueError):
-    """A field has a value that cannot be served; `param` names it where it is known."""
+    """A field has a value that the engine cannot serve. `param` names the field if it is known."""
 
     def __init__(self, message: str, param: str | None) -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ class BadParameter(ValueError):
 
 
 def sampling_params(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> SamplingParams:
-    """SamplingParams of one request (`n` is the caller's business), streaming deltas. Raises BadParameter."""
+    """Returns the SamplingParams of one choice, streaming deltas; `n` is left to the caller. Raises BadParameter."""
     unknown = sorted(set(given) - FIELDS)
     if unknown:
         raise BadParameter(f"{unknown[0]} is not a sampling field that this engine knows", unknown[0])
@@ -55,7 +55,7 @@ def sampling_params(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> Sa
 
 
 def sequences(given: Mapping[str, Any]) -> int:
-    """How many choices are asked for. Raises BadParameter."""
+    """Returns the number of choices that the request asks for. Raises BadParameter."""
     n = given.get("n")
     if n is None:
         return 1
@@ -65,7 +65,9 @@ def sequences(given: Mapping[str, Any]) -> int:
 
 
 def child_params(params: SamplingParams, index: int) -> SamplingParams:
-    """Parameters of choice `index`: its own copy, and where a seed is given its own seed (seed + index, as vLLM's)."""
+    """Returns a copy of the parameters for choice `index`. If a seed is given, the copy's seed is seed + index, as in
+    vLLM.
+    """
     child = params.clone()
     if child.seed is not None:
         child.seed += index
@@ -73,7 +75,7 @@ def child_params(params: SamplingParams, index: int) -> SamplingParams:
 
 
 def prefill_params() -> SamplingParams:
-    """One greedy token, which is discarded, and the KV kept for a decode engine."""
+    """Returns the parameters of a prefill: one greedy token, which is discarded, and KV kept for a decode engine."""
     return SamplingParams(
         temperature=0.0,
         max_tokens=1,
@@ -84,7 +86,7 @@ def prefill_params() -> SamplingParams:
 
 
 def structured_outputs(response_format: Any) -> StructuredOutputsParams | None:
-    """OpenAI's response_format as a constraint; None for free text. Raises BadParameter."""
+    """Returns OpenAI's response_format as a constraint, or None for free text. Raises BadParameter."""
     if response_format is None:
         return None
     kind = response_format.get("type") if isinstance(response_format, dict) else None
@@ -108,7 +110,9 @@ def structured_outputs(response_format: Any) -> StructuredOutputsParams | None:
 
 
 def bad_parameter(error: Exception) -> BadParameter:
-    """vLLM's complaint with the field named: by vLLM itself, or by the word that its message begins with."""
+    """Returns vLLM's error as a BadParameter. The field is the one that vLLM names, or the word with which its message
+    begins.
+    """
     message = error.args[0] if error.args and isinstance(error.args[0], str) else str(error)
     param = getattr(error, "parameter", None)
     if param is None:
@@ -118,9 +122,10 @@ def bad_parameter(error: Exception) -> BadParameter:
 
 
 def token_logprobs(token_ids: list[int], logprobs: Any, top: int) -> list[Any]:
-    """Per token (text, id, logprob, [(text, id, logprob), ...]) with the `top` most likely ones, the likeliest first.
+    """Returns (text, id, logprob, [(text, id, logprob), ...]) for each token. The list has the `top` most likely
+    tokens, the likeliest first.
 
-    Of equally likely ones the emitted token comes first: bfloat16 has few values, so equal logprobs are common.
+    Among equally likely tokens the emitted one comes first. Equal logprobs are common, because bfloat16 has few values.
     """
     pieces: list[Any] = []
     for token_id, candidates in zip(token_ids, logprobs, strict=False):
@@ -130,7 +135,9 @@ def token_logprobs(token_ids: list[int], logprobs: Any, top: int) -> list[Any]:
 
 
 def prompt_logprobs(token_ids: list[int], logprobs: Any, top: int) -> list[Any]:
-    """As `token_logprobs` for the prompt; None for its first token, which nothing predicts."""
+    """Returns the entries of `token_logprobs` for the prompt's tokens. The first is None, because nothing predicts that
+    token.
+    """
     return [
         None if candidates is None else token_logprobs([token_id], [candidates], top)[0]
         for token_id, candidates in zip(token_ids, logprobs, strict=False)
@@ -138,7 +145,9 @@ def prompt_logprobs(token_ids: list[int], logprobs: Any, top: int) -> list[Any]:
 
 
 def _top(candidates: Any, top: int, emitted: int) -> list[tuple[str, int, float]]:
-    """The `top` likeliest of vLLM's candidates (all: -1), which are the likeliest ones and the emitted token."""
+    """Returns the `top` likeliest of vLLM's candidates, which are its likeliest tokens and the emitted one; with -1,
+    all of them.
+    """
     ranked = sorted(candidates.items(), key=lambda item: (-item[1].logprob, item[0] != emitted))
     return [
         (c.decoded_token or "", token_id, c.logprob) for token_id, c in ranked[: None if top < 0 else top]

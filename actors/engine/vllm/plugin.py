@@ -1,26 +1,26 @@
-"""vLLM's plugin hook: runs in every process of an engine, ties its life to its owner's, and forks CPU workers.
+"""vLLM's plugin hook. It ties the life of each process of an engine to its owner's, and lets CPU workers be forked.
 
-vLLM loads `register` (entry point group `vllm.general_plugins`) in each process of an engine: the owner, which
-runs `AsyncLLM`, the engine core and every worker.
+vLLM loads `register` (entry point group `vllm.general_plugins`) in each process of an engine: the owner, which runs
+`AsyncLLM`, the engine core and every worker.
 
-**Life.** vLLM's core does not watch its parent, so a `kill -9` of the owner would leave the core and the workers
+**Life.** vLLM's core does not watch its parent. A `kill -9` of the owner would therefore leave the core and the workers
 behind with their cores, memory and NIXL lease heartbeats (docs/design.md, section 7). Here each child asks the kernel
-to kill it when its parent dies. Core and workers form a chain (owner -> core -> worker), so the whole tree falls. The
-owner names itself in `SLUICE_ENGINE_PARENT` before it starts the engine. A child may be orphaned before it asks;
-therefore it also looks whether the owner is still alive and leaves if it is not. A spawned child asks before its
-imports (some 15 s), in `in_spawned_child`.
+to kill it when its parent dies. Core and workers form a chain (owner -> core -> worker), so the whole tree ends. The
+owner names itself in `SLUICE_ENGINE_PARENT` before it starts the engine. A child may be orphaned before it asks, so it
+also checks whether the owner is still alive and exits if it is not. A spawned child asks before its imports (some 15
+s), in `in_spawned_child`.
 
-**Fork.** vLLM spawns CPU workers so that OpenMP reads its thread binding from a fresh environment; each then
-imports for 15 CPU seconds what its core has just imported. With one worker per core process the binding can stand
-in the core's own environment, and the worker is forked. The core must not be bound itself: it gives the binding
-back, the worker takes it.
+**Fork.** vLLM spawns CPU workers so that OpenMP reads its thread binding from a fresh environment. Each worker then
+imports for 15 CPU seconds what its core has just imported. With one worker per core process the binding can be in the
+core's own environment, and the worker is forked instead. The core itself must not be bound, so it resets its own
+affinity, and the worker takes the binding.
 
 **Waits.** vLLM's core and workers talk through shared memory, and a process that waits there calls `sched_yield` in a
-loop for up to a second after the last message. That is right where each has a core of its own. On the cores that an
-engine shares with others two idle processes take all that the others leave, and worse: on Linux 6.18 a process that
+loop for up to a second after the last message. That is right if each process has a core of its own. If an engine shares
+its cores with others, two idle processes use up all the time that the others leave. Worse, on Linux 6.18 a process that
 woke up there (the client) waited up to a second for the core, and tokens came in one burst at the end. ASSUMPTION: a
 yield gives up the rest of a slice, so thousands of them a second make the queue's virtual time run ahead. The processes
-of a CPU engine therefore sleep until they are told, or for a millisecond; asleep, none of it was seen.
+of a CPU engine therefore sleep until a message wakes them, or for a millisecond; with this, the effect did not occur.
 """
 
 import ctypes
@@ -35,29 +35,29 @@ FORK_ENV = "SLUICE_FORK_WORKER"  # the worker's cores: "0,1"
 FREE_ENV = "SLUICE_OWNER_CORES"  # the cores that the owner may run on
 
 NAP_ENV = "SLUICE_NAP"
-"""Set in the processes of a CPU engine."""
+"""Variable that is set in the processes of a CPU engine, in which waits sleep."""
 
 NAP_MS = 1
 RECENT_S = 1.0
-"""Seconds that vLLM spins after a message (`SpinCondition.busy_loop_s`)."""
+"""Seconds for which vLLM spins after a message (`SpinCondition.busy_loop_s`)."""
 
-# transformers imports these where it finds them, for functions that no engine calls; with what they import in turn
-# (scipy, pandas) they are a quarter of vLLM's import time.
+# transformers imports these if they are installed, for functions that no engine calls. Together with what they import
+# (scipy, pandas) they take a quarter of vLLM's import time.
 UNNEEDED = ("sklearn",)
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _ORPHANED = 70  # exit status; EX_SOFTWARE of sysexits.h
 
-# Unix times: when this process had loaded its plugins, so nearly all of its imports; when it was forked (0.0: never).
+# Unix times at which this process had loaded its plugins (after nearly all imports) and was forked (0.0: never).
 imported_at_s = 0.0
 forked_at_s = 0.0
 
 
 def claim_children(fork_worker_on: tuple[int, ...] | None) -> None:
-    """Call in the owning process before the engine starts: its children will die with it.
+    """Binds the life of this process's future children to its own. The owner calls it before the engine starts.
 
-    `fork_worker_on`: fork the engine's one CPU worker, bound to these cores. Call it after torch is imported, else this
-    process binds itself.
+    With `fork_worker_on` the engine's one CPU worker is forked and bound to these cores. In that case call it after
+    torch is imported, or this process would bind itself.
     """
     os.environ[PARENT_ENV] = str(os.getpid())
     if fork_worker_on is None:
@@ -70,7 +70,9 @@ def claim_children(fork_worker_on: tuple[int, ...] | None) -> None:
 
 
 def spawned_child_code() -> str:
-    """Python that a spawned child runs first: `in_spawned_child`, found where this process found it."""
+    """Returns the Python code that a spawned child runs first. It calls `in_spawned_child` of this same
+    installation.
+    """
     root = (
         os.path.abspath(__file__)
         .removesuffix(os.path.join("actors", "engine", "vllm", "plugin.py"))
@@ -83,7 +85,9 @@ def spawned_child_code() -> str:
 
 
 def in_spawned_child() -> None:
-    """Before a child's imports: die with the parent already now, and do not import what nobody needs."""
+    """Binds the life of a spawned child to its parent's before its imports, and hides the packages that it does not
+    need.
+    """
     owner = os.environ.get(PARENT_ENV, "")
     if owner.isdigit():
         die_with_parent(int(owner))
@@ -92,7 +96,7 @@ def in_spawned_child() -> None:
 
 
 def register() -> None:
-    """Bind this process's life to its parent's, if it is a child of an engine's owner; else do nothing."""
+    """Binds the life of this process to its parent's if it is a child of an engine's owner; otherwise does nothing."""
     global imported_at_s
     imported_at_s = time.time()
     for package in UNNEEDED:
@@ -110,7 +114,9 @@ def register() -> None:
 
 
 def die_with_parent(owner: int) -> None:
-    """The kernel kills this process when the thread that started it ends; ends it now if process `owner` is gone."""
+    """Has the kernel kill this process when the thread that started it ends. Exits at once if process `owner` has
+    gone.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(
@@ -121,7 +127,7 @@ def die_with_parent(owner: int) -> None:
 
 
 def nap_instead_of_spinning() -> None:
-    """Where `NAP_ENV` is set, makes this process's readers of vLLM's shared memory sleep. Idempotent."""
+    """Makes the waits on vLLM's shared memory sleep in this process, if `NAP_ENV` is set. Idempotent."""
     if not os.environ.get(NAP_ENV):
         return
     from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
@@ -131,7 +137,9 @@ def nap_instead_of_spinning() -> None:
         return
 
     def wait(self: Any, timeout_ms: int | None = None) -> None:
-        """vLLM's idle wait, which a written message ends at once; at most `NAP_MS` while messages are frequent."""
+        """Waits as vLLM does when idle, until a message is written, but at most `NAP_MS` while messages are
+        frequent.
+        """
         self.busy_loop_s = -1.0
         recent = time.monotonic() <= self.last_read + RECENT_S
         spinning(self, NAP_MS if recent else timeout_ms)
@@ -141,7 +149,7 @@ def nap_instead_of_spinning() -> None:
 
 
 def born_at_s() -> float:
-    """Unix time at which this process was started."""
+    """Returns the Unix time at which this process was started."""
     if forked_at_s:
         return forked_at_s
     with open("/proc/self/stat", encoding="ascii", errors="replace") as stat:
@@ -152,7 +160,7 @@ def born_at_s() -> float:
 
 
 def _become_worker() -> None:
-    """In the forked worker: OpenMP's first thread is this one, and it takes the first of the worker's cores."""
+    """Runs in the forked worker. This thread is OpenMP's first thread, so it takes the first of the worker's cores."""
     global imported_at_s, forked_at_s
     imported_at_s = forked_at_s = time.time()
     die_with_parent(int(os.environ[PARENT_ENV]))

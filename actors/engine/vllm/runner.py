@@ -1,11 +1,11 @@
 """The prefills and decodes of a vLLM engine, from the ingress's message to their end.
 
-Requests go to vLLM's core as token ids and come back as outputs of whole engine steps. vLLM would wake one asyncio
-task per request and step. Here its output processor writes into `Stream`s that collect a step's output, so one engine
-step is one `sink.tokens` call. Adds, aborts and releases leave through one `Outbox`, hence in the order in which they
-were asked for.
+Requests go to vLLM's core as token ids and come back as outputs of whole engine steps. vLLM would wake one asyncio task
+per request and step. Here its output processor writes into `Stream`s that collect a step's output, so one engine step
+leads to one `sink.tokens` call. Adds, aborts and releases leave through one `Outbox`, so they leave in the order in
+which they were requested.
 
-This module imports vLLM: it is loaded when `launch` has set the process up.
+This module imports vLLM, so it is loaded only after `launch` has prepared the process.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 class TaskRunner:
-    """All tasks of one engine, its leases, and what it has to send to vLLM's core. Belongs to one event loop."""
+    """All tasks of one engine, its leases, and its calls to vLLM's core. All methods belong to one event loop."""
 
     def __init__(
         self,
@@ -51,7 +51,9 @@ class TaskRunner:
         leases: AttemptLeases,
         block_bytes: int,
     ) -> None:
-        """`supported` are vLLM's task names; `block_bytes` is the size of a KV block, all workers together."""
+        """Makes a runner without tasks. `supported` are vLLM's task names; `block_bytes` is the size of a KV block over
+        all workers.
+        """
         self._config, self._llm, self._sink = config, llm, sink
         self._supported = supported
         self._leases = leases
@@ -63,13 +65,13 @@ class TaskRunner:
         self._outbox = Outbox(self._on_unsent)
         self._outbox.start()
         self._releases = 0
-        # The streams of unfinished choices, by vLLM's request id.
+        # the streams of unfinished choices, by vLLM's request id
         self.streams: dict[str, Stream] = {}
         self.draining = False
 
     @property
     def busy(self) -> bool:
-        """Whether a task has not ended."""
+        """Whether there is a task that has not ended."""
         return bool(self._tasks)
 
     @property
@@ -78,7 +80,7 @@ class TaskRunner:
         return [task for task in self._tasks.values() if task.kind == "decode"]
 
     def stop(self) -> None:
-        """Ends all tasks: each fails, and nothing more is sent to the core."""
+        """Fails all tasks, and sends nothing more to the core."""
         self.draining = True
         self._outbox.stop()
         for task in list(self._tasks.values()):
@@ -103,7 +105,7 @@ class TaskRunner:
         self._submit(task, 0, request)
 
     def decode(self, msg: Decode) -> None:
-        """Generates, after a pull of the KV where there is a handle."""
+        """Generates the output; with a handle the KV is pulled first."""
         if not self._accepts("decode", msg.attempt_id):
             return
         try:
@@ -127,7 +129,9 @@ class TaskRunner:
                 self._submit(task, index, request)
 
     def _choice_params(self, task: EngineTask) -> "list[SamplingParams]":
-        """SamplingParams of each choice; the first pulls the KV. Raises BadParameter, BadHandle."""
+        """Returns the SamplingParams of each choice, of which the first pulls the KV. Raises BadParameter or
+        BadHandle.
+        """
         msg = task.msg
         assert isinstance(msg, Decode)
         base = params.sampling_params(msg.params, self._defaults)
@@ -139,7 +143,7 @@ class TaskRunner:
         if msg.handle is not None:
             remote = decode_handle(msg.handle)
             if base.prompt_logprobs is not None:
-                # vLLM computes such a prompt itself; the copy that the prefill holds is given back unread.
+                # For prompt logprobs vLLM computes the prompt itself, so the prefill engine's copy is freed unread.
                 self._give_up(remote)
             else:
                 task.remote = remote
@@ -147,7 +151,7 @@ class TaskRunner:
         return children
 
     def _request(self, msg: Prefill | Decode, sampling: "SamplingParams") -> "EngineCoreRequest":
-        """vLLM's request. Raises BadParameter where vLLM refuses the prompt or a parameter."""
+        """Returns the request for vLLM. Raises BadParameter if vLLM refuses the prompt or a parameter."""
         try:
             request = self._llm.input_processor.process_inputs(
                 msg.attempt_id, tokens_input(msg.tokens), sampling, supported_tasks=self._supported,
@@ -159,20 +163,20 @@ class TaskRunner:
         return request
 
     def _unexpected(self, attempt_id: str, kind: Task, error: Exception) -> None:
-        """Fails one request over which vLLM failed in a way that it does not name; the others go on."""
+        """Fails one request over which vLLM raised an unexpected error. Other requests go on."""
         log.error("vLLM could not take the %s of %s", kind, attempt_id, exc_info=error)
         message = f"vLLM could not take the request: {error!r}; see the engine's log"
         self._sink.failed(Failed(attempt_id, kind, "internal", message, False))
 
     def cancel(self, attempt_id: str) -> None:
-        """Ends the tasks of `attempt_id` without a word, and gives its leases back."""
+        """Ends the tasks of `attempt_id` without an answer, and gives its leases back."""
         for task in (self._tasks.get(("prefill", attempt_id)), self._tasks.get(("decode", attempt_id))):
             if task is not None:
                 self._abort(task)
         self._release_leases(attempt_id)
 
     def release(self, attempt_id: str) -> None:
-        """Gives the leases of `attempt_id` back, and ends a prefill that has not got so far."""
+        """Gives the leases of `attempt_id` back. A prefill that has no lease yet is ended."""
         task = self._tasks.get(("prefill", attempt_id))
         if task is not None:
             self._abort(task)
@@ -200,7 +204,7 @@ class TaskRunner:
         task.timer = asyncio.get_running_loop().call_later(delay_s, self._on_deadline, task)
 
     def _end(self, task: EngineTask) -> None:
-        """Forgets a task: the one way out of every task."""
+        """Forgets a task. Every task ends here."""
         task.ended = True
         self._tasks.pop((task.kind, task.attempt_id), None)
         if task.timer is not None:
@@ -217,7 +221,7 @@ class TaskRunner:
         self._outbox.post(lambda: core.add_request_async(request), task)
 
     def _abort(self, task: EngineTask) -> None:
-        """Ends a task without a word to the client; the core frees its blocks and tells the lender of a pull."""
+        """Ends a task without an answer. The core frees its blocks, and ends a running pull with the lender."""
         ids = task.open_ids()
         self._end(task)
         self._batch = [piece for piece in self._batch if piece.attempt_id != task.attempt_id]
@@ -225,7 +229,7 @@ class TaskRunner:
         core = self._llm.engine_core
         self._outbox.post(lambda: core.abort_requests_async(ids))
         if task.kind == "prefill":
-            # The core may have finished it just now, in which case it ignores the abort and holds a lease.
+            # The core may have just finished the prefill; it then ignores the abort and holds a lease.
             for request_id in ids:
                 self._post_release(request_id, None)
 
@@ -270,7 +274,7 @@ class TaskRunner:
         )
 
     def _give_up(self, remote: dict[str, Any]) -> None:
-        """Tells the lender of `remote` that nobody here will read it."""
+        """Tells the lender of `remote` that this engine will not read its KV."""
         self._releases += 1
         name, llm = f"unread-{self._releases}", self._llm
         self._outbox.post(lambda: llm.notify_kv_transfer_request_rejected(name, remote))
@@ -278,7 +282,7 @@ class TaskRunner:
     # ----------------------------------------------------------------------------------------------- outputs
 
     def _on_output(self, stream: Stream, output: "RequestOutput | Exception") -> None:
-        """Takes an output of one choice, or the engine's death, from vLLM's output processor."""
+        """Takes an output of one choice, or the error that ended the engine, from vLLM's output processor."""
         task = stream.task
         if task.ended:
             return
@@ -325,7 +329,7 @@ class TaskRunner:
         try:
             piece = out(task, stream, output)
         except Exception as e:
-            # An output of the model that vLLM's parser cannot take must not stop the other requests.
+            # An output that vLLM's parser cannot handle must not stop the other requests.
             log.exception("the output of %s could not be parsed", task.attempt_id)
             self._fail(task, "internal", f"the output could not be parsed: {e!r}", False)
             return
@@ -341,7 +345,7 @@ class TaskRunner:
                 self._end(task)
 
     def _flush(self) -> None:
-        """Hands on everything that one engine step has put out."""
+        """Sends everything that one engine step has put out."""
         items, self._batch = self._batch, []
         if items:
             self._sink.tokens(items)
@@ -353,7 +357,9 @@ class TaskRunner:
         )
 
     def on_transfer(self, transfer: Transfer) -> None:
-        """Books a worker's pull of a request's KV, or its failure; the last worker's report admits the request."""
+        """Adds up a worker's report of its pull of a request's KV. The last worker's report admits the request if no
+        pull failed.
+        """
         stream = self.streams.get(transfer.request_id)
         if stream is None or stream.task.ended:
             return
@@ -381,9 +387,9 @@ Send = Callable[[], Awaitable[Any]]
 class Outbox:
     """A queue of calls to vLLM's core, which leave in the order in which they were posted.
 
-    Adding, aborting and releasing are coroutines in vLLM while the engine's methods are plain calls. One asyncio task
-    passes them on, so that an abort never overtakes its add. `on_refused(task, error)` is called when the core did not
-    take what was posted for `task`.
+    Adding, aborting and releasing are coroutines in vLLM, while the engine's methods are plain calls. One asyncio task
+    awaits the coroutines in turn, so that an abort never overtakes its add. `on_refused(task, error)` is called when
+    the core did not take a call that was posted for `task`.
     """
 
     def __init__(self, on_refused: Callable[[EngineTask | None, Exception], None]) -> None:
@@ -393,7 +399,7 @@ class Outbox:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begins to send; what was posted before goes first."""
+        """Begins to send, first the calls that were posted before."""
         self._task = asyncio.create_task(self._run(), name="vllm outbox")
 
     def stop(self) -> None:
@@ -402,7 +408,7 @@ class Outbox:
             self._task.cancel()
 
     def post(self, send: Send, task: EngineTask | None = None) -> None:
-        """Awaits `send()` once everything posted before has been sent."""
+        """Has `send()` awaited after everything posted before it."""
         self._queue.append((send, task))
         self._filled.set()
 
@@ -415,6 +421,6 @@ class Outbox:
                 try:
                     await send()
                 except Exception as e:
-                    # A dead core, whatever it says; the health check tells Serve.
+                    # Any error means a dead core; Serve learns of it from the health check.
                     log.warning("the vLLM core took no message: %r", e)
                     self._on_refused(task, e)

@@ -1,8 +1,8 @@
-"""Reports that the engine core sends with its steps, kept for `status()` and `metrics()`.
+"""The reports that vLLM's engine cores send with their steps, kept for `status()` and `metrics()`.
 
-vLLM calls a stat logger after every step that had something to report. Counts of requests and KV blocks are the
-engine's own (leased blocks included, merely cached ones are free, vLLM's null block is not counted); the connector's
-reports per request are handed on at once.
+vLLM calls a stat logger after every step that had something to report. The counts of requests and KV blocks are the
+core's own. They count leased blocks as used and merely cached ones as free, and leave out vLLM's null block. The
+connector's reports about single requests are passed on at once.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from actors.engine.vllm.connector import ENDED, HELLO, TRANSFERS
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """The pull of one request's KV by one worker, as the worker saw it."""
+    """The pull of one request's KV by one worker, as the worker measured it."""
 
     request_id: str
     ok: bool
@@ -27,7 +27,9 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A worker's first report: NIXL's compatibility hash, bytes of its part of a KV block, Unix times of its start."""
+    """A worker's first report: NIXL's compatibility hash, the bytes of its part of a KV block, and Unix times of its
+    start.
+    """
 
     compatibility_hash: str
     kv_block_bytes: int
@@ -38,7 +40,7 @@ class Hello:
 
 @dataclass
 class CoreCounts:
-    """Last report of one engine core (one per data-parallel rank)."""
+    """The last counts that one engine core reported. There is one core per data-parallel rank."""
 
     running: int = 0
     waiting: int = 0
@@ -47,7 +49,7 @@ class CoreCounts:
 
 @dataclass
 class Totals:
-    """Monotonic since start."""
+    """Monotonic totals since the start."""
 
     prefill_tokens: int = 0
     decode_tokens: int = 0
@@ -62,7 +64,7 @@ class Totals:
 
 @dataclass
 class Ledger:
-    """Everything the cores have reported. Callbacks run on the engine's event loop, inside the step's processing."""
+    """All reports of the cores. Callbacks run on the engine's event loop, while a step is processed."""
 
     on_transfer: Callable[[Transfer], None]
     on_lease_ended: Callable[[str], None]
@@ -71,7 +73,7 @@ class Ledger:
     totals: Totals = field(default_factory=Totals)
 
     def scheduler(self, core: int, stats: Any) -> None:
-        """One step's SchedulerStats of core `core`."""
+        """Takes the SchedulerStats of one step of core `core`."""
         self.cores[core] = CoreCounts(
             running=stats.num_running_reqs,
             waiting=stats.num_waiting_reqs + stats.num_skipped_waiting_reqs,
@@ -81,13 +83,15 @@ class Ledger:
             self.connector(stats.kv_connector_stats)
 
     def iteration(self, stats: Any) -> None:
-        """One step's IterationStats: tokens prefilled by this engine itself, tokens generated, preemptions."""
+        """Takes the IterationStats of one step: tokens prefilled by this engine itself, tokens generated,
+        preemptions.
+        """
         self.totals.prefill_tokens += stats.prompt_token_stats.computed
         self.totals.decode_tokens += stats.num_generation_tokens
         self.totals.preemptions += stats.num_preempted_reqs
 
     def connector(self, data: dict[str, Any]) -> None:
-        """One step's connector stats: NIXL's lists of numbers and ours of requests."""
+        """Takes the connector's stats of one step: NIXL's lists of numbers, and Sluice's lists of requests."""
         totals = self.totals
         totals.leases_expired += len(data.get("num_kv_expired_reqs", ()))
         for entry in data.get(HELLO, ()):
@@ -106,16 +110,16 @@ class Ledger:
             self.on_lease_ended(request_id)
 
     def requests(self) -> tuple[int, int]:
-        """Running and waiting requests as all cores last counted them."""
+        """Returns the numbers of running and of waiting requests, as all cores last reported them."""
         cores = self.cores.values()
         return sum(core.running for core in cores), sum(core.waiting for core in cores)
 
     def used_blocks(self, blocks_per_core: int) -> int:
-        """KV blocks in use, all cores together; `blocks_per_core` without the null block."""
+        """Returns the number of KV blocks in use by all cores. `blocks_per_core` is given without the null block."""
         return sum(round(core.kv_usage * blocks_per_core) for core in self.cores.values())
 
     def metrics(self, blocks: int, used: int) -> EngineMetrics:
-        """The totals, with `blocks` KV blocks of which `used` are in use."""
+        """Returns the totals, for an engine with `blocks` KV blocks of which `used` are in use."""
         totals = self.totals
         return EngineMetrics(
             prefill_tokens=totals.prefill_tokens,
@@ -134,7 +138,7 @@ class Ledger:
 
 
 def stat_logger(ledger: Ledger) -> Any:
-    """A factory of vLLM stat loggers that write into `ledger`."""
+    """Returns a factory of vLLM stat loggers that write into `ledger`."""
     from vllm.v1.metrics.loggers import StatLoggerBase
 
     class LedgerLogger(StatLoggerBase):

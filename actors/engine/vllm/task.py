@@ -1,4 +1,4 @@
-"""One prefill or decode inside a vLLM engine, and the pure steps from vLLM's outputs to wire messages."""
+"""One prefill or decode inside a vLLM engine, and the pure conversion of vLLM's outputs into messages."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class Stream:
-    """The outputs of one choice: vLLM's output processor puts them straight into the engine, without a queue.
+    """The outputs of one choice. vLLM's output processor delivers them directly to the engine, without a queue.
 
-    It stands in for vLLM's RequestOutputCollector, of which the output processor uses `put` alone.
+    A Stream replaces vLLM's RequestOutputCollector, of which the output processor uses only `put`.
     """
 
     __slots__ = ("_deliver", "done", "index", "request_id", "task")
@@ -46,13 +46,13 @@ class Stream:
 
 @dataclass(eq=False)
 class EngineTask:
-    """One prefill or decode that this engine has been given and that has not ended."""
+    """One prefill or decode of this engine that has not ended."""
 
     kind: Task
     msg: Prefill | Decode
     choices: int = 1
     streams: list[Stream] = field(default_factory=list)
-    # Choices that start after the first one's first token, on the blocks that it pulled: index and vLLM's request.
+    # Choices (index, vLLM's request) that start after the first one's first token, on the blocks that it pulled.
     siblings: "list[tuple[int, EngineCoreRequest]]" = field(default_factory=list)
     remote: dict[str, Any] | None = None
     admitted: bool = False
@@ -73,18 +73,18 @@ class EngineTask:
 
     @property
     def kv_tokens(self) -> int:
-        """Prompt tokens of all choices, and generated ones."""
+        """Number of prompt tokens of all choices and of generated tokens."""
         return len(self.msg.tokens) * self.choices + self.generated_tokens
 
     def open_ids(self) -> list[str]:
-        """vLLM's request ids of the choices that still run."""
+        """Returns vLLM's request ids of the choices that have not finished."""
         return [stream.request_id for stream in self.streams if not stream.done]
 
 
 def prefill_done(
     task: EngineTask, output: "RequestOutput", lease_s: float, kv_bytes_per_block: int
 ) -> PrefillDone:
-    """The handle of a finished prefill, whose last output is `output`."""
+    """Returns the message about a finished prefill, with its handle. `output` is its last output."""
     handle = {**output.kv_transfer_params, "remote_prefill_cached_tokens": output.num_cached_tokens}
     blocks = max((len(group) for group in handle["remote_block_ids"]), default=0)
     stats = output.metrics
@@ -105,7 +105,7 @@ class BadHandle(ValueError):
 
 
 def decode_handle(handle: bytes) -> dict[str, Any]:
-    """kv_transfer_params of a handle. Raises BadHandle if it is none of ours."""
+    """Returns the kv_transfer_params in a handle. Raises BadHandle if no vLLM engine has made it."""
     try:
         params = msgspec.msgpack.decode(handle)
     except msgspec.DecodeError as e:
@@ -120,7 +120,9 @@ def decode_handle(handle: bytes) -> dict[str, Any]:
 
 
 def out(task: EngineTask, stream: Stream, output: "RequestOutput") -> Out:
-    """One piece of one choice, with logprobs as asked for. A parsed output is in `delta`, and `text` is empty."""
+    """Returns one piece of one choice, with logprobs if they were asked for. A parsed output is in `delta`; `text` is
+    then empty.
+    """
     completion = output.outputs[0]
     params = task.msg.params
     top = params.get("logprobs")

@@ -1,8 +1,8 @@
-"""Tool calls (and reasoning) as vLLM's own parsers see them: token deltas in, ready OpenAI deltas out.
+"""Parsing of tool calls and reasoning by vLLM's own parsers: they get token deltas and return ready OpenAI deltas.
 
-The engine's process has vLLM loaded anyway, so parsing lives here and not in the ingress. vLLM's parsers keep
-state, so each choice has one of its own. Before that, a parser may adjust the request: keep special tokens in the
-text, or put the output under a grammar where a tool must be called.
+The engine's process has loaded vLLM anyway, so parsing is done here and not in the ingress. vLLM's parsers keep state,
+so each choice has its own. Before the parsing, a parser may adjust the request: it may keep special tokens in the text,
+or put the output under a grammar if a tool must be called.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from actors.engine.vllm.params import REFUSALS, BadParameter, bad_parameter
 
 @dataclass(frozen=True, slots=True)
 class ToolParsing:
-    """The parser class of an engine; None where none is configured."""
+    """The parser class of an engine; `parser` is None if none is configured."""
 
     parser: Any
     tokenizer: Any
@@ -29,7 +29,9 @@ class ToolParsing:
 
     @classmethod
     def build(cls, config: VllmEngineConfig, llm: Any) -> "ToolParsing":
-        """Raises what vLLM raises for a parser that it does not know or that does not fit the tokenizer."""
+        """Returns the parsing that `config` asks for. Raises vLLM's error if it does not know a parser or it does not
+        fit the tokenizer.
+        """
         parser = ParserManager.get_parser(
             tool_parser_name=config.tool_parser,
             reasoning_parser_name=config.reasoning_parser,
@@ -40,7 +42,9 @@ class ToolParsing:
         return cls(parser, llm.tokenizer, llm.model_config)
 
     def session(self, chat: bytes, tokens: list[int]) -> "ChatSession":
-        """One request's parsing. `chat` is the client's body, `tokens` its prompt. Raises BadParameter."""
+        """Returns the parsing of one request. `chat` is the client's body, and `tokens` are the prompt's. Raises
+        BadParameter.
+        """
         try:
             request = ChatCompletionRequest.model_validate_json(chat)
         except ValidationError as e:
@@ -69,21 +73,21 @@ class ToolParsing:
 
 @dataclass(frozen=True, slots=True)
 class ChatSession:
-    """A chat request that is parsed, as its parser adjusted it."""
+    """One chat request whose output is parsed, as its parser has adjusted it."""
 
     parsing: ToolParsing
     request: ChatCompletionRequest
     tokens: list[int]
 
     def adjust(self, params: Any) -> None:
-        """Give `params` (SamplingParams) what the parser needs: special tokens in the text, its grammar."""
+        """Sets what the parser needs in `params` (SamplingParams): special tokens in the text, and its grammar."""
         params.skip_special_tokens = self.request.skip_special_tokens
         structured = self.request.extract_structured_outputs()
         if structured is not None:
             params.structured_outputs = structured
 
     def choice(self) -> "ChoiceParser":
-        """The state of one choice."""
+        """Returns a new parser for one choice."""
         return ChoiceParser(self, self.parsing._make(self.request))
 
 
@@ -96,7 +100,7 @@ class ChoiceParser:
         self._called = False
 
     def delta(self, text: str, token_ids: list[int], finish: str | None) -> tuple[bytes, str | None]:
-        """The delta as JSON (`{}` while the parser holds text back) and the finish reason that it makes."""
+        """Returns the delta as JSON (`{}` while the parser holds text back), and the finish reason that results."""
         request = self._session.request
         message = None
         if text or token_ids or finish is not None:

@@ -1,20 +1,20 @@
-"""Sluice's KV connector: vLLM's NIXL pull connector with leases that can be given back, checked, and accounted.
+"""Sluice's KV connector: vLLM's NIXL pull connector with leases that can be given back, checked, and counted.
 
 vLLM loads `SluiceConnector` by `kv_connector_module_path`. One half runs in the engine core beside the scheduler, the
-other half in each worker. The scheduler half gives its orders in the step's metadata; the workers report in the
-connector's stats, which the engine's stat logger reads (`actors/engine/vllm/stats.py`). Added to the stock connector:
+other half in each worker. The scheduler half gives its orders in the step's metadata. The workers report in the
+connector's stats, which the engine's stat logger reads (`actors/engine/vllm/stats.py`). This connector adds to vLLM's:
 
 - **Release**: a finished prefill that nobody will pull gives its blocks back at once, not when the lease expires. The
   release is sent as a request that names the lease (`RELEASE`) and is aborted on arrival, so it needs no RPC and
   keeps its order among adds and aborts. A decode engine that knows the request has sent a heartbeat; this connector
   also sends one right before it reads. From the first heartbeat on, the prefill engine waits for that engine's "done"
-  message instead: blocks are never given back under a read.
-- **Validity**: a read is checked against the prefill worker's lease table (`transfer`). A stale one fails the
+  message instead, so blocks are never given back while they are read.
+- **Validity**: a read is checked against the prefill worker's lease table (`transfer`). An invalid read fails the
   request.
 - **Facts**: bytes, seconds and descriptors of each request's transfer.
 - **Held reads**: reads wait in the worker half's `_held` until they may go. Only the tests' option `hold_reads_s` holds
-  reads today; a flow scheduler would grant them at the same place. A request that is aborted while its read is held is
-  not read at all.
+  reads today; a flow scheduler would grant them at the same place. If a request is aborted while its read is held, its
+  KV is not read at all.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""Messages between the halves of the KV connector and to the engine: handshake, step metadata, stats."""
+"""Messages between the halves of the KV connector and to the engine: the handshake, a step's metadata, and stats."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +14,9 @@ from actors.engine.vllm.connector import ENDED, HELLO, TRANSFERS
 
 @dataclass
 class SluicePayload(NixlHandshakePayload):
-    """The handshake with what the engine wants to know of a worker: its lease table, the size of a KV block, and when
-    (Unix time) the process began, had its imports, and had its weights and KV cache."""
+    """NIXL's handshake payload with facts about a worker: the address of its lease table, the size of a KV block, and
+    the Unix times at which the process began, had its imports, and had its weights and KV cache.
+    """
 
     lease_table: int = 0
     kv_block_bytes: int = 0
@@ -25,7 +26,9 @@ class SluicePayload(NixlHandshakePayload):
 
 
 class SluiceMetadata(NixlConnectorMetadata):
-    """One step's wishes: leases to open (request -> slot, generation), to release, and those that reads rest on."""
+    """The scheduler half's orders for one step: leases to open (request -> slot, generation), requests whose leases to
+    release, and the remote leases against which reads are checked.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +38,7 @@ class SluiceMetadata(NixlConnectorMetadata):
 
 
 class SluiceStats(NixlKVConnectorStats):
-    """NIXL's stats, and per request: [id, ok, bytes, seconds, descriptors, held seconds] of transfers, ended leases."""
+    """NIXL's stats, with the lists TRANSFERS, ENDED and HELLO (`actors.engine.vllm.connector`)."""
 
     def reset(self) -> None:
         super().reset()

@@ -1,8 +1,9 @@
-"""The half of the KV connector in the engine core: numbers the leases, passes releases on, and paces idle steps.
+"""The half of the KV connector in the engine core, which numbers the leases, passes releases on, and paces idle steps.
 
 vLLM's core steps its workers hundreds of times a second as long as a lease or a transfer is open, even when it computes
 nothing. On a CPU engine that costs a whole core for the worker and a third of another for the core process. A transfer
-ends within milliseconds while a lease may last for seconds, so the pauses grow with the time in which nothing happened.
+ends within milliseconds while a lease may last for seconds, so the pauses between idle steps grow with the time in
+which nothing happened.
 """
 
 import threading
@@ -25,24 +26,24 @@ if TYPE_CHECKING:
 
 
 LONGEST_PAUSE_S = 0.005
-"""Longest that a request waits which arrives while the core only keeps leases. ASSUMPTION: a decode step is longer."""
+"""Longest wait of a request that arrives while the core only keeps leases. ASSUMPTION: a decode step takes longer."""
 
 PAUSE_GROWTH = 0.05
-"""Pause as a share of the time without an event: the longest pause is reached after 0.1 s."""
+"""Pause as a share of the time without an event, so the longest pause is reached after 0.1 s."""
 
 
 class Pace:
-    """Pauses between idle steps. Times are from any monotonic clock, in seconds."""
+    """The pauses between idle steps. Times are from any monotonic clock, in seconds."""
 
     def __init__(self) -> None:
         self._quiet_since_s: float | None = None
 
     def event(self) -> None:
-        """Something was computed, or a transfer or lease ended: pauses begin at 0 again."""
+        """Resets the pauses to 0, because something was computed or a transfer or lease has ended."""
         self._quiet_since_s = None
 
     def pause_s(self, now_s: float) -> float:
-        """The pause before the next idle step."""
+        """Returns the pause before the next idle step, in seconds."""
         if self._quiet_since_s is None:
             self._quiet_since_s = now_s
         return min(LONGEST_PAUSE_S, (now_s - self._quiet_since_s) * PAUSE_GROWTH)
@@ -79,7 +80,9 @@ class SluiceScheduler(NixlPullConnectorScheduler):
     def _nixl_handshake_listener(  # type: ignore[override]  # vLLM's is static; it is called through `self`
         self, encoded_data: Any, ready_event: threading.Event, *rest: Any
     ) -> None:
-        """vLLM's, in its thread. vLLM waits for `ready_event` without end, also where the port is taken."""
+        """Runs vLLM's listener, in its thread, and stores its error if it cannot start. vLLM alone would wait for
+        `ready_event` forever if the port is taken.
+        """
         try:
             super()._nixl_handshake_listener(encoded_data, ready_event, *rest)
         except Exception as error:

@@ -1,4 +1,6 @@
-"""The half of the KV connector in a worker: lends blocks under checked leases and reads others' (see `connector`)."""
+"""The half of the KV connector in a worker, which lends blocks under checked leases and reads the blocks of others (see
+`connector`).
+"""
 
 import os
 import time
@@ -38,7 +40,7 @@ class _HeldRead:
 
 
 class SluiceWorker(NixlPullConnectorWorker):
-    """vLLM's pull worker, which also lends its blocks under checked leases and checks what it has read."""
+    """vLLM's pull worker, which also lends its blocks under checked leases and checks the blocks that it has read."""
 
     def __init__(self, vllm_config: "VllmConfig", engine_id: str, kv_cache_config: "KVCacheConfig") -> None:
         transfer_config = vllm_config.kv_transfer_config
@@ -48,28 +50,28 @@ class SluiceWorker(NixlPullConnectorWorker):
         affinity = os.sched_getaffinity(0)
         with napping_progress(int(delay_us)):
             super().__init__(vllm_config, engine_id, kv_cache_config)
-        # vLLM moves this thread to the machine's last core "for KV transfer", on CPUs the thread that computes: the
-        # workers of all engines would share that one core and leave theirs idle.
+        # vLLM moves this thread to the machine's last core "for KV transfer". On a CPU it is the thread that computes,
+        # so the workers of all engines would share that one core and leave their own idle.
         os.sched_setaffinity(0, affinity)
         config = self.kv_transfer_config
         self.nixl_wrapper = self._agent = TransferAgent(self.nixl_wrapper)  # type: ignore[has-type]
         self.xfer_stats = SluiceStats()
         self._hold_reads_s = float(config.get_from_extra_config("hold_reads_s", 0.0))
         self._lease_s = float(config.get_from_extra_config("kv_lease_duration", 30))
-        # As lender.
-        # Leases that a decode engine knows: only its message or the lease's end frees them.
+        # As lender:
+        # Leases that a decode engine knows, which only its message or the lease's end frees.
         self._claimed: set[str] = set()
         # Released leases, with the time until which a late message is expected.
         self._given_back: dict[str, float] = {}
         self._done_sending: set[str] = set()
-        # As borrower.
+        # As borrower:
         self._held: dict[str, _HeldRead] = {}
         self._leases: dict[str, dict[str, Any]] = {}
         self._sources: dict[str, list[Source]] = {}
         self._held_s: dict[str, float] = {}
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        # Before vLLM describes this worker to others: the description names all registered memory.
+        # Registered before vLLM describes this worker to others, because the description names all registered memory.
         self._table = GenerationTable(self._agent, self.nixl_backends)
         self._probe = GenerationProbe(self._agent, self.nixl_backends)
         super().register_kv_caches(kv_caches)
@@ -104,7 +106,7 @@ class SluiceWorker(NixlPullConnectorWorker):
         self.consumer_notification_counts_by_req.pop(request_id, None)
         self.expected_consumer_notifications_by_req.pop(request_id, None)
         self._forget(request_id)
-        # It stays in _reqs_to_process: a decode engine that gave the request up may still say so, which is no error.
+        # The id stays in _reqs_to_process, because a decode engine that gave the request up may still report that.
         self._given_back[request_id] = time.perf_counter() + self._lease_s
         self._done_sending.add(request_id)
 
@@ -134,7 +136,7 @@ class SluiceWorker(NixlPullConnectorWorker):
         super()._read_blocks_for_req(req_id, meta)
 
     def _claim(self, meta: ReqMeta) -> None:
-        """Tells the lender that these blocks are about to be read, so that no release takes them away."""
+        """Tells the lender that its blocks are about to be read, so that no release frees them."""
         remote = meta.remote
         assert remote is not None
         for agent in self._remote_agents.get(remote.engine_id, {}).values():
@@ -147,7 +149,7 @@ class SluiceWorker(NixlPullConnectorWorker):
                 )  # fmt: skip
 
     def _post_due_reads(self) -> None:
-        """Posts the reads whose time has come. A flow scheduler's permits would be taken here."""
+        """Posts the held reads whose time has come. A flow scheduler's permits would be taken here."""
         now_s = time.perf_counter()
         for req_id in [attempt_id for attempt_id, held in self._held.items() if held.due_s <= now_s]:
             held = self._held.pop(req_id)
@@ -155,7 +157,9 @@ class SluiceWorker(NixlPullConnectorWorker):
             self._read_blocks_for_req(req_id, held.meta)
 
     def _drop_held_reads(self, finished_req_ids: set[str]) -> None:
-        """Drops reads of requests that were aborted meanwhile; the lender learns that its copy is not needed."""
+        """Drops the held reads of requests that were aborted, and tells the lender that its copy is no longer
+        needed.
+        """
         for req_id in finished_req_ids & self._held.keys():
             held = self._held.pop(req_id)
             self._held_s[req_id] = time.perf_counter() - held.since_s
@@ -164,7 +168,7 @@ class SluiceWorker(NixlPullConnectorWorker):
             self._read_blocks_for_req(req_id, held.meta)
 
     def _read_blocks(self, **read: Any) -> bool:  # type: ignore[override]
-        """One read from one remote worker; its "done" message waits until the read has been checked."""
+        """Posts one read from one remote worker. Its "done" message is kept until the read has been checked."""
         request_id, engine_id = read["request_id"], read["dst_engine_id"]
         rank = (0, read["read_spec"].remote_rank)
         self._agent.begin(request_id)
@@ -187,7 +191,7 @@ class SluiceWorker(NixlPullConnectorWorker):
         return done, failed
 
     def _still_leased(self, req_id: str) -> bool:
-        """Whether every lender still held the blocks for us when our reads had ended."""
+        """Returns whether every lender still held the blocks for this request when its reads had ended."""
         lease = self._leases.get(req_id)
         if lease is None:
             return True
@@ -210,7 +214,9 @@ class SluiceWorker(NixlPullConnectorWorker):
     # ------------------------------------------------------------------------------------------------ results
 
     def transfer_results(self, finished_req_ids: set[str]) -> Any:
-        """vLLM's results of this step, with our releases, and without messages about leases already given back."""
+        """Returns vLLM's results of this step, with released leases added, and without late messages about leases given
+        back earlier.
+        """
         self._drop_held_reads(finished_req_ids)
         results = self.get_transfer_results()
         late = results.finished_sending & self._given_back.keys()
