@@ -1,1 +1,1 @@
-"""Configuration, OpenAI-compatible ingress and the Serve application graph."""
+"""The application: its configuration, the OpenAI-compatible ingress, and the graph of Serve deployments."""

@@ -1,8 +1,8 @@
 """The one configuration of a Sluice application: the `args` of a Serve config file, parsed once, refused when wrong.
 
 Every component keeps its own config dataclass beside its code (`DispatchConfig`, `IngressConfig`, one for each kind of
-engine). This file joins them, adds what only the deployment knows (how many, where), and turns errors into sentences
-that name the key and what is allowed.
+engine). This file joins them, adds what only the deployment knows (how many replicas, where), and turns errors into
+sentences that name the key and what is allowed.
 """
 
 import ipaddress
@@ -32,7 +32,7 @@ from policies.dispatch.dispatcher import DispatchConfig
 from policies.routing.registry import decode_policy, prefill_policy
 
 SIM_MODEL = "sim"
-"""`model.path` of applications without a real model: sim engines only, whose tokens are words."""
+"""`model.path` of applications without a real model, which have sim engines only; their tokens are words."""
 
 
 class _Strict(BaseModel):
@@ -62,15 +62,15 @@ class TopologyConfig(_Strict):
     pod: str | None = None
 
     def labels(self) -> dict[str, str]:
-        """Rack and pod as labels of the engine's node."""
+        """Returns rack and pod as labels of the engine's node."""
         found = {"sluice.io/rack": self.rack, "sluice.io/pod": self.pod}
         return {name: value for name, value in found.items() if value}
 
 
 class EngineConfig(_Strict):
-    """One engine, as far as its own process must know it.
+    """The settings of one engine that its own process needs.
 
-    `kind` is a name of `actors.engine.registry.ENGINES`, `options` are fields of that kind's config dataclass.
+    `kind` is a name of `actors.engine.registry.ENGINES`, and `options` are fields of that kind's config dataclass.
     """
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,30}$")]
@@ -86,16 +86,16 @@ class EngineConfig(_Strict):
         return kind
 
     def engine_config(self, engine_id: str, model: str, served_name: str, **defaults: Any) -> Any:
-        """The kind's config of one engine, `model` being its directory or name. Raises ConfigError.
+        """Returns the config of one engine of this kind. Raises ConfigError.
 
-        `defaults` hold where the options say nothing.
+        `model` is its directory or name, and `defaults` hold where the options say nothing.
         """
         facts = {"engine_id": engine_id, "role": self.role, "model": model, "served_name": served_name}
         return engine_config(self.kind, facts, self.options, f"engines.{self.name}.options", defaults)
 
 
 class EngineGroupConfig(EngineConfig):
-    """Some equal engines, and what Ray must know to place them."""
+    """A group of equal engines, with what Ray needs to place them."""
 
     replicas: Annotated[int, Field(ge=0, le=4096)] = 1
     num_cpus: Annotated[float, Field(ge=0)] | None = Field(
@@ -109,7 +109,9 @@ class EngineGroupConfig(EngineConfig):
 
     @property
     def engine(self) -> EngineConfig:
-        """The part that a replica is started with: another number or another place of replicas leaves it equal."""
+        """The settings that a replica is started with. Changes of the number or the place of replicas do not touch
+        them.
+        """
         return EngineConfig(**{name: getattr(self, name) for name in EngineConfig.model_fields})
 
     @property
@@ -140,8 +142,10 @@ class PolicyChoice(_Strict):
 
 
 class RouterConfig(_Strict):
-    """The decision maker. `dispatch`: the fields of `DispatchConfig`, `predictor`: those of `PredictorConfig`,
-    `network`: those of `NetworkConfig`, `journal`: those of `JournalConfig`.
+    """The router's policies and settings.
+
+    `dispatch` holds fields of `DispatchConfig`, `predictor` of `PredictorConfig`, `network` of `NetworkConfig`, and
+    `journal` of `JournalConfig`.
     """
 
     prefill: PolicyChoice = PolicyChoice(name="join_shortest_queue")
@@ -166,7 +170,10 @@ class RouterConfig(_Strict):
 
 
 class IngressGroupConfig(_Strict):
-    """The public API. With `port` 0 the ingress has no listener of its own, and only Serve's port answers."""
+    """The ingress replicas, which serve the public API.
+
+    With `port` 0 the ingress has no listener of its own, and only Serve's port answers.
+    """
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
@@ -180,9 +187,9 @@ class IngressGroupConfig(_Strict):
 
 
 class WireConfig(_Strict):
-    """The internal sockets: unix sockets inside a node and, with `interface`, TCP on that address.
+    """The internal sockets.
 
-    TCP needs a secret.
+    They are unix sockets inside a node and, with `interface`, TCP on that address. TCP needs a secret.
     """
 
     interface: str | None = Field(
@@ -196,7 +203,7 @@ class WireConfig(_Strict):
     )
 
     def secret(self) -> bytes | None:
-        """The shared secret that this process's environment holds, or None."""
+        """Returns the shared secret from this process's environment, or None."""
         value = os.environ.get(self.secret_env, "")
         return value.encode() or None
 
@@ -253,10 +260,10 @@ class AppConfig(_Strict):
 
 
 def parse(args: Mapping[str, Any], folder: Path | None = None) -> AppConfig:
-    """The validated config of a Serve application's `args`.
+    """Returns the validated config of a Serve application's `args`.
 
-    `folder` is where the file lies; further files that it names are relative to it. Without it they are relative to
-    the working directory. Raises ConfigError with every problem on a line of its own.
+    `folder` is where the file lies; further files that it names are relative to it. Without it they are relative to the
+    working directory. Raises ConfigError with every problem on a line of its own.
     """
     try:
         return AppConfig.model_validate(dict(args), context={"folder": folder})

@@ -24,14 +24,15 @@ from app.replicas import DRAIN_S, CoreShare, EngineReplica, RouterReplica
 
 HEALTH_CHECK_PERIOD_S = 2.0
 HEALTH_CHECK_TIMEOUT_S = 30.0
-"""Serve replaces a replica after three probes in a row that got no answer within this time. A dead process, and an
-engine that says it is dead, are replaced at once; the probes find a process that hangs. On an overloaded machine every
-process seems to hang for some seconds, hence 30.
+"""Seconds to wait for the answer to a health probe; Serve replaces a replica after three missed probes in a row.
+
+A dead process, and an engine that says it is dead, are replaced at once; the probes find a process that hangs. On an
+overloaded machine every process seems to hang for some seconds, hence 30.
 """
 
 
 def build(args: Mapping[str, Any]) -> serve.Application:
-    """The application of a Serve config's `args`. Raises ConfigError naming each wrong key."""
+    """Returns the application of a Serve config's `args`. Raises ConfigError naming each wrong key."""
     config = parse(args)
     router = _application(
         RouterReplica,
@@ -71,7 +72,7 @@ def build(args: Mapping[str, Any]) -> serve.Application:
 def _application(
     cls: type, name: str, parts: tuple[Any, ...], *handles: serve.Application, **options: Any
 ) -> serve.Application:
-    """A deployment that is bound to `parts` of the configuration and to handles of other deployments."""
+    """Returns a deployment that is bound to `parts` of the configuration and to handles of other deployments."""
     deployment = serve.deployment(
         name=name,
         health_check_period_s=HEALTH_CHECK_PERIOD_S,
@@ -88,11 +89,11 @@ def _application(
 
 
 class _VersionedByItsPart(DeploymentConfig):
-    """Serve's settings of a deployment, which keep the version that they were made with.
+    """Serve's settings of a deployment. Their version stays as it was when they were made.
 
-    Serve 2.60 restarts the replicas of a deployment whose version changes. It offers no way to choose versions, and on
-    `serve deploy` it gives all deployments of an application one, a hash of the whole `args`, by assigning this field
-    when the application has been built (`ray.serve._private.deploy_utils.get_deploy_args`).
+    Serve 2.60 restarts the replicas of a deployment whose version changes. It offers no way to choose versions: on
+    `serve deploy` it gives all deployments of an application one version, a hash of the whole `args`. It does so by
+    assigning this field when the application has been built (`ray.serve._private.deploy_utils.get_deploy_args`).
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -101,7 +102,7 @@ class _VersionedByItsPart(DeploymentConfig):
 
 
 def _actor_options(group: EngineGroupConfig) -> dict[str, Any]:
-    """Ray's resources of one replica.
+    """Returns Ray's options for one replica: its resources and its environment.
 
     CPU engines share the node's cores, which `actors.engine.cores` divides; each asks Ray for little, so that Ray can
     place all of them.

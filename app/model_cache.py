@@ -1,8 +1,8 @@
-"""A cache of converted models: complete or absent, made once, checked on reuse.
+"""A cache of converted models. A model in it is complete or absent, is made once, and is checked before each reuse.
 
 A model appears under its final name by one rename, after its files were flushed and a manifest with sizes and SHA-256
-sums was written beside them. A file lock keeps concurrent converters apart: the second waits and reuses. A damaged
-model is converted anew.
+sums was written beside them. A file lock keeps concurrent converters apart: the second waits and reuses the result of
+the first. A damaged model is converted anew.
 """
 
 import fcntl
@@ -17,8 +17,9 @@ from pathlib import Path
 
 MANIFEST = "sluice-manifest.json"
 FORMAT = 1
-"""Number of the conversion's format, part of a model's folder name: raised when the conversion changes, so that older
-results are not reused.
+"""Number of the conversion's format, which is part of a model's folder name.
+
+It is raised when the conversion changes, so that older results are not reused.
 """
 QUICK_HASH_LIMIT_BYTES = 16 * 2**20
 """Size up to which a quick check hashes a file; of larger files it compares the sizes only."""
@@ -28,11 +29,11 @@ Converter = Callable[[Path, Path], None]
 
 
 class ModelError(Exception):
-    """A model that cannot be served; the message says what to do."""
+    """A model cannot be served; the message says what to do."""
 
 
 def check_directory(path: Path) -> None:
-    """Raise ModelError, naming what is missing, unless `path` looks like a complete Hugging Face model directory."""
+    """Raises ModelError, naming what is missing, unless `path` looks like a complete Hugging Face model directory."""
     config = path / "config.json"
     if not config.is_file():
         raise ModelError(f"model directory {path} has no config.json")
@@ -49,7 +50,11 @@ def check_directory(path: Path) -> None:
 
 
 def damage(path: Path, *, full: bool = False) -> str | None:
-    """The first difference between the converted model at `path` and its manifest, in words; None if there is none."""
+    """Returns the first difference between the converted model at `path` and its manifest, in words; None if there is
+    none.
+
+    With `full` all files are hashed, else only those of at most `QUICK_HASH_LIMIT_BYTES`.
+    """
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
         files: dict[str, dict[str, int | str]] = manifest["files"]
@@ -79,10 +84,11 @@ def install(
     full_check: bool = False,
     say: Progress,
 ) -> Path:
-    """Make `target` hold the intact conversion of `source`, converting at most once however many callers ask.
+    """Makes `target` hold the intact conversion of `source`, and returns `target`.
 
-    `convert(source, directory)` writes the files. `target` appears by a rename, after the manifest was written.
-    Raises ModelError for lack of space and passes on what `convert` raises; `target` is then as before or absent.
+    However many callers ask, the conversion runs at most once. `convert(source, directory)` writes the files, and
+    `target` appears by a rename after the manifest was written. Raises ModelError if less than `need_bytes` of disk are
+    free, and passes on what `convert` raises; `target` is then as before or absent.
     """
     if target.is_dir() and damage(target, full=full_check) is None:
         return target
@@ -95,7 +101,7 @@ def install(
             if trouble is None:
                 return target
             say(f"{target} is damaged ({trouble}); converting again")
-        for leftover in target.parent.glob(f".{target.name}.tmp-*"):  # of a converter that was killed
+        for leftover in target.parent.glob(f".{target.name}.tmp-*"):  # left by a killed converter
             shutil.rmtree(leftover)
         free_bytes = shutil.disk_usage(target.parent).free
         if free_bytes < need_bytes:
@@ -117,7 +123,7 @@ def install(
 
 
 def _seal(directory: Path, source: Path) -> None:
-    """Check what a converter wrote, make it readable and durable, and write the manifest beside it."""
+    """Checks what a converter wrote, makes it readable and durable, and writes the manifest beside it."""
     check_directory(directory)
     files = {}
     for file in sorted(directory.iterdir()):
@@ -135,7 +141,7 @@ def _seal(directory: Path, source: Path) -> None:
 
 @contextmanager
 def _lock(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Hold an exclusive lock on `path`; the kernel gives it back if the process dies."""
+    """Holds an exclusive lock on `path`; the kernel releases it if the process dies."""
     with path.open("w") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)

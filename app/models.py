@@ -40,7 +40,10 @@ class GgufSource:
     """Disk space that the converted model needs, rounded up."""
 
     def locate(self) -> tuple[Path, str]:
-        """Returns the file and the distribution's version without importing the package, which needs llama.cpp."""
+        """Returns the file and the distribution's version. Raises ModelError if either is missing.
+
+        The package is not imported, because that needs llama.cpp.
+        """
         spec = importlib.util.find_spec(self.package)
         if spec is None or not spec.submodule_search_locations:
             raise ModelError(
@@ -68,7 +71,7 @@ BUILTINS: dict[str, GgufSource] = {
 
 
 def cache_root() -> Path:
-    """The directory under which Sluice keeps what it can make again."""
+    """Returns the directory under which Sluice keeps files that it can make again."""
     configured = os.environ.get("SLUICE_CACHE")
     return Path(configured).expanduser() if configured else Path.home() / ".cache" / "sluice"
 
@@ -76,10 +79,10 @@ def cache_root() -> Path:
 def resolve(
     reference: str, *, cache: Path | None = None, full_check: bool = False, progress: Progress | None = None
 ) -> Path:
-    """Return the absolute local directory of the model that `reference` names; converts or downloads if needed.
+    """Returns the absolute local directory of the model that `reference` names, converted or downloaded if needed.
 
-    `full_check` hashes a built-in model's weights too (about a second), instead of only comparing their size.
-    Raises ModelError where the reference names nothing that can be served. May take half a minute the first time.
+    `full_check` hashes a built-in model's weights too (about a second), instead of only comparing their size. Raises
+    ModelError where the reference names nothing that can be served. May take half a minute the first time.
     """
     say = progress or (lambda _line: None)
     if reference in BUILTINS:
@@ -101,9 +104,10 @@ def resolve(
 
 
 def convert_gguf(source: Path, target: Path) -> None:
-    """Dequantise a GGUF file to float32 safetensors with tokenizer and chat template (about 30 s, 1.5 GB memory).
+    """Dequantises a GGUF file to float32 safetensors with tokenizer and chat template (about 30 s, 1.5 GB memory).
 
-    Imports torch and transformers. float32 keeps the dequantised values exactly; engines cast as they load.
+    Imports torch and transformers. float32 keeps the dequantised values exactly; engines cast as they load. Raises
+    ModelError for a file without a chat template.
     """
     # Everything that the conversion needs is in the file.
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -136,7 +140,7 @@ def _builtin(source: GgufSource, cache: Path, full_check: bool, say: Progress) -
 
 
 def _convert_in_child(source: Path, target: Path) -> None:
-    """Run `convert_gguf` in a process of its own, so that a server does not keep torch's memory."""
+    """Runs `convert_gguf` in a process of its own, so that a server does not keep torch's memory. Raises ModelError."""
     root = str(Path(__file__).resolve().parent.parent)
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     command = [sys.executable, "-m", "app.models", "--convert-gguf", str(source), "--into", str(target)]
@@ -175,7 +179,7 @@ def _from_hub(reference: str, say: Progress) -> Path:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Command line; returns the exit status."""
+    """Runs the command line and returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m app.models", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("model", nargs="?", help="built-in name, local directory, or hub name owner/name")
     parser.add_argument(

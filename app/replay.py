@@ -1,6 +1,6 @@
 """`sluice replay`: decides a router's journal again by the pure code and says whether every decision comes out equal.
 
-`command` is what the entry point group `sluice.commands` loads; `python -m app.replay` is the same program.
+The entry point group `sluice.commands` loads `command`; `python -m app.replay` is the same program.
 """
 
 import argparse
@@ -14,22 +14,25 @@ from policies.journal.lines import JournalError
 from policies.journal.replay import Step, TornJournal, replay
 
 SHOWN = 3
-"""Differences that are printed for one log."""
+"""Number of differences that are printed for one log."""
 WHAT = "the folder of router.journal, or files of it"
 
 
 class ReplayCommand:
-    """The subcommand. Exit code 0: all equal; 1: a decision differs; 2: no journal that can be replayed."""
+    """The subcommand `sluice replay`.
+
+    Its exit code is 0 if all decisions are equal, 1 if one differs, and 2 if there is no journal that can be replayed.
+    """
 
     name = "replay"
     help = "decide a router's journal again and compare every decision"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Adds the arguments."""
+        """Adds the command's arguments to `parser`."""
         parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help=WHAT)
 
     def run(self, args: argparse.Namespace) -> int:
-        """Replays each log that the paths hold."""
+        """Replays each log that the paths hold, and returns the exit code."""
         code = 0
         for path in args.paths:
             if not path.exists():
@@ -95,7 +98,7 @@ command = ReplayCommand()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The program without the `sluice` command."""
+    """Runs the program without the `sluice` command, and returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m app.replay", description=command.help)
     command.configure(parser)
     return command.run(parser.parse_args(argv))

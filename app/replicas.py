@@ -1,7 +1,8 @@
 """The classes that Ray Serve runs: thin shells that start a component, connect it, and end it.
 
 Ray places, supervises and restarts these; requests, decisions and tokens never pass through a Serve handle (the one
-handle call is `Router.addresses`, asked at each connect). Each is a plain class: `app.graph` makes deployments of them.
+handle call is `Router.addresses`, made at each connect). Each is a plain class; `app.graph` and `app.ingress.replica`
+make deployments.
 """
 
 import gc
@@ -28,20 +29,21 @@ if TYPE_CHECKING:
 log = logging.getLogger("ray.serve")
 
 DRAIN_S = 15.0
-"""Seconds that a replica which must go gives its running requests."""
+"""Seconds that a replica gives its running requests before it ends."""
 
 
 class CoreShare(NamedTuple):
-    """An engine's share of its node's CPU cores: share number `at` where `engines` engines divide them."""
+    """An engine's share of its node's CPU cores: `engines` engines divide them, and this is share number `at`."""
 
     at: int
     engines: int
 
 
 def listen_addresses(wire: WireConfig, name: str) -> list[str]:
-    """The addresses on which a component of this process listens: a unix socket, and TCP if there is an interface.
+    """Returns the addresses on which a component of this process listens: a unix socket, and TCP if `wire` has an
+    interface.
 
-    Raises RuntimeError when TCP is asked for without a secret: internal sockets between nodes are always authenticated.
+    Raises RuntimeError for TCP without a secret: internal sockets between nodes are always authenticated.
     """
     directory = wire.socket_dir or os.path.join(tempfile.gettempdir(), f"sluice-{os.getuid()}")
     addresses = [f"unix:{os.path.join(directory, f'{name}-{uuid.uuid4().hex[:8]}.sock')}"]
@@ -56,12 +58,15 @@ def listen_addresses(wire: WireConfig, name: str) -> list[str]:
 
 
 def node_host(wire: WireConfig) -> str | None:
-    """The node's address on the internal interface; None where everything stays inside one node."""
+    """Returns the node's address on the internal interface, or None where everything stays inside one node."""
     return ray.util.get_node_ip_address() if wire.interface == "auto" else wire.interface
 
 
 class RouterReplica:
-    """Holds the dispatcher on its sockets. One replica; when it dies the ingresses decide alone until it is back."""
+    """The router's process: it serves the dispatcher on the router's sockets.
+
+    There is one replica. While it is away the ingresses decide alone.
+    """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, router: RouterConfig, wire: WireConfig
@@ -88,16 +93,16 @@ class RouterReplica:
         self._server = RouterServer(me, dispatcher, router.engine_grace_s, forecasts, network, journal)
         await self._server.start(listen_addresses(wire, "router"))
         gc.collect()
-        # What is loaded by now stays for good; a full collection would walk it for some 50 ms.
+        # Objects loaded by now stay for good; without freezing, each full collection would walk them for some 50 ms.
         gc.freeze()
         log.info("router listens on %s", ", ".join(self._server.addresses))
 
     async def addresses(self) -> tuple[str, ...]:
-        """The addresses at which this router takes connections."""
+        """Returns the addresses at which this router takes connections."""
         return self._server.addresses
 
     async def explain(self, attempt_id: str) -> list[dict[str, Any]]:
-        """The logged decisions of one request."""
+        """Returns the logged decisions of one request, oldest first."""
         return self._server.decisions.explain(attempt_id)
 
     async def __del__(self) -> None:
@@ -106,14 +111,14 @@ class RouterReplica:
 
 
 async def refit_in_ray(job: Any) -> Any:
-    """Runs a predictor's refit as a Ray task: in a worker process of its own, which lowers its priority."""
+    """Runs a predictor's refit as a Ray task, in a worker process of its own, which lowers its priority."""
     from predictors.promote import refit
 
     return await ray.remote(num_cpus=0, max_calls=1)(refit).remote(job)
 
 
 class EngineReplica:
-    """Runs one engine, its socket front and its reports to the router; drains before it goes."""
+    """Runs one engine, its socket server and its reports to the router; drains the engine before it ends."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self,
@@ -149,7 +154,7 @@ class EngineReplica:
         log.info("engine %s is ready on %s", engine_id, ", ".join(self._server.info().addresses))
 
     async def check_health(self) -> None:
-        """Serve's probe; raising replaces the replica."""
+        """Answers Serve's health probe; an exception makes Serve replace the replica."""
         await self._server.check_health()
 
     async def __del__(self) -> None:
@@ -162,7 +167,10 @@ class EngineReplica:
 
 
 def make_engine(model: ModelConfig, config: EngineConfig, engine_id: str, **defaults: Any) -> "Engine":
-    """An engine that is not started yet; what its kind needs is imported here, in its own replica process only."""
+    """Returns an engine that is not started yet.
+
+    Packages that its kind needs are imported here, so only in its own replica process.
+    """
     kind, files = ENGINES[config.kind], model.served_name
     if kind.loads_model:
         from app.models import resolve
@@ -172,7 +180,7 @@ def make_engine(model: ModelConfig, config: EngineConfig, engine_id: str, **defa
 
 
 def finder(router: "DeploymentHandle[Any]") -> Any:
-    """An async callable that asks Ray Serve where the router listens now."""
+    """Returns an async callable that asks Ray Serve for the router's addresses."""
 
     async def find() -> tuple[str, ...]:
         return tuple(await router.addresses.remote())

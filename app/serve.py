@@ -28,14 +28,14 @@ RAY_START_ATTEMPTS = 3
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status: 0 after Ctrl-C, 1 when it could not start, 2 for a wrong config or arguments."""
+    """Runs the command line. Returns 0 after Ctrl-C, 1 if it could not start, and 2 for a wrong config or arguments."""
     parser = argparse.ArgumentParser(prog="python -m app.serve", description=__doc__)
     configure(parser)
     return run(parser.parse_args(argv))
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments."""
+    """Adds the command's arguments to `parser`."""
     parser.add_argument(
         "--config", default="deploy/cpu.yaml", help="a Serve config file (default: %(default)s)"
     )
@@ -51,11 +51,11 @@ class ServeCommand:
     help = "run a Serve config file in the foreground, with its own Ray, until Ctrl-C"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Adds the arguments."""
+        """Adds the command's arguments to `parser`."""
         configure(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """Serves until Ctrl-C; `main` documents the exit status."""
+        """Serves until Ctrl-C and returns the exit status, which `main` documents."""
         return run(args)
 
 
@@ -63,7 +63,7 @@ command = ServeCommand()
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serves until Ctrl-C; see `main` for the exit status."""
+    """Serves until Ctrl-C and returns the exit status, which `main` documents."""
     try:
         schema = load(args.config, args.port, args.http_port)
     except OSError as error:
@@ -84,7 +84,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def load(path: str, port: int | None = None, http_port: int | None = None) -> dict[str, Any]:
-    """Returns the Serve config of a file with its args validated and its ports replaced. Raises ConfigError."""
+    """Returns the Serve config in the file at `path`, with its args validated and its ports replaced.
+
+    Raises ConfigError, and OSError or yaml.YAMLError for a file that cannot be read.
+    """
     with open(path) as file:
         schema: dict[str, Any] = yaml.safe_load(file)
     if not isinstance(schema, dict) or not schema.get("applications"):
@@ -97,7 +100,7 @@ def load(path: str, port: int | None = None, http_port: int | None = None) -> di
     router = parse(args, Path(path).resolve().parent).router
     heatmap = router.prefill.params.get("heatmap")
     if heatmap is not None:
-        # It was read from beside the file; what is deployed must not depend on the file's place.
+        # `parse` has replaced a file's name by its content, so that the deployment does not depend on this folder.
         args["router"]["prefill"]["params"]["heatmap"] = heatmap
     return schema
 
@@ -143,9 +146,9 @@ def _end_on_signals(stop: threading.Event) -> None:
 def _start_ray(address: str | None, temp_dir: str | None, say: "_Progress") -> None:
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # keeps a single-node Ray on 127.0.0.1
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Ray would run its workers, so our router and engines, at nice 15: any other program would come before serving.
+    # Ray would run its workers, and so our router and engines, at nice 15: any other program would come first.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    # Ray gives up a node that stays silent, here the only one: a laptop may sleep, or a machine be overloaded.
+    # Ray gives up a node that stays silent, here the only one: a laptop may sleep, or a machine may be overloaded.
     os.environ.setdefault("RAY_health_check_timeout_ms", "60000")
     import ray
 
@@ -250,7 +253,7 @@ def _ready(config: Any) -> bool:
     try:
         with urllib.request.urlopen(f"{_url(config)}/health/ready", timeout=10) as answer:
             return bool(answer.status == 200)
-    except (OSError, HTTPException):  # not there yet, or somebody else's
+    except (OSError, HTTPException):  # not there yet, or another server
         return False
 
 

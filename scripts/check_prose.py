@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 LONGEST_TRAILING = 40
-"""Characters of a comment that may stand behind code; a longer one stands above its line."""
+"""Largest number of characters of a comment behind code; a longer one belongs above its line."""
 
 OPENINGS = re.compile(
     r"(The same|The one that|Those|These|This|That|What|Who|Whose|Which|It|Its|They|Them|Their|And|But|Also|Likewise"
     r"|As above|Passed on|See the module|By id|To all|Else|Otherwise|So)\b(?!['’]s)"
 )
-"""First words of a docstring whose noun stands elsewhere."""
+"""First words of a docstring that point at a noun named elsewhere."""
 
 PHRASES = {
     re.compile(r"\bso long\b(?! as)"): "`so long`: write `until then` or `meanwhile`",
@@ -41,7 +41,7 @@ DOCUMENTS = (".md",)
 
 
 class Finding(NamedTuple):
-    """One place and what is wrong there."""
+    """One complaint: a place, and what is wrong there."""
 
     path: str
     line: int
@@ -49,7 +49,7 @@ class Finding(NamedTuple):
 
 
 def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Line and text of every docstring; a string that follows an assignment documents it and counts as one."""
+    """Yields line and text of every docstring; a string that follows an assignment documents it and counts as one."""
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if not isinstance(body, list):
@@ -64,14 +64,14 @@ def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def in_text(text: str) -> Iterator[str]:
-    """Complaints about phrases, wherever they stand."""
+    """Yields complaints about phrases, wherever they occur."""
     for pattern, message in PHRASES.items():
         if pattern.search(text):
             yield message
 
 
 def in_docstring(text: str) -> Iterator[str]:
-    """Complaints about one docstring."""
+    """Yields complaints about one docstring."""
     words = text.strip()
     if not words:
         yield "the docstring is empty"
@@ -85,7 +85,7 @@ def in_docstring(text: str) -> Iterator[str]:
 
 
 def in_comments(source: str) -> Iterator[tuple[int, str]]:
-    """Complaints about comments, with their lines."""
+    """Yields complaints about comments, with their lines."""
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type != tokenize.COMMENT:
             continue
@@ -100,7 +100,7 @@ def in_comments(source: str) -> Iterator[tuple[int, str]]:
 
 
 def check(path: Path) -> Iterator[Finding]:
-    """Findings of one file, in the order of its lines."""
+    """Yields the findings of one file, in the order of its lines."""
     source = path.read_text(encoding="utf-8")
     found: list[tuple[int, str]] = []
     if path.suffix == ".py":
@@ -115,7 +115,7 @@ def check(path: Path) -> Iterator[Finding]:
 
 
 def tracked(places: list[str]) -> list[Path]:
-    """Python files and documents that git tracks below `places` (everything, where none is given)."""
+    """Returns the Python files and documents that git tracks below `places` (all of them if `places` is empty)."""
     listed = subprocess.run(
         ["git", "ls-files", "--", *places], capture_output=True, text=True, check=True
     ).stdout
@@ -124,7 +124,7 @@ def tracked(places: list[str]) -> list[Path]:
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the findings; 1 if there are any."""
+    """Prints the findings. Returns 1 if there are any, else 0."""
     counting = "--count" in arguments
     findings = [f for path in tracked([a for a in arguments if a != "--count"]) for f in check(path)]
     if counting:

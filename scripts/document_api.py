@@ -17,7 +17,7 @@ SCHEMAS: dict[str, Any] = DOCUMENT["components"]["schemas"]
 
 
 def page(text: str) -> str:
-    """The page `text` with its tables written anew."""
+    """Returns the page `text` with its tables written anew."""
     made = {
         "endpoints": _endpoints,
         "fields both": lambda: _fields(_shared()),

@@ -49,7 +49,7 @@ def _event(event: type, row: Row) -> str:
 
 
 def picture() -> str:
-    """The table as a Mermaid state diagram: one arrow for each pair of stages, with the events that lead along it."""
+    """Returns the table as a Mermaid state diagram; an arrow between two stages names the events that cause it."""
     arrows: dict[tuple[str, str], list[str]] = {}
     for stage, event, row in ROWS:
         for to in row.leads_to:
@@ -60,7 +60,7 @@ def picture() -> str:
 
 
 def table() -> str:
-    """The table as Markdown, one row for each stage and event."""
+    """Returns the table as Markdown, with one row for each stage and event."""
     lines = ["| stage | event | what is done | leads to |", "|---|---|---|---|"]
     for stage, event, row in ROWS:
         done = " ".join((row.action.__doc__ or "").split())
@@ -70,13 +70,13 @@ def table() -> str:
 
 
 def held() -> str:
-    """The holdings of a request in each stage, as Markdown."""
+    """Returns what a request holds in each stage, as a Markdown table."""
     lines = ["| stage | held |", "|---|---|", *(f"| {stage.name} | {_HELD[stage]} |" for stage in Stage)]
     return "\n".join(lines) + "\n"
 
 
 def page() -> str:
-    """The whole of `docs/request-life.md`."""
+    """Returns the text of `docs/request-life.md`."""
     return f"{_HEAD}{picture()}\n## What is held\n\n{held()}\n## Every row\n\n{table()}"
 
 

@@ -27,7 +27,7 @@ BUCKETS = """
 
 
 def page() -> str:
-    """The whole page."""
+    """Returns the text of `docs/metrics.md`."""
     sections = {"This ingress replica": INGRESS, **all_metrics()}
     text = HEAD + "".join(_section(heading, metrics) for heading, metrics in sections.items())
     histograms = [metric for metric in INGRESS if metric.buckets]

@@ -75,11 +75,11 @@ SHARED: dict[type[Any], str] = {
     PdHeatmap: "those of [`pd_heatmap`](#pd_heatmap)",
     BalanceRouteH: "those of [`balance_route_h`](#balance_route_h)",
 }
-"""Classes whose parameters other policies inherit, and where these stand."""
+"""Classes whose parameters other policies inherit, with the words that refer to those parameters."""
 
 
 def page() -> str:
-    """The whole page."""
+    """Returns the text of `docs/policies.md`."""
     both = [name for name in PREFILL if name in DECODE]
     prefill = [name for name in PREFILL if name not in DECODE]
     decode = [name for name in DECODE if name not in PREFILL]
@@ -120,8 +120,10 @@ def _paragraphs(text: str | None) -> str:
 
 
 def _details(kind: type[Any]) -> str:
-    """The text of the class's module, where the module belongs to the class alone: symbols, deviations, what is not
-    claimed. Its first paragraph is left out, as the class's docstring says the same.
+    """Returns the text of the class's module: symbols, deviations, what is not claimed.
+
+    Its first paragraph is left out, as the class's docstring says the same. A class that derives from another policy of
+    its module has no details of its own.
     """
     module = inspect.getmodule(kind)
     assert module is not None
@@ -133,7 +135,7 @@ def _details(kind: type[Any]) -> str:
 
 
 def _markdown(text: str) -> str:
-    """Plain text with indented lines as paragraphs and code blocks."""
+    """Returns plain text as Markdown; indented lines become code blocks."""
     blocks = []
     for indented, lines in itertools.groupby(text.splitlines(), lambda line: line.startswith("    ")):
         block = textwrap.dedent("\n".join(lines)).strip("\n")
@@ -148,7 +150,7 @@ def _code(text: str) -> str:
 
 
 def _parameters(kind: type[Any]) -> str:
-    """The parameters that are the class's own, and where its inherited ones stand."""
+    """Returns the table of the class's own parameters, and where its inherited ones are described."""
     inherited = {base: text for base, text in SHARED.items() if issubclass(kind, base) and kind is not base}
     shared = {f.name for base in inherited for f in dataclasses.fields(base)}
     fields = [f for f in dataclasses.fields(kind) if f.name != "name"]
@@ -178,7 +180,7 @@ def _table(kind: type[Any], fields: "list[dataclasses.Field[Any]]") -> str:
 
 
 def meanings_of(kind: type[Any]) -> dict[str, str]:
-    """The strings below a dataclass's fields, by field; a class's own string comes before its bases'."""
+    """Returns the strings below a dataclass's fields, by field; a class's own string wins over its bases'."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__[:-1]):
         if not dataclasses.is_dataclass(base):
@@ -209,7 +211,7 @@ def _yaml(value: object) -> str:
 
 
 def _example(name: str, kind: type[Any]) -> str:
-    """A configuration that sets the parameters of the class itself, at most three, to their defaults."""
+    """Returns a configuration that sets up to three parameters of the class itself to their defaults."""
     own = [f for f in dataclasses.fields(kind) if f.name in ranges(kind)]
     own = [f for f in own if f.name in inspect.get_annotations(kind)] or own
     params = ", ".join(f"{f.name}: {_yaml(f.default)}" for f in own[:3])

@@ -1,4 +1,4 @@
-# Shared by the scripts in this folder: messages with elapsed time, and steps whose output is shown only if they fail.
+# Functions for the scripts in this folder: messages with elapsed time, and steps that show output only if they fail.
 
 began_s=$(date +%s)
 
@@ -11,7 +11,7 @@ die() {
     exit 1
 }
 
-# step TITLE COMMAND...: run it, say every 15 s that it still runs, and show the end of its output if it fails.
+# step TITLE COMMAND... runs the command, says every 15 s that it runs, and shows the end of its output if it fails.
 step() {
     local title=$1 log pid ticks=0 status=0
     shift

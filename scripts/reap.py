@@ -1,8 +1,8 @@
 """Runs a command and ends whatever it leaves behind, by process id: reap.py COMMAND [ARGUMENT...].
 
 The kernel makes this process the parent of orphaned descendants (PR_SET_CHILD_SUBREAPER), so daemons that left their
-session or process group, as Ray's do, are found too. Exits with the command's status; leftovers are listed on stderr.
-Linux only, standard library only.
+session or process group, as Ray's do, are found too. The exit status is the command's, and leftovers are listed on
+stderr. The script runs on Linux only and needs the standard library only.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ GRACE_S = 5.0
 
 
 def parents() -> dict[int, int]:
-    """Maps every live process to its parent; zombies are left out."""
+    """Returns the parent of every live process, by process id; zombies are left out."""
     found = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -34,7 +34,7 @@ def parents() -> dict[int, int]:
 
 
 def descendants(root: int) -> list[int]:
-    """All live descendants of `root`, parents before children."""
+    """Returns all live descendants of `root`, parents before children."""
     tree = parents()
     order, frontier = [], {root}
     while frontier := {pid for pid, parent in tree.items() if parent in frontier}:
@@ -59,7 +59,7 @@ def send(pids: list[int], number: signal.Signals) -> None:
 
 
 def collect() -> None:
-    """Wait for every child that has ended, so that none stays a zombie."""
+    """Collects every child that has ended, so that none stays a zombie."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -98,7 +98,7 @@ def main() -> int:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
 
     def stop(number: int, _frame: object) -> None:
-        signal.signal(number, signal.SIG_IGN)  # once is enough
+        signal.signal(number, signal.SIG_IGN)  # a second signal changes nothing
         raise SystemExit(128 + number)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

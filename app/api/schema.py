@@ -103,7 +103,7 @@ class _Request(BaseModel):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     """Penalty for every token by its number of occurrences in the output."""
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
-    """Factor that makes tokens of the prompt and of the output so far less likely; 1 changes nothing."""
+    """Factor that makes tokens of the prompt and of the output so far less likely (above 1) or likelier (below 1)."""
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     """Biases of logits, by token id (as text)."""
     response_format: dict[str, Any] | None = None

@@ -1,1 +1,1 @@
-"""`sluice profile`: measures deployed engines through the public API and writes the figures that policies read."""
+"""`sluice profile` measures deployed engines through the public API and writes the figures that policies read."""

@@ -1,8 +1,9 @@
 """`sluice profile heatmap`: measures where disaggregated serving beats colocated (DeepFlow 5.3) on what is deployed.
 
-One deployment with engine groups of all three roles (`--url`), which takes the right to administer it (the environment
-variable SLUICE_ADMIN_KEY, or none on the machine of a server without keys); or two deployments of equal engines, one
-colocated, one disaggregated. Nothing else should load them meanwhile.
+It measures one deployment with engine groups of all three roles (`--url`) or two deployments of equal engines, one
+colocated, one disaggregated. With one deployment the command needs the right to administer it: the
+environment variable SLUICE_ADMIN_KEY, or none on the machine of a server without keys. Nothing else should load the
+engines meanwhile.
 """
 
 import argparse
@@ -35,13 +36,13 @@ are interpolated (marked in the file), 1 nothing usable, 2 wrong arguments or de
 
 
 class ProfileCommand:
-    """The subcommand `profile`; `heatmap` is the one thing that it measures."""
+    """The subcommand `profile`; its one kind of measurement is `heatmap`."""
 
     name = "profile"
     help = "measure deployed engines and write the figures that policies read"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Adds the arguments."""
+        """Adds the command's arguments to `parser`."""
         kinds = parser.add_subparsers(dest="kind", metavar="WHAT", required=True)
         heatmap = kinds.add_parser(
             "heatmap",
@@ -53,7 +54,7 @@ class ProfileCommand:
         _arguments(heatmap)
 
     def run(self, args: argparse.Namespace) -> int:
-        """Measures; see the examples for the exit status."""
+        """Measures a heatmap and returns the exit status, which the examples explain."""
         try:
             return asyncio.run(_heatmap(args))
         except (ProfileError, HeatmapFileError, ValueError, OSError) as error:
@@ -127,7 +128,7 @@ async def _heatmap(args: argparse.Namespace) -> int:
 
 @dataclass(slots=True)
 class _Session:
-    """One run of the command: what it measures, and the file that grows."""
+    """One run of the command: its parameters, and the measured points, which it writes to the file as they come."""
 
     args: argparse.Namespace
     grid: Grid
@@ -138,7 +139,7 @@ class _Session:
     too_long: list[Point] = field(default_factory=list)
 
     async def run(self, runner: Runner) -> list[Point]:
-        """Measures what the file lacks; returns the points that the budget left out."""
+        """Measures the points that the file lacks, and returns those that the budget left out."""
         fits, self.too_long = points(self.grid, self.deployment.context_tokens)
         self.pairs = [] if self.args.fresh else self._kept()
         known = {pair.point for pair in self.pairs}
@@ -159,7 +160,7 @@ class _Session:
         return left
 
     def finish(self, left: list[Point]) -> int:
-        """Writes file and picture and says what is there."""
+        """Writes the file and the picture, says what is missing, and returns the exit status."""
         folded = self._write()
         failed = [pair for pair in self.pairs if not pair.whole]
         for pair in failed:
@@ -193,7 +194,10 @@ class _Session:
         return folded
 
     def _kept(self) -> list[Pair]:
-        """The complete points of the file. Raises ProfileError if they were measured in another way than this run."""
+        """Returns the complete points of the file that exists already.
+
+        Raises ProfileError if they were measured in another way than this run's.
+        """
         if not self.args.out.exists():
             return []
         data = read(self.args.out)
@@ -209,7 +213,7 @@ class _Session:
 
 
 _SAME = ("model", "kinds", "engines_per_mode", "requests_per_engine", "seed", "at_once")
-"""Facts in which two runs must agree for their points to belong to one map."""
+"""Facts in which two runs must agree, so that their points belong to one map."""
 
 
 def _name(point: Point) -> str:
@@ -243,7 +247,7 @@ def _provenance(
 
 
 def _commit() -> str | None:
-    """The commit of this checkout; None for an installed package."""
+    """Returns the commit of this checkout, or None for an installed package."""
     folder = Path(__file__).parent
     try:
         done = subprocess.run(

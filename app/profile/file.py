@@ -26,11 +26,11 @@ SUFFIX = ".json"
 
 
 class HeatmapFileError(ValueError):
-    """The file is missing or not one of ours; the message says what to do."""
+    """A heatmap file is missing or unusable; the message says what to do."""
 
 
 def shipped() -> list[str]:
-    """Names of the heatmaps that come with Sluice, each measured on one kind of engine."""
+    """Returns the names of the heatmaps that come with Sluice; each was measured on one kind of engine."""
     return sorted(path.name.removesuffix(SUFFIX) for path in SHIPPED.glob(f"*{SUFFIX}"))
 
 
@@ -61,7 +61,10 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def load_heatmap(name: str, base: Path) -> dict[str, Any]:
-    """A heatmap as plain data, checked, for a policy's `heatmap` parameter. Raises HeatmapFileError."""
+    """Returns a heatmap as plain data, checked, for a policy's `heatmap` parameter.
+
+    `name` is a shipped name or a file relative to `base`. Raises HeatmapFileError.
+    """
     path = locate(name, base)
     plain = read(path).get("heatmap")
     if plain is None:
@@ -75,7 +78,7 @@ def load_heatmap(name: str, base: Path) -> dict[str, Any]:
 
 
 def plain_data(heatmap: Heatmap) -> dict[str, Any]:
-    """A heatmap as the lists and numbers that `heatmap_from` takes."""
+    """Returns a heatmap as the lists and numbers that `heatmap_from` takes."""
     return {
         "prefill_tokens": list(heatmap.prefill_tokens),
         "ratios": list(heatmap.ratios),
@@ -101,7 +104,7 @@ def write(path: Path, folded: Folded, pairs: Sequence[Pair], provenance: Mapping
 
 
 def pairs_of(data: Mapping[str, Any], path: Path) -> list[Pair]:
-    """The measured points in the content of a heatmap file. Raises HeatmapFileError."""
+    """Returns the measured points in the content of a heatmap file. Raises HeatmapFileError."""
     try:
         return [
             Pair(Point(**p["point"]), Sample(**p["colocated"]), Sample(**p["disaggregated"]))

@@ -1,11 +1,12 @@
-"""Makes a heatmap of measured job completion times (JCT; DeepFlow 5.3). Pure.
+"""Makes a heatmap from measured job completion times (JCT; DeepFlow 5.3), without I/O.
 
     cell = mean JCT colocated / mean JCT disaggregated - 1     of one rate; rates are added element-wise
     standard error of a cell = (m_c / m_d) sqrt(s_c^2 / (n_c m_c^2) + s_d^2 / (n_d m_d^2))        (delta method)
 
-A cell that lacks a rate gets the mean of its measured rates there ("partial"); a cell without any gets a mean of the
-measured cells, weighted by 1 / distance^2 over the logarithms of both axes ("interpolated"). Both are marked, neither
-is counted as measured. Not claimed: that requests of one batch are independent, which the standard error supposes.
+A cell that lacks a rate gets the mean of its measured rates there ("partial"). A cell without any measured rate gets a
+mean of the measured cells, weighted by 1 / distance^2 over the logarithms of both axes ("interpolated"). Such cells are
+marked, and do not count as measured. Not claimed: that requests of one batch are independent, which the standard error
+supposes.
 """
 
 import math
@@ -23,7 +24,7 @@ Mark = Literal["measured", "partial", "interpolated"]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One batch in one mode. `failed` maps a reason to the number of requests that were not answered as asked."""
+    """The completion times of one batch in one mode. `failed` counts requests not answered in full, by reason."""
 
     engines: int
     requests: int
@@ -33,13 +34,13 @@ class Sample:
 
     @property
     def whole(self) -> bool:
-        """Whether all requests were answered: survivors of an overload would flatter the mode."""
+        """Whether all requests were answered; survivors of an overload would make the mode look better than it is."""
         return not self.failed and self.requests > 0 and self.jct_mean_s > 0
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Both modes at one point."""
+    """The samples of both modes at one point."""
 
     point: Point
     colocated: Sample
@@ -65,7 +66,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class RateMap:
-    """The cells of one rate; None stands for a cell that was not measured."""
+    """The cells of one rate and their standard errors; None stands for a cell that was not measured."""
 
     rate_per_s: float
     cells: tuple[tuple[float | None, ...], ...]
@@ -74,7 +75,7 @@ class RateMap:
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """A heatmap with its origin: `marks[i][j]` says what a cell rests on. `heatmap` is None while none is measured."""
+    """A heatmap with its origin: `marks[i][j]` says how cell (i, j) was found. `heatmap` is None if no cell is."""
 
     heatmap: Heatmap | None
     marks: tuple[tuple[Mark, ...], ...]
@@ -86,14 +87,14 @@ class Folded:
 
 
 def sample(engines: int, jcts_s: Sequence[float], failed: Mapping[str, int]) -> Sample:
-    """Mean and sample standard deviation (0 for a single request) of the completed requests."""
+    """Returns the mean and the sample standard deviation (0 for one request) of completion times, as a `Sample`."""
     mean_s = statistics.fmean(jcts_s) if jcts_s else 0.0
     std_s = statistics.stdev(jcts_s) if len(jcts_s) > 1 else 0.0
     return Sample(engines, len(jcts_s), mean_s, std_s, dict(failed))
 
 
 def fold(grid: Grid, pairs: Sequence[Pair]) -> Folded:
-    """The heatmap of the grid from the pairs that are whole; the others count as not measured."""
+    """Returns the heatmap of the grid, made of the pairs that are whole; others count as not measured."""
     found = {pair.point: pair for pair in pairs if pair.whole}
 
     def at(rate_per_s: float) -> Callable[[int, float], Pair | None]:

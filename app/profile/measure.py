@@ -1,5 +1,6 @@
-"""Runs the points: sends requests at their times over HTTP and takes the completion time (JCT) of each, from sending
-to the whole answer.
+"""Runs the points: sends their requests over HTTP at the planned times and measures completion times.
+
+The job completion time (JCT) of a request runs from sending it to having the whole answer.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from app.profile.target import Deployment, ProfileError, Side
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The load of every point.
+    """The load of every point: `per_engine` requests for each engine, made from `seed`.
 
     With `at_once` both modes run together, which is right only if they share no hardware.
     """
@@ -38,7 +39,7 @@ class Runner:
         self._load = load
 
     async def warm_up(self, point: Point) -> None:
-        """One request of `point` in each mode. Raises ProfileError where a mode is refused."""
+        """Sends one request of `point` in each mode. Raises ProfileError if one fails."""
         for mode, side in self._deployment.sides.items():
             (request, *_) = requests_of(point, mode, 1, 1, -1, self._load.run, self._load.vocabulary)
             _, failure = await self._one(side, request, time.perf_counter())
@@ -46,7 +47,10 @@ class Runner:
                 raise ProfileError(f"a {mode} request to {side.url} fails: {failure}")
 
     async def pair(self, point: Point, index: int) -> Pair:
-        """Both modes at `point`; which comes first alternates with `index`, so that drift does not favour one."""
+        """Measures both modes at `point` and returns their samples.
+
+        The mode that comes first alternates with `index`, so that drift does not favour one.
+        """
         if self._load.at_once:
             colocated, disaggregated = await asyncio.gather(*(self._sample(point, mode) for mode in MODES))
             return Pair(point, colocated, disaggregated)
@@ -65,7 +69,7 @@ class Runner:
         return sample(side.engines, [jct_s for jct_s, failure in outcomes if failure is None], failed)
 
     async def _one(self, side: Side, request: Planned, start_s: float) -> tuple[float, str | None]:
-        """Returns (JCT in s, None), or (0, why there is no JCT)."""
+        """Sends one request at its time. Returns (JCT in s, None), or (0, the reason why there is no JCT)."""
         await asyncio.sleep(max(0.0, start_s + request.at_s - time.perf_counter()))
         body = {
             "prompt": request.prompt,
@@ -103,8 +107,8 @@ async def measure(
 ) -> list[Point]:
     """Measures `todo` in order, calls `done(pair, seconds)` for each, and returns the points that the budget left out.
 
-    A point that the budget ends in the middle is dropped: half a batch has seen only part of its load. Raises
-    ProfileError where the first request fails.
+    A point that the budget interrupts is dropped, because half a batch has seen only part of its load. Raises
+    ProfileError if the first request fails.
     """
     left = list(todo)
     try:
@@ -118,5 +122,5 @@ async def measure(
                 left = list(todo[index + 1 :])
     except TimeoutError:
         if not budget.expired():
-            raise  # a connection's, not ours
+            raise  # not the budget's timeout
     return left

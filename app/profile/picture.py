@@ -1,4 +1,4 @@
-"""Draws a heatmap, all rates together and each alone: blue where disaggregated is faster, red where colocated is."""
+"""Draws a heatmap, of all rates together and of each alone: blue where disaggregated is faster, red where slower."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 from policies.routing.deepflow.heatmap import Heatmap
 
 _STACK_FROM = 4
-"""Number of ratios from which on the panels stand above one another."""
+"""Number of ratios from which the panels are drawn above one another instead of side by side."""
 Cells = Sequence[Sequence[float | None]]
 
 
@@ -18,7 +18,7 @@ def draw(
     rates: Sequence[Mapping[str, Any]],
     title: str,
 ) -> None:
-    """Writes PNG or SVG by the file's ending. `rates`: the file's list of {"rate_per_s", "cells"}."""
+    """Writes a PNG or SVG, by the ending of `path`. `rates` is the heatmap file's list of {"rate_per_s", "cells"}."""
     import matplotlib as mpl
 
     mpl.use("Agg")

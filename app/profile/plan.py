@@ -20,9 +20,10 @@ _PREFILL_WEIGHT = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Ascending positive axes: prompt tokens, decode/prefill ratios, requests per second and engine.
+    """The axes of the grid, ascending and positive: prompt tokens, decode/prefill ratios, requests per second and
+    engine.
 
-    Raises ValueError naming the axis.
+    Raises ValueError naming the wrong axis.
     """
 
     prefill_tokens: tuple[int, ...]
@@ -43,7 +44,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One cell at one rate (requests per second and engine)."""
+    """One cell of the heatmap at one rate, which is in requests per second and engine."""
 
     prefill_tokens: int
     ratio: float
@@ -51,12 +52,12 @@ class Point:
 
     @property
     def decode_tokens(self) -> int:
-        """Tokens that each request generates: at least one."""
+        """Tokens that each request generates; at least one."""
         return max(1, round(self.prefill_tokens * self.ratio))
 
     @property
     def weight(self) -> float:
-        """Estimated time of one request, in the time of an output token; a guess."""
+        """Guess of the time of one request, in units of the time of one output token."""
         return _PREFILL_WEIGHT * self.prefill_tokens + self.decode_tokens
 
 
@@ -72,8 +73,8 @@ class Planned:
 def points(grid: Grid, context_tokens: int) -> tuple[list[Point], list[Point]]:
     """Returns (points to measure, points that do not fit the context).
 
-    Both go from short requests to long ones, so that a run that is cut short has measured many points. All rates of a
-    cell follow one another.
+    Both lists go from short requests to long ones, so that a run that is cut short has measured many points. All rates
+    of a cell follow one another.
     """
     cells = [Point(p, r, grid.rates_per_s[0]) for p in grid.prefill_tokens for r in grid.ratios]
     cells.sort(key=lambda cell: (cell.weight, cell.prefill_tokens))
@@ -85,10 +86,10 @@ def points(grid: Grid, context_tokens: int) -> tuple[list[Point], list[Point]]:
 def requests_of(
     point: Point, mode: Mode, engines: int, per_engine: int, seed: int, run: str, vocabulary: int
 ) -> list[Planned]:
-    """The requests of a point: Poisson arrivals from `seed` alone, prompts of random tokens that share no prefix.
+    """Returns the requests of a point: Poisson arrivals from `seed` alone, and random prompts that share no prefix.
 
     Both modes get the same arrivals if they have the same number of engines. `run` changes the prompts, so that a
-    second run does not find the first one's in the prefix caches.
+    second run does not find prompts of the first one in the prefix caches.
     """
     where = f"{seed}/{point.prefill_tokens}/{point.ratio}/{point.rate_per_s}"
     arrivals = random.Random(where)

@@ -1,4 +1,4 @@
-"""Progress of a long measurement: a bar with the time left on a terminal, a line for each point elsewhere."""
+"""Shows the progress of a long measurement: a bar with the time left on a terminal, a line for each point elsewhere."""
 
 import sys
 import time
@@ -27,7 +27,7 @@ class Progress:
         self._started_s = time.monotonic()
 
     def left_s(self) -> float | None:
-        """Estimated seconds to the end; None before the first point."""
+        """Returns the estimated seconds to the end, or None before the first point."""
         if not self._weights:
             return None
         rest = self._todo[self._done :]
@@ -43,12 +43,12 @@ class Progress:
         self._show(pair)
 
     def end(self) -> None:
-        """Ends the bar's line."""
+        """Ends the line of the bar, where one is shown."""
         if self._out.isatty() and self._done:
             print(file=self._out)
 
     def _span_s(self, point: Point) -> float:
-        """Seconds that the arrivals of a point take, in both modes one after the other."""
+        """Returns the seconds that the arrivals of a point take, in both modes one after the other."""
         return 2 * self._per_engine / point.rate_per_s
 
     def _show(self, pair: Pair) -> None:

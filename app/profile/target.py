@@ -1,4 +1,4 @@
-"""The deployment that is profiled, and how a request is made to run colocated or disaggregated there. HTTP only."""
+"""The deployment that is profiled, reached over HTTP, and how a request is made to run colocated or disaggregated."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ _ROLES: dict[Mode, tuple[str, ...]] = {"colocated": ("colocated",), "disaggregat
 
 
 class ProfileError(Exception):
-    """The measurement cannot be made; the message says what to change."""
+    """A measurement cannot be made; the message says what to change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One mode of serving: where its requests go, with which headers, and how many engines share the load."""
+    """One mode of serving: the URL and headers of its requests, and the number of engines that share the load."""
 
     url: str
     headers: dict[str, str]
@@ -27,7 +27,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Both sides, and facts for the record. Every engine of both sides can serve `context_tokens`."""
+    """Both modes of serving, and facts for the record. Every engine can serve `context_tokens`."""
 
     sides: dict[Mode, Side]
     model: str
@@ -39,7 +39,10 @@ class Deployment:
 
 
 async def discover(http: httpx.AsyncClient, colocated_url: str, disaggregated_url: str) -> Deployment:
-    """Asks one deployment with all three roles (equal URLs), or two with one kind each. Raises ProfileError."""
+    """Returns the facts about one deployment with all three roles (equal URLs), or two with one mode each.
+
+    Raises ProfileError.
+    """
     shared = colocated_url == disaggregated_url
     urls: dict[Mode, str] = {"colocated": colocated_url, "disaggregated": disaggregated_url}
     sides, engines, models, contexts, busy = {}, [], [], [], 0
