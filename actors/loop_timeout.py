@@ -2,8 +2,8 @@
 
 A process that was stopped for a minute, or a machine that was suspended, has not waited a minute for its peer: the
 peer's answer may lie in the socket unread, and the peer may have been stopped as well. A limit is therefore counted in
-slices, each with a timer of its own. A timer that fires late shows that the loop stood still, and its slice does not
-count; this is excused a bounded number of times.
+slices, each with a timer of its own. A timer that fires late shows that the loop was stopped, so its slice does not
+count. This happens for at most SLICES slices, so that a timeout ends even on a slow machine.
 """
 
 import asyncio

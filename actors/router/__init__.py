@@ -1,1 +1,3 @@
-"""The router: `server.RouterServer` puts the dispatcher (`policies.dispatch`) on sockets; no decision is made here."""
+"""The router: `server.RouterServer` connects the dispatcher (`policies.dispatch`), which makes all decisions, to
+sockets.
+"""

@@ -56,9 +56,8 @@ class PredictorConfig:
 
     enabled: bool = False
     folder: str | None = None
-    window_tokens: Annotated[int, Whole(1)] = (
-        48  # ASSUMPTION: one of the paper's swept horizons {1, 24, 48, 96}
-    )
+    # ASSUMPTION: one of the paper's swept horizons {1, 24, 48, 96}
+    window_tokens: Annotated[int, Whole(1)] = 48
     refresh_tokens: int = 16
     gate: float = 0.5
     floor_tokens: float = 1.0
@@ -95,7 +94,7 @@ class Forecasts:
         self._last_refit_s: float | None = None
         self._refit: asyncio.Task[None] | None = None
         self._counts = {"refits": 0, "promotions": 0, "refit_failures": 0, "outcomes_dropped": 0}
-        self._write_errors = 0  # counted by the thread alone
+        self._write_errors = 0  # only the thread writes it
         if self._folder is not None:
             self._adopt(self._folder)
 
@@ -152,7 +151,7 @@ class Forecasts:
         if self._folder is None or self._run_refit is None or self._refit is not None:
             return
         if self._last_refit_s is None:
-            # the first interval counts from the start
+            # the first interval begins with the first call
             self._last_refit_s = now_s
         report = self.predictor.drift()
         every_s = self.config.refit_every_s / (10 if report is not None and report.drifted else 1)

@@ -121,7 +121,7 @@ class KvFeed:
             source.parts = []
         source.parts += from_wire(message.chains)
         if message.part < message.parts - 1:
-            source.asked_s = time.monotonic()  # the answer is on its way
+            source.asked_s = time.monotonic()  # the next part is on its way
             return
         chains = tuple(chain for chain in source.parts if isinstance(chain, Stored))
         source.parts, source.asked = [], None

@@ -238,7 +238,7 @@ class RouterServer:
             failure = stale
             log.debug("stale: %s", stale)
         except PolicyError as error:
-            # a bug in a policy: the request that it failed on waits on, and all others are served
+            # a bug in a policy: its request stays where it is, and all others are served
             self._policy_errors += 1
             actions, failure = error.decided, error
             log.error("%s", error)

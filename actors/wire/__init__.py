@@ -1,1 +1,1 @@
-"""The hot path between ingress, router and engines: msgspec messages over framed sockets."""
+"""The connections between ingress, router and engines: msgspec messages over framed sockets."""

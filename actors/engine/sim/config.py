@@ -1,4 +1,4 @@
-"""Configuration of a sim engine."""
+"""The configuration of a sim engine, and what it announces."""
 
 import dataclasses
 import os

@@ -218,7 +218,7 @@ class SimEngine:
         self._clock.kick()
 
     def release(self, attempt_id: str) -> None:
-        """Ends the lease of `attempt_id`, if there is one."""
+        """Ends the leases of `attempt_id`, if there are any."""
         self._leases.release(attempt_id)
 
     def _check_open(self, busy: bool) -> None:

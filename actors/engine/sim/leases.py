@@ -38,7 +38,7 @@ class LeaseKeeper:
         self._held = AttemptLeases()
         self._reads: dict[Channel, set[str]] = {}
         self._pacer = LinkPacer(dict(links), self._sent)
-        self._readers: dict[str, Channel] = {}  # of paced reads
+        self._readers: dict[str, Channel] = {}  # by key, for paced reads only
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
 

@@ -49,7 +49,7 @@ class SharedLink:
         self._served = 0.0
         self._at_s = 0.0
         self._ends: dict[str, float] = {}  # key -> `served` at its end
-        self._heap: list[tuple[float, str]] = []  # may hold dead entries
+        self._heap: list[tuple[float, str]] = []  # may still hold dropped transfers
 
     def begin(self, key: str, n_bytes: float, now_s: float) -> None:
         """Adds a transfer."""

@@ -64,7 +64,7 @@ class Translator:
     """Translates vLLM's events into Sluice's changes; without I/O."""
 
     def __init__(self) -> None:
-        self._ours: dict[Any, BlockHash] = {}  # vLLM's hash -> ours
+        self._ours: dict[Any, BlockHash] = {}  # vLLM's hash -> Sluice's
         self._changes: list[Change] = []
 
     @property
@@ -163,7 +163,7 @@ class KvEventFeed:
         """
         import zmq
 
-        with context.socket(zmq.DEALER) as request:  # REQ would take one answer only
+        with context.socket(zmq.DEALER) as request:  # a REQ socket takes only one answer
             request.setsockopt(zmq.LINGER, 0)
             request.connect(self._replay_endpoint)
             await request.send_multipart((b"", self._next.to_bytes(8, "big")))

@@ -195,7 +195,7 @@ def spawning_through_plugin() -> Iterator[None]:
 
     def extended(**kwargs: Any) -> list[str]:
         command: list[str] = command_line(**kwargs)
-        if "-c" in command:  # not so in frozen executables
+        if "-c" in command:  # frozen executables have no -c
             at = command.index("-c") + 1
             command[at] = plugin.spawned_child_code() + command[at]
         return command

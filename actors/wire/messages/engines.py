@@ -19,7 +19,7 @@ class EngineInfo(Part, frozen=True):
     `kind` is a name of `actors.engine.registry.ENGINES`. `group` is NIXL's compatibility group (engine version, model,
     layout, dtype): KV never crosses groups. `slots` is beta_max, the most sequences that decode at once. A peer tries
     `addresses` in order (`unix:/path`, `tcp:host:port`). `node` is Ray's id of the engine's node, or the name in its
-    group's `topology`. `labels` give the rack and the pod of that node (`actors.engine.topology`).
+    group's `topology`. `labels` say where in the network that node is (`actors.engine.topology`).
 
     An engine of `dp_ranks` data-parallel ranks has one scheduler for each rank, with an equal share of `slots` and
     `kv_blocks`. With a `barrier` all ranks end every step together.
@@ -150,8 +150,8 @@ class Pull(Wire, frozen=True):
 
 class PullGrant(Wire, frozen=True):
     """Sim prefill engine -> sim decode engine: the answer to Pull. `ok` is False if the KV is gone (lease expired,
-    released, engine restarted). If `paced`, a Sent follows when the bytes have arrived; otherwise the reader computes
-    how long they take.
+    released, engine restarted) or is already being read over this connection. If `paced`, a Sent follows when the bytes
+    have arrived; otherwise the reader computes how long they take.
     """
 
     attempt_id: str

@@ -178,8 +178,8 @@ class RouteDecode(Wire, frozen=True):
 
 
 class Reject(Wire, frozen=True):
-    """The router does not serve the attempt, and all its charges are given back. `status` is 429 if the queue is full,
-    and 503 if there is no engine or the attempt expired in the pool.
+    """The router does not serve the attempt, and all its charges are given back. `status` is 429 if the queue is full.
+    It is 503 if no engine can serve the attempt, or if the attempt waited too long in the queue or in the pool.
     """
 
     attempt_id: str

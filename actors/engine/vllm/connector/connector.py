@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class SluiceConnector(NixlPullConnector):
-    """The class that vLLM makes once for each half of the connector; KVTransferConfig names it."""
+    """The connector class that KVTransferConfig names. vLLM makes one instance for each half."""
 
     connector_scheduler: SluiceScheduler | None
     connector_worker: SluiceWorker | None
