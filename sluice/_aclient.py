@@ -1,4 +1,4 @@
-"""The asynchronous client (asyncio); the twin of `client`, which documents the calls."""
+"""The asynchronous client (asyncio), the twin of `Sluice` in `_client`, which documents the calls."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 class AsyncSluice:
-    """Like `Sluice`, with coroutines. Belongs to the event loop it is first used in.
+    """A client like `Sluice` whose calls are coroutines. It belongs to the event loop in which it is first used.
 
     Cancelling a call's task closes its connection, upon which the server cancels the request.
     """
@@ -77,7 +77,7 @@ class AsyncSluice:
 
     @property
     def base_url(self) -> str:
-        """Root of the server, without `/v1`."""
+        """The root URL of the server, without `/v1`."""
         return self._settings.base_url
 
     @overload
@@ -95,7 +95,10 @@ class AsyncSluice:
     async def chat(
         self, messages: str | Sequence[MessageLike], *, stream: bool = False, **options: Unpack[ChatOptions]
     ) -> ChatCompletion | AsyncStream[ChatChunk]:
-        """See `Sluice.chat`; with `stream=True`: `async with await client.chat(..., stream=True) as stream`."""
+        """Returns the answer to a conversation; see `Sluice.chat`.
+
+        With `stream=True` write `async with await client.chat(..., stream=True) as stream`.
+        """
         if stream:
             return self.stream_chat(messages, **options)
         call = chat_call(messages, options, self._settings, stream=False)
@@ -104,7 +107,10 @@ class AsyncSluice:
     def stream_chat(
         self, messages: str | Sequence[MessageLike], **options: Unpack[ChatOptions]
     ) -> AsyncStream[ChatChunk]:
-        """See `Sluice.stream_chat`; not a coroutine: `async with client.stream_chat(...) as stream`."""
+        """Returns the answer as a stream; see `Sluice.stream_chat`.
+
+        It is no coroutine: write `async with client.stream_chat(...) as stream`.
+        """
         call = chat_call(messages, options, self._settings, stream=True)
         return AsyncStream(partial(self._event_stream, call), ChatChunk)
 
@@ -119,7 +125,7 @@ class AsyncSluice:
     async def completions(
         self, prompt: Prompt, *, stream: bool = False, **options: Unpack[CompletionOptions]
     ) -> Completion | AsyncStream[CompletionChunk]:
-        """See `Sluice.completions`."""
+        """Returns the continuation of prompts; see `Sluice.completions`."""
         if stream:
             return self.stream_completions(prompt, **options)
         call = completion_call(prompt, options, self._settings, stream=False)
@@ -130,24 +136,27 @@ class AsyncSluice:
         prompt: Prompt,
         **options: Unpack[CompletionOptions],
     ) -> AsyncStream[CompletionChunk]:
-        """See `Sluice.stream_completions`; not a coroutine: use it with `async with`."""
+        """Returns the continuation as a stream; see `Sluice.stream_completions`.
+
+        It is no coroutine: write `async with client.stream_completions(...) as stream`.
+        """
         call = completion_call(prompt, options, self._settings, stream=True)
         return AsyncStream(partial(self._event_stream, call), CompletionChunk)
 
     async def models(self) -> list[Model]:
-        """The served models."""
+        """Returns the served models."""
         return parse(await self._answer(Call("GET", "/v1/models")), ModelList).data
 
     async def version(self) -> Version:
-        """The server's version and transport."""
+        """Returns the server's version and transport."""
         return parse(await self._answer(Call("GET", "/version")), Version)
 
     async def status(self) -> Status:
-        """Engines, router and requests in flight, as the server sees them now."""
+        """Returns engines, router and requests in flight, as the server sees them now."""
         return parse(await self._answer(Call("GET", "/sluice/status")), Status)
 
     async def policies(self) -> Policies:
-        """See `Sluice.policies`."""
+        """Returns the policies in use and those that can be chosen; see `Sluice.policies`."""
         return parse(await self._answer(policy_call(self._settings)), Policies)
 
     async def set_policies(
@@ -159,26 +168,26 @@ class AsyncSluice:
         decode_params: Mapping[str, Any] | None = None,
         dispatch: Mapping[str, Any] | None = None,
     ) -> Policies:
-        """See `Sluice.set_policies`."""
+        """Changes the policies in use and returns them; see `Sluice.set_policies`."""
         call = set_policy_call(self._settings, prefill, decode, prefill_params, decode_params, dispatch)
         return parse(await self._answer(call), Policies)
 
     async def explain(self, request_id: str) -> Explanation:
-        """See `Sluice.explain`."""
+        """Returns the decisions made for a request; see `Sluice.explain`."""
         return parse(await self._answer(explain_call(self._settings, request_id)), Explanation)
 
     async def metrics(self) -> Metrics:
-        """One scrape of the server's Prometheus metrics."""
+        """Returns one scrape of the server's Prometheus metrics."""
         return parse_metrics((await self._answer(Call("GET", "/metrics"))).text())
 
     async def health(self) -> Health:
-        """See `Sluice.health`."""
+        """Returns whether the server is live and ready; see `Sluice.health`."""
         live, _ = await self._probe("live")
         ready, detail = await self._probe("ready")
         return Health(live=live, ready=ready, detail=detail)
 
     async def close(self) -> None:
-        """Closes the connections, unless `http_client` was given. Streams still open break."""
+        """Closes the connections, unless `http_client` was given. Streams that are still open break."""
         if self._owns_http:
             await self._http.aclose()
 
@@ -198,7 +207,7 @@ class AsyncSluice:
         return True, None
 
     async def _answer(self, call: Call) -> Answer:
-        """Sends the call, with retries, and reads the whole answer."""
+        """Sends the call, with retries, and returns the whole answer."""
         opened = await self._open(call, Deadline(call.total_s(self._settings)))
         return await self._read(call, opened)
 
@@ -212,7 +221,7 @@ class AsyncSluice:
         return opened
 
     async def _open(self, call: Call, deadline: Deadline) -> AsyncOpenResponse:
-        """Repeats attempts as the retry policy allows, until one is answered with 2xx. The body is not read yet."""
+        """Repeats attempts as the retry policy allows, until one is answered with 2xx. Its body is not read yet."""
         attempt = 0
         while True:
             try:

@@ -1,4 +1,4 @@
-"""The asynchronous stream; the twin of `stream`, which documents the behaviour."""
+"""The asynchronous stream, the twin of `Stream` in `_stream`, which documents the behaviour."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 async def within(deadline: Deadline, work: Awaitable[T]) -> T:
-    """Awaits `work`, cancelling it at the deadline. Raises RequestTimeoutError then."""
+    """Returns the result of `work`. At the deadline it cancels `work` and raises RequestTimeoutError."""
     remaining_s = deadline.remaining_s()
     if remaining_s is None:
         return await work
@@ -32,7 +32,7 @@ async def within(deadline: Deadline, work: Awaitable[T]) -> T:
 
 @dataclass(frozen=True)
 class AsyncOpenResponse:
-    """A response whose body is still to be read, and how a failure of reading it is to be reported."""
+    """A response whose body is still to be read. `failure` makes the error for a failure to read it."""
 
     response: httpx.Response
     deadline: Deadline
@@ -40,13 +40,13 @@ class AsyncOpenResponse:
 
 
 class AsyncStream(StreamFacts[ChunkT]):
-    """Chunks of one answer, in order; see `Stream`.
+    """The chunks of one answer, in order; see `Stream`.
 
         async with client.stream_chat("Tell me a story") as stream:
             async for chunk in stream:
                 print(chunk.text, end="", flush=True)
 
-    Always use `async with`: unlike the synchronous stream, a forgotten one cannot close itself.
+    Always use `async with`: unlike a forgotten `Stream`, a forgotten asynchronous one cannot close itself.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class AsyncStream(StreamFacts[ChunkT]):
                 pass
 
     async def close(self) -> None:
-        """Ends the stream; if it was not complete, the server cancels the request. May be called twice."""
+        """Ends the stream; if it was not complete, the server cancels the request. Further calls do nothing."""
         self._closed = True
         if self._opened is not None:
             await self._opened.response.aclose()

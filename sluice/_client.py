@@ -1,4 +1,4 @@
-"""The synchronous client."""
+"""The synchronous client of a Sluice server, `Sluice`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 class Sluice:
-    """A client for one Sluice server. Safe to share between threads; close it, or use it in a `with` block.
+    """A client for one Sluice server. It may be shared between threads. Close it, or use it in a `with` block.
 
     Args:
         base_url: root of the server, with or without `/v1`. Default: SLUICE_BASE_URL, else http://127.0.0.1:8000.
@@ -87,7 +87,7 @@ class Sluice:
 
     @property
     def base_url(self) -> str:
-        """Root of the server, without `/v1`."""
+        """The root URL of the server, without `/v1`."""
         return self._settings.base_url
 
     @overload
@@ -105,9 +105,9 @@ class Sluice:
     def chat(
         self, messages: str | Sequence[MessageLike], *, stream: bool = False, **options: Unpack[ChatOptions]
     ) -> ChatCompletion | Stream[ChatChunk]:
-        """The model's answer to a conversation, when it is complete. A plain string is one user message.
+        """Returns the model's answer to a conversation, when it is complete. A plain string is one user message.
 
-        Options: see `ChatOptions` and `RequestOptions`, e.g. `max_tokens`, `temperature`, `slo=SLO(ttft_ms=200)`.
+        `ChatOptions` and `RequestOptions` list the options, e.g. `max_tokens`, `temperature`, `slo=SLO(ttft_ms=200)`.
         With `stream=True` the call is `stream_chat`.
         """
         if stream:
@@ -118,7 +118,10 @@ class Sluice:
     def stream_chat(
         self, messages: str | Sequence[MessageLike], **options: Unpack[ChatOptions]
     ) -> Stream[ChatChunk]:
-        """Like `chat`, token by token; see `Stream`. The request is sent when the stream is entered or iterated."""
+        """Returns the answer token by token, as a `Stream`.
+
+        The request is sent when the stream is entered or first iterated.
+        """
         return Stream(
             partial(self._event_stream, chat_call(messages, options, self._settings, stream=True)), ChatChunk
         )
@@ -134,7 +137,7 @@ class Sluice:
     def completions(
         self, prompt: Prompt, *, stream: bool = False, **options: Unpack[CompletionOptions]
     ) -> Completion | Stream[CompletionChunk]:
-        """The continuation of a prompt (or of several; or of token ids), without a chat template.
+        """Returns the continuation of a prompt, or of several, without a chat template; prompts are texts or token ids.
 
         With `stream=True` the call is `stream_completions`.
         """
@@ -148,24 +151,27 @@ class Sluice:
         prompt: Prompt,
         **options: Unpack[CompletionOptions],
     ) -> Stream[CompletionChunk]:
-        """Like `completions`, token by token; see `Stream`."""
+        """Returns the continuation token by token, as a `Stream`."""
         call = completion_call(prompt, options, self._settings, stream=True)
         return Stream(partial(self._event_stream, call), CompletionChunk)
 
     def models(self) -> list[Model]:
-        """The served models."""
+        """Returns the served models."""
         return parse(self._answer(Call("GET", "/v1/models")), ModelList).data
 
     def version(self) -> Version:
-        """The server's version and transport."""
+        """Returns the server's version and transport."""
         return parse(self._answer(Call("GET", "/version")), Version)
 
     def status(self) -> Status:
-        """Engines, router and requests in flight, as the server sees them now."""
+        """Returns engines, router and requests in flight, as the server sees them now."""
         return parse(self._answer(Call("GET", "/sluice/status")), Status)
 
     def policies(self) -> Policies:
-        """The routing policies in use, and those that there are. Needs an admin key, as the next two."""
+        """Returns the routing policies in use, and those that can be chosen.
+
+        This call needs an admin key, as `set_policies` and `explain` do, where the server has one.
+        """
         return parse(self._answer(policy_call(self._settings)), Policies)
 
     def set_policies(
@@ -177,29 +183,36 @@ class Sluice:
         decode_params: Mapping[str, Any] | None = None,
         dispatch: Mapping[str, Any] | None = None,
     ) -> Policies:
-        """Changes the policies that decide from now on, until the router restarts; what is None stays as it is.
+        """Changes the policies that decide, and returns them. The change lasts until the router restarts.
 
-        `dispatch`: limits of the dispatcher, by name. Raises BadRequestError with what is allowed (nothing changed).
+        A policy or limit that is None stays as it is; `dispatch` has limits of the dispatcher by name. Raises
+        BadRequestError that says what is allowed; nothing is changed then.
         """
         call = set_policy_call(self._settings, prefill, decode, prefill_params, decode_params, dispatch)
         return parse(self._answer(call), Policies)
 
     def explain(self, request_id: str) -> Explanation:
-        """Why a request was routed as it was. `request_id`: the answer's `id` or its x-request-id."""
+        """Returns the decisions made for a request, with their reasons.
+
+        `request_id` is the answer's `id` or its x-request-id.
+        """
         return parse(self._answer(explain_call(self._settings, request_id)), Explanation)
 
     def metrics(self) -> Metrics:
-        """One scrape of the server's Prometheus metrics."""
+        """Returns one scrape of the server's Prometheus metrics."""
         return parse_metrics(self._answer(Call("GET", "/metrics")).text())
 
     def health(self) -> Health:
-        """Whether the server is live and ready. "Not ready" is an answer here, not an error; no server is one."""
+        """Returns whether the server is live and ready.
+
+        A server that is not ready is an answer here, not an error. Raises ConnectionFailedError without a server.
+        """
         live, _ = self._probe("live")
         ready, detail = self._probe("ready")
         return Health(live=live, ready=ready, detail=detail)
 
     def close(self) -> None:
-        """Closes the connections, unless `http_client` was given. Streams still open break."""
+        """Closes the connections, unless `http_client` was given. Streams that are still open break."""
         if self._owns_http:
             self._http.close()
 
@@ -219,7 +232,7 @@ class Sluice:
         return True, None
 
     def _answer(self, call: Call) -> Answer:
-        """Sends the call, with retries, and reads the whole answer."""
+        """Sends the call, with retries, and returns the whole answer."""
         deadline = Deadline(call.total_s(self._settings))
         opened = self._open(call, deadline)
         return self._read(call, opened)
@@ -234,7 +247,7 @@ class Sluice:
         return opened
 
     def _open(self, call: Call, deadline: Deadline) -> OpenResponse:
-        """Repeats attempts as the retry policy allows, until one is answered with 2xx. The body is not read yet."""
+        """Repeats attempts as the retry policy allows, until one is answered with 2xx. Its body is not read yet."""
         attempt = 0
         while True:
             try:

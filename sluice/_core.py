@@ -29,18 +29,19 @@ from ._version import __version__
 
 DEFAULT_BASE_URL = "http://127.0.0.1:8000"
 LOOPBACK = ("all://127.0.0.1", "all://localhost", "all://[::1]")
-"""Hosts for which proxies of the environment are not used: a proxy's own loopback is never meant."""
+"""URL patterns for which the environment's proxies are not used: for a proxy, loopback would be its own machine."""
 LIMITS = httpx.Limits(max_connections=1000, max_keepalive_connections=100)
-"""Streams hold a connection each; httpx's own 100 would make the 101st wait silently."""
+"""Limits of the connection pool. Each stream holds a connection; with httpx's 100, stream 101 would wait silently."""
 ResultT = TypeVar("ResultT", bound=BaseModel)
 
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Limits in seconds; None means no limit.
+    """Time limits in seconds; None means no limit.
 
-    `connect_s`: to open a connection. `read_s`: between two pieces of an answer; for an answer that is not streamed,
-    until it begins, which is when it is complete. `total_s`: one call with its retries, and a stream to its end.
+    `connect_s` limits the opening of a connection. `read_s` limits the time between two pieces of an answer; an answer
+    that is not streamed begins when it is complete, so the limit covers its whole computation. `total_s` limits one
+    call with its retries, and a stream to its end.
     """
 
     connect_s: float | None = 5.0
@@ -79,9 +80,10 @@ class Settings:
         retry: RetryPolicy | None,
         admin_key: str | None = None,
     ) -> Settings:
-        """Fills what is None from SLUICE_BASE_URL, SLUICE_API_KEY, SLUICE_ADMIN_KEY and the defaults.
+        """Returns the settings, with None replaced by the environment's value or the default.
 
-        Raises ConfigurationError.
+        The variables are SLUICE_BASE_URL, SLUICE_API_KEY and SLUICE_ADMIN_KEY. Raises ConfigurationError for a URL or a
+        key that cannot be used.
         """
         given = base_url or os.environ.get("SLUICE_BASE_URL") or DEFAULT_BASE_URL
         key = _key("API", api_key, "SLUICE_API_KEY")
@@ -89,7 +91,7 @@ class Settings:
         return cls(_base_url(given), key, model, timeouts or Timeouts(), retry or RetryPolicy(), admin)
 
     def headers(self) -> dict[str, str]:
-        """Headers of every request."""
+        """Returns the headers of every request."""
         headers = {"user-agent": f"sluice-python/{__version__}"}
         if self.api_key is not None:
             headers["authorization"] = f"Bearer {self.api_key}"
@@ -106,7 +108,10 @@ def _key(what: str, given: str | None, variable: str) -> str | None:
 
 
 def _base_url(given: str) -> str:
-    """The server's root; a trailing `/v1`, as OpenAI's client wants it, is accepted and removed."""
+    """Returns the server's root; a trailing `/v1`, as OpenAI's client wants it, is accepted and removed.
+
+    Raises ConfigurationError for anything but an http or https URL.
+    """
     try:
         url = httpx.URL(given)
     except httpx.InvalidURL as error:
@@ -119,19 +124,19 @@ def _base_url(given: str) -> str:
 
 
 class Deadline:
-    """The end of a call's total time; `total_s` None is a deadline that never comes."""
+    """The end of a call's total time. With `total_s` None it never comes."""
 
     def __init__(self, total_s: float | None) -> None:
         self.total_s = total_s
         self._end_s = math.inf if total_s is None else time.monotonic() + total_s
 
     def remaining_s(self) -> float | None:
-        """Seconds left, 0 when over, None without a limit."""
+        """Returns the seconds left, 0 after the end, or None without a limit."""
         return None if self.total_s is None else max(0.0, self._end_s - time.monotonic())
 
     @property
     def expired(self) -> bool:
-        """True once the time is over."""
+        """Whether the time is over."""
         return time.monotonic() >= self._end_s
 
     def error(self) -> RequestTimeoutError:
@@ -141,7 +146,7 @@ class Deadline:
         )
 
     def httpx_timeout(self, timeouts: Timeouts) -> httpx.Timeout:
-        """The limits of one attempt. Raises RequestTimeoutError if the time is over before it starts."""
+        """Returns the limits of one attempt. Raises RequestTimeoutError if the time is over before it starts."""
         remaining_s = self.remaining_s()
         if remaining_s is not None and remaining_s <= 0.0:
             raise self.error()
@@ -168,11 +173,11 @@ class Call:
 
     @property
     def idempotent(self) -> bool:
-        """True if a repeat changes nothing, whatever became of the first attempt."""
+        """Whether a repeat changes nothing, whatever became of the first attempt."""
         return self.method == "GET"
 
     def request_args(self, settings: Settings) -> dict[str, Any]:
-        """Keyword arguments for httpx's `build_request`."""
+        """Returns the keyword arguments for httpx's `build_request`."""
         headers = {**settings.headers(), **self.headers}
         if self.body is not None:
             headers["content-type"] = "application/json"
@@ -184,19 +189,19 @@ class Call:
         }
 
     def total_s(self, settings: Settings) -> float | None:
-        """The call's own limit, else the client's."""
+        """Returns the call's own limit in seconds, else the client's, or None without a limit."""
         return settings.timeouts.total_s if self.timeout_s is None else self.timeout_s
 
 
 def chat_call(messages: Any, options: ChatOptions, settings: Settings, *, stream: bool) -> Call:
-    """POST /v1/chat/completions; `messages` is `str | Sequence[MessageLike]`."""
+    """Returns the call of POST /v1/chat/completions; `messages` is `str | Sequence[MessageLike]`."""
     typed: str | list[MessageLike] = messages if isinstance(messages, str) else list(messages)
     body = chat_body(typed, options, model=settings.model, stream=stream)
     return _post("/v1/chat/completions", body, options, stream=stream)
 
 
 def completion_call(prompt: Any, options: CompletionOptions, settings: Settings, *, stream: bool) -> Call:
-    """POST /v1/completions."""
+    """Returns the call of POST /v1/completions; `prompt` is a `Prompt`."""
     body = completion_body(prompt, options, model=settings.model, stream=stream)
     return _post("/v1/completions", body, options, stream=stream)
 
@@ -210,7 +215,7 @@ def _post(path: str, body: bytes, options: ChatOptions | CompletionOptions, *, s
 
 
 def policy_call(settings: Settings) -> Call:
-    """GET the policies."""
+    """Returns the call that gets the policies."""
     return Call("GET", "/sluice/admin/policy", headers=_admin_key(settings))
 
 
@@ -222,7 +227,7 @@ def set_policy_call(
     decode_params: Mapping[str, Any] | None,
     dispatch: Mapping[str, Any] | None,
 ) -> Call:
-    """PUT a change of policies. Raises ValueError for parameters without a policy, or no change at all."""
+    """Returns the call that changes policies. Raises ValueError for parameters without a policy, or no change."""
     body: dict[str, Any] = {}
     for stage, name, params in (("prefill", prefill, prefill_params), ("decode", decode, decode_params)):
         if name is not None:
@@ -239,7 +244,7 @@ def set_policy_call(
 
 
 def explain_call(settings: Settings, request_id: str) -> Call:
-    """GET the decisions of a request."""
+    """Returns the call that gets the decisions made for a request."""
     return Call("GET", f"/sluice/admin/explain/{quote(request_id, safe='')}", headers=_admin_key(settings))
 
 
@@ -250,7 +255,10 @@ def _admin_key(settings: Settings) -> dict[str, str]:
 def retry_delay_s(
     error: SluiceError, attempt: int, call: Call, settings: Settings, deadline: Deadline, rng: random.Random
 ) -> float | None:
-    """Seconds to wait before the next attempt, or None to raise the error: not repeatable, or no time left."""
+    """Returns the seconds to wait before the next attempt, or None if the error is to be raised.
+
+    That is so if the call may not be repeated, or if no time is left for another attempt.
+    """
     if not call.retry:
         return None
     delay_s = settings.retry.delay_s(error, attempt, rng, idempotent=call.idempotent)
@@ -260,7 +268,7 @@ def retry_delay_s(
 
 
 def failure(error: httpx.RequestError, call: Call, settings: Settings, deadline: Deadline) -> SluiceError:
-    """The typed error for a failed attempt; `retryable` only if the request cannot have reached the server."""
+    """Returns the typed error for a failed attempt; `retryable` only if the request cannot have reached the server."""
     if deadline.expired:
         return deadline.error()
     cause = str(error) or type(error).__name__
@@ -289,7 +297,7 @@ def _limit(value_s: float | None) -> str:
 
 @dataclass(frozen=True)
 class Answer:
-    """A complete response: its body has been read."""
+    """A complete response, whose body has been read."""
 
     call: Call
     status_code: int
@@ -297,7 +305,7 @@ class Answer:
     body: bytes
 
     def text(self) -> str:
-        """The body as text."""
+        """Returns the body as text; bytes that are not UTF-8 become replacement characters."""
         return self.body.decode("utf-8", errors="replace")
 
 
@@ -314,7 +322,7 @@ def check_status(answer: Answer) -> Answer:
 
 
 def parse(answer: Answer, model: type[ResultT], *, with_request_id: bool = False) -> ResultT:
-    """The body as `model`. Raises InvalidResponseError, with the body's beginning, if it does not fit."""
+    """Returns the body as `model`. Raises InvalidResponseError, with the body's beginning, if it does not fit."""
     try:
         result = model.model_validate_json(answer.body)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Everything the SDK raises, as one tree under `SluiceError`.
+"""The errors that the SDK raises, as one tree under `SluiceError`.
 
 Each class says whether sending the same request again is safe (`retryable`) and what a person can do about it (`hint`).
 All of them can be pickled, so that they cross process borders (multiprocessing, Ray) intact.
@@ -23,7 +23,7 @@ _HINTS = {
     "model_not_found": "`sluice models` lists the served models",
     "not_found": "SLUICE_BASE_URL (or base_url=) must be the root of a Sluice server, such as http://127.0.0.1:8000",
 }
-"""By the server's `code`: better than what its status alone can tell."""
+"""Hints by the server's `code`, where they are better than the hint for the status."""
 
 
 class SluiceError(Exception):
@@ -42,7 +42,7 @@ class SluiceError(Exception):
 
 
 class ConfigurationError(SluiceError):
-    """The client was constructed with, or the environment holds, a value that cannot work."""
+    """The client got, or the environment holds, a value that cannot work."""
 
 
 class ConnectionFailedError(SluiceError):
@@ -86,7 +86,10 @@ class InvalidResponseError(SluiceError):
 
 @dataclass(frozen=True)
 class ErrorDetail:
-    """The server's words. `status_code` is None for an error event inside a stream that had begun with 200."""
+    """The content of a server's error answer.
+
+    `status_code` is None for an error event inside a stream that had begun with 200.
+    """
 
     message: str
     status_code: int | None = None
@@ -98,7 +101,7 @@ class ErrorDetail:
 
 
 class ApiError(SluiceError):
-    """The server answered with an error in OpenAI's shape; also raised itself for statuses without a class."""
+    """The server answered with an error. Statuses without a subclass raise this class itself."""
 
     def __init__(self, detail: ErrorDetail) -> None:
         super().__init__(detail)
@@ -120,7 +123,7 @@ class ApiError(SluiceError):
 
     @property
     def status_code(self) -> int | None:
-        """HTTP status, or None for an error event inside a stream."""
+        """The HTTP status, or None for an error event inside a stream."""
         return self.detail.status_code
 
     @property
@@ -135,17 +138,17 @@ class ApiError(SluiceError):
 
     @property
     def retry_after_s(self) -> float | None:
-        """Seconds the server asks to wait before the next attempt, if it said so."""
+        """The seconds that the server asks to wait before the next attempt, or None if it does not say."""
         return self.detail.retry_after_s
 
     @property
     def request_id(self) -> str | None:
-        """The server's `x-request-id`."""
+        """The server's `x-request-id`, or None if none was received."""
         return self.detail.request_id
 
 
 class BadRequestError(ApiError):
-    """400, 413, 422 and other 4xx: the request itself is wrong; `param` names the field."""
+    """400, 413, 422 or another 4xx: the request itself is wrong; `param` names the field."""
 
     hint = "correct what the message names; the same request would fail again"
 
@@ -157,27 +160,27 @@ class AuthenticationError(ApiError):
 
 
 class NotFoundError(ApiError):
-    """404: an unknown model, path, or request to be explained; `reason` says which."""
+    """404: a model, a path, or a request to be explained is unknown; `reason` says which."""
 
     hint = "`sluice models` lists the served models; check the id, and SLUICE_BASE_URL too"
 
 
 class RateLimitedError(ApiError):
-    """429: over a quota or out of queue space; see `reason` and `retry_after_s`."""
+    """429: a quota or the queue is used up; see `reason` and `retry_after_s`."""
 
     hint = "wait and send the request again, or send fewer at once"
     retryable = True
 
 
 class UnavailableError(ApiError):
-    """503: overloaded, starting or draining; see `reason` and `retry_after_s`."""
+    """503: the server is overloaded, starting or draining; see `reason` and `retry_after_s`."""
 
     hint = "wait and send the request again; `sluice status` shows whether engines are ready"
     retryable = True
 
 
 class ServerError(ApiError):
-    """Any other 5xx: a fault on the server's side."""
+    """A 5xx other than 503: a fault on the server's side."""
 
     hint = "look for the request id in the server's log"
 
@@ -189,7 +192,7 @@ class EngineFailedError(ApiError):
 
 
 def error_from_response(status_code: int, headers: Mapping[str, str], body: bytes) -> ApiError:
-    """The typed error for an HTTP error response (any status that is not 2xx)."""
+    """Returns the typed error for an HTTP error response (any status that is not 2xx)."""
     text = body.decode("utf-8", errors="replace").strip()
     try:
         payload: Any = json.loads(text)
@@ -205,12 +208,12 @@ def error_from_response(status_code: int, headers: Mapping[str, str], body: byte
 
 
 def error_from_event(payload: Any, request_id: str | None) -> EngineFailedError:
-    """The typed error for an SSE event `{"error": ...}`, its JSON already parsed."""
+    """Returns the typed error for an SSE event `{"error": ...}`, whose JSON is `payload`."""
     return EngineFailedError(_detail(payload, status_code=None, request_id=request_id, retry_after_s=None))
 
 
 def parse_retry_after(value: str | None, now_s: float) -> float | None:
-    """Seconds of a Retry-After header (a number or an HTTP date; RFC 9110, 10.2.3), or None if unusable."""
+    """Returns the seconds in a Retry-After header (a number or an HTTP date; RFC 9110, 10.2.3), or None."""
     if value is None:
         return None
     try:
@@ -241,7 +244,7 @@ def _class_of(status_code: int) -> type[ApiError]:
 def _detail(
     payload: Any, *, status_code: int | None, request_id: str | None, retry_after_s: float | None
 ) -> ErrorDetail:
-    """Reads OpenAI's shape, and what proxies and frameworks answer instead of it."""
+    """Returns the content of an error in OpenAI's shape, or in the shapes of proxies and other frameworks."""
     error: Any = payload
     if isinstance(payload, Mapping):
         error = payload.get("error") or payload.get("detail") or payload

@@ -1,6 +1,6 @@
-"""The part of a stream that needs no I/O: bytes in, typed chunks or the right error out.
+"""The part of a stream that needs no I/O: it turns bytes into typed chunks or the right error.
 
-Contract: `data: <chunk JSON>` events, then `data: [DONE]`. A failure is an event `data: {"error": {...}}`, after
+A stream has `data: <chunk JSON>` events, then `data: [DONE]`. A failure is an event `data: {"error": {...}}`, after
 which the stream ends without `[DONE]`. A stream that ends without either was cut.
 """
 
@@ -24,11 +24,11 @@ from .types import ChatChunk, CompletionChunk, Usage
 ChunkT = TypeVar("ChunkT", ChatChunk, CompletionChunk)
 
 MAX_EVENT_BYTES = 16 * 1024 * 1024
-"""Above this, one event is taken for garbage: the largest real ones (logprobs) are some kilobytes."""
+"""Largest event in bytes; the largest real ones (logprobs) have some kilobytes, so a larger one is garbage."""
 
 
 class SSEDecoder:
-    """Incremental decoder. Chunks may be cut anywhere: inside a line end, a UTF-8 character, an event."""
+    """An incremental decoder of server-sent events. Bytes may be cut anywhere: in a line end, a character, an event."""
 
     def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
         self._max_event_bytes = max_event_bytes
@@ -37,7 +37,10 @@ class SSEDecoder:
         self._size_bytes = 0
 
     def feed(self, chunk: bytes) -> list[str]:
-        """Payloads of the events that `chunk` completes. Raises InvalidResponseError on bad UTF-8 or a huge event."""
+        """Returns the payloads of the events that `chunk` completes.
+
+        Raises InvalidResponseError for bad UTF-8 or a huge event.
+        """
         lines = (self._partial + chunk).splitlines(keepends=True)
         # A trailing CR may be half of a CRLF: it stays until the next byte is known.
         self._partial = lines.pop() if lines and not lines[-1].endswith(b"\n") else b""
@@ -70,15 +73,15 @@ class SSEDecoder:
 
 
 def interruption(error: SluiceError) -> SluiceError:
-    """The error for a failed read of a stream's body: a connection that breaks there leaves a partial answer."""
+    """Returns the error to raise for a failed read of a stream's body.
+
+    A connection that breaks there leaves a partial answer, which is a StreamInterruptedError.
+    """
     return StreamInterruptedError(str(error)) if isinstance(error, ConnectionFailedError) else error
 
 
 class StreamState(Generic[ChunkT]):
-    """Chunks of a stream that wait to be taken, and facts learnt so far.
-
-    `done` is True once `[DONE]` was seen and every chunk was taken.
-    """
+    """The chunks of a stream that wait to be taken, and the facts that earlier chunks brought."""
 
     def __init__(self, chunk_type: type[ChunkT]) -> None:
         self._chunk_type: type[ChunkT] = chunk_type
@@ -92,11 +95,11 @@ class StreamState(Generic[ChunkT]):
 
     @property
     def done(self) -> bool:
-        """True if the stream ended well and nothing is left to take."""
+        """Whether the stream ended well and nothing is left to take."""
         return self._complete and not self._pending
 
     def feed(self, raw: bytes) -> None:
-        """Reads the next bytes. What follows `[DONE]` or a failure is ignored."""
+        """Takes in the next bytes of the body; events after `[DONE]` or after a failure are ignored."""
         try:
             payloads = self._decoder.feed(raw)
         except InvalidResponseError as error:
@@ -111,14 +114,17 @@ class StreamState(Generic[ChunkT]):
                 self._event(payload)
 
     def end_of_input(self) -> None:
-        """The response's body has ended."""
+        """Notes that the response's body has ended, which is a failure unless `[DONE]` has come."""
         if not self._complete:
             self._fail(
                 StreamInterruptedError("the stream ended without [DONE]: the server or a proxy cut it")
             )
 
     def take(self) -> ChunkT | None:
-        """The next chunk, or None if more bytes are needed. After the last good chunk, raises the stream's failure."""
+        """Returns the next chunk, or None if more bytes are needed.
+
+        Raises the stream's failure after the last good chunk.
+        """
         if self._pending:
             chunk = self._pending.popleft()
             self._note(chunk)
@@ -162,21 +168,21 @@ class StreamState(Generic[ChunkT]):
 
 
 class StreamFacts(Generic[ChunkT]):
-    """Facts that any stream tells of itself, read from the `StreamState` that it makes."""
+    """The facts about a stream that both clients show, read from its `StreamState`."""
 
     _state: StreamState[ChunkT]
 
     @property
     def request_id(self) -> str | None:
-        """The response's `x-request-id`; None before the stream is open."""
+        """The response's `x-request-id`, or None before the stream is open."""
         return self._state.request_id
 
     @property
     def usage(self) -> Usage | None:
-        """Token counts; known once the stream has ended."""
+        """The token counts; None until the stream has brought them at its end."""
         return self._state.usage
 
     @property
     def finish_reason(self) -> str | None:
-        """Why choice 0 ended; known once it has."""
+        """The reason why choice 0 ended; None until it has."""
         return self._state.finish_reason

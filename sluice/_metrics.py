@@ -19,30 +19,30 @@ _ESCAPES = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
 
 @dataclass(frozen=True)
 class Sample:
-    """One line: a histogram appears as its `_bucket`, `_sum` and `_count` samples."""
+    """One sample, which is a line of the scrape. A histogram appears as `_bucket`, `_sum` and `_count` samples."""
 
     name: str
     labels: dict[str, str]
     value: float
 
     def matches(self, name: str, labels: dict[str, str]) -> bool:
-        """True if the name is equal and every given label has the given value."""
+        """Returns whether the name is equal and every given label has the given value."""
         return self.name == name and labels.items() <= self.labels.items()
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """All samples of one scrape, and the text they were read from."""
+    """All samples of one scrape, and the text from which they were read."""
 
     samples: tuple[Sample, ...]
     text: str
 
     def select(self, name: str, **labels: str) -> tuple[Sample, ...]:
-        """The samples called `name` that carry these label values."""
+        """Returns the samples called `name` that carry these label values."""
         return tuple(sample for sample in self.samples if sample.matches(name, labels))
 
     def total(self, name: str, **labels: str) -> float:
-        """Sum over `select(...)`. Raises KeyError if no such sample exists: a missing metric is not 0."""
+        """Returns the sum over `select(...)`. Raises KeyError if no such sample exists: a missing metric is not 0."""
         found = self.select(name, **labels)
         if not found:
             raise KeyError(f"no metric {name!r} with labels {labels!r} in this scrape")
@@ -50,7 +50,7 @@ class Metrics:
 
 
 def parse_metrics(text: str) -> Metrics:
-    """Reads an exposition. Raises InvalidResponseError naming the first line that is not one."""
+    """Returns the samples of an exposition. Raises InvalidResponseError naming the first line that is not one."""
     samples = []
     for number, line in enumerate(text.splitlines(), start=1):
         stripped = line.strip()

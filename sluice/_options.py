@@ -1,7 +1,8 @@
 """The options of a request as typed keywords, and the body that they become.
 
 The options are TypedDicts, so that the four calls (chat, stream_chat, completions, stream_completions) of both clients
-share one definition that type checkers and editors see. `None` means "not said": the server's default holds.
+share one definition that type checkers and editors see. An option that is None is not sent, so the server's default
+holds.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ from .types import ChatMessage
 
 PriorityClass = Literal["interactive", "standard", "batch"]
 MessageLike = Mapping[str, Any] | ChatMessage
-"""A message as a dict in OpenAI's shape, or one taken from an earlier result (`result.message`)."""
+"""A message as a dict in OpenAI's shape, or a message of an earlier result (`result.message`)."""
 Prompt = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
-"""One text, several texts, the token ids of one prompt, or those of several."""
+"""A prompt or several: one text, several texts, the token ids of one prompt, or the token ids of several."""
 
 
 @dataclass(frozen=True)
 class SLO:
     """Latency objectives of one request, in milliseconds.
 
-    `ttft_ms`: time to first token. `tpot_ms`: time per output token after the first.
+    `ttft_ms` is the time to the first token, and `tpot_ms` the time per output token after it. Raises ValueError unless
+    they are above 0.
     """
 
     ttft_ms: float | None = None
@@ -39,13 +41,13 @@ class SLO:
                 )
 
     def body(self) -> dict[str, float]:
-        """The `slo` object of the request body."""
+        """Returns the `slo` object of the request body."""
         fields = {"ttft_ms": self.ttft_ms, "tpot_ms": self.tpot_ms}
         return {name: value for name, value in fields.items() if value is not None}
 
 
 class RequestOptions(TypedDict, total=False):
-    """Options that chat and completions share."""
+    """The options that chats and completions share."""
 
     model: str | None
     max_tokens: int | None
@@ -63,19 +65,19 @@ class RequestOptions(TypedDict, total=False):
     response_format: Mapping[str, Any] | None
     user: str | None
     priority: int | PriorityClass | None
-    """A class name, or an integer: the smaller, the earlier it is served."""
+    """A class name, or an integer; requests with a smaller one are served earlier."""
     slo: SLO | None
     session: str | None
-    """Requests of one session are kept where their KV cache lies, as far as load allows."""
+    """Name of a session; its requests are kept where their KV cache is, as far as load allows."""
     extra_body: Mapping[str, Any] | None
-    """Further body fields, sent as they are; they win over the options above."""
+    """Further fields of the body, sent as they are; they win over the options above."""
     extra_headers: Mapping[str, str] | None
     timeout_s: float | None
-    """Replaces `Timeouts.total_s` for this call: retries, and a stream's whole length, included."""
+    """Seconds in place of `Timeouts.total_s` for this call, with its retries and a stream's whole length."""
 
 
 class ChatOptions(RequestOptions, total=False):
-    """Options of `chat` and `stream_chat`."""
+    """The options of `chat` and `stream_chat`."""
 
     logprobs: bool | None
     top_logprobs: int | None
@@ -84,7 +86,7 @@ class ChatOptions(RequestOptions, total=False):
 
 
 class CompletionOptions(RequestOptions, total=False):
-    """Options of `completions` and `stream_completions`."""
+    """The options of `completions` and `stream_completions`."""
 
     logprobs: int | None
     echo: bool | None
@@ -97,7 +99,7 @@ _TRANSPORT_OPTIONS = frozenset({"extra_body", "extra_headers", "timeout_s"})
 def chat_body(
     messages: str | Sequence[MessageLike], options: ChatOptions, *, model: str | None, stream: bool
 ) -> bytes:
-    """JSON body of POST /v1/chat/completions. Raises TypeError for an option that does not exist."""
+    """Returns the JSON body of POST /v1/chat/completions. Raises TypeError for an option that does not exist."""
     body = _common(options, ChatOptions.__optional_keys__, model=model, stream=stream)
     return _encode({"messages": _messages(messages), **body})
 
@@ -109,7 +111,7 @@ def completion_body(
     model: str | None,
     stream: bool,
 ) -> bytes:
-    """JSON body of POST /v1/completions. Raises TypeError for an option that does not exist."""
+    """Returns the JSON body of POST /v1/completions. Raises TypeError for an option that does not exist."""
     body = _common(options, CompletionOptions.__optional_keys__, model=model, stream=stream)
     return _encode({"prompt": prompt if isinstance(prompt, str) else list(prompt), **body})
 
@@ -144,7 +146,9 @@ def _common(
 
 
 def _encode(body: Mapping[str, Any]) -> bytes:
-    """UTF-8 JSON. Raises ValueError where JSON has no form for a value (NaN, a lone surrogate, an object)."""
+    """Returns `body` as UTF-8 JSON. Raises ValueError for a value that JSON cannot hold (NaN, a lone surrogate, an
+    object).
+    """
     try:
         text = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         return text.encode("utf-8")

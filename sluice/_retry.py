@@ -1,9 +1,10 @@
-"""When to send a request again, and after how long: exponential back-off with full jitter.
+"""Decides when to send a request again, and after how long: exponential back-off with full jitter.
 
-delay = U(0, 1) * min(max_delay_s, base_delay_s * 2^attempt)   ("full jitter", Brooker, AWS Architecture Blog, 2015)
+delay = U(0, 1) * min(max_delay_s, base_delay_s * 2^attempt) ("full jitter", Brooker, AWS Architecture Blog, 2015)
 
 A Retry-After of the server is a lower bound: the delay is that long plus the jittered part, so that clients that were
-refused together do not come back together. Only requests for which the server did no work are repeated.
+refused together do not come back together. A request is repeated only if the server did no work for it, or if a repeat
+changes nothing (a GET).
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from ._errors import ApiError, ConnectionFailedError, SluiceError, StreamInterru
 class RetryPolicy:
     """Parameters of the back-off.
 
-    `max_retries`: attempts after the first; 0 switches retries off. `base_delay_s`, `max_delay_s`: see the module.
-    `max_retry_after_s`: a longer Retry-After is not waited for; the error is raised at once.
+    `max_retries` is the number of attempts after the first; 0 switches retries off. The module's formula has
+    `base_delay_s` and `max_delay_s`. If the server asks for a wait above `max_retry_after_s`, the error is raised at
+    once.
     """
 
     max_retries: int = 3
@@ -41,7 +43,7 @@ class RetryPolicy:
     def delay_s(
         self, error: SluiceError, attempt: int, rng: random.Random, *, idempotent: bool = False
     ) -> float | None:
-        """Seconds to wait before the attempt after `attempt` (0 is the first), or None: raise the error.
+        """Returns the seconds to wait before the attempt after `attempt` (0 is the first), or None to raise the error.
 
         `idempotent` (a GET) also allows a repeat after a connection that broke while the answer was awaited.
         """

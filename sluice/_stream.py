@@ -20,8 +20,8 @@ from ._events import ChunkT, StreamFacts, StreamState, interruption
 class Watchdog:
     """Ends a blocking read at the deadline: httpx limits each read, but not their sum.
 
-    It shuts the socket down from a timer thread (only if there is a deadline), which wakes the reader with an end of
-    file. Without a socket of its own (a custom transport, HTTP/2) the read limit alone holds.
+    If there is a deadline, a timer thread shuts the socket down then, which wakes the reader with an end of file.
+    Without a socket of its own (a custom transport, HTTP/2) only the limit of each read holds.
     """
 
     def __init__(self, response: httpx.Response, deadline: Deadline) -> None:
@@ -38,7 +38,7 @@ class Watchdog:
             self._timer.start()
 
     def cancel(self) -> None:
-        """The response has been read: leave its connection alone."""
+        """Stops the timer, because the response has been read and its connection must be left alone."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -51,7 +51,7 @@ class Watchdog:
 
 @dataclass(frozen=True)
 class OpenResponse:
-    """A response whose body is still to be read, and how a failure of reading it is to be reported."""
+    """A response whose body is still to be read. `failure` makes the error for a failure to read it."""
 
     response: httpx.Response
     deadline: Deadline
@@ -59,13 +59,13 @@ class OpenResponse:
     failure: Callable[[httpx.RequestError], SluiceError]
 
     def close(self) -> None:
-        """Gives the connection back if the body was read to its end, else cuts it, which cancels the request."""
+        """Gives the connection back if the body was read to its end; otherwise cuts it, which cancels the request."""
         self.watchdog.cancel()
         self.response.close()
 
 
 class Stream(StreamFacts[ChunkT]):
-    """Chunks of one answer, in order.
+    """The chunks of one answer, in order.
 
     The request is sent (with retries) when the stream is entered or first iterated. Use it as a context manager:
     leaving the block early closes the connection, upon which the server stops prefill and decode.
@@ -76,7 +76,7 @@ class Stream(StreamFacts[ChunkT]):
         print(stream.usage)
 
     Iteration raises EngineFailedError for an error event, StreamInterruptedError for a cut connection,
-    RequestTimeoutError, and the errors of any call; never does it retry after the first byte. After `close()` it ends.
+    RequestTimeoutError, and the errors of any call. It never retries after the first byte, and ends after `close()`.
     """
 
     def __init__(self, open_response: Callable[[], OpenResponse], chunk_type: type[ChunkT]) -> None:
@@ -132,7 +132,7 @@ class Stream(StreamFacts[ChunkT]):
                 pass
 
     def close(self) -> None:
-        """Ends the stream; if it was not complete, the server cancels the request. May be called twice."""
+        """Ends the stream; if it was not complete, the server cancels the request. Further calls do nothing."""
         self._closed = True
         if self._opened is not None:
             self._opened.close()

@@ -1,4 +1,4 @@
-"""Typed results. Fields that the server sends and this version does not know are kept (`extra="allow"`)."""
+"""The typed results of calls. Fields that this version does not know are kept (`extra="allow"`)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Result(BaseModel):
-    """Base of all results: immutable, keeps unknown fields."""
+    """Base of all results. They are immutable and keep unknown fields."""
 
     model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=())
 
 
 class Usage(Result):
-    """Token counts of one request."""
+    """The token counts of one request."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -22,14 +22,14 @@ class Usage(Result):
 
 
 class FunctionCall(Result):
-    """Name and JSON arguments of a tool call; in a stream, pieces of them."""
+    """The name and the JSON arguments of a tool call; in a stream, pieces of them."""
 
     name: str | None = None
     arguments: str | None = None
 
 
 class ToolCall(Result):
-    """One call of a tool that the model asks for; `index` tells pieces of several calls in a stream apart."""
+    """A call of a tool that the model asks for. In a stream, `index` tells the pieces of several calls apart."""
 
     id: str | None = None
     index: int | None = None
@@ -60,13 +60,13 @@ class TokenLogprob(TopLogprob):
 
 
 class ChatLogprobs(Result):
-    """Log probabilities of the tokens of a chat choice."""
+    """The log probabilities of the tokens of a chat choice."""
 
     content: list[TokenLogprob] | None = None
 
 
 class CompletionLogprobs(Result):
-    """Log probabilities of a completion, in the older parallel-lists shape."""
+    """The log probabilities of a completion, in OpenAI's older form of parallel lists."""
 
     tokens: list[str] = Field(default_factory=list)
     token_logprobs: list[float | None] = Field(default_factory=list)
@@ -75,7 +75,7 @@ class CompletionLogprobs(Result):
 
 
 class ChatChoice(Result):
-    """One of `n` answers."""
+    """One of `n` answers to a conversation."""
 
     index: int = 0
     message: ChatMessage
@@ -101,12 +101,12 @@ class ChatChunkChoice(Result):
 
     @property
     def text(self) -> str:
-        """The new text, "" if this chunk brings none."""
+        """The new text, or "" if this chunk brings none."""
         return self.delta.content or ""
 
 
 class CompletionChoice(Result):
-    """One of `n` continuations; in a stream, a piece of it."""
+    """One of `n` continuations of a prompt; in a stream, a piece of one."""
 
     index: int = 0
     text: str = ""
@@ -123,7 +123,7 @@ class _Envelope(Result):
 
 
 class ChatCompletion(_Envelope):
-    """Answer of `chat`. `request_id` is the response's `x-request-id`."""
+    """The answer of `chat`. `request_id` is the response's `x-request-id`."""
 
     choices: list[ChatChoice]
     request_id: str | None = None
@@ -135,13 +135,13 @@ class ChatCompletion(_Envelope):
 
     @property
     def text(self) -> str:
-        """The first choice's text, "" if it has none (a tool call)."""
+        """The first choice's text, or "" if it has none (a tool call)."""
         content = self.message.content
         return content if isinstance(content, str) else ""
 
 
 class Completion(_Envelope):
-    """Answer of `completions`. `request_id` is the response's `x-request-id`."""
+    """The answer of `completions`. `request_id` is the response's `x-request-id`."""
 
     choices: list[CompletionChoice]
     request_id: str | None = None
@@ -153,7 +153,7 @@ class Completion(_Envelope):
 
 
 class Chunk(_Envelope):
-    """Base of stream chunks. The last one carries `usage` and no choice."""
+    """Base of the chunks of a stream. The last chunk carries `usage` and no choice."""
 
 
 class ChatChunk(Chunk):
@@ -163,7 +163,7 @@ class ChatChunk(Chunk):
 
     @property
     def text(self) -> str:
-        """New text of choice 0 ("" if this chunk brings none); with `n` > 1 look at `choices`."""
+        """The new text of choice 0, or "" if this chunk brings none; `choices` has the others if `n` > 1."""
         return "".join(choice.text for choice in self.choices if choice.index == 0)
 
 
@@ -174,12 +174,12 @@ class CompletionChunk(Chunk):
 
     @property
     def text(self) -> str:
-        """New text of choice 0 ("" if this chunk brings none); with `n` > 1 look at `choices`."""
+        """The new text of choice 0, or "" if this chunk brings none; `choices` has the others if `n` > 1."""
         return "".join(choice.text for choice in self.choices if choice.index == 0)
 
 
 class Model(Result):
-    """A served model."""
+    """A served model; `max_model_len` is its context in tokens."""
 
     id: str
     object: str = "model"
@@ -189,13 +189,13 @@ class Model(Result):
 
 
 class ModelList(Result):
-    """GET /v1/models."""
+    """The answer of GET /v1/models."""
 
     data: list[Model]
 
 
 class Health(Result):
-    """`live`: the server answers. `ready`: it can serve requests; if not, `detail` says why."""
+    """The server's health: `live` if it answers, `ready` if it can serve requests; if not, `detail` says why."""
 
     live: bool
     ready: bool
@@ -203,14 +203,14 @@ class Health(Result):
 
 
 class Version(Result):
-    """GET /version. `transport` names the way tokens travel inside the server."""
+    """The answer of GET /version. `transport` is the server's HTTP implementation: `fast` or `plain`."""
 
     version: str
     transport: str | None = None
 
 
 class RoutingPolicies(Result):
-    """Names of the policies in force."""
+    """The names of the policies in use."""
 
     prefill: str | None = None
     decode: str | None = None
@@ -224,7 +224,7 @@ class RouterStatus(Result):
 
 
 class EngineStatus(Result):
-    """One engine. `slots`, `running` and `waiting` count requests; `kv_usage` is a share of 1."""
+    """One engine. `slots` counts sequences, `running` and `waiting` count requests; `kv_usage` is a share of 1."""
 
     id: str | None = None
     role: str | None = None
@@ -239,7 +239,7 @@ class EngineStatus(Result):
 
 
 class RequestCounts(Result):
-    """Requests in the system: all, waiting for prefill, and between prefill and decode."""
+    """Numbers of prompts in the system: all, those that wait for prefill, and those between prefill and decode."""
 
     in_flight: int | None = None
     queued: int | None = None
@@ -247,7 +247,7 @@ class RequestCounts(Result):
 
 
 class Status(Result):
-    """GET /sluice/status. Everything but `ready` may be missing."""
+    """The answer of GET /sluice/status. Every field but `ready` may be missing."""
 
     ready: bool
     model: str | None = None
@@ -258,7 +258,7 @@ class Status(Result):
 
 
 class Policy(Result):
-    """A routing policy: its registered name, all its parameters, and its formula in their names."""
+    """A routing policy: its registered name, all its parameters, and its formula, written with their names."""
 
     name: str
     params: dict[str, Any] = Field(default_factory=dict)
@@ -266,14 +266,14 @@ class Policy(Result):
 
 
 class Available(Result):
-    """The policies that there are, by name, with their default parameters."""
+    """All policies that can be chosen, by name, with their default parameters."""
 
     prefill: dict[str, Policy] = Field(default_factory=dict)
     decode: dict[str, Policy] = Field(default_factory=dict)
 
 
 class Policies(Result):
-    """The policies in use, and the dispatcher's limits (`dispatch`)."""
+    """The policies in use, those that can be chosen (`available`), and the dispatcher's limits (`dispatch`)."""
 
     prefill: Policy
     decode: Policy
@@ -282,7 +282,7 @@ class Policies(Result):
 
 
 class Ranked(Result):
-    """One candidate with its cost (the least is the best) and the terms that the cost is made of."""
+    """One candidate of a decision, with its cost (the lowest is the best) and the terms that make up the cost."""
 
     worker: str
     cost: float
@@ -290,7 +290,7 @@ class Ranked(Result):
 
 
 class Choice(Result):
-    """The chosen worker, the ranking (best first), and why it was this one."""
+    """The outcome of a policy's decision: the chosen worker, the reason for it, and the ranking (best first)."""
 
     worker: str
     reason: str
@@ -298,10 +298,11 @@ class Choice(Result):
 
 
 class Decision(Result):
-    """One step of a request's way. `action`: RoutePrefill, RouteDecode or Reject; `at_s` in seconds since 1970.
+    """One decision on a request's way.
 
-    `decision` and `policy` belong to the first two, `status` and `reject_reason` to the last. `waited_s`: in the
-    queue before a prefill, in the pool before a decode.
+    `action` is RoutePrefill, RouteDecode or Reject, and `at_s` is in seconds since 1970. `decision` and `policy` belong
+    to the first two actions, `status` and `reject_reason` to the last. `waited_s` is the time in the queue before a
+    prefill, or in the prompt pool before a decode.
     """
 
     attempt_id: str
@@ -318,7 +319,10 @@ class Decision(Result):
 
 
 class Explanation(Result):
-    """All decisions made for a request, oldest first; attempts and prompts of one request have a `attempt_id` each."""
+    """All decisions made for a request, oldest first.
+
+    A request has an `attempt_id` for each try at each of its prompts.
+    """
 
     id: str
     decisions: list[Decision] = Field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The `sluice` command: talks to a server (chat, status, policy, explain ...) and, where installed, runs one."""
+"""The `sluice` command talks to a server (chat, status, policy, explain ...) and, where installed, runs one."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _COMMANDS: dict[str, tuple[str, _Configure]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit code (argparse itself exits with 2 on wrong usage)."""
+    """Runs the command line and returns the exit code; on wrong usage argparse itself exits with 2."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if isinstance(sys.stdout, TextIOWrapper):
-        # A model may say what the terminal cannot show.
+        # An answer may have characters that the terminal cannot show.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return _run(arguments)
@@ -63,7 +63,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _parser(requested: str | None) -> argparse.ArgumentParser:
-    """The parser; of the server-side commands only the requested one is loaded and configured."""
+    """Returns the parser. Of the server-side commands only the requested one is loaded and configured."""
     parser = argparse.ArgumentParser(
         prog="sluice",
         description="Talk to a Sluice server, or run one.",

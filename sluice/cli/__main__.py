@@ -1,4 +1,4 @@
-"""`python -m sluice.cli`, for where the console script is not on the path."""
+"""`python -m sluice.cli` runs the command where the console script is not on the path."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`sluice explain REQUEST_ID` and `sluice policy show|set`: what the router decides by, and why it decided so."""
+"""`sluice explain REQUEST_ID` and `sluice policy show|set`: how the router decides, and why it decided as it did."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAME = re.compile(r"\bw\.(?P<weight>\w+)|\b(?P<name>[A-Za-z_]\w*)\b")
 
 
 def configure_explain(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `sluice explain`."""
+    """Adds the arguments of `sluice explain` to `parser`."""
     parser.add_argument(
         "request_id",
         metavar="REQUEST_ID",
@@ -40,7 +40,7 @@ def configure_explain(parser: argparse.ArgumentParser) -> None:
 
 
 def run_explain(args: argparse.Namespace) -> int:
-    """Prints every decision made for the request."""
+    """Prints every decision made for the request, and returns the exit code."""
     if not args.request_id.strip():
         raise UsageError("REQUEST_ID is empty: give the id of an answer (chatcmpl-...) or its x-request-id")
     with connect(args) as client:
@@ -50,7 +50,10 @@ def run_explain(args: argparse.Namespace) -> int:
 
 
 def render_explanation(explanation: Explanation, top: int) -> str:
-    """The decisions as text: what, by which policy and formula, with numbers, ranking, reason, waits."""
+    """Returns the decisions as text, each with policy, reason, waits, ranking, and formula.
+
+    The formula is also shown with the numbers of the `top` best workers.
+    """
     made = explanation.decisions
     count = f"{len(made)} decision{'s' if len(made) != 1 else ''}"
     parts = [f"request {explanation.id}: {count}"]
@@ -88,9 +91,9 @@ def _stage(made: Decision) -> str:
 
 
 def _valued(chosen: Choice, policy: Policy) -> list[Ranked]:
-    """Returns the ranked workers to which the policy applied its formula: they have the terms of the chosen one.
+    """Returns the ranked workers to which the policy applied its formula, which have the same terms as the chosen one.
 
-    BalanceRoute, for one, ranks the workers that it did not try by their free slots.
+    BalanceRoute, for example, ranks the workers that it did not try by their free slots.
     """
     named = {match["name"] for match in _NAME.finditer(policy.formula)}
     wanted = next((named & set(r.terms) for r in chosen.ranking if r.worker == chosen.worker), set())
@@ -98,8 +101,10 @@ def _valued(chosen: Choice, policy: Policy) -> list[Ranked]:
 
 
 def _numbers(ranked: Ranked, policy: Policy) -> str:
-    """The policy's formula with this candidate's numbers; a name that has none stays as it is: a term that the engine
-    does not report, say, which must not take the number of the weight of that name.
+    """Returns the policy's formula with this candidate's numbers.
+
+    A name without a number stays as it is. It may be a term that the engine does not report; such a term must not take
+    the number of the weight that has the same name.
     """
     weights = {match["weight"] for match in _NAME.finditer(policy.formula)}
 
@@ -138,7 +143,7 @@ def _ranking(ranking: Sequence[Ranked], chosen: str) -> str:
 
 
 def configure_policy(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `sluice policy`."""
+    """Adds the arguments of `sluice policy` to `parser`."""
     parser.add_argument("what", choices=("show", "set"), help="show the policies in use, or change them now")
     parser.add_argument("--prefill", metavar="NAME", help="set: the policy that chooses prefill engines")
     parser.add_argument("--decode", metavar="NAME", help="set: the policy that chooses decode engines")
@@ -159,7 +164,7 @@ def configure_policy(parser: argparse.ArgumentParser) -> None:
 
 
 def run_policy(args: argparse.Namespace) -> int:
-    """Prints the policies, changed before if asked."""
+    """Prints the policies, after changing them for `set`, and returns the exit code."""
     if args.what == "show":
         if args.prefill or args.decode or args.param or args.dispatch:
             raise UsageError(
@@ -185,7 +190,7 @@ def run_policy(args: argparse.Namespace) -> int:
 
 
 def render_policies(policies: Policies, *, every: bool) -> str:
-    """The policies in use; the names of the others, or all about them."""
+    """Returns the policies in use as text, and the names of all others, or with `every` all about them."""
     lines = []
     for stage in STAGES:
         policy: Policy = getattr(policies, stage)
@@ -212,7 +217,7 @@ def _short(value: object) -> str:
 
 
 def _stage_params(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """The --param options by stage. Raises UsageError where the stage is not clear or not set."""
+    """Returns the --param options by stage. Raises UsageError where the stage is not clear or not set."""
     named = {stage for stage in STAGES if getattr(args, stage)}
     result: dict[str, dict[str, Any]] = {stage: {} for stage in STAGES}
     for text in args.param:
@@ -241,7 +246,7 @@ def _assignment(text: str) -> tuple[str, Any]:
 
 
 def _file(name: str) -> Any:
-    """The JSON of a file; of a heatmap file the heatmap."""
+    """Returns the JSON in a file; of a heatmap file only the heatmap."""
     try:
         data = json.loads(Path(name).read_text("utf-8"))
     except (OSError, ValueError) as error:

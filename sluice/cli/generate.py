@@ -1,4 +1,4 @@
-"""`sluice chat` and `sluice complete`."""
+"""The commands `sluice chat` and `sluice complete`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PRIORITY_CLASSES = ("interactive", "standard", "batch")
 
 
 def configure_chat(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `sluice chat`."""
+    """Adds the arguments of `sluice chat` to `parser`."""
     parser.add_argument("prompt", nargs="?", help='the message; "-" or nothing reads it from standard input')
     parser.add_argument("-i", "--interactive", action="store_true", help="a conversation of several turns")
     parser.add_argument("--system", metavar="TEXT", help="a system message to begin with")
@@ -27,7 +27,7 @@ def configure_chat(parser: argparse.ArgumentParser) -> None:
 
 
 def configure_complete(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `sluice complete`."""
+    """Adds the arguments of `sluice complete` to `parser`."""
     parser.add_argument(
         "prompt", nargs="?", help='the text to continue; "-" or nothing reads it from standard input'
     )
@@ -81,7 +81,7 @@ def _priority(text: str) -> int | str:
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
-    """The request's options; what was not given stays None, which the SDK does not send."""
+    """Returns the request's options. An option that was not given is None, which the SDK does not send."""
     names = ("model", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "priority", "session")
     options: dict[str, Any] = {name: getattr(args, name) for name in names}
     if args.slo_ttft_ms is not None or args.slo_tpot_ms is not None:
@@ -90,7 +90,7 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_chat(args: argparse.Namespace) -> int:
-    """Answers one message, or holds a conversation."""
+    """Prints the answer to one message, or holds a conversation; returns the exit code."""
     if args.interactive:
         if args.json or args.no_stream:
             raise UsageError("--interactive streams text: leave out --json and --no-stream")
@@ -108,7 +108,7 @@ def run_chat(args: argparse.Namespace) -> int:
 
 
 def run_complete(args: argparse.Namespace) -> int:
-    """Continues one prompt."""
+    """Prints the continuation of one prompt, and returns the exit code."""
     prompt, options = _prompt(args.prompt), _options(args)
     with connect(args) as client:
         if args.json or args.no_stream:
@@ -140,7 +140,7 @@ def _utf8(text: str, what: str) -> str:
 
 
 class Stopwatch:
-    """Times of one answer, for `--stats`."""
+    """The times of one answer, for `--stats`."""
 
     def __init__(self) -> None:
         self._start_s = time.perf_counter()
@@ -148,13 +148,13 @@ class Stopwatch:
         self._last_s = self._start_s
 
     def text_arrived(self) -> None:
-        """Call with every piece of text."""
+        """Notes the time of a piece of text; called for every piece."""
         self._last_s = time.perf_counter()
         if self._first_s is None:
             self._first_s = self._last_s
 
     def line(self, usage: Usage | None, request_id: str | None) -> str:
-        """One line of figures; tokens/s is counted after the first token, for a streamed answer."""
+        """Returns one line of figures; for a streamed answer tokens/s is counted after the first token."""
         parts = []
         if self._first_s is not None:
             parts.append(f"TTFT {(self._first_s - self._start_s) * 1e3:.0f} ms")
@@ -178,7 +178,7 @@ class Stopwatch:
 
 
 def _print_stream(stream: Stream[ChatChunk] | Stream[CompletionChunk], args: argparse.Namespace) -> str:
-    """Prints the text as it comes and returns all of it. An error leaves what was printed on a line of its own."""
+    """Prints the text as it comes, and returns all of it. After an error the printed part still ends its line."""
     watch, pieces = Stopwatch(), _Pieces()
     try:
         with stream:
@@ -216,7 +216,10 @@ def _print_whole(answer: ChatCompletion | Completion, watch: Stopwatch, args: ar
 
 
 def _converse(client: Sluice, args: argparse.Namespace) -> int:
-    """Reads a message, streams the answer, until the end of input. A failed turn leaves the conversation as it was."""
+    """Holds a conversation until the end of input, and returns the exit code. Each message's answer is streamed.
+
+    A failed turn leaves the conversation as it was.
+    """
     options = _options(args)
     options["session"] = args.session or f"cli-{uuid.uuid4().hex}"
     system = _system(args)
@@ -245,7 +248,7 @@ def _converse(client: Sluice, args: argparse.Namespace) -> int:
 
 
 def _lines(first: str | None) -> Iterable[str]:
-    """The given first message, then lines of standard input, each after a prompt sign if someone types them."""
+    """Yields the first message, if given, then lines of standard input. A prompt sign is shown where a person types."""
     if first is not None:
         yield _utf8(first, "the prompt")
     if sys.stdin.isatty():

@@ -1,4 +1,4 @@
-"""The parts that all subcommands share: exit codes, how errors are shown, argument types."""
+"""The parts that all subcommands share: exit codes, the display of errors, connections, and argument types."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sluice._core import DEFAULT_BASE_URL
 
 
 class Exit(IntEnum):
-    """Exit codes; `sluice --help` lists them."""
+    """The exit codes of the command; `sluice --help` lists them."""
 
     OK = 0
     FAILED = 1
@@ -58,7 +58,7 @@ class UsageError(Exception):
 
 
 def exit_code(error: SluiceError) -> Exit:
-    """The exit code that stands for an SDK error."""
+    """Returns the exit code for an SDK error."""
     if isinstance(error, StreamInterruptedError):
         return Exit.FAILED
     table: tuple[tuple[tuple[type[SluiceError], ...], Exit], ...] = (
@@ -71,7 +71,7 @@ def exit_code(error: SluiceError) -> Exit:
 
 
 def complain(message: str, *hints: str) -> None:
-    """Writes an error, and below it what to do, to stderr."""
+    """Writes an error to stderr, and advice in lines below it."""
     print(f"sluice: {message}", file=sys.stderr)
     for hint in hints:
         print(f"  -> {hint}", file=sys.stderr)
@@ -94,7 +94,7 @@ def report(error: SluiceError) -> Exit:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Left-aligned columns, two blanks apart."""
+    """Returns a table as text, with left-aligned columns two blanks apart."""
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
@@ -104,7 +104,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def connection_options() -> argparse.ArgumentParser:
-    """Parent parser of every command that talks to a server."""
+    """Returns the parent parser of every command that talks to a server."""
     parent = argparse.ArgumentParser(add_help=False)
     group = parent.add_argument_group("connection")
     group.add_argument(
@@ -124,7 +124,7 @@ def connection_options() -> argparse.ArgumentParser:
 
 
 def connect(args: argparse.Namespace, *, retries: int | None = None) -> Sluice:
-    """A client as the connection options say."""
+    """Returns a client with the connection options of the command line; `retries` replaces the number of retries."""
     return Sluice(
         args.base_url,
         timeouts=Timeouts(total_s=args.timeout),
@@ -133,7 +133,7 @@ def connect(args: argparse.Namespace, *, retries: int | None = None) -> Sluice:
 
 
 def finite_float(text: str) -> float:
-    """argparse type: any number but nan and inf."""
+    """Returns a number for argparse, which reports an error for any other text, nan and inf included."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(text)
@@ -141,7 +141,7 @@ def finite_float(text: str) -> float:
 
 
 def positive_float(text: str) -> float:
-    """argparse type: a finite number above 0."""
+    """Returns a finite number above 0 for argparse, which reports an error for any other text."""
     value = finite_float(text)
     if value <= 0:
         raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
@@ -149,7 +149,7 @@ def positive_float(text: str) -> float:
 
 
 def natural_int(text: str) -> int:
-    """argparse type: 0, 1, 2, ..."""
+    """Returns a whole number of 0 or more for argparse, which reports an error for any other text."""
     value = int(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"must be 0 or more, got {text}")

@@ -1,7 +1,7 @@
-"""Subcommands of the server side, which registers them as entry points of the group `sluice.commands`.
+"""The subcommands of the server side, which registers them as entry points of the group `sluice.commands`.
 
 An entry point loads an object with `name`, `help`, `configure(parser)` and `run(args) -> int`. Only the command that
-was asked for is loaded: the server side takes seconds to import.
+was asked for is loaded, because the server side takes seconds to import.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ KNOWN = {
     "replay": "decide a router's journal again and compare every decision",
     "simulate": "run a policy and a workload in the cluster simulator",
 }
-"""Commands of the server side, which help lists even where it is not installed."""
+"""Commands of the server side with their help, which is listed even where the server is not installed."""
 
 SERVER = "sluice-server, from a checkout of Sluice: make setup, or pip install -e '.'"
-"""The distribution that brings these commands, and how it is installed."""
+"""The distribution that brings these commands, and how to install it."""
 
 
 @runtime_checkable
 class Command(Protocol):
-    """A subcommand, as an entry point must load it."""
+    """A subcommand in the form in which an entry point must load it."""
 
     name: str
     help: str
@@ -40,7 +40,7 @@ class Command(Protocol):
 
 
 class MissingServerError(Exception):
-    """The server is not installed, or not whole; the message says what to install."""
+    """The server is not installed, or not completely; the message says what to install."""
 
 
 class BrokenCommandError(Exception):
@@ -48,13 +48,13 @@ class BrokenCommandError(Exception):
 
 
 def listed() -> dict[str, str]:
-    """Names and one-line helps of all server-side commands, without importing any."""
+    """Returns names and one-line helps of all server-side commands, without importing any."""
     others = {entry.name: f"from {_origin(entry)}" for entry in entry_points(group=GROUP)}
     return {**others, **KNOWN}
 
 
 def load(name: str) -> Command:
-    """The command called `name`. Raises MissingServerError or BrokenCommandError."""
+    """Returns the command called `name`. Raises MissingServerError or BrokenCommandError."""
     entry = next(iter(entry_points(group=GROUP, name=name)), None)
     if entry is None:
         raise MissingServerError(

@@ -1,4 +1,4 @@
-"""`sluice status`, `sluice models` and `sluice version`."""
+"""The commands `sluice status`, `sluice models` and `sluice version`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CLEAR = "\x1b[H\x1b[2J"
 
 
 def configure_status(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `sluice status`."""
+    """Adds the arguments of `sluice status` to `parser`."""
     parser.add_argument(
         "--watch",
         nargs="?",
@@ -33,13 +33,13 @@ def configure_status(parser: argparse.ArgumentParser) -> None:
 
 
 def configure_models(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `sluice models`."""
+    """Adds the arguments of `sluice models` to `parser`."""
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
     parser.set_defaults(run=run_models)
 
 
 def configure_version(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `sluice version`."""
+    """Adds the arguments of `sluice version` to `parser`."""
     parser.add_argument("--json", action="store_true", help="print both versions as JSON")
     parser.set_defaults(run=run_version)
 
@@ -56,7 +56,7 @@ def run_status(args: argparse.Namespace) -> int:
 
 
 def _watch(client: Sluice, args: argparse.Namespace) -> int:
-    """Prints the status every `--watch` seconds until Ctrl-C.
+    """Prints the status every `--watch` seconds until Ctrl-C, and returns the exit code.
 
     An error is reported and the loop goes on, so that a restart of the server can be watched.
     """
@@ -79,7 +79,7 @@ def _shown(status: Status, args: argparse.Namespace) -> str:
 
 
 def render_status(status: Status) -> str:
-    """The status as text; a field that the server left out is shown as `-`."""
+    """Returns the status as text; a field that the server left out is shown as `-`."""
     requests = status.requests
     counts = "-"
     if requests is not None:
@@ -123,7 +123,7 @@ def _cell(value: str | int | None) -> str:
 
 
 def run_models(args: argparse.Namespace) -> int:
-    """Prints the served models."""
+    """Prints the served models, and returns the exit code."""
     with connect(args) as client:
         models = client.models()
     if args.json:
@@ -135,7 +135,10 @@ def run_models(args: argparse.Namespace) -> int:
 
 
 def run_version(args: argparse.Namespace) -> int:
-    """Prints the versions of this package and of the server. A server that cannot be reached is not a failure here."""
+    """Prints the versions of this package and of the server, and returns the exit code.
+
+    A server that cannot be reached is not a failure here.
+    """
     server: dict[str, object] | None
     try:
         with connect(args, retries=0) as client:
