@@ -42,7 +42,7 @@ class Choice:
         self.end = end
         self.last = False
         self.matcher = text.StopMatcher(params.stop) if params.stop else None
-        self.prompt: Sequence[int] | None = None  # tokens whose logprobs the next piece has
+        self.prompt: Sequence[int] | None = None  # logprobs are due for these
         self.special = self._always_special()
 
     def _always_special(self) -> bool:

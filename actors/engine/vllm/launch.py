@@ -1,10 +1,10 @@
 """Starts vLLM's AsyncLLM for a VllmEngineConfig, and measures how long each phase of the start takes.
 
-The phases (in seconds, in order) are `imports` (vLLM in the owner), `config`, and then by the worker's own clock
-`core_spawn` (until the worker process exists), `worker_imports`, `weights` (model, KV cache, NIXL), and `core_ready`
-(the rest until the core answers). `warm_up` is the last. The start takes a minute and blocks, so it runs in a thread of
-its own. That thread lives as long as the engine, because the kernel's parent-death signal (`plugin`) is bound to the
-thread that started the children.
+The phases, in order, are `imports` (vLLM in the owner), `config`, `core_spawn` (until the worker process exists),
+`worker_imports`, `weights` (model, KV cache, NIXL), `core_ready` (the rest until the core answers) and `warm_up`. They
+are measured in seconds; the ends of `core_spawn`, `worker_imports` and `weights` are times that the worker reports. The
+start takes a minute and blocks, so it runs in a thread of its own. That thread lives as long as the engine, because the
+kernel's parent-death signal (`plugin`) is bound to the thread that started the children.
 """
 
 import contextlib
