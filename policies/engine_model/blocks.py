@@ -1,18 +1,18 @@
-"""KV blocks of one engine: an accounting pool with a hash-chained prefix cache, reference counts and LRU eviction.
+"""KV blocks of one engine: a pool that counts them, with a hash-chained prefix cache, use counts and LRU eviction.
 
 Every block of the pool is in exactly one state:
 
     free       never written, or evicted
     private    owned by one allocation (a partial block, or output)
     shared     cached under its hash, used by >= 1 allocations
-    idle       cached under its hash, used by none: still a hit, evicted least recently used first
+    idle       cached under its hash, used by no allocation: still a hit; the least recently used is evicted first
 
-Blocks have no addresses here: only the cached ones have an identity, their hash. A sequence whose prompt blocks
-were meanwhile cached by another gives its own copies up (vLLM keeps the duplicates; ours counts them once).
-Not claimed: fragmentation, and caching of generated blocks.
+Blocks have no addresses here; only cached blocks have an identity, which is their hash. If another sequence has cached
+the same prompt blocks meanwhile, a sequence gives its own copies up (vLLM keeps the duplicates; this pool counts them
+once). Not claimed: fragmentation, and caching of generated blocks.
 
-Changes (`Stored`, `Removed`, `Cleared`) say what enters and leaves the cache, alike for every engine kind and for the
-router's prefix index; their publisher numbers them (`actors.engine.kv_mirror`).
+Changes (`Stored`, `Removed`, `Cleared`) say what enters and leaves the cache, in the same form for every engine kind
+and for the router's prefix index. Their publisher numbers them (`actors.engine.kv_mirror`).
 """
 
 from array import array
@@ -26,10 +26,11 @@ BlockHash = int
 
 
 def block_hashes(tokens: Sequence[int], block_size_tokens: int, salt: int = 0) -> tuple[BlockHash, ...]:
-    """Chained 64-bit hashes of the full blocks of `tokens`: equal hashes mean equal tokens up to that block's end.
+    """Returns the chained 64-bit hashes of the full blocks of `tokens`. Equal hashes mean equal tokens from the first
+    to the block's end.
 
-    The hashes are the same in every process. Tokens must lie in 0 .. 2^32 - 1 (else OverflowError). `salt` separates
-    models.
+    The hashes are the same in every process. Tokens must lie in 0 .. 2^32 - 1 (else OverflowError). A different `salt`
+    for each model keeps their hashes apart.
     """
     data = array("I", tokens).tobytes()
     size = 4 * block_size_tokens
@@ -44,7 +45,7 @@ def block_hashes(tokens: Sequence[int], block_size_tokens: int, salt: int = 0) -
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Consecutive blocks of one chain; `parent` is the hash before the first (None: the prompt's start)."""
+    """Consecutive blocks of one chain were cached. `parent` is the hash before the first (None: the prompt's start)."""
 
     hashes: tuple[BlockHash, ...]
     parent: BlockHash | None = None
@@ -52,7 +53,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """Blocks that were evicted."""
+    """Blocks were evicted from the cache."""
 
     hashes: tuple[BlockHash, ...]
 
@@ -65,22 +66,28 @@ class Cleared:
 Change = Stored | Removed | Cleared
 
 MAX_UNREAD_CHANGES = 100_000
-"""Changes kept for a reader; beyond them all is given up (`add_change`), so that memory is bounded."""
+"""Most changes kept for a reader; when more come, all of them are dropped (`add_change`), so that memory is bounded."""
 
 
 def add_change(changes: list[Change], change: Change) -> None:
-    """Appends to a list that a reader drains; one that nobody drains starts again from Cleared: less, never wrong."""
+    """Appends a change to a list that a reader drains. A list of `MAX_UNREAD_CHANGES` starts again from Cleared: its
+    reader then knows less than is cached, but nothing wrong.
+    """
     if len(changes) >= MAX_UNREAD_CHANGES:
         changes[:] = [Cleared()]
     changes.append(change)
 
 
 class BlockError(Exception):
-    """An allocation was used against the rules (double free, too many hashes): a bug, never traffic's fault."""
+    """An allocation was used against the rules (double free, too many hashes), which is a bug; or a sequence needs more
+    blocks than the whole pool has (`EngineModel.add`).
+    """
 
 
 class Allocation:
-    """Blocks of one sequence: `shared` hashes (a prefix of the prompt's chain) and a number of `private` blocks."""
+    """Blocks of one sequence: the hashes of its `shared` blocks (a prefix of the prompt's chain) and the number of its
+    `private` blocks. `hits` is the number of blocks that were cached when it was made.
+    """
 
     __slots__ = ("freed", "hits", "private", "shared")
 
@@ -96,7 +103,10 @@ class Allocation:
 
 
 class BlockPool:
-    """`total` blocks of `block_size_tokens`. Calls are O(blocks touched). Changes are kept only if `record_changes`."""
+    """A pool of `total` blocks of `block_size_tokens` tokens. A call costs O(blocks that it touches).
+
+    Changes of the cache are kept for `drain_changes` only with `record_changes`.
+    """
 
     def __init__(self, total: int, block_size_tokens: int, record_changes: bool = False) -> None:
         if total < 1 or block_size_tokens < 1:
@@ -115,25 +125,25 @@ class BlockPool:
 
     @property
     def used(self) -> int:
-        """Blocks that some allocation holds."""
+        """Number of blocks that allocations hold."""
         return self._private + len(self._refs)
 
     @property
     def free(self) -> int:
-        """Blocks that can be given out, idle cached ones included."""
+        """Number of blocks that can be given out, idle cached blocks included."""
         return self.total - self._private - len(self._refs)
 
     @property
     def cached(self) -> int:
-        """Blocks under a hash, shared or idle."""
+        """Number of cached blocks, shared or idle."""
         return len(self._refs) + len(self._idle)
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that `tokens` need."""
+        """Returns the number of blocks that `tokens` tokens need."""
         return -(-tokens // self.block_size_tokens)
 
     def hits(self, hashes: Sequence[BlockHash]) -> int:
-        """Number of leading blocks of the chain that are cached."""
+        """Returns the number of leading blocks of the chain `hashes` that are cached."""
         for index, block in enumerate(hashes):
             if block not in self._refs and block not in self._idle:
                 return index
@@ -142,10 +152,10 @@ class BlockPool:
     # ------------------------------------------------------------------------------------------------ changes
 
     def allocate(self, hashes: Sequence[BlockHash], blocks: int) -> Allocation | None:
-        """Allocates blocks for a sequence: the cached leading part of `hashes` is shared, the rest private.
+        """Allocates `blocks` blocks for a sequence: the cached leading part of `hashes` is shared, the rest private.
 
-        `hashes` are those that may be hit (a caller leaves out what it must compute itself); `hits` of the result
-        tells how many were. Returns None, and changes nothing, if there are too few blocks.
+        The caller leaves out of `hashes` the blocks that it must compute itself; `hits` of the result is the number of
+        cached ones. Returns None, and changes nothing, if there are too few blocks.
         """
         n_hits = self.hits(hashes)
         if n_hits > blocks:
@@ -162,7 +172,7 @@ class BlockPool:
         return Allocation(shared, private)
 
     def grow(self, allocation: Allocation, blocks: int) -> bool:
-        """Adds `blocks` private blocks; False, and no change, if there are too few."""
+        """Adds `blocks` private blocks to an allocation. Returns False, and changes nothing, if there are too few."""
         self._check(allocation)
         if blocks > self.free:
             return False
@@ -172,7 +182,9 @@ class BlockPool:
         return True
 
     def reserve(self, blocks: int) -> bool:
-        """Takes `blocks` private blocks for allocations that `settle` will name; False, and no change, if too few."""
+        """Takes `blocks` private blocks, which `settle` will assign to allocations. Returns False, and changes nothing,
+        if there are too few.
+        """
         if blocks > self.free:
             return False
         self._evict_for(blocks)
@@ -180,12 +192,14 @@ class BlockPool:
         return True
 
     def settle(self, allocation: Allocation, blocks: int) -> None:
-        """Sets the allocation to `blocks` blocks in all; the further ones come from those that were reserved."""
+        """Sets the size of an allocation to `blocks` blocks in all; the added blocks must have been reserved before."""
         self._check(allocation)
         allocation.private += blocks - allocation.blocks
 
     def commit(self, allocation: Allocation, hashes: Sequence[BlockHash]) -> None:
-        """Caches the computed blocks of `hashes` under their hashes, continuing the shared prefix."""
+        """Caches an allocation's computed blocks under `hashes`, the chain from the prompt's start; blocks that are
+        shared already stay.
+        """
         self._check(allocation)
         done = len(allocation.shared)
         if len(hashes) > allocation.blocks:
@@ -202,11 +216,14 @@ class BlockPool:
             self._note_stored(hashes, set(stored))
 
     def release(self, allocation: Allocation) -> None:
-        """Gives all blocks back; cached ones stay as idle hits. Raises BlockError at a second call."""
+        """Gives all blocks of an allocation back; cached blocks that nobody uses stay as idle hits.
+
+        Raises BlockError at a second call.
+        """
         self._check(allocation)
         allocation.freed = True
         self._private -= allocation.private
-        # the end is evicted first: a prefix is useful without it
+        # the end of a chain is evicted first, because the beginning is useful without it
         for block in reversed(allocation.shared):
             refs = self._refs[block] - 1
             if refs:
@@ -216,7 +233,7 @@ class BlockPool:
                 self._idle[block] = None
 
     def clear(self) -> bool:
-        """Forgets the cache; False, and no change, while any block is in use (as vLLM's reset)."""
+        """Empties the cache. Returns False, and changes nothing, while any block is in use (as vLLM does)."""
         if self.used:
             return False
         if self._idle and self._record:
@@ -225,7 +242,7 @@ class BlockPool:
         return True
 
     def drain_changes(self) -> list[Change]:
-        """The changes of the cache since the last call."""
+        """Returns the changes of the cache since the last call, in order."""
         changes, self._changes = self._changes, []
         return changes
 
@@ -240,7 +257,7 @@ class BlockPool:
         self._refs[block] = self._refs.get(block, 0) + 1
 
     def _evict_for(self, blocks: int) -> None:
-        """Makes `blocks` blocks empty; the caller has checked that there are enough."""
+        """Evicts idle blocks until `blocks` blocks are empty; the caller has checked that there are enough."""
         short = blocks - (self.total - self._private - len(self._refs) - len(self._idle))
         if short <= 0:
             return
@@ -251,7 +268,7 @@ class BlockPool:
             add_change(self._changes, Removed(tuple(gone)))
 
     def _note_stored(self, hashes: Sequence[BlockHash], stored: set[BlockHash]) -> None:
-        """Notes one change for each run of adjacent new blocks."""
+        """Adds one Stored change for each run of adjacent new blocks in the chain `hashes`."""
         run: list[BlockHash] = []
         parent: BlockHash | None = None
         previous: BlockHash | None = None

@@ -1,11 +1,11 @@
-"""Leases on KV that a prefill engine keeps for a decode engine: granted, read, ended; never freed under a reader.
+"""Leases on KV that a prefill engine keeps for a decode engine. KV is never freed while somebody reads it.
 
     held --begin_read--> reading --end_read--> ended
     held --release / expire--> ended
     reading --release--> reading (doomed) --end_read or reader_lost--> ended
     reading --reader_lost--> held (a further decode engine may read) or, past its time, ended
 
-Every lease ends exactly once; the one call that ends it returns it, and its owner then frees the blocks.
+Every lease ends exactly once. The call that ends it returns it, and the caller then frees its blocks.
 """
 
 from collections import OrderedDict
@@ -42,14 +42,14 @@ class LeaseTable:
         return key in self._leases
 
     def grant(self, key: str, allocation: Allocation, tokens: int, now_s: float) -> Lease:
-        """Makes a lease. Raises KeyError if `key` is held already: keys are unique for the engine's life."""
+        """Makes a lease that expires after `lease_s`. Raises KeyError if there is a lease under `key` already."""
         if key in self._leases:
             raise KeyError(f"lease {key!r} exists already")
         lease = self._leases[key] = Lease(key, allocation, tokens, now_s + self.lease_s)
         return lease
 
     def begin_read(self, key: str) -> Lease | None:
-        """Lets a reader start; None if the lease has ended or is doomed, when the reader must not read."""
+        """Lets a reader start and returns the lease. None means that it has ended or is doomed and must not be read."""
         lease = self._leases.get(key)
         if lease is None or lease.doomed:
             return None
@@ -57,7 +57,9 @@ class LeaseTable:
         return lease
 
     def end_read(self, key: str) -> Lease | None:
-        """Ends a reader's reading: the lease ends, or is doomed while others still read."""
+        """Notes that a reader has finished. The lease then ends and is returned; while others read, it is doomed
+        instead, and None is returned.
+        """
         lease = self._leases.get(key)
         if lease is None:
             return None
@@ -65,12 +67,16 @@ class LeaseTable:
         return self._doom(lease)
 
     def release(self, key: str) -> Lease | None:
-        """Gives a lease back: it ends at once or, under a reader, when the reading ends. Unknown keys are no error."""
+        """Gives a lease back. It ends at once and is returned; while somebody reads, it is doomed instead, and None is
+        returned. Unknown keys are no error.
+        """
         lease = self._leases.get(key)
         return None if lease is None else self._doom(lease)
 
     def reader_lost(self, key: str, now_s: float) -> Lease | None:
-        """Takes note that a reader vanished without an end_read."""
+        """Notes that a reader vanished without `end_read`. Returns the lease if it ends now, because it was doomed or
+        has expired and nobody else reads it.
+        """
         lease = self._leases.get(key)
         if lease is None:
             return None
@@ -80,7 +86,7 @@ class LeaseTable:
         return None
 
     def expire(self, now_s: float) -> list[Lease]:
-        """Ends the leases whose time is over and that nobody reads; under a reader a lease waits for the reading."""
+        """Ends and returns the leases that have expired and that nobody reads. A lease that is read ends afterwards."""
         ended = []
         for lease in self._leases.values():
             if lease.expires_s > now_s:
@@ -92,7 +98,7 @@ class LeaseTable:
         return ended
 
     def next_expiry_s(self) -> float | None:
-        """The time at which the next lease that nobody reads ends, or None."""
+        """Returns the time at which the next lease expires that nobody reads; None when there is none."""
         for lease in self._leases.values():
             if lease.readers == 0:
                 return lease.expires_s

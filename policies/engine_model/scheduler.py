@@ -1,4 +1,4 @@
-"""Continuous batching of one engine: queue, slots, blocks, steps. Its caller drives it, so it runs live and simulated:
+"""Continuous batching of one engine: queue, slots, blocks, steps. The caller drives it, live or simulated:
 
     seconds = model.begin_step()    None: nothing to compute
     ... that much time passes ...
@@ -8,16 +8,16 @@ Between the two calls sequences may be added, removed and loaded; they take part
 on.
 
 One step computes prompt chunks within the token budget and one token for every running sequence. Admission is by
-(priority, arrival), lower first, and stops at the first that does not fit: nothing overtakes. A sequence takes a slot
-and the blocks of its prompt when admitted, and a further block whenever its output fills one. Where none is left, the
-running sequence of the lowest priority, of equal ones the last to arrive, gives its blocks up and is computed again
+(priority, arrival), lower first, and stops at the first sequence that does not fit, so nothing overtakes. A sequence
+takes a slot and the blocks of its prompt when it is admitted, and a further block whenever its output fills one. Where
+no block is left, the running sequence that is last by (priority, arrival) gives its blocks up and is computed again
 later (preemption by recomputation).
-A *remote* sequence gets its prompt's KV from another engine: it is admitted like any other (its slot and blocks are
-taken before the transfer starts), reported by `take_admitted`, and runs after `loaded`; its first token comes one step
-later, since that step computes the last prompt token (as vLLM does).
+A *remote* sequence gets its prompt's KV from another engine. It is admitted like any other (its slot and blocks are
+taken before the transfer starts), reported by `take_admitted`, and runs after `loaded`. Its first token comes one step
+later, because that step computes the last prompt token (as vLLM does).
 
-Cost: all running sequences advance by one counter; a step touches only those that finish. `begin_steps` and `end_steps`
-take many plain decode steps at once.
+Cost: one counter advances all running sequences; a step touches only the sequences that finish. `begin_steps` and
+`end_steps` take many steps without prompts at once.
 Not claimed: layer-wise pipelining, swapping, chunk interleaving policies other than first come first served.
 """
 
@@ -40,10 +40,10 @@ class Steps(NamedTuple):
 
 
 class EngineModel:
-    """One engine's queue, slots, blocks and step clock. At most `slots` sequences are computed or loading at once.
+    """One engine's queue, slots, blocks and step counter. At most `slots` sequences are computed or loaded at once.
 
     A step computes at most `prefill_budget_tokens` prompt tokens; without `chunked` a longer prompt takes a step of its
-    own. `add` refuses a sequence that the whole pool could not hold, as it would preempt itself forever.
+    own. `add` refuses a sequence that the whole pool could not hold, because it would preempt itself forever.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class EngineModel:
 
     @property
     def steps(self) -> int:
-        """Steps ended so far."""
+        """Number of steps that have ended."""
         return self.batch.steps
 
     @property
@@ -98,20 +98,20 @@ class EngineModel:
 
     @property
     def n_active(self) -> int:
-        """Sequences that hold a slot."""
+        """Number of sequences that hold a slot."""
         return len(self.running) + len(self._prefilling) + len(self._loading) + len(self._joining)
 
     @property
     def step_tokens(self) -> int:
-        """Tokens that the step under way computes; 0 between steps."""
+        """Number of tokens that the step under way computes; 0 between steps."""
         return sum(chunk for _, chunk in self._chunks) + len(self.running) if self._in_step else 0
 
     def generated(self, seq: Sequence) -> int:
-        """Output tokens of `seq` so far."""
+        """Returns the number of output tokens that `seq` has so far."""
         return self.batch.generated(seq) if seq in self.batch.running else seq.generated
 
     def ending_prefills(self) -> list[Sequence]:
-        """The sequences whose prompt is done when the step under way ends."""
+        """Returns the sequences whose prompt will be complete when the step under way ends."""
         return [
             seq
             for seq, chunk in self._chunks
@@ -152,7 +152,7 @@ class EngineModel:
         seq.stage = SequenceStage.DONE
 
     def take_admitted(self) -> list[Sequence]:
-        """The sequences that `begin_step` admitted since the last call. The caller now starts the transfers of those
+        """Returns the sequences that were admitted since the last call. The caller now starts the transfers of those
         that are TRANSFERRING.
         """
         if not self._admitted:
@@ -163,7 +163,7 @@ class EngineModel:
         ]
 
     def loaded(self, seq: Sequence) -> None:
-        """Takes note that the KV of a TRANSFERRING sequence has come: it runs from the next step on."""
+        """Notes that the KV of a TRANSFERRING sequence has arrived; the sequence runs from the next step on."""
         assert seq.stage is SequenceStage.TRANSFERRING
         assert seq.allocation is not None
         del self._loading[seq]
@@ -177,9 +177,9 @@ class EngineModel:
         return None if steps is None else steps.first_s
 
     def begin_steps(self, most: int) -> Steps | None:
-        """Starts up to `most` steps that `end_steps` may end at once; None if nothing can be computed now.
+        """Starts up to `most` steps that `end_steps` may end at once. Returns them; None if nothing can be computed.
 
-        Of several steps only the last may finish a sequence or run out of blocks; a step that computes prompts is
+        Of several steps only the last may finish a sequence or run out of blocks. A step that computes prompts is
         started alone.
         """
         if self._n_waiting:
@@ -200,13 +200,13 @@ class EngineModel:
         return Steps(count, first_s, self.timing.decode_per_kv_token_s * len(batch), prefill_tokens)
 
     def end_step(self) -> StepResult:
-        """Ends the step that `begin_step` started."""
+        """Ends the step that `begin_step` started, and returns its result."""
         return self.end_steps(1)
 
     def end_steps(self, count: int) -> StepResult:
         """Ends the first `count` (>= 1) of the steps that `begin_steps` started, as if the others had not been started.
 
-        The result is that of the last step; the sequences in `decoded` gained a token in each of them.
+        Returns the result of the last of them; the sequences in `decoded` gained a token in each of the `count` steps.
         """
         assert self._in_step, "end_steps without begin_steps"
         self._in_step = False
@@ -254,7 +254,10 @@ class EngineModel:
                 self._prefilling[seq] = None
 
     def _allocate(self, seq: Sequence) -> bool:
-        """Takes blocks for the prompt and the tokens from before a preemption. The last token is always computed."""
+        """Takes blocks for the prompt and the tokens generated before a preemption; False if there are too few.
+
+        The last of these tokens is always computed, even if its block is cached.
+        """
         tokens = seq.prompt_tokens + seq.generated
         size = self.pool.block_size_tokens
         may_hit = seq.hashes[: (tokens - 1) // size]
@@ -268,7 +271,7 @@ class EngineModel:
     # ------------------------------------------------------------------------------------------------ prefill
 
     def _plan_chunks(self) -> int:
-        """Plans the prompt chunks of this step, in order of admission, and returns their tokens."""
+        """Plans the prompt chunks of the next step, in order of admission, and returns their tokens in all."""
         left = self.budget_tokens
         self._chunks = []
         for seq in self._prefilling:
@@ -280,7 +283,7 @@ class EngineModel:
             elif self._chunks:
                 break
             else:
-                chunk = todo  # longer than the budget, so alone
+                chunk = todo  # alone, as it exceeds the budget
             self._chunks.append((seq, chunk))
             left -= chunk
             if left <= 0:
@@ -312,13 +315,13 @@ class EngineModel:
     # ------------------------------------------------------------------------------------------------ decode
 
     def _grow(self, result: StepResult) -> None:
-        """Takes the blocks for the next step; where there are too few, sequences are preempted."""
+        """Reserves the blocks that the running sequences need now; while there are too few, preempts a sequence."""
         batch, pool = self.batch, self.pool
         while batch.running and not pool.reserve(batch.growing_now()):
             victim = max(batch.running, key=lambda seq: (seq.priority, seq.order))
             batch.leave(victim, grown=False)
             self._free(victim)
-            victim.remote = False  # all its KV is computed here
+            victim.remote = False  # all its KV is now computed here
             victim.preemptions += 1
             self.preemptions_total += 1
             result.preempted.append(victim)

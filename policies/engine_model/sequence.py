@@ -14,16 +14,17 @@ class SequenceStage(Enum):
     TRANSFERRING = "transferring"
     DECODING = "decoding"
     LEASED = "leased"
-    """The prefill is done; the blocks belong to the taker of the allocation."""
+    """The prefill is done, and the blocks now belong to the caller, which gives the allocation back."""
     DONE = "done"
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One sequence. The caller sets the first group of fields, the model the second.
+    """One sequence. The caller sets the fields up to `owner`; the model sets the other fields.
 
-    A sequence finishes after `output_tokens` at the latest (0 for `prefill_only`). `hashes` are those of the prompt's
-    full blocks, or none to keep it out of the prefix cache. `owner` is for the caller's own use.
+    A sequence finishes after `output_tokens` tokens at the latest (0 for `prefill_only`). `hashes` are the hashes of
+    the prompt's full blocks, or empty to keep the prompt out of the prefix cache. A `remote` sequence gets its prompt's
+    KV from another engine. `owner` is for the caller's own use.
     """
 
     prompt_tokens: int
@@ -39,22 +40,23 @@ class Sequence:
     cached_tokens: int = 0
     """Prompt tokens that were cached at the last admission."""
     computed: int = 0
-    """Tokens whose KV exists, while PREFILLING."""
+    """Number of tokens whose KV exists; valid while PREFILLING."""
     offset: int = 0
-    """Offset to the model's step counter while DECODING: generated = steps - offset."""
+    """Offset to the model's step counter: generated = steps - offset; valid while DECODING."""
     generated: int = 0
-    """Tokens generated, while not DECODING."""
+    """Number of tokens generated; valid while not DECODING."""
     due: int = -1
-    """The step at which the sequence finishes, while DECODING."""
+    """The step at which the sequence finishes; valid while DECODING."""
     order: int = 0
-    """Number of the arrival."""
+    """The sequence's number in order of arrival."""
     preemptions: int = 0
 
 
 @dataclass(slots=True)
 class StepResult:
-    """The result of a step. Each member of `decoded` gained one token; for those in `finished` it was the last, and
-    the prompts of those in `started` were computed in this step.
+    """The result of a step. Each sequence in `decoded` gained one token. For those in `finished` it was the last, and
+    for those in `started` the first since their prompt was computed. The prompts of those in `prefilled`, which do not
+    decode, are done. Those in `preempted` lost their blocks and wait again.
     """
 
     decoded: list[Sequence] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The text of the sim engine: token i is a pure function of (prompt hash, seed, choice, i). So a request has the same
+"""The text of the sim engine. Token i is a pure function of (prompt hash, seed, choice, i), so a request has the same
 text wherever and however often it is computed, colocated or disaggregated, preempted or not.
 
 The text is not sampled: temperature, top_p and the like do not shape it. A token is a word with a leading space.
@@ -24,31 +24,35 @@ _MASK64 = 2**64 - 1
 
 
 def prompt_hash(tokens: Sequence[int]) -> int:
-    """64-bit hash of a prompt; the same in every process. Tokens must lie in 0 .. 2^32 - 1 (else OverflowError)."""
+    """Returns the 64-bit hash of a prompt, which is the same in every process. Tokens must lie in 0 .. 2^32 - 1 (else
+    OverflowError).
+    """
     return xxhash.xxh3_64_intdigest(array("I", tokens).tobytes())
 
 
 def text_base(hash_of_prompt: int, seed: int, choice: int) -> int:
-    """The 30-bit number from which all tokens of one choice follow."""
+    """Returns the 30-bit number from which all tokens of one choice follow."""
     data = array("Q", (hash_of_prompt & _MASK64, seed & _MASK64, choice)).tobytes()
     return xxhash.xxh3_64_intdigest(data) >> 34
 
 
 MASK32 = 2**32 - 1
 TOKEN_STRIDE = 0x9E3779B1
-"""Golden ratio * 2^32, by which consecutive tokens spread evenly."""
+"""2^32 divided by the golden ratio, rounded to a near prime; multiples of it spread evenly over 32 bits."""
 TOKEN_MIX = 0x2C1B3C6D
 
 
 def token_start(base: int) -> int:
-    """The start from which token i is WORDS[((x ^ x >> 15) * TOKEN_MIX >> 26) & 63], x = (start + i * TOKEN_STRIDE) &
-    MASK32: a xorshift-multiply hash of a counter, cheap enough to be computed inline for every token.
+    """Returns the number `start` from which every token of a choice follows: token i is
+    WORDS[((x ^ x >> 15) * TOKEN_MIX >> 26) & 63] with x = (start + i * TOKEN_STRIDE) & MASK32.
+
+    This is a xorshift-multiply hash of a counter, cheap enough to be computed inline for every token.
     """
     return base * 0x85EBCA6B & MASK32
 
 
 def token_id(base: int, i: int) -> int:
-    """Id of token `i` (from 0), an index into WORDS."""
+    """Returns the id of token `i` (from 0), which is an index into WORDS."""
     x = (token_start(base) + i * TOKEN_STRIDE) & MASK32
     return ((x ^ x >> 15) * TOKEN_MIX >> 26) & 63
 
@@ -56,10 +60,10 @@ def token_id(base: int, i: int) -> int:
 def output_tokens(
     base: int, max_tokens: int, mean_tokens: float | None, min_tokens: int = 0
 ) -> tuple[int, bool]:
-    """The number of output tokens, and whether the text ended by itself.
+    """Returns the number of output tokens, and whether the text ended by itself.
 
-    The end is drawn from a geometric distribution with mean `mean_tokens`, and lies after `min_tokens`. With a mean of
-    None the text never ends by itself and has `max_tokens`.
+    The length is drawn from a geometric distribution with mean `mean_tokens` and is at least `min_tokens`. With a mean
+    of None the text never ends by itself and has `max_tokens` tokens.
     """
     if mean_tokens is None:
         return max_tokens, False
@@ -70,12 +74,14 @@ def output_tokens(
 
 
 def logprob(base: int, i: int) -> float:
-    """A plausible logprob of token `i`; the probability lies in 0.5 .. 0.99."""
+    """Returns a plausible logprob of token `i`; its probability lies in 0.5 .. 0.99."""
     return math.log(0.5 + 0.49 * ((base * 31 + i * 2654435761 >> 7) & 1023) / 1023)
 
 
 def alternatives(base: int, i: int, k: int) -> list[tuple[str, int, float]]:
-    """The `k` most likely tokens at `i` as (text, id, logprob), best first; the chosen token is the best."""
+    """Returns the `k` most likely tokens at position `i` as (text, id, logprob), best first. The best is the token that
+    was chosen.
+    """
     chosen, best = token_id(base, i), logprob(base, i)
     rest = 1.0 - math.exp(best)
     found = [(WORDS[chosen], chosen, best)]
@@ -86,7 +92,10 @@ def alternatives(base: int, i: int, k: int) -> list[tuple[str, int, float]]:
 
 
 class StopMatcher:
-    """Finds stop strings in text that arrives in pieces; holds an end back that may begin a stop string."""
+    """Finds stop strings in text that arrives in pieces. It holds back an end of the text that may begin a stop string.
+
+    Raises ValueError without stop strings, or when one is empty.
+    """
 
     def __init__(self, stops: Sequence[str]) -> None:
         if not stops or not all(stops):
@@ -95,7 +104,10 @@ class StopMatcher:
         self._held = ""
 
     def push(self, piece: str) -> tuple[str, str | None]:
-        """The text certain now, and the stop string found or None. The earliest match wins, then the first listed."""
+        """Returns the text that is certain now, and the stop string that was found or None.
+
+        Of several matches the earliest in the text wins, and at the same place the stop string listed first.
+        """
         text = self._held + piece
         found = [(at, order) for order, stop in enumerate(self._stops) if (at := text.find(stop)) >= 0]
         if found:
@@ -107,13 +119,13 @@ class StopMatcher:
         return text[: len(text) - keep], None
 
     def flush(self) -> str:
-        """The text held back, when the output has ended without a stop string."""
+        """Returns the text that was held back, when the output has ended without a stop string."""
         held, self._held = self._held, ""
         return held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a proper beginning of `stop`."""
+    """Returns the length of the longest end of `text` that is a proper beginning of `stop`."""
     for size in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:size]):
             return size

@@ -5,8 +5,9 @@
     t_transfer = transfer_latency_s + bytes / transfer_bandwidth_bytes_per_s
 
 p: prompt tokens computed in the step; n: sequences that decode in it; K: their KV tokens (docs/design.md 3.3's t_iter
-with the KV term of BalanceRoute's load). A step with both parts is a colocated engine's: each delays the other.
-Not claimed: attention's quadratic part of a prefill, kernels' steps at batch sizes, transfers that slow computing.
+with the KV term of BalanceRoute's load). Only a colocated engine has steps with both parts; each part delays the other.
+Not claimed: the quadratic part of attention in a prefill, jumps of kernel time at certain batch sizes, transfers that
+slow computation.
 """
 
 import math
@@ -15,7 +16,10 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True, slots=True)
 class TimingProfile:
-    """Coefficients of one engine kind; `source` says where they come from. Raises ValueError when one is impossible."""
+    """Timing coefficients of one kind of engine; `source` says where they come from.
+
+    Raises ValueError for an impossible coefficient.
+    """
 
     source: str
     prefill_base_s: float
@@ -40,7 +44,9 @@ class TimingProfile:
             raise ValueError("TimingProfile.transfer_bandwidth_bytes_per_s must be above 0")
 
     def step_s(self, prefill_tokens: int, decode_seqs: int, kv_tokens: int) -> float:
-        """Seconds of one step that computes `prefill_tokens` and decodes `decode_seqs` sequences of `kv_tokens`."""
+        """Returns the seconds of one step that computes `prefill_tokens` prompt tokens and decodes `decode_seqs`
+        sequences, which hold `kv_tokens` KV tokens together.
+        """
         seconds = 0.0
         if prefill_tokens:
             seconds += self.prefill_base_s + self.prefill_per_token_s * prefill_tokens
@@ -53,11 +59,11 @@ class TimingProfile:
         return seconds
 
     def kv_bytes(self, tokens: int) -> int:
-        """Bytes of the KV of `tokens`."""
+        """Returns the bytes of the KV of `tokens` tokens."""
         return tokens * self.kv_bytes_per_token
 
     def transfer_s(self, n_bytes: int) -> float:
-        """Seconds to move `n_bytes` of KV between two engines; 0 bytes need no transfer."""
+        """Returns the seconds to move `n_bytes` of KV between two engines; 0 bytes need no transfer."""
         if n_bytes == 0:
             return 0.0
         return self.transfer_latency_s + n_bytes / self.transfer_bandwidth_bytes_per_s

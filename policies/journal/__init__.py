@@ -1,1 +1,1 @@
-"""The journal of a dispatcher: values as JSON (`codec`), its lines (`lines`), and deciding all again (`replay`)."""
+"""The journal of a dispatcher: `codec` turns values into JSON, `lines` makes its lines, `replay` decides again."""

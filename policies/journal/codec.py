@@ -1,13 +1,13 @@
-"""Frozen records to plain JSON data and back, exactly, driven by their type hints. For the event journal.
+"""The codec of the event journal: it turns frozen records into plain JSON data and back, exactly, by their type hints.
 
-`encoder(hint)` and `decoder(hint)` build a function once for each type. A decoded value is equal to the one encoded,
+`encoder(hint)` and `decoder(hint)` build a function once for each type. A decoded value is equal to the encoded value
 and encodes to the same bytes again: ints stay ints, mappings keep their order, tuples come back as tuples.
 
     float             a JSON number (Python's shortest form, which round-trips); inf and nan: "inf", "-inf", "nan"
     enum              its value
     tuple[X, ...]     a list
     Mapping[str, V]   an object; with other keys a list of [key, value]
-    record            an object of its fields, in their order; among several in a union also "type": its name
+    record            an object of its fields, in their order; in a union of records also "type", the record's name
     Any               plain JSON data as they are: str, int, finite float, bool, None, list, dict with str keys
 
 A record is a dataclass (its init fields) or a NamedTuple. Decoding refuses unknown keys and wrong shapes with
@@ -31,11 +31,11 @@ _PLAIN = (str, int, bool, type(None))
 
 
 class CodecError(ValueError):
-    """The data do not have the shape of the type, or a value cannot be written; the message says which."""
+    """The data do not have the shape of the type, or a value cannot be written; the message names the fault."""
 
 
 def dumps(plain: Any) -> str:
-    """Writes an encoder's result as one line of ASCII JSON. Raises CodecError for a value that JSON cannot hold."""
+    """Returns an encoder's result as one line of ASCII JSON. Raises CodecError for a value that JSON cannot hold."""
     try:
         return _FINITE.encode(plain)
     except ValueError:  # some number is not finite
@@ -45,7 +45,7 @@ def dumps(plain: Any) -> str:
 
 
 def loads(line: str) -> Any:
-    """Reads one line of JSON. Raises CodecError where it is no JSON, or nested too deeply to be read."""
+    """Returns the data in one line of JSON. Raises CodecError for a line that is no JSON or is nested too deeply."""
     try:
         return json.loads(line)
     except ValueError as error:
@@ -69,9 +69,9 @@ def _spell(value: Any) -> Any:
 
 @cache
 def encoder(hint: Any) -> Encode | None:
-    """A function that turns a value of this type into plain data; None where values are plain already.
+    """Returns a function that turns a value of this type into plain data; None where values are plain already.
 
-    Enums and tuples of plain values count as plain, because JSON writes them as they should be. Raises TypeError for a
+    Enums and tuples of plain values count as plain, because JSON writes them in the right form. Raises TypeError for a
     type that is not supported.
     """
     if hint in _PLAIN or hint is float or get_origin(hint) is Literal:
@@ -166,7 +166,7 @@ def _check_plain(value: Any) -> Any:
 
 @cache
 def decoder(hint: Any) -> Decode:
-    """A function that turns plain data, as JSON gave it back, into a value of this type: the inverse of `encoder`."""
+    """Returns the inverse of `encoder`: a function that turns data read from JSON into a value of this type."""
     if hint is Any:
         return _same
     if hint in _PLAIN or hint is float:
@@ -300,7 +300,7 @@ def _fields(kind: Any) -> dict[str, Any]:
 
 
 def _needed(kind: Any) -> set[str]:
-    """Names of the fields that have no default."""
+    """Returns the names of a record's fields that have no default."""
     if _is_named_tuple(kind):
         return {name for name in kind._fields if name not in kind._field_defaults}
     missing = dataclasses.MISSING

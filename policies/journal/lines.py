@@ -1,15 +1,16 @@
-"""The journal of a dispatcher as lines of JSON: every event, every action, every failure. `replay` reads it.
+"""The lines of a dispatcher's journal, in JSON: every event, every action, every failure. `replay` decides them again.
 
     {"journal": 2, "version": .., "first": 0, "dispatch": {..}, "prefill": {"name", "params"}, "decode": {..}}   header
     {"n": 0, "follow": 2, "event": "Arrived", "now_s": .., "request": {..}}
     {"action": "RoutePrefill", "attempt_id": .., "decision": {"worker", "ranking", "reason"}, ..}
     {"error": "StaleEvent", "message": ".."}
 
-An event has `follow` lines below it: its actions, and last its failure if it failed.
+`follow` lines stand below an event: its actions and, if it failed, its failure as the last line.
 
-`n` counts the events; `dispatch` holds the seed. Together with the software version that is all that the decisions
-depend on: changes of policy are events, and so are the predictors' outputs. A later header (another file of the same
-log) says by `first` which event follows. Values are exact (`codec`). Nothing here does I/O: the caller passes `write`.
+`n` is the number of the event, and `dispatch` contains the seed. Decisions depend on these lines and the software
+version only, because changes of policy and outputs of predictors are events too. In the header of a later file of the
+same log, `first` is the number of the next event. Values are exact (`codec`). Nothing here does I/O: the caller passes
+`write`.
 """
 
 import dataclasses
@@ -26,12 +27,12 @@ FORMAT = 2
 
 
 class JournalError(ValueError):
-    """The lines are no journal that can be read here; the message names the line and what is wrong."""
+    """The lines are not a journal that this version can read; the message names the line and the fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A dispatcher's configuration at its first event. `version` is the software's, `first` the next event's number."""
+    """A dispatcher's configuration before event number `first`. `version` is the version of the software."""
 
     version: str
     first: int
@@ -44,7 +45,7 @@ def _codecs(union: Any) -> dict[type, tuple[Encode, Decode]]:
     made: dict[type, tuple[Encode, Decode]] = {}
     for kind in get_args(union):
         encode = encoder(kind)
-        assert encode is not None  # a dataclass
+        assert encode is not None  # dataclasses always have one
         made[kind] = (encode, decoder(kind))
     return made
 
@@ -59,9 +60,9 @@ _HEADER, _READ_HEADER = encoder(Header), decoder(Header)
 
 
 def choice_of(policy: PrefillPolicy | DecodePolicy) -> ev.PolicyChoice:
-    """A policy as data: its registered name and every parameter. Raises CodecError for one that is no plain data."""
+    """Returns a policy's registered name and all its parameters. Raises CodecError for one that is no plain data."""
     params: dict[str, Any] = {}
-    for f in dataclasses.fields(policy):  # type: ignore[arg-type]  # policies are dataclasses (STYLE 1)
+    for f in dataclasses.fields(policy):  # type: ignore[arg-type]  # every policy is a dataclass
         value = getattr(policy, f.name)
         if f.name != "name" and f.init:
             params[f.name] = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value  # type: ignore[arg-type]
@@ -70,7 +71,7 @@ def choice_of(policy: PrefillPolicy | DecodePolicy) -> ev.PolicyChoice:
 
 
 def header_line(dispatcher: Dispatcher, version: str, first: int = 0) -> str:
-    """The first line of a file, from the present configuration of a dispatcher."""
+    """Returns the first line of a journal file: the header with the dispatcher's present configuration."""
     header = Header(
         version, first, dispatcher.config, choice_of(dispatcher.prefill), choice_of(dispatcher.decode)
     )
@@ -79,36 +80,39 @@ def header_line(dispatcher: Dispatcher, version: str, first: int = 0) -> str:
 
 
 def event_line(n: int, follow: int, event: ev.Event) -> str:
-    """The line of event number `n`, with `follow` lines to come."""
+    """Returns the line of event number `n`, below which `follow` more lines belong to it."""
     return dumps({"n": n, "follow": follow, "event": type(event).__name__, **_EVENTS[type(event)][0](event)})
 
 
 def action_line(action: Action) -> str:
-    """The line of one action, with its whole decision."""
+    """Returns the line of one action, with its whole decision."""
     return dumps({"action": type(action).__name__, **_ACTIONS[type(action)][0](action)})
 
 
 def error_line(error: Exception) -> str:
-    """The line of a failure to handle an event."""
+    """Returns the line that records a failure to handle an event."""
     return dumps({"error": type(error).__name__, "message": str(error)})
 
 
 def outcome_lines(actions: Sequence[Action], error: Exception | None = None) -> tuple[str, ...]:
-    """The lines below an event: its actions in order, then its failure. A PolicyError's actions are its `decided`."""
+    """Returns the lines below an event: its actions in order, then its failure.
+
+    After a PolicyError the actions are its `decided`.
+    """
     lines = tuple([action_line(action) for action in actions])
     return lines if error is None else (*lines, error_line(error))
 
 
 def record_text(n: int, event: ev.Event, outcome: Sequence[str]) -> str:
-    """A whole record as newline-terminated lines."""
+    """Returns a whole record, which is an event and the lines of its outcome, as newline-terminated lines."""
     return "\n".join((event_line(n, len(outcome), event), *outcome, ""))
 
 
 class JournalWriter:
-    """Numbers the events and writes whole records, each one call of `write` with newline-terminated lines.
+    """Writes a journal: numbers the events and calls `write` once for each record, with newline-terminated lines.
 
-    It must be made before the dispatcher's first event, as the log could not be replayed otherwise (ValueError);
-    `first` > 0 continues a log.
+    A writer must be made before the dispatcher's first event, because the log could not be replayed otherwise; else it
+    raises ValueError. With `first` > 0 it continues a log.
     """
 
     def __init__(
@@ -122,7 +126,9 @@ class JournalWriter:
         write(header_line(dispatcher, version, first) + "\n")
 
     def record(self, event: ev.Event, actions: Sequence[Action], error: Exception | None = None) -> None:
-        """Writes an event that was handled. `error` is the exception of `handle`; `actions` are then its `decided`."""
+        """Writes an event and its outcome. `error` is the exception that `handle` raised; after a PolicyError `actions`
+        are its `decided`.
+        """
         self._write(record_text(self.n, event, outcome_lines(actions, error)))
         self.n += 1
 
@@ -131,7 +137,7 @@ class JournalWriter:
 
 
 def parse_header(data: Mapping[str, Any]) -> Header:
-    """The header from a line's data. Raises JournalError for another format."""
+    """Returns the header in a line's data. Raises JournalError for another format, CodecError for wrong fields."""
     if data.get("journal") != FORMAT:
         raise JournalError(
             f"the format is {data.get('journal')!r}, this version reads {FORMAT}: use the version that wrote it"
@@ -141,14 +147,14 @@ def parse_header(data: Mapping[str, Any]) -> Header:
 
 
 def parse_event(data: Mapping[str, Any]) -> ev.Event:
-    """The event from a line's data."""
+    """Returns the event in a line's data. Raises JournalError for an unknown event, CodecError for wrong fields."""
     fields = {name: value for name, value in data.items() if name not in ("n", "follow", "event")}
     event: ev.Event = _named(_EVENT_BY_NAME, data["event"], "event")(fields)
     return event
 
 
 def parse_action(line: str) -> Action:
-    """The action of a line. Raises JournalError or CodecError where it is none."""
+    """Returns the action in a line. Raises JournalError for an unknown action, CodecError for wrong fields."""
     data = loads(line)
     name = data.pop("action", None)
     action: Action = _named(_ACTION_BY_NAME, name, "action")(data)

@@ -1,11 +1,11 @@
-"""Replay of a journal: its events go through a fresh dispatcher, and every decision must come out the same.
+"""Replay of a journal: a fresh dispatcher handles the recorded events, and every decision must come out the same.
 
     for step in replay(open(path)):
         assert step.recorded == step.replayed
 
-The lines are compared as bytes: worker, ranking, terms to the last digit, reason, waits, and failures with their words.
-Several files of one log are passed one after the other. A gap between them, or at the start, is refused, because a
-dispatcher's memory is all of its past. Not claimed: that another version of the software decides the same.
+The lines are compared as text: worker, ranking, terms to the last digit, reason, waits, and messages of failures. The
+lines of several files of one log are passed one file after the other. A gap between them, or at the start, is refused,
+because decisions depend on all earlier events. Not claimed: that another version of the software decides the same.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,12 +21,12 @@ from policies.state import events as ev
 
 
 class TornJournal(JournalError):
-    """The log ends inside a record (its writer was killed, say); all records before were yielded."""
+    """The log ends inside a record (because its writer was killed, say). All records before it have been yielded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One event as recorded, with the lines that followed it."""
+    """One event as recorded; `outcome` holds the lines below it."""
 
     n: int
     event: ev.Event
@@ -35,7 +35,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One event, the lines recorded for it and the lines that the replay gave."""
+    """One event, the lines that were recorded below it, and the lines that the replay gave for it."""
 
     n: int
     event: ev.Event
@@ -48,7 +48,10 @@ class Step:
 
 
 def replay(lines: Iterable[str]) -> Iterator[Step]:
-    """Feeds the journal's events to a dispatcher made from its header. Raises JournalError, naming the line."""
+    """Yields a step for each event of a journal, handled by a dispatcher that is made from the journal's header.
+
+    Raises JournalError, naming the line, for a journal that cannot be read.
+    """
     records = read(lines)
     header = next(records)
     assert isinstance(header, Header)
@@ -59,7 +62,7 @@ def replay(lines: Iterable[str]) -> Iterator[Step]:
 
 
 def dispatcher_of(header: Header) -> Dispatcher:
-    """The dispatcher as it was before its first event. Raises JournalError where the log's start is missing."""
+    """Returns a dispatcher as it was before the log's first event. Raises JournalError where that is missing."""
     if header.first:
         raise JournalError(
             f"the log begins at event {header.first}: give its earlier files too, oldest first"
@@ -70,7 +73,7 @@ def dispatcher_of(header: Header) -> Dispatcher:
 
 
 def outcome(dispatcher: Dispatcher, event: ev.Event) -> tuple[str, ...]:
-    """Handles the event and returns the lines that a journal would hold for it, failures included."""
+    """Lets the dispatcher handle an event, and returns the lines of its actions or failure as a journal holds them."""
     try:
         return outcome_lines(dispatcher.handle(event))
     except PolicyError as error:
@@ -80,7 +83,10 @@ def outcome(dispatcher: Dispatcher, event: ev.Event) -> tuple[str, ...]:
 
 
 def read(lines: Iterable[str]) -> Iterator[Header | Record]:
-    """The journal's headers (the first item is one) and records, checked for gaps."""
+    """Yields a journal's headers and records in order; the first item is a header.
+
+    Raises JournalError for a line that cannot be read and for a gap, TornJournal where the last record is cut off.
+    """
     source = enumerate(lines, start=1)
     number, line = next(source, (1, ""))
     if not line.strip():

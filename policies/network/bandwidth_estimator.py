@@ -1,24 +1,24 @@
-"""The live half of the network oracle: learns B*(1-c) of (source node, destination node) from observed transfers.
+"""The live half of the network oracle: it learns B*(1-c) of (source node, destination node) from observed transfers.
 
-    share = integral over the transfer of dt / n(t)    n(t): own flows of that sender on that tier, itself included;
+    share = integral over the transfer of dt / n(t)    n(t): own flows of that sender on that tier, this one included;
                                                        over U equal links 1 + (n - 1) / U of them (`Oracle.uplinks`)
     B*(1-c) = median over the last `window` transfers of bytes / (share - L)
     c[tau] = 1 - median over the tier's pairs of B*(1-c) / B[tau], within [0, MAX_CONGESTION]
 
-The division by n is NetKV's own sharing rule (III-C) read backwards, so the estimates are those that
-`netkv.network_term` needs. A finished transfer only counts when every own flow that may have overlapped it has ended as
-well (or after `settle_s`), so n(t) is known, not guessed. Without tiers nobody knows which flows share a link: then n
-is taken as 1 and the congestion learned includes our own (NetKV III-D); `Oracle.own_flows_excluded` must be False
-there.
+The division by n inverts NetKV's own sharing rule (III-C), so the estimates are the ones that `netkv.network_term`
+needs. A finished transfer counts only after every own flow that may have overlapped it has ended as well (or after
+`settle_s`), so n(t) is known, not guessed. Without tiers it is not known which flows share a link. Then n is taken as
+1, the learned congestion includes our own (NetKV III-D), and `Oracle.own_flows_excluded` must be False.
 
-L is the tier's latency where the operator gives one; otherwise it is the intercept of a Theil-Sen line through the
-window, where its transfers differ enough in size, and 0 where they do not.
+L is the tier's latency where the operator gives one. Otherwise it is the intercept of a Theil-Sen line through the
+window, or 0 where the window's transfers are too alike in size.
 
-Why a median: on synthetic transfers with 30 % lognormal noise (steady state's error p95 / transfers until within 1.5x
-after a fourfold change p95; then the same with 15 % of the transfers five times too slow):
+The median was chosen on synthetic transfers with 30 % lognormal noise. The table shows 95th percentiles: the error in
+the steady state / the number of transfers, after a fourfold change, until the estimate is within 1.5x of the truth. Of
+the two pairs in each half, the second is with 15 % of the transfers five times too slow:
     median of 9    24 % /  7      31 % /  9           EWMA of the logarithm, 0.2    20 % /  8      47 % / 15
     median of 15   19 % / 11      26 % / 14           EWMA of the logarithm, 0.3    26 % /  6      52 % / 10
-Not claimed: cost per descriptor; links that other senders of ours share (they count as congestion).
+Not claimed: a cost for each descriptor; links shared with other senders of ours (their flows count as congestion).
 """
 
 import bisect
@@ -32,23 +32,27 @@ from dataclasses import dataclass, field
 from policies.network.oracle import PairEstimate
 
 MAX_CONGESTION = 0.95
-"""Largest c that is learned: c must stay below 1, and a tier this slow is avoided anyway."""
+"""Largest congestion c that is learned: c must stay below 1, and policies avoid a tier this slow anyway."""
 MOST_LATENCY = 0.5
-"""Share of a transfer that may count as latency; it bounds the error of a wrong intercept to 2x."""
+"""Largest share of a transfer's time that may count as latency; a wrong intercept then errs by 2x at most."""
 SIZES_DIFFER = 2.0
-"""Ratio of the largest to the smallest transfer from which a line's intercept means something."""
+"""Least ratio of the largest to the smallest transfer for which the intercept of a line is used."""
 SECONDS = (1e-6, 1e6)
-"""Seconds that a transfer may take; below them Unix time as a float cannot tell begin from end."""
+"""Shortest and longest time of a transfer that counts; in a shorter one, Unix time as a float cannot tell the begin
+from the end.
+"""
 MAX_FLOWS = 4096
-"""Open flows and remembered intervals: far above what is in flight, a bound in case messages are lost."""
+"""Most open flows, and most remembered intervals of a link: a bound in case messages are lost, far above any number of
+transfers in flight.
+"""
 
 Pair = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class EstimatorConfig:
-    """Limits of the estimator: the last `window` transfers of a pair count, none older than `forget_after_s`, and fewer
-    than `min_samples` say nothing. `settle_s` is the longest wait for flows that may have overlapped a transfer.
+    """Limits of the estimator. The last `window` transfers of a pair count, but none older than `forget_after_s`; fewer
+    than `min_samples` give no estimate. `settle_s` is the longest wait for flows that may have overlapped a transfer.
     """
 
     window: int = 9
@@ -69,11 +73,11 @@ class EstimatorConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Flow:
-    """An own transfer that was decided and has not ended yet."""
+    """A transfer of ours that was decided; its end is not known yet."""
 
     pair: Pair
     link: tuple[str, int] | None
-    """Sender and tier, whose flows share a link; None: not known."""
+    """(sender, tier): flows with the same pair share a link. None: the tier is not known."""
     latency_s: float | None
     routed_s: float
     uplinks: int
@@ -91,7 +95,7 @@ class _Ended:
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """One transfer as learned from; `share_s` are the seconds that it would have taken alone."""
+    """One transfer from which the estimator learns; `share_s` is the time that it would have taken alone."""
 
     n_bytes: int
     share_s: float
@@ -101,7 +105,9 @@ class _Sample:
 
 @dataclass(slots=True)
 class _Link:
-    """A link's open flows, the ended ones that wait for them, and the intervals that may overlap these."""
+    """A link's open flows, the ended transfers that wait for them, and the (start, end) times of recent transfers,
+    which may have overlapped those.
+    """
 
     open: dict[str, _Flow] = field(default_factory=dict)
     unsettled: list[_Ended] = field(default_factory=list)
@@ -109,8 +115,8 @@ class _Link:
 
 
 class BandwidthEstimator:
-    """The estimates of one router. Each transfer is `routed`, then `transferred` or `dropped`; `pairs` and `congestion`
-    return what was learned.
+    """The estimates of one router. Its caller reports each transfer by `routed`, and its end by `transferred` or
+    `dropped`; `pairs` and `congestion` return the estimates.
     """
 
     def __init__(self, config: EstimatorConfig) -> None:
@@ -133,7 +139,10 @@ class BandwidthEstimator:
         now_s: float,
         uplinks: int = 1,
     ) -> None:
-        """Notes that a transfer by worker `source` between two nodes was decided. `latency_s`: the tier's, if known."""
+        """Notes that a transfer from worker `source` between the two nodes of `pair` was decided.
+
+        `tier` and `latency_s`, the tier's latency, are None where they are not known.
+        """
         if len(self._flows) >= MAX_FLOWS:
             self.dropped(next(iter(self._flows)))
         self.dropped(attempt_id)
@@ -153,7 +162,10 @@ class BandwidthEstimator:
     def transferred(
         self, attempt_id: str, n_bytes: int, seconds: float, ended_s: float, held_s: float = 0.0
     ) -> None:
-        """Notes that a transfer ended at `ended_s` after `seconds`, of which a scheduler held it for `held_s`."""
+        """Notes that a transfer ended at `ended_s` after `seconds`, of which a scheduler held it back for `held_s`.
+
+        A transfer that was not `routed`, moved nothing or has an impossible duration is counted in `unusable`.
+        """
         flow = self._flows.get(attempt_id)
         self.dropped(attempt_id)
         took_s = seconds - held_s
@@ -172,7 +184,7 @@ class BandwidthEstimator:
             link.intervals.append((ended.start_s, ended.end_s))
 
     def pairs(self, now_s: float) -> dict[Pair, PairEstimate]:
-        """The estimates of all pairs at `now_s`; `at_s` of an estimate is the end of its newest transfer."""
+        """Returns the estimates of all pairs at `now_s`; `at_s` of an estimate is the end of its newest transfer."""
         self._settle(now_s)
         found: dict[Pair, PairEstimate] = {}
         for pair, samples in list(self._samples.items()):
@@ -186,7 +198,7 @@ class BandwidthEstimator:
         return found
 
     def by_tier(self, pairs: Mapping[Pair, PairEstimate]) -> dict[int, float]:
-        """The median bytes/s of each tier's pairs; `pairs` as just returned."""
+        """Returns the median bytes/s over the pairs of each tier, by tier. `pairs` is the result of `self.pairs`."""
         tiers: dict[int, list[float]] = {}
         for pair, estimate in pairs.items():
             if pair in self._tiers:
@@ -196,7 +208,9 @@ class BandwidthEstimator:
     def congestion(
         self, pairs: Mapping[Pair, PairEstimate], bandwidth_bytes_per_s: Mapping[int, float]
     ) -> dict[int, float]:
-        """c of each tier that has both a bandwidth and data; for its pairs that have no estimate of their own."""
+        """Returns the congestion c of each tier that has a bandwidth and estimates, by tier. It is meant for pairs on
+        the tier that have no estimate of their own.
+        """
         return {
             tier: min(MAX_CONGESTION, max(0.0, 1.0 - learned / bandwidth_bytes_per_s[tier]))
             for tier, learned in self.by_tier(pairs).items()
@@ -240,13 +254,16 @@ class _Intervals:
         self._longest_s = max((end_s - start_s for start_s, end_s in self._sorted), default=0.0)
 
     def over(self, start_s: float, end_s: float) -> list[tuple[float, float]]:
-        """The intervals that may overlap [start, end]."""
+        """Returns the intervals that may overlap [start_s, end_s]."""
         first = bisect.bisect_right(self._ends, start_s)
         return self._sorted[first : bisect.bisect_right(self._ends, end_s + self._longest_s)]
 
 
 def _share_s(start_s: float, end_s: float, intervals: Iterable[tuple[float, float]], uplinks: int) -> float:
-    """Integral of dt / (1 + (n(t) - 1) / uplinks) over [start, end]; the transfer itself is one of the intervals."""
+    """Returns the integral of dt / (1 + (n(t) - 1) / uplinks) over [start_s, end_s], in seconds.
+
+    n(t) is the number of `intervals` that contain t; the transfer itself is one of them.
+    """
     changes = [(start_s, 0), (end_s, 0)]
     for from_s, to_s in intervals:
         if from_s < end_s and to_s > start_s:
@@ -260,7 +277,7 @@ def _share_s(start_s: float, end_s: float, intervals: Iterable[tuple[float, floa
 
 
 def _estimate(samples: deque[_Sample]) -> PairEstimate:
-    """The estimate of a window: its median rate, with the latency if that was learned, not given."""
+    """Returns the estimate from a window of transfers: the median rate, and the latency unless the operator gave it."""
     given = samples[-1].latency_s is not None
     learned_s = None if given else _latency_s(samples)
     rates = []
@@ -271,7 +288,9 @@ def _estimate(samples: deque[_Sample]) -> PairEstimate:
 
 
 def _latency_s(samples: deque[_Sample]) -> float | None:
-    """Theil-Sen intercept of seconds over bytes; None where the sizes are too alike or the line does not rise."""
+    """Returns the Theil-Sen intercept, in seconds, of time over bytes; None where the sizes are too alike or the line
+    does not rise.
+    """
     sizes = [sample.n_bytes for sample in samples]
     if max(sizes) < SIZES_DIFFER * min(sizes):
         return None

@@ -5,14 +5,14 @@
     tier_latency    L_tau                                                -> Oracle.latency_s
     congestion      c_tau in [0, 1), own KV flows excluded               -> Oracle.congestion, as of congestion_at_s
     (ours)          the product B*(1-c) of a pair, learned from its own  -> Oracle.pairs; a fresh one overrides its tier
-                    transfers (it alone is identifiable)
+                    transfers (which do not tell B and c apart)
     (ours)          U_tau: how many flows of B_tau fit at once into the links that a sender's flows leave by (ECMP
                     spreads them), 1 where it is not given               -> Oracle.uplinks
 
-Stale or missing data degrade step by step (`Oracle.path`): pair estimate -> tier with congestion -> static tier ->
-None, which the policies take as no network term. A pair whose nodes have no place counts as the farthest tier that has
-a bandwidth. Where the operator cannot tell own flows from others, `own_flows_excluded` is False: the caller then takes
-the number of own transfers as 0 and relies on c alone (NetKV III-D).
+Where data are stale or missing, `Oracle.path` takes the next best: pair estimate -> tier with congestion -> static tier
+-> None, with which the policies leave the network term out. A pair whose nodes have no place counts as the farthest
+tier that has a bandwidth. Where the operator cannot tell own flows from others, `own_flows_excluded` is False: the
+caller then takes the number of own transfers as 0 and relies on c alone (NetKV III-D).
 """
 
 import itertools
@@ -30,7 +30,7 @@ class OracleError(ValueError):
 
 
 class PathSource(StrEnum):
-    """The sources of a path's bandwidth, best first."""
+    """The source of a path's bandwidth; the members are listed best first."""
 
     PAIR = "pair"
     CONGESTION = "congestion"
@@ -39,7 +39,7 @@ class PathSource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NodePlace:
-    """The rack and pod of a node. Empty labels match nothing."""
+    """The rack and pod of a node. An empty label means that the rack or pod is not known; it matches nothing."""
 
     rack: str = ""
     pod: str = ""
@@ -47,9 +47,9 @@ class NodePlace:
 
 @dataclass(frozen=True, slots=True)
 class PairEstimate:
-    """Learned residual bandwidth B*(1-c) of a pair, bytes/s, own concurrency divided out, as of `at_s`.
+    """The residual bandwidth B*(1-c) of a pair in bytes/s, learned until `at_s`, before own transfers share it.
 
-    `latency_s`: learned along with it; None = the tier's.
+    `latency_s` was learned with it; None means that the tier's latency holds.
     """
 
     bytes_per_s: float
@@ -59,7 +59,9 @@ class PairEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """One pair's path: residual bandwidth before own flows share it (bytes/s), base latency (s), and its source."""
+    """One pair's path: its tier, its residual bandwidth before own flows share it (bytes/s), its base latency (s), and
+    the source of the bandwidth.
+    """
 
     tier: int
     residual_bytes_per_s: float
@@ -68,7 +70,7 @@ class Path:
 
 
 class Receiver(Protocol):
-    """A worker that KV is sent to, with its name and its node's."""
+    """A worker that receives KV: its id, and the name of its node."""
 
     @property
     def id(self) -> str: ...
@@ -79,10 +81,13 @@ class Receiver(Protocol):
 
 @dataclass(slots=True)
 class _Source:
-    """Remembered answers for one sender. Keys are the receiver's worker and node, or its node."""
+    """Remembered answers for one sender, by the receiver's (worker, node); those of `node_tiers` by its node alone.
+
+    `learned` holds the path and the time of its estimate.
+    """
 
     named: bool
-    """`tier_map` names the worker itself, not only its node."""
+    """Whether `tier_map` names the sending worker itself and not only its node."""
     tiers: dict[tuple[str, str], int | None] = field(default_factory=dict)
     node_tiers: dict[str, int | None] = field(default_factory=dict)
     learned: dict[tuple[str, str], tuple[Path, float] | None] = field(default_factory=dict)
@@ -90,10 +95,11 @@ class _Source:
 
 @dataclass(frozen=True, slots=True)
 class Oracle:
-    """The oracle of the module's docstring. Keys of pairs are (from, to): worker ids or node names; worker ids win.
+    """The network cost oracle; the module's docstring explains its fields. Keys of pairs are (sender, receiver), given
+    as worker ids or as node names; an entry by worker ids takes precedence.
 
-    Raises OracleError: tiers outside 0..3, a bandwidth that is not above 0, a farther tier with more bandwidth than a
-    nearer one, congestion outside [0, 1), a mapped tier without bandwidth, less than one uplink.
+    Raises OracleError for tiers outside 0..3, a bandwidth that is not above 0, a farther tier with more bandwidth than
+    a nearer one, congestion outside [0, 1), a mapped tier without bandwidth, and less than one uplink.
     """
 
     bandwidth_bytes_per_s: Mapping[int, float] = field(default_factory=dict)
@@ -103,7 +109,7 @@ class Oracle:
     congestion: Mapping[int, float] = field(default_factory=dict)
     congestion_at_s: float | None = None
     pairs: Mapping[tuple[str, str], PairEstimate] = field(default_factory=dict)
-    # NetKV's experiment 4: results do not change up to a refresh every 60 s
+    # NetKV's experiment 4: with refreshes as rare as one every 60 s the results do not change
     stale_after_s: float = 60.0
     own_flows_excluded: bool = True
     uplinks: Mapping[int, int] = field(default_factory=dict)
@@ -142,26 +148,29 @@ class Oracle:
             raise OracleError(f"oracle: stale_after_s is {self.stale_after_s}: must be > 0")
 
     def tier(self, worker: str, node: str, to_worker: str, to_node: str) -> int | None:
-        """The tier of a pair (remembered); None if its nodes have no place and no tier has a bandwidth."""
+        """Returns the tier of a pair of workers and remembers it; None if no tier has a bandwidth."""
         known, to = self._source(worker, node).tiers, (to_worker, to_node)
         if to not in known:
             known[to] = self._find_tier(worker, node, to_worker, to_node)
         return known[to]
 
     def tiers(self, worker: str, node: str, to: Sequence[Receiver]) -> list[int | None]:
-        """The tiers of many receivers at once, by their nodes alone where `tier_map` has no pair of this worker."""
+        """Returns the tier of each receiver in `to`, in order.
+
+        Tiers are looked up by the receiver's node alone, unless `tier_map` has a pair with the sending worker.
+        """
         source = self._source(worker, node)
         if source.named:
             return [self.tier(worker, node, receiver.id, receiver.node) for receiver in to]
         known = source.node_tiers
         try:
             return [known[receiver.node] for receiver in to]
-        except KeyError:  # some node is asked for the first time
+        except KeyError:  # the tier of some node is not known yet
             known.update({r.node: self._find_tier(worker, node, r.id, r.node) for r in to})
             return [known[receiver.node] for receiver in to]
 
     def pair_paths(self, worker: str, node: str, to: Sequence[Receiver], now_s: float) -> dict[str, Path]:
-        """The learned paths that are fresh at `now_s`, by receiver."""
+        """Returns the paths from pair estimates that are fresh at `now_s`, by the receiver's worker id."""
         found: dict[str, Path] = {}
         for receiver in to if self.pairs else ():
             learned = self._learned(worker, node, receiver.id, receiver.node)
@@ -176,7 +185,7 @@ class Oracle:
         return self._sources[key]
 
     def _learned(self, worker: str, node: str, to_worker: str, to_node: str) -> tuple[Path, float] | None:
-        """The path of a pair's estimate and its time (remembered); None when there is no estimate."""
+        """Returns the path by a pair's estimate, with the estimate's time; None without an estimate. Remembers it."""
         known, to = self._source(worker, node).learned, (to_worker, to_node)
         if to not in known:
             estimate = self.pairs.get((worker, to_worker)) or self.pairs.get((node, to_node))
@@ -206,7 +215,9 @@ class Oracle:
     def path(
         self, worker: str, node: str, to_worker: str, to_node: str, now_s: float, live: bool = True
     ) -> Path | None:
-        """The path of a pair by the best data that are fresh at `now_s`; with `live=False` by the static tiers only."""
+        """Returns the path of a pair by the best data that are fresh at `now_s`; with `live=False` by the static tiers
+        only. None if no tier has a bandwidth.
+        """
         learned = self._learned(worker, node, to_worker, to_node) if live and self.pairs else None
         if learned is not None and now_s - learned[1] <= self.stale_after_s:
             return learned[0]
@@ -214,7 +225,7 @@ class Oracle:
         return None if tier is None else self.tier_path(tier, now_s, live)
 
     def tier_path(self, tier: int, now_s: float, live: bool = True) -> Path:
-        """The path of any pair on a tier that has a bandwidth; pair estimates do not count."""
+        """Returns the path of any pair on `tier`, without pair estimates. The tier must have a bandwidth (KeyError)."""
         bandwidth, latency_s = self.bandwidth_bytes_per_s[tier], self.latency_s.get(tier, 0.0)
         fresh = self.congestion_at_s is not None and now_s - self.congestion_at_s <= self.stale_after_s
         if live and fresh and tier in self.congestion:
@@ -229,8 +240,8 @@ class Oracle:
 class TransferIntent:
     """A transfer to come, from worker to worker, as the scheduler announces it to the operator (NetKV III-E).
 
-    `n_bytes` is b_eff; a lower `priority` goes first; `tier` and `predicted_s` (seconds, own flows counted) are None
-    where the network is not known.
+    `n_bytes` is NetKV's b_eff, and a lower `priority` goes first. `predicted_s` is the expected duration in seconds,
+    with own flows counted. `tier` and `predicted_s` are None where the network is not known.
     """
 
     attempt_id: str
