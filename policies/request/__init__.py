@@ -1,1 +1,1 @@
-"""The life of one request, pure: its stages, and the state machine that the ingress and the simulator both drive."""
+"""The life of one request, without I/O: its stages, and the state machine that the ingress and the simulator drive."""

@@ -1,7 +1,7 @@
 """Effects of a request's life on the world: the methods that a driver implements, and the values that they take.
 
-Effects are calls, not values in a list: some of them answer (whether a message could be sent, which engine serves), and
-one is made for every token.
+Effects are calls, not values in a list, because some of them return an answer (whether a message could be sent, which
+engine serves), and because one is made for every token.
 """
 
 from abc import ABC, abstractmethod
@@ -13,9 +13,9 @@ from policies.request.stage import Outcome, Task
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The error that a client gets for a request that failed: an HTTP status, words, and a code for programs.
+    """The error that a client gets for a request that failed: an HTTP status, a message, and a code for programs.
 
-    `retry_after_s`: when another try may succeed (None: that is not known). `param`: the field that is at fault.
+    After `retry_after_s` another try may succeed (None: not known). `param` names the field of the request at fault.
     """
 
     status: int
@@ -26,7 +26,7 @@ class Failure:
 
 
 class Effects(ABC):
-    """A driver's half of `life.Life`. None of these may wait, and none may raise for a peer that has gone."""
+    """A driver's half of `life.Life`. No effect may wait, and none may raise because a peer has gone."""
 
     __slots__ = ()
 
@@ -38,19 +38,19 @@ class Effects(ABC):
 
     @abstractmethod
     def forget(self, outcome: Outcome) -> None:
-        """The attempt has ended and holds nothing; no event of it comes any more."""
+        """Forgets the attempt, which has ended and holds nothing; the driver must pass on no further event of it."""
 
     @abstractmethod
     def retried(self, task: Task, code: str) -> None:
-        """The next attempt follows, because of `code`."""
+        """Notes that the attempt failed at `task` with the error `code` and that another attempt follows."""
 
     @abstractmethod
     def wake_at(self, at_s: float) -> None:
-        """`Life.wake` is to be called at `at_s` or soon after; this replaces what was asked for before."""
+        """Has `Life.wake` called at `at_s` or soon after, and no longer at the time given before (infinity: never)."""
 
     @abstractmethod
     def refused(self, event: object) -> None:
-        """An event came that the stage does not accept; nothing has changed."""
+        """Notes that an event came that the stage does not accept, so that nothing has changed."""
 
     # --------------------------------------------------------------------------------------------------- router
 
@@ -60,7 +60,7 @@ class Effects(ABC):
 
     @abstractmethod
     def adopt(self) -> None:
-        """Tells a new router of the attempt and where it is."""
+        """Tells a new router of the attempt and its stage."""
 
     @abstractmethod
     def report_prefill(self, done: PrefillDone) -> None:
@@ -68,29 +68,35 @@ class Effects(ABC):
 
     @abstractmethod
     def close(self, outcome: Outcome, culprit: str | None, task: Task | None) -> None:
-        """Tells the router, once for each attempt that it knows, that the attempt is over. `culprit`: the engine."""
+        """Tells the router, once for each attempt that it knows, that the attempt has ended.
+
+        `culprit` is the engine that failed and `task` the task at which it did; they are None if no engine failed.
+        """
 
     @abstractmethod
     def choose_prefill(self) -> RoutePrefill | None:
-        """Decides in the router's place; None without an engine that serves."""
+        """Chooses an engine for the prompt in the router's place; None when no engine serves."""
 
     @abstractmethod
     def choose_decode(self) -> RouteDecode | None:
-        """Decides in the router's place; None without an engine that serves."""
+        """Chooses an engine for the decode in the router's place; None when no engine serves."""
 
     # -------------------------------------------------------------------------------------------------- engines
 
     @abstractmethod
     def send_prefill(self, route: RoutePrefill, left_s: float) -> bool:
-        """Sends the prompt, to be done within `left_s`. Returns whether the engine is connected."""
+        """Sends the prompt to the engine, which must be done within `left_s`. Returns whether it is connected."""
 
     @abstractmethod
     def send_decode(self, route: RoutePrefill | RouteDecode, left_s: float) -> bool:
-        """Sends the decode, with the KV's handle where there is one. Returns whether the engine is connected."""
+        """Sends the decode to the engine, with the KV's handle where there is one. Returns whether it is connected.
+
+        The engine must be done within `left_s`.
+        """
 
     @abstractmethod
     def stop_work(self, engine_id: str) -> None:
-        """Ends the work at an engine; one that decodes frees the prefill engine's copy of the KV as well."""
+        """Ends the request's work at an engine. A decode engine also frees the prefill engine's copy of the KV."""
 
     @abstractmethod
     def release_kv(self, engine_id: str) -> None:
@@ -98,22 +104,22 @@ class Effects(ABC):
 
     @abstractmethod
     def leave_engine(self, engine_id: str) -> None:
-        """The request has nothing at an engine any more, which knows it already."""
+        """Notes that an engine holds nothing of the request any more. The engine knows this and gets no message."""
 
     @abstractmethod
     def admitted(self) -> None:
-        """Tokens can come now."""
+        """Notes that the engine has admitted the request, so that tokens can come now."""
 
     # --------------------------------------------------------------------------------------------------- client
 
     @abstractmethod
     def output(self, event: Output) -> None:
-        """Passes on the piece of output that `event` is about; the driver knows which one that is."""
+        """Passes on to the client the piece of output that `event` stands for; only the driver knows its text."""
 
     @abstractmethod
     def finished(self) -> None:
-        """All choices have their last token."""
+        """Completes the answer to the client: all choices have their last token."""
 
     @abstractmethod
     def failed(self, failure: Failure) -> None:
-        """The request has ended without all of its output."""
+        """Ends the answer to the client with an error: the request has ended without all of its output."""

@@ -1,10 +1,10 @@
 """Everything that can happen to one request: the events that `life.Life.on` takes.
 
-Events are values without a time; whoever feeds them says when. They are tuples, since one is made for every message of
-every request, and making a tuple takes half as long as making a frozen dataclass (`python -m timeit`).
+Events are values without a time; the driver passes the time with each event. They are tuples, because one is made for
+every message of every request, and making a tuple takes half as long as making a frozen dataclass (`python -m timeit`).
 
-Drivers translate their own messages into events: the ingress what comes over its sockets, the simulator what its
-engines and its router do.
+Drivers translate their own messages into events: the ingress translates what comes over its sockets, the simulator what
+its engines and its router do.
 """
 
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from policies.request.stage import Task
 
 
 class Start(NamedTuple):
-    """The request begins. `router`: a router is connected and decides for it."""
+    """The request begins. `router` says whether a router is connected and decides for it."""
 
     router: bool
 
@@ -21,8 +21,8 @@ class Start(NamedTuple):
 class RoutePrefill(NamedTuple):
     """The prompt is to be computed on `engine_id`, on its data-parallel `rank` (None: the engine chooses).
 
-    `colocated`: it is decoded there as well. In POOLED it means that the lease ends before a slot is free: give that KV
-    up and compute the prompt once more.
+    With `colocated` the request is decoded there as well. In POOLED the event means that the lease would end before a
+    slot is free: the KV is given up and the prompt is computed once more.
     """
 
     engine_id: str
@@ -31,14 +31,14 @@ class RoutePrefill(NamedTuple):
 
 
 class RouteDecode(NamedTuple):
-    """`engine_id` is to pull the KV and decode, on its data-parallel `rank` (None: the engine chooses)."""
+    """The engine `engine_id` is to pull the KV and decode, on its data-parallel `rank` (None: the engine chooses)."""
 
     engine_id: str
     rank: int | None = None
 
 
 class Reject(NamedTuple):
-    """The router does not serve the request now and has given back all its charges. `status` as in HTTP."""
+    """The router does not serve the request now and has given back all its charges. `status` is an HTTP status."""
 
     status: int
     reason: str
@@ -48,7 +48,7 @@ class Reject(NamedTuple):
 class PrefillDone(NamedTuple):
     """The prompt's KV is ready under `handle`, which the decode engine understands, for `lease_s` seconds.
 
-    `queue_s` and `compute_s`: how long it waited inside the engine and how long it was computed.
+    The prompt waited for `queue_s` inside the engine and was computed for `compute_s`.
     """
 
     lease_s: float
@@ -60,7 +60,10 @@ class PrefillDone(NamedTuple):
 
 
 class Admitted(NamedTuple):
-    """The engine that decodes has a slot and the KV; the engines have freed the prefill engine's copy."""
+    """The engine that decodes has a slot and the KV, and the prefill engine's copy has been freed.
+
+    `transfer_bytes`, `transfer_s` and `descriptors` measure the pull of the KV; they are 0 where nothing was pulled.
+    """
 
     transfer_bytes: int = 0
     transfer_s: float = 0.0
@@ -69,7 +72,9 @@ class Admitted(NamedTuple):
 
 
 class Output(NamedTuple):
-    """`tokens` more tokens of one choice, its `last` ones or not. The driver alone knows which."""
+    """The engine generated `tokens` more tokens of one choice; `last` says whether they are the choice's last tokens.
+    Only the driver knows which choice it is.
+    """
 
     tokens: int
     last: bool
@@ -80,13 +85,16 @@ ONE_TOKEN = Output(1, last=False)
 
 
 class Preempted(NamedTuple):
-    """The decode engine took the slot back and hands the request to the router, prompt and output as its new prompt."""
+    """The decode engine took the slot back. The request goes to the router again; its prompt and output together are
+    its new prompt.
+    """
 
 
 class EngineFailed(NamedTuple):
-    """`engine_id` has dropped the request. `retryable`: the same work may succeed elsewhere or later.
+    """The engine `engine_id` has dropped the request. `retryable`: the same work may succeed elsewhere or later.
 
-    `code` is "bad_request" where the request itself is at fault (`param` names its field); others are the engine's own.
+    `code` is "bad_request" where the request itself is at fault, and `param` then names its field. Other codes are
+    defined by the engine.
     """
 
     engine_id: str
@@ -98,22 +106,22 @@ class EngineFailed(NamedTuple):
 
 
 class EngineLost(NamedTuple):
-    """The connection to `engine_id` is gone, and with it all that the request had there."""
+    """The connection to `engine_id` is gone, and with it everything that the request had on that engine."""
 
     engine_id: str
     reason: str
 
 
 class RouterLost(NamedTuple):
-    """The router is gone: what it has not decided is decided here."""
+    """The router is gone; the driver decides what the router has not decided."""
 
 
 class RouterUp(NamedTuple):
-    """A new router is connected, which does not know the request yet."""
+    """A new router is connected that does not know the request yet."""
 
 
 class Cancel(NamedTuple):
-    """The client has gone, or its answer failed elsewhere."""
+    """The client has gone, or another part of its answer has failed."""
 
 
 class DeadlinePassed(NamedTuple):
@@ -121,7 +129,7 @@ class DeadlinePassed(NamedTuple):
 
 
 class StageOverdue(NamedTuple):
-    """The time that the present stage may last is over: in POOLED, the lease less a margin."""
+    """The present stage has lasted too long. In POOLED that is so a margin before the lease ends."""
 
 
 Event = (

@@ -1,17 +1,17 @@
-"""The life of one request, from Start to DONE: the one state machine, live and simulated.
+"""The life of one request, from Start to DONE: one state machine for the live system and the simulator.
 
-Events come in by `on`, with the time at which they happened; effects go out as calls (`effects.Effects`), which a
-driver implements: the ingress live (`app.ingress.request`), the simulator in virtual time (`benchmarks.sim.ingress`).
-Nothing here reads a clock, waits, logs or counts.
+A driver passes events to `on`, with the time at which they happened. Their effects are calls of methods that the driver
+implements (`effects.Effects`): the ingress live (`app.ingress.request`), the simulator in virtual time
+(`benchmarks.sim.ingress`). Nothing here reads a clock, waits, logs or counts.
 
 `TABLE` lists every event that a stage accepts, what is done, and the stages to which that may lead;
-`docs/request-life.md` is generated from it. Nothing goes round the table: an event that it does not list changes
-nothing and goes to `refused` (a message that crossed a cancellation on its way, say).
+`docs/request-life.md` is generated from it. No event bypasses the table: one that it does not list for the stage
+changes nothing and goes to `refused` (a message that arrives after a cancellation, say).
 
-What is held where follows from the stage alone (`_give_back`), and every way out runs through `_end`, which tells the
-router once for each attempt. A failed attempt is repeated under a new id before the first token, at most `max_retries`
-times and avoiding the engines that failed, so that late messages of the old attempt cannot be taken for the new one's.
-After the first token it ends in an error.
+The stage alone says what is held at which engine (`_give_back`). Every attempt ends in `_end`, which tells the router
+once for each attempt. Before the first token a failed attempt is repeated at most `max_retries` times, avoiding the
+engines that failed. Each attempt has a new id, so that late messages of an old attempt cannot be taken for messages of
+the new one. After the first token a failure ends the request with an error.
 """
 
 import math
@@ -28,8 +28,7 @@ NO_ENGINE = "no_engine"
 """The router's reason when it knows no engine that is ready."""
 
 LEAST_LEFT_S = 0.001
-"""Least time that an engine is given, so that a request whose deadline has come is ended by the deadline's own
-event.
+"""Least time that an engine is given: the event DeadlinePassed, and no engine, ends a request whose deadline has come.
 """
 
 _STATUS_OF_CODE = {"deadline": 504, "draining": 503, "overloaded": 503}
@@ -41,7 +40,7 @@ _QUEUED, _PREFILLING, _POOLED, _TRANSFERRING, _DECODING, _DONE = Stage
 class Limits:
     """The limits of every request, from a driver's configuration.
 
-    A pooled request is given up `lease_margin_s` before its lease ends, or a fifth of the lease where that is less.
+    A pooled request is given up `lease_margin_s` before its lease ends, or a fifth of the lease before if that is less.
     """
 
     max_retries: int
@@ -50,9 +49,10 @@ class Limits:
 
 @dataclass(slots=True)
 class Times:
-    """Times at which the present attempt reached its stages, in seconds of the driver's clock; None if it has not.
+    """Times at which the present attempt reached its stages, in seconds of the driver's clock; None: not reached yet.
 
-    `first_s`, the first token, belongs to the request and stays when another attempt begins.
+    `first_s` and `last_s` are the times of the first and the latest token. `first_s` belongs to the request and stays
+    when another attempt begins.
     """
 
     submitted_s: float
@@ -64,7 +64,7 @@ class Times:
 
 
 class Life(Effects):
-    """One request and its attempts. Made by a driver, begun by `Start`, then fed by `on` and `wake`.
+    """One request and its attempts. A driver makes it, passes Start and all later events to `on`, and calls `wake`.
 
     A colocated attempt has a `decode_engine` only. `prefilled` and `admission` are the engines' reports about the
     last attempt. `wake_at_s` is the time at which `wake` has something to do.
@@ -94,13 +94,15 @@ class Life(Effects):
 
     @property
     def colocated(self) -> bool:
-        """Whether one engine computes the prompt and decodes."""
+        """Whether one engine both computes the prompt and decodes."""
         return self.prefill_engine is None and self.decode_engine is not None
 
     # ---------------------------------------------------------------------------------------------- the runner
 
     def on(self, event: ev.Event, now_s: float) -> bool:
-        """Lets `event` happen at `now_s`. Returns False, with nothing changed, where `TABLE` does not list it."""
+        """Handles an event that happened at `now_s`. Returns False, and changes nothing, where the table for the stage
+        does not list it.
+        """
         row = self._rows.get(type(event))
         if row is None or (row.when is not None and not row.when(self)):
             self.refused(event)
@@ -112,12 +114,12 @@ class Life(Effects):
         return True
 
     def wake(self, now_s: float) -> None:
-        """Lets time pass: from `wake_at_s` on, a deadline or a stage that has run out becomes an event."""
+        """Handles the passing of time: from `wake_at_s` on, a passed deadline or an overdue stage becomes an event."""
         if now_s >= self.wake_at_s:
             self.on(ev.DeadlinePassed() if now_s >= self.deadline_s else ev.StageOverdue(), now_s)
 
     def _enter(self, stage: Stage, until_s: float = math.inf) -> None:
-        """Changes the stage; nothing else does. `until_s` is the time at which the new stage is overdue."""
+        """Changes the stage, which is done nowhere else. `until_s` is the time at which the new stage is overdue."""
         self.stage, self._rows = stage, TABLE[stage]
         wake_at_s = math.inf if stage is _DONE else min(until_s, self.deadline_s)
         if wake_at_s != self.wake_at_s:
@@ -135,7 +137,7 @@ class Life(Effects):
         """Send the prompt to the engine; a pooled request's KV is given back first."""
         if self.stage is _POOLED:
             self._give_back()
-            # from here on nothing is held, should the engine not be connected
+            # nothing is held now, in case the new engine is not connected
             self._enter(_QUEUED)
             self.prefilled = None
         self.times.routed_s = now_s
@@ -178,7 +180,9 @@ class Life(Effects):
         self.admitted()
 
     def _output(self, event: ev.Output, now_s: float) -> None:
-        """Pass the tokens on; the last choice's last ones end the request. Tokens imply that the engine has the KV."""
+        """Pass the tokens on; the last token of the last choice ends the request. Tokens imply that the engine has the
+        KV.
+        """
         if self.stage is not _DECODING:
             self._admitted(ev.Admitted(), now_s)
         times = self.times
@@ -195,7 +199,7 @@ class Life(Effects):
                 self.finished()
 
     def _preempted(self, event: ev.Preempted, now_s: float) -> None:
-        """Queue again, in the same attempt: the engine holds nothing any more."""
+        """Queue again, in the same attempt; the engine holds nothing any more."""
         self._give_back(gone=self.decode_engine)
         self._enter(_QUEUED)
         self.prefilled = self.admission = None
@@ -217,10 +221,10 @@ class Life(Effects):
         self.adopt()
 
     def _rejected(self, event: ev.Reject, now_s: float) -> None:
-        """End in the router's words. Where it knows no engine, choose one for the prompt here: one just restarted knows
-        fewer.
+        """End with the router's reason. Where the router knows no engine, choose one for a queued prompt here, because
+        a router that has just restarted may know fewer engines.
         """
-        # it has given everything back on its side
+        # the router has taken its charges back already
         self.router_knows = False
         reason = event.reason.replace("_", " ")
         trouble = f"The server is overloaded ({reason})"
@@ -234,7 +238,9 @@ class Life(Effects):
         self._fail(Failure(event.status, message, event.reason, event.retry_after_s), "rejected")
 
     def _engine_failed(self, event: ev.EngineFailed, now_s: float) -> None:
-        """Try again elsewhere before the first token, else end in an error; at once where the request is at fault."""
+        """Try again elsewhere before the first token, else end in an error; never try again where the request is at
+        fault.
+        """
         engine_id, task, code = event.engine_id, event.task, event.code
         if code == "bad_request":
             self._fail(Failure(400, event.message, "invalid_value", param=event.param), "rejected", engine_id)
@@ -253,7 +259,7 @@ class Life(Effects):
         self._engine_failed(ev.EngineFailed(event.engine_id, task, "engine_dead", event.reason, True), now_s)
 
     def _lease_ends(self, event: ev.StageOverdue, now_s: float) -> None:
-        """Try again from the start: the router, which looks after leases earlier than this, was held up."""
+        """Try again from the start; the router, which rescues leases earlier than this, must have been held up."""
         if not self._again("expired", "decode", "pool_timeout", now_s):
             message = "No decode engine had room before the prompt's KV lease ended; try again later."
             self._fail(Failure(503, message, "pool_timeout", 1.0), "expired")
@@ -305,7 +311,7 @@ class Life(Effects):
     def _again(
         self, outcome: Outcome, task: Task, code: str, now_s: float, culprit: str | None = None
     ) -> bool:
-        """Ends this attempt and begins the next one; False, with nothing done, where there were enough."""
+        """Ends this attempt and begins the next one. Returns False, and does nothing, after `max_retries` retries."""
         if self.attempts >= self.limits.max_retries:
             return False
         self._end(outcome, culprit, None if culprit is None else task)
@@ -325,8 +331,8 @@ class Life(Effects):
         self.failed(failure)
 
     def _end(self, outcome: Outcome, gone: str | None = None, task: Task | None = None) -> None:
-        """Ends the attempt; nothing else does. `gone` is an engine that holds nothing of it any more; where the
-        outcome is "failed", that engine has failed.
+        """Ends the attempt, which is done nowhere else. `gone` is an engine that holds nothing of the attempt any more;
+        if the outcome is "failed", this engine has failed at `task`.
         """
         self._give_back(gone)
         self._enter(_DONE)
@@ -345,7 +351,7 @@ class Life(Effects):
         elif stage in (_TRANSFERRING, _DECODING):
             self._let_go(decode, self.stop_work, gone)
         if stage is _TRANSFERRING:
-            # a decode engine that lives frees the prefill engine's copy, too
+            # a decode engine that is alive also frees the prefill engine's copy
             self._let_go(prefill, self.release_kv if decode == gone else self.leave_engine, gone)
         self.prefill_engine = self.decode_engine = None
 
@@ -357,7 +363,7 @@ class Life(Effects):
 class Row(NamedTuple):
     """One line of `TABLE`: an event's action in a stage. `leads_to` names all stages in which it may leave the request.
 
-    Where `when` is given and false, the event is refused.
+    The event is refused where `when` is given and returns False.
     """
 
     action: Callable[[Life, Any, float], None]
@@ -366,7 +372,7 @@ class Row(NamedTuple):
 
 
 def is_colocated(life: Life) -> bool:
-    """Whether one engine computes the prompt and decodes."""
+    """Whether one engine both computes the prompt and decodes."""
     return life.colocated
 
 
@@ -382,18 +388,18 @@ _ALWAYS: dict[type, Row] = {
     ev.DeadlinePassed: Row(Life._deadline_passed, (_DONE,)),
     ev.Cancel: Row(Life._cancelled, (_DONE,)),
 }
-"""Rows of every stage but DONE."""
+"""The rows that every stage but DONE has."""
 
 _AT_ENGINES: dict[type, Row] = {
     ev.EngineFailed: Row(Life._engine_failed, _AGAIN),
     ev.EngineLost: Row(Life._engine_lost, _AGAIN),
     **_ALWAYS,
 }
-"""Rows of every stage in which an engine holds something of the request."""
+"""The rows that every stage has in which an engine holds something of the request."""
 
 
 def _decided(stage: Stage) -> dict[type, Row]:
-    """Rows of a stage in which nothing is left for the router to decide."""
+    """Returns the rows for the router's loss and return in a stage where nothing is left for it to decide."""
     return {ev.RouterLost: Row(Life._router_lost, (stage,)), ev.RouterUp: Row(Life._router_up, (stage,))}
 
 

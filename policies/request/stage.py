@@ -1,4 +1,4 @@
-"""The words for a request's way through the system: router, ingress, simulator, metrics and documents share them."""
+"""The names of a request's stages, tasks and outcomes; router, ingress, simulator, metrics and documents share them."""
 
 from enum import StrEnum
 from typing import Literal
@@ -11,15 +11,15 @@ Outcome = Literal["finished", "cancelled", "failed", "rejected", "expired"]
 
 
 class Stage(StrEnum):
-    """Where a request is on its way. What it holds follows from its stage alone.
+    """The stage of a request, which alone says what the request holds.
 
-    A colocated request is PREFILLING until its engine has admitted it, then DECODING. DONE has no way out.
+    A colocated request is PREFILLING until its engine has admitted it, then DECODING. A request never leaves DONE.
     """
 
     QUEUED = "queued"
-    """The request waits for a prefill worker to be chosen and holds nothing."""
+    """The request waits until a prefill worker is chosen, and holds nothing."""
     PREFILLING = "prefilling"
-    """The prompt is computed, or waits for its turn, on the chosen worker."""
+    """The prompt waits for its turn on the chosen worker or is computed there."""
     POOLED = "pooled"
     """The prompt's KV waits under a lease on the prefill worker for a decode worker."""
     TRANSFERRING = "transferring"

@@ -18,13 +18,13 @@ class Mode(StrEnum):
 
 
 class Terms(NamedTuple):
-    """The wishes of one request. A tuple, because messages carry it as an array and it costs little to read.
+    """The terms of one request. They are a tuple, because messages carry them as an array and a tuple is fast to read.
 
     A lower `priority` is served earlier, as in vLLM. `request_class` is one of `app.api.extensions.CLASSES`; in
-    simulated workloads it is any name. The SLOs are None where the request has none. `session` names the conversation;
-    "" is none. With `local` the prefill must be computed where the answer is generated (echoed prompt logprobs, say).
-    `mode` takes the choice between colocated and disaggregated away from the policy; None leaves it there. `timeout_s`
-    is how long the whole request may take from its arrival at the ingress, all attempts together; None sets no limit.
+    simulated workloads it is any name. The SLOs are None where the request has none. `session` names the conversation
+    ("": none). With `local` the prefill must be computed where the answer is generated (for echoed prompt logprobs,
+    say). `mode` fixes the choice between colocated and disaggregated; None leaves it to the policy. `timeout_s` is how
+    long the whole request may take from its arrival at the ingress, all attempts together; None sets no limit.
     """
 
     priority: int = 0
@@ -37,7 +37,7 @@ class Terms(NamedTuple):
     timeout_s: float | None = None
 
     def deadline_s(self, arrived_s: float) -> float:
-        """The time at which the request must have ended, on the clock of `arrived_s`; infinity without a limit."""
+        """Returns when the request must have ended, on the clock of `arrived_s`; infinity without a limit."""
         return math.inf if self.timeout_s is None else arrived_s + self.timeout_s
 
 
