@@ -1,3 +1,4 @@
-"""Measurements: of a running server (`live`), of predictors, of simulated clusters. Nothing here is imported by the
-server.
+"""Measurements of a running server (`live`), of predictors, and of simulated clusters.
+
+The server imports nothing from this package.
 """

@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: re-run the papers' figures, list them, report them, look at a workload.
+"""The command `python -m benchmarks`, which runs, lists and reports experiments, and describes workloads.
 
 python -m benchmarks list
 python -m benchmarks run netkv_load --quick
@@ -32,20 +32,22 @@ from benchmarks.workloads.record import WorkloadError
 from predictors.protocol import PredictorError
 
 RESULTS = Path("benchmarks/results/experiments")
-"""The committed results."""
+"""The folder of the committed results."""
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM came: it ends the command as Ctrl-C does."""
+    """The exception that SIGTERM raises; it ends the command as Ctrl-C does."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; 0 if all went well, 1 if runs failed, 2 for what cannot be done as asked, 130 and 143 (as
-    shells have it) when it was interrupted or terminated.
+    """Runs the command line and returns its exit code.
+
+    The code is 0 if all went well, 1 if runs failed, and 2 for arguments or files that cannot be used. It is 130 after
+    an interrupt and 143 after a termination, as in shells.
     """
     args = _arguments().parse_args(argv)
     if getattr(args, "traces", None) is not None:
-        # The processes that run variants inherit it.
+        # The processes that run variants inherit the variable.
         os.environ["SLUICE_TRACES"] = str(args.traces)
     try:
         with _terminated_like_interrupted():
@@ -64,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _terminated_like_interrupted() -> Iterator[None]:
-    """Meanwhile the first SIGTERM raises in the main thread; a second one kills, as without this."""
+    """Within this context the first SIGTERM raises `_Terminated` in the main thread; a second one kills the process."""
 
     def end(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -156,7 +158,7 @@ def _list(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     names = list(registry.EXPERIMENTS) if args.experiments == ["all"] else args.experiments
-    # Every name is looked up before the first hour is spent.
+    # Every name is looked up before the first experiment runs, which may take hours.
     experiments = [(name, registry.load(name)) for name in names]
     if not experiments:
         raise ExperimentError("benchmarks/experiments/registry.py names no experiment yet")
@@ -182,7 +184,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _cpu_s() -> float:
-    """CPU time of this process and of all processes that it has waited for."""
+    """Returns the CPU seconds of this process and of all processes that it has waited for."""
     return sum(os.times()[:4])
 
 
@@ -195,7 +197,10 @@ def _jobs(jobs: int) -> int:
 def _compared(
     name: str, experiment: Experiment, results: Results, options: Options, args: argparse.Namespace
 ) -> bool:
-    """Whether the results could be compared; an experiment whose cannot does not stop the others."""
+    """Finishes an experiment, and returns whether its results could be compared.
+
+    If they could not, this prints why, and the other experiments go on.
+    """
     try:
         _finish(name, experiment, results, options, args)
     except ExperimentError as error:
@@ -207,7 +212,7 @@ def _compared(
 def _finish(
     name: str, experiment: Experiment, results: Results, options: Options, args: argparse.Namespace
 ) -> None:
-    """Compares, plots, stores and prints."""
+    """Compares the results with the paper's, draws the plots, writes the results file and prints the comparison."""
     rows = list(experiment.compare(results))
     files = _drawn(experiment, results, options.out)
     code = runner.code_of(experiment)
@@ -220,7 +225,7 @@ def _finish(
 
 
 def _drawn(experiment: Experiment, results: Results, folder: Path) -> list[str]:
-    """The file names of the experiment's plots, which it writes into `folder`/EXPERIMENT."""
+    """Writes the experiment's plots into `folder`/EXPERIMENT and returns their file names."""
     figures = experiment.plots(results)
     if not figures:
         return []
@@ -234,7 +239,7 @@ def _also_stored(experiment: Experiment) -> Sequence[str]:
 
 
 def _command(name: str, args: argparse.Namespace) -> str:
-    """The command that makes the same numbers anywhere: without folders and number of processes."""
+    """Returns the command that makes the same numbers on any machine, so without folders and number of processes."""
     parts = ["python -m benchmarks run", name]
     parts += ["--quick"] if args.quick else []
     parts += [f"--seeds {args.seeds}"] if args.seeds is not None else []
@@ -266,7 +271,7 @@ def _remake(args: argparse.Namespace) -> int:
             rows = list(experiment.compare(stored.results))
             files = _drawn(experiment, stored.results, path.parent)
         except ExperimentError as error:
-            # The experiment has changed since it ran.
+            # The experiment's code has changed since its results were made.
             print(f"{name} stays as it is: {error}", file=sys.stderr)
             continue
         results_io.save(

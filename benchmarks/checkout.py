@@ -1,4 +1,4 @@
-"""The state of the sources that a result comes from: commit, and digest of the code."""
+"""Identifies the sources from which a result comes, by their commit and a digest of the code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def commit(root: Path = ROOT) -> str:
-    """Short hash of the checkout at `root`, with `+` when files differ from it; `unknown` outside a checkout."""
+    """Returns the short commit hash of the checkout at `root`, or `unknown` outside a checkout.
+
+    A `+` follows the hash when files differ from the commit.
+    """
     head = _git(root, "rev-parse", "--short", "HEAD")
     if head is None:
         return "unknown"
@@ -19,7 +22,10 @@ def commit(root: Path = ROOT) -> str:
 
 
 def code_digest(paths: Iterable[str]) -> str:
-    """Digest of all Python files under `paths` (relative to the checkout; a file or a folder), by name and content."""
+    """Returns a digest of the names and contents of all Python files under `paths`.
+
+    The paths are files or folders, relative to the checkout.
+    """
     whole = hashlib.sha256()
     for path in sorted(set(paths)):
         root = ROOT / path

@@ -1,13 +1,13 @@
-"""`docs/results.md` made from the committed results, and the check that documents show no other figures than these.
+"""Makes `docs/results.md` from the committed results, and checks that all documents show the figures of these results.
 
-Each results file yields rows (`Row`): an experiment's file has them; for the other files a reader below picks them.
-A document cites one as a number with a mark directly behind it,
+Each results file yields rows (`Row`). An experiment's file contains its rows; for each other file a reader below makes
+them. A document cites a row as a number with a mark directly behind it,
 
     11.6 <!-- ours: experiments/balance_route_table1.json | recurring-long: imbalance of JSQ over br_h oracle -->
 
-where `ours` may also be `paper`, `half_width` or `difference`. The check recomputes every experiment's rows from its
-stored measures, makes docs/results.md again, and compares each marked number, rounded as it is shown, with its row. A
-sign may be left out in a text ("18.6 % shorter" for -18.6).
+where `paper`, `half_width` or `difference` may take the place of `ours`. The check recomputes every experiment's rows
+from its stored measures, makes docs/results.md again, and compares each marked number with its row. The row is rounded
+to the decimals that are shown. A text may leave out the sign ("18.6 % shorter" for -18.6).
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from benchmarks.seeds import spread
 
 RESULTS = ROOT / "benchmarks/results"
 DOCUMENT = ROOT / "docs/results.md"
-# A table of more rows than this is folded away, if the paper has no figure beside them.
+# A table of rows without figures of a paper is folded away if it has more rows than this.
 FEW_ROWS = 30
-TOLERANCE = 1e-6  # stored measures have nine digits
+# The tolerance of the check, relative and absolute; stored measures have nine digits.
+TOLERANCE = 1e-6
 
 _MARK = re.compile(
     r"([-+−]?\d[\d,]*(?:\.\d+)?)\D{0,24}?<!-- (ours|paper|half_width|difference): (\S+) \| (.+?) -->"
@@ -41,7 +42,7 @@ _ANY_MARK = re.compile(r"<!-- (?:ours|paper|half_width|difference): ")
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One file in the document. `origin` is the command, commit and machine that its figures come from."""
+    """The section of one results file. `origin` is a text that names its command, commit, and seeds or machine."""
 
     file: str
     title: str
@@ -209,14 +210,17 @@ OTHERS: dict[str, tuple[str, str, Reader]] = {
         _composition,
     ),
 }
-"""Results files that are not of `python -m benchmarks run`: title, command and reader, in the document's order."""
+"""The results files that `python -m benchmarks run` did not write, in the document's order.
+
+Each has a title, the command that writes it, and the function that reads its rows.
+"""
 
 
 # ------------------------------------------------------------------------------------------------------ the document
 
 
 def sections(results: Path = RESULTS) -> list[Section]:
-    """All that the document shows: experiments in the registry's order, then the other files that are there."""
+    """Returns the document's sections: experiments in the registry's order, then the other files that exist."""
     at = {path.stem: path for path in sorted((results / "experiments").rglob("*.json"))}
     found = [_of_experiment(results, at[name]) for name in registry.EXPERIMENTS if name in at]
     found += [_of_other(results, file) for file in OTHERS if (results / file).exists()]
@@ -224,7 +228,7 @@ def sections(results: Path = RESULTS) -> list[Section]:
 
 
 def section(results: Path, file: str) -> Section:
-    """The section of one file. Raises ExperimentError for a file that is none of the results."""
+    """Returns the section of the results file `file`. Raises ExperimentError for a file that has no results."""
     if file in OTHERS and (results / file).exists():
         return _of_other(results, file)
     return _of_experiment(results, results / file)
@@ -258,7 +262,7 @@ def _of_other(results: Path, file: str) -> Section:
 
 
 def document(results: Path = RESULTS) -> str:
-    """The text of docs/results.md."""
+    """Returns the text of docs/results.md."""
     shown = sections(results)
     parts = [_HEAD, "\n".join(f"- [{one.title}](#{_anchor(one)})" for one in shown)]
     for one in shown:
@@ -304,7 +308,7 @@ excerpts of a trace, are not the trace. Figures of different machines are not co
 
 
 def problems(root: Path = ROOT) -> list[str]:
-    """The wrong figures in README.md and docs/*.md below `root`, one sentence each; empty where all are right."""
+    """Checks the results, README.md and docs/*.md below `root`; returns a sentence for each wrong figure."""
     results = root / "benchmarks/results"
     found = [
         problem
@@ -322,7 +326,7 @@ def problems(root: Path = ROOT) -> list[str]:
 
 
 def _not_recomputed(path: Path) -> Iterator[str]:
-    """Complaints about rows of a file that the experiment does not make from the stored measures."""
+    """Yields a sentence for each row of a results file that the experiment does not make from the stored measures."""
     whole = json.loads(path.read_text("utf-8"))
     if whole.get("format") != FORMAT:
         return
@@ -361,7 +365,7 @@ def _wrong_figures(text: str, results: Path) -> Iterator[str]:
 
 
 def shows(text: str, value: float) -> bool:
-    """Whether the number `text` is `value`, rounded to the decimals that `text` has; a text may leave out the sign."""
+    """Returns whether the number `text` is `value` rounded to the decimals of `text`, which may leave out the sign."""
     plain = text.replace(",", "").replace("−", "-")
     decimals = len(plain.partition(".")[2])
     rounded = round(value, decimals)

@@ -1,7 +1,7 @@
-"""Loads of the decode engines, policy by policy, read from a live router's journal.
+"""Reads the loads of the decode engines from a live router's journal, separately for each policy.
 
-The journal is replayed (`policies.journal.replay`), every decision made again and compared; the loads are read from the
-dispatcher's state at the router's clock ticks.
+The journal is replayed (`policies.journal.replay`): every decision is made again and compared with the recorded one.
+The loads are read from the dispatcher's state at the router's clock ticks.
 """
 
 import statistics
@@ -18,7 +18,7 @@ from policies.state.views import Role
 
 @dataclass(slots=True)
 class Window:
-    """One policy's measured stretch, seconds since the epoch."""
+    """The interval [start_s, end_s) in which a policy is measured, in seconds since the epoch."""
 
     policy: str
     start_s: float
@@ -27,7 +27,11 @@ class Window:
 
 @dataclass(slots=True)
 class Seen:
-    """Loads, pool and tokens in one policy's windows."""
+    """The samples from one policy's windows, one for each clock tick, and the output tokens of requests that ended.
+
+    `imbalance` is the highest less the lowest KV tokens of the decode engines, `mean_load` their mean, and `pool` the
+    number of pooled requests.
+    """
 
     imbalance: list[float] = field(default_factory=list)
     pool: list[int] = field(default_factory=list)
@@ -36,7 +40,11 @@ class Seen:
 
 
 def look(folder: Path, windows: Sequence[Window]) -> tuple[dict[str, Seen], int]:
-    """(loads of each policy's windows, number of events decided otherwise than recorded: above 0 there is a bug)."""
+    """Replays the journal in `folder`.
+
+    Returns (samples by policy, number of events whose decision differs from the recorded one). A number above 0 means
+    that there is a bug.
+    """
     seen = {window.policy: Seen() for window in windows}
     records = read(_lines(folder))
     header = next(records)

@@ -1,6 +1,6 @@
-"""The look of all plots: quiet axes, lines labelled where they end, no legends, no frames. PNG files.
+"""Draws all plots in one style: quiet axes, lines labelled where they end, no legends and no frames.
 
-Needs matplotlib. Files are the same for the same data: they hold no dates.
+It needs matplotlib. The plots are PNG files. They contain no dates, so the same data gives the same file.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 from PIL import Image
 
-# Distinct also without colour vision (Okabe and Ito), and as grey.
+# The palette of Okabe and Ito, whose colours are distinct for colour-blind readers and in grey.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7F7F7F")
 QUIET = "#9A9A9A"
-_BY_NAME: WeakKeyDictionary[object, dict[str, str]] = WeakKeyDictionary()  # figure -> name -> colour
+# For each figure: the colour of each name.
+_BY_NAME: WeakKeyDictionary[object, dict[str, str]] = WeakKeyDictionary()
 MAX_BANDS = 3
 DPI = 120
-# Colours of a file: eight of lines, and their mixtures with white where edges are smoothed.
+# The number of colours of a file: those of the lines, and their mixtures with white where edges are smoothed.
 PALETTE = 64
-LABEL_POINTS = 10.0  # between the middles of two labels
+# The least distance between the middles of two labels, in points.
+LABEL_POINTS = 10.0
 _TICKS = FuncFormatter(lambda value, _: f"{value:,.6g}")
 _STYLE = {
     "font.size": 9,
@@ -51,7 +53,7 @@ _STYLE = {
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line: points, half of their 95 % intervals (None: not drawn), and whether it stays in the background."""
+    """One line of a plot: its points, and half of their 95 % intervals (None: not drawn). A `quiet` line is grey."""
 
     x: Sequence[float]
     y: Sequence[float]
@@ -62,7 +64,7 @@ class Series:
 def figure(
     columns: int = 1, rows: int = 1, width: float = 5.2, height: float = 3.4
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of `rows` x `columns` panels in the common style, and its axes row by row."""
+    """Returns (a figure of `rows` x `columns` panels in the common style, its axes row by row)."""
     with mpl.rc_context(_STYLE):
         made, axes = plt.subplots(rows, columns, figsize=(width * columns, height * rows), squeeze=False)
     return made, list(axes.flat)
@@ -71,8 +73,9 @@ def figure(
 def lines(
     axes: Axes, series: Mapping[str, Series], x: str, y: str, title: str = "", log_x: bool = False
 ) -> None:
-    """Draws lines with their intervals, and names each at its end (moved apart where they would overlap). A name has
-    one colour in all panels of a figure.
+    """Draws lines with their intervals, and writes each name at its line's end.
+
+    Names that would overlap are moved apart. A name has the same colour in all panels of a figure.
     """
     colours = _BY_NAME.setdefault(axes.figure, {})
     ends = []
@@ -95,7 +98,7 @@ def lines(
 
 
 def _intervals(axes: Axes, one: Series, colour: str, as_band: bool) -> None:
-    """Bands where they are few; thin bars where many bands would hide each other."""
+    """Draws a line's intervals as a band, or as thin bars where many bands would hide each other."""
     assert one.half_width is not None
     halves = [h or 0.0 for h in one.half_width]
     if as_band:
@@ -107,9 +110,10 @@ def _intervals(axes: Axes, one: Series, colour: str, as_band: bool) -> None:
 
 
 def _label_ends(axes: Axes, ends: list[tuple[float, float, str, str]]) -> None:
-    """Names beside the last points. Those that would overlap stand in a pile around the mean of their points."""
+    """Writes the names beside the last points. Names that would overlap form a pile around the mean of their points."""
     low, high = axes.get_ylim()
-    points = axes.bbox.height * 72.0 / axes.figure.dpi / (high - low)  # a unit of y
+    # Printer's points per unit of y.
+    points = axes.bbox.height * 72.0 / axes.figure.dpi / (high - low)
     ends = sorted(ends)
     wanted = [at * points for at, _, _, _ in ends]
     for (at, x, name, colour), y in zip(ends, spread(wanted, LABEL_POINTS), strict=True):
@@ -126,7 +130,10 @@ def _label_ends(axes: Axes, ends: list[tuple[float, float, str, str]]) -> None:
 
 
 def spread(wanted: Sequence[float], gap: float) -> list[float]:
-    """Places as near to the wanted ones (ascending) as they can be with `gap` between any two, in the same order."""
+    """Returns positions near the `wanted` ones (ascending), in the same order, at least `gap` apart.
+
+    Positions that are too close form a pile around their mean.
+    """
     piles: list[list[float]] = []
     for at in wanted:
         piles.append([at])
@@ -144,8 +151,10 @@ def _middle(pile: Sequence[float]) -> float:
 
 
 def bars(axes: Axes, values: Mapping[str, tuple[float, float | None]], x: str, title: str = "") -> None:
-    """Horizontal bars, the first on top, with their intervals and their figures beside them. The axis is made for the
-    bars: of an interval that is far longer than they are (two seeds, say) the end is cut off.
+    """Draws horizontal bars, the first on top, with their intervals and figures.
+
+    `values` are (mean, half of the interval) by name. The axis is scaled for the bars, so the end of an interval that
+    is far longer than the bars (as from two seeds) is cut off.
     """
     names = list(values)[::-1]
     means = [values[n][0] for n in names]
@@ -170,7 +179,7 @@ def bars(axes: Axes, values: Mapping[str, tuple[float, float | None]], x: str, t
 
 
 def _figure(value: float) -> str:
-    """The number with three significant digits, thousands separated."""
+    """Returns the number as text with three significant digits and separated thousands."""
     return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.3g}"
 
 
@@ -187,8 +196,9 @@ def save(folder: Path, name: str, made: Figure) -> str:
 
 
 def with_palette(file: Path) -> None:
-    """Writes a PNG again with a palette of PALETTE colours: a quarter of the size, and no difference that can be seen
-    in a plot.
+    """Rewrites a PNG with a palette of PALETTE colours.
+
+    The file is a quarter of the size, and the difference cannot be seen in a plot.
     """
     with Image.open(file) as drawn:
         few = drawn.convert("RGB").quantize(PALETTE, dither=Image.Dither.NONE)

@@ -1,4 +1,4 @@
-"""How far a long run is: a bar with the time that is left, on a terminal; else a line now and then."""
+"""The progress of a long run. A terminal shows a bar with the time that is left; other outputs get occasional lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LINE_EVERY_S = 30.0
 
 
 class Progress:
-    """`total` steps of one kind. Use as a context manager, so that the bar ends where the work ends."""
+    """The progress of `total` steps. It is a context manager, so that the bar ends when the work ends."""
 
     def __init__(
         self,
@@ -41,11 +41,11 @@ class Progress:
             self._stream.flush()
 
     def step(self, detail: str = "", steps: float = 1.0) -> None:
-        """`steps` more are done."""
+        """Notes that `steps` more steps are done."""
         self.at(self._done + steps, detail)
 
     def at(self, done: float, detail: str = "") -> None:
-        """`done` steps are done in all."""
+        """Notes that `done` steps are done in total."""
         self._done = min(done, self._total)
         now_s = self._clock()
         every_s = _BAR_EVERY_S if self._bar else _LINE_EVERY_S

@@ -1,6 +1,6 @@
-"""Results for people: a table for the terminal, Markdown for a README, and one HTML page of all experiments.
+"""Presents results to people: as a table for the terminal, and as one HTML page of all experiments.
 
-The page needs nothing beside it: style and plots are inside.
+The page contains its style and plots, so it needs no other files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HEADER = ("figure", "paper", "ours", "difference")
 
 
 def number(value: float | None, unit: str = "") -> str:
-    """The number with four significant digits, thousands separated; `–` for None."""
+    """Returns the number as text with four significant digits and separated thousands, or `–` for None."""
     if value is None:
         return "–"
     size = abs(value)
@@ -28,7 +28,7 @@ def number(value: float | None, unit: str = "") -> str:
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """The row as text, in the order of HEADER."""
+    """Returns the row's cells as text, in the order of HEADER."""
     ours = number(row.ours)
     if row.half_width is not None:
         ours += f" ± {number(row.half_width)}"
@@ -37,7 +37,7 @@ def cells(row: Row) -> tuple[str, ...]:
 
 
 def text_table(rows: Sequence[Row]) -> str:
-    """The rows as a table of paper | ours | difference, for a terminal."""
+    """Returns the rows as a table of paper | ours | difference, for a terminal."""
     lines = [HEADER, *(cells(row) for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(HEADER))]
     shown = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines]
@@ -46,15 +46,16 @@ def text_table(rows: Sequence[Row]) -> str:
 
 
 def stand_ins(results: Results) -> list[str]:
-    """A line for each workload of the results that is not a published trace in whole: an excerpt, or a generator."""
+    """Returns a line for each workload of the results that is not a whole published trace: excerpts and generators."""
     names = {str(c.get("trace", c.get("workload", ""))) for c in results.variants.values()} - {""}
     told = {name: stand_in(name) for name in sorted(names)}
     return [f"on {name}: {what}" for name, what in told.items() if what is not None]
 
 
 def write_html(folder: Path, target: Path) -> tuple[int, list[Path]]:
-    """Writes the page of all results in `folder` and below; returns how many, and the JSON files that are none. Raises
-    ExperimentError where there are none.
+    """Writes the page of all results in and below `folder` to `target`.
+
+    Returns (number of results files, other JSON files found there). Raises ExperimentError where there are no results.
     """
     found, others = load_all(folder)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +65,7 @@ def write_html(folder: Path, target: Path) -> tuple[int, list[Path]]:
 
 
 def page(title: str, sections: Iterable[str], contents: Sequence[Stored] = ()) -> str:
-    """A whole HTML page."""
+    """Returns a whole HTML page, with links to the sections of `contents` at its top."""
     links = "".join(f'<li><a href="#{_id(s)}">{_id(s)}</a> {escaped(s.summary)}</li>' for s in contents)
     body = "\n".join(sections)
     return (
@@ -77,7 +78,7 @@ def page(title: str, sections: Iterable[str], contents: Sequence[Stored] = ()) -
 
 
 def html_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """An HTML table of plain text."""
+    """Returns an HTML table whose cells are plain text."""
     head = "".join(f"<th>{escaped(h)}</th>" for h in header)
     lines = ["<tr>" + "".join(f"<td>{escaped(c)}</td>" for c in row) + "</tr>" for row in rows]
     return (
@@ -104,7 +105,7 @@ def _section(stored: Stored, folder: Path) -> str:
 
 
 def _runs(stored: Stored) -> str:
-    """The means over the seeds of all stored measures, folded away."""
+    """Returns the HTML of a folded table with the means over the seeds of all stored measures."""
     results = stored.results
     metrics: dict[str, None] = {}
     for by_seed in results.runs.values():
@@ -122,7 +123,7 @@ def _runs(stored: Stored) -> str:
 
 
 def _plot(path: Path) -> str:
-    """The plot inside the page. A plot that is gone is named, not left out."""
+    """Returns the HTML that embeds the plot, or that names it where its file is missing."""
     if not path.exists():
         return f"<p class=missed>{escaped(path.name)} is missing beside the results</p>"
     content = base64.b64encode(path.read_bytes()).decode()
@@ -138,7 +139,7 @@ def _id(stored: Stored) -> str:
 
 
 def escaped(text: str) -> str:
-    """The text with its special characters escaped for HTML."""
+    """Returns the text with its special characters escaped for HTML."""
     return html.escape(text)
 
 

@@ -1,8 +1,8 @@
-"""Results as JSON: written with everything that is needed to get them again, read, and found again when a run resumes.
+"""Writes and reads results as JSON files, and stores finished runs, so that an interrupted sweep can go on.
 
-A file holds the experiment, its resolved configs, seeds, commit, digest of the code, command and date, the rows of
-paper | ours, and for each variant the measures that rows and plots have read, one value a seed. Nothing in it depends
-on the machine: no paths, no wall time.
+A results file has everything that is needed to make the results again: the experiment, its resolved configs, seeds,
+commit, digest of the code, command and date. It has the rows of paper | ours, and for each variant the measures that
+rows and plots have read, with one value for each seed. Nothing in it depends on the machine: no paths, no wall time.
 """
 
 from __future__ import annotations
@@ -21,16 +21,20 @@ from benchmarks.checkout import commit
 from benchmarks.experiments.base import Config, ExperimentError, Metrics, Results, Row
 
 FORMAT = 2
-# An older format with every measure of every run, by seed; `remake` reduces it.
+# The number of an older format, which has every measure of every run by seed; `remake` reduces such a file.
 WITH_ALL_MEASURES = 1
-DIGITS = 9  # significant ones of a stored measure
+# The number of significant digits of a stored measure.
+DIGITS = 9
 RUNS = "runs"
-"""The folder of finished runs, beside the results."""
+"""The name of the folder of finished runs, which lies beside the results."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A results file: the measures, their comparison with the paper, and how they came about."""
+    """The content of a results file: the measures, their comparison with the paper, and their origin.
+
+    `code` is the digest of the code, and `plots` are the file names of the plots.
+    """
 
     results: Results
     summary: str
@@ -45,13 +49,16 @@ class Stored:
     def now(
         results: Results, summary: str, rows: Sequence[Row], plots: Sequence[str], code: str, command: str
     ) -> Stored:
-        """The file of a run that has just ended, at this commit."""
+        """Returns the content for a run that has just ended, with the present commit and time."""
         date = datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ")
         return Stored(results, summary, tuple(rows), tuple(plots), code, command, commit(), date)
 
 
 def config_key(experiment: str, config: Config, seed: int) -> str:
-    """Names a run by all that decides it but the code. Raises ExperimentError for a config that is not JSON."""
+    """Returns a name of a run, made from all that decides its outcome except the code.
+
+    Raises ExperimentError for a config that is not JSON.
+    """
     try:
         text = json.dumps([experiment, config, seed], sort_keys=True, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -60,7 +67,7 @@ def config_key(experiment: str, config: Config, seed: int) -> str:
 
 
 def checked_metrics(metrics: Mapping[str, Any]) -> dict[str, float | None]:
-    """The metrics as finite numbers or None. Raises ExperimentError for anything else."""
+    """Returns the metrics as floats or None. Raises ExperimentError for values that are not finite numbers or None."""
     found: dict[str, float | None] = {}
     for name, value in metrics.items():
         if value is not None and (
@@ -74,7 +81,10 @@ def checked_metrics(metrics: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 class RunCache:
-    """Finished runs of one experiment in `folder`, one file each; those of other code are none, unless `keep_stale`."""
+    """The store of finished runs of one experiment in `folder`, one file for each.
+
+    Runs made with other code are ignored, unless `keep_stale` is set.
+    """
 
     def __init__(self, folder: Path, experiment: str, code: str, keep_stale: bool = False) -> None:
         self._folder = folder / experiment
@@ -83,7 +93,10 @@ class RunCache:
         self._keep_stale = keep_stale
 
     def get(self, config: Config, seed: int) -> dict[str, float | None] | None:
-        """The run's metrics, None if it is not there or comes from other code. Raises ExperimentError if damaged."""
+        """Returns the run's metrics, or None if it is not stored or was made with other code.
+
+        Raises ExperimentError if its file is damaged.
+        """
         path = self._path(config, seed)
         if not path.exists():
             return None
@@ -98,7 +111,7 @@ class RunCache:
             ) from error
 
     def put(self, config: Config, seed: int, metrics: Metrics) -> None:
-        """Stores a run, whole or not at all."""
+        """Stores a run. An interrupted write leaves no file."""
         self._folder.mkdir(parents=True, exist_ok=True)
         whole = {"config": config, "seed": seed, "code": self._code, "commit": commit(), "metrics": metrics}
         write_text(self._path(config, seed), json.dumps(whole, indent=1, allow_nan=False) + "\n")
@@ -108,15 +121,17 @@ class RunCache:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file so that it is either old or new, never half."""
+    """Writes a file atomically: readers see either its old or its new content."""
     half = path.with_name(path.name + ".part")
     half.write_text(text, "utf-8")
     os.replace(half, path)
 
 
 def save(folder: Path, stored: Stored, also: Iterable[str] = ()) -> Path:
-    """Writes `folder`/EXPERIMENT.json and returns its path. Of each variant the file has the measures that were read
-    (`Results.read`) and those named in `also`, as far as some seed has them.
+    """Writes `folder`/EXPERIMENT.json and returns its path.
+
+    For each variant the file has the measures that were read (`Results.read`) and those named in `also`. A measure that
+    no seed has is left out.
     """
     folder.mkdir(parents=True, exist_ok=True)
     results = stored.results
@@ -140,7 +155,7 @@ def save(folder: Path, stored: Stored, also: Iterable[str] = ()) -> Path:
 
 
 def json_lines(value: Any, levels: int) -> str:
-    """JSON of which the outer `levels` levels have a line for each entry, and what lies deeper is on one line."""
+    """Returns JSON with a line for each entry of the outer `levels` levels; each deeper value is on one line."""
     return _nested(value, levels, "\n") + "\n"
 
 
@@ -155,7 +170,7 @@ def _nested(value: Any, levels: int, newline: str) -> str:
 
 
 def _variant(results: Results, name: str, also: Iterable[str]) -> dict[str, Any]:
-    """A variant's config and its stored measures: one value for each of the file's seeds, null for not measured."""
+    """Returns a variant's config and its stored measures, with one value (or None) for each of the file's seeds."""
     runs = results.runs[name]
     measures = {
         metric: [rounded(runs[seed].get(metric), DIGITS) for seed in results.seeds]
@@ -166,7 +181,7 @@ def _variant(results: Results, name: str, also: Iterable[str]) -> dict[str, Any]
 
 
 def rounded(value: Any, digits: int) -> Any:
-    """JSON data with its floats rounded to this many significant digits."""
+    """Returns JSON data with its floats rounded to `digits` significant digits."""
     if isinstance(value, float):
         return float(f"{value:.{digits}g}")
     if isinstance(value, dict):
@@ -175,7 +190,7 @@ def rounded(value: Any, digits: int) -> Any:
 
 
 def _row(row: Row) -> dict[str, Any]:
-    """A row as JSON; numbers and truths may come from numpy, and what is empty is left out."""
+    """Returns a row as JSON data without its empty fields. Its numbers and booleans may be numpy's."""
     figures = {name: getattr(row, name) for name in ("paper", "ours", "half_width", "difference")}
     found = {name: None if value is None else float(value) for name, value in figures.items()}
     whole = {**asdict(row), **found, "met": None if row.met is None else bool(row.met)}
@@ -185,7 +200,7 @@ def _row(row: Row) -> dict[str, Any]:
 
 
 def load(path: Path) -> Stored:
-    """Reads a results file. Raises ExperimentError that names it."""
+    """Reads a results file. Raises an ExperimentError that names the file if it is damaged or has another format."""
     try:
         whole = json.loads(path.read_text("utf-8"))
         if whole["format"] not in (FORMAT, WITH_ALL_MEASURES):
@@ -204,8 +219,9 @@ def load(path: Path) -> Stored:
 
 
 def _runs(variant: Mapping[str, Any], seeds: Sequence[int]) -> dict[int, dict[str, float | None]]:
-    """A variant's metrics by seed."""
-    if "runs" in variant:  # WITH_ALL_MEASURES
+    """Returns a variant's metrics by seed."""
+    # The key exists only in the format WITH_ALL_MEASURES.
+    if "runs" in variant:
         return {int(seed): checked_metrics(metrics) for seed, metrics in variant["runs"].items()}
     found: dict[int, dict[str, float | None]] = {seed: {} for seed in seeds}
     for metric, values in variant["measures"].items():
@@ -215,13 +231,15 @@ def _runs(variant: Mapping[str, Any], seeds: Sequence[int]) -> dict[int, dict[st
 
 
 def remade(stored: Stored, summary: str, rows: Sequence[Row], plots: Sequence[str]) -> Stored:
-    """The stored measurement with summary, rows and plots as its experiment makes them now."""
+    """Returns the stored measurement with a new summary, new rows and new plots, as its experiment makes them now."""
     return replace(stored, summary=summary, rows=tuple(rows), plots=tuple(plots))
 
 
 def load_all(folder: Path) -> tuple[dict[Path, Stored], list[Path]]:
-    """(all results files in `folder` and below it, by name; other JSON files there, which are no results of `run`).
-    Raises ExperimentError where there are none, and for a damaged one.
+    """Reads all results files in and below `folder`.
+
+    Returns (their contents by path, ordered by name; the other JSON files found there). Raises ExperimentError where
+    there are no results files, and for a damaged one.
     """
     found: dict[Path, Stored] = {}
     others: list[Path] = []
@@ -238,7 +256,10 @@ def load_all(folder: Path) -> tuple[dict[Path, Stored], list[Path]]:
 
 
 def _is_results_file(path: Path) -> bool:
-    """Whether a JSON file is one of `run`; a damaged one counts, so that it is refused by name and not passed over."""
+    """Returns whether `python -m benchmarks run` wrote the JSON file.
+
+    A file that is not JSON counts as a results file, so that it is reported as damaged and not passed over.
+    """
     try:
         whole = json.loads(path.read_text("utf-8"))
     except ValueError:

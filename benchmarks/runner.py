@@ -1,7 +1,7 @@
-"""Runs an experiment: every variant with every seed, on all cores, keeping what is finished.
+"""Runs an experiment: every variant with every seed, in several processes.
 
-A run that is stored already is not run again while the code it depends on is the same; so an interrupted sweep goes on
-where it stopped. A run that fails does not stop the others; the sweep then ends with RunsFailedError.
+Each finished run is stored, and is not run again while the code that it depends on is the same. So an interrupted sweep
+goes on where it stopped. A run that fails does not stop the others; the sweep then ends with RunsFailedError.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Finish = Callable[[Job, dict[str, float | None]], None]
 
 
 class Runs(Protocol):
-    """A module with `run_one`; processes import it by its name."""
+    """The interface of a module with `run_one`; the worker processes import it by its name."""
 
     __name__: str
 
@@ -48,12 +48,16 @@ class Runs(Protocol):
 
 
 class RunsFailedError(ExperimentError):
-    """Some runs ended in an exception; the message names them."""
+    """The error of a sweep in which some runs ended in an exception; the message names them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of `run`. `seeds` None: the experiment's own number; `only`: variants whose name holds this text."""
+    """The options of `run`.
+
+    `seeds` None takes the experiment's own number of seeds. `only` selects variants whose name contains the text.
+    `keep_stale` uses stored runs that were made with other code.
+    """
 
     quick: bool = False
     seeds: int | None = None
@@ -64,8 +68,10 @@ class Options:
 
 
 def code_of(experiment: Experiment) -> str:
-    """Digest of what a run depends on: simulator, workloads, policies, predictors, the experiment's module, and what
-    lies in `benchmarks/experiments` without being an experiment.
+    """Returns a digest of the code that a run depends on.
+
+    This is the simulator, the workloads, the policies, the predictors, the experiment's own module, and the modules in
+    `benchmarks/experiments` that are not experiments.
     """
     others = {module.replace(".", "/") + ".py" for module in EXPERIMENTS.values()}
     shared = {
@@ -76,13 +82,16 @@ def code_of(experiment: Experiment) -> str:
 
 
 def run(name: str, experiment: Experiment, options: Options) -> Results:
-    """All runs of the experiment. Raises ExperimentError, and RunsFailedError after all others have ended."""
+    """Runs or reads all runs of the experiment and returns their results.
+
+    Raises ExperimentError for options that cannot be used, and RunsFailedError once all runs have ended.
+    """
     variants = _variants(name, experiment, options)
     seeds = range(_seeds(experiment, options))
     cache = RunCache(options.out / RUNS, name, code_of(experiment), options.keep_stale)
     runs: dict[str, dict[int, dict[str, float | None]]] = {v.name: {} for v in variants}
     todo: list[Job] = []
-    # Runs go seed by seed, so that an interrupted sweep has whole seeds.
+    # The order is seed by seed, so that an interrupted sweep has whole seeds.
     for seed in seeds:
         for variant in variants:
             found = cache.get(variant.config, seed)
@@ -122,7 +131,10 @@ def _seeds(experiment: Experiment, options: Options) -> int:
 
 
 def run_all(name: str, experiment: Runs, todo: Sequence[Job], jobs: int, finish: Finish) -> None:
-    """Runs the jobs in `jobs` processes and tells `finish` of each. Raises RunsFailedError when all have ended."""
+    """Runs the jobs `todo` in `jobs` processes and calls `finish` for each that succeeds.
+
+    Raises RunsFailedError when all have ended and some have failed.
+    """
     failures: list[str] = []
     with Progress(name, len(todo)) as progress:
         for job, outcome in _outcomes(experiment, todo, jobs):
@@ -143,13 +155,13 @@ def run_all(name: str, experiment: Runs, todo: Sequence[Job], jobs: int, finish:
 def _outcomes(
     experiment: Runs, todo: Sequence[Job], jobs: int
 ) -> Iterator[tuple[Job, dict[str, float | None] | Exception]]:
-    """Each job with its metrics or its exception, as they end."""
+    """Yields each job with its metrics or its exception, in the order in which they end."""
     if jobs == 1 or len(todo) == 1:
         for variant, seed in todo:
             try:
                 yield (variant, seed), checked_metrics(experiment.run_one(variant.config, seed))
             except Exception as error:
-                # One run must not end the sweep; it is reported at its end.
+                # A failed run must not end the sweep; it is reported when the sweep ends.
                 yield (variant, seed), error
         return
     with _pool(jobs) as pool:
@@ -168,10 +180,11 @@ def _outcomes(
 
 @contextmanager
 def _pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """Fresh processes (`spawn`: no threads or state are inherited), one core each; none outlives an interrupt, nor this
-    process, however it ends.
+    """A pool of new worker processes that use one core each (`spawn`, so they inherit no threads or state).
+
+    The workers end with an interrupt, and also when this process ends in any way.
     """
-    # The workers inherit it: LightGBM and BLAS must not fight over the cores.
+    # The workers inherit the variable, so that LightGBM and BLAS do not compete for the cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     pool = ProcessPoolExecutor(
         jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_follow_parent
@@ -182,13 +195,17 @@ def _pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
         # There is no public way to end a running job.
         for process in list((pool._processes or {}).values()):
             process.terminate()
-        pool.shutdown(cancel_futures=True)  # only now: it forgets its processes
+        # The shutdown comes last, because after it the pool no longer knows its processes.
+        pool.shutdown(cancel_futures=True)
         raise
     pool.shutdown()
 
 
 def _follow_parent() -> None:
-    """Makes a worker end as soon as its parent is gone. Ctrl-C, which a terminal sends to all, is the parent's."""
+    """Makes a worker end as soon as its parent has ended.
+
+    The worker ignores Ctrl-C, which a terminal sends to all processes, because the parent handles it.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_exit_after_parent, daemon=True).start()
 
@@ -197,7 +214,7 @@ def _exit_after_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None, "only a worker follows"
     parent.join()
-    # The job's thread would go on, and then wait for work without end.
+    # Without this, the worker's main thread would finish its job and then wait for work without end.
     os._exit(1)
 
 

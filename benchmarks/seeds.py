@@ -1,8 +1,8 @@
-"""Several seeds of one variant, and two variants on the same seeds: means with their uncertainty. Pure.
+"""Statistics over seeds: the mean of one variant, and the difference of two variants, with their uncertainty.
 
-Intervals are Student's t at 95 %. A paired comparison takes the difference seed by seed, so that what a seed does to
-both variants drops out; its bootstrap interval resamples seeds and assumes no shape. Few seeds make both wide or, for
-the bootstrap, too narrow (five seeds have 126 distinct resamples).
+Intervals are Student's t at 95 %. A paired comparison takes the difference seed by seed, so the effect that a seed has
+on both variants cancels. Its bootstrap interval resamples seeds and assumes no distribution. With few seeds the t
+interval is wide, and the bootstrap interval is too narrow (five seeds have only 126 distinct resamples).
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ _RESAMPLES = 4_000
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Statistics of `n` values: mean, sample deviation and the 95 % interval of the mean (None for one value)."""
+    """Statistics of `n` values: their mean, their sample deviation, and the 95 % interval [low, high] of the mean.
+
+    Deviation and interval are None for one value.
+    """
 
     n: int
     mean: float
@@ -30,14 +33,16 @@ class Spread:
 
     @property
     def half_width(self) -> float | None:
-        """Half the interval."""
+        """Half of the interval's width, or None for one value."""
         return None if self.high is None else self.high - self.mean
 
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """`ours` against `base` on the same seeds: `difference` = ours - base, its bootstrap interval, and the mean
-    difference in per cent of the base's mean (None where that is 0).
+    """The comparison of `ours` with `base` on the same seeds.
+
+    `difference` is ours - base, and `bootstrap` its bootstrap interval. `relative_percent` is the mean difference in
+    per cent of the base's mean, or None where that mean is 0.
     """
 
     base: Spread
@@ -54,7 +59,7 @@ class Paired:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Mean, deviation and interval of the values. Raises ValueError without values, or for one that is not finite."""
+    """Returns the statistics of the values. Raises ValueError without values, or for a value that is not finite."""
     if not values or not all(math.isfinite(v) for v in values):
         raise ValueError(f"cannot summarise {list(values)}: finite values are needed")
     n, mean = len(values), math.fsum(values) / len(values)
@@ -66,7 +71,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def paired(base: Sequence[float], ours: Sequence[float]) -> Paired:
-    """Compares values of the same seeds, in the same order. Raises ValueError for unequal numbers."""
+    """Compares values of the same seeds, given in the same order. Raises ValueError for unequal numbers of values."""
     if len(base) != len(ours):
         raise ValueError(f"{len(base)} values against {len(ours)}: pair the same seeds")
     differences = [b - a for a, b in zip(base, ours, strict=True)]
@@ -76,7 +81,7 @@ def paired(base: Sequence[float], ours: Sequence[float]) -> Paired:
 
 
 def _bootstrap(values: Sequence[float]) -> tuple[float, float] | None:
-    """95 % percentile interval of the mean, the same for the same values."""
+    """Returns the 95 % percentile interval of the mean, or None for one value; equal values give equal intervals."""
     if len(values) < 2:
         return None
     rng = np.random.default_rng(0)

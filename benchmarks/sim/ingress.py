@@ -152,7 +152,7 @@ class SimRequest(Life):
         )
 
     def choose_prefill(self) -> life_events.RoutePrefill | None:
-        # The router is never away, so the ingress never chooses.
+        # The simulated router knows every engine, so the ingress has none to add.
         return None
 
     def choose_decode(self) -> life_events.RouteDecode | None:
@@ -201,7 +201,7 @@ class SimRequest(Life):
         self.drop()
 
     def leave_engine(self, engine_id: str) -> None:
-        """Does nothing: the simulated engines keep no record of the request that would have to be removed."""
+        """Does nothing: what the request held at the engine has been given back already."""
 
     def drop(self) -> None:
         """Gives back whatever the request holds at its engines. A second call does nothing."""

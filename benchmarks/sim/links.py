@@ -1,4 +1,4 @@
-"""The network as the cluster needs it, and the one it has when none is given: a fixed bandwidth per transfer."""
+"""The interface of a simulated network, and the network without contention that is used where none is configured."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -7,12 +7,13 @@ from benchmarks.sim.kernel import Kernel, Timer
 from policies.engine_model.timing import TimingProfile
 
 Done = Callable[[Any], None]
-"""Called with the flow, when its last byte is there."""
+"""A callback that is called with a flow when its last byte has arrived."""
 
 
 class KvNetwork(Protocol):
-    """A network that moves bytes between nodes in virtual time; `benchmarks.sim.network` has the fat tree. Flows are
-    of its own type.
+    """The interface of a network that moves bytes between nodes in virtual time.
+
+    Each network has its own type of flow. `benchmarks.sim.network` is the fat tree.
     """
 
     def start(
@@ -27,28 +28,34 @@ class KvNetwork(Protocol):
         target_nic: int | None = None,
         path_key: str | None = None,
     ) -> Any:
-        """Begins a flow, level 0 first. NICs are drawn unless given; flows with one `path_key` take one path."""
+        """Starts a flow of `n_bytes` and returns it. Priority 0 is the most urgent.
+
+        NICs that are not given are drawn. Flows with the same `path_key` take the same path.
+        """
         ...
 
     def cancel(self, flow: Any) -> None:
-        """Ends a flow that is not over; its `on_done` never runs."""
+        """Ends a flow early; its `on_done` is never called."""
         ...
 
     def tier(self, source: str, target: str) -> int:
-        """Tier of two nodes: 0 same node, 1 same rack, 2 same pod, 3 beyond."""
+        """Returns the tier of two nodes: 0 for the same node, 1 the same rack, 2 the same pod, 3 different pods."""
         ...
 
     def mark(self) -> None:
-        """Begins the stretch over which `link_use` measures."""
+        """Begins the period over which `link_use` measures."""
         ...
 
     def link_use(self) -> dict[str, float]:
-        """Mean busy share of each class of links since the last `mark`."""
+        """Returns the mean busy share of each class of links since the last `mark`."""
         ...
 
 
 class FixedLinks:
-    """Every flow has a profile's latency and bandwidth to itself, wherever it goes (tier 0 within a node, else 3)."""
+    """A network in which every flow has the latency and bandwidth of a profile to itself.
+
+    The tier is 0 within a node, else 3, and makes no difference to a flow.
+    """
 
     def __init__(self, kernel: Kernel, profile: TimingProfile) -> None:
         self._kernel = kernel
@@ -73,7 +80,7 @@ class FixedLinks:
         return 0 if source == target else 3
 
     def mark(self) -> None:
-        """Does nothing: these links have no use."""
+        """Does nothing: these links are never shared, so their use is not measured."""
 
     def link_use(self) -> dict[str, float]:
         return {}

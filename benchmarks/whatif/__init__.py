@@ -1,1 +1,1 @@
-"""An operator's question to the simulator: what would another policy, more engines or other links do to this load?"""
+"""Simulations that answer an operator's question: what would other policies, engines or links do to this load?"""

@@ -1,4 +1,4 @@
-"""From the checked file to what the simulator takes (engines, network, predictor, workload), and a run of it."""
+"""Builds the simulator's inputs (engines, network, predictor, workload) from a checked configuration, and runs it."""
 
 from __future__ import annotations
 
@@ -25,18 +25,24 @@ from predictors.oracle import Oracle
 from predictors.protocol import Outcome, Predictor
 from predictors.survival import EmpiricalSurvival
 
-# The requests that a predictor is fitted on are drawn apart from those that run.
+# It is added to the seed of the requests on which a predictor is fitted, so that they differ from those that run.
 _TRAIN_SEED = 1_000_003
 
 
 def run_one(config: Config, seed: int) -> Metrics:
-    """The metrics of the variant whose checked configuration is `config`; the runner calls this in its processes."""
+    """Simulates the variant with the configuration `config` and returns its metrics.
+
+    `benchmarks.runner` calls this in its worker processes.
+    """
     base: Base = validated(Base, config, "variant")
     return summarise(simulate(sim_config(base, seed), workload(base, seed)))
 
 
 def sim_config(base: Base, seed: int) -> SimConfig:
-    """One run of `base`. Raises WhatIfError, or ValueError from the simulator's own checks."""
+    """Returns the simulator's configuration of one run of `base`.
+
+    Raises WhatIfError, or a ValueError from the simulator's own checks.
+    """
     topology = None if base.network is None else Topology.build(scaled(base.network))
     places = _places(base, topology)
     policies = base.policies
@@ -58,7 +64,10 @@ def sim_config(base: Base, seed: int) -> SimConfig:
 
 
 def scaled(network: NetworkModel) -> TopologyConfig:
-    """The topology with its rack and core links multiplied, by their bandwidth or their oversubscription."""
+    """Returns the topology with its rack and core links scaled.
+
+    A scale multiplies a level's link bandwidth, or divides its oversubscription where the level has that instead.
+    """
     t = network.topology
     rack, core = network.rack_bandwidth_scale, network.core_bandwidth_scale
     return t.model_copy(
@@ -101,8 +110,10 @@ def _spec(group: EngineGroup, place: tuple[tuple[str, ...], tuple[int, ...]] | N
 
 
 def _places(base: Base, topology: Topology | None) -> dict[str, tuple[tuple[str, ...], tuple[int, ...]]]:
-    """By group: a node and a NIC for each engine. Node by node, an engine on one node; its NIC is that of its first
-    GPU, a node's GPUs being spread evenly over its NICs.
+    """Places all engines; returns (nodes, NICs) of each group's engines by group name, or {} without a topology.
+
+    An engine goes to the first node with room for all its GPUs, unless its group names nodes. Its NIC is that of its
+    first GPU; a node's GPUs are spread evenly over its NICs. Raises WhatIfError where an engine finds no room.
     """
     if topology is None:
         return {}
@@ -124,7 +135,8 @@ def _places(base: Base, topology: Topology | None) -> dict[str, tuple[tuple[str,
                     f"{'' if node is None else f' on {node}'}: the topology has {len(used)} nodes of "
                     f"{config.gpus_per_node}; enlarge it or use fewer engines"
                 )
-            topology.node(node)  # raises for an unknown one
+            # The call raises TopologyError for an unknown node.
+            topology.node(node)
             nodes.append(node)
             nics.append(used[node] * config.nics_per_node // config.gpus_per_node)
             used[node] += group.gpus
@@ -137,7 +149,7 @@ def _room(used: Mapping[str, int], gpus: int, gpus_per_node: int) -> str | None:
 
 
 def workload(base: Base, seed: int) -> list[WorkloadRequest]:
-    """The requests of `base`; kept for the next variant with the same ones."""
+    """Returns the requests of `base`. They are cached, because variants often have the same ones."""
     return list(_workload(base.workload, base.workload.part, seed))
 
 

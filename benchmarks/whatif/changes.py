@@ -1,4 +1,7 @@
-"""Variants of a base: values set, added to or multiplied at dotted paths. Engine groups are addressed by name."""
+"""Builds variants of a base configuration, by setting, adding to or multiplying the values at dotted paths.
+
+In a path, an engine group is addressed by its name.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,12 @@ from typing import Any
 
 from benchmarks.whatif.config import Base, Question, Variant, WhatIfError, validated
 
-_FREE = {"params", "dispatch", "link_gbit_per_s"}  # mappings that may get new keys
+# The mappings to which a variant may add new keys.
+_FREE = {"params", "dispatch", "link_gbit_per_s"}
 
 
 def variants_of(question: Question) -> dict[str, Base]:
-    """`base` and every what-if, by name. Raises WhatIfError that names the variant and the path."""
+    """Returns `base` and every variant by name. Raises a WhatIfError that names the variant and the path."""
     whole = question.model_dump(exclude={"what_if"})
     made: dict[str, Base] = {"base": validated(Base, whole, "base")}
     for variant in question.what_if:
@@ -20,7 +24,7 @@ def variants_of(question: Question) -> dict[str, Base]:
 
 
 def changed(whole: dict[str, Any], variant: Variant) -> dict[str, Any]:
-    """A copy of `whole` with the variant's changes."""
+    """Returns a copy of the configuration `whole` with the variant's changes. Raises WhatIfError."""
     made = copy.deepcopy(whole)
     where = f"what_if {variant.name!r}"
     for path, value in variant.set.items():
@@ -36,7 +40,7 @@ def changed(whole: dict[str, Any], variant: Variant) -> dict[str, Any]:
 
 
 def _place(whole: dict[str, Any], path: str, where: str) -> tuple[dict[str, Any], str]:
-    """The mapping and the key that `path` leads to."""
+    """Returns the mapping and the key to which the dotted `path` leads. Raises WhatIfError where there is none."""
     parts = path.split(".")
     node: Any = whole
     for depth, part in enumerate(parts[:-1]):
@@ -74,5 +78,5 @@ def _number(value: Any, path: str, where: str) -> float:
 
 
 def _kept(old: Any, new: float) -> Any:
-    """A count stays a count where the result is whole (else the check of the result refuses it)."""
+    """Returns `new`, as an int where `old` is a count and `new` is whole. Validation refuses a fractional count."""
     return int(new) if isinstance(old, int) and float(new).is_integer() else new

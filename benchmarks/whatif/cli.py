@@ -1,6 +1,6 @@
-"""`sluice simulate CONFIG.yaml`: the base and its what-ifs, simulated and shown side by side.
+"""The command `sluice simulate CONFIG.yaml`, which simulates a base and its variants and shows them side by side.
 
-`command` is what the entry point group `sluice.commands` loads.
+The entry point group `sluice.commands` loads `command`.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ examples:
 
 
 class SimulateCommand:
-    """The subcommand. Heavy imports wait until it runs."""
+    """The subcommand `simulate`. It imports heavy modules only when it runs."""
 
     name = "simulate"
     help = "simulate a cluster, and what changes of it would do, side by side"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Adds the arguments."""
+        """Adds the subcommand's arguments to `parser`."""
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
         parser.epilog = _EPILOG
         parser.add_argument("config", metavar="CONFIG", help="a YAML file, or the name of a shipped example")
@@ -59,7 +59,10 @@ class SimulateCommand:
         parser.add_argument("--html", type=Path, metavar="FILE", help="write the table as a page")
 
     def run(self, args: argparse.Namespace) -> int:
-        """Simulates; 0 if all runs ended, 2 for a configuration or workload that cannot be used, 1 for failed runs."""
+        """Simulates and prints the comparison.
+
+        Returns 0 if all runs ended, 1 if some failed, and 2 for a configuration or workload that cannot be used.
+        """
         from benchmarks.experiments.base import ExperimentError
         from benchmarks.runner import RunsFailedError
         from benchmarks.workloads.record import WorkloadError
@@ -82,7 +85,7 @@ command = SimulateCommand()
 
 
 def example(name: str) -> Path:
-    """The file `name`, or the shipped example of that name."""
+    """Returns the path `name` if it exists, else the path of the shipped example of that name."""
     path = Path(name)
     shipped = EXAMPLES / f"{name}.yaml"
     return shipped if not path.exists() and shipped.exists() else path
@@ -98,7 +101,7 @@ def _simulate(args: argparse.Namespace) -> None:
     seeds = question.run.seeds if args.seeds is None else args.seeds
     if seeds < 1 or args.jobs < 1:
         raise WhatIfError("--seeds and --jobs must be at least 1")
-    # A variant that cannot be run is refused before the first run.
+    # All configurations are built first, so that a variant that cannot be run is refused before the first run.
     for name, base in bases.items():
         try:
             sim_config(base, seed=0)

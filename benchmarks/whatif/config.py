@@ -1,6 +1,7 @@
-"""The YAML that `sluice simulate` reads, checked once: unknown keys and impossible values are refused with their path.
+"""The YAML configuration that `sluice simulate` reads.
 
-The simulator's own dataclasses check again what they are given; this file is only the outer edge.
+It is validated once, here: unknown keys and impossible values are refused with their path. The simulator's own
+dataclasses check their values again.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class WhatIfError(ValueError):
-    """A configuration that cannot be simulated; the message names the file and the key."""
+    """The error of a configuration that cannot be simulated; the message names the file and the key."""
 
 
 class _Strict(BaseModel):
@@ -32,10 +33,10 @@ class _Strict(BaseModel):
 
 
 class EngineGroup(_Strict):
-    """Some equal engines: `benchmarks.sim.config.EngineSpec`. `profile` is a shipped timing profile or a file.
+    """A group of equal engines, as in `benchmarks.sim.config.EngineSpec`.
 
-    On a network each takes `gpus` GPUs of one node; groups are placed in the order in which they are listed, node by
-    node, unless `nodes` names one node for each engine.
+    `profile` names a shipped timing profile or a file. On a network each engine takes `gpus` GPUs of one node. Groups
+    are placed in the order in which they are listed, node by node, unless `nodes` names a node for each engine.
     """
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,30}$")]
@@ -56,7 +57,7 @@ class EngineGroup(_Strict):
 
 
 class Cluster(_Strict):
-    """All engines of the cluster."""
+    """All engines of the cluster, in groups."""
 
     engines: Annotated[tuple[EngineGroup, ...], Field(min_length=1)]
 
@@ -69,9 +70,10 @@ class Cluster(_Strict):
 
 
 class NetworkModel(_Strict):
-    """A fat tree. The scales multiply what the links of that level carry; `background` is the share that others use.
+    """A fat tree. Each scale multiplies the bandwidth of one level's links.
 
-    `oracle_s`: how often the router learns of the network (null: never).
+    `background` is the share of every link that others use. The router gets a new oracle of the network every
+    `oracle_s` seconds, or never where that is null.
     """
 
     topology: TopologyConfig
@@ -82,16 +84,17 @@ class NetworkModel(_Strict):
 
 
 class PolicyChoice(_Strict):
-    """A policy by its registered name."""
+    """A policy, by its registered name, with its parameters."""
 
     name: str = "join_shortest_queue"
     params: dict[str, Any] = Field(default_factory=dict)
 
 
 class Policies(_Strict):
-    """The router: policies of both stages, limits of the dispatcher (`DispatchConfig`), and the length predictor.
+    """The router's configuration: its two policies, the options of `DispatchConfig`, and the length predictor.
 
-    `survival` and `exact_match` are fitted on the first 80 % of the workload and learn on; `oracle` knows the lengths.
+    `survival` and `exact_match` are fitted on the first 80 % of the workload and go on learning during the run;
+    `oracle` knows the true lengths.
     """
 
     prefill: PolicyChoice = PolicyChoice()
@@ -127,7 +130,7 @@ class Policies(_Strict):
 
 
 class SharingModel(_Strict):
-    """Shared heads in place of the trace's own: `benchmarks.workloads.prefixes.Sharing`."""
+    """Shared beginnings of prompts that replace those of the trace, as in `benchmarks.workloads.prefixes.Sharing`."""
 
     p_share: Annotated[float, Field(ge=0, le=1)]
     groups: Count = 64
@@ -137,7 +140,7 @@ class SharingModel(_Strict):
 
 
 class Workload(_Strict):
-    """The requests: `benchmarks.workloads.catalog.WorkloadSpec`; `file` is a trace of your own."""
+    """The requests, as in `benchmarks.workloads.catalog.WorkloadSpec`; `file` is the path of a trace of your own."""
 
     name: str | None = None
     file: str | None = None
@@ -169,7 +172,7 @@ class Workload(_Strict):
 
 
 class Run(_Strict):
-    """How often, and which part is measured: arrivals in [warmup_s, warmup_s + measure_s)."""
+    """The number of runs, and the part of each that is measured: arrivals in [warmup_s, warmup_s + measure_s)."""
 
     seeds: Annotated[int, Field(ge=1, le=1000)] = 3
     warmup_s: Annotated[float, Field(ge=0)] = 0.0
@@ -177,7 +180,7 @@ class Run(_Strict):
 
 
 class Variant(_Strict):
-    """One change of the base, or several: dotted paths (`cluster.engines.decode.count`) to set, add to or multiply."""
+    """A variant of the base: values to set, add to or multiply at dotted paths (`cluster.engines.decode.count`)."""
 
     name: Annotated[str, Field(min_length=1)]
     set: dict[str, Any] = Field(default_factory=dict)
@@ -186,7 +189,7 @@ class Variant(_Strict):
 
 
 class Base(_Strict):
-    """One simulation: cluster, network, policies, workload and run."""
+    """The configuration of one simulation: cluster, network, policies, workload and run."""
 
     cluster: Cluster
     network: NetworkModel | None = None
@@ -196,7 +199,7 @@ class Base(_Strict):
 
 
 class Question(Base):
-    """The whole file: the base, and the changes that it is compared with."""
+    """The whole file: the base and the variants that are compared with it."""
 
     what_if: tuple[Variant, ...] = ()
 
@@ -211,7 +214,10 @@ class Question(Base):
 
 
 def read(path: Path) -> Question:
-    """The file at `path`. Profiles and traces in it are relative to its folder. Raises WhatIfError."""
+    """Reads and validates the file at `path`. Profiles and traces in it are relative to its folder.
+
+    Raises WhatIfError.
+    """
     try:
         raw = yaml.safe_load(path.read_text("utf-8"))
     except OSError as error:
@@ -224,7 +230,10 @@ def read(path: Path) -> Question:
 
 
 def validated(kind: type[Any], raw: object, where: str, folder: Path | None = None) -> Any:
-    """`raw` as `kind`, one line for each wrong key. With `folder`, relative files become paths from here."""
+    """Returns `raw` as an instance of `kind`. Raises a WhatIfError with one line for each wrong key.
+
+    With `folder`, paths in it that are relative to that folder become paths from the working directory.
+    """
     try:
         made = kind.model_validate(raw)
     except ValidationError as error:
@@ -234,7 +243,10 @@ def validated(kind: type[Any], raw: object, where: str, folder: Path | None = No
 
 
 def _resolved(made: Any, folder: Path) -> Any:
-    """Profiles are looked for now, so that a wrong name is refused before anything runs."""
+    """Returns `made` with its relative paths resolved against `folder`.
+
+    Profiles are loaded once here, so that a wrong name is refused before anything runs.
+    """
     groups = []
     for group in made.cluster.engines:
         name = str(folder / group.profile) if Path(group.profile).suffix else group.profile

@@ -1,4 +1,7 @@
-"""The answer: the base and every variant side by side, with differences in per cent of the base (shares: in points)."""
+"""The table that compares the base with every variant.
+
+Differences are in per cent of the base; those of shares are in percentage points.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from benchmarks.seeds import paired, spread
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A metric as it is shown: its value times `scale`, in `unit`."""
+    """A metric and how the table shows it: the value times `scale`, in `unit`."""
 
     label: str
     metric: str
@@ -53,8 +56,10 @@ Runs = Mapping[str, Mapping[int, Metrics]]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One variant's mean of one metric over the seeds and its difference from the base's, as it is and in per cent of
-    it; `certain` if the paired 95 % interval leaves out 0 (None: one seed tells nothing of that).
+    """One metric of one variant: its mean over the seeds, and how it differs from the base's mean.
+
+    `percent` is the difference in per cent of the base's mean. `certain` says whether the paired 95 % interval of the
+    difference excludes 0; it is None for a single seed.
     """
 
     value: float | None
@@ -64,7 +69,10 @@ class Cell:
 
 
 def compare(runs: Runs) -> dict[str, dict[str, Cell]]:
-    """By metric and variant; the first variant is the base. Metrics that no variant has are left out."""
+    """Returns cells by metric and variant; the first variant is the base.
+
+    Metrics that no variant has are left out, and so are counts of rare events that are 0 everywhere.
+    """
     base = next(iter(runs))
     found: dict[str, dict[str, Cell]] = {}
     for line in LINES:
@@ -75,7 +83,7 @@ def compare(runs: Runs) -> dict[str, dict[str, Cell]]:
 
 
 def _only_zeros(line: Line, row: Mapping[str, Cell]) -> bool:
-    """Nothing was rejected, colocated, ...: not worth a line."""
+    """Returns whether the metric is not worth a line: it counts something rare (rejections, say), and is always 0."""
     quiet = ("colocated_share", "preemptions", "rejected", "unfinished", "barrier_idle_share")
     return line.metric in quiet and not any(cell.value for cell in row.values())
 
@@ -99,7 +107,7 @@ def _values(by_seed: Mapping[int, Metrics], metric: str) -> list[float] | None:
 
 
 def rows(runs: Runs) -> list[list[str]]:
-    """The comparison as text: label, base, variants."""
+    """Returns the comparison as rows of text: label, base, variants."""
     shown = {line.metric: line for line in LINES}
     return [
         [
@@ -117,7 +125,8 @@ def _text(cell: Cell, line: Line) -> str:
     size = abs(value)
     digits = 0 if size >= 100 else 1 if size >= 10 else 2
     text = f"{value:,.{digits}f}"
-    if line.unit == "%" and cell.difference is not None:  # shares differ in points
+    # Differences of shares are in percentage points.
+    if line.unit == "%" and cell.difference is not None:
         change, unit = cell.difference * line.scale, "pts"
     elif cell.percent is not None:
         change, unit = cell.percent, "%"
@@ -128,7 +137,7 @@ def _text(cell: Cell, line: Line) -> str:
 
 
 def text_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """The first column left, all others right aligned."""
+    """Returns the table as text, with the first column aligned left and all others aligned right."""
     widths = [max(len(line[i]) for line in (header, *lines)) for i in range(len(header))]
     return "\n".join(
         "  ".join(

@@ -1,11 +1,12 @@
-"""Traffic of others: the share of a link's capacity that is not there for the simulated flows, over time.
+"""Background traffic: the share of a link's capacity that others use over time, so that simulated flows cannot.
 
     Static    one share all the time: NetKV's steady-state offered load (VI-B)
     Piecewise (time, share) steps, repeated every `period_s` if given
-    OnOff     `share` for exponential times of mean `on_s`, nothing for exponential times of mean `off_s`; every link
-              draws its own times, from the network's seed and the link's name; it starts on with probability
+    OnOff     `share` for exponential times of mean `on_s`, then 0 for exponential times of mean `off_s`; every link
+              draws its own times from the network's seed and the link's name, and starts on with probability
               on_s / (on_s + off_s)
-Several loads on one link add up; their largest shares together must stay below 1.
+
+Several loads on one link add up; the sum of their largest shares must stay below 1.
 """
 
 import heapq
@@ -17,7 +18,8 @@ from dataclasses import dataclass
 
 from benchmarks.sim.network.topology import LINK_CLASSES, Topology, TopologyError
 
-Step = tuple[float, float]  # from this time in seconds on: share
+# A step is (time in seconds, the share from that time on).
+Step = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class Static:
 
 @dataclass(frozen=True, slots=True)
 class Piecewise:
-    """A share that changes in steps. `points` begin at time 0 and their times rise."""
+    """A share that changes in steps. The times of `points` begin at 0 and rise; `period_s` None is no repetition."""
 
     points: tuple[Step, ...]
     period_s: float | None = None
@@ -101,7 +103,10 @@ class Background:
     load: Load
 
     def link_indices(self, topology: Topology) -> list[int]:
-        """ "all" leaves NVLink out: other tenants' traffic does not cross it."""
+        """Returns the indices of the links under this load.
+
+        "all" leaves NVLink out, because other tenants' traffic does not cross it.
+        """
         if self.where == "all":
             return [link.index for link in topology.links if link.kind != "nvlink"]
         if self.where in LINK_CLASSES:
@@ -110,11 +115,12 @@ class Background:
 
 
 class Shares:
-    """The shares that the loads take of every link, as of the last `advance`. Deterministic by seed."""
+    """The shares that the loads take of every link, as of the last `advance`. Equal seeds give equal shares."""
 
     def __init__(self, topology: Topology, loads: Sequence[Background], seed: int) -> None:
         _check_peaks(topology, loads)
-        self._share: list[dict[int, float]] = [{} for _ in topology.links]  # by link: source -> share
+        # For each link: the share of each source.
+        self._share: list[dict[int, float]] = [{} for _ in topology.links]
         self._sources: list[tuple[int, Iterator[Step]]] = []
         self._next: list[tuple[float, int, float]] = []  # time, source, share
         for number, background in enumerate(loads):
@@ -131,11 +137,11 @@ class Shares:
 
     @property
     def next_s(self) -> float:
-        """Time of the next change of a share; infinity if there is none."""
+        """The time in seconds of the next change of a share, or infinity if there is none."""
         return self._next[0][0] if self._next else math.inf
 
     def advance(self, now_s: float) -> list[int]:
-        """Applies what has changed until now; returns the links concerned."""
+        """Applies the changes up to `now_s`; returns the indices of the links whose share changed."""
         changed = []
         while self._next and self._next[0][0] <= now_s:
             _, source, share = heapq.heappop(self._next)
@@ -152,7 +158,7 @@ class Shares:
 
 
 def _check_peaks(topology: Topology, loads: Sequence[Background]) -> None:
-    """Raises TopologyError if a link's loads together can leave nothing."""
+    """Raises TopologyError if the loads on some link can together take all of it."""
     peaks: dict[int, float] = {}
     for background in loads:
         for link in background.link_indices(topology):

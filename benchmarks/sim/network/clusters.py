@@ -1,9 +1,11 @@
-"""NetKV's simulated cluster and its scale-ups (VI-A, VI-I), and where its engines stand.
+"""NetKV's simulated cluster, its larger versions (VI-A, VI-I), and the placement of its engines.
 
-2 pods x 2 racks x 2 servers x 8 GPUs; B = 450 GB/s, 100, 50 (2:1), 25 Gbit/s (4:1); L = 1, 3, 8, 15 us; instances of 4
-GPUs, one in four does prefill. The paper gives no numbers of links. ASSUMPTION: every level has as many links as there
-are NICs below it, so that oversubscription r makes a link B_1 / r, as the paper's bandwidths say: 50 = 100 / 2,
-25 = 100 / 4. Its sweep of the cross-pod ratio ends at 1:1 with "no bandwidth gap": a rack's ratio is at most the pod's.
+The cluster has 2 pods x 2 racks x 2 servers x 8 GPUs. By tier, B = 450 GB/s, then 100, 50 (2:1) and 25 Gbit/s (4:1),
+and L = 1, 3, 8 and 15 us. An instance has 4 GPUs, and one instance in four does prefill.
+
+The paper gives no numbers of links. ASSUMPTION: every level has as many links as there are NICs below it. Then
+oversubscription r makes a link B_1 / r, which agrees with the paper's bandwidths: 50 = 100 / 2 and 25 = 100 / 4. The
+paper's sweep of the cross-pod ratio ends at 1:1 with "no bandwidth gap", so a rack's ratio is at most the pod's.
 """
 
 from collections.abc import Sequence
@@ -17,7 +19,7 @@ GPUS_PER_INSTANCE = 4  # TP = 4
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """An engine on a node; `slot` counts the instances of a node, which share its NICs evenly."""
+    """An engine on a node. `slot` numbers the instances of one node, which share its NICs evenly."""
 
     name: str
     node: str
@@ -26,7 +28,10 @@ class Instance:
 
 
 def netkv_config(gpus: int = 64, pod_oversubscription: float = 4.0, nics_per_node: int = 2) -> TopologyConfig:
-    """NetKV's fat tree with `gpus` (64 to 1,024 there). Raises TopologyError for a number that fills no pods."""
+    """Returns the configuration of NetKV's fat tree with `gpus` GPUs (64 to 1,024 in the paper).
+
+    Raises TopologyError for a number of GPUs that does not fill whole pods.
+    """
     if gpus < GPUS_PER_POD or gpus % GPUS_PER_POD:
         raise TopologyError(
             f"NetKV cluster of {gpus} GPUs: must be a multiple of {GPUS_PER_POD}, the GPUs of a pod"
@@ -36,7 +41,8 @@ def netkv_config(gpus: int = 64, pod_oversubscription: float = 4.0, nics_per_nod
         racks_per_pod=2,
         nodes_per_rack=2,
         gpus_per_node=8,
-        nics_per_node=nics_per_node,  # ASSUMPTION: one for each instance of a node, "sharing the source NIC"
+        # ASSUMPTION: a node has one NIC for each of its instances; the paper says "sharing the source NIC".
+        nics_per_node=nics_per_node,
         aggs_per_pod=2 * nics_per_node,
         cores_per_agg=2,
         nvlink_gbyte_per_s=450.0,
@@ -48,15 +54,16 @@ def netkv_config(gpus: int = 64, pod_oversubscription: float = 4.0, nics_per_nod
 
 
 def netkv_cluster(gpus: int = 64, pod_oversubscription: float = 4.0, nics_per_node: int = 2) -> Topology:
-    """The network of `netkv_config`."""
+    """Returns the topology that `netkv_config` describes."""
     return Topology.build(netkv_config(gpus, pod_oversubscription, nics_per_node))
 
 
 def netkv_instances(topology: Topology) -> tuple[Instance, ...]:
-    """The paper's placement: the prefill instances fill the first rack of every second pod.
+    """Returns all instances in the paper's placement: prefill instances fill the first rack of every second pod.
 
-    Table VI has no transfer on tiers 0 and 1 and CLA* at 32:68 on tiers 2 and 3: four prefill instances fill one of
-    four racks, then 4 of the 12 decode instances are in their pod, 33:67. Larger clusters repeat the two pods.
+    The placement is inferred from Table VI, which has no transfer on tiers 0 and 1, and 32:68 on tiers 2 and 3 for
+    CLA*. If the four prefill instances fill one of the four racks, then 4 of the 12 decode instances are in their pod,
+    which makes 33:67. Larger clusters repeat the two pods.
     """
     per_node = topology.config.gpus_per_node // GPUS_PER_INSTANCE
     racks_per_pod = topology.config.racks_per_pod
@@ -73,7 +80,10 @@ def netkv_instances(topology: Topology) -> tuple[Instance, ...]:
 
 
 def nic_of(topology: Topology, instance: Instance, gpu: int = 0) -> int:
-    """The NIC of an instance's `gpu`-th GPU: a node's GPUs are spread evenly and in order over its NICs."""
+    """Returns the number of the NIC of an instance's `gpu`-th GPU.
+
+    A node's GPUs are spread evenly and in order over its NICs. Raises TopologyError for a GPU that the node lacks.
+    """
     config = topology.config
     on_node = instance.slot * GPUS_PER_INSTANCE + gpu
     if not 0 <= on_node < config.gpus_per_node:
@@ -82,5 +92,5 @@ def nic_of(topology: Topology, instance: Instance, gpu: int = 0) -> int:
 
 
 def prefill_and_decode(instances: Sequence[Instance]) -> tuple[list[Instance], list[Instance]]:
-    """The instances split by role, in their order."""
+    """Returns (prefill instances, decode instances), each in the given order."""
     return [i for i in instances if i.prefill], [i for i in instances if not i.prefill]

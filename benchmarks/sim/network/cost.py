@@ -1,10 +1,11 @@
-"""CPU time of a flow change, as the concurrent flows grow: `python -m benchmarks.sim.network.cost`.
+"""A measurement of the CPU time that the start or end of a flow takes: `python -m benchmarks.sim.network.cost`.
 
-A closed loop over NetKV's cluster: `concurrent` flows from its prefill to its decode instances, each replaced when it
-ends. A change is a start or an end. `together` flows start and end at once, as a request's shards do.
+It runs a closed loop over NetKV's cluster, with `concurrent` flows from prefill to decode instances, each of which is
+replaced when it ends. A change is a start or an end. `together` flows start and end at once, as a request's shards do.
 
-Measured on a busy 2-core machine, Python 3.11, at 16 / 128 / 512 flows: 64 GPUs 47 / 138 / 243 us alone and
-14 / 24 / 40 us in fours; 1,024 GPUs 48 / 92 / 230 us and 17 / 18 / 23 us. 32 times the flows cost 1.4 to 5 times that.
+Measured on a busy 2-core machine with Python 3.11, at 16 / 128 / 512 concurrent flows: on 64 GPUs a change took
+47 / 138 / 243 us for single flows, and 14 / 24 / 40 us for four together. On 1,024 GPUs it took 48 / 92 / 230 us and
+17 / 18 / 23 us. So a change costs 1.4 to 5 times as much with 32 times the flows.
 """
 
 import random
@@ -25,8 +26,9 @@ def microseconds_per_change(
     levels: int = 1,
     clock: Callable[[], float] = time.process_time,
 ) -> float:
-    """Mean CPU time of a change over `changes`, after the loop has filled. Flows have exponential sizes of mean 1e9
-    bytes, seed 1.
+    """Returns the mean CPU time of a change in microseconds, over `changes` changes after the loop has filled.
+
+    The sizes of flows are exponential with a mean of 1e9 bytes, drawn with seed 1.
     """
     topology, kernel, rng = netkv_cluster(gpus), Kernel(), random.Random(1)
     net = Network(topology, kernel, seed=1)

@@ -1,4 +1,4 @@
-"""The fat tree as a simulated cluster's `network` (`benchmarks.sim.config.NetworkSetup`)."""
+"""The fat tree as the `network` of a simulation's configuration (`benchmarks.sim.config.NetworkSetup`)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +14,11 @@ from policies.network.oracle import Oracle
 
 @dataclass(frozen=True, slots=True)
 class Fabric:
-    """A topology and its background. `oracle_s`: how often the router gets a new oracle, None: it gets none.
+    """The setup of a fat tree: its topology, its background traffic, and its oracle.
 
-    `uplinks`: what it tells of the tiers' uplinks (`Topology.tier_uplinks`), None: nothing, as in NetKV.
-    `use_from_s`: links' use is measured from that time on; give it the run's `warmup_s`.
+    The router gets a new oracle every `oracle_s` seconds, or none where that is None. `uplinks` are the tiers' uplinks
+    as the oracle reports them (`Topology.tier_uplinks`); None reports nothing, as in NetKV. The use of links is
+    measured from `use_from_s` on, which should be the run's `warmup_s`.
     """
 
     topology: Topology
@@ -32,7 +33,7 @@ class Fabric:
             raise ValueError(f"oracle_s is {self.oracle_s}: must be > 0, or None for no oracle")
 
     def build(self, kernel: Kernel, seed: int) -> tuple[Network, Callable[[float], Oracle]]:
-        """A new network on `kernel`, and what its operator would say at a time, measured when it is asked."""
+        """Returns a new network on `kernel`, and a function from the present time (s) to the oracle measured then."""
         network = Network(self.topology, kernel, seed, self.background)
         if self.use_from_s > 0:
             kernel.at(self.use_from_s, network.mark)
@@ -45,5 +46,5 @@ class Fabric:
 def nodes_and_nics(
     topology: Topology, instances: Sequence[Instance]
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Where instances stand and the NIC of each one's first GPU, as `EngineSpec.nodes` and `.nics` want them."""
+    """Returns the nodes of the instances and the NICs of their first GPUs, for `EngineSpec.nodes` and `.nics`."""
     return tuple(i.node for i in instances), tuple(nic_of(topology, i) for i in instances)

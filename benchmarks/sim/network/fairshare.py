@@ -1,16 +1,18 @@
-"""Max-min fair rates with strict levels, exact, recomputed only where a change reaches.
+"""Exact max-min fair rates with strict priority levels, recomputed only where a change has an effect.
 
-Flows with the same path and level have the same rate per weight, so they are one *bundle*, and the cost of a change
-does not grow with the flows in it.
+Flows with the same path and level have the same rate per weight. They form one *bundle*, and the cost of a change does
+not grow with the number of flows in it.
 
-A bundle's rate is right if it has a bottleneck: a link that its level fills, on which no bundle of the level has a
-higher rate per weight. Rates for which this holds for all are the max-min rates, and they are unique (Bertsekas and
-Gallager, Data Networks, 6.5.2). So after a change it is enough to
-  1. fill anew (progressive filling) the changed bundles and those whose bottleneck changed, the others held fixed;
-  2. look on the links these use for others whose condition no longer holds, and for a link that is overfull or where a
-     bundle held fixed has more than one that is not: add those, and fill again until nobody is left to be added.
-After a few rounds the rest of the connected component is added at once. Levels follow one another, most urgent first; a
-level is visited only where links of it changed or where higher levels take another amount than before.
+A bundle's rate is right if the bundle has a bottleneck: a link that its level fills, on which no bundle of the level
+has a higher rate per weight. If every bundle has a bottleneck, the rates are the max-min rates, which are unique
+(Bertsekas and Gallager, Data Networks, 6.5.2). So after a change it is enough to
+  1. compute new rates (by progressive filling) for the changed bundles and those whose bottleneck changed, while the
+     rates of all others stay fixed;
+  2. search the links that these use for fixed bundles that have lost their bottleneck, for links that carry too much,
+     and for fixed bundles with a higher rate than a new one on the same link; add the bundles found, and repeat from 1
+     until none is found.
+After a few rounds the rest of the connected component is added at once. Levels are computed one after another, the most
+urgent first. A level is visited only where its links changed, or where higher levels take another amount than before.
 """
 
 import heapq
@@ -18,15 +20,15 @@ from collections.abc import Sequence
 
 # Relative difference of two capacities or rates below which they are equal.
 EPSILON = 1e-9
-# Rounds of local repair; then the whole component is filled. At 512 flows on 1,024 GPUs (`cost`) more or fewer
+# Rounds of local repair before the whole component is filled. At 512 flows on 1,024 GPUs (`cost`) more or fewer
 # rounds cost more.
 _ROUNDS = 8
-# Rebalances after which sums that are kept by differences are formed anew.
+# After this many rebalances, sums that are updated by differences are computed anew, to remove rounding errors.
 _RESUM = 1000
 
 
 class Bundle:
-    """Flows of one path and level. `rate` is bytes/s per weight; `weight` the sum of the flows' weights."""
+    """All flows of one path and level. `rate` is in bytes/s per weight; `weight` is the sum of the flows' weights."""
 
     __slots__ = ("bottleneck", "cells", "id", "level", "links", "load", "new_rate", "rate", "stamp", "weight")
 
@@ -36,40 +38,46 @@ class Bundle:
         self.rate = 0.0
         self.cells: tuple[_Cell, ...] = ()
         self.bottleneck: _Cell | None = None
-        self.load = 0.0  # rate * weight as its cells count it
-        self.stamp, self.new_rate = 0, 0.0  # of the filling under way
+        # `load` is rate * weight as last added to the cells' `taken`.
+        self.load = 0.0
+        # The next two belong to the filling in progress.
+        self.stamp, self.new_rate = 0, 0.0
 
     def set_rate(self, rate: float, now_s: float) -> None:
-        """Gives the bundle a rate; `now_s` is for subclasses that integrate it."""
+        """Sets the bundle's rate; `now_s` is for subclasses that integrate the rate over time."""
         self.rate = rate
 
 
 class _Cell:
-    """One level on one link. `held`: the bundles whose bottleneck it is; `taken`: the sum of its members' loads."""
+    """One level on one link. It is the bottleneck of the bundles `held`; `taken` is the sum of its members' loads."""
 
     __slots__ = ("held", "left", "link", "members", "stamp", "taken", "users", "waiting", "weight")
 
     def __init__(self, link: int) -> None:
         self.link = link
-        # Dicts and not sets, which would not keep their order from run to run.
+        # These are dicts because the order of a set may differ from run to run.
         self.members: dict[int, Bundle] = {}
         self.held: dict[int, Bundle] = {}
         self.taken = 0.0
-        # of the filling under way: bytes/s left, the bundles filled, how many wait for a rate and their weight
+        # These belong to the filling in progress: `left` is the bytes/s not yet given away, `users` are the bundles
+        # being filled, `waiting` is the number of them without a new rate, and `weight` is the sum of their weights.
         self.stamp, self.left, self.weight, self.waiting = 0, 0.0, 0.0, 0
         self.users: list[Bundle] = []
 
 
 class FairShare:
-    """Rates of bundles over links of given capacity (bytes/s; index = link)."""
+    """The rates of all bundles over links with the given capacities (bytes/s, by link index)."""
 
     def __init__(self, capacity: Sequence[float]) -> None:
         self.capacity = list(capacity)
-        self._levels: dict[int, dict[int, _Cell]] = {}  # level -> link -> cell
-        self._order: list[int] = []  # the levels, most urgent first
-        self._dirty_links: dict[int, None] = {}  # whose capacity changed
-        self._dirty: dict[int, dict[int, None]] = {}  # level -> links of bundles that changed
-        self._fresh: dict[int, dict[int, Bundle]] = {}  # level -> bundles that changed
+        # Cells by level and link, and the levels, most urgent first.
+        self._levels: dict[int, dict[int, _Cell]] = {}
+        self._order: list[int] = []
+        # Changes since the last rebalance: links with another capacity, and by level the links of changed bundles and
+        # the changed bundles themselves.
+        self._dirty_links: dict[int, None] = {}
+        self._dirty: dict[int, dict[int, None]] = {}
+        self._fresh: dict[int, dict[int, Bundle]] = {}
         self._stamp = 0
         self._rebalances = 0
 
@@ -95,7 +103,7 @@ class FairShare:
         self._fresh.get(bundle.level, {}).pop(bundle.id, None)
 
     def reweigh(self, bundle: Bundle) -> None:
-        """Takes note that the bundle's weight has changed."""
+        """Notes that the bundle's weight has changed; the next `rebalance` recomputes its rate."""
         self._dirty.setdefault(bundle.level, {}).update(dict.fromkeys(bundle.links))
         self._fresh.setdefault(bundle.level, {})[bundle.id] = bundle
 
@@ -104,11 +112,11 @@ class FairShare:
         self._dirty_links[link] = None
 
     def taken(self, link: int) -> float:
-        """Bytes/s that all levels together send over a link."""
+        """Returns the bytes/s that all levels together send over a link."""
         return sum(cells[link].taken for cells in self._levels.values() if link in cells)
 
     def rebalance(self, now_s: float) -> list[Bundle]:
-        """Gives every bundle its rate; returns those whose rate has changed."""
+        """Sets the rates after all changes since the last call; returns the bundles whose rate has changed."""
         self._rebalances += 1
         if self._rebalances % _RESUM == 0:
             self._sum_anew()
@@ -124,7 +132,10 @@ class FairShare:
         return changed
 
     def _settle_level(self, level: int, dirty: dict[int, None]) -> dict[int, Bundle]:
-        """Finds `new_rate` and bottleneck of all bundles of the level that the change reaches; returns these."""
+        """Computes `new_rate` and the bottleneck of every bundle of the level that the changes affect.
+
+        `dirty` are the links on which something has changed. Returns the bundles.
+        """
         cells = self._levels[level]
         touched = [cells[link] for link in dirty if link in cells]
         todo = dict(self._fresh.get(level, {}))
@@ -142,7 +153,7 @@ class FairShare:
         return todo
 
     def _room(self, cell: _Cell, above: list[dict[int, _Cell]]) -> float:
-        """The link's capacity less what higher levels take."""
+        """Returns the bytes/s of the cell's link that the more urgent levels leave."""
         free, link = self.capacity[cell.link], cell.link
         for cells in above:
             if link in cells:
@@ -150,7 +161,7 @@ class FairShare:
         return free if free > 0.0 else 0.0
 
     def _fill(self, todo: dict[int, Bundle], above: list[dict[int, _Cell]]) -> list[_Cell]:
-        """Progressive filling of `todo` into what bundles held fixed leave; returns the cells that they use."""
+        """Fills `todo` progressively into the capacity that the fixed bundles leave; returns the cells that it uses."""
         self._stamp = stamp = self._stamp + 1
         filled: list[_Cell] = []
         for bundle in todo.values():
@@ -174,7 +185,7 @@ class FairShare:
             if not cell.waiting:
                 continue
             now = max(0.0, cell.left) / cell.weight
-            # Others on the link stopped below their part of it, so its share has grown; shares only grow.
+            # Other bundles of the link were stopped elsewhere, below its share, so the share has grown. It never falls.
             if now > share:
                 heapq.heappush(heap, (now, link, cell))
                 continue
@@ -193,7 +204,7 @@ class FairShare:
     def _violated(
         self, touched: list[_Cell], filled: list[_Cell], above: list[dict[int, _Cell]]
     ) -> dict[int, Bundle]:
-        """Bundles held fixed whose condition, or whose neighbour's, no longer holds."""
+        """Returns the fixed bundles that must be filled again, because they or their neighbours lack a bottleneck."""
         stamp, more = self._stamp, dict[int, Bundle]()
         for cell in touched:
             full = self._room(cell, above) + EPSILON * self.capacity[cell.link]
@@ -204,7 +215,7 @@ class FairShare:
                 continue
             highest = None
             for held in cell.held.values():
-                # This bundle is filled up to the link, so no other on it may have more.
+                # The link stopped this bundle, so no other bundle on it may have a higher rate.
                 if held.stamp == stamp:
                     most = held.new_rate * (1 + EPSILON)
                     more.update(
@@ -225,14 +236,17 @@ class FairShare:
 
 
 def _let_go(bundle: Bundle) -> None:
-    """Takes a bundle from its bottleneck; filling gives it one again."""
+    """Removes a bundle from its bottleneck; the filling finds a new one."""
     if bundle.bottleneck is not None:
         del bundle.bottleneck.held[bundle.id]
         bundle.bottleneck = None
 
 
 def _apply(todo: dict[int, Bundle], moved: dict[int, None], now_s: float) -> list[Bundle]:
-    """Makes the new rates the rates; adds to `moved` the links that carry another amount. Returns who has changed."""
+    """Puts the new rates into effect and returns the bundles whose rate has changed.
+
+    Links that now carry another amount are added to `moved`.
+    """
     changed = []
     for bundle in todo.values():
         load = bundle.new_rate * bundle.weight
@@ -248,7 +262,7 @@ def _apply(todo: dict[int, Bundle], moved: dict[int, None], now_s: float) -> lis
 
 
 def _add_component(todo: dict[int, Bundle]) -> None:
-    """Adds to `todo` all that share links with it, directly or through others."""
+    """Adds to `todo` all bundles that share links with its bundles, directly or through other bundles."""
     seen: set[int] = set()
     stack = list(todo.values())
     while stack:

@@ -1,8 +1,8 @@
-"""A flow, and the bundle of flows that share its path and level: how many bytes each still has to send.
+"""Flows, and bundles of flows that share a path and a level; they know how many bytes each flow still has to send.
 
-All flows of a bundle have the same rate per weight, so one number, `served` (bytes per weight since the bundle began),
-tells the state of all: a flow that joins at served = v ends when served = v + bytes / weight. The next to end is the
-top of a heap, and the bundle's own clock moves only when its rate or its weight changes.
+All flows of a bundle have the same rate per weight. So one number, `served` (bytes per weight since the bundle began),
+gives the state of every flow: a flow that joins at served = v ends when served = v + bytes / weight. The next flow to
+end is the top of a heap. `served` is updated only when the bundle's rate or weight changes.
 """
 
 import heapq
@@ -16,11 +16,11 @@ from benchmarks.sim.network.fairshare import Bundle
 
 
 class FlowError(ValueError):
-    """A flow that cannot be started or changed; the message names it and says why."""
+    """The error of a flow that cannot be started or changed; the message names the flow and says why."""
 
 
 class FlowState(StrEnum):
-    """`SENDING` until the last byte has left, `LANDING` for the latency after it."""
+    """The states of a flow: it is `SENDING` until its last byte has left, then `LANDING` for the latency."""
 
     SENDING = "sending"
     LANDING = "landing"
@@ -30,7 +30,7 @@ class FlowState(StrEnum):
 
 @dataclass(eq=False, slots=True)
 class Flow:
-    """One transfer of `n_bytes`; times in seconds of virtual time, None = not yet. Level 0 is the most urgent."""
+    """One transfer of `n_bytes`. Times are seconds of virtual time, None until they are known. Level 0 goes first."""
 
     id: int
     source: str
@@ -40,7 +40,7 @@ class Flow:
     weight: float
     tier: int
     links: tuple[int, ...]
-    # Seconds alone on its path: bytes / B_tier + L_tier.
+    # `ideal_s` is the seconds that the flow takes alone on its path: bytes / B_tier + L_tier.
     ideal_s: float
     latency_s: float
     started_s: float
@@ -48,9 +48,10 @@ class Flow:
     state: FlowState = FlowState.SENDING
     done_s: float | None = None
     bundle: "FlowBundle | None" = None
-    # Value of `bundle.served` at which the last byte leaves.
+    # `ends_at` is the value of `bundle.served` at which the last byte leaves.
     ends_at: float = 0.0
-    entry: int = 0  # the one heap entry that counts
+    # The number of the flow's one valid entry in its bundle's heap.
+    entry: int = 0
     landing: Timer | None = None
 
     @property
@@ -59,12 +60,15 @@ class Flow:
 
     @property
     def duration_s(self) -> float | None:
-        """From start to the last byte's arrival; None until then."""
+        """The seconds from the start to the arrival of the last byte, or None before that."""
         return None if self.done_s is None else self.done_s - self.started_s
 
 
 class FlowBundle(Bundle):
-    """See the module's docstring. `moved_bytes` counts what the bundle has sent so far."""
+    """A bundle that knows how many bytes its flows still have to send (module docstring).
+
+    `moved_bytes` counts the bytes that it has sent.
+    """
 
     __slots__ = ("_heap", "count", "generation", "moved_bytes", "served", "served_at_s", "tier")
 
@@ -72,12 +76,12 @@ class FlowBundle(Bundle):
         super().__init__(bundle_id, links, level)
         self.tier, self.served, self.served_at_s, self.moved_bytes = tier, 0.0, now_s, 0.0
         self.count = 0
-        # The entry in the network's heap of due times that counts.
+        # The number of the bundle's one valid entry in the network's heap of due times.
         self.generation = 0
         self._heap: list[tuple[float, int, Flow]] = []
 
     def settle(self, now_s: float) -> None:
-        """Brings `served` and `moved_bytes` to now."""
+        """Updates `served` and `moved_bytes` to `now_s`."""
         if now_s > self.served_at_s:
             self._serve(self.rate * (now_s - self.served_at_s), now_s)
 
@@ -94,7 +98,7 @@ class FlowBundle(Bundle):
         self.weight += flow.weight
 
     def leave(self, flow: Flow, now_s: float) -> float:
-        """Takes a flow out; returns the bytes it had still to send."""
+        """Removes a flow; returns the bytes that it had still to send."""
         self.settle(now_s)
         remaining = self.remaining_bytes(flow, now_s)
         self._forget(flow)
@@ -105,7 +109,7 @@ class FlowBundle(Bundle):
         return min(float(flow.n_bytes), max(0.0, (flow.ends_at - served) * flow.weight))
 
     def due_s(self) -> float:
-        """When the next flow's last byte leaves at the present rate; infinity when none sends."""
+        """Returns the time (s) when the next flow's last byte leaves at the present rate, or infinity if none sends."""
         heap = self._heap
         while heap and heap[0][2].entry != heap[0][1]:
             heapq.heappop(heap)
@@ -114,11 +118,14 @@ class FlowBundle(Bundle):
         return self.served_at_s + max(0.0, heap[0][0] - self.served) / self.rate
 
     def pop_due(self, now_s: float) -> list[Flow]:
-        """The flows whose last byte leaves now; none if a change of this instant has put the end off."""
+        """Removes and returns the flows whose last byte leaves now.
+
+        The list is empty if a change at this instant has postponed the end.
+        """
         if self.due_s() > now_s:
             return []
         ends_at = self._heap[0][0]
-        # Serving rate * time instead could leave a rest, by rounding.
+        # Serving rate * time instead could leave a remainder by rounding.
         self._serve(max(0.0, ends_at - self.served), now_s)
         done = []
         while self._heap and self._heap[0][0] <= ends_at:

@@ -1,7 +1,7 @@
-"""The network that the simulator sees: start, cancel, promote and finish flows. Formulas: the package's docstring.
+"""The network of the simulator, which starts, cancels and finishes flows. The package's docstring has the formulas.
 
-Changes of one instant are gathered and rates are worked out once, after all other callbacks of that instant; no time
-passes in between, so this is exact. While no flow sends, no timer waits, so a kernel whose other work is done stops.
+All changes of one instant are gathered, and rates are computed once, after all other callbacks of that instant. No time
+passes in between, so this is exact. While no flow is sending there is no timer, so a kernel without other work stops.
 """
 
 import heapq
@@ -17,12 +17,15 @@ from benchmarks.sim.network.paths import draw_path
 from benchmarks.sim.network.topology import Topology
 from benchmarks.sim.network.usage import Totals, Usage, class_use
 
-# Of the kernel callbacks of one instant, rates come last.
+# Among the kernel callbacks of one instant, the computation of rates comes last.
 FLUSH_PRIORITY = 1_000_000
 
 
 class Network:
-    """Flows over `topology` in the time of `kernel`. Same seed and same calls: the same paths, times and bytes."""
+    """All flows over `topology` in the virtual time of `kernel`.
+
+    The same seed and the same calls give the same paths, times and bytes.
+    """
 
     def __init__(
         self, topology: Topology, kernel: Kernel, seed: int, background: Sequence[Background] = ()
@@ -33,7 +36,8 @@ class Network:
         self._fair = FairShare([link.bytes_per_s for link in topology.links])
         self._bundles: dict[tuple[tuple[int, ...], int], FlowBundle] = {}
         self._touched: dict[int, FlowBundle] = {}
-        self._closed_bytes = [0.0] * len(topology.links)  # by bundles that are gone
+        # Bytes that bundles which no longer exist have sent, by link index.
+        self._closed_bytes = [0.0] * len(topology.links)
         self._due: list[tuple[float, int, FlowBundle]] = []
         self._timer: Timer | None = None
         self._flush_waits = False
@@ -57,11 +61,12 @@ class Network:
         target_nic: int | None = None,
         path_key: str | None = None,
     ) -> Flow:
-        """Starts a flow now; `on_done(flow)` is called once, when its last byte has arrived.
+        """Starts a flow now and returns it; `on_done(flow)` is called once, when its last byte has arrived.
 
-        `priority` is the level, 0 first. NICs are drawn unless given. ECMP draws a path; with a `path_key` the path is
-        a hash of it and the seed instead, so flows with one key keep together, whatever else is started.
-        Raises TopologyError for an unknown node or a pair without a path, FlowError for impossible numbers.
+        `priority` is the level, and level 0 goes first. NICs that are not given are drawn. ECMP draws a path at random.
+        With a `path_key`, a hash of the key and the seed chooses the path instead, so flows with the same key take the
+        same path whatever other flows are started. Raises TopologyError for an unknown node or a pair without a path,
+        and FlowError for impossible numbers.
         """
         if not (0 <= n_bytes < math.inf and 0 < weight < math.inf and priority >= 0):
             raise FlowError(
@@ -96,7 +101,7 @@ class Network:
         return flow
 
     def cancel(self, flow: Flow) -> None:
-        """Ends a flow early; its `on_done` is never called. Raises FlowError if it is over."""
+        """Ends a flow early; its `on_done` is never called. Raises FlowError if the flow has ended."""
         self._must_be_active(flow, "cancel")
         remaining = self._leave(flow) if flow.bundle is not None else 0.0
         if flow.landing is not None:
@@ -105,7 +110,7 @@ class Network:
         self.totals.cancel(flow, remaining)
 
     def set_priority(self, flow: Flow, level: int) -> None:
-        """Moves a flow to another level, now. Raises FlowError if it is over; one that only lands stays as it is."""
+        """Moves a flow to another level now; a landing flow does not change. Raises FlowError if the flow has ended."""
         self._must_be_active(flow, "give another priority to")
         if level < 0:
             raise FlowError(f"flow {flow.id}: priority {level} must be >= 0")
@@ -119,33 +124,33 @@ class Network:
         return self.topology.tier(source, target)
 
     def remaining_bytes(self, flow: Flow) -> float:
-        """Bytes of the flow that have not left yet."""
+        """Returns the bytes of the flow that have not left yet."""
         return 0.0 if flow.bundle is None else flow.bundle.remaining_bytes(flow, self._kernel.now_s)
 
     @property
     def sending(self) -> int:
-        """Flows that have bytes left to send."""
+        """The number of flows that have bytes left to send."""
         return sum(bundle.count for bundle in self._bundles.values())
 
     # --- what telemetry sees
 
     def background_share(self, link: str) -> float:
-        """The part of a link that others use now."""
+        """Returns the share of a link that background traffic uses now."""
         self._advance_background()
         return self._shares[self.topology.link(link).index]
 
     def background_shares(self) -> list[float]:
-        """`background_share` of every link, by its index."""
+        """Returns `background_share` of every link, by link index."""
         self._advance_background()
         return self._shares.all()
 
     def own_shares(self) -> list[float]:
-        """The part of every link's nominal capacity that simulated flows use now, by link index."""
+        """Returns the share of every link's nominal capacity that simulated flows use now, by link index."""
         self._settle_instant()
         return [self._fair.taken(link.index) / link.bytes_per_s for link in self.topology.links]
 
     def usage(self) -> Usage:
-        """Bytes sent over every link until now."""
+        """Returns the bytes that flows have sent over every link until now."""
         moved = list(self._closed_bytes)
         now_s = self._kernel.now_s
         for bundle in self._bundles.values():
@@ -155,11 +160,14 @@ class Network:
         return Usage(now_s, tuple(moved))
 
     def mark(self) -> None:
-        """Begins the stretch over which `link_use` measures."""
+        """Begins the period over which `link_use` measures."""
         self._mark = self.usage()
 
     def link_use(self) -> dict[str, float]:
-        """Mean share of each class of links that flows used since the last `mark`; empty while no time has passed."""
+        """Returns the mean share of each class of links that flows used since the last `mark`.
+
+        Returns {} while no time has passed.
+        """
         now = self.usage()
         return class_use(self.topology, self._mark, now) if now.at_s > self._mark.at_s else {}
 
@@ -215,7 +223,7 @@ class Network:
             self._kernel.at(self._kernel.now_s, self._flush, FLUSH_PRIORITY)
 
     def _settle_instant(self) -> None:
-        """Rates as of now, for those who ask before the instant is over; the flush that waits then finds them so."""
+        """Computes the present rates for a query within the instant; the pending flush will find nothing to change."""
         if self._touched:
             self._rebalance()
 
@@ -240,7 +248,7 @@ class Network:
             heapq.heappush(self._due, (due_s, bundle.generation, bundle))
 
     def _arm(self) -> None:
-        """Sets the one timer, to the earliest end; a timer that fires too early just looks again."""
+        """Sets the one timer to the earliest end of a flow. A timer that fires too early is set again."""
         due = self._due
         if len(due) > 64 + 4 * len(self._bundles):
             self._due = due = [item for item in due if item[1] == item[2].generation]
@@ -278,7 +286,7 @@ class Network:
                 self._land(flow)
             if ended:
                 self._drop_or_reweigh(bundle)
-            # The end was put off by a change of this instant, or by the rounding of a settlement in between.
+            # A change at this instant, or the rounding of an update in between, has postponed the end.
             elif bundle.count:
                 self._touch(bundle)
         if not self._touched:

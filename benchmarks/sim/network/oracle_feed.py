@@ -1,12 +1,13 @@
-"""NetKV's network cost oracle of a simulated network: the facts that the scheduler is given (NetKV III-E).
+"""NetKV's network cost oracle, measured on a simulated network. It gives the scheduler these facts (NetKV III-E):
 
     tier_map        -> Oracle.places (rack and pod of every node)
     tier_bandwidth  -> B_tau, tier_latency -> L_tau: the topology's
     congestion      -> 1 - c_tau = min over the link classes k on the tier's paths of C_k (1 - u_k) / B_tau, at most 1,
                        with u_k the mean share over the links of class k: the tier's aggregate, blind to single links,
                        as the paper has it. With the same u on all links, c_tau = u.
-u is the background's share; with `own_flows_excluded` False the simulated flows' own share is added, and the oracle
-says so, by which the policies leave their own count out (NetKV III-D).
+
+u is the share of background traffic. Without `own_flows_excluded` the share of the simulated flows is added. The oracle
+carries that flag, so that the policies then leave out their own count of flows (NetKV III-D).
 """
 
 from collections.abc import Mapping
@@ -15,7 +16,8 @@ from benchmarks.sim.network.network import Network
 from benchmarks.sim.network.topology import TIER_CLASSES
 from policies.network.oracle import Oracle
 
-_FULL = 0.999  # ASSUMPTION: the largest congestion told; the oracle's range is open at 1
+# ASSUMPTION: the largest congestion that is reported; an oracle's congestion must be below 1.
+_FULL = 0.999
 
 
 def measured_oracle(
@@ -25,8 +27,9 @@ def measured_oracle(
     own_flows_excluded: bool = True,
     uplinks: Mapping[int, int] | None = None,
 ) -> Oracle:
-    """The oracle that the operator measures now, meant to last `refresh_s`; `now_s` is the kernel's time. NetKV's
-    operator says nothing of uplinks (None).
+    """Returns the oracle that an operator measures at `now_s`, the kernel's time, and refreshes every `refresh_s`.
+
+    `uplinks` None reports no uplinks, as in NetKV.
     """
     topology = network.topology
     return Oracle(
@@ -42,7 +45,7 @@ def measured_oracle(
 
 
 def congestion(network: Network, own_flows_excluded: bool = True) -> dict[int, float]:
-    """Congestion c_tau now, by tier."""
+    """Returns the present congestion c_tau by tier, from 0 to below 1."""
     topology = network.topology
     shares = network.background_shares()
     if not own_flows_excluded:

@@ -1,4 +1,4 @@
-"""The path of a flow, drawn when it starts: its NICs and, between racks, one of the ECMP group's routes."""
+"""The choice of a flow's path when it starts: its NICs and, between racks, one route of the ECMP group."""
 
 import random
 
@@ -13,9 +13,9 @@ def draw_path(
     target_nic: int | None,
     rng: random.Random,
 ) -> tuple[int, ...]:
-    """Link indices from node to node; NICs that are not given are drawn. Missing links are avoided.
+    """Draws a path that avoids missing links, and returns its link indices from node `here` to node `there`.
 
-    Raises TopologyError when nothing connects the two, or a NIC that was asked for is not there.
+    NICs that are not given are drawn. Raises TopologyError when no path connects the two, or a given NIC is missing.
     """
     if here.name == there.name:
         if here.nvlink is None:

@@ -1,8 +1,8 @@
-"""The links of live sim engines (`actors.engine.sim.links`) in virtual time, to simulate what was measured on them.
+"""The links of live sim engines (`actors.engine.sim.links`) in virtual time, to repeat live measurements in simulation.
 
-Every sender has a link of its own into each tier, shared evenly by what it carries: of n transfers on a link each gets
-1/n of the bandwidth, and is there `latency_s` after its last byte. Links of different senders, and of one sender into
-different tiers, do not touch each other, nor do receivers.
+Every sender has its own link into each tier. The n transfers on a link each get 1/n of its bandwidth, and a transfer
+arrives `latency_s` after its last byte has left. Links of different senders do not affect each other, nor do links of
+one sender into different tiers. Receivers have no limit.
 """
 
 import heapq
@@ -16,22 +16,26 @@ from policies.network.oracle import NodePlace, Oracle
 
 
 class Flow:
-    """One transfer. `served_at_end`: what a transfer that was there from the start would have got by its end."""
+    """One transfer. It ends when its link has served `served_at_end` bytes to each transfer since the link began.
+
+    `arrival` is None until all its bytes have left.
+    """
 
     __slots__ = ("arrival", "link", "on_done", "served_at_end")
 
     def __init__(self, link: "_Link", on_done: Done, served_at_end: float) -> None:
         self.link, self.on_done, self.served_at_end = link, on_done, served_at_end
-        self.arrival: Timer | None = None  # its bytes have left
+        self.arrival: Timer | None = None
 
 
 class _Link:
-    """Processor sharing: between two changes each of the n flows gets bandwidth / n."""
+    """A link with processor sharing: between two changes each of the n flows gets bandwidth / n."""
 
     def __init__(self, kernel: Kernel, bytes_per_s: float, latency_s: float) -> None:
         self._kernel, self._bytes_per_s, self._latency_s = kernel, bytes_per_s, latency_s
         self._served = self._at_s = self._busy_s = 0.0
-        self._heap: list[tuple[float, int, Flow]] = []  # may hold cancelled ones
+        # Cancelled flows stay in the heap until they reach its top.
+        self._heap: list[tuple[float, int, Flow]] = []
         self._live: set[Flow] = set()
         self._number = 0
         self._timer: Timer | None = None
@@ -53,7 +57,7 @@ class _Link:
         self._set_timer()
 
     def busy_s(self) -> float:
-        """Seconds until now in which the link carried something."""
+        """Returns the seconds until now in which the link carried something."""
         self._advance()
         return self._busy_s
 
@@ -83,7 +87,7 @@ class _Link:
 
 
 class SenderLinkNetwork:
-    """See the module's docstring; a `KvNetwork`."""
+    """The `KvNetwork` whose senders each have their own links (module docstring)."""
 
     def __init__(self, kernel: Kernel, setup: "SenderLinks") -> None:
         self._kernel, self._setup = kernel, setup
@@ -112,7 +116,7 @@ class SenderLinkNetwork:
         flow.link.cancel(flow)
 
     def tier(self, source: str, target: str) -> int:
-        """See `KvNetwork.tier`; where nobody placed them, the farthest with a bandwidth."""
+        """Returns the tier of two nodes; for nodes without a place it is the farthest tier that has a bandwidth."""
         found = self._tiers.tier(source, source, target, target)
         assert found is not None  # SenderLinks has a tier
         return found
@@ -122,7 +126,7 @@ class SenderLinkNetwork:
         self._marked_s = {key: link.busy_s() for key, link in self._links.items()}
 
     def link_use(self) -> dict[str, float]:
-        """Mean over the senders' links of a tier that carried anything yet."""
+        """Returns the busy share since the last `mark` by tier, a mean over the links that have carried something."""
         wall_s = self._kernel.now_s - self._mark_s
         by_tier: dict[int, list[float]] = {}
         for key, link in self._links.items():
@@ -134,8 +138,10 @@ class SenderLinkNetwork:
 
 @dataclass(frozen=True, slots=True)
 class SenderLinks:
-    """A cluster's `network` (`benchmarks.sim.config.NetworkSetup`). `bytes_per_s` and `latency_s` by tier, `places` by
-    node; workers stand on nodes of their own. The oracle says just that, once: a static network file.
+    """The setup of a `SenderLinkNetwork`, for `benchmarks.sim.config.SimConfig.network`.
+
+    `bytes_per_s` and `latency_s` are by tier, `places` by node. Every worker is on its own node. The oracle has these
+    values and never changes, like a live router's network file.
     """
 
     bytes_per_s: Mapping[int, float]
@@ -151,10 +157,10 @@ class SenderLinks:
         self.oracle()
 
     def oracle(self) -> Oracle:
-        """The oracle that says just these tiers. Raises OracleError for impossible ones."""
+        """Returns the oracle of these tiers and places. Raises OracleError for impossible values."""
         return Oracle(self.bytes_per_s, self.latency_s, places=self.places)
 
     def build(self, kernel: Kernel, seed: int) -> tuple[SenderLinkNetwork, Callable[[float], Oracle]]:
-        """See `NetworkSetup.build`."""
+        """Returns a new network on `kernel`, and a function from a time to the oracle, which is always the same."""
         told = self.oracle()
         return SenderLinkNetwork(kernel, self), lambda now_s: told

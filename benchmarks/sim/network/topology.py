@@ -2,14 +2,14 @@
 
     node  --nic-->  ToR  --rack link x aggs_per_pod-->  agg  --core link x cores_per_agg-->  core
 
-Every link is two, up and down (full duplex). Link capacities follow from oversubscription, the ratio of what the hosts
-below can send to what the links of that level carry, or are given outright:
+Every cable is two links, up and down (full duplex). The capacities of links are given directly, or follow from
+oversubscription, the ratio of what the hosts below can send to what the links of that level carry:
     rack link = nodes_per_rack * nics_per_node * nic / rack_oversubscription
                 / aggs_per_pod
     core link = racks_per_pod * nodes_per_rack * nics_per_node * nic / pod_oversubscription
                 / (aggs_per_pod * cores_per_agg)
-Core switch c of aggregation switch a meets the same pair (a, c) of every other pod, as in a fat tree (Al-Fares 2008):
-a path is fixed by the two NICs, a and c. The bandwidth of a tier is that of the narrowest link on its paths.
+Core switch c of aggregation switch a connects to the same pair (a, c) of every other pod, as in a fat tree (Al-Fares
+2008), so the two NICs, a and c determine a path. The bandwidth of a tier is that of the narrowest link on its paths.
 """
 
 import itertools
@@ -26,18 +26,20 @@ from policies.network.oracle import NodePlace
 
 NVLINK, NIC, RACK, CORE = "nvlink", "nic", "rack", "core"
 LINK_CLASSES = (NVLINK, NIC, RACK, CORE)
-TIER_CLASSES = {0: (NVLINK,), 1: (NIC,), 2: (NIC, RACK), 3: (NIC, RACK, CORE)}  # the links on a tier's paths
+# The classes of the links on each tier's paths.
+TIER_CLASSES = {0: (NVLINK,), 1: (NIC,), 2: (NIC, RACK), 3: (NIC, RACK, CORE)}
 GBIT, GBYTE = 1e9 / 8, 1e9
 
 
 class TopologyError(ValueError):
-    """A topology that cannot be built, or a node, link or path that it does not have; the message names it."""
+    """The error of a topology that cannot be built, or of a missing node, link or path; the message names it."""
 
 
 class TopologyConfig(BaseModel):
-    """Sizes, bandwidths and latencies of a fat tree. Give a level's oversubscription or its link's bandwidth, not both.
+    """Sizes, bandwidths and latencies of a fat tree. A level has an oversubscription or a link bandwidth, not both.
 
-    `missing_links` leaves links out (ECMP avoids them), `link_gbit_per_s` gives single links another capacity.
+    `missing_links` are links that do not exist (ECMP avoids them). `link_gbit_per_s` gives single links another
+    capacity.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -96,7 +98,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """`rack` counts through the whole cluster, so a rack has one pod."""
+    """One node. Racks are numbered over the whole cluster, so `rack` also determines the pod."""
 
     name: str
     pod: int
@@ -109,7 +111,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Topology:
-    """A built network: nodes and links by name and the routes between racks."""
+    """A complete fat tree: its nodes and links by name, and the routes between racks."""
 
     config: TopologyConfig
     nodes: Mapping[str, Node]
@@ -119,14 +121,14 @@ class Topology:
 
     @classmethod
     def build(cls, config: TopologyConfig | Mapping[str, Any]) -> "Topology":
-        """The network of a config. Raises TopologyError for a config that describes none."""
+        """Returns the topology that `config` describes. Raises TopologyError for an invalid config."""
         if not isinstance(config, TopologyConfig):
             config = parse_topology(config)
         return _Builder(config).build()
 
     @classmethod
     def load(cls, path: str | Path) -> "Topology":
-        """The network of a YAML file. Raises TopologyError, which names the file."""
+        """Returns the topology that a YAML file describes. Raises a TopologyError that names the file."""
         try:
             return cls.build(parse_topology(yaml.safe_load(Path(path).read_text())))
         except (TopologyError, yaml.YAMLError) as error:
@@ -150,7 +152,7 @@ class Topology:
         return self.links[self.link_index[name]]
 
     def tier(self, source: str, target: str) -> int:
-        """Tier of a pair of nodes: 0 same node, 1 same rack, 2 same pod, 3 beyond."""
+        """Returns the tier of two nodes: 0 for the same node, 1 the same rack, 2 the same pod, 3 different pods."""
         here, there = self.node(source), self.node(target)
         if here.name == there.name:
             return 0
@@ -160,13 +162,13 @@ class Topology:
 
     @cached_property
     def tiers(self) -> tuple[int, ...]:
-        """The tiers that some pair of nodes has."""
+        """The tiers that at least one pair of nodes has."""
         sizes = (1, self.config.nodes_per_rack, self.config.racks_per_pod, self.config.pods)
         return tuple(tier for tier, size in enumerate(sizes) if tier == 0 or size > 1)
 
     @cached_property
     def class_bytes_per_s(self) -> dict[str, float]:
-        """Capacity of one link of each class by the config; `link_gbit_per_s` exceptions are not seen."""
+        """The capacity in bytes/s of one link of each class, without the exceptions in `link_gbit_per_s`."""
         c = self.config
         rack_hosts = c.nodes_per_rack * c.nics_per_node * c.nic_gbit_per_s
         rack = c.rack_link_gbit_per_s or rack_hosts / (c.rack_oversubscription or 1.0) / c.aggs_per_pod
@@ -184,7 +186,7 @@ class Topology:
 
     @cached_property
     def tier_bytes_per_s(self) -> dict[int, float]:
-        """B_tau by tier, the rate of a lone flow."""
+        """B_tau by tier, the rate in bytes/s of a flow that is alone on its path."""
         return {tier: min(self.class_bytes_per_s[kind] for kind in TIER_CLASSES[tier]) for tier in self.tiers}
 
     @cached_property
@@ -193,8 +195,9 @@ class Topology:
         return {tier: self.config.latency_us[tier] * 1e-6 for tier in self.tiers}
 
     def tier_uplinks(self, nics: int | None = None) -> dict[int, int]:
-        """How many flows of B_tau fit at once into the links that a sender's flows leave by: `nics` of its node (None:
-        all), the rack's and the pod's uplinks, by the config.
+        """Returns by tier how many flows of rate B_tau fit at once into the links by which a sender's flows leave.
+
+        These links are `nics` NICs of its node (None: all of them) and the uplinks of its rack and pod.
         """
         c, speed = self.config, self.class_bytes_per_s
         links = {NVLINK: 1, NIC: nics or c.nics_per_node, RACK: c.aggs_per_pod}
@@ -206,11 +209,14 @@ class Topology:
 
     @cached_property
     def places(self) -> dict[str, NodePlace]:
-        """Rack and pod labels by node, as the oracle wants them."""
+        """Rack and pod labels by node name, in the form that an `Oracle` takes."""
         return {n.name: NodePlace(rack=f"rack{n.rack}", pod=f"pod{n.pod}") for n in self.nodes.values()}
 
     def fabric_routes(self, here: Node, there: Node) -> tuple[tuple[int, ...], ...]:
-        """The ECMP group between two racks: link indices between the NICs, one tuple a path; missing links avoided."""
+        """Returns the ECMP group between two racks: for each path the indices of the links between the NICs.
+
+        Paths over missing links are left out.
+        """
         key = (here.rack, there.rack)
         if key not in self._routes:
             names = self._route_names(here, there)
@@ -245,7 +251,7 @@ class Topology:
 
 
 class _Builder:
-    """Names and numbers the links, level by level."""
+    """The builder of a topology, which names and numbers the links level by level."""
 
     def __init__(self, config: TopologyConfig) -> None:
         self._config = config
@@ -256,7 +262,7 @@ class _Builder:
 
     def build(self) -> Topology:
         c = self._config
-        # A first topology gives the capacities, which need only the config.
+        # The capacities need only the config, so a first topology without nodes gives them.
         topology = Topology(c, {}, (), {}, self._missing)
         speed = topology.class_bytes_per_s
         nodes: dict[str, Node] = {}
@@ -300,7 +306,7 @@ class _Builder:
 
 
 def parse_topology(raw: object) -> TopologyConfig:
-    """The checked config. Raises TopologyError with one line for each wrong key."""
+    """Returns the validated config. Raises a TopologyError that lists every wrong key."""
     try:
         return TopologyConfig.model_validate(raw)
     except ValidationError as error:
@@ -308,5 +314,5 @@ def parse_topology(raw: object) -> TopologyConfig:
 
 
 def explain(error: ValidationError, whole: str) -> str:
-    """One line: every wrong key with what is wrong; `whole` names what is wrong as a whole."""
+    """Returns one line that lists every wrong key and its error; `whole` stands for an error without a key."""
     return "; ".join(f"{'.'.join(map(str, e['loc'])) or whole}: {e['msg']}" for e in error.errors())

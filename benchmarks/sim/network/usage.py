@@ -1,7 +1,7 @@
-"""Traffic over the network: bytes by tier and by link, and the links' use between two moments.
+"""Traffic over the network: bytes by tier and by link, and the use of links between two moments.
 
-Of every tier, bytes are conserved: started = delivered + cancelled (what a cancelled flow had not sent) + what is on
-its way. A cancelled flow's bytes that had left count as delivered: they did use the links.
+In every tier bytes are conserved: started = delivered + cancelled + in flight. A cancelled flow's unsent bytes count as
+cancelled. The bytes that it had sent count as delivered, because they did use the links.
 """
 
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from benchmarks.sim.network.topology import LINK_CLASSES, Topology
 
 @dataclass(slots=True)
 class TierTotals:
-    """Flows and bytes of one tier, since the beginning; `duration_s` and `ideal_s` sum over the finished flows."""
+    """Flows and bytes of one tier since the beginning; `duration_s` and `ideal_s` are sums over the finished flows."""
 
     started: int = 0
     finished: int = 0
@@ -26,7 +26,7 @@ class TierTotals:
 
 @dataclass(slots=True)
 class Totals:
-    """Flows and bytes by tier; a tier without flows is absent."""
+    """Flows and bytes by tier; a tier that had no flow is absent."""
 
     tiers: dict[int, TierTotals] = field(default_factory=dict)
 
@@ -50,20 +50,23 @@ class Totals:
         tier.cancelled_bytes += remaining_bytes
 
     def delivered(self) -> dict[int, int]:
-        """Bytes by tier, for `RunResult.tier_bytes`."""
+        """Returns the delivered bytes by tier, for `RunResult.tier_bytes`."""
         return {tier: round(totals.delivered_bytes) for tier, totals in sorted(self.tiers.items())}
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Bytes that simulated flows have sent over each link (by index) from the beginning to `at_s`."""
+    """The bytes that simulated flows have sent over each link (by index) from the beginning to `at_s`."""
 
     at_s: float
     link_bytes: tuple[float, ...]
 
 
 def link_use(topology: Topology, begin: Usage, end: Usage) -> dict[str, float]:
-    """Mean share of each link's nominal capacity that simulated flows used, by name. Raises ValueError: no time."""
+    """Returns by link name the mean share of its nominal capacity that simulated flows used between the two moments.
+
+    Raises ValueError where no time lies between them.
+    """
     seconds = end.at_s - begin.at_s
     if not seconds > 0:
         raise ValueError(
@@ -76,7 +79,7 @@ def link_use(topology: Topology, begin: Usage, end: Usage) -> dict[str, float]:
 
 
 def class_use(topology: Topology, begin: Usage, end: Usage) -> dict[str, float]:
-    """The mean of `link_use` over each class of links that there is, for `RunResult.link_use`."""
+    """Returns the mean of `link_use` over each class of links that the topology has, for `RunResult.link_use`."""
     by_name = link_use(topology, begin, end)
     shares: dict[str, list[float]] = {kind: [] for kind in LINK_CLASSES}
     for link in topology.links:

@@ -1,9 +1,9 @@
-"""Timing profiles as files: one engine kind each, every value with a source or marked as an assumption.
+"""Reads and writes timing profiles, YAML files that each describe one kind of engine. Their keys are:
 
 source: where the values come from (text)
-values: the fields of `TimingProfile` but `source`
+values: the fields of `TimingProfile` except `source`
 assumptions: field -> why its value is a guess (may be empty)
-fit: what a measured fit left over (`benchmarks.live.calibrate` writes it; free form)
+fit: the errors that remained after a fit to measurements (`benchmarks.live.calibrate` writes them; free form)
 """
 
 import dataclasses
@@ -20,16 +20,19 @@ FIELDS = tuple(f.name for f in dataclasses.fields(TimingProfile) if f.name != "s
 
 
 class ProfileError(ValueError):
-    """A profile file cannot be used; the message names the file and the key."""
+    """The error of a profile file that cannot be used; the message names the file and the key."""
 
 
 def names() -> list[str]:
-    """The profiles shipped here."""
+    """Returns the names of the profiles that this package contains."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
 def load(profile: str | Path) -> TimingProfile:
-    """A shipped profile by name, or one from a path (with a suffix). Raises ProfileError."""
+    """Returns the profile in the file `profile`, or without a suffix the shipped one of that name.
+
+    Raises ProfileError.
+    """
     path = Path(profile) if Path(profile).suffix else FOLDER / f"{profile}.yaml"
     if not path.is_file():
         raise ProfileError(
@@ -43,7 +46,7 @@ def load(profile: str | Path) -> TimingProfile:
 
 
 def dump(path: Path, profile: TimingProfile, assumptions: dict[str, str], fit: dict[str, Any]) -> None:
-    """Writes a profile file."""
+    """Writes a profile with its assumptions and the errors of its fit to the file `path`."""
     values = {name: getattr(profile, name) for name in FIELDS}
     data = {"source": profile.source, "values": values, "assumptions": assumptions, "fit": fit}
     path.write_text(yaml.safe_dump(data, sort_keys=False, width=100))
