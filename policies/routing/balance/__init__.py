@@ -1,1 +1,1 @@
-"""BalanceRoute 3 and 4: BR-0 and BR-H, two stages over the loads of one barrier group."""
+"""BR-0 and BR-H (BalanceRoute 3 and 4) balance the loads of one barrier group in two stages."""

@@ -1,12 +1,14 @@
-"""BR-0: prediction-free balance routing (BalanceRoute 3, algorithm 2; lost symbols restored in docs/design.md).
+"""BR-0 balances loads without predictions (BalanceRoute 3, algorithm 2; docs/design.md restores the symbols that
+the paper's text lacks).
 
     F(S, g) = w - G max(0, w - m_g),  w = sum of s_r over S,  m_g = M - L_g,  M = max_g L_g
             = minus the change of I = sum_g (M - L_g) when S is admitted to g
 
-The two stages are described in `stages`, loads and margins (symbol -> field) in `loads`, the subset search in `kernel`.
-With `bypass` (D.6) an entry is decided at once: argmax_g F({r}, g) over all feasible workers. Virtual load and slots
-are the same fields, and how far a worker may be filled above beta_max is the dispatcher's `overcommit_slots`.
-Deviations: see `stages` (priorities, overdue entries, KV room). Not claimed: anything about who leaves when (BR-H).
+`stages` describes the two stages, `loads` the loads and margins (symbol -> field), and `kernel` the subset search.
+With `bypass` (D.6) each entry is decided at once: argmax_g F({r}, g) over all feasible workers. Virtual load and
+slots are the same fields. The dispatcher's `overcommit_slots` says how far a worker may be filled above beta_max.
+Deviations: priorities, overdue entries and KV room (see `stages`).
+Not claimed: any forecast of which requests finish when (BR-H has one).
 """
 
 import random
@@ -26,18 +28,18 @@ class BalanceRoute0:
     paper: ClassVar[str] = "BalanceRoute 3, algorithm 2"
     formula: ClassVar[str] = "cost = -score, score F = w_tokens - workers * max(0, w_tokens - margin_tokens)"
     needs: ClassVar[Needs] = Needs.NONE
-    # ASSUMPTION, this and the next: the paper's text has lost W and the threshold
+    # ASSUMPTION for this default and the next: the text of the paper lacks W and the threshold.
     window: Annotated[int, Whole(1, MAX_WINDOW, "entries")] = 8
-    """W: entries of the pool from which stage 2 chooses."""
+    """W, the number of pool entries from which stage 2 chooses."""
     abundance: Annotated[float, Number(low=0.0, unit="slots")] = 2.0
-    """Free slots per worker from which stage 1 fills them."""
+    """Free slots per worker at or above which stage 1 runs."""
     # ASSUMPTION: well below a lease of 30 s less the dispatcher's margin of 8 s
     max_wait_s: Annotated[float, Number(low=0.0, unit="s")] = 10.0
-    """Wait in the pool after which an entry is placed first, whatever its size."""
+    """Wait in the pool after which an entry is placed before all others, whatever its size."""
     reserve_tokens: Annotated[int, Whole(0, 1_000_000, "tokens")] = 16
     """Free KV kept for each sequence besides its prompt, as `DispatchConfig.reserve_tokens`."""
     bypass: bool = False
-    """Decide each entry at once instead of in rounds (BalanceRoute D.6)."""
+    """Whether each entry is decided at once instead of in rounds (BalanceRoute D.6)."""
     name: str = "balance_route_0"
 
     def __post_init__(self) -> None:
@@ -66,7 +68,7 @@ class BalanceRoute0:
         return (Assignment(entry.request.attempt_id, least_cost(self.name, ranked, rng)),)
 
     def _ranked(self, worker: Worker, w: int, workers: list[Worker]) -> Ranked:
-        """F({r}, g) of one worker."""
+        """Returns a worker with its cost -F({r}, g) for a request of `w` tokens."""
         loads = [other.kv_tokens for other in workers if other.barrier == worker.barrier]
         margin = max(loads) - worker.kv_tokens
         score = float(w - len(loads) * max(0, w - margin))

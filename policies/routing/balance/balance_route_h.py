@@ -1,32 +1,34 @@
-"""BR-H: balance routing with a short lookahead (BalanceRoute 4, algorithm 3; symbols restored in docs/design.md).
+"""BR-H balances loads with a short lookahead (BalanceRoute 4, algorithm 3; docs/design.md restores the symbols that
+the paper's text lacks).
 
     F_H(S, g) = alpha w sum_h gamma^h - beta sum_h gamma^h max(0, w - m_g(h)),  h = 0..H
 
-The two stages are BR-0's (`stages`), with F_H for F and min_h m_g(h) in stage 2's key; projections (symbol -> field)
-are in `loads`, computed once a round and updated by each admission. H = 0, alpha = 1, beta = G is BR-0.
-The paper searches subsets by enumeration; two probes among their sums are exact for F_H too (`kernel`).
-Without forecasts every request stays: the lookahead then sees only that fuller batches grow faster.
-Beyond the paper are `ageing` (see `stages`) and three parameters by which margins count as smaller, in tokens; in the
+The two stages are BR-0's (`stages`), with F_H for F and min_h m_g(h) in stage 2's key. `loads` has the projections
+(symbol -> field), which are computed once a round and updated by each admission. H = 0, alpha = 1, beta = G gives
+BR-0. The paper searches subsets by enumeration; two probes among their sums are exact for F_H too (`kernel`).
+Without forecasts every request is assumed to stay, and the lookahead sees only that fuller batches grow faster.
+
+Beyond the paper are `ageing` (see `stages`) and three terms in tokens that are subtracted from every margin; in the
 paper all of them are 0:
 
     slack * mean prompt of the pool
     pool_lag * max(0, mean KV of a running sequence - mean prompt of the pool)
     center * mean margin of the workers without a free slot
 
-A request leaves with all the tokens that it has generated, so the margin it frees is larger than its prompt was. Who
-fills margins up to the envelope therefore admits more than comes in on the average: the pool is left with small
-prompts, which soon fit nowhere, and the envelope can only rise. `pool_lag` lowers the aim by how far that has happened.
-`center` 1 aims at the mean load instead of the heaviest one, where a miss on either side is half as far; beta is then
-no longer G: a token above the mean costs beta - 1 of those below it. Together they halve the imbalance that slack and
-ageing leave (`balance_route_cluster`).
+A request leaves with all the tokens that it has generated, so the margin it frees is larger than its prompt was. A
+policy that fills margins up to the envelope therefore admits prompts that are larger than the average arrival. The
+pool is left with small prompts, which soon fit nowhere, and the envelope can only rise. `pool_lag` lowers the aim
+in proportion to this effect. `center` 1 aims at the mean load instead of the heaviest one, so that a miss on either
+side is half as large. G is then no longer the right beta: a token above the mean costs as much as beta - 1 tokens
+below it. Together the two halve the imbalance that slack and ageing leave (`balance_route_cluster`).
 
-`refill` True, also beyond the paper, takes a slot that a forecast departure frees to be filled again, with whatever
-kept the balance, while the pool lasts: the first departures of the group are left out, as many as entries remain. The
-paper's projection lets such a load drop and prefers to fill the drop ahead of time, which with `center` costs more than
-it gains even with true lengths (`balance_route_sensitivity`). Where the pool runs dry the projection is the paper's.
-
-Not claimed: what later arrivals do; forecasts of requests that are still in the pool are not used (the paper's
-"constant of additional load").
+`refill` True, also beyond the paper, assumes that a slot freed by a forecast departure is filled again with an
+equal load while the pool lasts. The first departures of the group are left out of the projection, as many as
+entries remain in the pool. The paper's projection lets such a load drop and prefers to fill the drop ahead of time,
+which with `center` costs more than it gains even with true lengths (`balance_route_sensitivity`). Once the pool is
+empty the projection is the paper's.
+Not claimed: any forecast of later arrivals. Forecasts of requests that are still in the pool are not used either
+(the paper's "constant of additional load").
 """
 
 import random
@@ -42,7 +44,7 @@ from policies.state.views import Departure, Snapshot, Worker
 
 @dataclass(frozen=True, slots=True)
 class BalanceRouteH:
-    """Balances KV tokens over the workers of a barrier, with a short lookahead at who finishes when."""
+    """Balances KV tokens over the workers of a barrier, with a short lookahead at which requests finish when."""
 
     paper: ClassVar[str] = "BalanceRoute 4, algorithm 3"
     formula: ClassVar[str] = (
@@ -51,34 +53,38 @@ class BalanceRouteH:
     )
     needs: ClassVar[Needs] = Needs.NONE
     # The centre of the paper's sweep {1, 24, 48, 96} x {0.5, 0.7, 0.9, 1.0}. Ours (`python -m benchmarks run
-    # balance_route_sensitivity`) tells H 1 to 96 and gamma 0.7 to 1.0 apart by less than seeds differ; 0.5 is worse.
+    # balance_route_sensitivity`) finds smaller differences between H 1 to 96 and between gamma 0.7 to 1.0 than
+    # between seeds; gamma 0.5 is worse.
     horizon: Annotated[int, Whole(0, 4096, "steps")] = 48
-    """H: decode steps that the lookahead covers."""
+    """H, the number of decode steps that the lookahead covers."""
     gamma: Annotated[float, Number(above=0.0, high=1.0)] = 0.9
-    """Discount of each further step."""
+    """Discount factor of each further step."""
     alpha: Annotated[float, Number(above=0.0)] = 1.0
-    """Weight of the admitted tokens; only alpha / beta matters."""
+    """Weight of the admitted tokens. Only the ratio alpha / beta matters."""
     # G / 2 to 4 G make no clear difference in the same sweep.
     beta: Annotated[float, Number(low=0.0)] | None = None
-    """Weight of an overflow; null: the number of workers G."""
+    """Weight of an overflow. With null it is G, the number of workers."""
     window: Annotated[int, Whole(1, MAX_WINDOW, "entries")] = 8  # ASSUMPTION
-    """W: entries of the pool from which stage 2 chooses."""
+    """W, the number of pool entries from which stage 2 chooses."""
     abundance: Annotated[float, Number(low=0.0, unit="slots")] = 2.0  # ASSUMPTION
-    """Free slots per worker from which stage 1 fills them."""
+    """Free slots per worker at or above which stage 1 runs."""
     max_wait_s: Annotated[float, Number(low=0.0, unit="s")] = 10.0  # ASSUMPTION
-    """Wait in the pool after which an entry is placed first, whatever its size."""
-    # ASSUMPTION: 0, the paper's rule, as the sweeps have a pool of minutes. There beta 3, pool_lag 1, center 1 and one
-    # mean prompt per 1,200 s of age (ageing = max_wait_s / 1,200) more than halve the imbalance.
+    """Wait in the pool after which an entry is placed before all others, whatever its size."""
+    # ASSUMPTION: these four defaults are 0, the paper's rule, because other values were found on sweeps whose
+    # entries wait in the pool for minutes. There beta 3, pool_lag 1, center 1 and one mean prompt per 1,200 s of
+    # age (ageing = max_wait_s / 1,200) more than halve the imbalance.
     slack: Annotated[float, Number(low=0.0)] = 0.0
-    """Mean prompts of the pool by which margins count as smaller."""
+    """Tokens subtracted from every margin, in mean prompts of the pool."""
     ageing: Annotated[float, Number(low=0.0)] = 0.0
-    """Mean prompts of the pool by which an entry that has waited `max_wait_s` counts as larger."""
+    """Bonus of an entry that has waited `max_wait_s`, in mean prompts of the pool."""
     pool_lag: Annotated[float, Number(low=0.0)] = 0.0
-    """Share of the gap from the pool's mean prompt to a running sequence's mean KV by which margins shrink."""
+    """Share of the gap from the pool's mean prompt to a running sequence's mean KV that is subtracted from every
+    margin.
+    """
     center: Annotated[float, Number(low=0.0, high=1.0)] = 0.0
-    """Share of the full workers' mean margin by which margins count as smaller; 1 aims at the mean load."""
+    """Share of the full workers' mean margin that is subtracted from every margin; 1 aims at the mean load."""
     refill: bool = False
-    """Take slots that forecast departures free to be filled again while the pool lasts."""
+    """Whether slots freed by forecast departures are assumed to be filled again while the pool lasts."""
     reserve_tokens: Annotated[int, Whole(0, 1_000_000, "tokens")] = 16
     """Free KV kept for each sequence besides its prompt, as `DispatchConfig.reserve_tokens`."""
     name: str = "balance_route_h"
@@ -103,7 +109,7 @@ class BalanceRouteH:
         return StageLimits(self.window, self.abundance, self.max_wait_s, self.reserve_tokens, self.ageing)
 
     def _slack_tokens(self, entries: Feasible, workers: Sequence[Worker]) -> float:
-        """The tokens by which margins count as smaller: the sum of the module docstring's three terms."""
+        """Returns the tokens that are subtracted from every margin, the sum of the module docstring's three terms."""
         slack_tokens = 0.0
         if self.slack or self.pool_lag:
             mean_tokens = sum([entry.request.prompt_tokens for entry, _ in entries]) / len(entries)
@@ -118,7 +124,7 @@ class BalanceRouteH:
 
 
 def _mean_margin_of_full(workers: Sequence[Worker]) -> float:
-    """The mean of the tokens between a worker without a free slot and its barrier's envelope; 0 if all have one."""
+    """Returns the mean margin, in tokens, of the workers without a free slot, or 0 if all workers have one."""
     envelope: dict[str, int] = {}
     for worker in workers:
         envelope[worker.barrier] = max(worker.kv_tokens, envelope.get(worker.barrier, 0))
@@ -127,8 +133,8 @@ def _mean_margin_of_full(workers: Sequence[Worker]) -> float:
 
 
 def _refilled(workers: list[Worker], entries: int) -> list[Worker]:
-    """The workers without the group's first departures, those of as many sequences as there are `entries` to follow
-    them. Departures of equal steps come by worker.
+    """Returns the workers without the group's first departures, which `entries` pool entries are assumed to
+    replace, one for each sequence. Departures at the same step are taken in the order of the workers.
     """
     order = sorted((gone.step, row, gone) for row, worker in enumerate(workers) for gone in worker.departures)
     kept: dict[int, list[Departure]] = {row: [] for _, row, _ in order}

@@ -1,9 +1,10 @@
-"""One round of BR-0 or BR-H over arrays, compiled. `stages` says what is done and why.
+"""The compiled `place` runs one round of BR-0 or BR-H over arrays. `stages` describes the rules and their reasons.
 
-The best subset of a window. The score depends on a set S only through w = sum of s_r and is concave in w, a line minus
-convex terms. Let `peak` maximise it over all real w. Among the sums that fit the worker the best one is then the
-largest not above the peak or the smallest above it, for BR-0 and BR-H alike (the paper probes so for BR-0 only and
-enumerates subsets for BR-H). All 2^W sums are formed, each from one that is smaller by an entry.
+The best subset of a window is found as follows. The score depends on a set S only through w = sum of s_r, and it is
+concave in w, being a line minus convex terms. Let `peak` maximise it over all real w. Among the sums that fit the
+worker the best one is then either the largest that is not above the peak or the smallest above it. This holds for
+BR-0 and for BR-H (the paper probes in this way for BR-0 only and enumerates subsets for BR-H). All 2^W sums are
+formed, each from one that is smaller by an entry.
 """
 
 from typing import Annotated, NamedTuple
@@ -47,22 +48,22 @@ from policies.routing.compiled import (
 
 
 class ScoredWorker(WorkerRow):
-    """A worker with its own price of overflow."""
+    """A worker with its own weight beta of an overflow."""
 
     beta: float
 
 
 class AgedEntry(EntryRow):
-    """An entry with the worth of its wait."""
+    """A pool entry with the score that its wait adds."""
 
     age: float  # what its age adds to a score
 
 
 class Rules(NamedTuple):
-    """A round's parameters."""
+    """The parameters of a round."""
 
     gain: float  # alpha * sum_h gamma^h
-    slack: float  # by which margins count as smaller
+    slack: float  # tokens taken off every margin
     reserve: int  # KV tokens kept free per sequence
     enough: float  # free slots from which stage 1 runs
     window: int  # W
@@ -71,7 +72,7 @@ class Rules(NamedTuple):
 
 
 class Round(NamedTuple):
-    """A round's tables, and space that its steps use again and again. H + 1: steps of the projection."""
+    """The tables of a round, and working space that its steps reuse. The projection has H + 1 steps."""
 
     workers: Annotated[Table, rows_of(ScoredWorker)]
     load: FloatRows  # workers, H + 1: L_g(h)
@@ -94,21 +95,23 @@ class Round(NamedTuple):
 
 @part
 def look_at(t: Round, row: int) -> None:
-    """Makes `kinks` those of a worker."""
+    """Fills `kinks` with the penalty of a worker."""
     barrier = t.workers[row].barrier
     find_kinks(t.load, t.envelope, barrier, row, t.discount, t.rules.slack, t.kinks, t.order)
 
 
 @part
 def peak_of(kinks: FloatRows, gain: float, beta: float) -> float:
-    """The w at which the score is largest: the first margin where the penalty's slope reaches the gain."""
+    """Returns the w at which the score is largest, which is the first margin where beta times the penalty's slope
+    reaches the gain.
+    """
     k = number_below(kinks[1], gain / beta) if beta != 0.0 else len(kinks[1])
     return kinks[0, k] if k < len(kinks[1]) else np.inf
 
 
 @part
 def score_of(kinks: FloatRows, gain: float, beta: float, w: int) -> float:
-    """F_H of a set with the sum w."""
+    """Returns F_H of a set with the sum w."""
     return gain * w - beta * overflow(kinks, float(w))
 
 
@@ -117,7 +120,9 @@ def score_of(kinks: FloatRows, gain: float, beta: float, w: int) -> float:
 
 @part
 def first_at_most(entries: Table, left: Integers, limit: float) -> int:
-    """The first position in `left`, which is sorted by size descending, of an entry not larger than the limit."""
+    """Returns the first position in `left`, which is sorted by size descending, of an entry that is not larger than
+    the limit.
+    """
     low, high = 0, len(left)
     while low < high:
         middle = (low + high) // 2
@@ -130,17 +135,20 @@ def first_at_most(entries: Table, left: Integers, limit: float) -> int:
 
 @part
 def first_with_room(t: Round, row: int, left: Integers) -> int:
-    """The first position of an entry not too large for the KV room that this round's admissions have left."""
+    """Returns the first position in `left` of an entry that is not too large for the KV room that this round's
+    admissions have left.
+    """
     worker = t.workers[row]
     return first_at_most(t.entries, left, float(worker.room - t.rules.reserve)) if worker.touched else 0
 
 
 @part
 def best_single(t: Round, row: int, left: Integers) -> tuple[int, float]:
-    """Position and score of the fitting entry of best score plus age; len(left) if none fits.
+    """Returns position and score of the entry with the best score plus age among those that fit. The position is
+    len(left) if none fits.
 
-    Scores fall on both sides of the peak: without ages the nearest entry on each side is enough, with them a side is
-    searched until even the oldest entry's age could not make up for the score.
+    Scores fall on both sides of the peak. Without ages only the nearest entry on each side can be the best. With
+    ages a side is searched until even the oldest entry's age could not make up for the lower score.
     """
     entries, allowed, rules, kinks = t.entries, t.allowed, t.rules, t.kinks
     worker, gain, beta, reserve = t.workers[row], rules.gain, t.workers[row].beta, rules.reserve
@@ -166,8 +174,9 @@ def best_single(t: Round, row: int, left: Integers) -> tuple[int, float]:
 
 @part
 def find_window(t: Round, row: int, left: Integers) -> int:
-    """Fills `window` with the positions of the first W entries that fit the worker on their own, and returns how many.
-    An entry that fits only because the worker was empty has no KV room for a set: it counts, but is left out.
+    """Fills `window` with the positions of the first W entries that fit the worker on their own, and returns their
+    number. An entry that is larger than the KV room but was allowed because the worker is empty counts as one of
+    the W, but is left out, because no set can contain it.
     """
     entries, allowed, window, worker = t.entries, t.allowed, t.window, t.workers[row]
     found = seen = 0
@@ -185,8 +194,8 @@ def find_window(t: Round, row: int, left: Integers) -> int:
 
 @part
 def best_set(t: Round, row: int, left: Integers, window: Integers) -> tuple[int, float]:
-    """The subset of best score as a bitmask of `window`, and its score; 0 if none fits. Of equal sums the subset of
-    fewest sequences is taken, then the one whose entries stand first.
+    """Returns the subset of best score as a bitmask of `window`, and its score. The bitmask is 0 if no subset fits.
+    Among equal sums the subset with the fewest slots is taken, then the smallest bitmask.
     """
     entries, kinks, sums, worker, reserve = t.entries, t.kinks, t.sums, t.workers[row], t.rules.reserve
     gain, beta, total = t.rules.gain, worker.beta, 0
@@ -214,8 +223,8 @@ def best_set(t: Round, row: int, left: Integers, window: Integers) -> tuple[int,
 
 @part
 def choose(t: Round, row: int, left: Integers) -> tuple[int, int, float]:
-    """Chooses what the worker takes: how many (0: nothing fits it), whose positions then head `window`, reason and
-    score.
+    """Chooses the entries that the worker takes and writes their positions to the start of `window`. Returns their
+    number (0 if nothing fits the worker), the reason and the score.
     """
     worker, window = t.workers[row], t.window
     at, score = best_single(t, row, left)
@@ -233,7 +242,7 @@ def choose(t: Round, row: int, left: Integers) -> tuple[int, int, float]:
 
 @part
 def keep(window: Integers, mask: int, found: int) -> int:
-    """Moves the members of a bitmask to the head of the window and returns how many they are."""
+    """Moves the members of a bitmask to the start of the window and returns their number."""
     number = 0
     for bit in range(found):
         if mask >> bit & 1:
@@ -247,7 +256,7 @@ def keep(window: Integers, mask: int, found: int) -> int:
 
 @part
 def admit(t: Round, row: int, left: Integers, positions: Integers, reason: int, score: float) -> None:
-    """Notes and books that the entries at `positions` of `left` go to a worker."""
+    """Admits the entries at `positions` of `left` to a worker: records the admission and books it."""
     worker, totals, tokens, slots = t.workers[row], t.totals[0], 0, 0
     for position in positions:
         entry = t.entries[left[position]]
@@ -264,7 +273,9 @@ def admit(t: Round, row: int, left: Integers, positions: Integers, reason: int, 
 
 @part
 def close_up(left: Integers, positions: Integers) -> None:
-    """Takes out the elements at ascending positions; the last len(positions) elements are then no longer valid."""
+    """Removes the elements at ascending positions and closes the gaps. The last len(positions) elements are then
+    invalid.
+    """
     for k in range(len(positions) - 1, -1, -1):
         for i in range(positions[k], len(left) - 1):
             left[i] = left[i + 1]
@@ -272,7 +283,7 @@ def close_up(left: Integers, positions: Integers) -> None:
 
 @part
 def place_overdue(t: Round, left: Integers) -> None:
-    """Places each overdue entry, in order, on the worker of largest margin of those that it fits."""
+    """Places each overdue entry, in the order of service, on the worker of largest margin among those that it fits."""
     workers, entries = t.workers, t.entries
     for at in range(len(entries)):
         entry, best = entries[at], len(workers)
@@ -311,10 +322,11 @@ def place_class(t: Round, left: Integers) -> None:
 
 @compiled
 def place(t: Round, departures: IntegerRows, by_size: Integers, ends: Integers) -> None:
-    """Runs one round: fills `done` and `chosen` and counts them in `totals`.
+    """Runs one round. It fills `done` and `chosen` and counts them in `totals`.
 
-    `departures` are (step, sequences, KV tokens), one worker after the other; `by_size` has the entries by priority,
-    then size descending, equal ones in the order of service, and `ends` where each priority ends in it.
+    `departures` are rows of (step, sequences, KV tokens), one worker after the other. `by_size` has the entries by
+    priority and then by size descending, equal ones in the order of service. `ends` says where each priority ends
+    in it.
     """
     left, start = np.empty(len(t.entries), np.int64), 0
     project(t.workers, departures, t.load, t.order)

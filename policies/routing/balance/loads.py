@@ -1,16 +1,18 @@
-"""Loads, envelopes and margins of the decode workers during one round (BalanceRoute 3, 4), compiled.
+"""The compiled functions here compute loads, envelopes and margins of the decode workers during one round
+(BalanceRoute 3, 4).
 
     L_g(h)  load of worker g projected h steps ahead, KV tokens        M(h) = max_g L_g(h)       m_g(h) = M(h) - L_g(h)
 
-    L_g(0) -> Worker.kv_tokens (running and dispatched, BalanceRoute's virtual load); G, M: over the workers of one
-    barrier, those without a barrier forming one group; gone by step h -> Worker.departures; the rest grows by one token
-    a sequence a step. A request admitted in this round is taken to stay: s_r + h.
+L_g(0) -> Worker.kv_tokens (running and dispatched, BalanceRoute's virtual load). G and M are over the workers of
+one barrier; workers without a barrier form one group. Sequences gone by step h -> Worker.departures; the other
+sequences grow by one token a step. A request admitted in this round is assumed to stay, so it has s_r + h tokens at
+step h.
 
-The penalty sum_h gamma^h max(0, w - m_g(h)) is a piecewise linear function of w. `find_kinks` lays it out once per
-popped worker, so that a score costs one bisection and not H + 1 terms. All functions are parts of the kernels of
-`balance` and `composition`, whose workers and entries extend the records here.
+The penalty sum_h gamma^h max(0, w - m_g(h)) is a piecewise linear function of w. `find_kinks` computes its pieces
+once per popped worker, so that a score costs one bisection and not H + 1 terms. All functions are parts of the
+kernels of `balance` and `composition`, whose workers and entries extend the records here.
 
-Loops over plain arrays stand in place of numpy's functions because those take long to compile.
+Loops over plain arrays are used instead of numpy's functions, because those take long to compile.
 """
 
 from typing import Any
@@ -20,7 +22,7 @@ import numpy as np
 from policies.routing.compiled import FloatRows, Floats, IntegerRows, Table, part
 
 FILL, BEST_SUBSET, LEAST_HARM, OVERDUE = range(4)
-"""Why a set was admitted, as numbers; `round.REASONS` has their names."""
+"""The numbers of the reasons why a set was admitted; `round.REASONS` has their names."""
 
 
 class WorkerRow:
@@ -52,7 +54,7 @@ class EntryRow:
 
 
 class AdmissionRow:
-    """A set S that one worker took."""
+    """An admission: a set S of entries that one worker took."""
 
     row: int  # the worker
     reason: int
@@ -64,7 +66,7 @@ class AdmissionRow:
 
 
 class Totals:
-    """Counts of a round."""
+    """The counts of a round."""
 
     free: int  # slots of the whole group
     admissions: int
@@ -79,8 +81,8 @@ Row = Any  # one record of a table
 
 @part
 def project(workers: Table, departures: IntegerRows, load: FloatRows, gone: IntegerRows) -> None:
-    """Fills in L_g(h): what runs now, grown by h tokens a sequence, less what is gone by step h. `departures` are rows
-    of (step, sequences, KV tokens), one worker after the other; `gone` is working space.
+    """Fills in L_g(h): the sequences that have not left by step h, each grown by h tokens. `departures` are rows of
+    (step, sequences, KV tokens), one worker after the other; `gone` (2, H + 1) is working space.
     """
     first, steps = 0, load.shape[1]
     for row in range(len(workers)):
@@ -112,14 +114,14 @@ def measure(workers: Table, load: FloatRows, envelope: FloatRows) -> None:
 
 @part
 def raise_envelope(load: FloatRows, envelope: FloatRows, barrier: int, row: int) -> None:
-    """Lets M(h) be no less than one worker's load."""
+    """Raises M(h) of a barrier to one worker's load where that is larger."""
     for h in range(load.shape[1]):
         envelope[barrier, h] = max(envelope[barrier, h], load[row, h])
 
 
 @part
 def least_margin(load: FloatRows, envelope: FloatRows, barrier: int, row: int) -> float:
-    """min_h m_g(h): the tokens that a worker takes without touching the envelope."""
+    """Returns min_h m_g(h), the tokens that a worker can take without exceeding the envelope."""
     least = np.inf
     for h in range(load.shape[1]):
         least = min(least, envelope[barrier, h] - load[row, h])
@@ -140,8 +142,9 @@ def find_kinks(
     kinks: FloatRows,
     order: IntegerRows,
 ) -> None:
-    """Lays out one worker's penalty: into kinks[0] its m_g(h) less the slack ascending, into kinks[1] the slope of the
-    penalty above each (the sum of gamma^h so far), into kinks[2] the sum of gamma^h m_g(h) so far.
+    """Computes the pieces of one worker's penalty. kinks[0] gets its m_g(h) minus the slack, ascending. kinks[1]
+    gets the slope of the penalty above each of them (the sum of gamma^h up to there), and kinks[2] the sum of
+    gamma^h (m_g(h) - slack) up to there. kinks[3] and `order` are working space.
     """
     steps = load.shape[1]
     for h in range(steps):
@@ -180,7 +183,7 @@ def sort(values: Floats, order: IntegerRows) -> None:
 
 @part
 def below(ascending: Floats, limit: float) -> int:
-    """The number of values below the limit."""
+    """Returns the number of values below the limit."""
     low, high = 0, len(ascending)
     while low < high:
         middle = (low + high) // 2
@@ -193,7 +196,9 @@ def below(ascending: Floats, limit: float) -> int:
 
 @part
 def overflow(kinks: FloatRows, w: float) -> float:
-    """sum_h gamma^h max(0, w - m_g(h)) of the worker that `kinks` describe."""
+    """Returns the penalty sum_h gamma^h max(0, w - m_g(h)) of the worker that `kinks` describe, with the slack
+    taken off each m_g(h).
+    """
     k = below(kinks[0], w) - 1
     return kinks[1, k] * w - kinks[2, k] if k >= 0 else 0.0
 
@@ -203,20 +208,22 @@ def overflow(kinks: FloatRows, w: float) -> float:
 
 @part
 def slots_of(entry: Row, worker: Row) -> int:
-    """The slots that an entry takes: all of the worker's if it has more sequences than the worker has slots."""
+    """Returns the slots that an entry takes on a worker: one per sequence, but no more than the worker has."""
     return int(entry.sequences if entry.sequences == 1 else min(entry.sequences, worker.slots))
 
 
 @part
 def has_room(entry: Row, worker: Row, reserve: int) -> bool:
-    """Whether the worker's KV room holds the prompt and `reserve` tokens a sequence."""
+    """Returns whether the worker's KV room holds the prompt and `reserve` tokens for each slot that the entry
+    takes.
+    """
     return bool(entry.tokens + reserve * slots_of(entry, worker) <= worker.room)
 
 
 @part
 def fits(entry: Row, worker: Row, allowed: bool, reserve: int) -> bool:
-    """Whether an entry may go to a worker and finds slots and KV room there. The dispatcher has checked the room; it is
-    checked again only once this round has admitted something there.
+    """Returns whether an entry is allowed on a worker and finds slots and KV room there. The dispatcher has checked
+    the room, so it is checked again only if this round has admitted something there.
     """
     if not allowed or slots_of(entry, worker) > worker.free:
         return False
@@ -225,7 +232,7 @@ def fits(entry: Row, worker: Row, allowed: bool, reserve: int) -> bool:
 
 @part
 def larger_margin(worker: Row, other: Row) -> bool:
-    """Whether a worker has the larger margin, or the first draw of two equal ones."""
+    """Returns whether a worker has a larger margin than another, or an equal margin and the smaller draw."""
     if worker.margin == other.margin:
         return bool(worker.draw < other.draw)
     return bool(worker.margin > other.margin)
@@ -233,7 +240,9 @@ def larger_margin(worker: Row, other: Row) -> bool:
 
 @part
 def next_worker(workers: Table) -> int:
-    """The active worker of most free slots, then largest margin; len(workers) if none has a free slot."""
+    """Returns the row of the active worker with the most free slots, then the largest margin. It returns
+    len(workers) if no active worker has a free slot.
+    """
     best = len(workers)
     for row in range(len(workers)):
         worker = workers[row]
@@ -249,7 +258,7 @@ def next_worker(workers: Table) -> int:
 
 @part
 def activate(workers: Table) -> None:
-    """Lets all open workers be tried again, for the next priority."""
+    """Makes all open workers active again, for the next priority."""
     for row in range(len(workers)):
         workers[row].active = workers[row].open
 
@@ -259,7 +268,7 @@ def activate(workers: Table) -> None:
 
 @part
 def note(admission: Row, worker: Row, row: int, reason: int, score: float, tokens: int, size: int) -> None:
-    """Records an admission with the worker as it is before the booking."""
+    """Records an admission, with the worker's free slots and margin before it is booked."""
     admission.row, admission.reason, admission.score = row, reason, score
     admission.free, admission.margin = worker.free, worker.margin
     admission.tokens, admission.size = tokens, size
@@ -269,8 +278,9 @@ def note(admission: Row, worker: Row, row: int, reason: int, score: float, token
 def book(
     workers: Table, load: FloatRows, envelope: FloatRows, row: int, tokens: int, slots: int, reserve: int
 ) -> None:
-    """Takes slots and KV room of a worker and adds w to its load, which then grows by `slots` tokens a step; an
-    envelope that the load exceeds rises with it.
+    """Books an admission: takes slots and KV room from a worker and adds `tokens` to its load, which then grows by
+    `slots` tokens a step. If the load exceeds the envelope, the envelope is raised to it and the margins of its
+    barrier are updated.
     """
     worker = workers[row]
     worker.free -= slots

@@ -1,5 +1,5 @@
-"""One round of BR-0 or BR-H: objects to arrays, the stages (`kernel`), arrays to decisions. The composition shares the
-tables of workers and entries and the form of the decisions.
+"""`balance` runs one round of BR-0 or BR-H: it turns objects into arrays, runs the stages (`kernel`), and turns
+arrays into decisions. The composition uses the same tables of workers and entries and the same form of decisions.
 """
 
 import itertools
@@ -24,7 +24,7 @@ Integers = npt.NDArray[np.int64]
 Truths = npt.NDArray[np.bool_]
 
 REASONS = (Reason.FILL, Reason.BEST_SUBSET, Reason.LEAST_HARM, Reason.OVERDUE)
-"""Reasons by the kernel's numbers (`loads.FILL` and the others)."""
+"""The reasons in the order of the kernel's numbers for them (`loads.FILL` and the others)."""
 
 _ranked, _decision = fast_constructor(Ranked), fast_constructor(Decision)
 _assignment = fast_constructor(Assignment)
@@ -40,7 +40,7 @@ def balance(
     limits: StageLimits,
     rng: random.Random,
 ) -> tuple[Assignment, ...]:
-    """The admissions of one group at a tick; `workers` are all its decode workers, by id."""
+    """Returns the assignments of one group in one round. `workers` are all its decode workers, ordered by id."""
     draws, discount = [rng.random() for _ in workers], discounts(aim.horizon, aim.gamma)
     kind, allowed = kinds_of(feasible, workers)
     group = worker_table(ScoredWorker, workers, allowed, draws, aim.horizon)
@@ -77,7 +77,7 @@ def balance(
 def _rules_and_ages(
     feasible: Feasible, entries: Table, workers: int, aim: Aim, limits: StageLimits, now_s: float
 ) -> Rules:
-    """The kernel's rules; fills in which entries are overdue and what their ages add."""
+    """Returns the kernel's rules, and fills in which entries are overdue and what their ages add to a score."""
     n, per_s = len(entries), 0.0
     entered_s = np.fromiter([entry.entered_s for entry, _ in feasible], np.float64, n)
     entries["overdue"] = entered_s < now_s - limits.max_wait_s
@@ -99,7 +99,7 @@ def _rules_and_ages(
 
 
 class WorkerTable(NamedTuple):
-    """A group's workers as records."""
+    """The workers of a group as records."""
 
     rows: Table  # WorkerRow or a class derived from it
     departures: Integers  # (step, sequences, KV tokens) rows
@@ -111,7 +111,9 @@ class WorkerTable(NamedTuple):
 def worker_table(
     kind: type[WorkerRow], workers: Sequence[Worker], allowed: Truths, draws: Sequence[float], horizon: int
 ) -> WorkerTable:
-    """Fills in what all policies want to know of workers. `allowed` says where entries of each kind may go."""
+    """Returns the table of a group's workers with the fields that BR-0, BR-H and the composition share. `allowed`
+    (kinds, workers) says where entries of each kind may go.
+    """
     tokens, used, slots, capacity, foreign = whole_numbers(_worker_facts, workers).T
     names = [worker.barrier for worker in workers]
     members = Counter(names)
@@ -136,21 +138,23 @@ def worker_table(
 def entry_table(
     kind: type[EntryRow], prompts: npt.NDArray[Any], sequences: npt.NDArray[Any], kinds: Integers
 ) -> Table:
-    """Fills in what all policies want to know of entries. An empty prompt counts as one token."""
+    """Returns the table of pool entries with the fields that BR-0, BR-H and the composition share. An empty prompt
+    counts as one token.
+    """
     rows = table(kind, len(prompts))
     rows["tokens"], rows["sequences"], rows["kind"] = np.maximum(prompts, 1), sequences, kinds
     return rows
 
 
 def whole_numbers(facts: Callable[[Any], tuple[int, ...]], things: Sequence[Any]) -> Integers:
-    """One row of whole numbers for each thing."""
+    """Returns an array with one row per thing: the whole numbers that `facts` gives for it."""
     flat = np.fromiter(itertools.chain.from_iterable(map(facts, things)), np.int64)
     return flat.reshape(len(things), -1)
 
 
 def kinds_of(feasible: Feasible, workers: Sequence[Worker]) -> tuple[Integers, Truths]:
-    """Each entry's kind, and per kind and worker whether it may go there. Entries that share one list of workers (one
-    object, as the dispatcher makes them) are of one kind.
+    """Returns each entry's kind (entries,), and whether entries of a kind may go to a worker (kinds, workers).
+    Entries are of one kind if they have the same list object of workers, which the dispatcher shares between them.
     """
     row_of = {worker.id: row for row, worker in enumerate(workers)}
     lists = {id(allowed): allowed for _, allowed in feasible}
@@ -164,7 +168,9 @@ def kinds_of(feasible: Feasible, workers: Sequence[Worker]) -> tuple[Integers, T
 
 
 def by_priority_and_size(priority: Integers, tokens: Integers) -> tuple[Integers, Integers]:
-    """Entries by priority, then size descending, equal ones as they come; and where each priority ends."""
+    """Returns the entries ordered by priority and then by size descending, and the end of each priority in that
+    order. Equal entries keep their order.
+    """
     if (priority == priority[0]).all():
         return np.argsort(-tokens, kind="stable"), np.array([len(tokens)])
     order = np.lexsort((-tokens, priority))
@@ -176,7 +182,9 @@ def by_priority_and_size(priority: Integers, tokens: Integers) -> tuple[Integers
 
 
 def stage_terms(done: Table, group_sizes: Sequence[int]) -> list[dict[str, float]]:
-    """The terms that every admission's decision shows: the set's score and sum, and its worker as it was before."""
+    """Returns the terms that the decision of each admission shows: the score and the sum of the set, and the
+    worker's margin and free slots before it.
+    """
     columns = [done[name].tolist() for name in ("row", "free", "tokens", "size", "score", "margin")]
     return [
         {
@@ -198,10 +206,11 @@ def assignments(
     terms: Sequence[dict[str, float]],
     requests: Sequence[Request],
 ) -> tuple[Assignment, ...]:
-    """The decisions of a round, one for all entries of a set. `terms` are those of each admission of `done`;
-    `requests` the admitted ones, set after set.
+    """Returns the assignments of a round; all entries of a set share one decision. `terms` has one item for each
+    admission of `done`. `requests` are the admitted ones, set after set.
 
-    A ranking names the chosen worker and the first that entries could go to as the round began, in stage 2's order.
+    A ranking names the chosen worker first. After it come the best workers by stage 2's order as the round began,
+    among those to which some entry could go.
     """
     facts, margins = group.rows, group.rows["first_margin"]
     order = np.lexsort((facts["draw"], -margins, -np.array(group.free), facts["open"] == 0))
@@ -223,7 +232,7 @@ def assignments(
 
 
 def _candidate(worker: Worker, free_slots: float, margin_tokens: float) -> Ranked:
-    """A worker that was not chosen, as rankings name it."""
+    """Returns the item of a ranking for a worker that was not chosen."""
     load_tokens = float(worker.kv_tokens)
     terms = {"free_slots": free_slots, "margin_tokens": margin_tokens, "load_tokens": load_tokens}
     made: Ranked = _ranked(worker.id, -free_slots, terms)

@@ -1,32 +1,34 @@
-"""BalanceRoute's two stages (3.2, 4.2, algorithms 2 and 3), shared by BR-0, BR-H and the composition: the rules and
-parameters.
+"""BR-0, BR-H and the composition share the rules and parameters of BalanceRoute's two stages (3.2, 4.2, algorithms
+2 and 3).
 
-    stage 1, while the free slots are >= abundance * G: the worker with most free slots (then margin) takes the one
-             request of the pool that maximises F
-    stage 2, below: workers popped by (free slots, min_h m_g(h)) descending; each takes, of the first W pool entries by
-             s_r descending, the subset that maximises F, or the best single one of the whole pool if that is better or
-             no subset is above 0; it is pushed back while it has slots
+    stage 1, while the free slots are >= abundance * G: the worker with the most free slots (then the largest margin)
+             takes the one request of the pool that maximises F
+    stage 2, otherwise: workers are popped by (free slots, min_h m_g(h)) descending. Each takes, of the first W pool
+             entries by s_r descending, the subset that maximises F. It takes the best single entry of the whole pool
+             instead if that is better, or if no subset is above 0. It is pushed back while it has slots
 
-    free slots -> Worker.free_slots; |S| counts sequences; pool, W -> one priority class at a time, the most urgent
-    first (a class that can still be placed is never passed by a lower one)
+    free slots -> Worker.free_slots; |S| counts sequences. The pool and W are of one priority class at a time, the most
+    urgent first (a class that can still be placed is never passed by a lower one)
 
-The stages run compiled: `round` makes the arrays, `kernel` has the steps, `loads` the projections.
+The stages run compiled. `round` makes the arrays, `kernel` has the steps, and `loads` has the projections.
 
-The paper looks for the best single request inside its window only; here the whole pool is searched, by bisection. Near
-saturation most ticks have one slot to give and every request overflows, and the W largest rarely include the one that
-does least harm (a closed loop of 16 workers: searching the whole pool lowers the imbalance of BR-0 by 6 %, of BR-H by
-30 %).
+The paper looks for the best single request inside its window only; here the whole pool is searched, by bisection.
+Near saturation most ticks have one free slot and every request overflows, and the W largest rarely include the one
+that does least harm (a closed loop of 16 workers: searching the whole pool lowers the imbalance of BR-0 by 6 %, of
+BR-H by 30 %).
 
-Choosing by size alone leaves requests that seldom fit in the pool until they are overdue, and an overdue request does
-harm on any worker. `ageing` prevents both: the best single request is the one of largest F plus age bonus, where
-waiting for `max_wait_s` is worth as much as `ageing` prompts of the pool's mean length (8 workers of nine slots, long
-contexts: imbalance of BR-0 40 % lower; benchmarks/experiments). With `ageing` 0 the rule is the paper's.
+Choosing by size alone leaves requests that seldom fit in the pool until they are overdue, and an overdue request
+does harm on any worker. `ageing` prevents both: the best single request is the one of largest F plus age bonus, in
+which waiting for `max_wait_s` is worth as much as `ageing` prompts of the pool's mean length (8 workers of nine
+slots, long contexts: imbalance of BR-0 40 % lower; benchmarks/experiments). With `ageing` 0 the rule is the
+paper's.
 
-Before both stages, entries that have waited longer than `max_wait_s` are placed oldest first, each on the fitting
-worker of largest margin: choosing by size alone would starve some sizes under lasting load (the paper leaves that to
-the pool's TTL). Every admission is booked on loads, slots and KV room at once, so that a batch fits as a whole. Workers
-with equal keys are ordered by one seeded draw per worker and round. Entries that fit nowhere stay in the pool. Workers
-are tried only for entries that the dispatcher calls feasible for them.
+Before both stages, entries that have waited longer than `max_wait_s` are placed in the order of service, each on
+the worker of largest margin among those it fits. Choosing by size alone would starve some sizes under lasting load
+(the paper leaves that to the pool's TTL). Every admission is subtracted from slots and KV room and added to the
+load at once, so that a batch fits as a whole. Workers with equal keys are ordered by one seeded draw per worker and
+round. Entries that fit nowhere stay in the pool. A worker is tried only for entries for which the dispatcher calls
+it feasible.
 """
 
 import functools
@@ -40,15 +42,15 @@ from policies.routing.base import Feasible
 from policies.state.views import PoolEntry, Role, Snapshot, Worker
 
 MAX_WINDOW = 12
-"""Entries of the widest window. A kernel sums all 2^W subsets of it, 4,096 at this width, for every popped worker."""
+"""The largest window W. A kernel sums all 2^W subsets, which are 4,096 at this width, for every popped worker."""
 
 
 class StageLimits(NamedTuple):
-    """Parameters of the stages that BR-0, BR-H and the composition share.
+    """The parameters of the stages for BR-0 and BR-H.
 
-    `window` is W; `abundance` the free slots per worker from which stage 1 runs; `max_wait_s` the seconds after which
-    an entry is overdue; `reserve_tokens` the KV kept free per sequence; `ageing` the bonus of an entry that has waited
-    `max_wait_s`, in prompts of the pool's mean length.
+    `window` is W. `abundance` is the number of free slots per worker from which stage 1 runs. `max_wait_s` is the
+    wait in seconds after which an entry is overdue. `reserve_tokens` is the KV kept free per sequence. `ageing` is
+    the bonus of an entry that has waited `max_wait_s`, in prompts of the pool's mean length.
     """
 
     window: int
@@ -59,7 +61,7 @@ class StageLimits(NamedTuple):
 
 
 class Aim(NamedTuple):
-    """The parameters of F_H; the defaults make it BR-0's F. `beta` None stands for G of the worker's barrier.
+    """The parameters of F_H, whose defaults give BR-0's F. `beta` None means G of the worker's barrier.
 
     `slack_tokens` is subtracted from every margin, so that the envelope is not filled to its edge.
     """
@@ -72,13 +74,13 @@ class Aim(NamedTuple):
 
     @property
     def gain(self) -> float:
-        """alpha * sum_h gamma^h: what a token adds to the score while nothing overflows."""
+        """The score alpha * sum_h gamma^h that a token adds while nothing overflows."""
         return self.alpha * float(discounts(self.horizon, self.gamma).sum())
 
 
 @functools.cache
 def discounts(horizon: int, gamma: float) -> npt.NDArray[np.float64]:
-    """gamma^h for h = 0..H; callers share the array and must not change it."""
+    """Returns gamma^h for h = 0..H. Callers share the array and must not change it."""
     powers: npt.NDArray[np.float64] = gamma ** np.arange(horizon + 1, dtype=np.float64)
     return powers
 
@@ -90,7 +92,7 @@ def groups(feasible: Feasible, snapshot: Snapshot) -> list[tuple[Feasible, list[
     their loads count in the imbalance.
     """
     entries: dict[str, list[tuple[PoolEntry, Sequence[Worker]]]] = {}
-    # One slice, because the dispatcher's list computes its items on access.
+    # The list is sliced once, because the dispatcher's list computes its items on access.
     for placeable in feasible[:]:
         if placeable[1]:
             group = placeable[0].group

@@ -1,1 +1,3 @@
-"""BR-H, NetKV and request classes in one objective, in request-seconds; and the static stack it is compared with."""
+"""The composition joins BR-H, NetKV and request classes in one objective, in request-seconds. The static stack is
+the baseline for it.
+"""

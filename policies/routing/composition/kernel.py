@@ -1,13 +1,15 @@
-"""One round of the composition over tables, compiled. `composition` has the formulas, `balance.stages` the two stages.
+"""The compiled `advance` runs one round of the composition over tables, step by step. `composition` has the
+formulas, and `balance.stages` describes the two stages.
 
-What differs from BalanceRoute's kernel: the value of a set depends on more than its sum, so all 2^W subsets of a window
-are valued at once; and the overflow sum_h gamma^h max(0, w - m(h)) of all that is weighed together is one product of a
-matrix and a vector, rounded as the BLAS rounds. So `advance` stops where a product is needed, its caller multiplies
-(`round`), and the next call goes on. It also stops for prefix hits, which are looked up only for entries that are
-weighed and not for a whole pool. Where nothing overflows no product is needed: an empty cluster's tick is one call.
+Two things differ from BalanceRoute's kernel. The value of a set depends on more than its sum, so all 2^W subsets of
+a window are valued at once. And the overflows sum_h gamma^h max(0, w - m(h)) of all candidates are one product of a
+matrix and a vector, rounded as the BLAS rounds. So `advance` stops where it needs a product, its caller (`round`)
+multiplies, and the next call continues. It also stops for prefix hits, which are looked up only for entries that
+are weighed and not for a whole pool. If nothing overflows no product is needed, so a round in an empty cluster
+needs few calls.
 
-An entry's weight and credit are fixed when it is first weighed (`touch`): they reflect the transfers that were on their
-way at that moment.
+An entry's weight and credit are fixed when it is first weighed (`touch`). They reflect the transfers that are on
+their way at that moment.
 """
 
 from typing import Annotated, NamedTuple
@@ -46,20 +48,26 @@ from policies.routing.compiled import (
 )
 
 DONE, AGAIN, HITS, PRODUCT = range(4)
-"""Answers of a step, by what it asks for: nothing more, the next step, an entry's prefix hits, a product."""
+"""The answers of a step, which say what it needs: nothing more, the next step, an entry's prefix hits, or a
+product.
+"""
 
 NOTHING, ONE, SET = range(3)
-"""Choices that wait for their overflow: nothing, one entry on all workers, the subsets of a window on one worker."""
+"""The choices that may wait for their overflow: none, one entry on all workers, or the subsets of a window on one
+worker.
+"""
 
 TIERS = 4
 NO_TIER = TIERS
-"""The column of `flows` that no tier's transfers are counted in."""
+"""The column of `flows` for transfers without a tier."""
 
 GIGABYTE = 1e9
 
 
 class PricedWorker(WorkerRow):
-    """A worker with what a set costs there; the last three change with each admission."""
+    """A worker with the values from which a set's cost there is computed. The last three change with each
+    admission.
+    """
 
     slowdown: float  # N s D / sum_h gamma^h
     queued: int  # sequences that run or wait there
@@ -68,7 +76,7 @@ class PricedWorker(WorkerRow):
 
 
 class CostedEntry(EntryRow):
-    """A pool entry with what its cost, credit and rent are made of."""
+    """A pool entry with the values from which its cost, credit and rent are computed."""
 
     prompt: int  # tokens, at least 1
     priority: int
@@ -100,14 +108,14 @@ class PathRow:
 
 
 class FlowClass:
-    """The transfers that entries of one priority share the network with."""
+    """The class of transfers with which entries of one priority share the network."""
 
     lowest: int  # priority up to which transfers count
     begun: int  # 1: this round's transfers count
 
 
 class Dearest:
-    """An upper bound on the costs of entries alike in sender, priority and kind."""
+    """An upper bound on the costs of all entries with one sender, priority and kind."""
 
     known: int
     least_s: float
@@ -115,7 +123,7 @@ class Dearest:
 
 
 class Rules:
-    """A round's parameters; those with a name of `Composition`'s are its own."""
+    """The parameters of a round. A field with the name of a parameter of `Composition` has its value."""
 
     window: int
     abundance: float
@@ -135,7 +143,7 @@ class Rules:
 
 
 class State(Totals):
-    """Where a round has got to."""
+    """The progress of a round."""
 
     cursor: int  # overdue entries before it are done
     priority: int  # classes begun
@@ -151,7 +159,7 @@ class State(Totals):
 
 
 class PricedAdmission(AdmissionRow):
-    """An admission with the sums over its set that its decision shows."""
+    """An admission with the sums over its set that the decision shows."""
 
     worth_s: float
     age_s: float
@@ -171,7 +179,9 @@ Admissions = Annotated[Table, rows_of(PricedAdmission)]
 
 
 class Tables(NamedTuple):
-    """A round's state. G: workers kept, H + 1: steps, N: entries, M: subsets or workers weighed at once."""
+    """The tables of a round. G is the number of workers kept, H + 1 of steps, N of entries, and M of subsets or
+    workers that are weighed at once.
+    """
 
     workers: Workers  # G
     load: FloatRows  # G, H + 1: L_g(h)
@@ -203,7 +213,9 @@ class Tables(NamedTuple):
 
 @part
 def transfer_s(path: Row, rules: Row, flows: IntegerRows, flow_class: int, n_bytes: float) -> float:
-    """Seconds to move bytes over a path that the transfers on their way share."""
+    """Returns the seconds to move `n_bytes` over a path that is shared with the transfers on their way, or 0 if the
+    path is not known.
+    """
     if path.known == 0:
         return 0.0
     shared_by = 0.0
@@ -220,27 +232,29 @@ def transfer_s(path: Row, rules: Row, flows: IntegerRows, flow_class: int, n_byt
 
 @part
 def cost_s(entry: Row, worker: Row, path: Row, rules: Row, flows: IntegerRows, hit_tokens: int) -> float:
-    """cost(r, g): transfer, queue and first step."""
+    """Returns cost(r, g), the seconds of transfer, queue and first step."""
     n_bytes = entry.kv_bytes * (1.0 - min(1.0, hit_tokens / entry.prompt))
     return float(transfer_s(path, rules, flows, entry.flow_class, n_bytes) + worker.queue_s + worker.step_s)
 
 
 @part
 def rent_s(entry: Row, path: Row, rules: Row) -> float:
-    """rent(r, g): what others lose while the entry holds its slots."""
+    """Returns rent(r, g), the request-seconds that others lose while the entry holds its slots."""
     return float(entry.hold * (rules.queue_rent_s + path.near_s))
 
 
 @part
 def worth_s(entry: Row, worker: Row, path: Row, rules: Row, flows: IntegerRows, hit_tokens: int) -> float:
-    """credit_r + age_r - weight_r * cost(r, g) - rent(r, g)."""
+    """Returns credit_r + age_r - weight_r * cost(r, g) - rent(r, g), an entry's value on a worker without the
+    overflow.
+    """
     worth = entry.credit - entry.weight * cost_s(entry, worker, path, rules, flows, hit_tokens)
     return float(worth + entry.age_s - rent_s(entry, path, rules))
 
 
 @part
 def dearest_s(t: Tables, entry: Row) -> float:
-    """An upper bound on the entry's cost over all allowed workers, ignoring later admissions of this round."""
+    """Returns an upper bound on the entry's cost over all allowed workers, ignoring later admissions of this round."""
     found, rules, n = t.dearest[entry.dearest], t.rules[0], len(t.workers)
     if found.known == 0:
         fixed_s = first_s = slowest_s = -np.inf
@@ -258,7 +272,9 @@ def dearest_s(t: Tables, entry: Row) -> float:
 
 @part
 def slack_weight(arrived_s: float, slo_s: float, now_s: float, most: float) -> float:
-    """1 with the whole TTFT objective ahead or without one, growing as 1/slack, at most `most`."""
+    """Returns the weight of a request's slack: its TTFT objective divided by the time left of it, at least 1 and at
+    most `most`. Without an objective it is 1.
+    """
     if slo_s <= 0:
         return 1.0
     slack_s = arrived_s + slo_s - now_s
@@ -267,7 +283,9 @@ def slack_weight(arrived_s: float, slo_s: float, now_s: float, most: float) -> f
 
 @part
 def touch(t: Tables, entry: Row) -> None:
-    """Fixes an entry's weight and credit when it is first weighed; its class's transfers count from now on."""
+    """Fixes an entry's weight and credit when it is first weighed. From then on transfers of this round count in
+    its flow class.
+    """
     rules = t.rules[0]
     t.classes[entry.flow_class].begun = 1
     slack = slack_weight(entry.arrived_s, entry.slo_s, rules.now_s, rules.max_weight)
@@ -281,7 +299,7 @@ def touch(t: Tables, entry: Row) -> None:
 
 @part
 def queue_up(worker: Row, rules: Row, slots: int) -> None:
-    """Adds sequences to a worker and sets T_queue and T_decode of one more (netkv's terms)."""
+    """Adds `slots` sequences to a worker and sets T_queue and T_decode for one more (netkv's terms)."""
     worker.queued += slots
     running, waiting = min(worker.queued, worker.slots), max(0, worker.queued - worker.slots)
     worker.queue_s = waiting * (rules.step_base_s + rules.step_per_seq_s * running)
@@ -293,7 +311,9 @@ def queue_up(worker: Row, rules: Row, slots: int) -> None:
 
 @part
 def prepare_one(t: Tables, at: int, reason: int) -> int:
-    """Gets an entry ready to be weighed on all workers."""
+    """Prepares an entry to be weighed on all workers. Returns HITS if its hits are missing, PRODUCT if it overflows
+    somewhere, else AGAIN.
+    """
     state, entry, above = t.state[0], t.entries[at], False
     state.entry = at
     if entry.looked == 0:
@@ -316,14 +336,16 @@ def prepare_one(t: Tables, at: int, reason: int) -> int:
 def fill_over(
     load: FloatRows, envelope: FloatRows, barrier: int, row: int, tokens: int, over: FloatRows, at: int
 ) -> None:
-    """Writes max(0, w - m_g(h)) of a worker into a row of `over`."""
+    """Writes max(0, tokens - m_g(h)) of a worker into the row `at` of `over`."""
     for h in range(load.shape[1]):
         over[at, h] = max(0.0, tokens - (envelope[barrier, h] - load[row, h]))
 
 
 @part
 def settle_one(t: Tables) -> None:
-    """Gives the entry to the worker of most value."""
+    """Admits the entry to the worker on which its value is largest, and among equal ones to that of the smallest
+    draw.
+    """
     state, workers, rules, flows, overflow = t.state[0], t.workers, t.rules[0], t.flows, t.overflow
     entry, allowed, hits, paths = t.entries[t.state[0].entry], t.allowed, t.hits, t.paths
     best, most, first = len(workers), 0.0, entry.sender * len(workers)
@@ -346,7 +368,7 @@ def settle_one(t: Tables) -> None:
 
 @part
 def find_window(t: Tables, row: int) -> int:
-    """Fills `window` with the first W entries in turn that fit the worker, and returns how many."""
+    """Fills `window` with the first W entries in turn that fit the worker, and returns their number."""
     found, entries, by_turn, window = 0, t.entries, t.by_turn, t.window
     worker, allowed, reserve = t.workers[row], t.allowed, t.rules[0].reserve_tokens
     for at in range(t.state[0].start, t.state[0].end):
@@ -361,8 +383,10 @@ def find_window(t: Tables, row: int) -> int:
 
 @part
 def prepare_set(t: Tables, row: int, found: int) -> int:
-    """Gets all subsets of the window ready to be weighed on a worker; bit i of a mask is the window's i-th entry."""
-    # Fields that long loops need are fetched once: a field of `t` costs a copy of its array.
+    """Prepares all subsets of the window to be weighed on a worker. Bit i of a mask is the window's i-th entry.
+    Returns HITS if an entry's hits are missing, PRODUCT if the whole window overflows, else AGAIN.
+    """
+    # Fields that long loops need are fetched once, because each access to a field of `t` costs time.
     state, sums, worths, over, overflow = t.state[0], t.sums, t.worths, t.over, t.overflow
     worker, rules = t.workers[row], t.rules[0]
     for at in t.window[:found]:
@@ -396,7 +420,9 @@ def prepare_set(t: Tables, row: int, found: int) -> int:
 
 @part
 def settle_set(t: Tables) -> None:
-    """Gives the worker the subset of most value, or the single entry that does least harm if none is above 0."""
+    """Admits to the worker the subset of largest value. If no value is above 0 it admits the single entry of
+    largest value.
+    """
     row, found, best, most = t.state[0].row, t.state[0].found, 0, -np.inf
     worker, reserve, window = t.workers[row], t.rules[0].reserve_tokens, t.window
     sums, worths, overflow = t.sums, t.worths, t.overflow
@@ -426,7 +452,7 @@ def settle_set(t: Tables) -> None:
 
 @part
 def admit(t: Tables, row: int, size: int, reason: int, score: float) -> None:
-    """Notes and books that the first `size` entries of the window go to a worker."""
+    """Admits the first `size` entries of the window to a worker: records the admission and books it."""
     state, worker, rules = t.state[0], t.workers[row], t.rules[0]
     admission, tokens, slots = t.done[state.admissions], 0, 0
     for at in t.window[:size]:
@@ -456,7 +482,7 @@ def admit(t: Tables, row: int, size: int, reason: int, score: float) -> None:
 
 @part
 def send(classes: Table, flows: IntegerRows, entry: Row, tier: int) -> None:
-    """Counts one more transfer on its way."""
+    """Counts the transfer of an admitted entry in each flow class that has begun and that includes its priority."""
     for i in range(len(classes)):
         if classes[i].begun and entry.priority <= classes[i].lowest:
             flows[i, tier] += 1
@@ -467,7 +493,7 @@ def send(classes: Table, flows: IntegerRows, entry: Row, tier: int) -> None:
 
 @part
 def fits_somewhere(workers: Table, entry: Row, allowed: TruthRows, reserve: int) -> bool:
-    """Whether an entry fits any worker."""
+    """Returns whether an entry fits on any worker."""
     found, row = False, 0
     while row < len(workers) and not found:
         found = fits(entry, workers[row], allowed[entry.kind, row], reserve)
@@ -477,7 +503,9 @@ def fits_somewhere(workers: Table, entry: Row, allowed: TruthRows, reserve: int)
 
 @part
 def prepare_overdue(t: Tables) -> int:
-    """Prepares the next overdue entry that fits anywhere; DONE when there is none left."""
+    """Prepares the next overdue entry that fits on any worker. Returns DONE if there is none, otherwise the answer
+    of `prepare_one`.
+    """
     state, entries, reserve = t.state[0], t.entries, t.rules[0].reserve_tokens
     while state.cursor < len(entries):
         entry = entries[state.cursor]
@@ -491,7 +519,7 @@ def prepare_overdue(t: Tables) -> int:
 
 @part
 def next_class(t: Tables) -> int:
-    """Begins the next priority; DONE when there is none."""
+    """Begins the next priority and returns AGAIN, or DONE if there is none."""
     state = t.state[0]
     if state.priority == len(t.ends):
         return DONE
@@ -505,7 +533,7 @@ def next_class(t: Tables) -> int:
 
 @part
 def prepare_largest(t: Tables) -> int:
-    """Stage 1: prepares the largest entry that fits anywhere; larger ones stay in the pool."""
+    """Runs a step of stage 1: prepares the largest entry that fits on any worker. Larger entries stay in the pool."""
     state, reserve = t.state[0], t.rules[0].reserve_tokens
     for at in range(state.start, state.end):
         entry = t.entries[t.by_size[at]]
@@ -520,7 +548,9 @@ def prepare_largest(t: Tables) -> int:
 
 @part
 def prepare(t: Tables) -> int:
-    """Prepares what is to be weighed next: overdue entries, then the two stages for each priority."""
+    """Prepares the next choice: first overdue entries, then the two stages for each priority. Returns the answer of
+    the step.
+    """
     state, asked = t.state[0], prepare_overdue(t)
     if asked != DONE:
         return asked
@@ -543,8 +573,8 @@ def prepare(t: Tables) -> int:
 def begin(
     workers: Workers, departures: IntegerRows, load: FloatRows, envelope: FloatRows, rules: RulesRow
 ) -> None:
-    """Fills in projected loads, envelopes, margins and queues of all workers. `departures` are (step, sequences, KV
-    tokens), one worker after the other.
+    """Fills in projected loads, envelopes, margins and queues of all workers. `departures` are rows of (step,
+    sequences, KV tokens), one worker after the other.
     """
     project(workers, departures, load, np.empty((2, load.shape[1]), np.int64))
     measure(workers, load, envelope)
@@ -578,10 +608,11 @@ def advance(
     done_over: FloatRows,
     chosen: Integers,
 ) -> int:
-    """Goes on with a round, given what it last asked for, until it asks again: HITS (of `state.entry`, at least),
-    PRODUCT (the first `state.rows` rows of `over` by gamma^h, into `overflow`), or DONE.
+    """Continues a round until it needs something from its caller, which the caller must provide before the next
+    call. The answer is HITS (of at least `state.entry`), PRODUCT (the first `state.rows` rows of `over` times
+    gamma^h, written to `overflow`), or DONE.
 
-    It takes the fields of a `Tables` one by one because a tuple of arrays costs four times as much to hand over.
+    The fields of a `Tables` are parameters one by one, because passing a tuple of arrays costs four times as much.
     """
     t = Tables(
         workers,

@@ -1,12 +1,14 @@
-"""One round of the composition: objects to tables, the stages (`kernel`), tables to decisions.
+"""`compose` runs one round of the composition: it turns objects into tables, runs the stages (`kernel`), and turns
+tables into decisions.
 
-The network term counts the transfers of all P senders, by
+The network term counts the transfers of all P senders:
 
     n[tau] = transfers of all senders on tier tau or farther / P        -> Worker.transfers of the P prefill workers
 
-where NetKV counts the sender's own. What narrows a path is shared by all senders: uplinks of racks and pods, and
-farther transfers use the nearer tiers' links too. A fat tree has as many links a level as NICs below it and spreads
-flows over them, so that a flow meets the mean number a NIC, not its own sender's. ASSUMPTION: senders are alike.
+NetKV counts only the sender's own. All senders share the links that limit a path, which are the uplinks of racks
+and pods, and farther transfers use the nearer tiers' links too. A fat tree has as many links per level as NICs
+below it and spreads flows over them, so that a flow meets the mean number of flows per NIC, not the number of its
+own sender. ASSUMPTION: senders are alike.
 """
 
 import itertools
@@ -57,7 +59,8 @@ Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 Truths = npt.NDArray[np.bool_]
 
-LEASE_SHARE = 2.0 / 3.0  # ASSUMPTION: an entry is overdue when this share of its lease is gone
+# ASSUMPTION: an entry is overdue when this share of its lease has passed.
+LEASE_SHARE = 2.0 / 3.0
 EVERY_CLASS = np.iinfo(np.int64).max
 NOTHING_TYPICAL = TypicalEntry(0.0)
 
@@ -73,14 +76,14 @@ OWN_RULES = (
     "step_per_seq_s",
     "max_inflight",
 )
-"""Parameters of the policy that the kernel knows by the same name."""
+"""The parameters of the policy that the kernel's rules have under the same name."""
 
 _request_facts = attrgetter("prompt_tokens", "slots", "terms.priority", "arrived_s")
 _entry_facts = attrgetter("request", "prefill_worker", "entered_s", "lease_until_s", "kv_bytes")
 
 
 class Group(NamedTuple):
-    """The subject of a round. `workers` are all decode workers of the group, by id."""
+    """The group that a round serves. `workers` are all its decode workers, ordered by id."""
 
     policy: Composition
     feasible: Feasible
@@ -93,7 +96,7 @@ class Group(NamedTuple):
 
 
 class Start(NamedTuple):
-    """A round that has not begun. The tables have only the workers `kept`."""
+    """A round before its first step. The tables contain only the workers in the rows `kept`."""
 
     tables: Tables
     kept: list[int]
@@ -107,7 +110,7 @@ def compose(
     workers: Sequence[Worker],
     rng: random.Random,
 ) -> tuple[Assignment, ...]:
-    """The admissions of one group at a tick."""
+    """Returns the assignments of one group in one round."""
     draws = [rng.random() for _ in workers]
     group = group_of(policy, feasible, snapshot, workers)
     start = start_of(group, draws)
@@ -122,7 +125,7 @@ def compose(
 
 
 def group_of(policy: Composition, feasible: Feasible, snapshot: Snapshot, workers: Sequence[Worker]) -> Group:
-    """A round's subject, with what all its prices rest on."""
+    """Returns the group of a round, with the values on which all its prices depend."""
     typical = snapshot.typical or NOTHING_TYPICAL
     queued = max(0, len(snapshot.pool) - sum([worker.free_slots for worker in workers]))
     rent_s = queue_rent_s(typical, workers, queued, _slowest_step_s(policy, workers), policy.rent_weight)
@@ -131,8 +134,8 @@ def group_of(policy: Composition, feasible: Feasible, snapshot: Snapshot, worker
 
 
 def _look_up_hits(start: Start, group: Group) -> None:
-    """Fills in the hits of the entry that is asked for, and of the next ones in turn: as many as may be weighed before
-    the free slots are used up.
+    """Fills in the prefix hits of the entry that the kernel wants, and of the entries next in turn, as many as may
+    be weighed before the free slots are used up.
     """
     tables, snapshot = start.tables, group.snapshot
     state = tables.state[0]
@@ -146,10 +149,10 @@ def _look_up_hits(start: Start, group: Group) -> None:
 
 
 def _decisions(start: Start, group: Group) -> tuple[Assignment, ...]:
-    """The decisions of a round that is over, with the terms that add up to each score."""
+    """Returns the assignments of a finished round, whose decisions show the terms that add up to each score."""
     tables = start.tables
     done = tables.done[: tables.state[0]["admissions"]]
-    # One product each: the BLAS would round the rows of one large product otherwise.
+    # Each row is a product of its own, because the BLAS would round the rows of one large product differently.
     overflow = np.matmul(tables.done_over[: len(done), None, :], group.discount)[:, 0]
     slowdown_s = (tables.workers["slowdown"][done["row"]] * overflow).tolist()
     terms = stage_terms(done, start.workers.sizes)
@@ -174,7 +177,7 @@ def _decisions(start: Start, group: Group) -> tuple[Assignment, ...]:
 
 
 def start_of(group: Group, draws: Sequence[float]) -> Start:
-    """The tables of a round."""
+    """Returns the tables of a round before its first step."""
     policy, snapshot, n, steps = group.policy, group.snapshot, len(group.feasible), len(group.discount)
     kind, allowed = _merged(*kinds_of(group.feasible, group.workers))
     workers = worker_table(PricedWorker, group.workers, allowed, draws, policy.horizon)
@@ -226,13 +229,17 @@ def start_of(group: Group, draws: Sequence[float]) -> Start:
 
 
 def _kept(is_open: Integers) -> list[int]:
-    """The rows that a round computes with: all, or the open ones where those are less than half."""
+    """Returns the rows of the workers with which a round computes: the open ones if they are less than half,
+    otherwise all.
+    """
     rows: list[int] = np.flatnonzero(is_open).tolist()
     return rows if 2 * len(rows) < len(is_open) else list(range(len(is_open)))
 
 
 def _merged(kind: Integers, truths: Truths) -> tuple[Integers, Truths]:
-    """Entries' kinds with one kind for all equal lists of workers."""
+    """Returns the entries' kinds and the table of allowed workers after merging the kinds that allow the same
+    workers.
+    """
     numbers: dict[bytes, int] = {}
     merged = np.array([numbers.setdefault(row.tobytes(), len(numbers)) for row in truths])
     if len(numbers) == len(truths):
@@ -241,7 +248,7 @@ def _merged(kind: Integers, truths: Truths) -> tuple[Integers, Truths]:
 
 
 def _rules(group: Group) -> Table:
-    """The kernel's rules."""
+    """Returns the kernel's rules as a table of one row."""
     policy, oracle = group.policy, group.snapshot.oracle
     rules = table(Rules, 1)
     for name in OWN_RULES:
@@ -255,13 +262,15 @@ def _rules(group: Group) -> Table:
 
 
 def _slowest_step_s(policy: Composition, workers: Sequence[Worker]) -> float:
-    """The length of the slowest decode step now."""
+    """Returns the length in seconds of the slowest decode step of the workers, at their present loads."""
     base_s, per_seq_s, per_token_s = policy.step_base_s, policy.step_per_seq_s, policy.seconds_per_kv_token
     return max([base_s + per_seq_s * w.slots_used + per_token_s * w.kv_tokens for w in workers])
 
 
 def _fill_prices(workers: WorkerTable, group: Group) -> None:
-    """Fills in each worker's slowdown, with N before the round's admissions, and the sequences on it."""
+    """Fills in each worker's slowdown, for which N is taken before the round's admissions, and the number of
+    sequences on it.
+    """
     policy, rows = group.policy, workers.rows
     used, barrier = rows["running"], rows["barrier"]
     occupied = min(1.0, int(used.sum()) / int(rows["slots"].sum()))
@@ -276,7 +285,9 @@ def _fill_prices(workers: WorkerTable, group: Group) -> None:
 
 
 def _entries(group: Group, kind: Integers, kinds: int) -> tuple[Table, Floats, list[WorkerId], list[int]]:
-    """The entries as records, when they entered, the senders by their numbers, and the priorities."""
+    """Returns the entries as records, the times at which they entered, the senders in the order of their numbers,
+    and the priorities that occur.
+    """
     now_s, policy = group.snapshot.now_s, group.policy
     requests, sender, *times = zip(*[_entry_facts(entry) for entry, _ in group.feasible], strict=True)
     entered_s, lease_until_s, kv_bytes = np.array(times, np.float64)
@@ -299,7 +310,7 @@ def _entries(group: Group, kind: Integers, kinds: int) -> tuple[Table, Floats, l
 
 
 def _numbered(priority: Floats) -> tuple[list[int], Integers]:
-    """The priorities that occur, and each entry's place among them."""
+    """Returns the priorities that occur, ascending, and the index of each entry's priority among them."""
     if (priority == priority[0]).all():
         return [int(priority[0])], np.zeros(len(priority), np.int64)
     occurring, number = np.unique(priority, return_inverse=True)
@@ -310,7 +321,9 @@ def _numbered(priority: Floats) -> tuple[list[int], Integers]:
 
 
 def _flow_classes(snapshot: Snapshot, lowest: Sequence[int]) -> tuple[Table, Integers]:
-    """A class for each priority up to which transfers count, and its transfers on the way by tier."""
+    """Returns a flow class for each priority in `lowest`, and per class and tier the transfers on their way whose
+    priority is at most that one.
+    """
     classes, flows = table(FlowClass, len(lowest)), np.zeros((len(lowest), TIERS + 1), np.int64)
     classes["lowest"] = lowest
     oracle, workers = snapshot.oracle, snapshot.workers
@@ -325,7 +338,9 @@ def _flow_classes(snapshot: Snapshot, lowest: Sequence[int]) -> tuple[Table, Int
 
 
 def _paths(group: Group, senders: Sequence[WorkerId], kept: Sequence[int]) -> Table:
-    """The paths to the workers kept, sender after sender. Rents need the paths to all workers."""
+    """Returns the paths to the workers `kept`, sender after sender. Rents are computed first, because they need the
+    paths to all workers.
+    """
     snapshot, oracle, typical_bytes = group.snapshot, group.snapshot.oracle, group.typical.kv_bytes
     asked = list(range(len(group.workers))) if typical_bytes else kept
     paths = table(PathRow, len(senders) * len(asked)).reshape(len(senders), len(asked))
@@ -347,7 +362,9 @@ def _paths(group: Group, senders: Sequence[WorkerId], kept: Sequence[int]) -> Ta
 
 
 def _tier_facts(oracle: Oracle, now_s: float) -> Floats:
-    """Uplinks, residual bytes/s and latency in s of each tier, and of none."""
+    """Returns uplinks, residual bytes/s and latency in s of each tier, (TIERS + 1, 3). The last row is for a path
+    without a tier.
+    """
     facts = np.ones((TIERS + 1, 3))
     facts[NO_TIER, 2] = 0.0
     for tier in oracle.bandwidth_bytes_per_s:
@@ -365,8 +382,8 @@ def _fill_paths(
     receivers: Sequence[Worker],
     workers: Sequence[Worker],
 ) -> None:
-    """Fills in one sender's paths: by tier, or by the pair's own estimate where there is a fresh one. If one of all
-    `workers` has neither, no path is known.
+    """Fills in one sender's paths, from the pair's own estimate if there is a fresh one and otherwise from the
+    tier. If one of `workers` has neither, no path is known.
     """
     source = snapshot.workers.get(sender)
     node = source.node if source is not None else ""

@@ -1,9 +1,10 @@
-"""A static stack, the baseline of the composition: NetKV's network first, then BR-H among the workers it leaves.
+"""The static stack, the baseline of the composition, applies NetKV's network term first and then BR-H among the
+remaining workers.
 
-For every entry only the feasible workers of the least expected transfer time per byte stay (B_tau (1 - c_tau) of the
-oracle's tiers, `oracle.Oracle.tier_path`; own transfers are not counted, so the choice does not move with every
-decision); BalanceRoute's stages place the entries among those. Without an oracle it is BR-H.
-Not claimed: that anybody should run this. Each part is right about its own term and blind to the other's.
+For every entry it keeps only the feasible workers on the tier with the largest bandwidth B_tau (1 - c_tau)
+(`oracle.Oracle.tier_path`). Own transfers are not counted, so that the choice does not change with every decision.
+BalanceRoute's stages then place the entries on the workers kept. Without an oracle the policy is BR-H.
+Not claimed: that anybody should run this policy. Each part is right about its own term and ignores the other's.
 """
 
 import random

@@ -7,7 +7,6 @@
 The paper does not define is_load_balanced. Here the load is balanced if FlowKV's load scores of the workers lie
 within `bound` of each other. The bound also limits the damage of a hot prefix: once its worker is busier by
 `bound`, the next requests go elsewhere, and their blocks are cached there too.
-
 Not claimed: the choice between colocated and disaggregated workers (`pd_heatmap` and `combined` make it).
 """
 

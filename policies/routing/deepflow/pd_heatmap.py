@@ -10,10 +10,8 @@ sides. The paper's policy (k = 0) loses to round robin when the disaggregated si
 grows with the load of the side that serves it, so each side's measured JCT is scaled by its load. k is large
 because the score counts queues as shares of an engine's slots. With 128 slots one running request is 0.001 to 0.002
 of the score, so k = 1 has no effect until a side is overloaded; with k = 300 a few more requests outweigh a cell.
-
 Deviations: without a prediction the request's max_tokens is used as the decode length. Without a heatmap v = 0, so
 that only the load decides.
-
 Not claimed: that JCT is linear in the load score.
 """
 

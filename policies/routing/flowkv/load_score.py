@@ -11,11 +11,9 @@
 
 A term that the engine does not report is left out and the weights of the others are renormalised, so scores of
 engines that report different things stay comparable.
-
 Deviations: queues are divided by the node's own slots and not by the largest of the fleet, because a score must not
 change when another node comes. L_w also counts the requests routed to the node since its last report; otherwise all
 requests that arrive between two reports would go to one node.
-
 Not claimed: the paper's weights, which it does not print.
 """
 

@@ -5,7 +5,6 @@ planned (docs/design.md).
     C^p <= low_p  and C^d <= low_d   normal
     C^p <= high_p and C^d <= high_d  imbalanced; idle nodes = {i : C_i < idle} may switch role
     else                             extreme, once it has lasted `extreme_after_s`; until then imbalanced
-
 Deviations: the paper mentions the duration only in its text ("if their duration exceeds a threshold"). Here the
 caller passes `over_since_s` from one assessment to the next. A role without any node is ignored.
 """

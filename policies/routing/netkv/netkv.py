@@ -16,11 +16,9 @@ ladder is included.
 "topo_only" (static tiers), "static" (+ own transfers n), "full" (+ congestion, pair estimates). Where data of the
 oracle are stale or missing, the policy uses a lower rung (`oracle.Oracle.path`). Without any data the network term
 is left out for every candidate.
-
 Deviations: a request that fits nowhere waits in the pool instead of being rejected (docs/design.md 2). With
 `strict_priorities`, n counts only transfers of the same or a higher class (docs/design.md 3.3). ASSUMPTION: a
 request's class is the level of its flow.
-
 Not claimed: overlap of transfer and computing, or joint optimality over concurrent requests.
 """
 

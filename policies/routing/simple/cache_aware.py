@@ -5,7 +5,6 @@ select_tes_prefix_match, 5.2).
 
 Both are one number, cost = -lambda + C/(1 + C). Hits are whole tokens and the second term is below 1, so the load
 only breaks ties.
-
 Not claimed: any bound on load. A hot prefix draws every request to its worker; `locality` prevents that.
 """
 

@@ -6,7 +6,6 @@ score in the same way).
 
 NetKV's tuned weights (cache, load) are (1.0, 1.0) for chat and RAG, the defaults here, and (1.5, 0.7) for long
 contexts (VI-A). The paper does not define its load; ours is FlowKV's score.
-
 Not claimed: any regard to the network (`netkv` has it).
 """
 

@@ -6,7 +6,6 @@ strongest baseline).
 
 The engine's own report is not added, because the router's charges are exact and immediate, and a report is up to
 0.1 s old.
-
 Not claimed: balance of KV tokens. A request of 10 tokens counts as much as one of 10,000.
 """
 

@@ -5,7 +5,6 @@ LA is another policy.
 
 Formula, symbols and deviations are those of `load_score`. The weights are this policy's parameters. Prefill and
 decode have an instance each and therefore their own weights, as in the paper.
-
 Not claimed: any regard to prefix hits or the network.
 """
 

@@ -3,7 +3,6 @@
 The cursor is the worker chosen last (`snapshot.last_chosen`, kept by the reducer). The next one is the first
 candidate whose id is greater in sorted order or, if there is none, the first of all. So the turn continues in order
 when workers come and go.
-
 Not claimed: fairness by load; the policy counts only requests.
 """
 
