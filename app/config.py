@@ -109,9 +109,7 @@ class EngineGroupConfig(EngineConfig):
 
     @property
     def engine(self) -> EngineConfig:
-        """The settings that a replica is started with. Changes of the number or the place of replicas do not touch
-        them.
-        """
+        """The settings that a replica is started with, which do not include the number and the place of replicas."""
         return EngineConfig(**{name: getattr(self, name) for name in EngineConfig.model_fields})
 
     @property

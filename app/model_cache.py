@@ -50,8 +50,7 @@ def check_directory(path: Path) -> None:
 
 
 def damage(path: Path, *, full: bool = False) -> str | None:
-    """Returns the first difference between the converted model at `path` and its manifest, in words; None if there is
-    none.
+    """Returns the first difference between the converted model at `path` and its manifest in words, or None.
 
     With `full` all files are hashed, else only those of at most `QUICK_HASH_LIMIT_BYTES`.
     """

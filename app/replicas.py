@@ -1,8 +1,8 @@
 """The classes that Ray Serve runs: thin shells that start a component, connect it, and end it.
 
 Ray places, supervises and restarts these; requests, decisions and tokens never pass through a Serve handle (the one
-handle call is `Router.addresses`, made at each connect). Each is a plain class; `app.graph` and `app.ingress.replica`
-make deployments.
+handle call is `Router.addresses`, made at each connect). Each is a plain class, of which `app.graph` makes a
+deployment.
 """
 
 import gc
@@ -40,10 +40,10 @@ class CoreShare(NamedTuple):
 
 
 def listen_addresses(wire: WireConfig, name: str) -> list[str]:
-    """Returns the addresses on which a component of this process listens: a unix socket, and TCP if `wire` has an
-    interface.
+    """Returns the addresses on which a component of this process listens.
 
-    Raises RuntimeError for TCP without a secret: internal sockets between nodes are always authenticated.
+    They are a unix socket and, if `wire` has an interface, TCP there. Raises RuntimeError for TCP without a secret,
+    because internal sockets between nodes are always authenticated.
     """
     directory = wire.socket_dir or os.path.join(tempfile.gettempdir(), f"sluice-{os.getuid()}")
     addresses = [f"unix:{os.path.join(directory, f'{name}-{uuid.uuid4().hex[:8]}.sock')}"]

@@ -129,7 +129,7 @@ def _run(schema: dict[str, Any], args: argparse.Namespace) -> int:
     own_dir = None if args.address else tempfile.TemporaryDirectory(prefix="sluice-ray-")
     try:
         _start_ray(args.address, own_dir.name if own_dir else None, say)
-        # Ray has put its own handlers in the place of ours.
+        # Ray has replaced our handlers by its own.
         _end_on_signals(stop)
         return _deploy_and_wait(schema, say, stop, bool(own_dir))
     finally:
@@ -206,7 +206,7 @@ def _deploy(serve: Any, app: Any, application: Any, failure: list[BaseException]
     try:
         serve.run(app, name=application.name, route_prefix=application.route_prefix)
     except BaseException as error:
-        # The main thread reports it.
+        # The main thread reports the error.
         failure.append(error)
 
 

@@ -1,9 +1,9 @@
 """Finds sentences that cannot stand alone, in docstrings, comments and documents (`make lint-prose`).
 
 A docstring must be understood without its neighbour's and without the code: it names its noun. Each rule below is a
-pattern that was seen to hide one. The check knows no grammar: what it passes may still be bad prose.
+pattern with which a noun was often missing. The check knows no grammar: what it passes may still be bad prose.
 
-    python scripts/check_prose.py [FILE or FOLDER ...]      prints path:line: what is wrong; exit 1 if anything is
+    python scripts/check_prose.py [FILE or FOLDER ...]      prints path:line: what is wrong; exits with 1 if anything is
     python scripts/check_prose.py --count                   findings by folder
 """
 

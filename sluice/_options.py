@@ -27,7 +27,7 @@ class SLO:
     """Latency objectives of one request, in milliseconds.
 
     `ttft_ms` is the time to the first token, and `tpot_ms` the time per output token after it. Raises ValueError unless
-    they are above 0.
+    they are finite and above 0.
     """
 
     ttft_ms: float | None = None
@@ -146,8 +146,9 @@ def _common(
 
 
 def _encode(body: Mapping[str, Any]) -> bytes:
-    """Returns `body` as UTF-8 JSON. Raises ValueError for a value that JSON cannot hold (NaN, a lone surrogate, an
-    object).
+    """Returns `body` as UTF-8 JSON.
+
+    Raises ValueError for a value that JSON cannot hold (NaN, a lone surrogate, an object).
     """
     try:
         text = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

@@ -44,7 +44,7 @@ class Watchdog:
 
     def _shut(self, sock: socket.socket) -> None:
         self.fired = True
-        # The plain method, also for TLS: SSLSocket's own one would pull the session from under the reader.
+        # The plain socket's method is right for TLS too: SSLSocket's own ends the session while the reader uses it.
         with suppress(OSError):
             socket.socket.shutdown(sock, socket.SHUT_RDWR)
 

@@ -240,7 +240,9 @@ class StatusEngine(TypedDict):
 
 
 class StatusRequests(TypedDict):
-    """Numbers of prompts in the whole system: all, those that wait for a prefill worker, and for a decode worker."""
+    """Numbers of prompts in the whole system: all, waiting for a prefill worker, and waiting for a decode worker
+    (`pool`).
+    """
 
     in_flight: int
     queued: int

@@ -95,8 +95,8 @@ class StreamWriter:
         self._prefixes: dict[int, bytes] = {}
 
     def piece(self, choice: Choice, out: Out, usage: bytes | None = None) -> bytes:
-        """Returns the event for `out`, or two events where a chat choice begins with its role; b"" if there is nothing
-        to say.
+        """Returns the SSE bytes for `out`: one event, two where a chat choice begins with its role, or b"" for an empty
+        piece.
 
         `usage` is the JSON of the running usage, for `continuous_usage_stats`.
         """

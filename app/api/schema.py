@@ -130,7 +130,7 @@ class ChatRequest(_Request):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     """Number of alternatives for each token; allowed with `logprobs` only."""
     tools: list[dict[str, Any]] | None = None
-    """Functions that the model may call, in OpenAI's shape; engines without a tool parser refuse them."""
+    """Functions that the model may call, in OpenAI's shape; refused if no engine can parse tool calls."""
     tool_choice: str | dict[str, Any] | None = None
     """`auto`, `none`, `required`, or one function; needs `tools`."""
     parallel_tool_calls: bool | None = None

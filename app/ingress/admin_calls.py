@@ -15,9 +15,7 @@ Answered = Callable[[int, bytes], None]
 
 
 class AdminCalls:
-    """The administrators' calls of one ingress. `send` sends a message to the router; it returns False if there is
-    none.
-    """
+    """The administrators' calls of one ingress. `send` sends a message to the router, or returns False without one."""
 
     def __init__(self, send: Callable[[Message], bool]) -> None:
         self._send = send

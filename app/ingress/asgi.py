@@ -254,9 +254,7 @@ class IngressApp:
     # ------------------------------------------------------------------------------------------------------ ASGI
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        """Serves HTTP and lifespan connections by the ASGI protocol. Raises ValueError for any other kind of
-        connection.
-        """
+        """Serves HTTP and lifespan connections of ASGI. Raises ValueError for any other kind of connection."""
         if scope["type"] == "lifespan":
             await _lifespan(receive, send)
             return
@@ -276,9 +274,7 @@ class IngressApp:
         await reply.pump(receive, send)
 
     async def _read_body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes | None:
-        """Returns the body, or its first part once that is longer than the limit. Returns None if the client left
-        meanwhile.
-        """
+        """Returns the body, or a first part longer than the limit. Returns None if the client left meanwhile."""
         limit = self.config.max_body_bytes
         parts: list[bytes] = []
         size = 0

@@ -31,7 +31,9 @@ class IngressConfig:
     default_completion_tokens: Annotated[int, Whole(1)] = 16
     """`max_tokens` of a completion that names none; 16 is OpenAI's default."""
     expects_prefill: bool = False
-    """Whether the deployment has prefill engines; the replica is not ready before the first of them is."""
+    """Whether the deployment has prefill engines; the replica is then not ready before one of them or a colocated one
+    is.
+    """
     class_slo: dict[str, ClassSlo] = field(default_factory=dict)
     admin_keys: tuple[str, ...] = field(default=(), repr=False)
     """Keys that give the right to administer; `app.ingress.admin` says what that includes."""

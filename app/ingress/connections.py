@@ -52,7 +52,10 @@ log = logging.getLogger(__name__)
 
 
 class Connected(Life):
-    """The life cycle of one prompt, as the connections see it. `out` is the piece of output on its way out."""
+    """The life cycle of one prompt, as the connections see it.
+
+    `out` is the piece of output that is being passed to the client.
+    """
 
     __slots__ = ("out",)
 
@@ -157,7 +160,7 @@ class IngressConnections:
         return [link.info for link in self._engines.all()]
 
     def context_tokens(self) -> int | None:
-        """Returns the smallest context of all engines in tokens, which each of them can serve. None before the first
+        """Returns the smallest context of all engines, in tokens: each of them can serve it. None before the first
         engine.
         """
         return self._context_tokens
@@ -180,9 +183,7 @@ class IngressConnections:
         self._progressed.discard(life)
 
     def to_router(self, message: Message) -> None:
-        """Sends a message to the router, or drops it where there is none: a router that comes back learns of every
-        request.
-        """
+        """Sends a message to the router, or drops it without one: a router that comes back learns of every attempt."""
         self._router.send(message)
 
     def send_work(self, engine_id: str, life: Life, message: Message) -> bool:

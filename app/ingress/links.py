@@ -120,8 +120,10 @@ class EngineLinks:
         self._stopping: set[asyncio.Task[None]] = set()
 
     def update(self, engines: list[EngineInfo]) -> None:
-        """Makes the links match the fleet. An engine that came back as another process or at other addresses gets a new
-        link.
+        """Makes the links match the fleet.
+
+        An engine that came back as another process or at other addresses gets a new link. The link of an engine that is
+        no longer listed is kept for a while.
         """
         wanted = {info.id: info for info in engines}
         for engine_id, link in list(self._links.items()):
@@ -145,8 +147,7 @@ class EngineLinks:
         return self._links.get(engine_id)
 
     def attached(self, engine_id: str, attempt_id: str) -> EngineLink | None:
-        """Returns the link over which `attempt_id` runs at the engine, since a retired link keeps serving its own
-        attempts.
+        """Returns the link over which `attempt_id` runs at the engine; a retired link keeps serving its own attempts.
 
         For any other attempt the link of the fleet is returned, or None.
         """
@@ -163,10 +164,9 @@ class EngineLinks:
         return [self._links[engine_id] for engine_id in sorted(self._links)]
 
     def sweep(self, period_s: float) -> None:
-        """Counts `period_s` more seconds for every link, retires engines missing for too long, and stops idle retired
-        links.
+        """Counts `period_s` more seconds for every link; called every `period_s` seconds.
 
-        The caller calls it every `period_s` seconds.
+        Engines that are missing for too long lose their place in the fleet, and retired links without work are stopped.
         """
         for link in (*self._links.values(), *self._retired):
             link.sweep(period_s)

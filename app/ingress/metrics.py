@@ -24,7 +24,7 @@ from policies.request.events import Admitted
 from policies.request.life import Life
 from policies.request.stage import Outcome
 
-# No `_created` series beside each counter.
+# Counters are shown without their `_created` series.
 disable_created_metrics()
 
 

@@ -24,9 +24,7 @@ log = logging.getLogger("ray.serve")
 
 
 class _Current:
-    """Passes ASGI calls to the application of this process's replica: Serve wants an application before the replica
-    exists.
-    """
+    """Passes ASGI calls to this process's application, since Serve wants an application before the replica exists."""
 
     app: IngressApp | None = None
 
@@ -45,8 +43,9 @@ def _asgi() -> _Current:
 
 @serve.ingress(_asgi)
 class IngressReplica:
-    """One ingress replica. If it cannot start, `serve status` shows its ConfigError or OSError (port taken), with
-    advice.
+    """One ingress replica.
+
+    If it cannot start it raises ConfigError or OSError (port taken) with advice, which `serve status` shows.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
@@ -108,8 +107,9 @@ def codec_of(model: ModelConfig) -> TextCodec:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of the installed packages that decide how the server behaves, by name (`version`: Sluice's
-    own).
+    """Returns the versions of the installed packages that decide how the server behaves, by package name.
+
+    The server's own version is under `version`.
     """
     found = {"version": importlib.metadata.version("sluice-server")}
     for name in ("ray", *(package for kind in ENGINES.values() for package in kind.packages)):

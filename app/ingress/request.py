@@ -59,7 +59,7 @@ class RequestSpec:
 
 
 class Client(Protocol):
-    """The receiver of the output: the exchange with the client."""
+    """The receiver of a request's output: the exchange with the client."""
 
     def output(self, request: "IngressRequest", out: Out) -> None: ...
     def finished(self, request: "IngressRequest") -> None: ...

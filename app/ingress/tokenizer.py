@@ -25,8 +25,9 @@ class TemplateError(ValueError):
 
 
 class TextCodec(Protocol):
-    """The part of a model's tokenizer that the ingress uses. It is thread-safe, as long prompts are encoded in a
-    thread.
+    """The part of a model's tokenizer that the ingress uses.
+
+    It is thread-safe, because long prompts are encoded in a thread.
     """
 
     vocab_size: int
@@ -101,9 +102,7 @@ class HfCodec:
 
 
 class WordCodec:
-    """A codec whose tokens are words: a word's id is its CRC-32 modulo the vocabulary. `decode` returns ids, not the
-    words.
-    """
+    """A codec whose tokens are words: a word's id is its CRC-32 modulo the vocabulary. `decode` only names the ids."""
 
     def __init__(self, vocab_size: int = 32_000) -> None:
         self.vocab_size = vocab_size

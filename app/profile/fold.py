@@ -75,7 +75,10 @@ class RateMap:
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """A heatmap with its origin: `marks[i][j]` says how cell (i, j) was found. `heatmap` is None if no cell is."""
+    """A heatmap with its origin: `marks[i][j]` says how cell (i, j) was found.
+
+    `heatmap` is None while no cell is measured.
+    """
 
     heatmap: Heatmap | None
     marks: tuple[tuple[Mark, ...], ...]

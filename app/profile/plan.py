@@ -20,10 +20,10 @@ _PREFILL_WEIGHT = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The axes of the grid, ascending and positive: prompt tokens, decode/prefill ratios, requests per second and
-    engine.
+    """The axes of the grid, ascending and positive.
 
-    Raises ValueError naming the wrong axis.
+    They are prompt tokens, decode/prefill ratios, and requests per second and engine. Raises ValueError naming the
+    wrong axis.
     """
 
     prefill_tokens: tuple[int, ...]

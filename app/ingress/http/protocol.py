@@ -234,7 +234,7 @@ class FastHttpProtocol(asyncio.Protocol):
         """Answers a request that cannot be read, and lets the client finish sending before the connection ends."""
         self._closing = True
         if self._current is not None or self._waiting:
-            return  # `finished` closes afterwards
+            return  # `finished` closes the connection
         body = error.body()
         headers = [*_JSON, *error.headers(), (b"content-length", b"%d" % len(body))]
         head = build_head(error.status, self.date_line(), headers, keep_alive=False)
