@@ -95,8 +95,7 @@ class StreamWriter:
         self._prefixes: dict[int, bytes] = {}
 
     def piece(self, choice: Choice, out: Out, usage: bytes | None = None) -> bytes:
-        """Returns the SSE bytes for `out`: one event, two where a chat choice begins with its role, or b"" for an empty
-        piece.
+        """Returns the SSE bytes for `out`: an event, two where a chat choice begins with its role, or b"" for nothing.
 
         `usage` is the JSON of the running usage, for `continuous_usage_stats`.
         """
