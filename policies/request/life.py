@@ -28,7 +28,8 @@ NO_ENGINE = "no_engine"
 """The router's reason when it knows no engine that is ready."""
 
 LEAST_LEFT_S = 0.001
-"""Least time that an engine is given: the event DeadlinePassed, and no engine, ends a request whose deadline has come.
+"""Least time that an engine is given, so that a request whose deadline has come is ended by DeadlinePassed, not by its
+engine.
 """
 
 _STATUS_OF_CODE = {"deadline": 504, "draining": 503, "overloaded": 503}
@@ -40,7 +41,7 @@ _QUEUED, _PREFILLING, _POOLED, _TRANSFERRING, _DECODING, _DONE = Stage
 class Limits:
     """The limits of every request, from a driver's configuration.
 
-    A pooled request is given up `lease_margin_s` before its lease ends, or a fifth of the lease before if that is less.
+    A pooled request is given up some time before its lease ends: `lease_margin_s`, but at most a fifth of the lease.
     """
 
     max_retries: int
@@ -100,8 +101,8 @@ class Life(Effects):
     # ---------------------------------------------------------------------------------------------- the runner
 
     def on(self, event: ev.Event, now_s: float) -> bool:
-        """Handles an event that happened at `now_s`. Returns False, and changes nothing, where the table for the stage
-        does not list it.
+        """Handles an event that happened at `now_s`. Returns False, and changes nothing, if the stage does not accept
+        it.
         """
         row = self._rows.get(type(event))
         if row is None or (row.when is not None and not row.when(self)):

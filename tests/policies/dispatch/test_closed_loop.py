@@ -1,8 +1,9 @@
 """Policies in a closed loop through the dispatcher, step by step: BalanceRoute's promises on a small cluster.
 
-16 decode workers of 16 slots that never run empty, heavy-tailed prompts and outputs, a pool of 48. Every step each
-request gains a token; what finishes frees its slot at once. Imbalance: mean over steps of max - min KV load, as in
-the paper. Not a simulation of time: a step is a step, transfers take none.
+The cluster has 16 decode workers of 16 slots that never run empty, heavy-tailed prompts and outputs, and a pool of 48.
+In every step each request gains a token, and a request that finishes frees its slots at once. The imbalance is the mean
+over the steps of max - min KV load, as in the paper. Time is not simulated: all steps are alike, and transfers take no
+time.
 """
 
 import random
@@ -19,14 +20,16 @@ WORKERS, SLOTS, POOL, STEPS, WARM_UP = 16, 16, 48, 220, 80
 
 
 class Loop:
-    """The cluster; `forecast` H > 0 gives BR-H the true remaining lengths within H steps, every 16 tokens."""
+    """The dispatcher and its cluster. With `forecast` H > 0, BR-H gets the true remaining length of each request that
+    finishes within H steps, every 16 tokens.
+    """
 
     def __init__(self, policy: str, forecast: int = 0) -> None:
         config = DispatchConfig(max_queue=10**6, queue_timeout_s=1e9, starvation_s=1e9, lease_margin_s=0.0)
         self.dispatcher = Dispatcher(config, JoinShortestQueue(), decode_policy(policy))
         self.rng, self.forecast, self.now_s = random.Random(5), forecast, 0.0
         self.output: dict[str, int] = {}
-        self.tokens: dict[str, int] = {}  # of those that decode
+        self.tokens: dict[str, int] = {}  # generated, by decoding request
         self.dispatcher.handle(ev.EngineUp(0.0, "p", Role.PREFILL, "g", "n", 10**6, 10**9))
         for i in range(WORKERS):
             self.dispatcher.handle(ev.EngineUp(0.0, f"d{i:02d}", Role.DECODE, "g", "n", SLOTS, 10**7))
@@ -44,7 +47,7 @@ class Loop:
         self.handle(ev.PrefillDone(self.now_s, attempt_id, 1e9, 1, 0))
 
     def step(self) -> int:
-        """One decode step; returns max - min KV load after it."""
+        """Runs one decode step and returns max - min KV load after it."""
         self.now_s += 0.05
         self.handle(ev.EngineStatus(self.now_s, "p", 0, 0, 0))
         for attempt_id in list(self.tokens):

@@ -1,4 +1,4 @@
-"""The dispatcher's rules (its docstring), one literal case each, and its invariants under random histories."""
+"""Tests of each rule in the dispatcher's docstring by one literal case, and of its invariants in random histories."""
 
 import math
 
@@ -197,8 +197,9 @@ def test_a_lease_that_ends_is_rescued_prefilled_again_or_rejected() -> None:
     for attempt_id in ("a", "b", "c"):
         d.handle(req(attempt_id))
         d.handle(done(attempt_id))
-    # a decodes (100 of 250 tokens, the one slot). At 22 s the leases near their end: b fits by KV (100 <= 150) without
-    # a slot and is rescued; c does not (100 > 50) and, the prefill worker's status being fresh, is prefilled once more.
+    # a decodes (100 of 250 tokens, the only slot). At 22 s the leases of b and c are about to end. b fits by KV
+    # (100 <= 150) and is rescued without a slot. c does not fit (100 > 50) and is prefilled once more, because the
+    # prefill worker's status is fresh.
     d.handle(ev.EngineStatus(21.9, "p", 0, 0, 300))
     actions = {a.attempt_id: a for a in d.handle(ev.Tick(22.1))}
     rescued, again = actions["b"], actions["c"]
@@ -228,7 +229,7 @@ def test_a_mode_leaves_only_workers_of_its_kind(mode: Mode, worker: str) -> None
         action = one(d.handle(req(attempt_id, mode=mode)))
         assert isinstance(action, RoutePrefill)
         assert (action.decision.worker, action.degraded) == (worker, False)
-    # both slots are taken: it waits, nobody else steps in
+    # both slots are taken, so the request waits; no other worker may take it
     assert d.handle(req("c", mode=mode)) == []
     assert d.queue_size == 1
 

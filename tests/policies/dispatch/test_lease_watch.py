@@ -1,4 +1,4 @@
-"""Pool entries are rescued in the order in which their leases end, if they still wait then."""
+"""Tests that pool entries are rescued in the order in which their leases end, if they still wait then."""
 
 from policies.dispatch.lease_watch import LeaseWatch, rescue
 from policies.routing.base import Reason
@@ -8,7 +8,7 @@ from policies.state.views import Request, Role
 
 
 def cluster(*leases_until_s: float) -> ClusterState:
-    """One pool entry r0, r1, ... a lease; decode workers d0 (free) and d1 (busier)."""
+    """Returns a state with the free decode workers d0 and d1, and a pool entry r0, r1, ... for each lease's end."""
     state = ClusterState()
     state.apply(ev.EngineUp(0.0, "p", Role.PREFILL, "g", "n", 8, 10_000))
     for name in ("d0", "d1"):
@@ -70,7 +70,7 @@ def test_it_does_not_grow_with_what_has_left() -> None:
 
 def test_a_rescue_takes_the_least_loaded_worker_with_kv_room_even_without_a_slot() -> None:
     state = cluster(20.0)
-    # d0: 1 of 2 slots and 900 KV tokens; d1: full, with room
+    # d0 uses 1 of 2 slots and 900 KV tokens; d1 uses all its slots but has KV room
     for i, worker in enumerate(("d0", "d1", "d1")):
         enter(state, f"x{i}", 40.0, tokens=900 if worker == "d0" else 10)
         state.apply(ev.DecodeRouted(0.0, f"x{i}", worker))

@@ -1,4 +1,4 @@
-"""The pool entries that an event has placed: from the front after room came, otherwise only the new ones."""
+"""Tests of which pool entries an event tries: after room came all from the front, otherwise only the new ones."""
 
 from policies.dispatch.config import DispatchConfig
 from policies.dispatch.pool_scan import Placement, PoolScan
@@ -13,7 +13,7 @@ FULL = Placement(bounded=False, slots_left=False, blocked=False)
 
 
 class Pool:
-    """A pool and its scan; `answer` is the result of placing entries."""
+    """A pool and its scan; every attempt to place entries returns `answer`."""
 
     def __init__(self) -> None:
         self.state = ClusterState()
@@ -42,7 +42,7 @@ def test_room_has_the_whole_pool_tried_two_an_event_and_then_nothing() -> None:
     for attempt_id in ("a", "b", "c"):
         pool.enter(attempt_id)
     assert pool.tried(room_came=True) == ["a", "b"]
-    assert pool.tried(room_came=False) == ["c"]  # whatever the event is, it goes on
+    assert pool.tried(room_came=False) == ["c"]  # any event resumes the scan
     assert pool.tried(room_came=False) == []
 
 
@@ -61,7 +61,7 @@ def test_more_room_on_the_way_and_urgent_entries_bring_it_back_to_the_front() ->
         pool.enter(attempt_id, priority=1)
     assert pool.tried(room_came=True) == ["a", "b"]
     assert pool.tried(room_came=True) == ["c"]
-    assert pool.tried(room_came=False) == ["a", "b"]  # once more, for what came on the way
+    assert pool.tried(room_came=False) == ["a", "b"]  # again, as room came meanwhile
     pool.enter("urgent", priority=0)
     assert pool.tried(room_came=False) == ["urgent", "a"]
 

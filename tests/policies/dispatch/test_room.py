@@ -1,4 +1,4 @@
-"""The shared lists of feasible workers equal the rule; overcommit; a batch policy in the dispatcher."""
+"""Tests that shared lists of feasible workers obey `has_room`; tests of overcommit and of a batch policy."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -64,7 +64,8 @@ def test_a_slot_that_frees_lets_the_batch_policy_choose_from_the_whole_pool() ->
     ] == [[], [], []]
     for attempt_id in "abce":
         d.handle(ev.Admitted(2.0, attempt_id))
-    # a (900) + e (100) against b + c (500 each): b leaves, margin 500, so x (700) overflows, y (395) fits
+    # a (900) + e (100) are on one worker, b + c (500 each) on the other. b leaves, so that worker is 500 below the
+    # first: x (700) would exceed it, y (395) fits.
     assert sorted(loads.values()) == [1000, 1000]
     (made,) = [a for a in d.handle(ev.Closed(3.0, "b", "finished")) if isinstance(a, RouteDecode)]
     assert (made.attempt_id, made.decision.reason) == ("y", Reason.BEST_SUBSET)

@@ -1,4 +1,6 @@
-"""The dispatcher tries waiting requests only when something may have changed, and decides as an eager one does."""
+"""Tests that the dispatcher tries waiting requests only when something may have changed, and yet decides like one that
+always tries.
+"""
 
 import copy
 import dataclasses
@@ -127,7 +129,7 @@ def test_with_bounds_nothing_that_fits_stays_once_events_go_on(
         if isinstance(actions, list):
             sent = [a for a in actions if isinstance(a, RouteDecode) and a.decision.reason != "lease_rescue"]
             assert len(sent) <= admissions
-    for _ in range(60):  # any event will do: these say nothing
+    for _ in range(60):  # events that only resume a scan
         d.handle(ev.OracleRefreshed(now_s, None))
     unbounded = copy.deepcopy(d)
     unbounded.__class__ = Eager
@@ -136,7 +138,10 @@ def test_with_bounds_nothing_that_fits_stays_once_events_go_on(
 
 
 def saturated(looks: list[int], monkeypatch: pytest.MonkeyPatch, pool: int = 20, **config: int) -> Dispatcher:
-    """One decode worker of 2 slots, both taken, one of 1, empty for KV; `pool` waiting; `looks` counts looks at it."""
+    """Returns a dispatcher with one decode worker, whose two slots are taken, and `pool` waiting pool entries.
+
+    `looks` gets an item whenever the dispatcher tries the pool from now on.
+    """
     d = Dispatcher(
         DispatchConfig(**config), prefill_policy("join_shortest_queue"), decode_policy("join_shortest_queue")
     )
@@ -166,7 +171,7 @@ def test_what_makes_no_room_wakes_nobody(monkeypatch: pytest.MonkeyPatch) -> Non
     d.handle(ev.ForecastMade(1.0, "r000", 6, 3.0))
     d.handle(ev.OracleRefreshed(1.0, None))
     d.handle(ev.EngineStatus(1.0, "d", 2, 0, 400))
-    d.handle(ev.Closed(1.0, "r010", "cancelled"))  # it waited in the pool itself
+    d.handle(ev.Closed(1.0, "r010", "cancelled"))  # r010 waited in the pool
     assert looks == []
     (action,) = d.handle(ev.Closed(1.0, "r000", "finished"))
     assert (action.attempt_id, bool(looks)) == ("r002", True)
@@ -193,7 +198,7 @@ def test_a_long_pool_is_looked_at_in_parts_and_the_next_event_goes_on(
     d = saturated([], monkeypatch, pool=20, tick_entries=8)
     d.handle(ev.Arrived(1.0, Request("small", 1.0, 10, 8)))
     d.handle(ev.PrefillDone(1.0, "small", 1000.0, 1, 0))
-    # a third slot, and 50 tokens of KV are left: of 21 entries only the last one fits
+    # a third slot comes, and 50 tokens of KV are free: of 21 entries only the last fits
     assert d.handle(ev.EngineUp(1.0, "d", Role.DECODE, "g", "n", 3, 250)) == []
     assert d.handle(ev.OracleRefreshed(1.0, None)) == []
     assert [a.attempt_id for a in d.handle(ev.OracleRefreshed(1.0, None))] == ["small"]

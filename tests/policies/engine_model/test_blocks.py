@@ -1,4 +1,4 @@
-"""Block pool: literal cases, and properties over random histories."""
+"""Tests of the block pool: literal cases, and properties over random histories."""
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +17,7 @@ from policies.engine_model.blocks import (
 
 def test_hashes_are_chained_and_stable() -> None:
     a = block_hashes(list(range(40)), 16)
-    assert len(a) == 2  # the partial block has none
+    assert len(a) == 2  # a partial block has no hash
     assert a == block_hashes(list(range(32)), 16)
     # an earlier token changes all later hashes
     assert block_hashes([99, *range(1, 32)], 16)[1] != a[1]
@@ -71,13 +71,13 @@ def test_least_recently_used_is_evicted_first_and_the_chain_from_its_end() -> No
     assert pool.hits((1, 2)) == 2
     one = pool.allocate((), 1)
     assert one is not None
-    # 2, the end of the older chain, went first
+    # block 2, the end of the older chain, was evicted first
     assert pool.hits((1, 2)) == 1
     assert pool.hits((3, 4)) == 2
-    touched = pool.allocate((1,), 1)  # 1 is used again ...
+    touched = pool.allocate((1,), 1)  # block 1 is used again ...
     assert touched is not None
     pool.release(touched)
-    two = pool.allocate((), 2)  # ... so 4 and 3 go before it
+    two = pool.allocate((), 2)  # ... so 4 and 3 are evicted before it
     assert two is not None
     assert pool.hits((1,)) == 1
     assert pool.hits((3,)) == 0
@@ -156,7 +156,7 @@ OPS = st.lists(
 @settings(max_examples=150, deadline=None)
 @given(OPS, st.integers(1, 24))
 def test_conservation_under_any_history(ops: list[tuple[str, int, int]], total: int) -> None:
-    """Blocks held by live allocations, counted once if shared, are exactly what the pool calls used."""
+    """The pool's `used` is the number of blocks that live allocations hold, each shared block counted once."""
     pool = BlockPool(total, 4, record_changes=True)
     live: list[tuple[Allocation, tuple[int, ...]]] = []
     mirror: set[int] = set()

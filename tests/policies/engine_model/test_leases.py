@@ -1,4 +1,4 @@
-"""Leases: each ends exactly once, never under a reader."""
+"""Tests that each lease ends exactly once, and never while somebody reads it."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""The step model, by hand: the sequences of each step, the blocks that they take, preemption."""
+"""Tests of the step model against results by hand: the sequences of each step, their blocks, preemption."""
 
 import random
 
@@ -38,7 +38,7 @@ def test_one_colocated_request_step_by_step() -> None:
     m = model()
     seq = Sequence(prompt_tokens=6, output_tokens=3)
     m.add(seq)
-    # prefill of 6 tokens: 1 + 0.6; its end is the first token
+    # the prefill of 6 tokens takes 1 + 0.6 s and gives the first token
     seconds, result = step(m)
     assert seconds == pytest.approx(1.6)
     assert (result.decoded, result.finished) == ([seq], [])
@@ -63,7 +63,8 @@ def test_blocks_grow_one_step_before_they_are_written() -> None:
     for _ in range(9):
         step(m)
         used.append(m.pool.used)
-    # After token g the next step writes KV position 4 + g: a 2nd block from g = 1, a 3rd from g = 5; done at g = 9.
+    # After token g the next step writes KV position 4 + g. A 2nd block is needed from g = 1 on, a 3rd from g = 5 on.
+    # The sequence is done at g = 9.
     assert used == [2, 2, 2, 2, 3, 3, 3, 3, 0]
 
 
@@ -150,7 +151,7 @@ def test_remote_sequence_loads_then_decodes() -> None:
     hashes = block_hashes(list(range(8)), 4)
     seq = Sequence(8, 2, hashes, remote=True)
     m.add(seq)
-    # nothing to compute while the KV is on its way
+    # there is nothing to compute until the KV has arrived
     assert m.begin_step() is None
     assert m.take_admitted() == [seq]
     assert m.take_admitted() == []
@@ -162,7 +163,7 @@ def test_remote_sequence_loads_then_decodes() -> None:
     assert result.decoded == [seq]
     assert m.prefill_tokens_total == 0
     assert step(m)[1].finished == [seq]
-    assert m.pool.hits(hashes) == 2  # what was loaded is cached here now
+    assert m.pool.hits(hashes) == 2  # the loaded KV is now cached here
 
 
 def test_loaded_during_a_step_joins_the_next_one() -> None:
@@ -180,7 +181,8 @@ def test_loaded_during_a_step_joins_the_next_one() -> None:
 
 
 def test_preemption_recomputes_and_loses_nothing() -> None:
-    # 5 blocks of 4. Both take one block at once; each grows at 1, 5, 9 generated: at 5 the 5th and a 6th are needed.
+    # There are 5 blocks of 4 tokens. Each sequence takes one block at once and one more at 1, 5 and 9 generated tokens.
+    # At 5 the fifth and a sixth block are needed.
     m = model(blocks=5, size=4)
     a, b = Sequence(4, 12), Sequence(4, 12)
     m.add(a)
@@ -245,7 +247,7 @@ def test_removed_in_every_stage() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.integers(8, 40), st.integers(1, 6))
 def test_every_sequence_gets_all_its_tokens_whatever_happens(seed: int, blocks: int, slots: int) -> None:
-    """Random arrivals, loads, cancels and preemptions: counts are exact and all is given back at the end."""
+    """Under random arrivals, loads, cancellations and preemptions, counts are exact and everything is given back."""
     rng = random.Random(seed)
     m = model(blocks=blocks, size=4, slots=slots, budget=rng.choice([5, 50]), chunked=rng.random() < 0.5)
     got: dict[Sequence, int] = {}
@@ -290,7 +292,7 @@ def test_every_sequence_gets_all_its_tokens_whatever_happens(seed: int, blocks: 
 
 
 def test_readmitted_in_time_for_its_old_step_grows_once() -> None:
-    """A preempted sequence that is back at once is due at the very step at which it was due before."""
+    """A preempted sequence that is admitted again at once is due at the same step as before."""
     m = model(blocks=6, size=4)
     other = m.pool.allocate((), 2)
     assert other is not None
@@ -300,7 +302,7 @@ def test_readmitted_in_time_for_its_old_step_grows_once() -> None:
     step(m)
     a = Sequence(4, 12)
     m.add(a)
-    assert step(m)[1].preempted == [b]  # b grew to 2 blocks, a then found none
+    assert step(m)[1].preempted == [b]  # b took the last block, which a needed
     m.remove(c)
     m.pool.release(other)
     results = [step(m)[1] for _ in range(4)]
@@ -325,7 +327,9 @@ def test_readmitted_in_time_for_its_old_step_grows_once() -> None:
 def test_many_steps_at_once_equal_one_by_one(
     requests: list[tuple[int, int, int, bool]], slots: int, blocks: int
 ) -> None:
-    """Arrivals at step boundaries give equal times, tokens, blocks and preemptions with and without jumps."""
+    """Many steps at once give the same times, tokens, blocks and preemptions as single steps, if arrivals come at step
+    boundaries.
+    """
 
     def run(most: int) -> list[tuple[object, ...]]:
         m = model(blocks=blocks, size=4, slots=slots)
@@ -350,7 +354,7 @@ def test_many_steps_at_once_equal_one_by_one(
                 name, (prompt, output, _, remote) = todo[0]
                 todo[0] = (name, (prompt, output, m.steps, remote))
                 continue
-            count = 1 if loading else plan.n  # what is loaded joins at the next step
+            count = 1 if loading else plan.n  # loaded sequences join at the next
             result = m.end_steps(count)
             now_s += count * plan.first_s + plan.growth_s * count * (count - 1) / 2
             for what in (result.started, result.finished, result.preempted):

@@ -1,4 +1,4 @@
-"""Synthetic text: pure, varied, and stop strings found wherever the pieces are cut."""
+"""Tests that synthetic text is pure and varied, and that stop strings are found wherever the pieces are cut."""
 
 import math
 from collections import Counter
@@ -104,7 +104,9 @@ def test_empty_stops_are_refused() -> None:
     st.integers(1, 5),
 )
 def test_matcher_equals_search_in_the_whole_text(whole: str, stops: list[str], step: int) -> None:
-    """Cut into pieces of any size: the text before the first point at which any stop string is complete."""
+    """The matcher, given pieces of any size, finds a stop string at the first piece that completes one, and passes on
+    exactly the text before it.
+    """
     matcher = text.StopMatcher(stops)
     out, hit = "", None
     for start in range(0, len(whole), step):

@@ -1,4 +1,4 @@
-"""Timing formula by hand, and impossible profiles refused."""
+"""Tests of the timing formula against results by hand, and of the impossible profiles that are refused."""
 
 import dataclasses
 import math
@@ -51,7 +51,7 @@ def test_transfer() -> None:
     ],
 )
 def test_impossible_profiles(field: str, value: float) -> None:
-    # its per-token terms are 0, so a base of 0 would be a step without duration
+    # this profile's per-token terms are 0, so with a base of 0 a step would take no time
     base = TICK_1MS
     with pytest.raises(ValueError, match="TimingProfile"):
         dataclasses.replace(base, **{field: value})  # type: ignore[arg-type]

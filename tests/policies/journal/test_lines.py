@@ -1,4 +1,4 @@
-"""The lines of a journal: every event and action there and back, to the same value and the same bytes."""
+"""Tests that every event and action, written as a journal line and read back, gives the same value and bytes."""
 
 import dataclasses
 import json
@@ -76,7 +76,7 @@ st.register_type_strategy(
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equal, types and nan and the order of mappings included."""
+    """Whether two values are equal, including their types and the order of mappings; nan equals nan."""
     return type(a) is type(b) and repr(a) == repr(b)
 
 

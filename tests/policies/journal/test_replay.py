@@ -1,4 +1,6 @@
-"""A journal of any history replays to the same lines; a journal that is not whole is refused, with the line named."""
+"""Tests that a journal of any history replays to the same lines, and that an incomplete one is refused and its line
+named.
+"""
 
 import dataclasses
 import os
@@ -24,7 +26,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def history(seed: int, events: int, prefill: str = "random", decode: str = "power_of_two") -> list[str]:
-    """The lines of a random life of `events` events."""
+    """Returns the journal lines of a random history of about `events` events."""
     life, lines = Life(random.Random(seed)), list[str]()
     config = DispatchConfig(seed=seed, max_queue=8, queue_timeout_s=2.0)
     dispatcher = Dispatcher(config, prefill_policy(prefill), decode_policy(decode))
@@ -76,7 +78,7 @@ def test_the_histories_hold_what_can_go_wrong() -> None:
 
 def test_what_was_decided_before_a_policy_error_stands_and_is_logged() -> None:
     lines: list[str] = []
-    # 80 of 4000 tokens: one prompt at a time
+    # 2 % of 4000 KV tokens are 80, so a prefill worker holds one prompt at a time
     config = DispatchConfig(kv_high_water=0.02)
     dispatcher = Dispatcher(config, prefill_policy("random"), decode_policy("netkv"))
     writer = JournalWriter(lambda text: lines.extend(text.splitlines()), dispatcher, "test")

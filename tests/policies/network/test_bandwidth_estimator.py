@@ -1,4 +1,4 @@
-"""The estimator learns from transfers over a link of known bandwidth that own flows share, and it forgets."""
+"""Tests that the estimator learns the known bandwidth of a link that own flows share, and that it forgets old data."""
 
 import math
 import random
@@ -14,7 +14,7 @@ PAIR = ("n1", "n2")
 
 
 class Link:
-    """A link shared evenly by its flows (processor sharing), played against an estimator."""
+    """A link that its flows share evenly (processor sharing); it reports each transfer to an estimator."""
 
     def __init__(self, estimator: BandwidthEstimator, bytes_per_s: float, tier: int | None = 1) -> None:
         self.estimator, self.bytes_per_s, self.tier = estimator, bytes_per_s, tier
@@ -42,7 +42,9 @@ class Link:
         return attempt_id
 
     def run(self, transfers: int, at_once: int, rng: random.Random) -> None:
-        """Sizes that take at least 10 us up to 1e9 B/s: the estimator does not see what is over within `SECONDS[0]`."""
+        """Moves random transfers, at most `at_once` at a time. Up to 1e9 B/s each takes at least 10 us, because the
+        estimator does not count a transfer shorter than `SECONDS[0]`.
+        """
         begun = 0
         while begun < transfers or self.left:
             while begun < transfers and len(self.left) < rng.randint(1, at_once):
@@ -69,23 +71,24 @@ def test_a_bandwidth_is_recovered_whatever_number_of_own_flows_shares_it(
 
 
 def test_two_overlapping_flows_by_hand() -> None:
-    """100 B/s; a: 300 B from 0, b: 100 B from 1. a alone moves 100 by 1; both 50 B/s, b ends at 3, a has 100 left: 4.
+    """The link has 100 B/s. a moves 300 B from 0 s on, b moves 100 B from 1 s on. a alone has moved 100 B at 1 s. Then
+    both move 50 B/s until b ends at 3 s. a has 100 B left and ends at 4 s.
 
-    a's share: 1 + 2/2 + 1 = 3 s for 300 B; b's: 2/2 = 1 s for 100 B.
+    a's share is 1 + 2/2 + 1 = 3 s for 300 B; b's share is 2/2 = 1 s for 100 B.
     """
     estimator = BandwidthEstimator(EstimatorConfig(min_samples=1))
     estimator.routed("a", "p", PAIR, 1, None, 0.0)
     estimator.routed("b", "p", PAIR, 1, None, 1.0)
     estimator.transferred("b", 100, 2.0, 3.0)
-    # a still moves: how much of the link b had is not known yet
+    # a has not ended, so it is not known yet how much of the link b had
     assert estimator.pairs(3.0) == {}
     estimator.transferred("a", 300, 4.0, 4.0)
     assert learned(estimator, 4.0) == pytest.approx(100.0)
 
 
 def test_flows_over_several_links_share_less() -> None:
-    """Two links of 100 B/s, and both flows for 3 s: each has 1 + 1/2 on its link in the mean, so 200 B in 3 s are 2 s'
-    worth of one link. Taken for one link they would be 1.5 s' worth, 133 B/s.
+    """Two flows use two links of 100 B/s for 3 s. On average 1 + 1/2 flows are on a flow's link, so its share is
+    3 / 1.5 = 2 s for 200 B. With a single link the share would be 1.5 s, and the estimate 133 B/s.
     """
     estimator = BandwidthEstimator(EstimatorConfig(min_samples=2))
     for attempt_id in ("a", "b"):
@@ -171,14 +174,14 @@ def test_held_time_and_the_tiers_latency_do_not_count() -> None:
 
 
 def test_a_latency_nobody_gave_is_found_where_the_sizes_differ() -> None:
-    """T = 0.5 s + bytes / 1000."""
+    """Every transfer takes 0.5 s + bytes / (1000 B/s)."""
     estimator = BandwidthEstimator(EstimatorConfig())
     for i, n_bytes in enumerate([200, 3000, 1000, 600, 5000, 400]):
         estimator.routed(f"r{i}", "p", PAIR, None, None, float(i))
         estimator.transferred(f"r{i}", n_bytes, 0.5 + n_bytes / 1000, float(i))
     estimate = estimator.pairs(6.0)[PAIR]
     assert estimate.latency_s == pytest.approx(0.5)
-    # the one transfer of 200 B counts 0.35 s as latency at most; the median does not see it
+    # of the 0.7 s for 200 B at most half counts as latency; the median ignores this one transfer
     assert estimate.bytes_per_s == pytest.approx(1000, rel=0.01)
 
 
@@ -199,7 +202,7 @@ def test_cold_start_and_old_data() -> None:
     assert learned(estimator, 2.0) is None
     alone(estimator, 2, 1000, 1.0)
     assert learned(estimator, 3.0) == pytest.approx(1000)
-    # the first is over 60 s old: two are left
+    # the first transfer is over 60 s old, so two are left
     assert learned(estimator, 61.5) is None
     assert estimator.pairs(100.0) == {}
     assert estimator._samples == {}

@@ -1,4 +1,4 @@
-"""The source of a pair's tier, and the oracle data that are refused."""
+"""Tests of where a pair's tier comes from, and of the data that the oracle refuses."""
 
 from typing import Any
 
@@ -72,7 +72,7 @@ def test_inconsistent_data_are_refused_with_the_key(data: dict[str, Any], messag
         Oracle(**data)
 
 
-# the map names p itself, and q's node only
+# the map names worker p itself, but only the node of q
 @pytest.mark.parametrize("sender", ["p", "q"])
 @pytest.mark.parametrize("asked_before", [False, True])
 def test_many_receivers_at_once_get_what_each_would_alone(sender: str, asked_before: bool) -> None:

@@ -1,4 +1,4 @@
-"""A life whose effects are written down, and ways to bring it to a stage."""
+"""A life whose effects are recorded, and functions that bring it to a stage."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ NOW_S = 100.0
 
 
 class Recorder(Life):
-    """Writes down each effect as (its name, its arguments). Engines in `down` are not connected."""
+    """A life that records each effect as (name, arguments ...) in `did`. Engines in `down` are not connected."""
 
     def __init__(
         self, max_retries: int = 2, timeout_s: float = 600.0, choices: int = 1, mode: Mode | None = None
@@ -45,7 +45,7 @@ class Recorder(Life):
         self.leaves_at_output = False
 
     def of(self, *names: str) -> list[tuple[Any, ...]]:
-        """The effects of these names."""
+        """Returns the recorded effects with one of these names, in order."""
         return [effect for effect in self.did if effect[0] in names]
 
     def new_attempt(self) -> str:
@@ -126,7 +126,7 @@ class Recorder(Life):
         self.did.append(("failed", failure))
 
     def end(self) -> Failure:
-        """The failure that the client was told of, which must be the only end."""
+        """Returns the failure that the client got; asserts that the request had no other end."""
         (effect,) = self.of("failed", "finished")
         assert isinstance(effect[1], Failure)
         return effect[1]
@@ -141,7 +141,7 @@ WAY: dict[Stage, Event] = {
     Stage.DECODING: Admitted(9, 0.1, 3),
     Stage.DONE: Output(1, True),
 }
-"""The ordinary way, with engines p and d: the event that leads to each stage."""
+"""The ordinary way through the stages, with engines p and d: by stage the event that leads there."""
 
 COLOCATED_WAY: dict[Stage, Event] = {
     Stage.PREFILLING: RoutePrefill("c", colocated=True),
@@ -166,11 +166,11 @@ EVENTS: list[Event] = [
     DeadlinePassed(),
     StageOverdue(),
 ]
-"""One event of each kind."""
+"""One event of each type."""
 
 
 def at(stage: Stage, way: dict[Stage, Event] = WAY, **more: Any) -> Recorder:
-    """A life that has come to `stage` by the ordinary way."""
+    """Returns a life that has reached `stage` by the events of `way`."""
     life = Recorder(**more)
     life.on(Start(router=True), NOW_S)
     for reached, event in way.items():
@@ -183,5 +183,5 @@ def at(stage: Stage, way: dict[Stage, Event] = WAY, **more: Any) -> Recorder:
 
 
 def now(life: Life) -> Stage:
-    """The stage of `life` (a call, so that a type checker does not take it for unchanged)."""
+    """Returns the stage of `life`. It is a call, because a type checker takes an attribute for unchanged."""
     return life.stage

@@ -1,4 +1,4 @@
-"""The page about a request's life is what the table says."""
+"""Tests that the page about a request's life is the one that the table gives."""
 
 import runpy
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The request's state machine: every stage meets every event, and every way out gives back exactly what was held."""
+"""Tests of the request's state machine: every stage gets every event, and each end gives back exactly what was held."""
 
 import math
 import random
@@ -143,8 +143,8 @@ def test_a_cancellation_gives_back_what_the_stage_holds(stage: Stage) -> None:
         (Stage.PREFILLING, WAY, "p", []),
         (Stage.PREFILLING, COLOCATED_WAY, "c", []),
         (Stage.POOLED, WAY, "p", []),
-        (Stage.TRANSFERRING, WAY, "d", [("release", "p")]),  # nobody will pull it now
-        (Stage.TRANSFERRING, WAY, "p", [("cancel", "d")]),  # it would read freed blocks
+        (Stage.TRANSFERRING, WAY, "d", [("release", "p")]),  # nobody will pull the KV
+        (Stage.TRANSFERRING, WAY, "p", [("cancel", "d")]),  # d would read freed blocks
         (Stage.DECODING, WAY, "d", []),
     ],
 )
@@ -196,7 +196,7 @@ def test_a_decode_that_fails_before_admission_releases_the_prefill(code: str, st
     failure = life.end()
     assert failure.status == status
     assert failure.param == ("stop" if status == 400 else None)
-    # the request's own fault is not the engine's
+    # where the request itself is at fault, no engine is blamed
     culprit = None if status == 400 else "d"
     assert [closed[4] for closed in life.of("close")] == [culprit]
     assert not life.tied
@@ -228,7 +228,7 @@ def test_the_router_may_send_a_pooled_request_to_prefill_again() -> None:
     assert life.of("release") == [("release", "p")]
     assert life.of("send_prefill") == [("send_prefill", "p"), ("send_prefill", "q")]
     assert life.tied == {"q"}
-    assert life.wake_at_s == 700.0  # the lease is not its concern any more
+    assert life.wake_at_s == 700.0  # the deadline; the lease counts no more
     assert not life.of("close")
 
 
@@ -284,7 +284,7 @@ def test_a_lost_router_leaves_no_request_undecided(stage: Stage, after: Stage) -
     life.local_prefill, life.local_decode = RoutePrefill("p", colocated=False), RouteDecode("d")
     life.on(RouterLost(), NOW_S)
     assert now(life) is after
-    # the router, or another one, must not hear `close` of what it does not know
+    # no router must get `close` for a request that it does not know
     life.on(Cancel(), NOW_S)
     assert not life.of("close")
 
@@ -322,7 +322,7 @@ def test_a_router_without_engines_is_overruled_by_what_we_are_connected_to() -> 
     life.local_prefill, life.local_decode = RoutePrefill("p", colocated=False), RouteDecode("d")
     life.on(Reject(503, "no_engine", 1.0), NOW_S)
     assert now(life) is Stage.PREFILLING
-    # the router has forgotten it: decided here, too
+    # the router has forgotten the request, so the decode is decided here too
     life.on(DONE, NOW_S)
     assert now(life) is Stage.TRANSFERRING
     assert not life.of("report_prefill")
@@ -349,8 +349,8 @@ def test_no_engine_and_no_router_is_503_with_retry_after() -> None:
 
 
 def test_a_pooled_request_whose_lease_is_about_to_end_is_computed_again() -> None:
-    """The router would have looked after it long before, had it not stood still."""
-    # lease 30 s from 100.0, margin 2 s: until 128
+    """The router rescues a pooled request earlier than this, unless it is held up."""
+    # a lease of 30 s from 100 s on, less a margin of 2 s, ends at 128 s
     life = at(Stage.POOLED)
     assert life.wake_at_s == 128.0
     life.wake(127.9)
@@ -359,7 +359,7 @@ def test_a_pooled_request_whose_lease_is_about_to_end_is_computed_again() -> Non
     assert now(life) is Stage.QUEUED
     assert life.of("release") == [("release", "p")]
     assert life.of("close") == [("close", "r1", "expired", 0, None, None)]
-    assert life.of("submit")[-1] == ("submit", "r2", ())  # the engine has done nothing wrong
+    assert life.of("submit")[-1] == ("submit", "r2", ())  # no engine to avoid
     assert life.of("retried") == [("retried", "decode", "pool_timeout")]
     assert not life.of("failed")
     assert life.wake_at_s == 700.0
@@ -432,7 +432,7 @@ def test_a_preempted_request_queues_again_in_the_same_attempt() -> None:
     assert not life.tied
     for event in list(WAY.values())[:3]:
         life.on(event, NOW_S)
-    # its client has tokens already: an error, no retry
+    # the client has tokens already, so the request ends in an error and is not retried
     life.on(EngineLost("d", "killed"), NOW_S)
     assert life.end().status == 502
 
@@ -454,7 +454,7 @@ def test_whatever_happens_every_attempt_ends_once_and_holds_nothing(seed: int) -
         if isinstance(event, EngineLost | EngineFailed):
             if not life.tied:
                 continue
-            engine = rng.choice(sorted(life.tied))  # an engine speaks of what it has
+            engine = rng.choice(sorted(life.tied))  # only an engine with work reports
             event = event._replace(engine_id=engine)
         life.on(event, NOW_S)
         assert len(life.live) == (now(life) is not Stage.DONE)

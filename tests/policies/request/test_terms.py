@@ -1,4 +1,4 @@
-"""Terms: their deadline, and that the journal and the wire carry every field."""
+"""Tests of the deadline of terms, and that the journal and the wire carry every field of them."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The departures of a worker equal the formula request by request, whenever its requests grow and they are read."""
+"""Tests that a worker's departures equal the formula, whenever its requests grow and whenever they are read."""
 
 import math
 
@@ -11,7 +11,8 @@ from policies.state.views import Departure, Request
 REQUESTS = st.lists(
     st.tuples(st.integers(1, 100), st.integers(1, 2), st.floats(0, 40)), min_size=1, max_size=12
 )
-# each: who grows (bits), by how much, does anybody look, who is taken off before (an index, if there is one)
+# each step: the requests that grow (a bit each), by how many tokens, whether the departures are read, and the index of
+# a request that is removed before (if there is one)
 GROWTHS = st.lists(
     st.tuples(st.integers(0, 2**12 - 1), st.integers(0, 5), st.booleans(), st.integers(0, 30)), max_size=12
 )

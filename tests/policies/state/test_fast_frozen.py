@@ -1,4 +1,4 @@
-"""The constructor builds the frozen dataclass itself."""
+"""Tests that the fast constructor builds objects of the frozen dataclass itself."""
 
 import dataclasses
 

@@ -1,4 +1,6 @@
-"""The reducer's views for NetKV, FlowKV and BR-H: transfers, sending queue, departures, indicators, oracle."""
+"""Tests of what the reducer's views hold for NetKV, FlowKV and BR-H: transfers, sending queue, departures, indicators,
+oracle.
+"""
 
 import contextlib
 

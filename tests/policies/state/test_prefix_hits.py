@@ -1,4 +1,4 @@
-"""The reducer feeds one prefix index per engine group and shows hits in tokens."""
+"""Tests that the reducer feeds one prefix index per engine group, and that snapshots give hits in tokens."""
 
 import pytest
 

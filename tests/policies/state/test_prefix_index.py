@@ -1,4 +1,6 @@
-"""The prefix index: hits equal a naive replay of the feeds; gaps, replay, snapshots, fencing, bounds."""
+"""Tests that the prefix index finds the hits of a naive replay of its feeds, and of gaps, replay, snapshots, dropped
+content and bounds.
+"""
 
 import random
 
@@ -84,7 +86,7 @@ def test_lookups_equal_a_naive_replay_whatever_is_evicted_or_dropped(steps) -> N
             assert index.lookup(chain) == expected
     for w in "abcd":
         index.drop(w)
-    for _ in range(30):  # sweeps what is fenced out
+    for _ in range(30):  # removes dropped entries
         index.apply("z", "0", 0, ())
     assert index.blocks == 0
 
@@ -120,7 +122,7 @@ def test_a_gap_too_long_drops_the_worker_and_wants_a_snapshot_that_heals_it() ->
     last = 2 + MAX_HELD_BACK
     index.restore("w", "e", last, [Stored((1, 2, 3))])
     assert index.wanted == {}
-    # batch `last`, held back, stored 2 again
+    # batch number `last`, which was held back, stored block 2 again
     assert index.lookup((1, 2, 3)) == {"w": 3}
     index.apply("w", "e", last + 1, (Removed((3,)),))
     assert index.lookup((1, 2, 3)) == {"w": 2}

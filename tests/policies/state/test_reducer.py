@@ -1,4 +1,6 @@
-"""The reducer: charges follow the table of its docstring, refused events change nothing, nothing is left at the end."""
+"""Tests that charges follow the table in the ledger's docstring, that refused events change nothing, and that no charge
+is left at the end.
+"""
 
 import contextlib
 import copy

@@ -1,4 +1,6 @@
-"""Means over pool entries: plain ones first, then moving ones; without a prediction the length does not move."""
+"""Tests of the means over pool entries: plain means first, moving means later; an entry without a prediction does not
+change the mean length.
+"""
 
 import pytest
 
