@@ -30,7 +30,7 @@ HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
 @dataclass(frozen=True)
 class GgufSource:
-    """A GGUF file inside an installed Python package."""
+    """A GGUF file inside an installed Python package, which a built-in model is made from."""
 
     name: str
     distribution: str

@@ -57,9 +57,8 @@ class EngineLink:
         return self._link.channel is not None
 
     def send(self, message: Message) -> bool:
-        """Sends a message, or keeps it while the first connection is being set up.
-
-        Returns False if the engine is not connected otherwise.
+        """Sends a message, or keeps it while the first connection is being set up. Returns False if neither is
+        possible.
         """
         if self._link.send(message):
             return True
@@ -71,7 +70,7 @@ class EngineLink:
     def sweep(self, period_s: float) -> None:
         """Counts `period_s` more seconds, and gives up on a first connection after `CONNECT_GRACE_S`.
 
-        The work that was kept for it is lost then (`on_lost`).
+        If messages were kept for the engine, it is reported as lost then.
         """
         if self.missing_s is not None:
             self.missing_s += period_s

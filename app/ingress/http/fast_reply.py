@@ -85,7 +85,7 @@ class HttpReply:
         self._finish()
 
     def lost(self, reason: str) -> None:
-        """Tells the owner, once, that the client is gone."""
+        """Tells the owner of the request, at most once, that the client is gone, unless the answer is complete."""
         if self.gone or self.done:
             return
         self.gone = True
