@@ -59,7 +59,7 @@ class ForecastBook:
         self._entries[request_id] = _Entry(features, age, None, None)
 
     def progress(self, request_id: str, age: int) -> None:
-        """Notes that the request has generated `age` tokens in all. Raises KeyError for an unknown id and
+        """Records that the request has generated `age` tokens in all. Raises KeyError for an unknown id and
         ValueError for an age that goes back.
         """
         entry = self._entries[request_id]

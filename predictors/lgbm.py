@@ -1,4 +1,4 @@
-"""The learned realisation (BalanceRoute C.2.1): boosted trees of LightGBM on top of the survival curve.
+"""The learned realisation (BalanceRoute C.2.1) corrects the survival curve by boosted trees of LightGBM.
 
 The survival curve predicts from age and window alone. A *ladder* corrects its answer by the lengths of the
 request's groups (client, template, ...), as sketched when the request arrived; each rung applies the formula of
@@ -47,7 +47,7 @@ from predictors.survival import SurvivalCurve
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LgbmModel:
-    """The result of a fit. A booster is None where no tree improved the prediction of held-out data."""
+    """A fitted model. A booster is None if no tree improved the prediction of held-out data."""
 
     design: Design
     windows: WindowRange
@@ -78,7 +78,7 @@ class LgbmPredictor:
     def predict(
         self, features: Sequence[Features], ages: IntArray, window_tokens: int, with_total: bool = False
     ) -> Prediction:
-        """See `Predictor.predict`. Cost: one pass of each booster over the batch, on one thread."""
+        """See `Predictor.predict`. It takes one pass of each booster over the batch, on one thread."""
         self.windows.require(window_tokens, self.name)
         ages = check_batch(features, ages)
         windows, capped = row_windows(features, ages, window_tokens)

@@ -1,4 +1,6 @@
-"""The metrics of both stages and of the total length. A function returns None if the data cannot define its metric."""
+"""The functions here compute the metrics of both stages and of the total length. A function returns None if the
+data cannot define its metric.
+"""
 
 from __future__ import annotations
 

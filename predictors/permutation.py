@@ -1,4 +1,4 @@
-"""Permutation tests of whether the features carry any signal about lengths, with and without a model."""
+"""Permutation tests show whether the features carry any signal about lengths, with and without a model."""
 
 from __future__ import annotations
 

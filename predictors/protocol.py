@@ -28,7 +28,7 @@ QUANTILE_LEVELS = (0.1, 0.5, 0.9)
 
 
 class PredictorError(Exception):
-    """Base of every error that a predictor raises on purpose."""
+    """The base class of every error that a predictor raises on purpose."""
 
 
 class WindowNotCovered(PredictorError):
@@ -202,9 +202,8 @@ class Predictor(Protocol):
     ) -> Prediction:
         """Predicts for request i at age ages[i] (tokens generated so far, >= 0, still running).
 
-        `with_total` also asks for the total length: the admission path needs it, the refresh path does not.
-        Raises WindowNotCovered for a window outside `windows`, ValueError for arrays that do not fit
-        together.
+        With `with_total` the answer includes the total length, which is needed at admission but not at a refresh.
+        Raises WindowNotCovered for a window outside `windows`, and ValueError for arrays that do not fit together.
         """
         ...
 

@@ -85,7 +85,7 @@ def save(folder: Path, model: LgbmModel, metadata: Metadata) -> Path:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Writes all of `data` to `path`, or nothing. It writes a temporary file in the same folder, syncs it, and
+    """Writes all of `data` to `path`, or nothing: it writes a temporary file in the same folder, syncs it, and
     renames it.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

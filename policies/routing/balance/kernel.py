@@ -81,9 +81,9 @@ class Round(NamedTuple):
     entries: Annotated[Table, rows_of(AgedEntry)]  # in the order of service
     allowed: TruthRows  # kinds of entries, workers
     rules: Rules
-    kinks: FloatRows  # 4, H + 1: of the worker in turn
-    order: IntegerRows  # 2, H + 1
-    window: Integers  # W: positions of entries
+    kinks: FloatRows  # 4, H + 1: penalty of one worker
+    order: IntegerRows  # 2, H + 1: working space
+    window: Integers  # W: positions in a sorted list
     sums: IntegerRows  # 2, 2^W: tokens and slots of subsets
     done: Annotated[Table, rows_of(AdmissionRow)]
     chosen: Integers  # admitted entries, set by set

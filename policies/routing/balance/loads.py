@@ -28,17 +28,17 @@ FILL, BEST_SUBSET, LEAST_HARM, OVERDUE = range(4)
 class WorkerRow:
     """A decode worker. The fields from `free` on change with each admission."""
 
-    tokens: int  # KV tokens now
-    running: int  # sequences now
-    departures: int  # its rows of `departures`
+    tokens: int  # KV tokens before the round
+    running: int  # sequences before the round
+    departures: int  # number of its `departures` rows
     slots: int
-    barrier: int  # its barrier's number, from 0
-    open: int  # 1: some entry may go there
-    draw: float  # orders equal keys
-    free: int  # slots
-    room: int  # KV tokens
-    touched: int  # 1: has admitted in this round
-    active: int  # 1: may still fit one of this priority
+    barrier: int  # number of its barrier, from 0
+    open: int  # 1 if some entry may go there
+    draw: float  # decides among equal keys
+    free: int  # free slots
+    room: int  # free KV tokens
+    touched: int  # 1 after an admission in this round
+    active: int  # 1 while tried for this priority
     margin: float  # min_h m_g(h)
     first_margin: float  # `margin` as the round began
 
@@ -46,11 +46,11 @@ class WorkerRow:
 class EntryRow:
     """A pool entry."""
 
-    tokens: int  # s_r
+    tokens: int  # s_r, its prompt
     sequences: int
-    kind: int  # its row of `allowed`
-    overdue: int  # 1: goes before all others
-    gone: int  # 1: admitted, or fits nowhere any more
+    kind: int  # row of `allowed`
+    overdue: int  # 1 if placed before all others
+    gone: int  # 1 if admitted or no longer placeable
 
 
 class AdmissionRow:
@@ -58,19 +58,19 @@ class AdmissionRow:
 
     row: int  # the worker
     reason: int
-    free: int  # the worker's slots before it
-    tokens: int  # w
+    free: int  # the worker's free slots before it
+    tokens: int  # w, the sum of s_r over S
     size: int  # |S| in entries
     score: float
-    margin: float  # the worker's before it
+    margin: float  # the worker's margin before it
 
 
 class Totals:
     """The counts of a round."""
 
-    free: int  # slots of the whole group
+    free: int  # free slots of the whole group
     admissions: int
-    chosen: int  # entries in them
+    chosen: int  # admitted entries
 
 
 Row = Any  # one record of a table

@@ -85,11 +85,11 @@ class CostedEntry(EntryRow):
     dearest: int  # row of `dearest`
     kv_bytes: float
     arrived_s: float
-    slo_s: float  # TTFT objective; 0 or less: none
+    slo_s: float  # TTFT objective; 0 if none
     hold: float  # hold_r
     age_s: float  # age_r
-    looked: int  # 1: its row of `hits` is filled in
-    known: int  # 1: the next two are fixed
+    looked: int  # 1 if its row of `hits` is filled
+    known: int  # 1 if the next two are fixed
     weight: float  # weight_r
     credit: float  # credit_r
 
@@ -98,9 +98,9 @@ class PathRow:
     """The path from a sender to a worker."""
 
     known: int
-    own: int  # 1: the pair's own estimate
+    own: int  # 1 if the pair has its own estimate
     tier: int
-    sent: int  # the tier that a transfer counts on
+    sent: int  # tier on which transfers count
     uplinks: int
     residual: float  # bytes/s
     latency_s: float
@@ -110,8 +110,8 @@ class PathRow:
 class FlowClass:
     """The class of transfers with which entries of one priority share the network."""
 
-    lowest: int  # priority up to which transfers count
-    begun: int  # 1: this round's transfers count
+    lowest: int  # largest priority that counts
+    begun: int  # 1 if this round's transfers count
 
 
 class Dearest:
@@ -135,27 +135,27 @@ class Rules:
     step_base_s: float
     step_per_seq_s: float
     max_inflight: float
-    by_tokens: int  # 1: the credit is by tokens
+    by_tokens: int  # 1 if the credit is by tokens
     now_s: float
     queue_rent_s: float
-    counted: int  # 1: own transfers count
+    counted: int  # 1 if own transfers count
     senders: int
 
 
 class State(Totals):
     """The progress of a round."""
 
-    cursor: int  # overdue entries before it are done
-    priority: int  # classes begun
-    start: int  # of the class in `by_size`, `by_turn`
+    cursor: int  # next overdue entry to try
+    priority: int  # number of priorities begun
+    start: int  # its begin in `by_size`, `by_turn`
     end: int
-    left: int  # entries of the class not gone
+    left: int  # its entries that are not gone
     waits: int  # NOTHING, ONE or SET
     reason: int
-    entry: int  # the ONE, or whose hits are wanted
-    row: int  # the worker of the SET
+    entry: int  # entry of ONE or of HITS
+    row: int  # worker of SET
     found: int  # entries in `window`
-    rows: int  # of `over` to be multiplied
+    rows: int  # rows of `over` for the product
 
 
 class PricedAdmission(AdmissionRow):
@@ -202,10 +202,10 @@ class Tables(NamedTuple):
     sums: IntegerRows  # 2, M + 1: tokens and slots of subsets
     worths: Floats  # M + 1
     over: FloatRows  # M, H + 1: max(0, w - m(h))
-    overflow: Floats  # M: `over` by gamma^h
+    overflow: Floats  # M: `over` times gamma^h
     done: Admissions  # N
     done_over: FloatRows  # N, H + 1: `over` of admissions
-    chosen: Integers  # N: their entries, set after set
+    chosen: Integers  # N: admitted, set after set
 
 
 # ---------------------------------------------------------------------------------------------------------- costs

@@ -116,7 +116,7 @@ class Combined(PdHeatmap):
         " / (1 + load_correction * load_disaggregated) - 1; above 0: disaggregated, else colocated;"
         " within the kind: cost = load / (1 + load) - hit_tokens if spread <= bound, else load"
     )
-    # In the experiment deepflow_scheduling (seeds 100 to 103), 0.03 to 0.3 give equal results and 0 gives 1 to 4 %
+    # In the experiment deepflow_scheduling (seeds 100 to 103), 0.03 to 0.3 give similar results and 0 gives 1 to 4 %
     # more JCT.
     bound: Annotated[float, Number(low=0.0)] = 0.3
     """Largest spread of load scores that counts as balanced."""
