@@ -1,1 +1,1 @@
-"""The papers' figures re-run, one module each; `registry.py` names them, `base.py` says what a module provides."""
+"""Experiments that repeat the papers' figures. `registry.py` lists them; `base.py` says what a module provides."""

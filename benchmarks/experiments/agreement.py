@@ -1,6 +1,7 @@
-"""How well the simulator predicts a live system: the same requests' times, live and simulated, side by side. Pure.
+"""Compares the times of the same requests in a live system and in the simulator, to judge the simulator.
 
-The error of a quantile is simulated / live - 1, of the two distributions over the same requests.
+The error of a quantile is simulated / live - 1, where both quantiles are over the same requests. These functions have
+no side effects, except that `figure` draws.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ AIM_PERCENT = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Of one request, seconds: to the first token, per token after it (None: it had one only), to the last token."""
+    """The times of one request in seconds: to the first token, per later token, and to the last token.
+
+    `tpot_s` is None for an answer of one token.
+    """
 
     ttft_s: float
     tpot_s: float | None
@@ -34,7 +38,10 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One quantile, milliseconds. `low_ms` and `high_ms`: over the simulation's seeds (ties drawn differently)."""
+    """One quantile of one measure in milliseconds, live and simulated.
+
+    `low_ms` and `high_ms` are the least and the greatest over the simulation's seeds, which draw ties differently.
+    """
 
     measure: str
     quantile: float
@@ -55,7 +62,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """One answer's decode phase: seconds of the first and last token on one clock, and what it held."""
+    """The decode phase of one answer: the seconds of its first and last token on a common clock, and its lengths."""
 
     first_s: float
     last_s: float
@@ -64,7 +71,10 @@ class Stream:
 
 
 def compare(live: Sequence[Times], simulated: Sequence[Sequence[Times]]) -> list[Line]:
-    """A line for each measure and quantile. `simulated`: one row a seed; their requests are taken together."""
+    """Returns a line for each measure and quantile.
+
+    `simulated` has one sequence of times for each seed; the simulated quantile is over the requests of all seeds.
+    """
     if not live or not simulated or not all(simulated):
         raise ValueError("nothing to compare: a side has no finished request")
     lines = []
@@ -87,13 +97,13 @@ def compare(live: Sequence[Times], simulated: Sequence[Sequence[Times]]) -> list
 
 
 def values(times: Sequence[Times], measure: str) -> np.ndarray:
-    """One measure of all requests that have it, seconds, sorted."""
+    """Returns one measure, sorted, in seconds, of all requests that have it."""
     found = [getattr(one, f"{measure}_s") for one in times]
     return np.sort(np.array([value for value in found if value is not None], dtype=np.float64))
 
 
 def table(lines: Sequence[Line]) -> str:
-    """The comparison as a text table."""
+    """Returns the comparison as a text table."""
     rows = [f"{'':12}{'live':>10}{'simulated':>12}{'error':>10}   over seeds of the ties"]
     for one in lines:
         name = f"{one.measure.upper()} p{100 * one.quantile:.0f}"
@@ -106,7 +116,10 @@ def table(lines: Sequence[Line]) -> str:
 
 
 def figure(cases: dict[str, tuple[Sequence[Times], Sequence[Sequence[Times]]]]) -> Figure:
-    """The distributions, a row of panels a case: live as a broad line, each simulated seed as a thin one on it."""
+    """Draws the distributions, with a row of panels for each case.
+
+    The live one is a broad line, on which each simulated seed is a thin line.
+    """
     made, axes = plots.figure(columns=len(MEASURES), rows=len(cases), width=3.4, height=2.7)
     panels = iter(axes)
     for name, (live, simulated) in cases.items():
@@ -127,8 +140,10 @@ def _cdf(panel: Axes, seconds: np.ndarray, colour: str, width: float) -> None:
 
 
 def decode_load(streams: Sequence[Stream]) -> list[tuple[float, float, float]]:
-    """For each answer that streamed: (sequences, KV tokens, seconds a step), the first two in the mean over its decode
-    phase, itself included. Answers that began or ended meanwhile count for the part that they ran.
+    """Returns (sequences, KV tokens, seconds per step) for each answer that streamed.
+
+    The first two are means over the answer's decode phase, and include the answer itself. Answers that began or ended
+    during that phase count for the part of it in which they ran.
     """
     found = []
     for one in streams:
@@ -147,5 +162,5 @@ def decode_load(streams: Sequence[Stream]) -> list[tuple[float, float, float]]:
 
 
 def _grown(stream: Stream, at_s: float) -> float:
-    """Output tokens that a request has at a time within its decode phase."""
+    """Returns the output tokens that a request has at time `at_s` within its decode phase."""
     return 1 + (stream.output_tokens - 1) * (at_s - stream.first_s) / (stream.last_s - stream.first_s)

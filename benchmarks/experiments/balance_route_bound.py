@@ -1,22 +1,24 @@
-"""The imbalance that is left to a router that knows everything: a ceiling for BalanceRoute's Table 1.
+"""The imbalance that remains for a router that knows everything, as a reference for BalanceRoute's Table 1.
 
-Requests do not divide: a departure leaves a gap of one request's KV, and nothing in the pool fills it exactly. How near
-one can come is a matter of the pool and of the search. Here the cluster of Table 1 without time: a slot that becomes
-free is filled at once (no KV transfer), pool and arrivals are Table 1's, and all lengths are known.
+A request cannot be divided. A departure leaves a gap of one request's KV, and no request in the pool fills it exactly.
+How small the imbalance can become depends on the pool and on the search. This experiment models the cluster of Table 1
+without transfers: a slot that becomes free is filled at once. Pool and arrivals are those of Table 1, and all lengths
+are known.
 
     rule      BR-H's choice at H = 0 with the parameters of Table 1 (`balance_route_cluster.BR_H`)
-    search    the best `candidates` by that rule are each played on for `departures` departures by the rule, with the
-              true lengths and the true arrivals; the one with the least mean of max - min is taken
+    search    each of the best `candidates` by that rule is tried: the rule then decides the next `departures`
+              departures, with the true lengths and arrivals; the candidate with the least mean of max - min is taken
 
-So it bounds the least imbalance from above only: a longer search would find better still. What Table 1's routers have
-on top of `rule` is that a slot runs empty while KV is on its way: a mean context less on one worker, for the two or
-three steps of 3 GB. `balance_route_table1` counts those steps apart.
+The search gives only an upper bound on the least imbalance, because a longer search could find a lower one. In Table 1
+a slot is also empty while its KV is in transfer: one worker then lacks a mean context, for the two or three steps that
+3 GB take. This adds to the imbalance of `rule`; `balance_route_table1` counts those steps separately.
 
-What was found (three seeds): `recurring-long` 11,400 by the rule, 7,900 and 7,700 by the two searches; `reasoning-long`
-9,300, 4,800 and 4,200. So four times the search gains little more, and with the slots that wait for KV a router that
-knew everything would stand some 13 to 14 times below JSQ, where Table 1's stand 10.5 to 11.6.
+What was found (three seeds): on `recurring-long` the rule leaves 11,400 tokens, and the two searches 7,900 and 7,700.
+On `reasoning-long` it is 9,300, 4,800 and 4,200. So four times the search gains little more. With the slots that wait
+for KV, the imbalance of a router that knew everything would be some 13 to 14 times below JSQ's; in Table 1 it is 10.5
+to 11.6 times below.
 
-Not claimed: that such a search could be deployed. It knows each length, and the requests that are still to come.
+Not claimed: that such a search could be deployed. It knows every length, and the requests that are still to come.
 """
 
 from __future__ import annotations
@@ -50,8 +52,9 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """BR-H at H = 0: w - beta max(0, w - margin), the margin made smaller as `pool_lag` and `center` say, and what a
-    step in the pool is worth, in mean prompts.
+    """BR-H at H = 0: an entry of w tokens is worth w - beta max(0, w - margin), and more with its time in the pool.
+
+    `pool_lag` and `center` reduce the margin. `age_per_step` is the worth of one step in the pool, in mean prompts.
     """
 
     beta: float
@@ -60,7 +63,7 @@ class Rule:
     age_per_step: float
 
     def worth(self, state: State, row: int) -> FloatArray:
-        """Worth of each entry of the pool for a free slot of worker `row`, in tokens."""
+        """Returns the worth in tokens (pooled,) of each entry of the pool for a free slot of worker `row`."""
         tokens, entered = state.pool[0, : state.pooled], state.pool[2, : state.pooled]
         loads = state.context.sum(axis=1)
         mean_tokens, total, envelope = tokens.mean(), loads.sum(), loads.max()
@@ -76,13 +79,14 @@ class Rule:
 
 
 class State:
-    """The cluster between two departures. Times are decode steps, sizes KV tokens."""
+    """The state of the cluster between two departures. Times are in decode steps, sizes in KV tokens."""
 
     __slots__ = ("arrivals", "capacity", "context", "left", "next", "pool", "pooled", "step")
 
     def __init__(self, arrivals: FloatArray, workers: int, slots: int, pool_tokens: float) -> None:
-        """`arrivals` (n, 2): prompt and output tokens, in order; the first ones fill the slots. Raises ValueError if
-        they are too few.
+        """Fills all slots and the pool from `arrivals` (n, 2), the prompt and output tokens of requests in order.
+
+        Raises ValueError if the arrivals are too few.
         """
         places = workers * slots
         if len(arrivals) <= places:
@@ -92,7 +96,8 @@ class State:
         self.left = arrivals[:places, 1].reshape(workers, slots).copy()
         self.step = 0.0
         most = int(pool_tokens / arrivals[:, 0].min()) + 1
-        self.pool = np.zeros((3, min(most, len(arrivals))))  # prompt, output, step of entry
+        # The rows are prompt tokens, output tokens, and the step of entry.
+        self.pool = np.zeros((3, min(most, len(arrivals))))
         self.pooled = 0
         self._refill()
 
@@ -104,8 +109,9 @@ class State:
         return made
 
     def depart(self) -> tuple[float, float, int, int]:
-        """Goes on to the next departure; returns the steps, max - min during them, and the worker and slot that are
-        free now. All slots run, so all loads grow alike and their differences stay.
+        """Advances to the next departure; returns (steps, max - min during them, worker, slot), the slot now free.
+
+        All slots run, so all loads grow equally and their differences do not change before the departure.
         """
         row, slot = divmod(int(self.left.argmin()), self.left.shape[1])
         steps, loads = float(self.left[row, slot]), self.context.sum(axis=1)
@@ -116,8 +122,10 @@ class State:
         return steps, float(loads.max() - loads.min()), row, slot
 
     def admit(self, row: int, slot: int, index: int) -> float:
-        """Entry `index` of the pool takes the slot; what comes next takes its room. Returns its steps in the pool.
-        Raises ValueError when no request is left to come.
+        """Moves entry `index` of the pool into the slot, and fills the pool with the next arrivals.
+
+        Returns the steps that the entry spent in the pool. Raises ValueError when the pool is empty and no arrival is
+        left.
         """
         self.context[row, slot], self.left[row, slot], entered = self.pool[:, index]
         self.pooled -= 1
@@ -138,7 +146,11 @@ class State:
 
 
 def choose(rule: Rule, state: State, row: int, slot: int, candidates: int, departures: int) -> int:
-    """The entry that takes the slot: the rule's, or the best of its first `candidates` by playing on."""
+    """Returns the index of the entry that takes the slot.
+
+    With one candidate it is the rule's choice, else the best of the rule's first `candidates` after `departures` more
+    departures.
+    """
     worth = rule.worth(state, row)
     if candidates == 1:
         return int(worth.argmax())
@@ -148,7 +160,7 @@ def choose(rule: Rule, state: State, row: int, slot: int, candidates: int, depar
 
 
 def _play(rule: Rule, state: State, row: int, slot: int, index: int, departures: int) -> float:
-    """Mean of max - min over the next `departures` if the entry is taken now and the rule decides from then on."""
+    """Returns the mean of max - min over the next `departures` if entry `index` is taken now and the rule goes on."""
     played = state.copy()
     played.admit(row, slot, index)
     total = steps = 0.0

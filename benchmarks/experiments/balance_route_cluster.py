@@ -1,24 +1,24 @@
-"""BalanceRoute's cluster (section 6.1) as the simulator has it: what its three experiments share.
+"""The simulated cluster of BalanceRoute (section 6.1), which its experiments share.
 
-G decode workers end every step together (`barrier`), each with `slots` sequences at most. Prefill is no bottleneck: one
-engine of tiny times, whose KV memory bounds how much waits between prefill and decode. That is the prompt pool, and
-with it the system is kept near saturation as in 6.1: requests come somewhat faster than a perfectly balanced group
-could serve (`OVERLOAD`), after a first rush that fills slots and pool, so the pool never runs dry; what does not fit
-waits before prefill, first come first served. So the rate of no policy is limited by its arrivals, and throughput says
-how long steps last.
+G decode workers end every step together (`barrier`), and each has at most `slots` sequences. Prefill is no bottleneck:
+it is one engine with very short times, whose KV memory limits how much waits between prefill and decode. This memory is
+the prompt pool. As in 6.1 the system is near saturation: after a first rush that fills slots and pool, requests come
+somewhat faster than a perfectly balanced group could serve (`OVERLOAD`), so the pool never becomes empty. Requests that
+do not fit wait before prefill, first come, first served. So arrivals limit no policy's rate, and throughput shows how
+long steps last.
 
-BR-0 and BR-H decide from the pool. The baselines are the vLLM router's: they send a request on at once when its prefill
-ends, and it queues at its engine, where its KV counts against the same memory.
+BR-0 and BR-H decide from the pool. The baselines are the vLLM router's policies: they send a request on at once when
+its prefill ends. It then queues at its engine, and its KV counts against the same memory.
 
 Policies, reducer, dispatcher and forecasts are the live router's own. Predictors are fitted on the earlier part of a
-trace (the first 80 % by time, in ServeGen's case of another draw of the day) and judged on the rest; a router that has
-served before has its features warm, so they are replayed over the training part.
+trace (the first 80 % by time, for ServeGen of another draw of the day) and judged on the rest. A router that has run
+before has warm features, so the features are replayed over the training part.
 
-Not claimed: the paper's absolute throughput. Its step time is not printed; the profile reads it from Table 1
-(`profiles/balanceroute_deepseek_v3_910c_throughput.yaml` from the throughput column, the other file from TPOT P95).
-While slots are full, the sequence of decisions hardly depends on how long a step lasts, so one run gives both readings
-(`throughput_by_tpot_tok_s`). `throughput_same_load_tok_s` is what the slots that ran would make if the heaviest worker
-stood as far above the mean as it did, and the mean were the trace's own.
+Not claimed: the paper's absolute throughput. The paper does not print its step time; the profiles derive it from
+Table 1 (`profiles/balanceroute_deepseek_v3_910c_throughput.yaml` from the throughput column, the other file from TPOT
+P95). While slots are full, the sequence of decisions hardly depends on how long a step lasts, so one run gives both
+results (`throughput_by_tpot_tok_s`). `throughput_same_load_tok_s` is the throughput of the slots that ran if the mean
+load were that of the whole trace, and the heaviest worker were as far above the mean as it was.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ from predictors.survival import EmpiricalSurvival
 
 PROFILE = "balanceroute_deepseek_v3_910c_throughput"
 PROFILE_BY_TPOT = "balanceroute_deepseek_v3_910c"
-# Rate of arrivals as a multiple of what a perfectly balanced group serves.
+# The rate of arrivals, as a multiple of the rate that a perfectly balanced group serves.
 OVERLOAD = 1.15
-# Seed of the sample that predictors are fitted on; runs use seeds from 0.
+# The seed of the sample on which predictors are fitted; runs use seeds from 0.
 TRAIN_SEED = 1_000
-# Number of outcomes before the run that the features have seen.
+# The number of outcomes from which the features learn before the run.
 WARM_REQUESTS = 8_000
-# Seconds between the first arrivals, so that each finds a free slot and nothing is chosen among them.
+# Seconds between the first arrivals, so that each finds a free slot and there is no choice among several.
 RUSH_S = 0.1
 BLOCK_TOKENS = 256
 
-# BR-H's parameters where they differ from its defaults: the pool holds minutes of work here, leases do not end. Chosen
+# BR-H's parameters that differ from its defaults, because the pool holds minutes of work and leases do not end. Chosen
 # on the training part, seeds from 100. In a model without transfers (`balance_route_bound` at its rule), 30 seeds of
 # `recurring-long` and 10 of `reasoning-long`, imbalance in tokens:
 #   slack 0.1, ageing 6, beta G                      21,400 +- 1,800   15,400 +- 2,300   (what this table had before)
@@ -99,16 +99,19 @@ ENDLESS_S = 1e6
 
 @dataclass(frozen=True, slots=True)
 class StandIn:
-    """A workload and the size of the cluster that serves it. `requests`: how many are drawn of a sampler (the runs take
-    the last fifth of them); None: all rows of a trace. `pool` is prompts of mean length that the pool holds, a worker;
-    `length` is how long a run is, compared with the long contexts' (their outputs are the longest).
+    """A workload and the size of the cluster that serves it.
+
+    `requests` is the number that is drawn from a sampler, of which the runs take the last fifth; None takes all rows of
+    a trace. `pool` is the pool's size per worker in prompts of mean length. `length` is the length of a run relative to
+    that of the long-context workloads, whose outputs are the longest.
     """
 
     workload: str
     slots: int
     requests: int | None = 20_000
     min_output_tokens: int | None = None
-    pool: float = 16.0  # ASSUMPTION: "hundreds of waiting requests" (section 1)
+    # ASSUMPTION: 16 prompts per worker; the paper has "hundreds of waiting requests" (section 1).
+    pool: float = 16.0
     length: float = 1.0
 
     def spec(self, part: str) -> WorkloadSpec:
@@ -119,11 +122,11 @@ class StandIn:
 
 
 CASES = {
-    # nine sequences a worker: see workloads/standins.py
+    # The long-context workloads have nine sequences per worker; workloads/standins.py derives this number.
     "recurring-long": StandIn("synthetic-heavy-tail-long-context", slots=9),
     "reasoning-long": StandIn("servegen-reasoning-long-context", slots=9),
     "reasoning": StandIn("servegen-reasoning", slots=16, pool=8.0),
-    # the paper's bound on the output length is lost; its mean output is "cap-bounded"
+    # The text of the paper has lost the bound on the output length; it calls the mean output "cap-bounded".
     "azure2024": StandIn(
         "azure2024-sample", 16, requests=60_000, min_output_tokens=200, pool=8.0, length=0.2
     ),
@@ -133,8 +136,9 @@ CASES = {
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """Capacity of a perfectly balanced group with these lengths: mean KV tokens of a running request, seconds a step,
-    requests and tokens a second.
+    """The capacity of a perfectly balanced group for requests of certain lengths.
+
+    `context_tokens` is the mean KV tokens of a running request, and `step_s` the time of a decode step.
     """
 
     context_tokens: float
@@ -144,7 +148,11 @@ class Sizing:
 
     @classmethod
     def of(cls, lengths: Sequence[WorkloadRequest], workers: int, slots: int, t: TimingProfile) -> Sizing:
-        """A request runs for o steps with s + a KV tokens, a = 0 .. o - 1: long outputs weigh more."""
+        """Returns the capacity for the requests `lengths`.
+
+        A request with prompt s and output o runs for o steps with s + a KV tokens, a = 0 .. o - 1. Hence long outputs
+        weigh more.
+        """
         output = sum(r.output_tokens for r in lengths)
         held = sum(r.output_tokens * (r.prompt_tokens + (r.output_tokens - 1) / 2) for r in lengths)
         context = held / output
@@ -155,7 +163,7 @@ class Sizing:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The requests of a run, and how long it lasts."""
+    """The requests of a run, the size of its pool, and the lengths of warm-up and measured time."""
 
     requests: tuple[WorkloadRequest, ...]
     sizing: Sizing
@@ -166,16 +174,16 @@ class Load:
 
 @lru_cache(maxsize=8)
 def rows_of(case: StandIn, part: str, seed: int) -> tuple[WorkloadRequest, ...]:
-    """The requests of a part of the case's workload."""
+    """Returns the requests of one part of the case's workload: "all", "train" or "held_out"."""
     return tuple(build(case.spec(part), seed))
 
 
 def load_of(
     case: StandIn, workers: int, pool: float, warmup_steps: int, steps: int, seed: int, part: str = "held_out"
 ) -> Load:
-    """Requests of a part of the trace at `OVERLOAD` times what the group serves at best, after a rush that fills it.
+    """Returns the load of a run: a rush that fills slots and pool, then `OVERLOAD` times the rate of a balanced group.
 
-    A trace has the same rows for every seed: the seed chooses the row to begin with, and what lies before it follows.
+    A trace has the same rows for every seed. The seed chooses the first row, and the rows before it follow at the end.
     """
     profile = profiles.load(PROFILE)
     rows = list(rows_of(case, part, seed))
@@ -208,8 +216,10 @@ def load_of(
 
 @lru_cache(maxsize=8)
 def history(case: StandIn, workers: int, train_requests: int) -> tuple[Outcome, ...]:
-    """The last `train_requests` of the training part, as a router would have logged them: at the rate of the runs, with
-    ends by a balanced group's step time, all ended by time 0.
+    """Returns the last `train_requests` outcomes of the training part, as a router would have logged them.
+
+    They come at the rate of the runs and end after the step times of a balanced group. Only those that ended before
+    time 0 are included.
     """
     rows: Sequence[WorkloadRequest] = rows_of(case, "train", TRAIN_SEED)[-train_requests:]
     sizing = Sizing.of(rows, workers, case.slots, profiles.load(PROFILE))
@@ -228,7 +238,7 @@ def history(case: StandIn, workers: int, train_requests: int) -> tuple[Outcome, 
 
 @lru_cache(maxsize=8)
 def fitted(case: StandIn, workers: int, train_requests: int) -> LgbmPredictor:
-    """LightGBM fitted on `history`."""
+    """Returns a LightGBM predictor that is fitted on `history`."""
     outcomes = history(case, workers, train_requests)
     return fit_lgbm(outcomes, replay(outcomes), LgbmConfig())
 
@@ -257,7 +267,7 @@ class Source:
         return memory
 
     def warm(self) -> tuple[Outcome, ...]:
-        """Outcomes that a run's features have seen before it; only LightGBM reads them."""
+        """Returns the outcomes from which a run's features learn before it; only LightGBM reads features."""
         return (
             history(self.case, self.workers, self.train_requests)[-WARM_REQUESTS:]
             if self.name == "lightgbm"
@@ -269,7 +279,7 @@ class Source:
 
 
 def config_of(case: str, method: str, workers: int, quick: bool, **params: Any) -> dict[str, Any]:
-    """The config of a method of METHODS; `params` are BR-H's, in place of its defaults."""
+    """Returns the config of a method of METHODS; `params` replace parameters of BR-H."""
     config: dict[str, Any] = {
         "case": case,
         "workers": workers,
@@ -287,7 +297,7 @@ def config_of(case: str, method: str, workers: int, quick: bool, **params: Any) 
 
 
 def run_one(config: Config, seed: int) -> Metrics:
-    """One run of a config as `config_of` makes it."""
+    """Simulates one run of a config from `config_of` and returns its metrics."""
     case = CASES[config["case"]]
     pool = config.get("pool", case.pool)
     part = config.get("part", "held_out")
@@ -297,7 +307,7 @@ def run_one(config: Config, seed: int) -> Metrics:
 
 
 def sim_config(config: Config, case: StandIn, load: Load, seed: int) -> SimConfig:
-    """The cluster of a config."""
+    """Returns the simulator's configuration of a run."""
     profile = profiles.load(PROFILE)
     policy, workers = config["policy"], config["workers"]
     prefill = dataclasses.replace(profile, prefill_per_token_s=1e-6)
@@ -359,7 +369,7 @@ def sim_config(config: Config, case: StandIn, load: Load, seed: int) -> SimConfi
 
 
 def figures(result: RunResult, load: Load, workers: int, slots: int) -> Metrics:
-    """The paper's three figures of a run, and measures that explain them."""
+    """Returns the paper's three figures of a run (imbalance, TPOT P95, throughput) and measures that explain them."""
     found = summarise(result)
     steps = result.steps
     profile, other = profiles.load(PROFILE), profiles.load(PROFILE_BY_TPOT)

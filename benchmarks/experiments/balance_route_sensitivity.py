@@ -71,7 +71,7 @@ def _variant(name: str, method: str, quick: bool, **params: Any) -> Variant:
 
 
 def _config(method: str, quick: bool, **params: Any) -> dict[str, Any]:
-    """The config of a shorter run than Table 1's, because there are many."""
+    """Returns the config of a run that is shorter than Table 1's, because there are many runs."""
     config = cluster.config_of(CASE, method, 8, quick, **params)
     return config if quick else config | {"warmup_steps": 5_000, "steps": 8_000}
 

@@ -65,7 +65,7 @@ SUMMARY = (
 SEEDS = (2, 1)
 ALSO_STORED = ("throughput_by_tpot_tok_s", "pool_mean_s")
 
-# Table 1: imbalance in tokens, TPOT P95 in ms, throughput in tok/s
+# The paper's Table 1: imbalance in tokens, TPOT P95 in ms, throughput in tok/s.
 PROPRIETARY = {
     "random": (438_225, 85.2, 811),
     "round_robin": (254_798, 83.2, 847),
@@ -100,7 +100,7 @@ NAMES = {
     SAME: "throughput, same load",
 }
 
-# What tells something of the output length, and which predictor is the fair reference for the deployed one.
+# For each case: what is known of the output length, and which predictor is the fair reference for the deployed one.
 SIGNAL = {
     "recurring-long": "exact_match",
     "reasoning-long": "client",
@@ -143,7 +143,7 @@ def compare(results: Results) -> list[Row]:
 
 
 def figures(results: Results, variant: str, name: str, paper: tuple[float, float, float] | None) -> list[Row]:
-    """The rows of a variant. The paper has one throughput: it stands beside both of ours."""
+    """Returns the rows of a variant. The paper has one throughput, which is compared with both of ours."""
     rows = []
     for i, (metric, unit) in enumerate(FIGURES):
         seen = results.spread(variant, metric)
@@ -153,7 +153,7 @@ def figures(results: Results, variant: str, name: str, paper: tuple[float, float
 
 
 def _aims(results: Results, case: str) -> list[Row]:
-    """Rows of the gain of the oracle and of the deployed predictor, and of what could be had."""
+    """Returns rows for the gains of the oracle and of the deployed predictor, and for the gain that is possible."""
     heavy = case in ("recurring-long", "reasoning-long", "reasoning")
     paper = PAPER.get(case) is PROPRIETARY
     jsq = f"{case}/join_shortest_queue"
@@ -219,12 +219,15 @@ def _deployed(results: Results, case: str) -> list[str]:
 
 
 def best_baseline(results: Results, case: str, metric: str) -> str:
-    """The baseline of most throughput."""
+    """Returns the name of the baseline with the highest mean of `metric`."""
     return max(cluster.BASELINES, key=lambda m: results.mean(f"{case}/{m}", metric))
 
 
 def _kept(results: Results, case: str, method: str, metric: str) -> Row:
-    """Share of the gain over the best baseline that the oracle has under the same rule; None where it gains nothing."""
+    """Returns a row with the share of the oracle's gain over the best baseline that `method` keeps under the same rule.
+
+    The share is None where the oracle gains nothing.
+    """
     base = results.mean(f"{case}/{best_baseline(results, case, metric)}", metric)
     rule = "envelope" if method.startswith("envelope") else "br_h"
     oracle = results.mean(f"{case}/{rule} oracle", metric) - base

@@ -30,7 +30,7 @@ WORKERS = (4, 8, 16)
 CASE = "recurring-long"
 METHODS = (*cluster.BASELINES, "br_0", "br_h oracle")
 
-# imbalance in tokens, TPOT P95 in ms, throughput in tok/s
+# The paper's figures: imbalance in tokens, TPOT P95 in ms, throughput in tok/s.
 PAPER = {
     4: {
         "random": (80_118, 66.30, 364.7),
@@ -86,7 +86,7 @@ def compare(results: Results) -> list[Row]:
 
 
 def _gain(results: Results, workers: int, method: str, metric: str) -> Row:
-    """Throughput over the best baseline that was run."""
+    """Returns a row with the gain in throughput over the best baseline that was run."""
     run = [m for m in cluster.BASELINES if f"{workers}/{m}" in results.variants]
     best = max(results.mean(f"{workers}/{m}", metric) for m in run)
     ours = 100.0 * (results.mean(f"{workers}/{method}", metric) / best - 1.0)

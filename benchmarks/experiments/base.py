@@ -38,7 +38,7 @@ _IN_POINTS = ("%", "pp", "points")
 
 
 class ExperimentError(Exception):
-    """An experiment that cannot be run, or results that cannot be read; the message says what to do."""
+    """The error of an experiment that cannot be run, or of results that cannot be read; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,10 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure: the paper's, ours with half of its 95 % interval, and whether the aim is met.
+    """One figure: the paper's value, ours with half of its 95 % interval, and whether the aim is met.
 
-    `paper` None: the paper has no such figure. The difference is in points where the unit is a percentage, else in per
-    cent of the paper's.
+    `paper` is None where the paper has no such figure. The difference is in percentage points where the unit is a
+    percentage, else in per cent of the paper's value.
     """
 
     name: str
@@ -93,15 +93,16 @@ class Results:
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """Seeds that every variant has, in order."""
+        """The seeds that every variant has, in order."""
         if not self.runs:
             return ()
         shared = set.intersection(*(set(by_seed) for by_seed in self.runs.values()))
         return tuple(sorted(shared))
 
     def values(self, variant: str, metric: str, missing: float | None = None) -> list[float]:
-        """One value a seed, in the order of `seeds`. `missing` stands for a value that a run did not measure; without
-        it such a run raises ExperimentError.
+        """Returns one value for each seed, in the order of `seeds`.
+
+        `missing` replaces a value that a run did not measure; without it such a run raises ExperimentError.
         """
         if variant not in self.runs:
             raise ExperimentError(
@@ -120,37 +121,38 @@ class Results:
         return found
 
     def measured(self, variant: str, metric: str) -> bool:
-        """Whether every seed has measured it."""
+        """Returns whether every seed has measured `metric`."""
         self.read.add((variant, metric))
         return all(self.runs[variant][seed].get(metric) is not None for seed in self.seeds)
 
     def mean(self, variant: str, metric: str) -> float:
-        """Mean over the seeds."""
+        """Returns the mean over the seeds."""
         return self.spread(variant, metric).mean
 
     def spread(self, variant: str, metric: str) -> Spread:
-        """Mean over the seeds with its deviation and interval."""
+        """Returns the mean over the seeds with its deviation and interval."""
         return spread(self.values(variant, metric))
 
     def paired(self, base: str, ours: str, metric: str) -> Paired:
-        """`ours` against `base`, seed by seed."""
+        """Compares `ours` with `base`, seed by seed."""
         return paired(self.values(base, metric), self.values(ours, metric))
 
     def reduction_percent(self, base: str, ours: str, metric: str) -> tuple[float, float | None]:
-        """By how many per cent `ours` lies below `base`, as the papers put it, and half of its 95 % interval (of the
-        seeds' own percentages).
+        """Returns (per cent by which `ours` is below `base`, half of its 95 % interval).
+
+        The percentage is of the means, as in the papers; the interval is of the percentages of the single seeds.
         """
         pairs = zip(self.values(base, metric), self.values(ours, metric), strict=True)
         found = spread([100.0 * (a - b) / a for a, b in pairs])
         return found.mean, found.half_width
 
     def where(self, **wanted: Any) -> list[str]:
-        """Names of the variants whose config has these values."""
+        """Returns the names of the variants whose config has all the values `wanted`."""
         return [n for n, c in self.variants.items() if all(c.get(k) == v for k, v in wanted.items())]
 
 
 class Experiment(Protocol):
-    """The parts that a module of `benchmarks.experiments` provides, as said above."""
+    """The interface of an experiment's module, which the docstring of this module describes."""
 
     SUMMARY: str
     __name__: str

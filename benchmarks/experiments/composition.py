@@ -1,19 +1,18 @@
-"""The product's own idea: the joint objective against each of its parts alone, and against the parts in a row.
+"""The composition, which is this project's own policy, against each of its parts alone and the parts in sequence.
 
-A grid of load x context length x oversubscription of the core x output tail, decode workers behind one barrier, and a
-few cells without barrier (see `composition_cluster`). No paper has it; the aims are the project's: on every cell within
-1 % of the best single part or better on mean TTFT and on throughput, and where outputs are heavy-tailed a TTFT at least
-5 points below NetKV's alone.
+The cells are a grid of load x context length x oversubscription of the core x output tail, with decode workers behind
+one barrier, and a few cells without a barrier (see `composition_cluster`). No paper has this experiment, so the aims
+are the project's. In every cell mean TTFT and throughput are at most 1 % worse than those of the best single part.
+Where outputs are heavy-tailed, TTFT is at least 5 points below that of NetKV alone.
 
-`composition` runs with its default weights and forecasts that can be had in a deployment (lengths by client). In one
-group of cells "composition, oracle" knows the lengths, which bounds what a better predictor could bring, and
-"composition, no forecasts" is the objective alone. BR-H and the static stack have the oracle everywhere. Only the
-engine's own coefficients (t_iter's base and slopes) are given to the composition, as to NetKV. Weights were chosen on
-seeds 100 and above.
+`composition` runs with its default weights and with forecasts that a deployment can have (lengths by client). In one
+group of cells "composition, oracle" knows the lengths, which bounds the gain from a better predictor, and "composition,
+no forecasts" is the objective alone. BR-H and the static stack have the oracle everywhere. Like NetKV, the composition
+knows only the engine's own coefficients (t_iter's base and slopes). Weights were chosen on seeds 100 and above.
 
-A cell's aim has three outcomes: met or missed where the whole interval of the paired difference lies on one side of the
-limit, else undecided. The best of five parts on the same few seeds is the luckiest of them: each half of the seeds is
-compared with the part that is best on the other half.
+A cell's aim is met or missed where the whole interval of the paired difference lies on one side of the limit, and
+otherwise undecided. The part that is best on a few seeds is best partly by luck. So each half of the seeds is compared
+with the part that is best on the other half.
 """
 
 from __future__ import annotations
@@ -87,13 +86,13 @@ def variants(quick: bool) -> list[Variant]:
 
 
 def policy_config(name: str) -> dict[str, Any]:
-    """A policy of this experiment as part of a config."""
+    """Returns the entries of a config that select a policy of this experiment."""
     policy, params, forecasts = POLICIES[name]
     return {"label": name, "policy": policy, "params": dict(params), "forecasts": forecasts}
 
 
 def _cells(quick: bool) -> dict[str, dict[str, Any]]:
-    """The cells of the grid; a quick run has the corners that differ most."""
+    """Returns the cells of the grid by name; a quick run has only the corners that differ most."""
     grid = [(c, o, t, True) for c, o in ((4_000, 4.0), (9_000, 4.0), (9_000, 8.0)) for t in cluster.OUTPUT_CV]
     grid.append((9_000, 4.0, "heavy", False))
     loads: Sequence[float] = LOADS
@@ -125,7 +124,7 @@ def run_one(config: Config, seed: int) -> Metrics:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One aim on one cell: by how much ours is worse than the best part, %, on each seed; below 0 it is better."""
+    """One aim in one cell: by how many per cent ours is worse than the best part on each seed (below 0: better)."""
 
     cell: str
     metric: str
@@ -149,7 +148,7 @@ def compare(results: Results) -> list[Row]:
 
 
 def _bound(results: Results, cell: str, ours: str) -> Row:
-    """Rows of the gain that other forecasts give."""
+    """Returns a row with the TTFT in a cell against NetKV's, for a variant with other forecasts."""
     ttft, tail, rate = (spread(_differences(results, cell, "NetKV", m, ours)) for m in (TTFT, P95, RATE))
     note = f"p95 {tail.mean:+.1f} %, throughput {rate.mean:+.2f} %"
     return Row(f"{ours}, {cell}: TTFT against NetKV", None, ttft.mean, "%", ttft.half_width, note=note)
@@ -188,7 +187,7 @@ def _aims(results: Results, cells: Sequence[str], ours: str) -> list[Row]:
 
 
 def _overall(results: Results, cells: Sequence[str], base: str, ours: str) -> Row:
-    """Mean over all cells against one policy used everywhere; the interval is of the seeds' means."""
+    """Returns a row with the mean over all cells against one policy used everywhere; its interval is over the seeds."""
     ttft = spread(_everywhere(results, cells, base, TTFT, ours))
     tail = spread(_everywhere(results, cells, base, P95, ours))
     rate = spread(_everywhere(results, cells, base, RATE, ours))
@@ -204,13 +203,16 @@ def _overall(results: Results, cells: Sequence[str], base: str, ours: str) -> Ro
 
 
 def _everywhere(results: Results, cells: Sequence[str], base: str, metric: str, ours: str) -> list[float]:
-    """The mean of the cells' differences to `base`, %, of each seed; cells share a seed's lengths."""
+    """Returns for each seed the mean over the cells of the difference to `base`, in per cent.
+
+    The cells of a seed have the same lengths, so they are not independent.
+    """
     by_cell = [_differences(results, cell, base, metric, ours) for cell in cells]
     return [sum(of_seed) / len(of_seed) for of_seed in zip(*by_cell, strict=True)]
 
 
 def _differences(results: Results, cell: str, base: str, metric: str, ours: str) -> list[float]:
-    """Differences of ours from `base` in per cent of it, seed by seed."""
+    """Returns the differences of ours from `base`, in per cent of `base`, for each seed."""
     pairs = zip(
         results.values(f"{cell} {base}", metric), results.values(f"{cell} {ours}", metric), strict=True
     )
@@ -218,7 +220,7 @@ def _differences(results: Results, cell: str, base: str, metric: str, ours: str)
 
 
 def verdict(results: Results, cell: str, metric: str, ours: str) -> Verdict:
-    """The verdict on ours against the best part; with one seed the best part is that seed's."""
+    """Returns the verdict on ours against the best part. With one seed, the best part is chosen on that seed."""
     sign = 1.0 if metric == TTFT else -1.0
     values = {part: [sign * v for v in results.values(f"{cell} {part}", metric)] for part in PARTS}
     halves = ((0, 1), (1, 0)) if len(results.seeds) > 1 else ((0, 0),)
@@ -251,7 +253,7 @@ def _row(results: Results, found: Verdict, ours: str) -> Row:
 
 
 def plots(results: Results) -> dict[str, Figure]:
-    """TTFT and throughput of each policy against NetKV, in every cell of the barrier grid, over load."""
+    """Draws TTFT and throughput of each policy relative to NetKV over load, in every cell of the barrier grid."""
     from benchmarks import plots as look
 
     groups: dict[str, list[Config]] = {}

@@ -1,16 +1,17 @@
 """The cluster and the workloads of the experiments `composition` and `scale`.
 
-NetKV's fat tree of Llama-3-70B engines (TP = 4, one in four does prefill), whose decode steps also grow with the KV
-they read: BalanceRoute's balance and NetKV's transfers matter at once. The decode workers of two pods end their steps
-together (`barrier`, as data-parallel ranks under expert parallelism do) or each on its own.
+The cluster is NetKV's fat tree of Llama-3-70B engines (TP = 4, one in four does prefill). Its decode steps also grow
+with the KV that they read, so both BalanceRoute's balance and NetKV's transfers matter. The decode workers of two pods
+end their steps together (`barrier`, as data-parallel ranks under expert parallelism do), or each steps on its own.
 
-Outputs have one mean; `tail` "heavy" has a coefficient of variation of 1.8 before the cap (ServeGen's reasoning
-clients: 1.52), "light" one of 0.3. `load` is the rate over what the tightest resource carries: prefill, the uplinks of
-the senders' rack, or decode slots at the step time of full slots. It ends with the measured window, and everybody who
-came in it is waited for: who overtakes whom moves waits between requests that all count.
+All outputs have the same mean. `tail` "heavy" has a coefficient of variation of 1.8 before the cap (ServeGen's
+reasoning clients have 1.52), and "light" has 0.3. `load` is the rate divided by what the tightest resource carries:
+prefill, the uplinks of the senders' rack, or decode slots at the step time of full slots. Arrivals end with the
+measured window, and the run waits for every request that came in it. So where one request overtakes another, the waits
+of both count.
 
-Each request has one of 20 clients, who differ in the length of their outputs (as ServeGen's do): what a predictor that
-can be deployed has to learn from. It has seen `HISTORY` outcomes of them before the run.
+Each request has one of 20 clients, whose output lengths differ (as ServeGen's do). A deployable predictor learns from
+this; it has learnt from `HISTORY` outcomes of these clients before the run.
 """
 
 from __future__ import annotations
@@ -73,12 +74,12 @@ def _placed(config: Config) -> tuple[Topology, list[Instance], list[Instance]]:
 
 
 def outputs(config: Config) -> Lognormal:
-    """Distribution of output lengths; both tails have one mean, but for the cap."""
+    """Returns the distribution of output lengths; apart from the cap, both tails have the same mean."""
     return Lognormal.of_mean(OUTPUT_TOKENS, OUTPUT_CV[config["tail"]], OUTPUT_CAP_TOKENS)
 
 
 def capacity_per_s(config: Config) -> float:
-    """Requests a second that the tightest resource carries; prefix hits and queues left out."""
+    """Returns the requests per second that the tightest resource carries, without regard to prefix hits and queues."""
     topology, prefill, decode = _placed(config)
     context = config["context_tokens"]
     racks = {topology.node(i.node).rack for i in prefill}
@@ -104,14 +105,17 @@ def _requests(config: Config) -> Synthetic:
 
 
 def workload(config: Config, seed: int) -> list[WorkloadRequest]:
-    """Arrivals of warm-up and window; the same lengths at every load."""
+    """Returns the requests of warm-up and window; their lengths are the same at every load."""
     end_s = config["warmup_s"] + config["measure_s"]
     return list(takewhile(lambda r: r.at_s < end_s, _requests(config).stream(seed)))
 
 
 @functools.lru_cache(maxsize=4)
 def history(tail: str) -> tuple[Outcome, ...]:
-    """Requests of the same clients, ended before the run, one a second; of a seed that is never measured."""
+    """Returns outcomes of the same clients that ended before the run, one per second.
+
+    They are drawn with a seed that is never measured.
+    """
     config = {"tail": tail, "context_tokens": 4_000, "load": 1.0, "gpus": 64, "oversubscription": 4.0}
     seen = islice(_requests(config).stream(HISTORY_SEED), HISTORY)
     return tuple(
@@ -131,7 +135,7 @@ def _oracle(lengths: Mapping[str, int]) -> Predictor:
 
 
 def _client(lengths: Mapping[str, int]) -> Predictor:
-    """A predictor that knows the survival of each client's lengths."""
+    """Returns a predictor that has learnt the distribution of each client's output lengths."""
     return Memorised((CLIENT,))
 
 
@@ -147,7 +151,7 @@ FORECASTS = {"oracle": _oracle, "client": _client}
 
 
 def sim_config(config: Config, seed: int) -> SimConfig:
-    """One run of the policy in `config`."""
+    """Returns the simulator's configuration of one run of the policy in `config`."""
     topology, prefill, decode = _placed(config)
 
     def engines(name: str, role: Role, where: list[Instance], **more: Any) -> EngineSpec:

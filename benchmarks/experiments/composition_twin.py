@@ -1,10 +1,10 @@
 """The cluster, workload and policies of `benchmarks.live.composition`, for a live app and for the simulator.
 
-Prefill engines and half of the decode engines are in one rack, the other half in another; every prefill engine has a
-link of its own into each, the far one with a quarter of the bandwidth. Decode steps grow with the batch and its KV.
-Clients differ in the lengths of their outputs, which are heavy-tailed; nobody tells the engines or the router a length,
-only the cap (`max_tokens`), which is the same for all: the sim engines' answers end by themselves after `min_tokens`.
-`load` is the rate over what the decode slots carry, an engine's slots all running, each held for its transfer too.
+Prefill engines and half of the decode engines are in one rack, and the other half in another. Every prefill engine has
+its own link into each rack; the link into the far rack has a quarter of the bandwidth. Decode steps grow with the batch
+and its KV. Outputs are heavy-tailed, and clients differ in their lengths. Engines and router do not know the length of
+an answer, only the cap (`max_tokens`), which is the same for all; a sim engine ends its answer after `min_tokens`.
+`load` is the rate divided by what the decode slots carry when all slots run and each is also held for its transfer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,8 +32,9 @@ from predictors.live import LivePredictor
 from predictors.protocol import Arrival, Outcome, Predictor
 
 MODEL = "sim"
-NEAR, FAR = 1, 3  # tiers: same rack, beyond
-# Seeds of output lengths: rounds draw below this number, the training part from it on.
+# Network tiers: the same rack, and different pods.
+NEAR, FAR = 1, 3
+# The first seed of output lengths in the training part; rounds draw with lower seeds.
 KEY_SPACE = 1 << 30
 PREFILL_POLICY = "predicted_ttft"
 
@@ -75,7 +76,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """The requests. Outputs vary by 1.8 before the cap, as in `experiments.composition` where the tail is heavy."""
+    """The workload. Outputs have a coefficient of variation of 1.8 before the cap, as `experiments.composition` has."""
 
     prompt_tokens: float = 1000.0
     prompt_cv: float = 0.6
@@ -90,7 +91,7 @@ class Mix:
         return Lognormal.of_mean(self.output_tokens, self.output_cv, self.output_cap)
 
     def requests(self, rate_per_s: float, seconds: float, seed: int) -> list[WorkloadRequest]:
-        """The requests that come in `seconds`; the same lengths and clients for the same seed, whatever the rate."""
+        """Returns the requests that come in `seconds`; lengths and clients depend on the seed but not on the rate."""
         drawn = Synthetic(
             "composition",
             Poisson(rate_per_s),
@@ -101,14 +102,17 @@ class Mix:
         return [self._plain(one) for one in takewhile(lambda one: one.at_s < seconds, drawn)]
 
     def _plain(self, one: WorkloadRequest) -> WorkloadRequest:
-        """The request without shared prefixes, and with two tokens at least: a shorter answer has no text."""
+        """Returns the request without shared prefixes and with at least two output tokens.
+
+        An answer with fewer tokens has no text.
+        """
         tokens = max(2, one.output_tokens)
         return replace(one, output_tokens=tokens, max_tokens=self.output_cap, block_hashes=(), block_tokens=0)
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A decode policy. `users`: whether requests tell whose they are, so that lengths are forecast by client."""
+    """A decode policy that is compared. With `users`, requests name their client, so lengths are forecast by client."""
 
     name: str
     policy: str
@@ -117,7 +121,10 @@ class Contender:
 
 
 def cases(cluster: Cluster) -> tuple[Contender, ...]:
-    """The first is the one that all are compared with. Policies know the engines' coefficients, nothing else."""
+    """Returns the policies to compare; the first is the base of the comparison.
+
+    Of the engines, the policies know only the timing coefficients.
+    """
     step = {"step_base_s": cluster.step_base_s, "step_per_seq_s": cluster.step_per_seq_s}
     own = {**step, "seconds_per_kv_token": cluster.step_per_kv_token_s}
     return (
@@ -130,7 +137,7 @@ def cases(cluster: Cluster) -> tuple[Contender, ...]:
 
 
 def capacity_per_s(cluster: Cluster, mix: Mix) -> float:
-    """Requests a second that the decode slots carry, at the step time of full slots."""
+    """Returns the requests per second that the decode slots carry at the step time of full slots."""
     output = mix.outputs().mean_tokens
     kv_tokens = int(cluster.slots * (mix.prompt_tokens + output / 2))
     step_s = cluster.profile().step_s(0, cluster.slots, kv_tokens)
@@ -144,7 +151,10 @@ def capacity_per_s(cluster: Cluster, mix: Mix) -> float:
 
 
 def command(cluster: Cluster, mix: Mix, folder: Path) -> Command:
-    """The app under test. Its predictor starts without anything learnt, and keeps no log: no model is ever fitted."""
+    """Returns the command that starts the app under test.
+
+    Its predictor starts without having learnt anything, and keeps no log, so no model is ever fitted.
+    """
     file = folder / "network.yaml"
     file.write_text(yaml.safe_dump({"tiers": _tiers(cluster)}))
     args = {
@@ -195,12 +205,12 @@ def _group(name: str, role: str, replicas: int, options: dict[str, Any], rack: s
 
 
 def _cold(lengths: Mapping[str, int]) -> Predictor:
-    """The predictor of a router before a model was fitted."""
+    """Returns the predictor that a router has before a model has been fitted."""
     return LivePredictor()
 
 
 def history(trained_on: Sequence[WorkloadRequest]) -> tuple[Outcome, ...]:
-    """Outcomes of the training requests, one a millisecond, all before the time 0."""
+    """Returns the outcomes of the training requests, one per millisecond, all before time 0."""
     seen = []
     for i, one in enumerate(trained_on):
         at_s = (i - len(trained_on)) * 1e-3
@@ -214,7 +224,10 @@ def history(trained_on: Sequence[WorkloadRequest]) -> tuple[Outcome, ...]:
 def simulated(
     cluster: Cluster, case: Contender, control: ControlPlane, trained_on: Sequence[WorkloadRequest], seed: int
 ) -> SimConfig:
-    """The live cluster in the simulator, under the policy of `case`, its predictor having seen `trained_on`."""
+    """Returns the simulator's configuration of the live cluster under the policy of `case`.
+
+    Its predictor has learnt from `trained_on`.
+    """
     profile = cluster.profile()
     groups = (
         ("prefill", Role.PREFILL, cluster.prefill, 256, "r1"),
@@ -244,10 +257,10 @@ def simulated(
 
 
 def asked(case: Contender, work: Sequence[WorkloadRequest]) -> list[WorkloadRequest]:
-    """`work` as it is sent under `case`."""
+    """Returns `work` as it is sent under `case`: without clients where the case does not name them."""
     return list(work) if case.users else [replace(one, client="") for one in work]
 
 
 def training(mix: Mix, rate_per_s: float, seed: int, count: int) -> list[WorkloadRequest]:
-    """Requests of the same clients, sent before anything is measured; no block has them."""
+    """Returns requests of the same clients that are sent before anything is measured; no block has the same ones."""
     return list(islice(mix.requests(rate_per_s, 4.0 * count / rate_per_s, KEY_SPACE + seed), count))

@@ -90,7 +90,10 @@ def compare(results: Results) -> list[Row]:
 
 
 def _highest(results: Results, name: str, rates: Sequence[float], ttft_limit_s: float | None) -> float:
-    """The highest rate of the sweep up to which the mean TPOT, and the mean TTFT if limited, hold; 0 if none."""
+    """Returns the highest rate of the sweep up to which the limits on mean TPOT and mean TTFT hold, or 0 if none does.
+
+    With `ttft_limit_s` None, only TPOT is limited.
+    """
     held = 0.0
     for rate in rates:
         variant = f"{name} at {rate:g}/s"

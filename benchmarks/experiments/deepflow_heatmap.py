@@ -41,7 +41,7 @@ def _name(i: int, j: int) -> str:
 
 
 def _cells(results: Results, variant: str) -> npt.NDArray[np.float64]:
-    """Cells (prefill lengths, ratios) as means over the seeds."""
+    """Returns the cells (prefill lengths, ratios) of a variant as means over the seeds."""
     rows, columns = range(len(setup.PREFILL_AXIS)), range(len(setup.RATIO_AXIS))
     return np.array([[results.mean(variant, _name(i, j)) for j in columns] for i in rows])
 

@@ -1,12 +1,12 @@
-"""DeepFlow's engines and workloads (DeepFlow 5; Figures 4-6): a 34B model at TP = 4 on Ascend, no network.
+"""DeepFlow's engines and workloads (DeepFlow 5; Figures 4-6): a 34B model at TP = 4 on Ascend, without a network.
 
-Its traces are internal. Figure 4's is "roughly 2K input with 200 output": lognormal, ASSUMPTION a coefficient of
-variation of 0.5 for both. Figure 6's comes from a code-generation service: Azure's code trace of 2023 stands in (2,048
-in, 28 out), or, where it is not at hand, a synthetic one of the same means.
+DeepFlow's traces are internal. Figure 4's trace is "roughly 2K input with 200 output". ASSUMPTION: both lengths are
+lognormal with a coefficient of variation of 0.5. Figure 6's trace comes from a code-generation service. Azure's code
+trace of 2023 stands in for it (2,048 in, 28 out), or a synthetic one with the same means where that is not available.
 
 The KV of a prefill moves over fixed links (the profile's 100 Gbit/s). Azure's trace does not say what its prompts
-share; ASSUMPTION: half of them begin with one of 32 texts that covers a quarter to three quarters (repositories,
-templates).
+share. ASSUMPTION: half of them begin with one of 32 texts (repositories, templates), which covers a quarter to three
+quarters of the prompt.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ RATIO_AXIS = (0.01, 0.05, 0.2, 0.5, 1.0, 2.0)
 
 
 def engines(prefill: int, decode: int, colocated: int) -> tuple[EngineSpec, ...]:
-    """Engines in these numbers, all on the same hardware."""
+    """Returns the given numbers of prefill, decode and colocated engines, all with the same hardware."""
     kinds = (("p", Role.PREFILL, prefill), ("d", Role.DECODE, decode), ("c", Role.COLOCATED, colocated))
     return tuple(
         EngineSpec(
@@ -74,13 +74,13 @@ def engines(prefill: int, decode: int, colocated: int) -> tuple[EngineSpec, ...]
 def generated(
     prompt: Lengths, output: Lengths, rate_per_s: float, end_s: float, seed: int
 ) -> list[WorkloadRequest]:
-    """Requests with Poisson arrivals before `end_s`."""
+    """Returns requests with Poisson arrivals before `end_s` and lengths from the two distributions."""
     made = Synthetic("deepflow", Poisson(rate_per_s), prompt, output, block_tokens=BLOCK_TOKENS)
     return list(takewhile(lambda r: r.at_s < end_s, made.stream(seed)))
 
 
 def chat_like(rate_per_s: float, end_s: float, seed: int) -> list[WorkloadRequest]:
-    """Figure 4's requests: roughly 2K input tokens and 200 output tokens."""
+    """Returns Figure 4's requests, with roughly 2K input tokens and 200 output tokens."""
     return generated(
         Lognormal.of_mean(2_048, 0.5, 8_192), Lognormal.of_mean(200, 0.5, 1_024), rate_per_s, end_s, seed
     )
@@ -92,7 +92,10 @@ def _trace() -> tuple[WorkloadRequest, ...]:
 
 
 def code(workload: str, rate_per_s: float, end_s: float, seed: int) -> list[WorkloadRequest]:
-    """Figure 6's: a stretch of Azure's trace per seed, compressed to the rate, or the synthetic one."""
+    """Returns Figure 6's requests: a part of Azure's trace that the seed chooses, compressed to the rate.
+
+    Where `workload` is not that trace, the requests are synthetic with the same mean lengths.
+    """
     if workload != TRACE:
         prompt, output = (
             Lognormal.of_mean(CODE_MEANS[0], 1.0, 7_436),
@@ -107,9 +110,10 @@ def code(workload: str, rate_per_s: float, end_s: float, seed: int) -> list[Work
 
 
 class Guesses(Mapping[str, int]):
-    """True lengths by request, but for a share 1 - `accuracy` of them: there another's, drawn from `others`.
+    """Guessed lengths by request: the true length for a share `accuracy` of them, else one drawn from `others`.
 
-    DeepFlow's predictors have "varying accuracy" (5.3.2) and no definition of it: ASSUMPTION, the share that is right.
+    DeepFlow's predictors have "varying accuracy" (5.3.2), which it does not define. ASSUMPTION: it is the share of
+    lengths that are right.
     """
 
     def __init__(
@@ -129,7 +133,7 @@ class Guesses(Mapping[str, int]):
 
 
 def forecasting(accuracy: float, others: tuple[int, ...], seed: int) -> Forecasting:
-    """Forecasts of total lengths at arrival, right for a share `accuracy` of the requests."""
+    """Returns forecasts of total lengths at arrival that are right for a share `accuracy` of the requests."""
 
     def source(lengths: Mapping[str, int]) -> Predictor:
         return Oracle(Guesses(lengths, accuracy, others, seed))
@@ -140,7 +144,7 @@ def forecasting(accuracy: float, others: tuple[int, ...], seed: int) -> Forecast
 def sim_config(
     specs: tuple[EngineSpec, ...], prefill: tuple[str, Mapping[str, Any]], seed: int, **more: Any
 ) -> SimConfig:
-    """The cluster with least-loaded decode and queues that are never cut."""
+    """Returns the configuration of a cluster with least-loaded decode and queues without limits."""
     return SimConfig(
         specs,
         prefill=prefill,
@@ -153,7 +157,7 @@ def sim_config(
 
 
 def mean_jct_s(specs: tuple[EngineSpec, ...], work: list[WorkloadRequest], seed: int) -> float:
-    """Mean JCT of all requests of a run."""
+    """Simulates `work` and returns the mean JCT of all its requests in seconds."""
     found = summarise(simulate(sim_config(specs, ("join_shortest_queue", {}), seed), work))["jct_mean_s"]
     if found is None:
         raise ValueError("no request of a heatmap's cell has ended: lower the rate")
@@ -162,7 +166,10 @@ def mean_jct_s(specs: tuple[EngineSpec, ...], work: list[WorkloadRequest], seed:
 
 @lru_cache(maxsize=8)
 def heatmap(rate_per_s: float, length_s: float, seed: int) -> Heatmap:
-    """Figure 5 at one rate: identical requests on two colocated engines, and on one prefill and one decode engine."""
+    """Returns Figure 5's heatmap at one rate.
+
+    Identical requests run on two colocated engines, and on one prefill and one decode engine.
+    """
     cells = np.empty((len(PREFILL_AXIS), len(RATIO_AXIS)))
     for i, prompt in enumerate(PREFILL_AXIS):
         for j, ratio in enumerate(RATIO_AXIS):
@@ -174,10 +181,10 @@ def heatmap(rate_per_s: float, length_s: float, seed: int) -> Heatmap:
 
 
 def combined_heatmap(rates: tuple[float, ...], length_s: float, seed: int) -> Heatmap:
-    """The heatmap whose cells are the sums over all rates (5.3.2)."""
+    """Returns the heatmap whose cells are the sums over all rates (5.3.2)."""
     return combine([heatmap(rate, length_s, seed) for rate in rates])
 
 
 def outputs(config: Config, seed: int) -> tuple[int, ...]:
-    """Output lengths of another stretch of the workload, for wrong guesses."""
+    """Returns the output lengths of another part of the workload, from which wrong guesses are drawn."""
     return tuple(r.output_tokens for r in code(config["workload"], 10.0, 60.0, seed + 1_000))

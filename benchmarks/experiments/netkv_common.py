@@ -89,8 +89,10 @@ SWITCH_S = 5.0  # ASSUMPTION: mean time on and off of background that comes and 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A profile of VI-A. `p_share` None: what the trace itself shares. Of prompts longer than `thin_above` tokens only
-    the share `kept` stays. `burst`: requests with one time on 64 GPUs.
+    """A workload profile of VI-A.
+
+    `p_share` None keeps the prefixes that the trace itself shares. Of the prompts longer than `thin_above` tokens only
+    the share `kept` stays. `burst` is the number of requests that arrive at the same time on 64 GPUs.
     """
 
     lengths: transform.LengthFilter | None
@@ -136,7 +138,7 @@ TUNED: Mapping[str, tuple[float, float]] = {
 
 
 def config(workload: str, scheduler: str, **more: Any) -> dict[str, Any]:
-    """A variant's config, as `run_one` takes it. Further keys:
+    """Returns a variant's config for `run_one`. `more` are further keys:
 
     - `load` (1 = 100 %), `prompt_tokens`, `p_share`, `gpus`, `oversubscription`, `oracle_s`, `tuning`, `prefill_queue`
     - `background`: share of every link, all the time; `switching`: share, on and off
@@ -158,7 +160,10 @@ def config(workload: str, scheduler: str, **more: Any) -> dict[str, Any]:
 
 
 def run_one(config: Config, seed: int) -> Metrics:
-    """One window under one scheduler. `tbt_mean_s` is NetKV's TBT: t_iter(beta) as a request enters the batch."""
+    """Simulates one window under one scheduler and returns its metrics.
+
+    `tbt_mean_s` is NetKV's TBT, which is t_iter(beta) at the moment when a request enters the batch.
+    """
     result = simulate(sim_config(config, seed), requests(config, seed))
     found = summarise(result)
     found["tbt_mean_s"] = entry_tbt_s(result.requests)
@@ -168,7 +173,7 @@ def run_one(config: Config, seed: int) -> Metrics:
 
 
 def requests(config: Config, seed: int) -> list[WorkloadRequest]:
-    """The requests of a run, warm-up first."""
+    """Returns the requests of a run in order of time; those of the warm-up come first."""
     kind = WORKLOADS[config["workload"]]
     load, at_100 = config.get("load", 1.0), kind.rate_per_s * config.get("gpus", 64) / 64
     rows = _rows(config["trace"], config["workload"], seed)
@@ -199,12 +204,12 @@ def requests(config: Config, seed: int) -> list[WorkloadRequest]:
 
 
 def window_start(rows: int, seed: int, windows: int = 5) -> int:
-    """The row with which seed k's warm-up begins: starts spread over the trace, behind the tuning slice."""
+    """Returns the row with which a seed's warm-up begins; starts are spread over the trace after the tuning slice."""
     return rows * (windows + 15 * (seed % windows)) // (16 * windows)
 
 
 def in_bursts(made: Sequence[WorkloadRequest], period_s: float) -> list[WorkloadRequest]:
-    """The requests on a clock that ticks every `period_s`: each at the last tick before its time."""
+    """Returns the requests on a clock that ticks every `period_s`; each comes at the last tick before its time."""
     return [dataclasses.replace(r, at_s=math.floor(r.at_s / period_s) * period_s) for r in made]
 
 
@@ -219,14 +224,14 @@ def _rows(trace: str, workload: str, seed: int) -> tuple[WorkloadRequest, ...]:
 
 
 def _turned(rows: Sequence[WorkloadRequest], start: int) -> list[WorkloadRequest]:
-    """The rows from `start` on and then, where large clusters need more, those before it; times from 0."""
+    """Returns the rows from `start` on, then the rows before it, which large clusters need; times count from 0."""
     turn_s = rows[-1].at_s - rows[0].at_s
     before = [dataclasses.replace(r, at_s=r.at_s + turn_s) for r in rows[:start]]
     return transform.rebase([*rows[start:], *before])
 
 
 def sim_config(config: Config, seed: int) -> SimConfig:
-    """The cluster under one scheduler."""
+    """Returns the simulator's configuration of the cluster under one scheduler."""
     topology = netkv_cluster(
         config.get("gpus", 64), config.get("oversubscription", 4.0), config.get("nics", 8)
     )
@@ -283,7 +288,10 @@ def sim_config(config: Config, seed: int) -> SimConfig:
 
 
 def _background(config: Config) -> tuple[Background, ...]:
-    """Of all links but NVLink: a steady share, and one that comes and goes on each link by itself."""
+    """Returns the background traffic of all links except NVLink: a steady load, and one that switches on and off.
+
+    The second one switches independently on each link.
+    """
     loads: list[Load] = []
     if config.get("background"):
         loads.append(Static(config["background"]))
@@ -293,8 +301,9 @@ def _background(config: Config) -> tuple[Background, ...]:
 
 
 def entry_tbt_s(records: Sequence[RequestRecord]) -> float | None:
-    """Mean of a + b beta over requests as they enter the batch; beta counts the measured requests on that worker, the
-    new one included. None if none has entered.
+    """Returns the mean of a + b beta over the requests when they enter the batch, or None if none has entered.
+
+    beta counts the measured requests on that worker, including the new one.
     """
     by_worker: dict[str, list[RequestRecord]] = defaultdict(list)
     for r in records:
@@ -316,12 +325,12 @@ WITHIN = 3.0  # points: the aim for every reduction
 
 
 def named(workload: str, scheduler: str, *more: str, **options: Any) -> Variant:
-    """A variant, named after its parts."""
+    """Returns a variant that is named after its parts."""
     return Variant(" ".join([workload, *more, scheduler]), config(workload, scheduler, **options))
 
 
 def reduction(results: Results, what: str, base: str, ours: str, paper: float | None, note: str = "") -> Row:
-    """Change of the mean TTFT from variant `base` to `ours` in per cent (negative: shorter), against the paper's."""
+    """Returns a row with the change of the mean TTFT from `base` to `ours` in per cent (negative: shorter)."""
     percent, half = results.reduction_percent(base, ours, "ttft_mean_s")
     met = None if paper is None else abs(-percent - paper) <= WITHIN
     aim = "" if paper is None else "within 3 points"
@@ -329,20 +338,20 @@ def reduction(results: Results, what: str, base: str, ours: str, paper: float | 
 
 
 def measured(results: Results, what: str, base: str, ours: str, paper: float | None) -> Row:
-    """`reduction` without a limit, for a figure that shows a cause."""
+    """Returns the row of `reduction` without an aim, for a figure that shows a cause."""
     return dataclasses.replace(reduction(results, what, base, ours, paper), aim="", met=None)
 
 
 def milliseconds(
     results: Results, what: str, variant: str, metric: str, paper: float | None, note: str = ""
 ) -> Row:
-    """A row of a mean time in ms."""
+    """Returns a row with a mean time in ms."""
     ours = results.spread(variant, metric)
     half = None if ours.half_width is None else ours.half_width * 1e3
     return Row(what, paper, ours.mean * 1e3, "ms", half, note=note)
 
 
 def share(results: Results, what: str, variant: str, metric: str, paper: float | None) -> Row:
-    """A row of a share in per cent, which is 0 where the run had none."""
+    """Returns a row with a share in per cent, which counts as 0 where a run did not measure it."""
     found = results.values(variant, metric, missing=0.0)
     return Row(what, paper, 100.0 * sum(found) / len(found), "%")

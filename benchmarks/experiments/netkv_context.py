@@ -95,7 +95,7 @@ def compare(results: Results) -> list[Row]:
 
 
 def _causes(results: Results) -> list[Row]:
-    """The figures behind the causes above: what Table III implies beside ours, without an aim."""
+    """Returns rows without aims for the causes in the module's docstring: what Table III implies, and our figures."""
     rows = []
     for label in ("", f" {SHARED}"):
         for tokens, (vs_rr, vs_cla) in TABLE_3.items():

@@ -97,7 +97,7 @@ def compare(results: Results) -> list[Row]:
 
 
 def _uplinks(results: Results) -> list[Row]:
-    """RAG with the count of own transfers, without it, and with it over the uplinks, in both fabrics."""
+    """Returns rows for RAG on both fabrics, with the count of own transfers, without it, and with it per uplink."""
     rows = []
     for name in results.where(scheduler=OURS):
         at = name.removesuffix(f" {OURS}")

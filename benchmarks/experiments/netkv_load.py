@@ -140,7 +140,7 @@ def compare(results: Results) -> list[Row]:
 
 
 def _spread(results: Results) -> list[Row]:
-    """Reductions without bursts: the ticks of the trace spread over their 3 s."""
+    """Returns rows with the reductions without bursts, where the trace's ticks are spread over their 3 s."""
     made = []
     for (workload, load), paper in SPREAD.items():
         at = f"{workload} {load:.0%} spread"
@@ -151,7 +151,7 @@ def _spread(results: Results) -> list[Row]:
 
 
 def _peaks(results: Results, workload: str) -> list[Row]:
-    """Rows of the largest reduction over the loads."""
+    """Returns rows with the largest reduction over the loads."""
     made = []
     for base, paper in zip(("RR", "CLA*"), PEAKS[workload], strict=True):
         found = [

@@ -37,7 +37,7 @@ def variants(quick: bool) -> list[Variant]:
 
 
 def best(results: Results, workload: str) -> tuple[str, tuple[float, float]]:
-    """Variant and weights of least mean TTFT; equal ones by the paper's order, the first of the grid."""
+    """Returns (variant, weights) with the least mean TTFT; of equal ones it is the first of the grid."""
     names = results.where(workload=workload)
     name = min(names, key=lambda n: results.mean(n, "ttft_mean_s"))
     cache, load = results.variants[name]["weights"]

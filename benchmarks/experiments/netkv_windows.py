@@ -74,7 +74,7 @@ def compare(results: Results) -> list[Row]:
 
 
 def changes(results: Results, base: str, ours: str) -> list[float]:
-    """Change of the mean TTFT in per cent, window by window."""
+    """Returns the change of the mean TTFT in per cent for each window."""
     pairs = zip(results.values(base, "ttft_mean_s"), results.values(ours, "ttft_mean_s"), strict=True)
     return [100.0 * (b / a - 1.0) for a, b in pairs]
 

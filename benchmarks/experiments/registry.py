@@ -1,4 +1,4 @@
-"""Experiments by name, for `python -m benchmarks run NAME`. A module is imported only when it is asked for."""
+"""The experiments by name, for `python -m benchmarks run NAME`. A module is imported only when it is needed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NEEDED = ("SUMMARY", "variants", "run_one", "compare", "plots")
 
 
 def load(name: str) -> Experiment:
-    """The experiment called `name`. Raises ExperimentError for an unknown name or a module that lacks a part."""
+    """Returns the experiment `name`. Raises ExperimentError for an unknown name or a module that lacks a part."""
     if name not in EXPERIMENTS:
         known = ", ".join(EXPERIMENTS) or "none yet"
         raise ExperimentError(f"no experiment is called {name!r}; there are: {known}")
@@ -41,7 +41,7 @@ def load(name: str) -> Experiment:
 
 
 def load_module(path: str) -> Experiment:
-    """The experiment in the module `path` (dotted)."""
+    """Returns the experiment in the module with the dotted path `path`."""
     module = importlib.import_module(path)
     missing = [part for part in NEEDED if not hasattr(module, part)]
     if missing:

@@ -1,8 +1,8 @@
-"""From 64 to 1,024 GPUs: what each policy's decisions are worth. What they cost is measured by `benchmarks.decisions`.
+"""The quality of each policy's decisions on 64 to 1,024 GPUs. `benchmarks.decisions` measures their CPU time.
 
-The composition's cluster and workload (`composition_cluster`) at 0.9 of what it carries, heavy-tailed outputs, one
-barrier for every two pods; as the cluster doubles so does the rate, so a policy that scales keeps its TTFT. NetKV's
-scale-up (VI-I, Table V) has the same sizes and another workload; `netkv_*` has its figures.
+The cluster and workload are the composition's (`composition_cluster`) at 0.9 of what the cluster carries, with
+heavy-tailed outputs and one barrier for every two pods. The rate grows with the cluster, so a policy that scales keeps
+its TTFT. NetKV's scale-up (VI-I, Table V) has the same sizes and another workload; `netkv_*` has its figures.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def variants(quick: bool) -> list[Variant]:
 
 
 def config(policy: str, gpus: int, quick: bool) -> Config:
-    """The config of one run of a policy of the composition's experiment."""
+    """Returns the config of one run of a policy from the composition's experiment."""
     return {
         **composition.policy_config(policy),
         "gpus": gpus,

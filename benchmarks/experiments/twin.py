@@ -53,7 +53,7 @@ SIM_PROFILE = TimingProfile(
 
 
 class ValidationError(RuntimeError):
-    """The live system did not answer as asked, so there is nothing to compare with."""
+    """The error of a live system whose answers are missing or wrong, so that there is nothing to compare with."""
 
 
 @dataclass(frozen=True, slots=True)

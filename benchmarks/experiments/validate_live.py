@@ -1,19 +1,19 @@
-"""Is the simulator true? One workload on a live Sluice through Ray Serve and in the simulator, and how far apart.
+"""Validates the simulator: it runs one workload on a live Sluice through Ray Serve and simulated, and compares them.
 
     python -m benchmarks.experiments.validate_live --engines sim     2 prefill + 4 decode sim engines, about 4 minutes
     python -m benchmarks.experiments.validate_live --engines vllm    1 + 1 vLLM engines, SmolLM2, about 8 minutes
 
-Both sides get the same arrivals (Poisson), prompt and output lengths, policies and limits. What the simulator must be
-told is measured before, on other requests than those judged:
+Both sides get the same arrivals (Poisson), prompt and output lengths, policies and limits. The simulator's parameters
+are measured before, on other requests than those that are compared:
 
     sim     the engines' timing is given; lone requests give what ingress, router and HTTP add (ControlPlane.ingress_s)
     vllm    lone requests beside one that decodes, and bursts, give the timing profile (benchmarks.sim.calibration); the
             control plane is stock
 
-Policies decide by drawn ties, so the simulation is run under several seeds. A replay of the sim engines during which
-the load client itself could not keep its times (another program had the cores) is done again, whatever it showed. Not
-an experiment of `benchmarks run`: it needs a live app and a quiet machine. Exit status 1 if an answer was lost or an
-error is above the aim.
+Policies draw among ties, so the simulation is run under several seeds. A replay on sim engines in which the load client
+itself could not send in time (because another program had the cores) is repeated, whatever its result. This is not an
+experiment of `benchmarks run`, because it needs a live app and a quiet machine. The exit status is 1 if an answer was
+lost or an error is above the aim.
 """
 
 import argparse
@@ -59,7 +59,7 @@ OUT = ROOT / "benchmarks" / "results" / "experiments" / "validate_live"
 
 @dataclass(slots=True)
 class Comparison:
-    """One replay, live and simulated. `disturbed_ms`: how late the client was in replays that were done again."""
+    """One replay, live and simulated. `disturbed_ms` is how late the client was in each replay that was repeated."""
 
     policies: tuple[str, str]
     live: list[Times]
@@ -76,7 +76,10 @@ class Comparison:
 def judge(
     server: Server, setup: Setup, profile: TimingProfile, control: ControlPlane, settings: argparse.Namespace
 ) -> list[Comparison]:
-    """Replays the workload under each pair of policies; the live app is idle before each."""
+    """Replays the workload under each pair of policies and returns the comparisons.
+
+    The live app is idle before each replay.
+    """
     work, cases, prompts = setup.mix.requests(settings.seed), [], settings.seed + 1000
     for policies in setup.policies:
         disturbed_ms: list[float] = []
@@ -105,7 +108,10 @@ def judge(
 def observed(
     server: Server, setup: Setup, work: Sequence[WorkloadRequest], seed: int
 ) -> tuple[list[Answer], dict[str, float]]:
-    """A replay, and how many cores the app, this client and everything else kept busy meanwhile."""
+    """Replays the workload live.
+
+    Returns (answers, number of cores that the app, this client and everything else kept busy during the replay).
+    """
     before, busy_s, start_s, own_s = snapshot(server.pid), machine_busy_s(), time.monotonic(), _own_cpu_s()
     answers = replay_live(server.command.port, setup, work, seed)
     wall_s = time.monotonic() - start_s
@@ -121,7 +127,7 @@ def _own_cpu_s() -> float:
 
 
 def _set_policies(port: int, policies: tuple[str, str]) -> None:
-    """Sets the policies and waits until nothing is under way."""
+    """Sets the live app's policies, and waits until it has no request."""
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30.0) as client:
         change = dict(zip(("prefill", "decode"), policies, strict=True))
         client.put("/sluice/admin/policy", json=change).raise_for_status()
@@ -136,7 +142,10 @@ def _set_policies(port: int, policies: tuple[str, str]) -> None:
 def run(
     setup: Setup, settings: argparse.Namespace, say: Callable[[str], None]
 ) -> tuple[list[Comparison], dict[str, Any]]:
-    """Starts the app, calibrates, judges. Raises ServerError, ValidationError, CalibrationError."""
+    """Starts the app, calibrates the simulator and compares both.
+
+    Returns (comparisons, what the calibration found). Raises ServerError, ValidationError or CalibrationError.
+    """
     profile, control, seed = setup.profile, ControlPlane(), settings.seed
     with (
         tempfile.TemporaryDirectory(prefix="sluice-validate-") as folder,
@@ -154,7 +163,7 @@ def run(
 
 
 def document(setup: Setup, cases: Sequence[Comparison], used: dict[str, Any]) -> dict[str, Any]:
-    """The stored result: everything that decides the outcome, and the outcome."""
+    """Returns the result to be stored: everything that decides the outcome, and the outcome."""
     return {
         "setup": asdict(setup),
         **used,
@@ -178,7 +187,7 @@ def document(setup: Setup, cases: Sequence[Comparison], used: dict[str, Any]) ->
 
 
 def report(case: Comparison) -> str:
-    """One comparison as text."""
+    """Returns one comparison as text."""
     cores = ", ".join(f"{who} {busy:.2f}" for who, busy in case.cores.items())
     late = case.client_late_ms
     return (
@@ -196,7 +205,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """See the module's docstring."""
+    """Runs the command and returns its exit status (module docstring)."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.experiments.validate_live", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--engines", choices=("sim", "vllm"), default="sim")
