@@ -9,7 +9,7 @@ from policies.state.views import RequestId
 
 @dataclass(frozen=True, slots=True)
 class RoutePrefill:
-    """Compute the prompt of `attempt_id` on the chosen worker."""
+    """The order to compute the prompt of `attempt_id` on the chosen worker."""
 
     attempt_id: RequestId
     decision: Decision
@@ -23,7 +23,7 @@ class RoutePrefill:
 
 @dataclass(frozen=True, slots=True)
 class RouteDecode:
-    """Decode `attempt_id` on the chosen worker, which pulls the KV."""
+    """The order to decode `attempt_id` on the chosen worker, which pulls the KV."""
 
     attempt_id: RequestId
     decision: Decision
@@ -35,7 +35,7 @@ class RouteDecode:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Do not serve `attempt_id` now. Its charges have been given back already. `status` is an HTTP status."""
+    """The order not to serve `attempt_id` now. Its charges have been given back. `status` is an HTTP status."""
 
     attempt_id: RequestId
     status: int

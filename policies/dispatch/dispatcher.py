@@ -4,11 +4,11 @@ It owns the reducer, the queue before prefill and the rules of docs/design.md 2.
 that these rules allow:
 
 - Prefill: a worker must be READY and its status fresh (a stale or missing status counts as 100 % KV use). A prefill
-  worker must compute fewer prompts than it has slots, a decode worker of its group must be READY, and its KV use with
-  this prompt must stay within `kv_high_water` (a worker with no charge of ours is exempt). A colocated worker must have
+  worker must compute fewer prompts than it has slots, its KV use with this prompt must stay within `kv_high_water` (a
+  worker with no charge of ours is exempt), and its group must have a READY decode worker. A colocated worker must have
   room to decode the request instead. Without any prefill or colocated worker, decode workers compute prompts
   themselves (`RoutePrefill.degraded`), so that the loss of all prefill workers slows serving instead of ending it. A
-  request with a `mode` goes only to workers that serve this mode; without any it is rejected with 503.
+  request with a `mode` goes only to workers that serve this mode; where there is none, it is rejected with 503.
 - Decode: a worker must be READY and of the KV's group, with enough free slots, and with free KV for the prompt plus
   `reserve_tokens` for each sequence (a worker without any sequence is exempt).
 - Rescue: a pool entry whose lease ends within `lease_margin_s` goes to the least loaded decode worker with KV room,
@@ -91,8 +91,8 @@ class Dispatcher:
         """Applies one event and returns what is to be done now.
 
         Raises StaleEvent for an event that does not fit the state, and ValueError for a refused PoliciesChanged; then
-        nothing has changed. Raises PolicyError when a policy decides wrongly; its `decided` holds the actions that were
-        decided before.
+        nothing has changed. Raises PolicyError when a policy breaks its contract; its `decided` holds the actions that
+        were decided before.
         """
         if isinstance(event, ev.PoliciesChanged):
             self._change_policies(event)

@@ -30,7 +30,7 @@ class WorkerPools:
 
     @staticmethod
     def of(workers: Mapping[WorkerId, Worker]) -> "WorkerPools":
-        """The worker pools of a snapshot's workers."""
+        """Returns the worker pools of a snapshot's workers."""
         ready = [workers[worker] for worker in sorted(workers) if workers[worker].health is Health.READY]
         decode = [w for w in ready if w.role is Role.DECODE]
         members: dict[str, list[WorkerId]] = {}
@@ -127,7 +127,7 @@ class Room:
         return bool(self._open)
 
     def for_request(self, request: Request) -> list[Worker]:
-        """The workers that have room for the request, in the order given."""
+        """Returns the workers that have room for the request, in the order given."""
         if request.slots > self._fewest_slots:  # the need differs by worker
             return [w for w, _, _ in self._open if has_room(request, w, self._reserve, self._extra)]
         need = request.prompt_tokens + self._reserve * request.slots
@@ -172,7 +172,7 @@ class FeasibleEntries(Sequence[Placeable]):
         return worker in self._ids[id(workers)]
 
     def left(self, assigned: set[RequestId]) -> list[PoolEntry]:
-        """Entries still worth trying: not yet assigned and not already found to fit nowhere.
+        """Returns the entries still worth trying: those not yet assigned and not already found to fit nowhere.
 
         Room never grows within a round, so an entry that did not fit will not fit later.
         """

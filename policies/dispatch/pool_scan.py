@@ -1,5 +1,5 @@
-"""The scan of the prompt pool. One event scans a limited number of entries, however many wait and however many events
-come. The dispatcher decides when a scan starts (`Dispatcher._pool_wakes`).
+"""The scan of the prompt pool. One event scans a limited number of entries, so that neither a backlog nor a storm of
+events can cost more than its bound. The dispatcher decides when a scan starts (`Dispatcher._pool_wakes`).
 
     room came       the whole pool is scanned from the front, at most `tick_entries` entries an event. The next event
                     of any kind resumes where this one stopped. The scan starts again from the front when a more urgent

@@ -111,8 +111,8 @@ def record_text(n: int, event: ev.Event, outcome: Sequence[str]) -> str:
 class JournalWriter:
     """Writes a journal: numbers the events and calls `write` once for each record, with newline-terminated lines.
 
-    A writer must be made before the dispatcher's first event, because the log could not be replayed otherwise; else it
-    raises ValueError. With `first` > 0 it continues a log.
+    A new log must begin before the dispatcher's first event, because it could not be replayed otherwise (ValueError).
+    With `first` > 0 the writer continues a log.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""Knowledge of the network between workers: the cost oracle of NetKV III-E, and bandwidths learnt from transfers."""
+"""Knowledge of the network between workers: the cost oracle of NetKV III-E, and bandwidths learned from transfers."""

@@ -14,8 +14,8 @@ L is the tier's latency where the operator gives one. Otherwise it is the interc
 window, or 0 where the window's transfers are too alike in size.
 
 The median was chosen on synthetic transfers with 30 % lognormal noise. The table shows 95th percentiles: the error in
-the steady state / the number of transfers, after a fourfold change, until the estimate is within 1.5x of the truth. Of
-the two pairs in each half, the second is with 15 % of the transfers five times too slow:
+the steady state / the number of transfers, after a fourfold change, until the estimate is within 1.5x of the truth.
+Each method has two such pairs: the first without outliers, the second with 15 % of the transfers five times too slow.
     median of 9    24 % /  7      31 % /  9           EWMA of the logarithm, 0.2    20 % /  8      47 % / 15
     median of 15   19 % / 11      26 % / 14           EWMA of the logarithm, 0.3    26 % /  6      52 % / 10
 Not claimed: a cost for each descriptor; links shared with other senders of ours (their flows count as congestion).

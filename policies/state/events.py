@@ -1,4 +1,4 @@
-"""Events: everything that can happen to the cluster, as values. The live router and the simulator feed them.
+"""Events: everything that can happen to the cluster, as values. The live router and the simulator make them.
 
 Every event carries `now_s`, the only time that the state knows. The reducer refuses an event that makes no sense in the
 current state (a `PrefillDone` for an unknown request, say) with `StaleEvent`, and changes nothing. After a crash or a
@@ -130,9 +130,9 @@ class ProgressedMany:
 
 @dataclass(frozen=True, slots=True)
 class ForecastMade:
-    """The predictor's forecast for a request that had generated `tokens`: each sequence *finishes in* this many more
-    tokens, or it *stays* (None: not expected to finish in the window). The forecast counts down and holds until the
-    next one.
+    """The predictor made a forecast for a request that had generated `tokens` tokens. Each of its sequences *finishes
+    in* `finishes_in_tokens` more tokens, or it *stays* (None: not expected to finish in the window). The forecast
+    counts down with each token and holds until the next one.
     """
 
     now_s: float
