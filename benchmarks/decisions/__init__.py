@@ -1,1 +1,1 @@
-"""Times of the router's decisions: `python -m benchmarks.decisions`."""
+"""Measures the time that the router's decisions take: `python -m benchmarks.decisions`."""

@@ -1,4 +1,4 @@
-"""Times of the whole dispatcher: requests from arrival to end, and events while the pool holds far more than fits."""
+"""Measures the whole dispatcher: requests from arrival to end, and events while the pool holds far more than fits."""
 
 import random
 import time
@@ -13,10 +13,14 @@ from policies.routing.registry import decode_policy, prefill_policy
 from policies.state import events as ev
 from policies.state.views import Request, Role
 
-ENGINES = 64  # a quarter of them prefill
+# The number of engines, a quarter of which do prefill.
+ENGINES = 64
 SLOTS = 32
 LIVE = 1300
-"""Requests in the system at once: fewer than there are slots, so that the pool is short, as it is in a live router."""
+"""The number of requests in the system at once.
+
+It is below the number of slots, so that the pool is short, as in a live router.
+"""
 
 STEP_S = 0.05
 PAIRS = (
@@ -30,8 +34,9 @@ POOLS = (100, 1_000, 10_000)
 
 
 class Loop:
-    """A closed loop on a made-up clock: in every step each running request gains a token, and new requests take the
-    places of those that ended.
+    """A closed loop of requests on a virtual clock.
+
+    In every step each running request gains a token, and new requests replace those that ended.
     """
 
     def __init__(self, prefill: str, decode: str, seed: int) -> None:
@@ -87,8 +92,9 @@ class Loop:
 
 
 def requests(number: int, seed: int) -> list[Timing]:
-    """Time of a request, the loop's own CPU time included (about 15 us). A mean over all requests stands for p50 and
-    p99.
+    """Returns the mean time of a request, which includes the loop's own CPU time (about 15 us).
+
+    The mean over all requests takes the place of p50 and p99.
     """
     rows = []
     for prefill, decode in PAIRS:
@@ -106,7 +112,7 @@ def requests(number: int, seed: int) -> list[Timing]:
 
 
 class Backlog:
-    """16 decode workers with a free slot each and no KV room for anything of a pool of `pool` entries."""
+    """A cluster whose 16 decode workers each have a free slot, but no KV room for any of the `pool` pooled entries."""
 
     def __init__(self, decode: str, pool: int, seed: int) -> None:
         self.rng, self.made, self.running = random.Random(seed), 0, list[str]()
@@ -125,20 +131,24 @@ class Backlog:
         self.running += [action.attempt_id for action in actions if isinstance(action, RouteDecode)]
 
     def new_entry(self) -> ev.PrefillDone:
-        """A prefill that is about to finish: above half of a worker's KV, so that no second one fits beside it."""
+        """Adds a request and returns the event of its finished prefill.
+
+        Its prompt takes more than half of a worker's KV, so no worker has room for two.
+        """
         attempt_id = f"r{self.made:05d}"
         self.made += 1
         self.handle(ev.Arrived(0.0, Request(attempt_id, 0.0, self.rng.randint(1100, 1900), 64)))
         return ev.PrefillDone(0.0, attempt_id, 1e9, 80_000_000, 0)
 
     def end(self) -> ev.Closed:
-        """The end of the request that has run longest; its worker then has room for one more."""
+        """Returns the event that ends the request that has run longest; its worker then has room for one more."""
         return ev.Closed(0.0, self.running.pop(0), "finished")
 
 
 def long_pools(calls: int, seed: int) -> list[Timing]:
-    """Times of events while the pool holds far more than fits. The scan of an event is bounded (`tick_entries`), so a
-    pool of 10,000 should cost as much as one of 1,000.
+    """Measures events while the pool holds far more than fits.
+
+    The pool scan of an event is bounded (`tick_entries`), so a pool of 10,000 should cost as much as one of 1,000.
     """
     rows = []
     for decode in ("join_shortest_queue", "balance_route_h"):

@@ -1,8 +1,8 @@
 """Inputs of the decisions that are timed, drawn from a seed.
 
-A tick's cluster is near saturation, as BalanceRoute's is: beta_max = 96, and all slots are taken but on 1/8 of the
-workers (at least 8, where there are that many), which have 8 to 12 free. KV loads, prompts and forecasts are drawn at
-random. Such a tick admits some 80 requests at G = 64; a round that follows a single event admits one or two.
+As in BalanceRoute, the cluster is near saturation: beta_max = 96, and only 1/8 of the workers (at least 8, where there
+are that many) have free slots, 8 to 12 each. KV loads, prompts and forecasts are drawn at random. Such a tick admits
+some 80 requests at G = 64; a round that follows a single event admits one or two.
 """
 
 import random
@@ -26,7 +26,7 @@ from policies.state.views import (
 BETA_MAX = 96
 GIB = float(1 << 30)
 KV_BYTES_PER_TOKEN = 80_000
-"""KV of Llama-3-70B on one of four shards (NetKV III-B)."""
+"""KV bytes per token of Llama-3-70B on one of four shards (NetKV III-B)."""
 
 BANDWIDTH = {0: 450 * GIB, 1: 12.5 * GIB, 2: 6.25 * GIB, 3: 3.125 * GIB}  # NetKV VI-A, bytes/s
 LATENCY_S = {0: 1e-6, 1: 3e-6, 2: 8e-6, 3: 15e-6}
@@ -34,8 +34,9 @@ LATENCY_S = {0: 1e-6, 1: 3e-6, 2: 8e-6, 3: 15e-6}
 
 @dataclass(frozen=True, slots=True)
 class RoundInput:
-    """The input of one decision: a snapshot, and the workers that each entry fits on (one shared list for all entries,
-    as the dispatcher makes it).
+    """The input of one decision: a snapshot, and the workers on which each entry fits.
+
+    All entries share one list of workers, as in the dispatcher.
     """
 
     snapshot: Snapshot
@@ -43,7 +44,7 @@ class RoundInput:
 
 
 def round_input(workers: int, pool: int, rng: random.Random, busy: bool = True) -> RoundInput:
-    """One tick: `workers` decode workers and `pool` waiting prefills of 8 senders."""
+    """Returns the input of one tick, with `workers` decode workers and `pool` waiting prefills of 8 senders."""
     nodes = {f"n{i}": NodePlace(rack=f"r{i // 4}", pod=f"p{i // 16}") for i in range(workers + 8)}
     oracle = Oracle(
         BANDWIDTH, LATENCY_S, places=nodes, congestion=dict.fromkeys(range(4), 0.2), congestion_at_s=0.0

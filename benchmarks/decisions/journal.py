@@ -1,4 +1,4 @@
-"""The router's journal: what recording an event adds to handling it, what its lines cost later, and a replay."""
+"""Measures the router's journal: the recording of an event, the later writing of its lines, and a replay."""
 
 import random
 from functools import partial
@@ -16,7 +16,10 @@ PREFILLS, DECODES = 4, 16
 
 
 def journal(requests: int, seed: int) -> list[Timing]:
-    """Traffic of this many requests, some five events each, on 20 engines; prefill by load, decode by NetKV."""
+    """Measures the journal with `requests` requests of some five events each, on 20 engines.
+
+    The prefill policy goes by load, and the decode policy is NetKV.
+    """
     events = _traffic(requests, random.Random(seed))
     dispatcher = _dispatcher()
     handled = [(event, dispatcher.handle(event)) for event in events]

@@ -1,4 +1,4 @@
-"""Times one call at a time: wall clock (what a request waits) and CPU time (what it costs on a shared machine)."""
+"""Measures single calls by wall clock (the time that a request waits) and CPU time (the cost on a shared machine)."""
 
 import gc
 import time
@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 ROW_S = 15.0
-"""Seconds after which a row ends, making its inputs included, but not before LEAST calls."""
+"""A row ends after this many seconds, but not before LEAST calls. The time includes the making of inputs."""
 
 LEAST = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Quantiles over `n` calls, in microseconds."""
+    """Quantiles of wall and CPU time over `n` calls, in microseconds."""
 
     name: str
     n: int
@@ -24,7 +24,7 @@ class Timing:
     note: str = ""
 
     def line(self) -> str:
-        """One row of the printed table."""
+        """Returns the timing as a row of the printed table."""
         times = [self.p50_us, self.p99_us, self.cpu_p50_us, self.cpu_p99_us]
         return f"{self.name:<46} {self.n:>6} {''.join(f'{us:>12.1f}' for us in times)}  {self.note}"
 
@@ -34,10 +34,10 @@ HEADER = f"{'':<46} {'calls':>6} {''.join(f'{column:>12}' for column in _COLUMNS
 
 
 def timed(name: str, calls: Iterable[Callable[[], object]], per_call: int = 1, note: str = "") -> Timing:
-    """Runs the calls once each (made lazily, outside the clock); one that does `per_call` things is divided by it.
+    """Runs each of the calls once and returns their timing, divided by `per_call` where a call does several things.
 
-    What making a call left for the garbage collector is collected before the clock starts; a full collection that falls
-    into a call counts, as it would in the router.
+    The iterator makes each call outside the measured time. Garbage that this leaves is collected before the measurement
+    starts. A full collection during a call counts, as it would in the router.
     """
     wall, cpu = [], []
     gc.collect()

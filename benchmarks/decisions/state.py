@@ -1,4 +1,4 @@
-"""Times of events, snapshots and prefix look-ups with 256 engines, 10,000 requests and a prompt of 100,000 tokens."""
+"""Measures events, snapshots and prefix look-ups with 256 engines, 10,000 requests and a prompt of 100,000 tokens."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -18,7 +18,10 @@ OTHER_BLOCKS = 1_000_000
 
 
 def full_cluster(rng: random.Random) -> ClusterState:
-    """A quarter of the engines prefill; all live requests decode, one in twenty with a forecast."""
+    """Returns a state in which a quarter of the engines do prefill, and all live requests decode.
+
+    One request in twenty has a forecast.
+    """
     state = ClusterState()
     for i in range(ENGINES):
         role = Role.PREFILL if i % 4 == 0 else Role.DECODE
@@ -39,7 +42,7 @@ def full_cluster(rng: random.Random) -> ClusterState:
 
 
 def events_and_snapshots(calls: int, seed: int) -> list[Timing]:
-    """One event; one event and the snapshot after it; a step's worth of progress and one snapshot."""
+    """Measures one event, one event with the snapshot after it, and the progress of a whole step with one snapshot."""
     rng = random.Random(seed)
     state = full_cluster(rng)
     tokens = dict.fromkeys((f"r{i}" for i in range(LIVE)), 0)
@@ -76,7 +79,10 @@ def events_and_snapshots(calls: int, seed: int) -> list[Timing]:
 
 
 def whole_steps(state: ClusterState, tokens: dict[str, int], steps: int, rng: random.Random) -> list[Timing]:
-    """All requests one token on, in one event; then with a forecast on every one, as a length predictor makes them."""
+    """Measures an event by which all requests gain a token: with few forecasts, then with a forecast for each request.
+
+    A length predictor makes forecasts for all requests.
+    """
 
     def many(apply: Callable[[ev.Event], object]) -> Iterator[Callable[[], object]]:
         for _ in range(steps):
@@ -97,7 +103,10 @@ def whole_steps(state: ClusterState, tokens: dict[str, int], steps: int, rng: ra
 
 
 def prefix_index(calls: int, seed: int, quick: bool) -> list[Timing]:
-    """A 100,000-token prompt (6,250 blocks) against 256 workers that hold heads of it, among a million other blocks."""
+    """Measures the look-up of a 100,000-token prompt (6,250 blocks) in the prefix index of 256 workers.
+
+    The workers hold beginnings of the prompt among a million other blocks.
+    """
     rng = random.Random(seed)
     index = PrefixIndex()
     others = OTHER_BLOCKS // (20 if quick else 1)

@@ -1,4 +1,4 @@
-"""Decisions of the policies: NetKV per request, BR-0, BR-H and the composition per tick."""
+"""Measures the policies' decisions: NetKV's for each request, and those of BR-0, BR-H and the composition per tick."""
 
 import dataclasses
 import random
@@ -20,7 +20,10 @@ POOLS = (16, 64, 256, 1024)
 
 
 def netkv(calls: int, seed: int) -> list[Timing]:
-    """One request over each number of candidates, oracle with labels, congestion, own transfers and hits."""
+    """Measures NetKV's decision for one request, for several numbers of candidates.
+
+    The oracle has labels and congestion, and there are own transfers and prefix hits.
+    """
     policy = NetKV()
     rows = []
     for candidates in NETKV_CANDIDATES:
@@ -35,12 +38,12 @@ def netkv(calls: int, seed: int) -> list[Timing]:
 
 
 def tick_name(policy: DecodePolicy, workers: int, pool: int) -> str:
-    """The row of a tick."""
+    """Returns the name of a tick's row."""
     return f"{policy.name}, G = {workers}, pool {pool}"
 
 
 def ticks(policy: DecodePolicy, calls: int, seed: int, quick: bool) -> list[Timing]:
-    """A tick over every size of cluster and pool."""
+    """Measures a tick for every size of cluster and pool."""
     sizes = [(64, 256)] if quick else [(g, p) for g in WORKERS for p in POOLS]
     rows = []
     for workers, pool in sizes:
@@ -66,7 +69,7 @@ def _count(policy: DecodePolicy, given: RoundInput, rng: random.Random, admitted
 
 
 def single_admissions(policy: DecodePolicy, calls: int, seed: int) -> list[Timing]:
-    """The tick that follows one finished request: a single slot is free, the pool is full (G = 64, pool 256)."""
+    """Measures the tick after one finished request, with one free slot and a full pool (G = 64, pool 256)."""
     rng = random.Random(seed)
 
     def inputs() -> Iterator[Callable[[], object]]:
@@ -80,7 +83,7 @@ def single_admissions(policy: DecodePolicy, calls: int, seed: int) -> list[Timin
 
 
 def feasibility(calls: int, seed: int) -> list[Timing]:
-    """The dispatcher's part of a tick: which entries fit which workers (G = 64, pool 256)."""
+    """Measures the dispatcher's part of a tick, which finds the workers on which entries fit (G = 64, pool 256)."""
     rng = random.Random(seed)
 
     def feasible(given: RoundInput) -> int:
@@ -95,7 +98,7 @@ def feasibility(calls: int, seed: int) -> list[Timing]:
 
 
 def growth(policy: DecodePolicy, rows: Sequence[Timing]) -> list[str]:
-    """How a tick's CPU p50 grows: a line per size of cluster, a column per pool, in ms."""
+    """Returns a table of a tick's median CPU time in ms, a line for each cluster size and a column for each pool size."""
     cpu_us = {row.name: row.cpu_p50_us for row in rows}
     lines = [f"{policy.name}, CPU p50 ms" + "".join(f"{f'pool {pool}':>12}" for pool in POOLS)]
     for workers in WORKERS:
@@ -105,5 +108,5 @@ def growth(policy: DecodePolicy, rows: Sequence[Timing]) -> list[str]:
 
 
 def all_policies() -> list[DecodePolicy]:
-    """The batch policies with their defaults."""
+    """Returns the batch policies with their default parameters."""
     return [BalanceRoute0(), BalanceRouteH(), Composition()]

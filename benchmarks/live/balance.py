@@ -1,13 +1,13 @@
-"""Decode policies live on 16 sim engines near saturation, switched under load: imbalance, throughput, nothing lost.
+"""Measures imbalance and throughput of decode policies, which are switched under load on 16 sim engines.
 
     python -m benchmarks.live.balance                       part of `make bench-policies`; about 12 minutes
     python -m benchmarks.live.balance --policies join_shortest_queue balance_route_0 --rounds 1
 
-One app (4 prefill and 16 decode engines, a process each) serves more connections than it has slots, so that the prompt
-pool is never empty. The policy is changed through the admin API while they stream; each is measured for a window after
-a settling time, in every round once. Imbalance is max - min over the decode engines of L_g, the KV tokens of their
-running requests, sampled at the router's clock ticks (5 a second) from its own journal. Every answer is checked whole:
-exit status 1 if one was lost, cut or refused. (`benchmarks.live.switching` asks for explanations.)
+One app (4 prefill and 16 decode engines, each a process) serves more connections than it has slots, so that the prompt
+pool is never empty. The policy is changed through the admin API while answers stream. In every round, each policy is
+measured for one window after a settling time. Imbalance is max - min over the decode engines of L_g, the KV tokens of
+their running requests. It is read from the router's journal at the router's clock ticks (5 a second). Every answer is
+checked; the exit status is 1 if one was lost, cut or refused. (`benchmarks.live.switching` checks explanations.)
 """
 
 import argparse
@@ -50,13 +50,16 @@ OUT = ROOT / "benchmarks" / "results" / "balance"
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """The cluster and its load. Prompts and outputs are log-normal, so that some requests weigh twenty times others."""
+    """The cluster and its load.
+
+    Prompts and outputs are log-normal, so that some requests are twenty times as heavy as others.
+    """
 
     policies: tuple[str, ...] = POLICIES
     prefill_engines: int = 4
     decode_engines: int = 16
     slots: int = 20
-    # Connections above all slots, as a share of them; their requests wait in the pool.
+    # The number of connections beyond the slots, as a share of the slots; their requests wait in the pool.
     extra: float = 0.3
     step_s: float = 0.05
     prompt_median: int = 600
@@ -80,7 +83,7 @@ class Setup:
 
 
 def command(setup: Setup, folder: Path) -> Any:
-    """The command of the app under test, whose journal is in `folder`/journal."""
+    """Returns the command that starts the app under test, whose journal is in `folder`/journal."""
     timing = {"decode_base_s": setup.step_s, "prefill_base_s": 0.005}
     options = {"profile": "tick_1ms", "timing": timing, "slots": setup.slots}
     engines = [
@@ -98,7 +101,7 @@ def _group(role: str, replicas: int, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def bodies(setup: Setup, count: int) -> list[bytes]:
-    """Requests drawn from the seed; every word of a prompt is one token of the sim model."""
+    """Returns `count` request bodies drawn with the seed; every word of a prompt is one token of the sim model."""
     rng = random.Random(setup.seed)
 
     def draw(median: int, sigma: float, most: int) -> int:
@@ -144,7 +147,7 @@ def run(setup: Setup, server: Server, say: Any) -> tuple[list[Window], LoadResul
 
 
 def table(setup: Setup, seen: dict[str, Seen]) -> list[dict[str, Any]]:
-    """One row a policy. `tok_s` counts the output of the requests that ended in the windows."""
+    """Returns one row for each policy. `tok_s` counts the output of the requests that ended in the windows."""
     base = statistics.fmean(seen[setup.policies[0]].imbalance)
     rows = []
     for policy, what in seen.items():
@@ -173,7 +176,7 @@ def draw(rows: Sequence[dict[str, Any]], folder: Path) -> None:
 
 
 def main() -> int:
-    """Exit status 0 if no request was lost and the journal replays to the same decisions."""
+    """Runs the command; returns 0 if no request was lost and the journal replays to the same decisions, else 1."""
     parser = argparse.ArgumentParser(prog="benchmarks.live.balance", description=__doc__)
     parser.add_argument("--policies", nargs="+", default=list(POLICIES), help="the first is the baseline")
     parser.add_argument("--rounds", type=int, default=Setup().rounds)

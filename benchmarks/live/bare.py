@@ -1,10 +1,10 @@
-"""The floor: an HTTP listener that streams ready-made OpenAI chunks, one a tick, and does nothing else.
+"""A minimal HTTP listener that streams ready-made OpenAI chunks, one per tick, and does nothing else.
 
     python -m benchmarks.live.bare --port 8020
 
-An `asyncio.Protocol` with no router, engine, validation or tokeniser behind it. What it reaches on a machine is what
-any Python ingress can at most reach there with this client, so results are read as a ratio to it. Answers every POST
-with `max_tokens` chunks of the chat stream; GET with 200.
+It is an `asyncio.Protocol` without router, engine, validation or tokeniser. On a given machine and with this client, no
+Python ingress can be faster, so results are read as ratios to it. It answers every POST with `max_tokens` chunks of the
+chat stream, and every GET with 200.
 """
 
 import argparse
@@ -19,7 +19,7 @@ HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding
 
 
 def event(choice: str) -> bytes:
-    """One chunk-encoded server-sent event around `choice` (JSON)."""
+    """Returns a chunk-encoded server-sent event that contains `choice` (JSON)."""
     data = (
         '{"id":"chatcmpl-0123456789abcdef","object":"chat.completion.chunk","created":1700000000,"model":"bare",'
         f'"choices":[{choice}]}}'
@@ -41,7 +41,7 @@ LAST = (
 
 
 class Ticker:
-    """Calls every active stream once a tick."""
+    """A timer that makes every active stream send once per tick."""
 
     def __init__(self, tick_s: float) -> None:
         self._tick_s = tick_s
@@ -64,7 +64,7 @@ class Ticker:
 
 
 class Listener(asyncio.Protocol):
-    """One connection; one request at a time."""
+    """A connection, which serves one request at a time."""
 
     def __init__(self, ticker: Ticker) -> None:
         self._ticker = ticker
@@ -96,7 +96,7 @@ class Listener(asyncio.Protocol):
         self._ticker.add(self)
 
     def step(self) -> bool:
-        """Write one token; False after the last."""
+        """Writes one token; returns False after the last."""
         data = TOKEN if self._left > 1 else LAST
         if self._first:
             data, self._first = HEAD + ROLE + data, False
@@ -106,7 +106,7 @@ class Listener(asyncio.Protocol):
 
 
 async def serve(port: int, tick_s: float) -> None:
-    """Listen on loopback until SIGINT or SIGTERM."""
+    """Listens on loopback until SIGINT or SIGTERM."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -1,11 +1,12 @@
 """Fits a simulator's timing profile to a running server: `python -m benchmarks.live.calibrate --url URL --out FILE`.
 
-Sends /v1/completions with random token ids (no prefix is shared) and reads the streams:
-    prefill    lone requests of one token, several prompt lengths: the median time to the first token
-    decode     n requests at once, several n and prompt lengths: the mean time between tokens while all n ran
-and writes the profile with the fit's residuals (`benchmarks.sim.profiles`). Everything between client and engine is in
-the times: base and prefill include the server's own overhead. KV size and transfer are not seen over HTTP and are
-taken from `--like`. Run it on an otherwise idle server.
+It sends /v1/completions with random token ids (so that no prefix is shared) and reads the streams:
+    prefill    single requests of one token with several prompt lengths: the median time to the first token
+    decode     n requests at once, for several n and prompt lengths: the mean time between tokens while all n ran
+
+Then it writes the profile with the residuals of the fit (`benchmarks.sim.profiles`). The times include everything
+between client and engine, so base and prefill include the server's overhead. KV size and transfer times cannot be seen
+over HTTP and are taken from `--like`. The server should have no other load.
 """
 
 import argparse
@@ -46,7 +47,10 @@ class _Answer:
 
 
 async def _ask(client: httpx.AsyncClient, prompt: Sequence[int], output: int) -> _Answer:
-    """One streamed completion; times on this process's clock. Raises RuntimeError if it did not come whole."""
+    """Sends one streamed completion and returns its answer, with times of this process's clock.
+
+    Raises RuntimeError if the answer is not whole.
+    """
     body = {
         "prompt": list(prompt),
         "max_tokens": output,
@@ -69,13 +73,13 @@ async def _ask(client: httpx.AsyncClient, prompt: Sequence[int], output: int) ->
 
 
 async def measure(client: httpx.AsyncClient, plan: Plan) -> tuple[list[PrefillTime], list[DecodeTime]]:
-    """Runs the plan, one measurement after the other."""
+    """Runs the plan's measurements one after the other and returns them."""
     rng = random.Random(plan.seed)
 
     def prompt(tokens: int) -> list[int]:
         return [rng.randrange(1, plan.vocabulary) for _ in range(tokens)]
 
-    # The first transfer pays for connections, so it is not measured.
+    # The first transfer also sets up connections, so it is not measured.
     await _ask(client, prompt(plan.prompts[0]), 2)
     prefills = []
     for length in plan.prompts:
@@ -106,7 +110,7 @@ def _lengths(text: str) -> tuple[int, ...]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """See the module's docstring."""
+    """Runs the command and returns its exit status (module docstring)."""
     defaults = Plan()
     parser = argparse.ArgumentParser(prog="python -m benchmarks.live.calibrate", description=__doc__)
     parser.add_argument("--url", required=True, help="of the server, http://127.0.0.1:8000 say")

@@ -1,10 +1,11 @@
-"""From `python -m app.serve` to the first answer: its phases as it prints them, and what the whole tree then holds.
+"""Measures the start of a server, from `python -m app.serve` to the first answer, and its memory after that.
 
     python -m benchmarks.live.coldstart                                  deploy/cpu.yaml
     python -m benchmarks.live.coldstart --config deploy/sim.yaml --runs 3
 
-The model must have been converted before (`make serve` does it once). Memory is that of all processes, Ray's included,
-after one answer. Writes coldstart.json and coldstart.md; the exit status is 1 when the server did not start or stop.
+The phases of the start are those that the server prints. The model must have been converted before (`make serve` does
+it once). Memory is that of all processes, including Ray's, after one answer. The results go to coldstart.json and
+coldstart.md; the exit status is 1 when the server did not start or stop.
 """
 
 import argparse
@@ -29,7 +30,7 @@ _READY = re.compile(r"^ready: (\S+) on ")
 
 @dataclass(slots=True)
 class Start:
-    """One cold start. `phases`: (seconds since the start of app.serve, what it said)."""
+    """One cold start. `phases` are pairs (seconds since the start of app.serve, the line that it printed)."""
 
     ready_s: float
     first_answer_s: float
@@ -47,12 +48,12 @@ class Result:
 
 
 def phases(log: str) -> list[tuple[float, str]]:
-    """The lines `[  12.3 s] text` of app.serve's output."""
+    """Returns (seconds, text) for each line `[  12.3 s] text` of app.serve's output."""
     return [(float(match[1]), match[2]) for line in log.splitlines() if (match := _LINE.match(line))]
 
 
 def model_name(said: Sequence[tuple[float, str]]) -> str:
-    """The served model, from the line that says `ready`. Raises ServerError without one."""
+    """Returns the served model's name, from the line that says `ready`. Raises ServerError without such a line."""
     for _, text in said:
         if match := _READY.match(text):
             return match[1]
@@ -60,7 +61,7 @@ def model_name(said: Sequence[tuple[float, str]]) -> str:
 
 
 def one(config: str) -> Start:
-    """Start, ask once, look, stop. Raises ServerError."""
+    """Starts the server, sends one request, reads its memory and stops it. Raises ServerError."""
     port, http_port = free_ports(2)
     argv = python("-m", "app.serve", "--config", config, "--port", str(port), "--http-port", str(http_port))
     command = Command(config, argv, port, "/health/ready", (http_port,), timeout_s=600.0)
@@ -74,7 +75,7 @@ def one(config: str) -> Start:
 
 
 def markdown(result: Result) -> str:
-    """The report: phases of each start side by side, memory of the last."""
+    """Returns the report in Markdown: the phases of all starts side by side, and the memory after the last."""
     machine, starts = result.machine, result.starts
     title = f"# Cold start of {result.config['config']}\n\n{machine['cpu']}, {machine['cores']} cores, "
     parts = [title + f"commit {machine['commit']}, load before {machine['load_1min_before']}.\n"]
@@ -91,7 +92,7 @@ def markdown(result: Result) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status: 0, 1 when the server misbehaved, 130 after Ctrl-C."""
+    """Runs the command; returns 0, or 1 when the server misbehaved, or 130 after Ctrl-C."""
     args = _arguments(argv)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
@@ -118,7 +119,7 @@ def _write(result: Result, folder: Path) -> None:
 
 
 def _wait_printed(server: Server) -> list[tuple[float, str]]:
-    """The phases once `ready` is among them: app.serve looks a little later than we do."""
+    """Waits until the server has printed `ready`, which it does shortly after it answers; returns the phases."""
     for _ in range(100):
         said = phases(server.log.read_text(errors="replace"))
         if any(_READY.match(text) for _, text in said):

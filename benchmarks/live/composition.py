@@ -1,21 +1,22 @@
-"""The composition's gain in TTFT, live, and beside it what the simulator says of the same requests.
+"""Measures the composition's gain in TTFT on a live app, and simulates the same requests for comparison.
 
     python -m benchmarks.live.composition            3 loads, 5 policies, 2 rounds of blocks: less than 10 minutes
     python -m benchmarks.live.composition --quick    one load, one round: less than 2 minutes
 
-One app (4 prefill and 8 decode sim engines on two network tiers: `composition_twin`) with the router's predictor on. A
-first part of the run is not measured: requests of the same clients, from which the predictor learns their lengths. Then
-a round is, at each load, a block for every policy, which is set through the admin API. All blocks of a round and load
-send the same requests (times, lengths, clients) with new prompts, open loop, each to an idle app, and wait for the last
-answer; every round begins with another policy. So a block is compared with NetKV's of the same requests. "Users not
-told" leaves out the field `user`: the same forecasts, but not by client.
+One app (4 prefill and 8 decode sim engines on two network tiers: `composition_twin`) runs with the router's predictor.
+The first part of the run is not measured; the predictor learns the clients' lengths from its requests. Then a round
+has, at each load, a block for every policy, which is set through the admin API. All blocks of a round and load send the
+same requests (times, lengths, clients) with new prompts, in an open loop. Each block starts on an idle app and waits
+for the last answer. Every round begins with another policy. So a block is compared with NetKV's block of the same
+requests. "Users not told" leaves out the field `user`, so its forecasts are not by client.
 
-TTFT and TPOT are of the requests that were sent after the first second. tok/s: what streamed between that second and
-the last arrival. Afterwards each block is simulated under the same policy, the predictor having seen the same training
-part; the live one has also seen the blocks before, so it knows the clients a little better. Not claimed: real
-engines; links that several senders share, which the composition reckons with and sim engines do not have.
+TTFT and TPOT are of the requests that were sent after the first second. tok/s counts the tokens that streamed between
+that second and the last arrival. Afterwards each block is simulated under the same policy, with a predictor that has
+learnt from the same training part. The live predictor has also learnt from the earlier blocks, so it knows the clients
+a little better. Not claimed: real engines; links that several senders share, which the composition takes into account
+and sim engines do not have.
 
-Exit status 1 if an answer was lost, cut or refused.
+The exit status is 1 if an answer was lost, cut or refused.
 """
 
 import argparse
@@ -58,11 +59,12 @@ from benchmarks.sim.config import ControlPlane
 from benchmarks.workloads.record import WorkloadRequest
 
 POLICIES = tuple(case.name for case in cases(Cluster()))
-CHOSEN = ("policies", "loads", "rounds", "seconds", "train")  # fields of Setup, as options
+# The fields of Setup that are options of the command.
+CHOSEN = ("policies", "loads", "rounds", "seconds", "train")
 QUICK = ("NetKV", "JSQ", "composition")
 OUT = ROOT / "benchmarks" / "results" / "composition"
 COMPLETIONS = "/v1/completions"
-# Prompts are token ids drawn below it: no two share a prefix.
+# Prompts are random token ids below this number, so that no two of them share a prefix.
 VOCABULARY = 30_000
 # Seconds to wait for answers after the last request was sent.
 PATIENCE_S = 60.0
@@ -74,8 +76,10 @@ PREDICTIONS = "sluice_router_predictor_predictions_total"
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """The measurement. `train`: requests before the first block, at `train_load`; `seconds`: of arrivals in a block;
-    `ties`: simulations of each block, with the policies' ties drawn anew.
+    """The measurement's parameters.
+
+    Before the first block, `train` requests are sent at `train_load`. A block has `seconds` of arrivals. Each block is
+    simulated `ties` times, with the policies' ties drawn anew.
     """
 
     cluster: Cluster = field(default_factory=Cluster)
@@ -96,18 +100,18 @@ class Setup:
         return training(self.mix, self.rate_per_s(self.train_load), self.seed, self.train)
 
     def work(self, load: float, round_: int) -> list[WorkloadRequest]:
-        """Requests of this round and load, which every policy's block is sent."""
+        """Returns the requests of this round and load, which every policy's block sends."""
         seed = 1000 * self.seed + 100 * round_ + round(10 * load)
         return self.mix.requests(self.rate_per_s(load), self.seconds, seed)
 
     def order(self, round_: int) -> list[Contender]:
-        """The round's policies; each round begins with another one."""
+        """Returns the round's policies in order; each round begins with another one."""
         every = [case for case in cases(self.cluster) if case.name in self.policies]
         return [every[(i + round_) % len(every)] for i in range(len(every))]
 
 
 class Run:
-    """The live side. Raises ServerError when the app does not come to rest, and httpx's errors."""
+    """The live run. Its methods raise ServerError when the app does not become idle, and httpx's errors."""
 
     def __init__(self, server: Server, setup: Setup, say: Callable[[str], None]) -> None:
         self._server, self._setup, self._say = server, setup, say
@@ -158,12 +162,12 @@ class Run:
         return Block(case.name, load, round_, len(work), lost, measured, cores, late_ms)
 
     def forecasts(self) -> float:
-        """Predictions a request so far; without any, nothing was learnt."""
+        """Returns the number of predictions per request so far; it is 0 where the predictor has learnt nothing."""
         time.sleep(REPORTED_S)
         return scrape(self._port)[PREDICTIONS] / self.sent
 
     def _set(self, case: Contender) -> None:
-        """Waits until nothing is under way, then switches the policy."""
+        """Waits until the app has no request, then switches the policy."""
         deadline_s = time.monotonic() + IDLE_S
         while True:
             status = self._client.get("/sluice/status").raise_for_status().json()
@@ -185,7 +189,10 @@ class Run:
         return answers
 
     def _body(self, one: WorkloadRequest) -> bytes:
-        """The request's body: the engine ends the answer after `min_tokens`; router and predictor see the cap alone."""
+        """Returns the request's body.
+
+        The engine ends the answer after `min_tokens`; router and predictor know only the cap.
+        """
         body = {
             "model": MODEL,
             "prompt": self._prompts.integers(1, VOCABULARY, one.prompt_tokens).tolist(),
@@ -203,7 +210,7 @@ def _own_cpu_s() -> float:
 
 
 def simulate_block(setup: Setup, case: Contender, load: float, round_: int) -> Block:
-    """The block in the simulator, the mean of its runs. Raises ServerError if a request did not finish there."""
+    """Simulates a block and returns the mean of its runs. Raises ServerError if a request did not finish."""
     work = asked(case, setup.work(load, round_))
     runs = []
     for tie in range(setup.ties):
@@ -219,7 +226,7 @@ def simulate_block(setup: Setup, case: Contender, load: float, round_: int) -> B
 
 
 def simulate_all(setup: Setup) -> list[Block]:
-    """Simulates every block, on all cores."""
+    """Simulates every block, on all cores, and returns the results."""
     todo = [
         (setup, case, load, round_)
         for round_ in range(setup.rounds)
@@ -231,7 +238,7 @@ def simulate_all(setup: Setup) -> list[Block]:
 
 
 def measure_live(setup: Setup, say: Callable[[str], None]) -> tuple[list[Block], dict[str, Any]]:
-    """All blocks on an app of their own, and what else is to be said of them. Raises ServerError."""
+    """Starts an app and runs all blocks on it; returns (blocks, further facts for the report). Raises ServerError."""
     with (
         tempfile.TemporaryDirectory(prefix="sluice-composition-") as folder,
         running(command(setup.cluster, setup.mix, Path(folder)), say) as server,
@@ -250,7 +257,7 @@ def measure_live(setup: Setup, say: Callable[[str], None]) -> tuple[list[Block],
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """See the module's docstring."""
+    """Runs the command and returns its exit status (module docstring)."""
     args = _arguments(argv)
     setup = Setup(**{name: getattr(args, name) for name in (*CHOSEN, "seed")})
     machine, begun_s = facts(), time.monotonic()

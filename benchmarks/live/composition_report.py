@@ -1,4 +1,4 @@
-"""The report of `benchmarks.live.composition`: figures of a block, ratios to NetKV's, table, plot."""
+"""The report of `benchmarks.live.composition`: the figures of each block, ratios to NetKV's, tables and a plot."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,12 +9,13 @@ from benchmarks import plots
 from benchmarks.live.stats import percentile
 from benchmarks.seeds import Spread, spread
 
-SKIP_S = 1.0  # the app fills up: not measured
+# The first second of a block, in which the app fills up, is not measured.
+SKIP_S = 1.0
 BASE = "NetKV"
 FIGURES = ("ttft_mean_s", "ttft_p50_s", "ttft_p95_s", "tpot_mean_s", "tokens_per_s")
-# As in `experiments.twin`: whatever kept the client from its times kept the engines from theirs.
+# The limit is that of `experiments.twin`: what makes the client late also delays the engines.
 LATE_MS = 5.0
-# Each is one process, but for the others: at 1 core it is saturated.
+# All roles but `others` are one process each, which is saturated at 1 core.
 BUSIEST = ("ingress", "router", "client", "others")
 
 Column = tuple[str, Callable[[Mapping[str, Any]], str]]
@@ -32,8 +33,10 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One policy's block. `cores`: busy ones by role; `late_ms`: how late the client sent, 95th percentile; a simulated
-    one has neither.
+    """One policy's block.
+
+    `cores` is the number of busy cores by role, and `late_ms` the 95th percentile of the client's delay in sending. A
+    simulated block has neither.
     """
 
     case: str
@@ -47,7 +50,10 @@ class Block:
 
 
 def measure(streams: Sequence[Stream], seconds: float) -> dict[str, float]:
-    """The figures (`FIGURES`) of a block of `seconds` of arrivals. Raises ValueError where nothing was measured."""
+    """Returns the figures (`FIGURES`) of a block with `seconds` of arrivals.
+
+    Raises ValueError where nothing was measured.
+    """
     counted = [one for one in streams if one.sent_s >= SKIP_S]
     ttft_s = [one.first_s - one.sent_s for one in counted]
     tpot_s = [(one.last_s - one.first_s) / (one.tokens - 1) for one in counted if one.tokens > 1]
@@ -64,7 +70,10 @@ def measure(streams: Sequence[Stream], seconds: float) -> dict[str, float]:
 
 
 def _tokens_between(one: Stream, start_s: float, end_s: float) -> float:
-    """The stream's tokens in [start_s, end_s): the first one where it came, the others evenly up to the last."""
+    """Returns the stream's tokens in [start_s, end_s).
+
+    The first token counts at its time, and the others are spread evenly up to the last.
+    """
     first = 1.0 if start_s <= one.first_s < end_s else 0.0
     length_s = one.last_s - one.first_s
     if length_s <= 0:
@@ -74,7 +83,7 @@ def _tokens_between(one: Stream, start_s: float, end_s: float) -> float:
 
 
 def line(block: Block) -> str:
-    """The line that is printed when a block ends."""
+    """Returns the line that is printed when a block ends."""
     f, cores = block.figures, block.cores
     busy = ", ".join(f"{who} {cores.get(who, 0.0):.2f}" for who in BUSIEST)
     return (
@@ -85,7 +94,10 @@ def line(block: Block) -> str:
 
 
 def ratios(blocks: Sequence[Block], case: str, figure: str, load: float | None = None) -> list[float]:
-    """Of each block of the case to the base's of the same requests; of one load, or of all."""
+    """Returns the ratio of a figure in each of the case's blocks to the base's block with the same requests.
+
+    `load` None takes the blocks of all loads.
+    """
     base = {(b.load, b.round): b.figures[figure] for b in blocks if b.case == BASE}
     return [
         b.figures[figure] / base[b.load, b.round] for b in blocks if b.case == case and load in (None, b.load)
@@ -93,7 +105,10 @@ def ratios(blocks: Sequence[Block], case: str, figure: str, load: float | None =
 
 
 def rows(live: Sequence[Block], simulated: Sequence[Block]) -> list[dict[str, Any]]:
-    """One a load and policy, and one a policy over all loads: means over the blocks, and ratios to the base's."""
+    """Returns a row for each load and policy, and one for each policy over all loads.
+
+    A row has means over the blocks, and ratios to the base's blocks.
+    """
     loads, names = _loads(live), _names(live)
     found = []
     for load in [*loads, None]:
@@ -125,7 +140,7 @@ def _shown(one: Spread) -> dict[str, float | None]:
 
 
 def text(live: Sequence[Block], simulated: Sequence[Block]) -> str:
-    """Two tables: the measured figures, and the cores that each process kept busy."""
+    """Returns two tables: the measured figures, and the cores that each process kept busy."""
     found = rows(live, simulated)
     busy = [
         ("load", _load),
@@ -149,7 +164,7 @@ def text(live: Sequence[Block], simulated: Sequence[Block]) -> str:
 
 
 def _table(columns: Sequence[Column], found: Sequence[Mapping[str, Any]]) -> str:
-    """A table whose second column is aligned to the left, the others to the right."""
+    """Returns a table whose second column is aligned to the left and whose others are aligned to the right."""
     cells = [[name for name, _ in columns], *([show(row) for _, show in columns] for row in found)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
     return "\n".join(
@@ -170,7 +185,7 @@ def _ms(figure: str) -> Callable[[Mapping[str, Any]], str]:
 
 
 def _cores(who: str) -> Callable[[Mapping[str, Any]], str]:
-    """The column of cores that `who` kept busy; `app` is all processes of the app."""
+    """Returns the column of cores that `who` kept busy; `app` is all processes of the app."""
 
     def show(row: Mapping[str, Any]) -> str:
         cores = row["cores"]
@@ -180,13 +195,13 @@ def _cores(who: str) -> Callable[[Mapping[str, Any]], str]:
 
 
 def _ratio(figure: str) -> Callable[[Mapping[str, Any]], str]:
-    """The column of a figure's ratio, live | simulated."""
+    """Returns the column of a figure's ratio, live | simulated."""
     names = (f"live_{figure}_ratio", f"simulated_{figure}_ratio")
     return lambda row: " | ".join(_range(row[name]) for name in names)
 
 
 def _range(ratio: Mapping[str, Any]) -> str:
-    """Mean, its 95 % interval where there are blocks for one, least and most."""
+    """Returns as text the mean, its 95 % interval where there are enough blocks, the least and the greatest ratio."""
     half, values = ratio["half_width"], ratio["blocks"]
     interval = "" if half is None or len(values) < 3 else f" +-{half:.2f}"
     spanned = "" if half is None else f" ({min(values):.2f} .. {max(values):.2f})"
@@ -209,7 +224,7 @@ _MEASURED: tuple[Column, ...] = (
 
 
 def draw(live: Sequence[Block], simulated: Sequence[Block], folder: Path) -> None:
-    """Writes composition.png: TTFT against the base's over load, live beside simulated."""
+    """Writes composition.png, which shows TTFT relative to the base's over load, live and simulated."""
     made, axes = plots.figure(columns=2, rows=2, width=5.0, height=2.9)
     shown = [(f, side) for f in ("ttft_mean_s", "ttft_p95_s") for side in ("live", "simulated")]
     for panel, (figure, side) in zip(axes, shown, strict=True):
@@ -233,5 +248,5 @@ def _loads(blocks: Sequence[Block]) -> list[float]:
 
 
 def _names(blocks: Sequence[Block]) -> list[str]:
-    """Names of the policies, in the order of the first round."""
+    """Returns the names of the policies, in the order of the first round."""
     return list(dict.fromkeys(b.case for b in blocks))

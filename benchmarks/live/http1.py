@@ -1,23 +1,24 @@
-"""Incremental parser of HTTP/1.1 responses on one kept-alive connection. Pure: bytes in, callbacks out.
+"""An incremental parser of HTTP/1.1 responses on one kept-alive connection. It takes bytes and makes callbacks.
 
-Covers what an API server sends: Content-Length, chunked (extensions and trailers skipped), bodies that end with the
-connection. All body bytes of one `feed` are handed on in one call: a read that carries many chunks is cheap to count.
+It handles what an API server sends: Content-Length, chunked bodies (extensions and trailers are skipped), and bodies
+that end with the connection. All body bytes of one `feed` are passed on in one call, so that a read with many chunks is
+cheap to count.
 """
 
 from collections.abc import Callable
 from typing import Protocol
 
 MAX_HEAD_BYTES = 64 * 1024
-# A reader returns it when the buffer ends before the element does.
+# The value that a reader returns when the buffer ends before the element does.
 _MORE = -1
 
 
 class BadResponse(ValueError):
-    """The peer does not speak HTTP/1.1 as we understand it; says what was wrong."""
+    """The error of a response that this parser cannot read; the message says what is wrong."""
 
 
 class Sink(Protocol):
-    """Receives one response after the other."""
+    """The interface of the receiver of responses, which come one after the other."""
 
     def on_head(self, status: int, headers: dict[bytes, bytes]) -> None: ...
     def on_body(self, data: bytes) -> None: ...
@@ -25,7 +26,10 @@ class Sink(Protocol):
 
 
 class ResponseParser:
-    """Feed it what the socket gives; it calls `sink`. Raises BadResponse, after which it must not be used again."""
+    """A parser that is fed with the socket's bytes and calls `sink`.
+
+    It raises BadResponse, after which it must not be used again.
+    """
 
     __slots__ = ("_buffer", "_left", "_pieces", "_read", "_sink")
 
@@ -43,7 +47,7 @@ class ResponseParser:
         return self._read == self._read_head and not self._buffer
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes of the connection."""
+        """Takes the next bytes of the connection. Raises BadResponse."""
         if self._buffer:
             data, self._buffer = self._buffer + data, b""
         position, end = 0, len(data)
@@ -56,7 +60,7 @@ class ResponseParser:
         self._flush()
 
     def eof(self) -> None:
-        """The connection has ended. Raises BadResponse when that cuts a response."""
+        """Notes that the connection has ended. Raises BadResponse when that cuts a response."""
         if self._read == self._read_until_eof:
             self._end()
         elif not self.idle:
@@ -79,7 +83,7 @@ class ResponseParser:
                 raise BadResponse(f"a response head of more than {MAX_HEAD_BYTES} bytes")
             return _MORE
         status, headers = parse_head(data[at:stop])
-        # An interim response; the real one follows.
+        # This is an interim response; the final one follows.
         if status < 200:
             return stop + 4
         self._sink.on_head(status, headers)
@@ -141,7 +145,7 @@ class ResponseParser:
 
 
 def parse_head(head: bytes) -> tuple[int, dict[bytes, bytes]]:
-    """Status and headers (lower-case names, values stripped) of a response head without its last blank line."""
+    """Returns (status, headers with lower-case names and stripped values) of a head without its last blank line."""
     lines = head.split(b"\r\n")
     version, _, rest = lines[0].partition(b" ")
     if not version.startswith(b"HTTP/1."):

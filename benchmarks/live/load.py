@@ -1,8 +1,8 @@
-"""A lean closed-loop load client: N connections, each sends the next request when its answer has ended.
+"""A lean closed-loop load client with N connections, each of which sends the next request when its answer has ended.
 
-Raw HTTP/1.1 on asyncio protocols (uvloop where there is one): a few microseconds a token, so that on a small machine
-it takes little from the server it measures; it reports its own CPU all the same. Every answer is checked: status
-200, text, `finish_reason` "length", [DONE]; anything else is a failure and leaves no sample.
+It uses raw HTTP/1.1 on asyncio protocols (with uvloop where that is installed). It takes a few microseconds per token,
+so on a small machine it takes little from the server that it measures; it also reports its own CPU time. Every answer
+is checked for status 200, text, `finish_reason` "length" and [DONE]. Any other answer is a failure and adds no sample.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ from benchmarks.live.sse import StreamReader
 
 _T = TypeVar("_T")
 
-# Requests under way when the time is up have this long to end; then they are cut.
+# Seconds that unfinished requests have when the time is up; then they are cut.
 GRACE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The load to send. `bodies` are used in turn; the run ends after `requests` or, when that is sooner, `max_s`."""
+    """The load to send. `bodies` are used in turn; the run ends after `requests` requests or `max_s` seconds."""
 
     port: int
     path: str
@@ -42,8 +42,10 @@ class Load:
 
 @dataclass(slots=True)
 class LoadResult:
-    """Seconds throughout, one entry a whole answer. `tpot_s`: (finish - first text) / (tokens - 1) is the caller's job,
-    who knows the tokens; here `stream_s` is that numerator.
+    """The result of a load. Its lists have seconds, one entry for each whole answer.
+
+    `stream_s` is the time from the first text to the finish. The caller, who knows the number of tokens, divides it by
+    (tokens - 1) for TPOT.
     """
 
     wall_s: float = 0.0
@@ -62,9 +64,9 @@ class LoadResult:
 
 
 def drive(load: Load, stop: Callable[[], bool] = bool) -> LoadResult:
-    """Run it on an event loop of its own. Raises OSError when the server cannot be reached at all.
+    """Runs the load on a new event loop and returns the result. Raises OSError when the server cannot be reached.
 
-    `stop` is asked before each request; once it says True no more are sent, and those under way may end.
+    `stop` is called before each request. Once it returns True no more are sent, and those already sent may end.
     """
     cpu_s, wall_s = time.process_time(), time.perf_counter()
     result = run_fast(_run(load, stop))
@@ -73,7 +75,7 @@ def drive(load: Load, stop: Callable[[], bool] = bool) -> LoadResult:
 
 
 def run_fast(main: Coroutine[Any, Any, _T]) -> _T:
-    """`asyncio.run`, on uvloop where there is one."""
+    """Runs `main` as `asyncio.run` does, on uvloop where that is installed."""
     try:
         import uvloop
     except ImportError:
@@ -84,7 +86,7 @@ def run_fast(main: Coroutine[Any, Any, _T]) -> _T:
 def body_of(
     model: str, prompt: str, tokens: int, *, chat: bool, extra: Mapping[str, Any] | None = None
 ) -> bytes:
-    """A streaming request for exactly `tokens` tokens at temperature 0."""
+    """Returns the body of a streaming request for exactly `tokens` tokens at temperature 0."""
     body: dict[str, Any] = {
         "model": model,
         "max_tokens": tokens,
@@ -97,13 +99,13 @@ def body_of(
 
 
 def request_bytes(host: str, port: int, path: str, body: bytes) -> bytes:
-    """The bytes of the whole HTTP/1.1 request."""
+    """Returns the bytes of the whole HTTP/1.1 request."""
     lines = [f"POST {path} HTTP/1.1", f"host: {host}:{port}", "content-type: application/json"]
     return "\r\n".join([*lines, f"content-length: {len(body)}", "", ""]).encode() + body
 
 
 class _Run:
-    """State that the connections share: the work that is left and the result."""
+    """The state that the connections share: the work that is left, and the result."""
 
     def __init__(self, load: Load, stop: Callable[[], bool]) -> None:
         self.load = load
@@ -114,7 +116,7 @@ class _Run:
         self._end_s = time.perf_counter() + load.max_s
 
     def take(self) -> bytes | None:
-        """The next request, or None when nothing is to be sent any more."""
+        """Returns the next request, or None when no more are to be sent."""
         if self._taken >= self.load.requests or time.perf_counter() >= self._end_s or self._stop():
             return None
         self._taken += 1
@@ -148,8 +150,10 @@ async def _worker(run: _Run) -> None:
 
 
 class StreamConnection(asyncio.Protocol):
-    """A kept-alive connection that reads one streamed answer after the other. Each answer, whole or not, ends in one
-    call of `answered`, unless the connection was dropped. Times are of `time.perf_counter`.
+    """A kept-alive connection that reads one streamed answer after the other.
+
+    Each answer, whole or not, ends in one call of `answered`, unless the connection was dropped. Times are those of
+    `time.perf_counter`.
     """
 
     transport: asyncio.Transport
@@ -165,7 +169,10 @@ class StreamConnection(asyncio.Protocol):
         self.sent_s = self.now_s = 0.0
 
     def answered(self, reader: StreamReader, problem: str | None, reusable: bool) -> None:
-        """An answer has ended. `problem` says why it is not whole; `reusable`: another request can be sent."""
+        """Notes that an answer has ended.
+
+        `problem` says why it is not whole, or is None. With `reusable`, another request can be sent.
+        """
         raise NotImplementedError
 
     def send(self, request: bytes) -> None:
@@ -174,7 +181,7 @@ class StreamConnection(asyncio.Protocol):
         self.transport.write(request)
 
     def drop(self) -> None:
-        """Ends the connection without a word about its request."""
+        """Ends the connection without a call of `answered` for its request."""
         self._reader = None
         self.transport.abort()
 
@@ -226,7 +233,10 @@ class StreamConnection(asyncio.Protocol):
 
 
 class _Connection(StreamConnection):
-    """Sends the run's next request when an answer has ended; the worker opens another when the server closes it."""
+    """A connection that sends the run's next request when an answer has ended.
+
+    The worker opens another connection when the server closes this one.
+    """
 
     def __init__(self, run: _Run, request: bytes) -> None:
         super().__init__()

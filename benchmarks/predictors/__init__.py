@@ -1,1 +1,1 @@
-"""How good and how fast the predictors are on published traces: `make bench-predictors`."""
+"""Measures the quality and the speed of the predictors on published traces: `make bench-predictors`."""

@@ -27,7 +27,8 @@ from predictors.store import library_versions
 from predictors.traces import TraceError
 from predictors.train import Judged, load_source, train_and_judge
 
-DIGITS = 6  # significant ones of a stored figure
+# The number of significant digits of a stored figure.
+DIGITS = 6
 TRACES = {
     "mooncake-conversation": "mooncake_conversation_trace.jsonl",
     "azure2023-conversation": "azure2023_AzureLLMInferenceTrace_conv.csv",
@@ -142,7 +143,7 @@ def _section(name: str, judged: Judged) -> str:
 
 
 def _commit() -> str:
-    """The last commit of the code that is measured, and whether it was changed since."""
+    """Returns the last commit of the measured code, and whether the code has changed since."""
     paths = ["--", "predictors", "benchmarks/predictors"]
 
     def git(*arguments: str) -> str:

@@ -1,7 +1,7 @@
-"""The cost of predictors: a call on a batch, a fit of 20,000 requests, memory.
+"""Measures the cost of predictors: a call on a batch, a fit to 20,000 requests, and memory.
 
-The workload is synthetic (seeded; lengths follow the client and the template), so that it needs no trace and
-fills every feature that text and metadata can: the dearest case.
+The workload is synthetic and seeded, so it needs no trace; lengths depend on the client and the template. It fills
+every feature that text and metadata can fill, which is the most expensive case.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WINDOW = 48
 
 
 def workload(requests: int, seed: int) -> list[Outcome]:
-    """Chat-like requests of 200 clients and 2,000 templates, some 300 tokens each."""
+    """Returns outcomes of chat-like requests from 200 clients and 2,000 templates, with some 300 tokens each."""
     rng = np.random.default_rng(seed)
     client_scale, template_scale = rng.lognormal(5.3, 0.7, 200), rng.lognormal(0.0, 0.5, 2_000)
     made = []
@@ -58,7 +58,7 @@ def workload(requests: int, seed: int) -> list[Outcome]:
 
 
 def measure(config: LgbmConfig, seed: int, progress: Callable[[str], None]) -> dict[str, Any]:
-    """The measured cost: milliseconds per batch, seconds per fit, bytes."""
+    """Measures and returns the cost: milliseconds per batch, seconds per fit, and memory."""
     outcomes = workload(REQUESTS + BATCH, seed)
     progress("features")
     start_s = time.perf_counter()
@@ -103,8 +103,9 @@ def measure(config: LgbmConfig, seed: int, progress: Callable[[str], None]) -> d
 
 
 def _call(predictor: Predictor, batch: list[Features], ages: Any, with_total: bool) -> dict[str, float]:
-    """Wall and CPU time of the calling thread, which does all the work: on a busy machine only the latter is
-    the call's.
+    """Returns the wall and CPU time of a call.
+
+    The CPU time is the calling thread's, which does all the work. On a busy machine only the CPU time is meaningful.
     """
     wall_ms, cpu_ms = [], []
     for _ in range(200):
@@ -121,8 +122,9 @@ def _call(predictor: Predictor, batch: list[Features], ages: Any, with_total: bo
 
 
 def _state_mib(outcomes: list[Outcome]) -> dict[str, float]:
-    """Memory of the two things that grow with traffic, after 20,000 requests (their tables are bounded by
-    count).
+    """Returns the memory in MiB, after 20,000 requests, of the two things that grow with traffic.
+
+    The number of entries in their tables is bounded.
     """
     from predictors.features import FeatureTracker
 
@@ -146,7 +148,7 @@ def _state_mib(outcomes: list[Outcome]) -> dict[str, float]:
 
 
 def machine() -> str:
-    """Processor count and kind, Python's version."""
+    """Returns a text with the number and kind of processors, and the version of Python."""
     model = platform.processor() or platform.machine()
     with open("/proc/cpuinfo", encoding="utf-8") as lines:
         model = next(
@@ -156,7 +158,7 @@ def machine() -> str:
 
 
 def lines(cost: dict[str, Any]) -> list[str]:
-    """The cost as Markdown."""
+    """Returns the cost as lines of Markdown."""
     made = [
         f"A call on a batch of {cost['batch']} (one thread), milliseconds; synthetic workload with every feature "
         f"present; load average of the machine {cost['load_average']:.1f}; "
