@@ -98,7 +98,10 @@ def feasibility(calls: int, seed: int) -> list[Timing]:
 
 
 def growth(policy: DecodePolicy, rows: Sequence[Timing]) -> list[str]:
-    """Returns a table of a tick's median CPU time in ms, a line for each cluster size and a column for each pool size."""
+    """Returns a table of a tick's median CPU time in ms.
+
+    It has a line for each cluster size and a column for each pool size.
+    """
     cpu_us = {row.name: row.cpu_p50_us for row in rows}
     lines = [f"{policy.name}, CPU p50 ms" + "".join(f"{f'pool {pool}':>12}" for pool in POOLS)]
     for workers in WORKERS:

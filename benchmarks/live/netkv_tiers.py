@@ -1,14 +1,15 @@
-"""`python -m benchmarks.live.netkv_tiers`: mean KV transfer time of cache+load-aware and NetKV, on tiers 4x apart.
+"""Measures mean KV transfer times of cache+load-aware and NetKV on tiers that differ by a factor of 4.
 
-Sim engines on one machine: prefill engines and half of the decode engines are in one rack, the other half in another;
-a prefill engine's link into the far rack has a quarter of the bandwidth, and its transfers over a link share it.
-Prompts are a popular prefix (Zipf) and a part of their own, so both policies have cache hits to follow. One application
-start a case, the same requests (by seed) for each, after a warm-up of the same kind:
+The command is `python -m benchmarks.live.netkv_tiers`. Sim engines run on one machine. Prefill engines and half of the
+decode engines are in one rack, and the other half in another. A prefill engine's link into the far rack has a quarter
+of the bandwidth; its transfers over a link share it. A prompt is a popular prefix (Zipf) and a part of its own, so both
+policies can use cache hits. The application is started for each case. After a warm-up, each case gets the same requests
+(by seed):
 
     cache_load_aware    prefix hits and load, no network
     netkv-file          NetKV, tiers from a file, no estimator
-    netkv-file-live     NetKV, tiers from a file, and what transfers taught
-    netkv-live          NetKV, what transfers taught alone
+    netkv-file-live     NetKV, tiers from a file, and estimates from observed transfers
+    netkv-live          NetKV, estimates from observed transfers only
 
 Transfer times are the engines' own (`sluice_kv_transfer_seconds_total` and `..._transfers_total` of /metrics).
 """
@@ -37,14 +38,15 @@ from benchmarks.live.targets import sluice_app
 
 MODEL = "sim"
 COMPLETIONS = "/v1/completions"
-# Engines and router report at least every second, and the ingress shows the last report.
+# Seconds to wait for current values: engines and router report at least every second, and the ingress shows the last
+# report.
 REPORTED_S = 2.5
 WARM_SEED = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Engines and links; seconds and bytes/s. The prefill engines are in the near rack."""
+    """The engines and links, in seconds and bytes/s. The prefill engines are in the near rack."""
 
     prefill: int = 2
     near: int = 3
@@ -70,7 +72,7 @@ class Workload:
     output_tokens: int = 24
 
     def bodies(self, seed: int, count: int) -> list[bytes]:
-        """Request bodies that `seed` draws; no seed's prefixes are cached for another."""
+        """Returns request bodies drawn with `seed`; different seeds have different prefixes, so none is cached."""
         rng = random.Random(seed)
         heads = [_words(rng, self.prefix_tokens) for _ in range(self.prefixes)]
         weights = [1 / rank for rank in range(1, self.prefixes + 1)]
@@ -80,7 +82,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Scheduler:
-    """A policy and what it knows of the network."""
+    """A decode policy, and what it knows of the network."""
 
     name: str
     policy: str
@@ -98,7 +100,10 @@ CASES = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One case with one seed. `near_share`: of the transfers; `learned` are the router's network gauges at the end."""
+    """The result of one case with one seed.
+
+    `near_share` is the share of transfers within the near rack; `learned` are the router's network gauges at the end.
+    """
 
     case: str
     seed: int
@@ -115,7 +120,7 @@ class Row:
 
 
 def application(folder: Path, cluster: Cluster, case: Scheduler) -> Command:
-    """The application of a case; its network file lies in `folder`, too."""
+    """Returns the command that starts the application of a case; its network file is in `folder` too."""
     file = folder / "network.yaml"
     tiers = {
         1: {"bandwidth_bytes_per_s": cluster.near_bytes_per_s, "latency_s": cluster.latency_s},
@@ -158,7 +163,7 @@ def _engines(cluster: Cluster) -> list[dict[str, Any]]:
 
 
 def measure(port: int, case: Scheduler, workload: Workload, seed: int) -> Row:
-    """Measures one row. Raises ServerError where nothing was transferred."""
+    """Measures and returns one row. Raises ServerError where nothing was transferred."""
     before = scrape(port)
     bodies = workload.bodies(seed, workload.requests)
     result = load.drive(
@@ -193,7 +198,10 @@ def measure(port: int, case: Scheduler, workload: Workload, seed: int) -> Row:
 
 
 def scrape(port: int) -> dict[str, float]:
-    """/metrics by name; with an engine: `name|engine`. Histogram buckets are left out."""
+    """Reads /metrics and returns the values by name, or by `name|engine` for those of an engine.
+
+    Histogram buckets are left out.
+    """
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         text = answer.read().decode()
     found = {}
@@ -206,7 +214,10 @@ def scrape(port: int) -> dict[str, float]:
 
 
 def run(args: argparse.Namespace, folder: Path, rows: list[Row]) -> None:
-    """All cases, each with all seeds, into `rows`. Raises ServerError; what was measured by then is in `rows`."""
+    """Measures all cases with all seeds and adds the results to `rows`.
+
+    Raises ServerError; `rows` then has what was measured before.
+    """
     cluster, workload = Cluster(), Workload(requests=args.requests)
     for case in CASES:
         if args.only and case.name not in args.only:
@@ -221,7 +232,10 @@ def run(args: argparse.Namespace, folder: Path, rows: list[Row]) -> None:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Means over the seeds, and each case's mean transfer time against cache+load-aware, seed by seed."""
+    """Returns a table of means over the seeds, and of each case's mean transfer time against cache+load-aware's.
+
+    The comparison is seed by seed.
+    """
     base = {row.seed: row.transfer_ms for row in rows if row.case == CASES[0].name}
     lines = [
         "| case | mean transfer, ms | of cache+load-aware | lower in | bytes moved, MB | near rack | TTFT mean, ms "
@@ -245,7 +259,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def write(rows: Sequence[Row], facts: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Writes a JSON file with everything, and the table."""
+    """Writes a JSON file with everything and a file with the table; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     result = {**facts, "rows": [asdict(row) for row in rows]}
     files = [folder / "netkv_tiers.json", folder / "netkv_tiers.md"]
@@ -255,7 +269,7 @@ def write(rows: Sequence[Row], facts: Mapping[str, Any], folder: Path) -> list[P
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status: 0, 1 when requests failed or a server misbehaved."""
+    """Runs the command; returns 0, or 1 when requests failed or a server misbehaved."""
     args = _arguments(argv)
     facts = {
         "config": {

@@ -1,8 +1,8 @@
-"""An open-loop load client: each request is sent at its planned time, whatever became of those before it.
+"""An open-loop load client, which sends each request at its planned time whether or not earlier ones have ended.
 
-Raw HTTP/1.1 on kept-alive connections, like `benchmarks.live.load`; a connection is taken from those at rest, else
-opened. Each answer keeps its own times, so that a replay can be compared request by request; how late the client itself
-was (sent - planned) is among them. Times are seconds from the start of the replay.
+It uses raw HTTP/1.1 on kept-alive connections, like `benchmarks.live.load`. A request takes an idle connection, or
+opens one. Each answer has its own times, so that replays can be compared request by request; they include the client's
+own delay (sent - planned). Times are seconds from the start of the replay.
 """
 
 import asyncio
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from benchmarks.live.load import StreamConnection, request_bytes, run_fast
 from benchmarks.live.sse import StreamReader
 
-# Seconds before the first request, in which the loop settles.
+# Seconds before the first request, in which the event loop starts up.
 LEAD_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A request body and when it is to be sent, seconds from the start."""
+    """A request body, and the time at which it is to be sent, in seconds from the start."""
 
     at_s: float
     body: bytes
@@ -27,7 +27,10 @@ class Planned:
 
 @dataclass(slots=True)
 class Answer:
-    """The outcome of one request. `problem`: why its answer is not whole; its times count only where that is None."""
+    """The outcome of one request.
+
+    `problem` says why the answer is not whole; the times are valid only where it is None.
+    """
 
     planned_s: float
     sent_s: float = 0.0
@@ -37,16 +40,16 @@ class Answer:
 
     @property
     def late_s(self) -> float:
-        """The client's own delay."""
+        """The client's own delay in sending, in seconds."""
         return self.sent_s - self.planned_s
 
 
 def replay(
     port: int, path: str, plan: Sequence[Planned], patience_s: float, finish: str = "length"
 ) -> list[Answer]:
-    """Sends all of `plan` to 127.0.0.1 and waits at most `patience_s` after the last; answers in the plan's order.
+    """Sends all of `plan` to 127.0.0.1 and waits at most `patience_s` after the last; returns answers in that order.
 
-    `finish`: the finish reason of a whole answer. Raises OSError when the server cannot be reached.
+    `finish` is the finish reason of a whole answer. Raises OSError when the server cannot be reached.
     """
     return run_fast(_replay(port, path, plan, patience_s, finish))
 
@@ -74,7 +77,7 @@ async def _replay(
 
 
 class _Pool:
-    """The connections of a replay; `idle` are those at rest."""
+    """The connections of a replay; `idle` are those without a request."""
 
     def __init__(self, port: int, finish: str) -> None:
         self.finish = finish
@@ -95,13 +98,13 @@ class _Pool:
         await connection.ask(answer, request)
 
     def close(self) -> None:
-        """Ends every connection; what is still under way stays unanswered."""
+        """Ends every connection; unfinished requests stay unanswered."""
         for connection in self._all:
             connection.drop()
 
 
 class _Connection(StreamConnection):
-    """One request after the other, each sent when it is due."""
+    """A connection that carries one request after the other, each sent when it is due."""
 
     def __init__(self, pool: _Pool) -> None:
         super().__init__(pool.finish)
@@ -110,7 +113,7 @@ class _Connection(StreamConnection):
         self._ended: asyncio.Future[None]
 
     def ask(self, answer: Answer, request: bytes) -> asyncio.Future[None]:
-        """Sends now; the future is done when the answer has ended, well or not."""
+        """Sends a request now; returns a future that is done when the answer has ended, whole or not."""
         self._answer = answer
         self._ended = asyncio.get_running_loop().create_future()
         self.send(request)

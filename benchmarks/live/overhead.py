@@ -1,4 +1,4 @@
-"""The cost of Sluice around an engine: latency, requests/s, CPU by process, memory. `make bench-overhead`
+"""Measures the cost of Sluice around an engine: latency, requests/s, CPU by process, memory (`make bench-overhead`).
 
     python -m benchmarks.live.overhead                 all of it (some 10 minutes, most of it engines that start)
     python -m benchmarks.live.overhead --only sim      without real engines (about 2 minutes)
@@ -38,7 +38,7 @@ PROFILE_S = 10
 
 
 class Bench:
-    """One run: options, results so far, progress."""
+    """One run of the benchmark: its options, its results so far, and its progress."""
 
     def __init__(self, args: argparse.Namespace, folder: Path) -> None:
         self.args = args
@@ -57,7 +57,7 @@ class Bench:
         self.say(text)
 
     def plan(self, concurrency: int, requests: int, max_s: float) -> Plan:
-        """The plan of a row of short answers, as big as the options allow."""
+        """Returns the plan of a row of short answers, as large as the options allow."""
         requests = min(requests, self.args.requests or requests)
         if self.args.quick:
             requests, max_s = max(2 * concurrency, requests // 10), max_s / 4
@@ -75,18 +75,18 @@ class Bench:
         return case
 
     def first_answer(self, server: Server, model: str) -> dict[str, Any]:
-        """Usage of a first request; what failed before it is noted."""
+        """Returns the usage of the first request that succeeds, and notes the errors of those before it."""
         usage, problem = measure.first_answer(server, model, TOKENS)
         if problem is not None:
             self.note(problem)
         return usage
 
     def rest(self, server: Server) -> None:
-        """Memory and idle CPU of a server after its load: whatever starts late or grows is there by now."""
+        """Records memory and idle CPU of a server after its load, when late processes and growth are included."""
         self.results.trees.append(measure.tree_state(server, 1.0 if self.args.quick else 3.0))
 
     def streams(self, server: Server, model: str, after: Callable[[Measurement], None]) -> None:
-        """Python and wrk rows of 16-token answers on a server that ticks every millisecond."""
+        """Measures 16-token answers with Python and wrk, on a server that makes a token every millisecond."""
         seed = self.args.seed
         for concurrency in self.args.concurrency or SIM_REQUESTS:
             plan = self.plan(concurrency, SIM_REQUESTS.get(concurrency, 4000), SIM_MAX_S)
@@ -123,7 +123,7 @@ class Bench:
                 self.profile(server)
 
     def profile(self, server: Server) -> None:
-        """Sample the processes during one more run at c=32; its figures are not reported, py-spy slows it."""
+        """Samples the processes during one more run at c=32, whose figures are not reported because py-spy slows it."""
         seconds = 4 if self.args.quick else PROFILE_S
         self.say(f"profiling for {seconds} s at c=32")
         recordings = profile.start(server, seconds, self.folder, native=self.args.native)
@@ -153,7 +153,7 @@ class Bench:
                 self.rest(server)
 
     def run(self) -> None:
-        """Measures all that was asked for."""
+        """Runs all measurements that the options select."""
         if self.args.only != "vllm":
             self.floor()
             self.sim()
@@ -161,7 +161,7 @@ class Bench:
             self.vllm()
 
     def report(self) -> None:
-        """Print and write what there is."""
+        """Prints and writes the results so far."""
         if not self.results.cases:
             return
         print("\n" + markdown(self.results) + "\n")
@@ -173,7 +173,7 @@ class Bench:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status: 0, 1 when requests failed or a server misbehaved, 130 after Ctrl-C."""
+    """Runs the command; returns 0, or 1 when requests failed or a server misbehaved, or 130 after Ctrl-C."""
     args = _arguments(argv)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
@@ -188,7 +188,7 @@ def main(argv: list[str] | None = None) -> int:
             bench.note("interrupted")
             status = 130
         finally:
-            # This shows what was measured, also when the run ended early.
+            # The report is also written when the run ended early.
             bench.report()
     return status
 

@@ -1,7 +1,8 @@
-"""CPU and memory of a server's process tree, process by process, named by what each is.
+"""Reads CPU and memory of a server's process tree, for each process with its role.
 
-CPU seconds are user + system from /proc (10 ms ticks), memory is RSS and PSS (shared pages divided among those that
-share them; the sum of PSS is what the tree really takes). Processes that end between two readings drop out.
+CPU seconds are user + system time from /proc (in ticks of 10 ms). Memory is RSS and PSS. PSS divides shared pages among
+the processes that share them, so its sum is what the tree really takes. Processes that end between two readings are
+not counted.
 """
 
 import re
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-# The first match of the command line names the process.
+# The first pattern that matches the command line gives the role of the process.
 _NAMES = [
     (re.compile(pattern), name)
     for pattern, name in [
@@ -59,7 +60,7 @@ class Usage:
 
 
 def name_of(cmdline: Sequence[str]) -> str | None:
-    """The role of a process by its command line; None where that says nothing (a multiprocessing child, a shell)."""
+    """Returns the role of a process by its command line, or None where that does not tell (as for a shell)."""
     text = " ".join(cmdline).strip()
     for pattern, name in _NAMES:
         if match := pattern.search(text):
@@ -68,9 +69,9 @@ def name_of(cmdline: Sequence[str]) -> str | None:
 
 
 def role_of(lineage: Iterable[Sequence[str]]) -> str:
-    """The role of a process from its command line and those of its ancestors, nearest first.
+    """Returns the role of a process from its command line and those of its ancestors, nearest first.
 
-    A helper of a named process is named after it: "prefill/worker".
+    A helper is named after the process that it belongs to: "prefill/worker".
     """
     own: str | None = None
     for depth, cmdline in enumerate(lineage):
@@ -85,7 +86,7 @@ def role_of(lineage: Iterable[Sequence[str]]) -> str:
 
 
 def snapshot(root_pid: int) -> list[Usage]:
-    """All live processes of the tree below (and with) `root_pid`. Raises psutil.NoSuchProcess when the root is gone."""
+    """Returns all live processes of the tree, including the root. Raises psutil.NoSuchProcess if the root has ended."""
     root = psutil.Process(root_pid)
     found = {root.pid: root} | {child.pid: child for child in root.children(recursive=True)}
     lines = {pid: _cmdline(process) for pid, process in found.items()}
@@ -104,7 +105,7 @@ def snapshot(root_pid: int) -> list[Usage]:
 
 
 def cpu_by_role(before: Sequence[Usage], after: Sequence[Usage]) -> dict[str, float]:
-    """CPU seconds between two snapshots, summed by role; the largest first."""
+    """Returns the CPU seconds between two snapshots by role, largest first."""
     then = {usage.pid: usage.cpu_s for usage in before}
     spent: dict[str, float] = defaultdict(float)
     for usage in after:
@@ -113,7 +114,7 @@ def cpu_by_role(before: Sequence[Usage], after: Sequence[Usage]) -> dict[str, fl
 
 
 def machine_busy_s() -> float:
-    """CPU seconds that all cores of the machine have spent on anything, or lost to its host, since it started."""
+    """Returns the CPU seconds that all cores of the machine have spent, or lost to its host, since it started."""
     times = psutil.cpu_times()
     return float(
         sum(times) - times.idle - times.iowait - times.guest - times.guest_nice
@@ -130,7 +131,7 @@ class Memory:
 
 
 def memory_by_role(usages: Sequence[Usage]) -> dict[str, Memory]:
-    """Memory by role, the most PSS first."""
+    """Returns the memory by role, the largest PSS first."""
     rows: dict[str, list[Usage]] = defaultdict(list)
     for usage in usages:
         rows[usage.role].append(usage)
@@ -142,7 +143,7 @@ def memory_by_role(usages: Sequence[Usage]) -> dict[str, Memory]:
 
 
 def total(table: Mapping[str, Memory]) -> Memory:
-    """The sum over all roles."""
+    """Returns the sum over all roles."""
     rows = table.values()
     return Memory(
         sum(m.processes for m in rows), sum(m.rss_bytes for m in rows), sum(m.pss_bytes for m in rows)

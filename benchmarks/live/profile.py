@@ -1,8 +1,8 @@
-"""Where the CPU goes: py-spy samples the server's processes under load; its stacks are counted here.
+"""Profiles a server's CPU time: py-spy samples its processes under load, and this module counts the stacks.
 
-Only threads that hold the GIL are sampled: in a container py-spy cannot tell a thread that waits in the kernel from one
-that computes. What C code does without the GIL (libuv's reads, Ray's threads) is therefore missing; --native shows the
-frames of C code that holds it.
+Only threads that hold the GIL are sampled, because in a container py-spy cannot distinguish a thread that waits in the
+kernel from one that computes. So C code that runs without the GIL (libuv's reads, Ray's threads) is missing. --native
+shows the frames of C code that holds the GIL.
 """
 
 import re
@@ -23,12 +23,12 @@ _FRAME = re.compile(r"^(?P<function>.*) \((?P<file>[^()]*?)(?::(?P<line>\d+))?\)
 
 
 class ProfileError(RuntimeError):
-    """py-spy is missing or may not look into the processes; the message says what to do."""
+    """The error of a missing py-spy, or of one that may not read the processes; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A function or line by its share (0..1) of the CPU samples of its process."""
+    """A function or line, with its shares (0..1) of the CPU samples of its process."""
 
     where: str
     self_share: float
@@ -37,7 +37,7 @@ class Spot:
 
 @dataclass(slots=True)
 class Profile:
-    """One process. `busy`: share of the samples in which it held the GIL, so roughly its share of one core.
+    """The profile of one process. `busy` is the share of samples in which it held the GIL, about its share of a core.
 
     `functions` and `lines` are ordered by self time, `callers` (functions) by total time.
     """
@@ -53,7 +53,7 @@ class Profile:
 
 @dataclass(slots=True)
 class Recording:
-    """py-spy at work on one process."""
+    """A running py-spy that records one process."""
 
     role: str
     pid: int
@@ -63,7 +63,7 @@ class Recording:
 
 
 def find() -> str:
-    """py-spy beside this interpreter or on PATH. Raises ProfileError."""
+    """Returns the path of py-spy, which is beside this interpreter or on PATH. Raises ProfileError."""
     beside = Path(sys.executable).with_name("py-spy")
     found = str(beside) if beside.exists() else shutil.which("py-spy")
     if found is None:
@@ -72,7 +72,7 @@ def find() -> str:
 
 
 def start(server: Server, seconds: int, folder: Path, *, native: bool) -> list[Recording]:
-    """Begin to record all processes of ROLES for `seconds`. Raises ProfileError."""
+    """Begins to record all processes of ROLES for `seconds`; returns the recordings. Raises ProfileError."""
     executable = find()
     recordings = []
     for usage in proctree.snapshot(server.pid):
@@ -96,7 +96,7 @@ def start(server: Server, seconds: int, folder: Path, *, native: bool) -> list[R
 
 
 def finish(recordings: Sequence[Recording], timeout_s: float, top: int = 15) -> list[Profile]:
-    """Wait for the recordings and read them. Raises ProfileError when one failed."""
+    """Waits for the recordings and returns their profiles. Raises ProfileError when one failed."""
     try:
         return [_read(recording, timeout_s, top) for recording in recordings]
     finally:
@@ -131,7 +131,7 @@ def _read(recording: Recording, timeout_s: float, top: int) -> Profile:
 
 
 def parse(text: str) -> list[tuple[list[str], int]]:
-    """Stacks (outermost frame first) and their sample counts from py-spy's raw format."""
+    """Reads py-spy's raw format; returns pairs (stack with the outermost frame first, number of samples)."""
     stacks = []
     for line in text.splitlines():
         stack, _, count = line.rpartition(" ")
@@ -141,7 +141,10 @@ def parse(text: str) -> list[tuple[list[str], int]]:
 
 
 def hot_spots(samples: Iterable[tuple[Sequence[str], int]], *, by_line: bool) -> list[Spot]:
-    """All places by self time, most first; total time counts a place once a stack however often it recurs there."""
+    """Returns all functions or lines by self time, largest first.
+
+    The total time counts a place once for each stack, however often it occurs in it.
+    """
     own: Counter[str] = Counter()
     total: Counter[str] = Counter()
     for stack, count in samples:
@@ -155,7 +158,7 @@ def hot_spots(samples: Iterable[tuple[Sequence[str], int]], *, by_line: bool) ->
 
 
 def place(frame: str, *, by_line: bool) -> str:
-    """`function (file)` or `function (file:line)` with the path cut to what lies below the packages' folder."""
+    """Returns `function (file)` or `function (file:line)`, with the path relative to the packages' folder."""
     match = _FRAME.match(frame)
     if match is None:
         return frame

@@ -1,4 +1,4 @@
-"""Results as Markdown and as one picture. Pure but for writing the files."""
+"""Presents the results of `benchmarks.live.overhead` as Markdown and as a picture."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ were disturbed.
 
 @dataclass(slots=True)
 class Results:
-    """All measurements of one run. `config` says how it was called."""
+    """All measurements of one run. `config` has the options of the command."""
 
     config: dict[str, Any]
     machine: dict[str, Any]
@@ -29,7 +29,7 @@ class Results:
     notes: list[str] = field(default_factory=list)
 
     def find(self, target: str, client: str, concurrency: int, tokens: int, path: str) -> Measurement | None:
-        """The case with these coordinates."""
+        """Returns the measurement of this case, or None where there is none."""
         for case in self.cases:
             if (case.target, case.client, case.concurrency, case.tokens, case.path) == (
                 target, client, concurrency, tokens, path,
@@ -39,13 +39,13 @@ class Results:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; the first column is text, the others numbers."""
+    """Returns a Markdown table whose first column is text and whose others are numbers."""
     lines = ["| " + " | ".join(head) + " |", "|" + "|".join(["---"] + ["--:"] * (len(head) - 1)) + "|"]
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
 def markdown(results: Results) -> str:
-    """The whole report."""
+    """Returns the whole report as Markdown."""
     machine = results.machine
     head = (
         f"# What Sluice adds to an engine\n\n{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
@@ -70,7 +70,7 @@ def markdown(results: Results) -> str:
 
 
 def latency_table(cases: Sequence[Measurement]) -> str:
-    """A table with a row for each measurement."""
+    """Returns a table with a row for each measurement."""
     head = [
         "server",
         "client",
@@ -101,7 +101,10 @@ def latency_table(cases: Sequence[Measurement]) -> str:
 
 
 def cpu_table(cases: Sequence[Measurement], pick: Any, digits: int, scale: float = 1.0) -> str:
-    """Roles down, cases across; roles below a hundredth of the sum everywhere are joined as `other`."""
+    """Returns a table with a row for each role and a column for each case.
+
+    Roles that are below a hundredth of the sum in every case are joined as `other`.
+    """
     picked = [pick(case) for case in cases]
     roles: dict[str, None] = {}
     for values in picked:
@@ -116,14 +119,14 @@ def cpu_table(cases: Sequence[Measurement], pick: Any, digits: int, scale: float
 
 
 def memory_table(tree: TreeState) -> str:
-    """A table with a row for each role, then the sum."""
+    """Returns a table with a row for each role, then the sum."""
     rows = [_memory_row(role, memory, tree.idle_cpu.get(role, 0.0)) for role, memory in tree.memory.items()]
     rows.append(_memory_row("**sum**", tree.total, sum(tree.idle_cpu.values())))
     return table(["role", "processes", "RSS MiB", "PSS MiB", "idle CPU %"], rows)
 
 
 def profile_table(profile: Profile) -> str:
-    """Three tables: functions by self time, functions by total time, lines by self time."""
+    """Returns three tables: functions by self time, functions by total time, and lines by self time."""
     columns = {
         "function, by self": profile.functions,
         "function, by total": profile.callers,
@@ -139,8 +142,9 @@ def profile_table(profile: Profile) -> str:
 
 
 def summary(results: Results) -> list[str]:
-    """One line for each figure that tells most: added TTFT, CPU a token, what the CPU allows, and the bare listener's
-    rate beside ours.
+    """Returns a line for each of the most important figures.
+
+    These are added TTFT, CPU per token, the rate that the CPU allows, and the bare listener's rate beside ours.
     """
     said = []
     for case in results.cases:
@@ -196,7 +200,7 @@ def draw(results: Results, file: Path) -> None:
     )
     axes[0].set(xlabel="requests/s", title="16 streamed tokens a request")
     axes[0].margins(x=0.15)
-    # At c = 1 the tree's idle CPU outweighs that of the requests.
+    # At c = 1 the tree's idle CPU time is larger than that of the requests.
     several = [case for case in cases if case.concurrency > 1]
     cpu = {_row(case): case.cpu_ms_per_request for case in several}
     memory = {
@@ -218,7 +222,7 @@ def draw(results: Results, file: Path) -> None:
 
 
 def _colours(rows: Sequence[Mapping[str, float]], palette: Sequence[Any]) -> dict[str, Any]:
-    """A colour for each role that makes up a fiftieth of some row, one for all others."""
+    """Returns a colour for each role that is at least a fiftieth of some row, and one colour for all others."""
     shown: dict[str, None] = {}
     for row in rows:
         whole = sum(row.values()) or 1.0

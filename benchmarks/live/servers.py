@@ -1,7 +1,8 @@
-"""Starts a server as a process tree of its own, waits until it answers, and ends all of it on every way out.
+"""Starts a server as a separate process tree, waits until it answers, and always ends the whole tree.
 
-The command runs below `scripts/reap.py`, to which the kernel hands daemons that leave their parents (Ray's do), so the
-tree is found whole when it is measured and when it is ended. The reaper itself gets SIGTERM when this process dies.
+The command runs below `scripts/reap.py`. The kernel makes this reaper the parent of daemons that leave their parents
+(as Ray's do), so the tree is complete when it is measured and when it is ended. The reaper itself gets SIGTERM when
+this process dies.
 """
 
 import contextlib
@@ -24,11 +25,11 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 REAPER = ROOT / "scripts" / "reap.py"
-# Seconds for a server to end by itself after SIGINT; then the reaper ends it.
+# Seconds that a server has to end by itself after SIGINT; then the reaper ends it.
 STOP_S = 60.0
-# Seconds for a server that never became ready: many do not listen to signals yet.
+# The same for a server that never became ready, because many do not handle signals until then.
 HURRY_S = 5.0
-# Seconds for the reaper (10 of them its own grace); then everything is killed.
+# Seconds that the reaper has (10 of them are its own grace period); then everything is killed.
 REAP_S = 20.0
 _GIVEN = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _FIRST_PORT = 20_000
@@ -38,13 +39,15 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ServerError(RuntimeError):
-    """A server did not start, died, or left something behind; the message holds the end of its log."""
+    """The error of a server that did not start, died, or left something behind; the message has the end of its log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A server to run. `ports` must be free before and after; `ready_path` answers 200 once requests are served;
-    `cwd` is the checkout that serves.
+    """A server to run.
+
+    `ports` must be free before and after the run. `ready_path` answers 200 once requests are served. `cwd` is the
+    checkout whose code serves.
     """
 
     name: str
@@ -63,7 +66,7 @@ class Command:
 
 @dataclass(slots=True)
 class Server:
-    """A running server. `started_s` is the time from process start to ready."""
+    """A running server. `started_s` is the time in seconds from the start of the process until it is ready."""
 
     command: Command
     process: subprocess.Popen[bytes]
@@ -72,19 +75,21 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Root of the tree (the reaper)."""
+        """The process id of the tree's root, which is the reaper."""
         return self.process.pid
 
     def tail(self, lines: int = 30) -> str:
-        """The end of its log, and before it the first lines that name an error: causes often stand far above."""
+        """Returns the end of the log, after its first lines that name an error, because causes are often far above."""
         log = self.log.read_text(errors="replace").splitlines()
         causes = [line for line in log[:-lines] if _CAUSE.search(line)][:5]
         return "\n".join([*causes, *log[-lines:]])
 
 
 def free_ports(count: int) -> list[int]:
-    """Loopback TCP ports that nobody listens on at the moment, all different, and none that the kernel gives to whoever
-    asks for any: between our look and the server's start Ray's processes ask for dozens.
+    """Returns `count` different loopback TCP ports that are free at the moment. Raises ServerError without enough.
+
+    They are below the kernel's ephemeral range, because Ray's processes take dozens of ephemeral ports before the
+    server listens.
     """
     first_given = int(_GIVEN.read_text().split()[0])
     found: list[int] = []
@@ -99,7 +104,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def is_free(port: int) -> bool:
-    """Whether a listener could be opened on this loopback port."""
+    """Returns whether a listener could be opened on this loopback port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -110,13 +115,16 @@ def is_free(port: int) -> bool:
 
 
 def python(*arguments: str) -> list[str]:
-    """A command line with this interpreter."""
+    """Returns a command line that runs this interpreter with `arguments`."""
     return [sys.executable, *arguments]
 
 
 @contextlib.contextmanager
 def running(command: Command, say: Callable[[str], None]) -> Iterator[Server]:
-    """The server, ready. Raises ServerError when it does not start, or leaves a process or a listener behind."""
+    """A context in which the server runs and is ready.
+
+    Raises ServerError when the server does not start, or leaves a process or a listener behind.
+    """
     taken = [port for port in command.all_ports if not is_free(port)]
     if taken:
         raise ServerError(f"{command.name}: port {taken[0]} is in use; end what listens there")
@@ -135,7 +143,7 @@ def running(command: Command, say: Callable[[str], None]) -> Iterator[Server]:
 
 
 def stop(server: Server, patience_s: float) -> list[str]:
-    """End the tree: SIGINT to the server, after `patience_s` its reaper, then SIGKILL. Returns what is left even so."""
+    """Ends the tree: SIGINT to the server, after `patience_s` its reaper, then SIGKILL. Returns what remains."""
     try:
         tree = psutil.Process(server.pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -162,7 +170,7 @@ def stop(server: Server, patience_s: float) -> list[str]:
 
 
 def answers(port: int, path: str) -> bool:
-    """Whether GET `path` gives 200."""
+    """Returns whether GET `path` answers 200."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
     try:
         connection.request("GET", path)

@@ -1,6 +1,6 @@
-"""Reads one streamed OpenAI answer as cheaply as a load client must: when the first text came, and whether all came.
+"""Reads a streamed OpenAI answer at little cost, to find when its first text came and whether it is whole.
 
-Up to the first event with text each event is parsed; after it only the bytes are searched. Not claimed: the number of
+Each event up to the first one with text is parsed; after that only the bytes are searched. Not claimed: the number of
 tokens, since a server may put several into one event (`finish_reason` "length" says that all of them came).
 """
 
@@ -13,7 +13,7 @@ _DONE = b"data: [DONE]"
 
 
 class StreamReader:
-    """State of one answer. `first_s` and `finish_s` are the `now_s` of the first text and of the finish reason."""
+    """The reader of one answer. `first_s` and `finish_s` are the `now_s` of its first text and its finish reason."""
 
     __slots__ = ("_rest", "done", "error", "events", "finish", "finish_s", "first_s", "usage")
 
@@ -28,7 +28,7 @@ class StreamReader:
         self.usage: dict[str, Any] | None = None
 
     def feed(self, data: bytes, now_s: float) -> None:
-        """Take body bytes that arrived at `now_s` (any clock)."""
+        """Takes body bytes that arrived at `now_s`, in seconds of any clock."""
         if self._rest:
             data, self._rest = self._rest + data, b""
         cut = data.rfind(END) + len(END)
@@ -50,7 +50,7 @@ class StreamReader:
             self.done = True
 
     def problem(self, finish: str = "length") -> str | None:
-        """Why this answer is not a whole one that ended as it should; None when it is."""
+        """Returns why this answer is not whole or did not end with the reason `finish`; None when it is right."""
         if self.error is not None:
             return f"error event: {self.error}"
         if self.first_s is None:
@@ -76,7 +76,10 @@ class StreamReader:
 
 
 def events_of(data: bytes) -> list[dict[str, Any]]:
-    """The JSON objects of whole events; comments and [DONE] are left out. Raises ValueError for other text."""
+    """Returns the JSON objects of the whole events in `data`, without comments and [DONE].
+
+    Raises ValueError for other text.
+    """
     found = []
     for event in data.split(END):
         for line in event.split(b"\n"):
@@ -88,7 +91,7 @@ def events_of(data: bytes) -> list[dict[str, Any]]:
 
 
 def text_of(event: dict[str, Any]) -> str:
-    """The text that one chunk of a chat or plain completion adds; empty for role, usage and error chunks."""
+    """Returns the text that one chunk of a chat or plain completion adds; "" for role, usage and error chunks."""
     for choice in event.get("choices") or ():
         text = choice.get("text") or (choice.get("delta") or {}).get("content")
         if text:

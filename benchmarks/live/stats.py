@@ -1,4 +1,4 @@
-"""Arithmetic of the reports: percentiles, summaries, what one measurement adds to another. Pure."""
+"""Arithmetic of the reports: percentiles, summaries and differences."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Mean and quantiles of `n` values in one unit."""
+    """The mean and quantiles of `n` values in one unit."""
 
     n: int
     mean: float
@@ -17,7 +17,7 @@ class Summary:
 
 
 def percentile(values: Sequence[float], q: float) -> float:
-    """The q-quantile (0..1) with linear interpolation between closest ranks. Raises ValueError without values."""
+    """Returns the q-quantile (q in 0..1) by linear interpolation between ranks. Raises ValueError without values."""
     if not values:
         raise ValueError("no values: nothing was measured")
     if not 0.0 <= q <= 1.0:
@@ -30,7 +30,7 @@ def percentile(values: Sequence[float], q: float) -> float:
 
 
 def summarise(values: Sequence[float], scale: float = 1.0) -> Summary | None:
-    """Summary of `values` times `scale` (1e3: seconds in, milliseconds out); None where there are none."""
+    """Returns the summary of `values` times `scale` (1e3 turns seconds into milliseconds), or None without values."""
     if not values:
         return None
     scaled = [value * scale for value in values]
@@ -44,12 +44,15 @@ def summarise(values: Sequence[float], scale: float = 1.0) -> Summary | None:
 
 
 def differences(after: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
-    """`after` - `before` by key; what is missing in `before` counts from 0, what has gone from `after` is left out."""
+    """Returns `after` - `before` by key.
+
+    A key missing in `before` counts as 0 there; a key missing in `after` is left out.
+    """
     return {key: value - before.get(key, 0.0) for key, value in after.items()}
 
 
 def per(values: Mapping[str, float], count: float, scale: float = 1.0) -> dict[str, float]:
-    """Each value x scale / count. Raises ValueError for a count of 0 or less: nothing was served."""
+    """Returns each value x scale / count. Raises ValueError for a count of 0 or less, where nothing was served."""
     if count <= 0:
         raise ValueError(f"cannot divide by {count}: nothing was served")
     return {key: value * scale / count for key, value in values.items()}

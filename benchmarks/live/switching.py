@@ -1,11 +1,11 @@
-"""Every policy live, switched under load, with a request of each explained.
+"""Switches a live app through every policy under load, and asks for an explanation of a request under each.
 
     python -m benchmarks.live.switching                    16 decode and 2 prefill sim engines, about 2 minutes
     python -m benchmarks.live.switching --engines vllm     2 decode and 1 prefill vLLM engines with little KV, SmolLM2
 
-While a closed-loop load streams, the router goes through its policies, prefill and decode at once, until each has been
-in use; under every pair one more request is sent and `explain` is asked for it. Every answer is checked whole. Exit
-status 1 if an answer was lost, cut or refused, or if a decision was not explained by the policy that was set.
+During a closed-loop load, prefill and decode policy are switched together until each policy has been used. Under every
+pair one more request is sent, and its `explain` is read. Every answer is checked. The exit status is 1 if an answer was
+lost, cut or refused, or if the explanation of a decision does not name the policy that was set.
 """
 
 import argparse
@@ -32,7 +32,7 @@ TOKENS = 24
 
 
 def sim_command(folder: Path) -> Command:
-    """The command of an app with 16 decode engines of 4 slots, so that requests wait."""
+    """Returns the command that starts an app with 16 decode engines of only 4 slots each, so that requests wait."""
     options = {"profile": "tick_1ms", "timing": {"decode_base_s": 0.02}, "slots": 4}
     engines = [
         {"name": "prefill", "role": "prefill", "kind": "sim", "replicas": 2, "options": {"slots": 64}},
@@ -43,7 +43,10 @@ def sim_command(folder: Path) -> Command:
 
 
 def vllm_command(folder: Path) -> Command:
-    """Three vLLM engines share the cores: one prefills, two decode, with KV for a few requests each."""
+    """Returns the command that starts an app with one prefill and two decode engines of vLLM, which share the cores.
+
+    Each has KV memory for a few requests.
+    """
     options = asdict(EngineOptions(max_model_len=512, slots=4))
     options["kv_space_gib"] = 0.25
     engines: list[dict[str, Any]] = [
@@ -55,7 +58,10 @@ def vllm_command(folder: Path) -> Command:
 
 
 class Run:
-    """One app under load, switched through all its policies. `rows`: what was set and what explain said."""
+    """A run that switches one app under load through all its policies.
+
+    `rows` has the policies that were set, and what `explain` answered.
+    """
 
     def __init__(self, command: Command, model: str, connections: int, say: Callable[[str], None]) -> None:
         self.model, self.connections, self.say = model, connections, say
@@ -65,7 +71,10 @@ class Run:
         self.problems: list[str] = []
 
     def go(self, hold_s: float) -> LoadResult:
-        """Holds each pair of policies for `hold_s` under load. Raises ServerError if the load does not end."""
+        """Keeps each pair of policies for `hold_s` seconds under load and returns the load's result.
+
+        Raises ServerError if the load does not end.
+        """
         available = self.client.get("/sluice/admin/policy").raise_for_status().json()["available"]
         prefill, decode = list(available["prefill"]), list(available["decode"])
         pairs = list(islice(zip(cycle(prefill), cycle(decode), strict=False), max(len(prefill), len(decode))))
@@ -117,7 +126,7 @@ class Run:
 
 
 def main() -> int:
-    """Exit status 0 if nothing was lost and every decision was explained by the policy set."""
+    """Runs the command; returns 0 if nothing was lost and every decision was explained by the policy that was set."""
     parser = argparse.ArgumentParser(prog="benchmarks.live.switching", description=__doc__)
     parser.add_argument("--engines", choices=("sim", "vllm"), default="sim")
     parser.add_argument("--hold-s", type=float, help="seconds under each pair of policies (3, vllm: 8)")

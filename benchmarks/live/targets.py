@@ -1,4 +1,4 @@
-"""The servers that are compared, as commands and configurations; and what the modelled engine itself would take.
+"""The commands and configurations of the servers that are compared, and the times of the modelled engine itself.
 
 `bare`     a listener that does nothing but write chunks (benchmarks.live.bare): the floor for this client and machine
 `sim`      Sluice on timing-model engines: 1 ms a step, 1 ms a prefill
@@ -26,7 +26,7 @@ API_SERVER = "vllm.entrypoints.openai.api_server"
 
 @dataclass(frozen=True, slots=True)
 class SimTiming:
-    """Timing of the sim engines, seconds and bytes; written into their configuration, which starts from `tick_1ms`."""
+    """The timing of the sim engines in seconds and bytes, which replaces values of their profile `tick_1ms`."""
 
     prefill_base_s: float = 1e-3
     prefill_per_token_s: float = 0.0
@@ -39,7 +39,7 @@ class SimTiming:
     transfer_latency_s: float = 1e-4
 
     def ttft_s(self, prompt_tokens: int) -> float:
-        """First token of a lone request: prefill, transfer, one decode step. No waiting for a running step."""
+        """Returns the seconds to the first token of a request that is alone: prefill, transfer and one decode step."""
         prefill_s = self.prefill_base_s + self.prefill_per_token_s * prompt_tokens
         transfer_s = (
             self.transfer_latency_s
@@ -48,13 +48,13 @@ class SimTiming:
         return prefill_s + transfer_s + self.step_s()
 
     def step_s(self) -> float:
-        """Seconds of one decode step of a lone request."""
+        """Returns the seconds of one decode step of a request that is alone."""
         return self.decode_base_s + self.decode_per_seq_s
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """Options of every vLLM engine of one run, with or without Sluice around it, so that both compute the same."""
+    """The options of all vLLM engines of one run, which are the same with and without Sluice."""
 
     max_model_len: int = 2048
     slots: int = 32
@@ -63,14 +63,14 @@ class EngineOptions:
 
 
 def bare() -> Command:
-    """The listener that is the floor: one millisecond a token."""
+    """Returns the command of the bare listener, which sends a token every millisecond."""
     (port,) = free_ports(1)
     argv = python("-m", "benchmarks.live.bare", "--port", str(port))
     return Command("bare listener", argv, port, timeout_s=20.0)
 
 
 def sim(folder: Path, timing: SimTiming, prefill: int, decode: int) -> Command:
-    """Sluice on `prefill` + `decode` sim engines."""
+    """Returns the command of Sluice on `prefill` + `decode` sim engines."""
     changed = {
         name: value for name, value in asdict(timing).items() if name != "kv_bytes_per_token"
     }  # the profile's
@@ -84,7 +84,7 @@ def sim(folder: Path, timing: SimTiming, prefill: int, decode: int) -> Command:
 
 
 def sluice_vllm(folder: Path, options: EngineOptions, *, disaggregated: bool) -> Command:
-    """Sluice on one colocated vLLM engine, or on one for prefill and one for decode."""
+    """Returns the command of Sluice on one colocated vLLM engine, or on one for prefill and one for decode."""
     roles = ("prefill", "decode") if disaggregated else ("colocated",)
     engines = [{"name": role, "role": role, "kind": "vllm", "options": asdict(options)} for role in roles]
     args = {"model": {"path": MODEL}, "engines": engines}
@@ -93,7 +93,7 @@ def sluice_vllm(folder: Path, options: EngineOptions, *, disaggregated: bool) ->
 
 
 def bare_engine(options: EngineOptions, model_dir: str) -> Command:
-    """vLLM's own OpenAI server, on all cores of this process like the one engine of `sluice_vllm`."""
+    """Returns the command of vLLM's own OpenAI server, on all cores of this process like an engine of `sluice_vllm`."""
     (port,) = free_ports(1)
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
     argv = python("-m", API_SERVER, "--model", model_dir, "--served-model-name", MODEL, "--host", "127.0.0.1")
@@ -102,7 +102,7 @@ def bare_engine(options: EngineOptions, model_dir: str) -> Command:
     argv += ["--kv-cache-memory-bytes", str(options.kv_space_gib << 30), "--disable-uvicorn-access-log"]
     env = {
         "VLLM_CPU_OMP_THREADS_BIND": cores,
-        # A value that is inherited would override the argument.
+        # An inherited value would override the argument.
         "VLLM_CPU_KVCACHE_SPACE": str(options.kv_space_gib),
         "TORCH_COMPILE_DISABLE": "1",  # as Sluice's eager CPU engines have it
         "VLLM_NO_USAGE_STATS": "1",
@@ -115,7 +115,7 @@ def bare_engine(options: EngineOptions, model_dir: str) -> Command:
 
 
 def model_directory() -> str:
-    """Local directory of the model, converted if it has not been yet. Raises ServerError."""
+    """Returns the local directory of the model, and converts the model first if necessary. Raises ServerError."""
     done = subprocess.run(
         [sys.executable, "-m", "app.models", MODEL], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -125,7 +125,7 @@ def model_directory() -> str:
 
 
 def sluice_app(name: str, file: Path, args: Mapping[str, Any], timeout_s: float) -> Command:
-    """Sluice with the application `args`; its Serve configuration is written to `file`."""
+    """Returns the command of Sluice with the application arguments `args`; writes its Serve configuration to `file`."""
     port, http_port = free_ports(2)
     schema = {
         "proxy_location": "HeadOnly",

@@ -1,13 +1,14 @@
-"""The cost of a change: this checkout against another one of the project, in turn on one machine.
+"""Measures the cost of a change: it compares this checkout with another one of the project on one machine.
 
     python -m benchmarks.live.versus --base ../other-checkout                     rounds of all rows (some 15 minutes)
     python -m benchmarks.live.versus --base ../other-checkout --only decisions    without the servers
 
 Both checkouts serve sim engines at the same time, one idle while the other is loaded by the same client of this
-checkout; every round measures each row on both, and which goes first changes from round to round. The decisions are
-`python -m benchmarks.decisions` of each checkout, in turn too. A row's answer is the ratio ours / base, paired by
-round: its geometric mean and the 95 % interval of Student's t on the logarithms. Ratios above 1 are worse: CPU,
-times, and the inverse of requests/s. Nothing is asserted; the exit status is 1 when requests failed.
+checkout. Every round measures each row on both, and the order changes from round to round. The decisions are measured
+with `python -m benchmarks.decisions` of each checkout, also alternately. The result of a row is the ratio ours / base,
+paired by round: its geometric mean and the 95 % interval of Student's t on the logarithms. The measures are CPU times,
+latencies and the inverse of requests/s, so a ratio above 1 is worse. The exit status is 1 when requests failed; no
+result makes it fail.
 """
 
 import argparse
@@ -34,7 +35,7 @@ from benchmarks.live.servers import ROOT, Command, Server, python, running
 
 TOKENS = 16
 ROW_S = 4.0
-"""Longest time of one row in one round; the Python client ends sooner when its requests are done."""
+"""The longest time in seconds of one row in one round; the Python client ends sooner when its requests are done."""
 ROWS: Mapping[str, tuple[str, Plan]] = {
     "python c=1": ("python", Plan(1, 100, TOKENS, ROW_S)),
     "python c=8": ("python", Plan(8, 800, TOKENS, ROW_S)),
@@ -45,7 +46,7 @@ ROWS: Mapping[str, tuple[str, Plan]] = {
     "wrk c=128": ("wrk", Plan(128, 0, TOKENS, ROW_S)),
 }
 LIMIT = 1.03
-"""A row is marked where its whole interval lies above this ratio."""
+"""A row is marked as worse where its whole interval lies above this ratio."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +64,12 @@ class Ratio:
 
     @property
     def worse(self) -> bool:
-        """Whether the whole interval lies above LIMIT."""
+        """Returns whether the whole interval lies above LIMIT."""
         return self.low > LIMIT
 
 
 def ratio_of(row: str, name: str, base: Sequence[float], ours: Sequence[float]) -> Ratio:
-    """The paired ratio of positive values, rounds in the same order. Raises ValueError for fewer than two."""
+    """Returns the paired ratio of positive values, one for each round. Raises ValueError for fewer than two rounds."""
     if len(base) != len(ours) or len(base) < 2:
         raise ValueError(f"{row}, {name}: {len(base)} and {len(ours)} rounds; two or more of each are needed")
     logs = [math.log(b / a) for a, b in zip(base, ours, strict=True)]
@@ -89,7 +90,7 @@ def ratio_of(row: str, name: str, base: Sequence[float], ours: Sequence[float]) 
 
 
 def measures_of(case: measure.Measurement) -> dict[str, float]:
-    """The measures of a row that are compared; in each of them more is worse."""
+    """Returns the measures of a row that are compared; in each of them a larger value is worse."""
     found = {
         "server CPU, ms a request": case.server_cpu_ms_per_request,
         "wall, ms a request": 1e3 / case.requests_per_s,
@@ -103,7 +104,7 @@ def measures_of(case: measure.Measurement) -> dict[str, float]:
 
 
 def served_by(checkout: Path, folder: Path) -> Command:
-    """The command that serves sim engines from a checkout, whose modules come first in all its processes."""
+    """Returns the command that serves sim engines from a checkout, whose modules are imported in all processes."""
     folder.mkdir()
     command = targets.sim(folder, targets.SimTiming(), prefill=1, decode=1)
     env = {**command.env, "PYTHONPATH": str(checkout), "RAY_worker_niceness": "0"}
@@ -111,7 +112,7 @@ def served_by(checkout: Path, folder: Path) -> Command:
 
 
 def serve_rounds(base: Path, rounds: int, seed: int, executable: str | None) -> Iterator[dict[str, Any]]:
-    """The measures of every row and checkout, round by round. Raises ServerError and MeasureError."""
+    """Yields the measures of every row and checkout, round by round. Raises ServerError and MeasureError."""
     rows = {name: row for name, row in ROWS.items() if row[0] == "python" or executable}
     with tempfile.TemporaryDirectory(prefix="sluice-versus-") as folder, ExitStack() as stack:
         servers: dict[str, Server] = {}
@@ -137,7 +138,7 @@ def serve_rounds(base: Path, rounds: int, seed: int, executable: str | None) -> 
 
 
 def decision_rounds(base: Path, rounds: int, calls: int, seed: int) -> Iterator[dict[str, Any]]:
-    """CPU times of every decision of both checkouts, round by round."""
+    """Yields the CPU times of every decision of both checkouts, round by round."""
     with tempfile.TemporaryDirectory(prefix="sluice-versus-") as folder:
         for number in range(rounds):
             sides = [("base", base), ("ours", ROOT)]
@@ -171,7 +172,7 @@ def decision_rounds(base: Path, rounds: int, calls: int, seed: int) -> Iterator[
 
 
 def ratios(samples: Sequence[Mapping[str, Any]]) -> list[Ratio]:
-    """Every measure of every row that both checkouts have, in the order in which they were first met."""
+    """Returns the ratio of every measure of every row that both checkouts have, in the order of first occurrence."""
     values: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
     for sample in samples:
         for name, value in sample.items():
@@ -188,7 +189,7 @@ def ratios(samples: Sequence[Mapping[str, Any]]) -> list[Ratio]:
 
 
 def table(found: Sequence[Ratio]) -> str:
-    """The ratios as Markdown."""
+    """Returns the ratios as Markdown."""
     lines = ["| row | measure | base | ours | ours / base, 95 % | |", "|---|---|--:|--:|--:|---|"]
     for r in found:
         mark = f"above {LIMIT}" if r.worse else ""
@@ -198,7 +199,7 @@ def table(found: Sequence[Ratio]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status: 0, or 1 when requests failed."""
+    """Runs the command; returns 0, or 1 when requests failed."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.live.versus",
         description=__doc__,

@@ -1,4 +1,4 @@
-"""The second load client: `wrk` (C, the Debian package of that name), for what a Python client cannot reach."""
+"""The load client `wrk` (in C, from the Debian package of that name), for loads that a Python client cannot send."""
 
 import json
 import resource
@@ -11,17 +11,17 @@ from pathlib import Path
 
 SCRIPT = Path(__file__).with_name("wrk.lua")
 MARK = "WRK "
-# Seconds beyond the asked duration before wrk itself is ended.
+# Seconds after the end of the requested duration before wrk itself is ended.
 SLACK_S = 30.0
 
 
 class WrkError(RuntimeError):
-    """wrk failed, or printed no summary."""
+    """The error of a wrk that failed or printed no summary."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrkResult:
-    """One run; `cpu_s` is wrk's own user + system time, latencies are of whole answers."""
+    """The result of one run. `cpu_s` is wrk's own user + system time; latencies are those of whole answers."""
 
     requests: int
     wall_s: float
@@ -34,19 +34,19 @@ class WrkResult:
 
     @property
     def served(self) -> int:
-        """Answers without an error status."""
+        """The number of answers without an error status."""
         return self.requests - self.failures.get("status", 0)
 
 
 def find(path: str | None) -> str | None:
-    """The executable: `path` when given, else from PATH; None where there is none."""
+    """Returns the executable `path`, or without it the one on PATH; None where there is none."""
     return shutil.which(path or "wrk")
 
 
 def run(
     executable: str, port: int, path: str, bodies: Sequence[bytes], concurrency: int, seconds: int
 ) -> WrkResult:
-    """Load 127.0.0.1:`port` for `seconds` from one thread. Raises WrkError."""
+    """Loads 127.0.0.1:`port` for `seconds` from one thread and returns the result. Raises WrkError."""
     with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
         file.write(b"\n".join(bodies) + b"\n")
         file.flush()
@@ -64,7 +64,7 @@ def run(
 
 
 def parse(output: str, cpu_s: float) -> WrkResult:
-    """The summary line that wrk.lua writes. Raises WrkError when it is missing."""
+    """Returns the result from the summary line that wrk.lua writes. Raises WrkError when it is missing."""
     lines = [line for line in output.splitlines() if line.startswith(MARK)]
     if not lines:
         raise WrkError(f"wrk printed no summary: {output[-500:]}")
