@@ -321,21 +321,52 @@ def place_class(t: Round, left: Integers) -> None:
 
 
 @compiled
-def place(t: Round, departures: IntegerRows, by_size: Integers, ends: Integers) -> None:
+def place(
+    workers: Annotated[Table, rows_of(ScoredWorker)],
+    barriers: int,
+    departures: IntegerRows,
+    discount: Floats,
+    entries: Annotated[Table, rows_of(AgedEntry)],
+    allowed: TruthRows,
+    rules: Rules,
+    by_size: Integers,
+    ends: Integers,
+    done: Annotated[Table, rows_of(AdmissionRow)],
+    chosen: Integers,
+    totals: Annotated[Table, rows_of(Totals)],
+) -> None:
     """Runs one round. It fills `done` and `chosen` and counts them in `totals`.
 
     `departures` are rows of (step, sequences, KV tokens), one worker after the other. `by_size` has the entries by
     priority and then by size descending, equal ones in the order of service. `ends` says where each priority ends
-    in it.
+    in it. The other parameters are fields of `Round`, which is made here because a call from Python pays for every
+    field that it hands over.
     """
-    left, start = np.empty(len(t.entries), np.int64), 0
-    project(t.workers, departures, t.load, t.order)
-    measure(t.workers, t.load, t.envelope)
+    steps = len(discount)
+    t = Round(
+        workers,
+        np.empty((len(workers), steps)),
+        np.empty((barriers, steps)),
+        discount,
+        entries,
+        allowed,
+        rules,
+        np.empty((4, steps)),
+        np.empty((2, steps), np.int64),
+        np.empty(rules.window, np.int64),
+        np.zeros((2, 1 << rules.window), np.int64),
+        done,
+        chosen,
+        totals,
+    )
+    left, start = np.empty(len(entries), np.int64), 0
+    project(workers, departures, t.load, t.order)
+    measure(workers, t.load, t.envelope)
     place_overdue(t, left)
     for end in ends:
         n = 0
         for entry in by_size[start:end]:
-            if t.entries[entry].gone == 0:
+            if entries[entry].gone == 0:
                 left[n] = entry
                 n += 1
         place_class(t, left[:n])

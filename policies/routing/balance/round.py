@@ -5,14 +5,13 @@ arrays into decisions. The composition uses the same tables of workers and entri
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
-from operator import attrgetter
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from policies.routing.balance.kernel import AgedEntry, Round, Rules, ScoredWorker, place
+from policies.routing.balance.kernel import AgedEntry, Rules, ScoredWorker, place
 from policies.routing.balance.loads import AdmissionRow, EntryRow, Totals, WorkerRow
 from policies.routing.balance.stages import Aim, StageLimits, discounts
 from policies.routing.base import RANKED, Assignment, Decision, Feasible, Ranked, Reason
@@ -28,8 +27,6 @@ REASONS = (Reason.FILL, Reason.BEST_SUBSET, Reason.LEAST_HARM, Reason.OVERDUE)
 
 _ranked, _decision = fast_constructor(Ranked), fast_constructor(Decision)
 _assignment = fast_constructor(Assignment)
-_request_facts = attrgetter("prompt_tokens", "slots", "terms.priority")
-_worker_facts = attrgetter("kv_tokens", "slots_used", "slots", "kv_capacity_tokens", "foreign_kv_tokens")
 
 
 def balance(
@@ -46,32 +43,22 @@ def balance(
     group = worker_table(ScoredWorker, workers, allowed, draws, aim.horizon)
     group.rows["beta"] = group.sizes if aim.beta is None else aim.beta
     requests = [entry.request for entry, _ in feasible]
-    prompts, sequences, priority = whole_numbers(_request_facts, requests).T
+    prompts = np.array([request.prompt_tokens for request in requests])
+    sequences = np.array([request.slots for request in requests])
+    priority = np.array([request.terms.priority for request in requests])
     entries = entry_table(AgedEntry, prompts, sequences, kind)
     rules = _rules_and_ages(feasible, entries, len(workers), aim, limits, snapshot.now_s)
-    n, steps = len(entries), len(discount)
-    t = Round(
-        workers=group.rows,
-        load=np.empty((len(workers), steps)),
-        envelope=np.empty((group.barriers, steps)),
-        discount=discount,
-        entries=entries,
-        allowed=allowed,
-        rules=rules,
-        kinks=np.empty((4, steps)),
-        order=np.empty((2, steps), np.int64),
-        window=np.empty(limits.window, np.int64),
-        sums=np.zeros((2, 1 << limits.window), np.int64),
-        done=table(AdmissionRow, n),
-        chosen=np.empty(n, np.int64),
-        totals=table(Totals, 1),
-    )
-    t.totals["free"] = sum(group.free)
-    place(t, group.departures, *by_priority_and_size(priority, entries["tokens"]))
-    admissions, chosen = t.totals["admissions"][0], t.totals["chosen"][0]
-    done = t.done[:admissions]
-    terms = stage_terms(done, group.sizes)
-    return assignments(workers, group, done, terms, [requests[i] for i in t.chosen[:chosen].tolist()])
+    n = len(entries)
+    done, chosen, totals = table(AdmissionRow, n), np.empty(n, np.int64), table(Totals, 1)
+    totals["free"] = sum(group.free)
+    by_size, ends = by_priority_and_size(priority, entries["tokens"])
+    place(
+        group.rows, group.barriers, group.departures, discount, entries, allowed, rules, by_size, ends, done, chosen,
+        totals,
+    )  # fmt: skip
+    done = done[: totals["admissions"][0]]
+    admitted = [requests[i] for i in chosen[: totals["chosen"][0]].tolist()]
+    return assignments(workers, group, done, stage_terms(done, group.sizes), admitted)
 
 
 def _rules_and_ages(
@@ -114,7 +101,11 @@ def worker_table(
     """Returns the table of a group's workers with the fields that BR-0, BR-H and the composition share. `allowed`
     (kinds, workers) says where entries of each kind may go.
     """
-    tokens, used, slots, capacity, foreign = whole_numbers(_worker_facts, workers).T
+    tokens = np.array([worker.kv_tokens for worker in workers])
+    used = np.array([worker.slots_used for worker in workers])
+    slots = np.array([worker.slots for worker in workers])
+    capacity = np.array([worker.kv_capacity_tokens - worker.foreign_kv_tokens for worker in workers])
+    total = np.array([worker.kv_capacity_tokens for worker in workers])
     names = [worker.barrier for worker in workers]
     members = Counter(names)
     number = {name: i for i, name in enumerate(members)}
@@ -123,7 +114,7 @@ def worker_table(
     rows["barrier"] = [number[name] for name in names]
     rows["draw"], rows["open"] = draws, allowed.any(axis=0)
     rows["free"] = np.maximum(0, slots - used)
-    rows["room"] = np.where(used > 0, np.maximum(0, capacity - tokens - foreign), capacity)
+    rows["room"] = np.where(used > 0, np.maximum(0, capacity - tokens), total)
     departures = np.empty((0, 3), np.int64)
     if horizon:
         each = [worker.departures for worker in workers]
@@ -144,12 +135,6 @@ def entry_table(
     rows = table(kind, len(prompts))
     rows["tokens"], rows["sequences"], rows["kind"] = np.maximum(prompts, 1), sequences, kinds
     return rows
-
-
-def whole_numbers(facts: Callable[[Any], tuple[int, ...]], things: Sequence[Any]) -> Integers:
-    """Returns an array with one row per thing: the whole numbers that `facts` gives for it."""
-    flat = np.fromiter(itertools.chain.from_iterable(map(facts, things)), np.int64)
-    return flat.reshape(len(things), -1)
 
 
 def kinds_of(feasible: Feasible, workers: Sequence[Worker]) -> tuple[Integers, Truths]:

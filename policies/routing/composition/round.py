@@ -11,7 +11,6 @@ below it and spreads flows over them, so that a flow meets the mean number of fl
 own sender. ASSUMPTION: senders are alike.
 """
 
-import itertools
 import random
 from collections.abc import Sequence
 from operator import attrgetter
@@ -78,7 +77,6 @@ OWN_RULES = (
 )
 """The parameters of the policy that the kernel's rules have under the same name."""
 
-_request_facts = attrgetter("prompt_tokens", "slots", "terms.priority", "arrived_s")
 _entry_facts = attrgetter("request", "prefill_worker", "entered_s", "lease_until_s", "kv_bytes")
 
 
@@ -291,8 +289,10 @@ def _entries(group: Group, kind: Integers, kinds: int) -> tuple[Table, Floats, l
     now_s, policy = group.snapshot.now_s, group.policy
     requests, sender, *times = zip(*[_entry_facts(entry) for entry, _ in group.feasible], strict=True)
     entered_s, lease_until_s, kv_bytes = np.array(times, np.float64)
-    flat = np.fromiter(itertools.chain.from_iterable(map(_request_facts, requests)), np.float64)
-    prompt, sequences, priority, arrived_s = flat.reshape(len(requests), -1).T
+    prompt = np.array([request.prompt_tokens for request in requests], np.float64)
+    sequences = np.array([request.slots for request in requests], np.float64)
+    priority = np.array([request.terms.priority for request in requests], np.float64)
+    arrived_s = np.array([request.arrived_s for request in requests])
     senders = {name: number for number, name in enumerate(dict.fromkeys(sender))}
     priorities, number = _numbered(priority)
     rows = entry_table(CostedEntry, prompt, sequences, kind)

@@ -215,7 +215,7 @@ class Rig:
 
 def make_router(directory: Path, network: RouterNetwork | None = None, **dispatch: Any) -> RouterServer:
     policy = JoinShortestQueue()
-    dispatcher = Dispatcher(DispatchConfig(**dispatch), policy, policy)
+    dispatcher = Dispatcher(DispatchConfig(**{"status_stale_s": 3600.0} | dispatch), policy, policy)
     return RouterServer(Identity("router", "r"), dispatcher, engine_grace_s=0.2, network=network)
 
 
