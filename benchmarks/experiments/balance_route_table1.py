@@ -6,15 +6,15 @@ outputs and clients behind the same prompts; nothing recurs). `reasoning` is Ser
 the published plots with long outputs only, `azure2023` the published rows. Where the trace has no clients or no
 recurring prompts, survival given the client and exact match are survival itself, and are not run again.
 
-Two throughputs: as measured, and *same load*: with the mean load of the whole trace in place of that of the requests
-that happened to run (`balance_route_cluster`). A window of 14,000 steps admits some 700 requests, and BR chooses among
-a pool of over a hundred, so which of them run first differs by up to 10 % between routers and seeds; that hides what
-balance does. The ceiling of the first is `without barrier idle`: the same batches if every step lasted as long as the
-mean worker's.
+There are two throughputs: as measured, and *same load*, which takes the mean load of the whole trace in place of the
+mean load of the requests that happened to run (`balance_route_cluster`). A window of 14,000 steps admits some 700
+requests, and BR chooses among a pool of over a hundred. So the load of those that run first differs by up to 10 %
+between routers and seeds, which hides the effect of balance. The upper limit of the measured throughput is `without
+barrier idle`: the same batches if every step lasted as long as the mean worker's.
 
-Two rules of BR-H. `br_h` aims at the mean load and takes what leaves for refilled while the pool lasts (its `center`,
-`pool_lag` and `refill`); `envelope` is the paper's aim and projection, with `pool_lag` and `ageing`, which keep its
-pool useful. BR-0 is the paper's.
+There are two rules of BR-H. `br_h` aims at the mean load, and assumes that departures are refilled while the pool lasts
+(its `center`, `pool_lag` and `refill`). `envelope` has the paper's aim and projection, with `pool_lag` and `ageing`,
+which keep its pool useful. BR-0 is the paper's.
 
 What was found (five seeds; numbers in benchmarks/results/experiments/balance_route_table1.json):
 

@@ -1,12 +1,12 @@
 """BalanceRoute Table 2: the same cluster with G = 4, 8 and 16 decode workers, BR-H with the oracle as in the paper.
 
-Load per worker is held constant (requests come at `OVERLOAD` times what G balanced workers serve, the pool grows with
-G). The paper's throughput at G = 16 is held back by its prefill (five nodes for twice the decode workers); here prefill
-never is, so only ratios at equal G compare. The trace is Table 1's `recurring-long`.
+The load per worker is constant: requests come at `OVERLOAD` times what G balanced workers serve, and the pool grows
+with G. The paper's throughput at G = 16 is limited by its prefill (five nodes for twice the decode workers). Here
+prefill is never a limit, so only ratios at equal G can be compared. The trace is Table 1's `recurring-long`.
 
-What was found (two seeds): with its aim at the mean BR-H's imbalance hardly grows with G: 15,100 / 17,000 / 20,300
-tokens (the paper: 6,576 / 23,577 / 117,067), as it no longer follows the one heaviest of G workers; beta is 3 for every
-G. The gain over the best baseline at the same load is 14 / 20 / 30 % (13 / 22 / 35).
+What was found (two seeds): with its aim at the mean, BR-H's imbalance hardly grows with G. It is 15,100 / 17,000 /
+20,300 tokens (the paper: 6,576 / 23,577 / 117,067), because it no longer follows the one heaviest of G workers; beta is
+3 for every G. The gain over the best baseline at the same load is 14 / 20 / 30 % (the paper: 13 / 22 / 35).
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 REAPER = ROOT / "scripts" / "reap.py"
 # Seconds that a server has to end by itself after SIGINT; then the reaper ends it.
 STOP_S = 60.0
-# The same for a server that never became ready, because many do not handle signals until then.
+# Seconds that a server has which never became ready; it is short because many do not handle signals until then.
 HURRY_S = 5.0
 # Seconds that the reaper has (10 of them are its own grace period); then everything is killed.
 REAP_S = 20.0
