@@ -1,9 +1,9 @@
-"""How much of a NetKV figure is its window: 20 windows of 20 s, one a seed, over the whole stand-in trace.
+"""The effect of the window on NetKV's figures: 20 windows of 20 s, one for each seed, over the whole stand-in trace.
 
-The paper measures one window, trace seconds 60 to 75, under five seeds that differ by 4 to 33 ms in mean TTFT and so
-cannot have changed its requests; what it prints as a peak is the largest of the loads of that window. Here the requests
-and all draws differ from window to window, so the spread below is that of a single measurement such as the paper's: a
-deviation of 1 to 4 points.
+The paper measures one window, trace seconds 60 to 75, with five seeds. They differ by 4 to 33 ms in mean TTFT, so they
+cannot have changed its requests. A peak in the paper is the largest value over the loads of that window. Here the
+requests and all draws differ between windows, so the spread is that of a single measurement such as the paper's. Its
+deviation is 1 to 4 points.
 
 Over 20 windows RAG at 100 % is -17.7 and -10.2 % (paper -18.8, -11.8), chatbot at 200 % -11.5 and -9.0 (-12.6, -6.8).
 RAG vs CLA* at 200 % (-9.7; -14.3) and long context vs RR (-12.5; -23.9) miss by more than windows differ:
