@@ -142,11 +142,11 @@ def _status(process: psutil.Process) -> str:
 
 
 def config_file(directory: Path, source: str, change: Any = None) -> Path:
-    """A copy of deploy/`source` whose application args went through `change(args)`."""
+    """A copy of `source`, a path from the folder deploy, whose application args went through `change(args)`."""
     schema = yaml.safe_load((ROOT / "deploy" / source).read_text())
     if change is not None:
         change(schema["applications"][0]["args"])
-    path = directory / source
+    path = directory / Path(source).name
     path.write_text(yaml.safe_dump(schema))
     return path
 

@@ -32,7 +32,7 @@ def profile(app: App, out: Path) -> "subprocess.CompletedProcess[str]":
 
 def test_the_profiler_measures_a_running_application_and_the_policy_follows_a_heatmap(tmp_path: Path) -> None:
     out = tmp_path / "map.json"
-    with serving(config_file(tmp_path, "heatmap-sim.yaml", quick)) as app:
+    with serving(config_file(tmp_path, "../app/profile/examples/sim.yaml", quick)) as app:
         done = profile(app, out)
         assert done.returncode == 0, done.stderr
         found = json.loads(out.read_text())

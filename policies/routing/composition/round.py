@@ -327,13 +327,18 @@ def _flow_classes(snapshot: Snapshot, lowest: Sequence[int]) -> tuple[Table, Int
     classes, flows = table(FlowClass, len(lowest)), np.zeros((len(lowest), TIERS + 1), np.int64)
     classes["lowest"] = lowest
     oracle, workers = snapshot.oracle, snapshot.workers
-    if oracle is not None:
-        for sender in [worker for worker in workers.values() if worker.role is Role.PREFILL]:
+    if oracle is None:
+        return classes, flows
+    counts: dict[tuple[int, int], int] = {}  # by priority and tier
+    for sender in workers.values():
+        if sender.role is Role.PREFILL:
             for to, priority, number in sender.transfers:
-                if to in workers:
-                    tier = oracle.tier(sender.id, sender.node, to, workers[to].node)
-                    if tier is not None:
-                        flows[np.array(lowest) >= priority, tier] += number
+                receiver = workers.get(to)
+                tier = None if receiver is None else oracle.tier(sender.id, sender.node, to, receiver.node)
+                if tier is not None:
+                    counts[priority, tier] = counts.get((priority, tier), 0) + number
+    for (priority, tier), number in counts.items():
+        flows[classes["lowest"] >= priority, tier] += number
     return classes, flows
 
 
