@@ -26,6 +26,7 @@ from actors.router.workers import place_of, request_of, worker_of
 from actors.wire import messages as wire
 from actors.wire.channel import Channel, Identity, listen, remove_sockets
 from policies.dispatch.dispatcher import Action, Dispatcher, Reject, RouteDecode, RoutePrefill
+from policies.request.stage import Outcome
 from policies.routing.base import Needs, PolicyError
 from policies.routing.registry import prepare
 from policies.state import events as ev
@@ -195,7 +196,7 @@ class RouterServer:
         if message.grown:
             self._feed(ev.ProgressedMany(now_s, tuple(message.grown)))
 
-    def _close(self, attempt_id: str, outcome: ev.Outcome, output_tokens: int) -> None:
+    def _close(self, attempt_id: str, outcome: Outcome, output_tokens: int) -> None:
         if not self._ingresses.disown(attempt_id):
             # the router has rejected this attempt, or it was submitted before the router restarted
             return

@@ -26,6 +26,7 @@ from benchmarks.sim.reports import Reports
 from benchmarks.workloads.record import WorkloadRequest
 from policies.dispatch.dispatcher import Action, Dispatcher, Reject, RoutePrefill
 from policies.journal.lines import JournalWriter
+from policies.request.stage import Outcome
 from policies.routing.base import Needs
 from policies.routing.registry import decode_policy, prefill_policy
 from policies.state import events as ev
@@ -265,7 +266,7 @@ class Cluster:
             else self._forecasts.arrived(request, now_s, Needs.LENGTHS in self.dispatcher.needs)
         )
 
-    def closed(self, request: SimRequest, outcome: ev.Outcome, tokens: int) -> None:
+    def closed(self, request: SimRequest, outcome: Outcome, tokens: int) -> None:
         """Tells the predictor that an attempt of `request` has ended with `outcome` after `tokens` output tokens."""
         if self._forecasts is not None:
             self._forecasts.closed(request, outcome, tokens, self.kernel.now_s)

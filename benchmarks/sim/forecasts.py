@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks.sim.config import Forecasting
 from benchmarks.sim.ingress import SimRequest
+from policies.request.stage import Outcome
 from policies.state import events as ev
 from predictors.feed import ForecastFeed, Tracked
 from predictors.protocol import Arrival
@@ -66,7 +67,7 @@ class Forecasts:
             for made in self._feed.refresh()
         ]
 
-    def closed(self, request: SimRequest, outcome: ev.Outcome, tokens: int, now_s: float) -> None:
+    def closed(self, request: SimRequest, outcome: Outcome, tokens: int, now_s: float) -> None:
         """Lets the predictor learn from an attempt that has ended with `outcome` after `tokens` output tokens."""
         self._feed.closed(request.attempt_id, outcome, tokens, now_s)
         self._lengths.pop(request.attempt_id, None)

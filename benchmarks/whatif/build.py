@@ -25,7 +25,7 @@ from predictors.oracle import Oracle
 from predictors.protocol import Outcome, Predictor
 from predictors.survival import EmpiricalSurvival
 
-# It is added to the seed of the requests on which a predictor is fitted, so that they differ from those that run.
+# A predictor is fitted on requests drawn with this number added to the seed, so that they differ from those that run.
 _TRAIN_SEED = 1_000_003
 
 

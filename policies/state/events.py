@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from policies.engine_model.blocks import Change, Stored
 from policies.network.oracle import Oracle
+from policies.request.stage import Outcome
 from policies.state.views import Health, Request, RequestId, Role, WorkerId
 
-Outcome = Literal["finished", "cancelled", "failed", "rejected", "expired"]
 AdoptedStage = Literal["prefilling", "pooled", "decoding"]
 
 

@@ -82,7 +82,7 @@ async def serve(engine: VllmEngine, pipe: Pipe, reader: asyncio.StreamReader) ->
 
 async def main() -> None:
     out = os.dup(1)
-    # What vLLM prints must not end up between the frames.
+    # vLLM's own prints go elsewhere, so that none ends up between the frames.
     os.dup2(2, 1)
     pipe = Pipe(out)
     engine = VllmEngine(from_options(VllmEngineConfig, json.loads(sys.argv[1]), "config"))

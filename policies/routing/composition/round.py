@@ -32,7 +32,6 @@ from policies.routing.balance.round import (
 from policies.routing.balance.stages import discounts
 from policies.routing.base import Assignment, Feasible
 from policies.routing.compiled import Table, table
-from policies.routing.composition.composition import Composition
 from policies.routing.composition.kernel import (
     DONE,
     HITS,
@@ -50,6 +49,7 @@ from policies.routing.composition.kernel import (
     advance,
     begin,
 )
+from policies.routing.composition.parameters import Parameters
 from policies.routing.composition.slot_rent import holds, near_rents_s, queue_rent_s
 from policies.routing.netkv.netkv import sequences_on
 from policies.state.views import Role, Snapshot, TypicalEntry, Worker, WorkerId
@@ -83,7 +83,7 @@ _entry_facts = attrgetter("request", "prefill_worker", "entered_s", "lease_until
 class Group(NamedTuple):
     """The group that a round serves. `workers` are all its decode workers, ordered by id."""
 
-    policy: Composition
+    policy: Parameters
     feasible: Feasible
     snapshot: Snapshot
     workers: Sequence[Worker]
@@ -102,7 +102,7 @@ class Start(NamedTuple):
 
 
 def compose(
-    policy: Composition,
+    policy: Parameters,
     feasible: Feasible,
     snapshot: Snapshot,
     workers: Sequence[Worker],
@@ -122,7 +122,7 @@ def compose(
     return _decisions(start, group)
 
 
-def group_of(policy: Composition, feasible: Feasible, snapshot: Snapshot, workers: Sequence[Worker]) -> Group:
+def group_of(policy: Parameters, feasible: Feasible, snapshot: Snapshot, workers: Sequence[Worker]) -> Group:
     """Returns the group of a round, with the values on which all its prices depend."""
     typical = snapshot.typical or NOTHING_TYPICAL
     queued = max(0, len(snapshot.pool) - sum([worker.free_slots for worker in workers]))
@@ -259,7 +259,7 @@ def _rules(group: Group) -> Table:
     return rules
 
 
-def _slowest_step_s(policy: Composition, workers: Sequence[Worker]) -> float:
+def _slowest_step_s(policy: Parameters, workers: Sequence[Worker]) -> float:
     """Returns the length in seconds of the slowest decode step of the workers, at their present loads."""
     base_s, per_seq_s, per_token_s = policy.step_base_s, policy.step_per_seq_s, policy.seconds_per_kv_token
     return max([base_s + per_seq_s * w.slots_used + per_token_s * w.kv_tokens for w in workers])
