@@ -3,8 +3,9 @@
 The ingress owns a request for its whole life. It asks the router where to run the request, sends the work to the
 engines itself, streams the tokens to the client, and reports to the router what happened.
 
+    any     -> any      Hello, Prove, Ping
     ingress -> router   Submit, PrefillReported, Progress, Transferred, Adopt, Closed, Admin
-    router  -> ingress  RoutePrefill, RouteDecode, Reject, Fleet, FleetStatus, AdminAnswer
+    router  -> ingress  RoutePrefill, RouteDecode, Reject, Unknown, Fleet, FleetStatus, AdminAnswer
     ingress -> engine   Prefill, Decode, Cancel, ReleaseKV
     engine  -> ingress  PrefillDone, Admitted, Tokens, Failed
     engine  -> router   Announce, Status, KvEvents, KvState
@@ -18,7 +19,7 @@ a kind that the receiver does not accept from this kind of peer, ends the connec
 (`actors.wire.channel`). Times are durations in seconds.
 """
 
-from actors.wire.messages.base import PROTOCOL_VERSION, EngineState, Hello, Prove, Role
+from actors.wire.messages.base import PROTOCOL_VERSION, EngineState, Hello, Ping, Prove, Role
 from actors.wire.messages.engines import (
     KV_EVENTS,
     Announce,
@@ -52,6 +53,7 @@ from actors.wire.messages.requests import (
     Submit,
     Transfer,
     Transferred,
+    Unknown,
 )
 from actors.wire.messages.work import (
     Admitted,
@@ -62,12 +64,14 @@ from actors.wire.messages.work import (
     Prefill,
     PrefillDone,
     ReleaseKV,
+    Resume,
     Tokens,
 )
 
 Message = (
     Hello
     | Prove
+    | Ping
     | Announce
     | Status
     | KvEvents
@@ -91,6 +95,7 @@ Message = (
     | RoutePrefill
     | RouteDecode
     | Reject
+    | Unknown
     | Fleet
     | FleetStatus
     | Admin
@@ -127,6 +132,7 @@ __all__ = [
     "KvStop",
     "Message",
     "Out",
+    "Ping",
     "Prefill",
     "PrefillDone",
     "PrefillReported",
@@ -138,6 +144,7 @@ __all__ = [
     "Pulled",
     "Reject",
     "ReleaseKV",
+    "Resume",
     "Role",
     "RouteDecode",
     "RoutePrefill",
@@ -147,4 +154,5 @@ __all__ = [
     "Tokens",
     "Transfer",
     "Transferred",
+    "Unknown",
 ]

@@ -4,10 +4,12 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 Role = Literal["prefill", "decode", "colocated"]
-EngineState = Literal["starting", "ready", "draining", "down"]
+EngineState = Literal["starting", "ready", "stalled", "quarantined", "draining", "down"]
+"""The state of an engine. An engine is "stalled" while it has work and ends no step. The router alone calls one
+"quarantined", in its Fleet, because of failures or slowness; an engine does not know of it."""
 
 
 class Part(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -20,13 +22,24 @@ class Wire(Part, tag=True, frozen=True):
 
 class Hello(Wire, frozen=True):
     """First message of every connection, in both directions. If a secret is configured, the peer answers `nonce` with a
-    Prove.
+    Prove. `generation` is that of the sender if it is a router: each router of an application has a higher one than
+    the router before it.
     """
 
     version: int
     kind: Literal["ingress", "router", "engine"]
     id: str
     nonce: bytes = b""
+    generation: int = 0
+
+
+class Ping(Wire, frozen=True):
+    """Sent every second on every open connection, in both directions; a peer that is silent for too long is lost.
+    `generation` is the highest generation of a router that the sender knows, so that every process hears of a new
+    router and leaves an old one.
+    """
+
+    generation: int = 0
 
 
 class Prove(Wire, frozen=True):

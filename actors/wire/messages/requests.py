@@ -67,12 +67,18 @@ class Submit(Wire, frozen=True):
 
 
 class PrefillReported(Wire, frozen=True):
-    """The prefill is done, and the attempt enters the prompt pool. `lease_s` is the remaining time of the KV lease."""
+    """The prefill is done, and the attempt enters the prompt pool. `lease_s` is the remaining time of the KV lease.
+
+    `engine_id` and `dp_rank` say where the KV is held, for a router that has adopted the attempt before it knew that
+    engine. A router that does not know the attempt in this stage answers with Unknown.
+    """
 
     attempt_id: str
     lease_s: float
     kv_bytes: int
     cached_tokens: int
+    engine_id: str = ""
+    dp_rank: int | None = None
 
 
 class Grown(NamedTuple):
@@ -132,7 +138,7 @@ class Adopt(Wire, frozen=True):
 class Closed(Wire, frozen=True):
     """The attempt is over, and the router gives back all its charges. At the router an attempt ends by this message, by
     the router's own Reject, or with its ingress's connection. `engine_id` and `task` name the engine that failed and
-    what it was doing.
+    what it was doing; `code` is that of its Failed, "engine_lost" where its connection was lost, or None.
     """
 
     attempt_id: str
@@ -140,6 +146,7 @@ class Closed(Wire, frozen=True):
     output_tokens: int = 0
     engine_id: str | None = None
     task: Task | None = None
+    code: str | None = None
 
 
 class Admin(Wire, frozen=True):
@@ -186,6 +193,14 @@ class Reject(Wire, frozen=True):
     status: int
     reason: str
     retry_after_s: float
+
+
+class Unknown(Wire, frozen=True):
+    """The router does not know the attempt, or knows it in another stage than a message of its ingress implies (after a
+    restart of the router, say). The ingress answers with Adopt.
+    """
+
+    attempt_id: str
 
 
 class Fleet(Wire, frozen=True):

@@ -22,6 +22,20 @@ class Prefill(Wire, frozen=True):
     dp_rank: int | None = None
 
 
+class Resume(Part, frozen=True):
+    """The part of choice `choice` that another engine has generated; its output goes on here.
+
+    `n_tokens` tokens came, with the ids `token_ids` (empty where the engine sends none), and the client has got the
+    first `chars` characters of their text. The engine computes their KV anew, counts them as output (for limits,
+    penalties, grammars and stop strings), and sends what follows: the text from `chars` on, and later tokens.
+    """
+
+    choice: int
+    n_tokens: int
+    token_ids: list[int]
+    chars: int
+
+
 class Decode(Wire, frozen=True):
     """Generates the output. With `handle` the engine first pulls the KV from the prefill engine; without it the engine
     computes the prompt itself.
@@ -31,6 +45,9 @@ class Decode(Wire, frozen=True):
     presence_penalty, frequency_penalty, repetition_penalty, logit_bias, response_format, skip_special_tokens. `chat` is
     the original chat request if the engine must parse its output (tools); `Out.delta` then holds ready OpenAI deltas.
     With `dp_rank` None the engine chooses the data-parallel rank.
+
+    With `resume` only that one choice is generated (`n` is then 1), from where it was interrupted; `Out.index` is its
+    `choice`. `max_tokens` and `min_tokens` still count from the first token of the choice.
     """
 
     attempt_id: str
@@ -41,6 +58,7 @@ class Decode(Wire, frozen=True):
     priority: int = 0
     chat: bytes | None = None
     dp_rank: int | None = None
+    resume: Resume | None = None
 
 
 class Cancel(Wire, frozen=True):
@@ -117,8 +135,8 @@ class Failed(Wire, frozen=True):
     """The attempt ended on this engine without finishing. If `retryable`, it may succeed on another engine or later.
     `param` names the field of the request that caused the failure.
 
-    `code` is one of "deadline", "kv_load", "bad_request", "engine_dead", "draining", "overloaded", "unknown_handle" and
-    "internal".
+    `code` is one of "deadline", "kv_load", "bad_request", "engine_dead", "stalled", "draining", "overloaded",
+    "unknown_handle" and "internal". An engine that stalls, dies or ends its drain fails all its open work.
     """
 
     attempt_id: str
