@@ -128,10 +128,10 @@ def out(task: EngineTask, stream: Stream, output: "RequestOutput") -> Out:
     top = params.get("logprobs")
     prompt_top = params.get("prompt_logprobs")
     ids = list(completion.token_ids)
-    text, finish, delta = completion.text, completion.finish_reason, None
+    text, finish, delta, chars = completion.text, completion.finish_reason, None, 0
     if task.parsers:
         delta, finish = task.parsers[stream.index].delta(text, ids, finish)
-        text = ""
+        text, chars = "", len(text)
     return Out(
         attempt_id=task.attempt_id,
         text=text,
@@ -149,4 +149,5 @@ def out(task: EngineTask, stream: Stream, output: "RequestOutput") -> Out:
             if prompt_top is not None and output.prompt_logprobs
             else None
         ),
+        chars=chars,
     )

@@ -110,7 +110,8 @@ class Out(Part, frozen=True):
 
     If the client asked for them, `logprobs` has (token text, token id, logprob, [(text, id, logprob), ...]) for each
     token, and the first piece has `prompt_logprobs`. `delta` is a ready OpenAI delta as JSON if the engine parses its
-    output (tools).
+    output (tools). `text` is then empty, and `chars` is the number of characters of raw output that the parser got for
+    this piece.
     """
 
     attempt_id: str
@@ -123,6 +124,7 @@ class Out(Part, frozen=True):
     logprobs: list[Any] | None = None
     delta: bytes | None = None
     prompt_logprobs: list[Any] | None = None
+    chars: int = 0
 
 
 class Tokens(Wire, frozen=True):
