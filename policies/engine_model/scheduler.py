@@ -163,11 +163,17 @@ class EngineModel:
         ]
 
     def loaded(self, seq: Sequence) -> None:
-        """Notes that the KV of a TRANSFERRING sequence has arrived; the sequence runs from the next step on."""
+        """Notes that the KV of a TRANSFERRING sequence has arrived; the sequence runs from the next step on. If it has
+        output tokens already, whose KV was not transferred, these are computed first.
+        """
         assert seq.stage is SequenceStage.TRANSFERRING
         assert seq.allocation is not None
         del self._loading[seq]
         self.pool.commit(seq.allocation, seq.hashes)
+        if seq.generated:
+            seq.stage, seq.computed = SequenceStage.PREFILLING, seq.prompt_tokens
+            self._prefilling[seq] = None
+            return
         seq.stage = SequenceStage.DECODING
         self._joining[seq] = None
 

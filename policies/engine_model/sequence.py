@@ -22,9 +22,10 @@ class SequenceStage(Enum):
 class Sequence:
     """One sequence. The caller sets the fields up to `owner`; the model sets the other fields.
 
-    A sequence finishes after `output_tokens` tokens at the latest (0 for `prefill_only`). `hashes` are the hashes of
-    the prompt's full blocks, or empty to keep the prompt out of the prefix cache. A `remote` sequence gets its prompt's
-    KV from another engine. `owner` is for the caller's own use.
+    A sequence finishes after `output_tokens` tokens at the latest (0 for `prefill_only`). The caller may also set
+    `generated` before it adds the sequence: output that another engine has generated, whose KV is computed here.
+    `hashes` are the hashes of the prompt's full blocks, or empty to keep the prompt out of the prefix cache. A `remote`
+    sequence gets its prompt's KV from another engine. `owner` is for the caller's own use.
     """
 
     prompt_tokens: int

@@ -21,7 +21,8 @@ class SimEngineConfig:
     sent, by pattern of the reading engine's id, which begins with the name of its group. With `vocab_size` None any
     token id is accepted. With `group` "" the compatibility group is derived. `kv_events` says whether the engine
     reports its prefix cache to the router. `dp_ranks` is the number of data-parallel ranks, each with `slots` and
-    `kv_blocks` of its own; with `barrier` they step together.
+    `kv_blocks` of its own; with `barrier` they step together. `faults` is a folder of orders to fail, for tests of
+    failures only (`actors.engine.sim.faults`).
     """
 
     engine_id: str
@@ -45,6 +46,7 @@ class SimEngineConfig:
     links: Mapping[str, SimLink] = field(default_factory=dict)
     dp_ranks: int = 1
     barrier: bool = False
+    faults: str | None = None
 
     def __post_init__(self) -> None:
         for name in (

@@ -25,6 +25,7 @@ import msgspec
 from actors.engine.protocol import EngineMetrics, Sink
 from actors.engine.sim.clock import StepClock
 from actors.engine.sim.config import SimEngineConfig
+from actors.engine.sim.faults import Faults
 from actors.engine.sim.leases import LeaseKeeper
 from actors.engine.sim.output import Choice, pieces
 from actors.engine.sim.peers import SimHandle
@@ -73,6 +74,9 @@ class SimEngine:
         self._draining = False
         self._stopped = False
         self._dead: Exception | None = None
+        self._faults: Faults | None = None
+        if config.faults is not None:
+            self._faults = Faults(config.faults, config.engine_id, self._clock.kick)
 
     # ------------------------------------------------------------------------------------------------ life
 
@@ -89,6 +93,8 @@ class SimEngine:
             self.config.links,
         )
         self._reads.start(sink, self._leases)
+        if self._faults is not None:
+            self._faults.start()
 
     def attach(self, me: Identity, addresses: tuple[str, ...]) -> None:
         """Takes this engine's name on the wire and the addresses at which other engines can pull its KV. The server
@@ -168,6 +174,8 @@ class SimEngine:
         self._stopped = True
         self._reads.stop()
         self._leases.stop()
+        if self._faults is not None:
+            self._faults.stop()
         tasks: list[PrefillTask | DecodeTask] = [*self._prefills.values(), *self._decodes.values()]
         for task in tasks:
             if task.timer is not None:
@@ -183,6 +191,8 @@ class SimEngine:
         except Refused as error:
             self._sink.failed(error.failed(msg.attempt_id, "prefill"))
             return
+        if self._faults is not None:
+            self._faults.take(msg.tokens, "prefill")
         # An older copy of this attempt's KV is no longer needed.
         self._leases.release(msg.attempt_id)
         task.timer = self._loop.call_later(max(0.0, msg.timeout_s), self._prefill_late, task)
@@ -197,12 +207,15 @@ class SimEngine:
         try:
             self._check_open(msg.attempt_id in self._decodes)
             task = DecodeTask(self.config, msg)
+            first = task.new_choice(self.config.max_model_len, self.config.mean_output_tokens)
         except Refused as error:
             self._sink.failed(error.failed(msg.attempt_id, "decode"))
             return
+        if self._faults is not None:
+            self._faults.take(msg.tokens, "decode")
         task.timer = self._loop.call_later(max(0.0, msg.timeout_s), self._decode_late, task)
         self._decodes[msg.attempt_id] = task
-        self._add_choice(task)
+        self._model.add(first)
         self._clock.kick()
 
     def cancel(self, attempt_id: str) -> None:
@@ -228,17 +241,18 @@ class SimEngine:
             raise Refused("engine_dead", f"engine {name} is dead", retryable=True)
         if self._draining:
             raise Refused("draining", f"engine {name} takes no new work", retryable=True)
+        if self._faults is not None and self._faults.order.fail is not None:
+            raise Refused(self._faults.order.fail, f"engine {name} was ordered to fail", retryable=True)
         if busy:
             raise Refused("bad_request", f"engine {name} has a request of this id already")
-
-    def _add_choice(self, task: DecodeTask) -> None:
-        self._model.add(task.new_choice(self.config.max_model_len, self.config.mean_output_tokens))
 
     # ------------------------------------------------------------------------------------------------ steps
 
     def begin_step(self) -> float | None:
         """Begins a step. Returns its duration in seconds, or None if there is nothing to compute."""
         if self._stopped or self._dead is not None:
+            return None
+        if self._faults is not None and self._faults.order.stalled:
             return None
         try:
             seconds = self._model.begin_step()
@@ -247,6 +261,8 @@ class SimEngine:
         except Exception as error:
             self._die(error)
             return None
+        if self._faults is not None and seconds is not None:
+            seconds *= self._faults.order.slow
         return seconds
 
     def end_step(self) -> None:
@@ -272,7 +288,7 @@ class SimEngine:
             task = cast(DecodeTask, choice.request)
             # The other choices share the prompt's blocks, so they begin only after the first one has them.
             for _ in range(len(task.seqs), choice.params.n):
-                self._add_choice(task)
+                self._model.add(task.new_choice(self.config.max_model_len, self.config.mean_output_tokens))
         for seq in ended:
             self._choice_ended(seq)
         return items

@@ -19,6 +19,7 @@ class Choice:
         "end",
         "index",
         "last",
+        "late",
         "matcher",
         "params",
         "prompt",
@@ -43,15 +44,38 @@ class Choice:
         self.last = False
         self.matcher = text.StopMatcher(params.stop) if params.stop else None
         self.prompt: Sequence[int] | None = None  # logprobs are due for these
+        # Text of earlier tokens that the client of a resumed choice has not got yet.
+        self.late = ""
         self.special = self._always_special()
 
     def _always_special(self) -> bool:
-        return bool(self.matcher or self.params.stop_token_ids or self.params.logprobs is not None)
+        needs = self.matcher or self.params.stop_token_ids or self.late
+        return bool(needs or self.params.logprobs is not None)
 
     def with_prompt_logprobs(self, tokens: Sequence[int]) -> None:
         """Has the first piece carry the logprobs of the prompt's `tokens`."""
         self.prompt = tokens
         self.special = True
+
+    def resume(self, n_tokens: int, chars: int) -> None:
+        """Brings the choice to the state after its first `n_tokens` tokens, of whose text the client has got `chars`
+        characters. The rest of that text comes with the next piece.
+
+        Raises ValueError if the text was over by then, or if `chars` is more than such a client can have.
+        """
+        sent = []
+        for i in range(n_tokens):
+            words, finish, _ = self._words(i, text.token_id(self.base, i))
+            if finish is not None:
+                raise ValueError(
+                    f"the choice has ended at token {i + 1}, so it cannot go on after {n_tokens}"
+                )
+            sent.append(words)
+        certain = "".join(sent)
+        if chars > len(certain):
+            raise ValueError(f"{n_tokens} tokens are {len(certain)} characters of text, fewer than {chars}")
+        self.late = certain[chars:]
+        self.special = self._always_special()
 
     def ends(self) -> None:
         """Makes the next piece the last one."""
@@ -60,6 +84,28 @@ class Choice:
     def piece(self, i: int) -> Out:
         """Returns token `i` as it is sent. Its `finish` is not None if the choice is over."""
         token = text.token_id(self.base, i)
+        words, finish, reason = self._words(i, token)
+        wants = self.params.logprobs
+        prompt, self.prompt = self.prompt, None
+        late, self.late = self.late, ""
+        if prompt is not None or late:
+            words = late + words
+            self.special = self._always_special()
+        return Out(
+            self.attempt_id,
+            words,
+            1,
+            self.index,
+            finish,
+            reason,
+            None if wants is None else [token],
+            None if wants is None else [self._logprob(i, token, wants)],
+            None,
+            None if prompt is None else prompt_logprobs(prompt, self.params.prompt_logprobs or 0),
+        )
+
+    def _words(self, i: int, token: int) -> tuple[str, str | None, str | int | None]:
+        """Returns the text that is certain with token `i`, the finish reason, and what made the text stop."""
         words = text.WORDS[token]
         may_stop = i + 1 >= self.params.min_tokens
         finish = self.end if self.last else None
@@ -74,22 +120,7 @@ class Choice:
                 finish, reason = "stop", matched
             elif finish is not None:
                 words += self.matcher.flush()
-        wants = self.params.logprobs
-        prompt, self.prompt = self.prompt, None
-        if prompt is not None:
-            self.special = self._always_special()
-        return Out(
-            self.attempt_id,
-            words,
-            1,
-            self.index,
-            finish,
-            reason,
-            None if wants is None else [token],
-            None if wants is None else [self._logprob(i, token, wants)],
-            None,
-            None if prompt is None else prompt_logprobs(prompt, self.params.prompt_logprobs or 0),
-        )
+        return words, finish, reason
 
     def _logprob(self, i: int, token: int, k: int) -> tuple[str, int, float, list[Any]]:
         return (text.WORDS[token], token, text.logprob(self.base, i), text.alternatives(self.base, i, k))

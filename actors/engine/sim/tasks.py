@@ -9,7 +9,7 @@ from actors.engine.sim.config import SimEngineConfig
 from actors.engine.sim.output import Choice
 from actors.engine.sim.params import ParamError, SimParams, parse_params
 from actors.engine.sim.peers import SimHandle
-from actors.wire.messages import Decode, Failed, Prefill
+from actors.wire.messages import Decode, Failed, Prefill, Resume
 from policies.engine_model import text
 from policies.engine_model.blocks import BlockHash, block_hashes
 from policies.engine_model.scheduler import Sequence
@@ -71,6 +71,8 @@ class DecodeTask:
                 "bad_request", "a sim engine cannot call tools: its text is synthetic", param="tools"
             )
         self.hashes, self.params = check(config, msg)
+        if msg.resume is not None and self.params.n != 1:
+            raise Refused("bad_request", f"a resumed request is one choice, not {self.params.n}", param="n")
         self.prompt_hash = text.prompt_hash(msg.tokens)
         self.handle = None if msg.handle is None else self._read_handle(msg.handle, len(msg.tokens))
         self.msg, self.attempt_id = msg, msg.attempt_id
@@ -94,21 +96,38 @@ class DecodeTask:
 
     def new_choice(self, max_model_len: int, mean_output_tokens: float | None) -> Sequence:
         """Returns the sequence of the next choice. With a handle the first choice reads the KV, and the others share
-        its blocks.
+        its blocks. A resumed choice starts with the tokens that another engine has generated, and their KV is computed
+        here. Raises Refused if they are not the beginning of this choice.
         """
-        params, tokens, index = self.params, self.msg.tokens, len(self.seqs)
+        params, tokens, resume = self.params, self.msg.tokens, self.msg.resume
+        index = len(self.seqs) if resume is None else resume.choice
         draw = 0 if params.greedy else index  # greedy choices are all the same
         base = text.text_base(self.prompt_hash, params.seed, draw)
         most = params.max_tokens or max_model_len - len(tokens)
         mean = None if params.ignore_eos else mean_output_tokens
         length, ends = text.output_tokens(base, most, mean, params.min_tokens)
         choice = Choice(self, self.attempt_id, index, base, params, "stop" if ends else "length")
-        if params.prompt_logprobs is not None:
+        if resume is not None:
+            self._resume(choice, resume, length)
+        if params.prompt_logprobs is not None and not (resume and resume.n_tokens):
             choice.with_prompt_logprobs(tokens)
-        remote = index == 0 and self.handle is not None
+        remote = not self.seqs and self.handle is not None
         seq = Sequence(len(tokens), length, self.hashes, self.msg.priority, remote=remote, owner=choice)
+        seq.generated = 0 if resume is None else resume.n_tokens
         self.seqs.append(seq)
         return seq
+
+    def _resume(self, choice: Choice, resume: Resume, length: int) -> None:
+        count, ids = resume.n_tokens, resume.token_ids
+        if not 0 <= count < length:
+            message = f"the choice has {length} tokens, so it cannot go on after {count}"
+            raise Refused("bad_request", message)
+        if ids and ids != [text.token_id(choice.base, i) for i in range(count)]:
+            raise Refused("bad_request", "the tokens to go on from are not those of this prompt and seed")
+        try:
+            choice.resume(count, resume.chars)
+        except ValueError as error:
+            raise Refused("bad_request", str(error)) from None
 
 
 def decode_of(seq: Sequence) -> DecodeTask:

@@ -1,0 +1,120 @@
+"""A sim engine fails as it is ordered to, only if its configuration says so, and is well again afterwards."""
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.engine.sim.config import SimEngineConfig
+from actors.engine.sim.engine import SimEngine
+from actors.engine.sim.faults import POISON, Order, give
+from actors.wire.messages import Failed, PrefillDone
+from tests.actors.engine.rig import Node, Rig, until
+from tests.actors.engine.test_server_processes import Host
+
+PROMPT = list(range(10, 60))
+
+
+async def faulty(rig: Rig, folder: Path, **options: Any) -> tuple[Node, SimEngine]:
+    engine = SimEngine(SimEngineConfig("c", "colocated", faults=str(folder), **options))
+    return await rig.node(engine, "c"), engine
+
+
+async def obeys(engine: SimEngine, folder: Path, order: Order | None) -> None:
+    assert engine._faults is not None
+    faults = engine._faults
+    give(folder, "c", order)
+    await until(lambda: faults.order == (order or Order()), "the order")
+
+
+@pytest.mark.parametrize("code", ["internal", "kv_load"])
+async def test_an_engine_that_fails_at_once_and_is_well_again(tmp_path: Path, code: Any) -> None:
+    async with Rig(tmp_path) as rig:
+        c, engine = await faulty(rig, tmp_path)
+        await obeys(engine, tmp_path, Order(fail=code))
+        c.client.prefill("p", PROMPT)
+        c.client.decode("d", PROMPT)
+        for attempt_id in ("p", "d"):
+            failed = await c.client.wait(attempt_id, Failed)
+            assert (failed.code, failed.retryable) == (code, True)
+        await obeys(engine, tmp_path, None)
+        c.client.decode("again", PROMPT)
+        assert await c.client.text("again")
+        await c.rests()
+
+
+async def test_a_stalled_engine_ends_no_step_and_lives(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        c, engine = await faulty(rig, tmp_path)
+        c.client.decode("r", PROMPT, max_tokens=5000)
+        await until(lambda: c.client.outs("r"), "a token")
+        await obeys(engine, tmp_path, Order(stalled=True))
+        await until(lambda: not engine._clock.ticking, "the clock rests")
+        c.client.prefill("p", PROMPT)
+        before = len(c.client.outs("r"))
+        await asyncio.sleep(0.3)
+        assert len(c.client.outs("r")) == before
+        assert not c.client.of("p")
+        await obeys(engine, tmp_path, None)
+        await c.client.wait("p", PrefillDone)
+        await until(lambda: len(c.client.outs("r")) > before, "more tokens")
+        c.client.cancel("r")
+        c.client.release("p")
+        await c.rests()
+
+
+async def test_a_slow_engine_takes_ten_times_as_long_for_a_step(tmp_path: Path) -> None:
+    """Steps follow an absolute schedule, so 1,000 ordinary ones of 1 ms take 1 s, and slow ones never fewer than 10."""
+    async with Rig(tmp_path) as rig:
+        c, engine = await faulty(rig, tmp_path)
+        await obeys(engine, tmp_path, Order(slow=10.0))
+        c.client.decode("r", PROMPT, max_tokens=30)
+        began_s = asyncio.get_running_loop().time()
+        await c.client.text("r")
+        assert asyncio.get_running_loop().time() - began_s >= 30 * 0.01 - 0.01
+        await c.rests()
+
+
+def test_an_order_with_an_unknown_field_changes_nothing(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with Rig(tmp_path) as rig:
+            c, engine = await faulty(rig, tmp_path)
+            await obeys(engine, tmp_path, Order(slow=2.0))
+            (tmp_path / "c").write_text('{"explode": true}')
+            await asyncio.sleep(0.3)
+            assert engine._faults is not None
+            assert engine._faults.order == Order(slow=2.0)
+            await c.rests()
+
+    asyncio.run(run())
+
+
+async def test_without_the_option_nothing_is_obeyed(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        engine = SimEngine(SimEngineConfig("c", "colocated"))
+        c = await rig.node(engine, "c")
+        give(tmp_path, "c", Order(fail="internal", stalled=True))
+        c.client.decode("r", [*POISON["decode"], *PROMPT])
+        assert await c.client.text("r")
+        assert engine._faults is None
+
+
+@pytest.mark.parametrize("task", ["prefill", "decode"])
+async def test_poison_kills_the_process_that_takes_it_as_that_task(tmp_path: Path, task: Any) -> None:
+    host = Host(tmp_path, "colocated", faults=str(tmp_path))
+    prompt = [*POISON[task], *PROMPT]
+    try:
+        client = await host.client()
+        if task == "prefill":
+            client.decode("harmless", prompt)
+            assert await client.text("harmless")
+            client.prefill("poison", prompt)
+        else:
+            client.prefill("harmless", prompt)
+            await client.wait("harmless", PrefillDone)
+            client.decode("poison", prompt)
+        assert await asyncio.to_thread(host.process.wait, 30) == -signal.SIGKILL
+    finally:
+        host.end()
