@@ -8,7 +8,18 @@ import msgspec
 
 from actors.wire import messages as wire
 
-PARTS = {"Part", "Wire", "Out", "KvChange", "EngineInfo", "Hints", "PromptSignals", "Grown", "Transfer"}
+PARTS = {
+    "Part",
+    "Wire",
+    "Out",
+    "KvChange",
+    "EngineInfo",
+    "Hints",
+    "PromptSignals",
+    "Grown",
+    "Transfer",
+    "Resume",
+}
 """The bases and the parts of messages."""
 
 
