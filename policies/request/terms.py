@@ -24,7 +24,8 @@ class Terms(NamedTuple):
     simulated workloads it is any name. The SLOs are None where the request has none. `session` names the conversation
     ("": none). With `local` the prefill must be computed where the answer is generated (for echoed prompt logprobs,
     say). `mode` fixes the choice between colocated and disaggregated; None leaves it to the policy. `timeout_s` is how
-    long the whole request may take from its arrival at the ingress, all attempts together; None sets no limit.
+    long the whole request may take from its arrival at the ingress, all attempts together; None sets no limit. With
+    `migrate` a request whose engine fails goes on at another engine even when it has output already.
     """
 
     priority: int = 0
@@ -35,6 +36,7 @@ class Terms(NamedTuple):
     local: bool = False
     mode: Mode | None = None
     timeout_s: float | None = None
+    migrate: bool = True
 
     def deadline_s(self, arrived_s: float) -> float:
         """Returns when the request must have ended, on the clock of `arrived_s`; infinity without a limit."""

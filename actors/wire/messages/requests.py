@@ -50,7 +50,8 @@ class Submit(Wire, frozen=True):
     `avoid` names the engines at which earlier attempts failed. `hints` are sent only if the router's Fleet has
     `wants_hints`. `block_hashes` (packed by `actors.wire.kv`) are the hashes of those KV blocks of the prompt that a
     prefix cache can serve; they are sent only if the router's Fleet names a size in `block_tokens`, which is then the
-    size used. `client_request_id` is the client's own x-request-id, or "" if it sent none.
+    size used. `client_request_id` is the client's own x-request-id, or "" if it sent none. `resumed_tokens` of the
+    `prompt_tokens` are output that earlier attempts generated; `max_tokens` is what may still follow.
     """
 
     attempt_id: str
@@ -64,6 +65,7 @@ class Submit(Wire, frozen=True):
     block_hashes: bytes = b""
     block_tokens: int = 0
     client_request_id: str = ""
+    resumed_tokens: int = 0
 
 
 class PrefillReported(Wire, frozen=True):

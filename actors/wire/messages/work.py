@@ -138,7 +138,8 @@ class Failed(Wire, frozen=True):
     `param` names the field of the request that caused the failure.
 
     `code` is one of "deadline", "kv_load", "bad_request", "engine_dead", "stalled", "draining", "overloaded",
-    "unknown_handle" and "internal". An engine that stalls, dies or ends its drain fails all its open work.
+    "unknown_handle", "not_resumable" and "internal". An engine that stalls, dies or ends its drain fails all its open
+    work. With "not_resumable" it refuses a `Decode.resume` that it cannot carry out, and says in words why.
     """
 
     attempt_id: str
