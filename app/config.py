@@ -27,6 +27,7 @@ from actors.router.forecasts import PredictorConfig
 from actors.router.journal import JournalConfig
 from actors.router.network.feed import NetworkConfig
 from actors.router.network.file import read_network_file
+from actors.wire.channel import port_range
 from app.profile.file import load_heatmap
 from policies.dispatch.dispatcher import DispatchConfig
 from policies.routing.registry import decode_policy, prefill_policy
@@ -153,6 +154,9 @@ class RouterConfig(_Strict):
     predictor: dict[str, Any] = Field(default_factory=dict)
     network: dict[str, Any] = Field(default_factory=dict)
     journal: dict[str, Any] = Field(default_factory=dict)
+    resources: dict[str, float] = Field(
+        default_factory=dict, description="custom Ray resources, to pin it to nodes"
+    )
 
     def network_config(self) -> NetworkConfig:
         return from_options(NetworkConfig, self.network, "router.network")
@@ -191,7 +195,13 @@ class WireConfig(_Strict):
     """
 
     interface: str | None = Field(
-        None, description="IP address of this node's internal interface, or 'auto' for Ray's"
+        None,
+        description="network (10.1.0.0/16) in which each node has one address, or 'auto' for Ray's address",
+    )
+    ports: Annotated[str, Field(pattern=r"^\d{1,5}(-\d{1,5})?$")] = Field(
+        "0",
+        description="TCP ports to listen on, `first-last`; 0: any port that the kernel gives",
+        coerce_numbers_to_str=True,
     )
     secret_env: str = Field(
         "SLUICE_WIRE_SECRET", description="environment variable that holds the shared secret"
@@ -253,7 +263,10 @@ class AppConfig(_Strict):
         if (self.ingress.tls_cert is None) != (self.ingress.tls_key is None):
             raise ValueError("ingress: tls_cert and tls_key belong together")
         if self.wire.interface not in (None, "auto"):
-            ipaddress.ip_address(str(self.wire.interface))
+            ipaddress.ip_network(str(self.wire.interface))
+        first, last = port_range(self.wire.ports)
+        if not first <= last <= 65535:
+            raise ValueError(f"wire.ports is {self.wire.ports}: write first-last, at most 65535")
         return self
 
 

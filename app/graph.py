@@ -39,7 +39,7 @@ def build(args: Mapping[str, Any]) -> serve.Application:
         "Router",
         (config.router, config.wire),
         num_replicas=1,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options={"num_cpus": 0, "resources": config.router.resources},
     )
     engines, first = [], 0
     for group in config.engines:

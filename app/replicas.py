@@ -7,12 +7,15 @@ deployment.
 
 import gc
 import importlib.metadata
+import ipaddress
 import logging
 import os
+import socket
 import tempfile
 import uuid
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import psutil
 import ray
 from ray import serve
 
@@ -53,13 +56,33 @@ def listen_addresses(wire: WireConfig, name: str) -> list[str]:
                 f"wire.interface is set, so nodes talk over TCP: put the same secret into the environment variable "
                 f"{wire.secret_env} of every node before Ray starts there"
             )
-        addresses.append(f"tcp:{node_host(wire)}:0")
+        addresses.append(f"tcp:{node_host(wire)}:{wire.ports}")
     return addresses
 
 
 def node_host(wire: WireConfig) -> str | None:
-    """Returns the node's address on the internal interface, or None where everything stays inside one node."""
-    return ray.util.get_node_ip_address() if wire.interface == "auto" else wire.interface
+    """Returns this node's address for internal sockets, or None where everything stays inside one node.
+
+    Raises RuntimeError if the node does not have exactly one address in the network `wire.interface`.
+    """
+    if wire.interface in (None, "auto"):
+        return ray.util.get_node_ip_address() if wire.interface else None
+    network = ipaddress.ip_network(wire.interface)
+    has = [str(ip) for ip in _own_addresses() if ip.version == network.version]
+    inside = [ip for ip in has if ipaddress.ip_address(ip) in network]
+    if len(inside) != 1:
+        raise RuntimeError(
+            f"wire.interface is {network}, where this node has {' and '.join(inside) or 'no address'} (it has "
+            f"{', '.join(has)}): name a network in which each node has exactly one address"
+        )
+    return inside[0]
+
+
+def _own_addresses() -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    families = (socket.AF_INET, socket.AF_INET6)
+    found = [a.address for device in psutil.net_if_addrs().values() for a in device if a.family in families]
+    # a link-local address of IPv6 has its device behind a percent sign
+    return [ipaddress.ip_address(address.partition("%")[0]) for address in found]
 
 
 class RouterReplica:

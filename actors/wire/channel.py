@@ -10,6 +10,7 @@ of `on_close(channel, reason)`, in which the owner gives back everything bound t
 """
 
 import asyncio
+import errno
 import hmac
 import logging
 import os
@@ -270,8 +271,9 @@ def _mac(secret: bytes, peer_nonce: bytes, own_nonce: bytes, who: Identity, peer
 
 
 async def listen(address: str, factory: Callable[[], Channel]) -> tuple[asyncio.Server, str]:
-    """Starts to listen on `unix:/path` or `tcp:host:port` (port 0 picks a free one). Returns the server and the address
-    at which it listens.
+    """Starts to listen on `unix:/path`, `tcp:host:port` (port 0 picks a free one) or `tcp:host:first-last`, which takes
+    the first free port of a range. Returns the server and the address at which it listens. Raises OSError if no such
+    port is free.
     """
     loop = asyncio.get_running_loop()
     scheme, _, rest = address.partition(":")
@@ -282,10 +284,27 @@ async def listen(address: str, factory: Callable[[], Channel]) -> tuple[asyncio.
         return server, address
     if scheme == "tcp":
         host, _, port = rest.rpartition(":")
-        server = await loop.create_server(factory, host, int(port))
+        server = await _listen_in_range(factory, host, port)
         bound = server.sockets[0].getsockname()
         return server, f"tcp:{host}:{bound[1]}"
     raise ValueError(f"address {address!r}: expected unix:/path or tcp:host:port")
+
+
+async def _listen_in_range(factory: Callable[[], Channel], host: str, ports: str) -> asyncio.Server:
+    first, last = port_range(ports)
+    for port in range(first, last + 1):
+        try:
+            return await asyncio.get_running_loop().create_server(factory, host, port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or first == last:
+                raise
+    raise OSError(errno.EADDRINUSE, f"all ports {ports} of {host} are in use: make the range longer")
+
+
+def port_range(ports: str) -> tuple[int, int]:
+    """Returns the first and the last port of `first-last`, or twice the only one."""
+    first, _, last = ports.partition("-")
+    return int(first), int(last or first)
 
 
 def remove_sockets(addresses: Iterable[str]) -> None:

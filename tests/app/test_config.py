@@ -89,6 +89,10 @@ def test_a_shipped_file_parses(name: str, schema: dict) -> None:  # type: ignore
         ({"ingress": {"port": 70000}}, "ingress.port"),
         ({"ingress": {"tls_cert": "a.pem"}}, "belong together"),
         ({"wire": {"interface": "eth0"}}, "eth0"),
+        ({"wire": {"interface": "10.1.0.5/16"}}, "10.1.0.5/16 has host bits set"),
+        ({"wire": {"ports": "7700-7600"}}, "wire.ports is 7700-7600: write first-last, at most 65535"),
+        ({"wire": {"ports": "7600-77000"}}, "wire.ports is 7600-77000: write first-last, at most 65535"),
+        ({"wire": {"ports": "any"}}, "wire.ports"),
         ({"modle": {}}, "modle"),
     ],
 )

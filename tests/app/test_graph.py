@@ -54,6 +54,7 @@ def test_the_graph_has_a_router_an_ingress_and_every_engine_group(schema: dict[s
         f"{g.name.title().replace('-', '')}Engine" for g in config.engines
     }
     assert built.ingress_deployment_name == "Ingress"
+    assert deployments["Router"].ray_actor_options.get("resources", {}) == config.router.resources
     for group in config.engines:
         deployment = deployments[f"{group.name.title().replace('-', '')}Engine"]
         options = deployment.ray_actor_options

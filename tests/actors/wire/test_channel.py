@@ -364,6 +364,21 @@ async def test_tcp_port_is_chosen_and_named() -> None:
         await listen("http://x", side.new)
 
 
+async def test_the_first_free_port_of_a_range_is_taken() -> None:
+    # on an address of its own: other tests use ports of 127.0.0.1
+    host = "127.0.0.77"
+    side = Side(Identity("engine", "e1"))
+    first, _ = await listen(f"tcp:{host}:7601-7602", side.new)
+    second, address = await listen(f"tcp:{host}:7601-7602", side.new)
+    assert address == f"tcp:{host}:7602"
+    with pytest.raises(OSError, match=r"all ports 7601-7602 of 127\.0\.0\.77 are in use"):
+        await listen(f"tcp:{host}:7601-7602", side.new)
+    with pytest.raises(OSError, match="7601"):
+        await listen(f"tcp:{host}:7601", side.new)
+    first.close()
+    second.close()
+
+
 async def test_a_socket_left_behind_is_replaced(tmp_path: Path) -> None:
     side = Side(Identity("engine", "e1"))
     path = f"unix:{tmp_path}/dir/s.sock"
