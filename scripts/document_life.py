@@ -19,8 +19,9 @@ comes in, effects go out, and the next stage is one of those that the table list
 for a stage changes nothing and is counted (`sluice_refused_events_total`).
 
 A request may be cancelled, and may pass its deadline, in every stage but DONE; both lead to DONE and are left out of
-the picture, and so are events that change no stage. A failed attempt leads to the next one, in QUEUED: without a router
-its prefill engine is chosen at once, so it is PREFILLING then.
+the picture, and so are events that change no stage. A failed attempt leads to the next one, in QUEUED. While there is
+no router, the ingress has one of its own (`app/ingress/fallback.py`), so there is always a router that decides. At each
+change of routers, the request tells the new one of itself (Unknown).
 
 """
 

@@ -44,9 +44,9 @@ class FleetReport:
             wants_transfers=self._network.wants_transfers(needs),
         )
 
-    def status(self, own_totals: Mapping[str, float]) -> FleetStatus:
-        """Returns the router's figures and the engines' last statuses. `own_totals` are the totals that the server
-        itself counts.
+    def status(self, ingresses: int, own_totals: Mapping[str, float]) -> FleetStatus:
+        """Returns the router's figures and the engines' last statuses. `ingresses` is the number of connected
+        ingresses, and `own_totals` are the totals that the server itself counts.
         """
         state = self._dispatcher.state
         totals = {f"decisions_{name}": float(count) for name, count in self._decisions.totals.items()}
@@ -69,6 +69,7 @@ class FleetReport:
             decision_buckets=self._decisions.cumulative(),
             decision_sum_s=self._decisions.sum_s,
             gauges=gauges,
+            ingresses=ingresses,
         )
 
 

@@ -319,10 +319,11 @@ class RouterServer:
         """Returns the message with the figures of the router and its engines that every ingress gets."""
         refused = self._stale + self.dispatcher.state.refused_items
         return self._report.status(
+            len(self._ingresses),
             {
                 "stale_events": float(refused),
                 "policy_errors": float(self._policy_errors),
                 "internal_errors": float(self._internal_errors),
                 "protocol_errors": float(self._protocol_errors),
-            }
+            },
         )

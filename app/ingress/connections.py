@@ -4,8 +4,9 @@ An incoming message becomes an event of the request that it names (`policies.req
 what the requests want sent. Everything runs in callbacks on one event loop. The whole replica has two timers: one for
 its progress reports to the router, and one for the sweep over all deadlines.
 
-Without a router this replica decides each request itself (`fallback`). Such decisions are counted, and `/sluice/status`
-shows the mode, because it is a degraded one.
+Without a router this replica has one of its own (`fallback`). Its decisions are counted, and `/sluice/status` shows the
+mode, because it is a degraded one. At each change of routers every request tells the new one of itself: first those
+that hold something, then those that wait, the most urgent first.
 """
 
 import asyncio
@@ -37,18 +38,28 @@ from actors.wire.messages import (
     Tokens,
     Transfer,
     Transferred,
+    Unknown,
 )
-from app.ingress import fallback
 from app.ingress.admin_calls import AdminCalls
 from app.ingress.config import IngressConfig
+from app.ingress.fallback import LocalRouter, Reachable
 from app.ingress.links import EngineLink, EngineLinks
 from app.ingress.metrics import IngressMetrics
 from policies.request import events as ev
 from policies.request.attempts import attempt_id_of
 from policies.request.life import Life, Limits
-from policies.request.stage import Stage
+from policies.request.stage import Stage, Task
 
 log = logging.getLogger(__name__)
+
+# ASSUMPTION: an engine that lost its router finds the next one within its longest back-off (`actors.wire.link`) and an
+# answer of Serve, some 3 s on a busy machine.
+HANDOVER_S = 5.0
+"""Longest time that this replica waits for a new router to know all engines before it leaves the decisions to it.
+
+A router that has just started knows no engine until the engine has found it, and would reject what it cannot place. As
+long as it knows none of the engines to which this replica is connected, this replica goes on to decide.
+"""
 
 
 class Connected(Life):
@@ -98,6 +109,9 @@ class IngressConnections:
         self._admin_calls = AdminCalls(self._router.send)
         self.ask_router = self._admin_calls.call
         self._router_connected = False
+        self._local = LocalRouter(config, self._clock, self._happens, self._decided_here)
+        # seconds since the connected router sent its first Fleet; None before it
+        self._handover_s: float | None = None
         self._context_tokens: int | None = None
         self._attempt_prefix = secrets.token_hex(4)
         self._attempt_ids = itertools.count(1)
@@ -113,6 +127,7 @@ class IngressConnections:
 
     async def start(self) -> None:
         """Connects in the background; `ready()` says when requests can be served."""
+        self._decide_here()
         self._router.start()
         self._sweeper = asyncio.create_task(self._sweep())
 
@@ -166,8 +181,12 @@ class IngressConnections:
         return self._context_tokens
 
     def router_connected(self) -> bool:
-        """Returns whether this replica is connected to a router, which then decides."""
+        """Returns whether this replica is connected to a router."""
         return self._router_connected
+
+    def decides_here(self) -> bool:
+        """Returns whether this replica decides itself where requests run, because no router does."""
+        return self._local.is_open
 
     # ------------------------------------------------------------------------------------- what the requests do
 
@@ -183,8 +202,11 @@ class IngressConnections:
         self._progressed.discard(life)
 
     def to_router(self, message: Message) -> None:
-        """Sends a message to the router, or drops it without one: a router that comes back learns of every attempt."""
-        self._router.send(message)
+        """Sends a message to the router that decides: the one that is connected, or this replica's own."""
+        if self._local.is_open:
+            self._local.hear(message)
+        else:
+            self._router.send(message)
 
     def send_work(self, engine_id: str, life: Life, message: Message) -> bool:
         """Sends work to an engine and notes that the attempt runs there. Returns False if it is not connected."""
@@ -216,24 +238,6 @@ class IngressConnections:
             facts = (admission.transfer_bytes, admission.transfer_s, admission.descriptors)
             self._transferred.append((self.now_s(), Transfer(life.attempt_id, *facts, ended_ago_s=0.0)))
         self._schedule_progress()
-
-    def choose_prefill(self, life: Life) -> ev.RoutePrefill | None:
-        """Chooses a prefill engine in the router's place, and counts the decision. Returns None if none can serve."""
-        route = fallback.choose_prefill(self._engines.all(), life)
-        if route is not None:
-            self.metrics.fallbacks.labels("prefill").inc()
-        return route
-
-    def choose_decode(self, life: Life) -> ev.RouteDecode | None:
-        """Chooses a decode engine in the router's place, and counts the decision. Returns None if none can serve."""
-        assert life.prefill_engine is not None
-        holder = self._engines.attached(life.prefill_engine, life.attempt_id)
-        if holder is None:
-            return None
-        route = fallback.choose_decode(self._engines.all(), life, holder.info.group)
-        if route is not None:
-            self.metrics.fallbacks.labels("decode").inc()
-        return route
 
     # ------------------------------------------------------------------------------------------------ engines
 
@@ -296,6 +300,8 @@ class IngressConnections:
             self._happens(attempt_id, event)
 
     def _engine_lost(self, link: EngineLink, reason: str) -> None:
+        if self._local.is_open:
+            self._local.engines(self._reachable())
         tied, link.live = list(link.live), {}
         if tied:
             log.warning("engine %s lost (%s) with %d requests", link.info.id, reason, len(tied))
@@ -314,6 +320,8 @@ class IngressConnections:
             case Reject():
                 rejected = ev.Reject(message.status, message.reason, message.retry_after_s)
                 self._happens(message.attempt_id, rejected)
+            case Unknown():
+                self._happens(message.attempt_id, ev.Unknown())
             case FleetStatus():
                 self.fleet_status = message
             case AdminAnswer():
@@ -324,21 +332,62 @@ class IngressConnections:
                 # a router that has just restarted may know no engine yet
                 if message.engines:
                     self._context_tokens = min(info.max_model_len for info in message.engines)
+                if self._handover_s is None:
+                    self._handover_s = 0.0
+                self._hand_over()
             case _:
                 raise ValueError(f"an ingress does not take {type(message).__name__} from a router")
 
     def _router_up(self, _: Channel) -> None:
-        self._router_connected = True
-        self._all(ev.RouterUp())
+        self._router_connected, self._handover_s = True, None
 
     def _router_down(self, reason: str) -> None:
-        self._router_connected = False
+        self._router_connected, self._handover_s = False, None
         self._admin_calls.lost()
         self._admitted.clear()
         if self._stopping:
             return
         log.warning("router lost (%s): deciding %d requests here until it is back", reason, len(self.live))
-        self._all(ev.RouterLost())
+        if not self._local.is_open:
+            self._decide_here()
+
+    def _decide_here(self) -> None:
+        """Opens this replica's own router, and tells it of every request."""
+        told = self.fleet_status.ingresses if self.fleet_status is not None else 0
+        self._local.open(self._reachable(), max(self.config.replicas, told))
+        self._introduce()
+
+    def _hand_over(self) -> None:
+        """Leaves the decisions to the connected router as soon as it knows the engines, or enough of them."""
+        if not self._local.is_open or self._handover_s is None or self.fleet is None:
+            return
+        ours = {engine.info.id for engine in self._reachable() if engine.ready}
+        theirs = {info.id for info in self.fleet.engines}
+        if ours <= theirs or (ours & theirs and self._handover_s > HANDOVER_S):
+            self._local.close()
+            self._introduce()
+
+    def _introduce(self) -> None:
+        """Tells the router that decides from now on of every request."""
+        lives = sorted(
+            self.live.values(),
+            key=lambda life: (life.stage is Stage.QUEUED, life.terms.priority, life.times.submitted_s),
+        )
+        for life in lives:
+            self._happens(life.attempt_id, ev.Unknown())
+
+    def _reachable(self) -> list[Reachable]:
+        """Returns every engine that this replica knows. A retired link has no new work."""
+        return [
+            Reachable(link.info, link.connected and link.info.state == "ready" and not link.retired)
+            for link in self._engines.everything()
+        ]
+
+    def _decided_here(self, task: Task) -> None:
+        self.metrics.fallbacks.labels(task).inc()
+
+    def _clock(self) -> float:
+        return self.now_s()
 
     def _schedule_progress(self) -> None:
         if self._progress_timer is None:
@@ -351,9 +400,9 @@ class IngressConnections:
         transferred, self._transferred = self._transferred, []
         self._admitted.clear()
         self._progressed.clear()
-        if (admitted or grown) and self._router_connected:
-            self._router.send(Progress(admitted, grown))
-        if transferred and self._router_connected:
+        if admitted or grown:
+            self.to_router(Progress(admitted, grown))
+        if transferred and not self._local.is_open:
             now_s = self.now_s()
             self._router.send(
                 Transferred([replace(item, ended_ago_s=now_s - ended_s) for ended_s, item in transferred])
@@ -361,11 +410,21 @@ class IngressConnections:
 
     # -------------------------------------------------------------------------------------------------- sweep
 
+    def _sweep_routers(self, period_s: float) -> None:
+        if not self._local.is_open:
+            return
+        self._local.engines(self._reachable())
+        self._local.tick()
+        if self._handover_s is not None:
+            self._handover_s += period_s
+            self._hand_over()
+
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(self.config.sweep_interval_s)
             try:
                 self._engines.sweep(self.config.sweep_interval_s)
+                self._sweep_routers(self.config.sweep_interval_s)
                 now_s = self.now_s()
                 for life in [life for life in self.live.values() if life.wake_at_s <= now_s]:
                     life.wake(now_s)

@@ -1,44 +1,191 @@
-"""The ingress's own policy while there is no router: the engine with the fewest attempts of this replica is chosen.
+"""The router that an ingress has of its own, for as long as no other router decides for it.
 
-An engine that is not connected, not ready, or to be avoided is never chosen.
+It is the dispatcher of the real router (`policies.dispatch`), so the same rules hold: the engines' slots and KV are
+limits, requests that find no room wait in order of priority and arrival, and what waits too long or is one too many is
+rejected. It hears the messages that the real router would hear, and answers with the same events.
+
+It knows this replica's requests only. Each replica of the ingress therefore counts on an equal share of every engine's
+slots and KV (at least one slot), so that all replicas together keep within what the engines have. It knows neither
+the engines' reports nor where prompts are cached; it joins the shortest queue.
 """
 
-from collections.abc import Sequence
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
-from app.ingress.links import EngineLink
-from policies.request.events import RouteDecode, RoutePrefill
-from policies.request.life import Life
-from policies.request.terms import Mode
+from msgspec.structs import replace
+
+from actors.router.workers import place_of, request_of, ups, worker_of, workers_of
+from actors.wire.messages import (
+    Adopt,
+    Closed,
+    EngineInfo,
+    Message,
+    PrefillReported,
+    Progress,
+    Submit,
+)
+from app.ingress.config import IngressConfig
+from policies.dispatch.config import DispatchConfig
+from policies.dispatch.dispatcher import Action, Dispatcher, Reject, RouteDecode, RoutePrefill
+from policies.request import events as life
+from policies.request.stage import Task
+from policies.routing.simple.join_shortest_queue import JoinShortestQueue
+from policies.state import events as ev
+from policies.state.views import Health
+
+log = logging.getLogger(__name__)
+
+NEVER_STALE_S = 1e9
+"""Age from which an engine's report is stale. Here no engine reports: whether it is connected says that it lives."""
 
 
-def choose_prefill(links: Sequence[EngineLink], life: Life) -> RoutePrefill | None:
-    """Chooses a prefill engine whose KV group has a decode engine, or an engine that serves the whole request.
+class Reachable(NamedTuple):
+    """One engine as this replica sees it: its facts, and whether it is connected and takes new work."""
 
-    Returns None if no engine is usable.
+    info: EngineInfo
+    ready: bool
+
+
+class LocalRouter:
+    """The dispatcher of one replica. `answer` gets an event for the life of an attempt, in a later iteration of the
+    event loop than the message that caused it; `decided` is called for each engine chosen.
+
+    Nothing but `open` may be called while it is closed.
     """
-    usable = [link for link in links if _usable(link, life)]
-    groups = {link.info.group for link in usable if link.info.role == "decode"}
-    whole = [link for link in usable if link.info.role == "colocated"]
-    split = [link for link in usable if link.info.role == "prefill" and link.info.group in groups]
-    mode = life.terms.mode
-    if mode is not None:
-        whole, split = (whole, []) if mode is Mode.COLOCATED else ([], split)
-    elif life.terms.local or not (whole or split):
-        whole, split = whole or [link for link in usable if link.info.role == "decode"], []
-    best = _least_used(whole + split)
-    return None if best is None else RoutePrefill(best.info.id, colocated=best not in split)
 
+    def __init__(
+        self,
+        config: IngressConfig,
+        now_s: Callable[[], float],
+        answer: Callable[[str, life.Event], None],
+        decided: Callable[[Task], None],
+    ) -> None:
+        self._limits = DispatchConfig(
+            max_queue=config.fallback_queue,
+            queue_timeout_s=config.fallback_wait_s,
+            status_stale_s=NEVER_STALE_S,
+        )
+        self._now_s, self._answer, self._decided = now_s, answer, decided
+        self._loop = asyncio.get_running_loop()
+        self._dispatcher: Dispatcher | None = None
+        self._share = 1
+        self._known: dict[str, Reachable] = {}
+        self._answers: list[Action] = []
 
-def choose_decode(links: Sequence[EngineLink], life: Life, group: str) -> RouteDecode | None:
-    """Chooses a decode engine of `group`, the KV group of the prefill engine. Returns None if none is usable."""
-    usable = [link for link in links if _usable(link, life)]
-    best = _least_used([link for link in usable if link.info.role == "decode" and link.info.group == group])
-    return None if best is None else RouteDecode(best.info.id)
+    @property
+    def is_open(self) -> bool:
+        """Whether this router decides now."""
+        return self._dispatcher is not None
 
+    def open(self, engines: Iterable[Reachable], replicas: int) -> None:
+        """Begins to decide, as one of `replicas` ingresses that do. It knows no request yet."""
+        policy = JoinShortestQueue()
+        self._dispatcher = Dispatcher(self._limits, policy, policy)
+        self._share, self._known = max(1, replicas), {}
+        self.engines(engines)
 
-def _least_used(links: Sequence[EngineLink]) -> EngineLink | None:
-    return min(links, key=lambda link: len(link.live), default=None)
+    def close(self) -> None:
+        """Forgets everything, also what it has decided and not yet answered."""
+        self._dispatcher = None
+        self._answers.clear()
 
+    def engines(self, engines: Iterable[Reachable]) -> None:
+        """Takes in which engines there are. Engines that are unchanged cost nothing."""
+        wanted = {engine.info.id: engine for engine in engines}
+        for engine_id, known in list(self._known.items()):
+            if engine_id not in wanted:
+                del self._known[engine_id]
+                for worker in workers_of(known.info):
+                    self._feed(ev.EngineDown(self._now_s(), worker))
+        for engine_id, engine in wanted.items():
+            if self._known.get(engine_id) != engine:
+                self._up(engine, new=engine_id not in self._known)
+                self._known[engine_id] = engine
 
-def _usable(link: EngineLink, life: Life) -> bool:
-    return link.connected and link.info.state == "ready" and link.info.id not in life.avoid
+    def hear(self, message: Message) -> None:
+        """Takes a message for the router; kinds that only a router with reports can use are ignored."""
+        now_s = self._now_s()
+        match message:
+            case Submit():
+                self._feed(ev.Arrived(now_s, request_of(message, now_s, self._avoided(message))))
+            case PrefillReported():
+                lease_until_s = now_s + message.lease_s
+                self._feed(
+                    ev.PrefillDone(
+                        now_s, message.attempt_id, lease_until_s, message.kv_bytes, message.cached_tokens
+                    )
+                )
+            case Progress():
+                for attempt_id in message.admitted:
+                    self._feed(ev.Admitted(now_s, attempt_id))
+                self._feed(ev.ProgressedMany(now_s, tuple(message.grown)))
+            case Adopt():
+                submit = message.submit
+                self._feed(
+                    ev.Adopted(
+                        now_s,
+                        request_of(submit, now_s, self._avoided(submit)),
+                        message.stage,
+                        worker_of(message.engine_id, message.dp_rank),
+                        worker_of(message.decode_engine_id, message.decode_dp_rank),
+                        message.tokens,
+                        now_s + message.lease_s,
+                        message.kv_bytes,
+                    )
+                )
+            case Closed():
+                self._feed(ev.Closed(now_s, message.attempt_id, message.outcome, message.output_tokens))
+
+    def tick(self) -> None:
+        """Rejects what has waited too long, and rescues leases that are about to end."""
+        self._feed(ev.Tick(self._now_s()))
+
+    # ------------------------------------------------------------------------------------------------- internals
+
+    def _up(self, engine: Reachable, new: bool) -> None:
+        info, now_s = engine.info, self._now_s()
+        ranks = info.dp_ranks
+        mine = replace(
+            info,
+            slots=max(ranks, info.slots // self._share),
+            kv_blocks=max(ranks, info.kv_blocks // self._share),
+        )
+        health = Health.READY if engine.ready else Health.DRAINING
+        for up in ups(mine, health, now_s):
+            self._feed(up)
+            if new:
+                self._feed(ev.EngineStatus(now_s, up.worker, 0, 0, 0, health))
+
+    def _avoided(self, message: Submit) -> tuple[str, ...]:
+        known = [self._known[engine_id].info for engine_id in message.avoid if engine_id in self._known]
+        return tuple(worker for info in known for worker in workers_of(info))
+
+    def _feed(self, event: ev.Event) -> None:
+        assert self._dispatcher is not None
+        try:
+            actions = self._dispatcher.handle(event)
+        except ev.StaleEvent as stale:
+            log.debug("stale: %s", stale)
+            return
+        if actions:
+            if not self._answers:
+                self._loop.call_soon(self._send_answers)
+            self._answers += actions
+
+    def _send_answers(self) -> None:
+        answers, self._answers = self._answers, []
+        for action in answers:
+            match action:
+                case RoutePrefill():
+                    engine_id, rank = place_of(action.decision.worker)
+                    self._decided("prefill")
+                    self._answer(action.attempt_id, life.RoutePrefill(engine_id, action.colocated, rank))
+                case RouteDecode():
+                    engine_id, rank = place_of(action.decision.worker)
+                    self._decided("decode")
+                    self._answer(action.attempt_id, life.RouteDecode(engine_id, rank))
+                case Reject():
+                    rejected = life.Reject(action.status, action.reason, action.retry_after_s)
+                    self._answer(action.attempt_id, rejected)

@@ -162,6 +162,11 @@ class EngineLinks:
         """Returns the links of the fleet, ordered by engine id."""
         return [self._links[engine_id] for engine_id in sorted(self._links)]
 
+    def everything(self) -> list[EngineLink]:
+        """Returns the links of the fleet, and the retired links of engines that have no other."""
+        retired = [link for link in self._retired if link.info.id not in self._links]
+        return [*retired, *self.all()]
+
     def sweep(self, period_s: float) -> None:
         """Counts `period_s` more seconds for every link; called every `period_s` seconds.
 

@@ -61,6 +61,7 @@ class IngressReplica:
         options = {
             "served_names": (model.served_name,),
             "expects_prefill": expects_prefill,
+            "replicas": group.replicas,
             "admin_keys": admin_keys(),
             **group.options,
             "replica_id": me.id,

@@ -7,7 +7,7 @@ Incoming messages become events of the life cycle in `app.ingress.connections`.
 import dataclasses
 import logging
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from actors.wire.kv import pack_hashes
 from actors.wire.messages import (
@@ -33,6 +33,14 @@ from policies.request.terms import Terms
 from predictors.text import digest, prompt_key, signals, template_key
 
 log = logging.getLogger(__name__)
+
+_ADOPTED_AS: dict[Stage, Literal["prefilling", "pooled", "decoding"]] = {
+    Stage.PREFILLING: "prefilling",
+    Stage.POOLED: "pooled",
+    Stage.TRANSFERRING: "decoding",
+    Stage.DECODING: "decoding",
+}
+"""The stage by which a router adopts an attempt; a transfer is charged as a decode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +89,7 @@ class IngressRequest(Connected):
     def start(self) -> None:
         """Begins the first attempt; the request may already have failed when this returns."""
         connections = self._connections
-        self.on(ev.Start(connections.router_connected()), connections.now_s())
+        self.on(ev.Start(), connections.now_s())
 
     def cancel(self) -> None:
         """Ends the request, whatever its stage. Idempotent."""
@@ -122,13 +130,21 @@ class IngressRequest(Connected):
     def adopt(self) -> None:
         kv_engine = self.prefill_engine or self.decode_engine
         kv_rank = self.prefill_rank if self.prefill_engine else self.decode_rank
+        lease_s, kv_bytes = 0.0, 0
+        if self.stage is Stage.POOLED:
+            assert self.prefilled is not None
+            assert self.times.pooled_s is not None
+            lease_s = self.prefilled.lease_s - (self._connections.now_s() - self.times.pooled_s)
+            kv_bytes = self.prefilled.kv_bytes
         self._connections.to_router(
             Adopt(
                 self._submit(),
-                "prefilling" if self.stage is Stage.PREFILLING else "decoding",
+                _ADOPTED_AS[self.stage],
                 kv_engine,
                 self.decode_engine,
                 self.output_tokens,
+                lease_s,
+                kv_bytes,
                 dp_rank=kv_rank,
                 decode_dp_rank=self.decode_rank,
             )
@@ -136,17 +152,18 @@ class IngressRequest(Connected):
 
     def report_prefill(self, done: ev.PrefillDone) -> None:
         self._connections.to_router(
-            PrefillReported(self.attempt_id, done.lease_s, done.kv_bytes, done.cached_tokens)
+            PrefillReported(
+                self.attempt_id,
+                done.lease_s,
+                done.kv_bytes,
+                done.cached_tokens,
+                self.prefill_engine or "",
+                self.prefill_rank,
+            )
         )
 
     def close(self, outcome: Outcome, culprit: str | None, task: Task | None) -> None:
         self._connections.to_router(Closed(self.attempt_id, outcome, self.output_tokens, culprit, task))
-
-    def choose_prefill(self) -> ev.RoutePrefill | None:
-        return self._connections.choose_prefill(self)
-
-    def choose_decode(self) -> ev.RouteDecode | None:
-        return self._connections.choose_decode(self)
 
     def _submit(self) -> Submit:
         spec, connections = self.spec, self._connections
@@ -154,7 +171,7 @@ class IngressRequest(Connected):
         # an adopted request whose prompt is computed is not routed by its prefix any more
         if self.stage in (Stage.QUEUED, Stage.PREFILLING):
             hashes, block_tokens = self._block_hashes()
-        fleet = connections.fleet
+        fleet = None if connections.decides_here() else connections.fleet
         wants_hints = fleet is not None and fleet.wants_hints
         return Submit(
             attempt_id=self.attempt_id,
@@ -178,7 +195,7 @@ class IngressRequest(Connected):
         Returns (b"", 0) unless the router's policies use prefix hits. The last token is always computed, so a block
         that ends with it is left out. A prompt whose own logprobs are wanted is computed whole, so it has no hashes.
         """
-        fleet = self._connections.fleet
+        fleet = None if self._connections.decides_here() else self._connections.fleet
         size = None if fleet is None else fleet.block_tokens
         if size is None or self.terms.local:
             return b"", 0

@@ -14,6 +14,7 @@ def status_of(connections: IngressConnections, requests: OpenRequests, transport
     statuses = {status.engine_id: status for status in report.statuses} if report else {}
     fleet = connections.fleet
     policy = {"prefill": fleet.prefill_policy, "decode": fleet.decode_policy} if fleet else None
+    here_decides = connections.decides_here()
     here = {stage.value: 0 for stage in Stage if stage is not Stage.DONE}
     for request in connections.live.values():
         here[request.stage.value] += 1
@@ -25,19 +26,15 @@ def status_of(connections: IngressConnections, requests: OpenRequests, transport
         "router": {
             "connected": connections.router_connected(),
             "policy": policy,
-            "fallback": not connections.router_connected(),
+            "fallback": connections.decides_here(),
         },
         "engines": [_engine(info, statuses.get(info.id)) for info in infos],
         "requests": {
-            "in_flight": report.in_flight
-            if report and connections.router_connected()
-            else len(connections.live),
-            "queued": report.queued if report and connections.router_connected() else here["queued"],
-            "pool": report.pool if report and connections.router_connected() else here["pooled"],
+            "in_flight": report.in_flight if report and not here_decides else len(connections.live),
+            "queued": report.queued if report and not here_decides else here["queued"],
+            "pool": report.pool if report and not here_decides else here["pooled"],
         },
-        "leases": report.leases
-        if report and connections.router_connected()
-        else here["pooled"] + here["transferring"],
+        "leases": report.leases if report and not here_decides else here["pooled"] + here["transferring"],
         "replica": {"id": connections.config.replica_id, "in_flight": len(requests), "stages": here},
     }
 

@@ -151,13 +151,6 @@ class SimRequest(Life):
             lambda: ingress.router.feed(ev.Closed(ingress.kernel.now_s, attempt_id, outcome, tokens)),
         )
 
-    def choose_prefill(self) -> life_events.RoutePrefill | None:
-        # The simulated router knows every engine, so the ingress has none to add.
-        return None
-
-    def choose_decode(self) -> life_events.RouteDecode | None:
-        return None
-
     # -------------------------------------------------------------------------------------------------- engines
 
     def send_prefill(self, route: life_events.RoutePrefill, left_s: float) -> bool:
@@ -302,7 +295,7 @@ class Ingress:
             work.session,
             timeout_s=self.config.control.request_timeout_s,
         )
-        self.happens(SimRequest(self, work, record, hashes, terms), life_events.Start(router=True))
+        self.happens(SimRequest(self, work, record, hashes, terms), life_events.Start())
 
     def arrived(self, request: SimRequest) -> None:
         """Gives the router the event of an attempt that has reached it."""

@@ -60,7 +60,7 @@ class Effects(ABC):
 
     @abstractmethod
     def adopt(self) -> None:
-        """Tells a new router of the attempt and its stage."""
+        """Tells a router that does not know the attempt of its engines and its stage, which is not QUEUED."""
 
     @abstractmethod
     def report_prefill(self, done: PrefillDone) -> None:
@@ -72,14 +72,6 @@ class Effects(ABC):
 
         `culprit` is the engine that failed and `task` the task at which it did; they are None if no engine failed.
         """
-
-    @abstractmethod
-    def choose_prefill(self) -> RoutePrefill | None:
-        """Chooses an engine for the prompt in the router's place; None when no engine serves."""
-
-    @abstractmethod
-    def choose_decode(self) -> RouteDecode | None:
-        """Chooses an engine for the decode in the router's place; None when no engine serves."""
 
     # -------------------------------------------------------------------------------------------------- engines
 

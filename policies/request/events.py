@@ -13,9 +13,7 @@ from policies.request.stage import Task
 
 
 class Start(NamedTuple):
-    """The request begins. `router` says whether a router is connected and decides for it."""
-
-    router: bool
+    """The request begins."""
 
 
 class RoutePrefill(NamedTuple):
@@ -112,12 +110,10 @@ class EngineLost(NamedTuple):
     reason: str
 
 
-class RouterLost(NamedTuple):
-    """The router is gone; the driver decides what the router has not decided."""
-
-
-class RouterUp(NamedTuple):
-    """A new router is connected that does not know the request yet."""
+class Unknown(NamedTuple):
+    """The router does not know the attempt, or not in its present stage: another router decides from now on, or the
+    router has restarted.
+    """
 
 
 class Cancel(NamedTuple):
@@ -143,8 +139,7 @@ Event = (
     | Preempted
     | EngineFailed
     | EngineLost
-    | RouterLost
-    | RouterUp
+    | Unknown
     | Cancel
     | DeadlinePassed
     | StageOverdue

@@ -73,8 +73,8 @@ class Life(Effects):
 
     __slots__ = (
         "_rows", "admission", "attempt_id", "attempts", "avoid", "choices", "deadline_s", "decode_engine",
-        "decode_rank", "limits", "output_tokens", "prefill_engine", "prefill_rank", "prefilled", "router_connected",
-        "router_knows", "stage", "terms", "times", "unfinished", "wake_at_s",
+        "decode_rank", "limits", "output_tokens", "prefill_engine", "prefill_rank", "prefilled", "router_knows",
+        "stage", "terms", "times", "unfinished", "wake_at_s",
     )  # fmt: skip
 
     def __init__(self, limits: Limits, terms: Terms, arrived_s: float, choices: int = 1) -> None:
@@ -83,7 +83,7 @@ class Life(Effects):
         self.stage, self._rows = _QUEUED, TABLE[None]
         self.attempt_id, self.attempts = "", 0
         self.avoid: tuple[str, ...] = ()
-        self.router_connected = self.router_knows = False  # knows: of the present attempt
+        self.router_knows = False  # of the present attempt
         self.prefill_engine: str | None = None
         self.decode_engine: str | None = None
         self.prefill_rank: int | None = None
@@ -130,8 +130,7 @@ class Life(Effects):
     # -------------------------------------------------------------------------------------- actions: on the way
 
     def _start(self, event: ev.Start, now_s: float) -> None:
-        """Ask the router for a prefill worker, or choose one here where there is no router."""
-        self.router_connected = event.router
+        """Ask the router for a prefill worker."""
         self._begin(now_s)
 
     def _route_prefill(self, event: ev.RoutePrefill, now_s: float) -> None:
@@ -153,15 +152,12 @@ class Life(Effects):
         self._enter(_PREFILLING)
 
     def _prefill_done(self, event: ev.PrefillDone, now_s: float) -> None:
-        """Tell the router, or choose a decode engine here where the router does not know the request."""
+        """Tell the router, which chooses a decode engine."""
         self.times.pooled_s = now_s
         self.prefilled = event
         margin_s = min(self.limits.lease_margin_s, event.lease_s / 5)
         self._enter(_POOLED, now_s + (event.lease_s - margin_s))
-        if self.router_knows:
-            self.report_prefill(event)
-        else:
-            self._choose_decode(now_s)
+        self.report_prefill(event)
 
     def _route_decode(self, event: ev.RouteDecode, now_s: float) -> None:
         """Send the request to the engine, which pulls the KV."""
@@ -204,37 +200,24 @@ class Life(Effects):
         self._give_back(gone=self.decode_engine)
         self._enter(_QUEUED)
         self.prefilled = self.admission = None
-        self._ask(now_s)
+        self.submit()
 
     # -------------------------------------------------------------------------- actions: routers, failures, time
 
-    def _router_lost(self, event: ev.RouterLost, now_s: float) -> None:
-        """Decide here what the router has not decided."""
-        self.router_connected = self.router_knows = False
+    def _unknown(self, event: ev.Unknown, now_s: float) -> None:
+        """Submit a queued attempt to the router; have any other adopted, with its engines and its stage."""
         if self.stage is _QUEUED:
-            self._ask(now_s)
-        elif self.stage is _POOLED:
-            self._choose_decode(now_s)
-
-    def _router_up(self, event: ev.RouterUp, now_s: float) -> None:
-        """Tell the new router of the attempt, so that its charges are right."""
-        self.router_connected = self.router_knows = True
-        self.adopt()
+            self.submit()
+        else:
+            self.adopt()
 
     def _rejected(self, event: ev.Reject, now_s: float) -> None:
-        """End with the router's reason. Where the router knows no engine, choose one for a queued prompt here, because
-        a router that has just restarted may know fewer engines.
-        """
+        """End with the router's reason."""
         # the router has taken its charges back already
         self.router_knows = False
         reason = event.reason.replace("_", " ")
-        trouble = f"The server is overloaded ({reason})"
-        if event.reason in (NO_ENGINE, f"no_{self.terms.mode}_engine"):
-            trouble = f"There is {reason} ready"
-            route = self.choose_prefill() if self.stage is _QUEUED else None
-            if route is not None:
-                self._route_prefill(route, now_s)
-                return
+        missing = event.reason in (NO_ENGINE, f"no_{self.terms.mode}_engine")
+        trouble = f"There is {reason} ready" if missing else f"The server is overloaded ({reason})"
         message = f"{trouble}; try again in {event.retry_after_s:.0f} s."
         self._fail(Failure(event.status, message, event.reason, event.retry_after_s), "rejected")
 
@@ -283,27 +266,8 @@ class Life(Effects):
         self.unfinished = self.choices
         self.times = Times(now_s, first_s=self.times.first_s)
         self._enter(_QUEUED)
-        self.router_knows = self.router_connected
-        self._ask(now_s)
-
-    def _ask(self, now_s: float) -> None:
-        """Asks the router for a prefill worker, or chooses one here where it does not know the request."""
-        if self.router_knows:
-            self.submit()
-            return
-        route = self.choose_prefill()
-        if route is None:
-            self._fail(Failure(503, "No engine is connected; try again later.", NO_ENGINE, 2.0), "failed")
-        else:
-            self._route_prefill(route, now_s)
-
-    def _choose_decode(self, now_s: float) -> None:
-        route = self.choose_decode()
-        if route is None:
-            message = "No decode engine is connected; try again later."
-            self._fail(Failure(503, message, NO_ENGINE, 2.0), "failed")
-        else:
-            self._route_decode(route, now_s)
+        self.router_knows = True
+        self.submit()
 
     def _not_connected(self, engine_id: str, task: Task, now_s: float) -> None:
         failed = ev.EngineFailed(engine_id, task, "not_connected", "is not connected", retryable=True)
@@ -382,62 +346,57 @@ def is_split(life: Life) -> bool:
     return not life.colocated
 
 
-_AGAIN = (_QUEUED, _PREFILLING, _DONE)
-"""Stages to which a failed attempt may lead: QUEUED, PREFILLING at once where there is no router, or DONE."""
-
-_ALWAYS: dict[type, Row] = {
-    ev.DeadlinePassed: Row(Life._deadline_passed, (_DONE,)),
-    ev.Cancel: Row(Life._cancelled, (_DONE,)),
-}
-"""The rows that every stage but DONE has."""
-
-_AT_ENGINES: dict[type, Row] = {
-    ev.EngineFailed: Row(Life._engine_failed, _AGAIN),
-    ev.EngineLost: Row(Life._engine_lost, _AGAIN),
-    **_ALWAYS,
-}
-"""The rows that every stage has in which an engine holds something of the request."""
+_AGAIN = (_QUEUED, _DONE)
+"""Stages to which a failed attempt may lead: the next attempt begins, or the request ends."""
 
 
-def _decided(stage: Stage) -> dict[type, Row]:
-    """Returns the rows for the router's loss and return in a stage where nothing is left for it to decide."""
-    return {ev.RouterLost: Row(Life._router_lost, (stage,)), ev.RouterUp: Row(Life._router_up, (stage,))}
+def _always(stage: Stage) -> dict[type, Row]:
+    """Returns the rows that every stage but DONE has."""
+    return {
+        ev.Unknown: Row(Life._unknown, (stage,)),
+        ev.DeadlinePassed: Row(Life._deadline_passed, (_DONE,)),
+        ev.Cancel: Row(Life._cancelled, (_DONE,)),
+    }
+
+
+def _at_engines(stage: Stage) -> dict[type, Row]:
+    """Returns the rows that every stage has in which an engine holds something of the request."""
+    return {
+        ev.EngineFailed: Row(Life._engine_failed, _AGAIN),
+        ev.EngineLost: Row(Life._engine_lost, _AGAIN),
+        **_always(stage),
+    }
 
 
 TABLE: dict[Stage | None, dict[type, Row]] = {
-    None: {ev.Start: Row(Life._start, _AGAIN)},
+    None: {ev.Start: Row(Life._start, (_QUEUED,))},
     _QUEUED: {
-        ev.RoutePrefill: Row(Life._route_prefill, _AGAIN),
-        ev.Reject: Row(Life._rejected, _AGAIN),
-        ev.RouterLost: Row(Life._router_lost, _AGAIN),
-        **_ALWAYS,
+        ev.RoutePrefill: Row(Life._route_prefill, (_PREFILLING, *_AGAIN)),
+        ev.Reject: Row(Life._rejected, (_DONE,)),
+        **_always(_QUEUED),
     },
     _PREFILLING: {
-        ev.PrefillDone: Row(Life._prefill_done, (_POOLED, _TRANSFERRING, *_AGAIN), is_split),
+        ev.PrefillDone: Row(Life._prefill_done, (_POOLED,), is_split),
         ev.Admitted: Row(Life._admitted, (_DECODING,), is_colocated),
         ev.Output: Row(Life._output, (_DECODING, _DONE), is_colocated),
-        **_decided(_PREFILLING),
-        **_AT_ENGINES,
+        **_at_engines(_PREFILLING),
     },
     _POOLED: {
         ev.RouteDecode: Row(Life._route_decode, (_TRANSFERRING, *_AGAIN)),
-        ev.RoutePrefill: Row(Life._route_prefill, _AGAIN),
+        ev.RoutePrefill: Row(Life._route_prefill, (_PREFILLING, *_AGAIN)),
         ev.Reject: Row(Life._rejected, (_DONE,)),
-        ev.RouterLost: Row(Life._router_lost, (_TRANSFERRING, *_AGAIN)),
         ev.StageOverdue: Row(Life._lease_ends, _AGAIN),
-        **_AT_ENGINES,
+        **_at_engines(_POOLED),
     },
     _TRANSFERRING: {
         ev.Admitted: Row(Life._admitted, (_DECODING,)),
         ev.Output: Row(Life._output, (_DECODING, _DONE)),
-        **_decided(_TRANSFERRING),
-        **_AT_ENGINES,
+        **_at_engines(_TRANSFERRING),
     },
     _DECODING: {
         ev.Output: Row(Life._output, (_DECODING, _DONE)),
-        ev.Preempted: Row(Life._preempted, _AGAIN),
-        **_decided(_DECODING),
-        **_AT_ENGINES,
+        ev.Preempted: Row(Life._preempted, (_QUEUED,)),
+        **_at_engines(_DECODING),
     },
     _DONE: {ev.Cancel: Row(Life._cancelled, (_DONE,))},
 }

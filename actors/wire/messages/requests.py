@@ -221,6 +221,7 @@ class Fleet(Wire, frozen=True):
 
 class FleetStatus(Wire, frozen=True):
     """The last status of each engine, the router's own gauges, and its monotonic totals; sent about once a second.
+    `ingresses` is the number of connected ingresses.
 
     `statuses[i].totals` holds the engine's EngineMetrics fields. `decision_buckets` are cumulative counts of decision
     times at the upper bounds (s) in `decision_bounds_s`, +Inf last.
@@ -236,6 +237,7 @@ class FleetStatus(Wire, frozen=True):
     decision_buckets: tuple[int, ...] = ()
     decision_sum_s: float = 0.0
     gauges: dict[str, float] = msgspec.field(default_factory=dict)
+    ingresses: int = 0
 
 
 class AdminAnswer(Wire, frozen=True):

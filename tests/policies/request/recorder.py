@@ -16,10 +16,9 @@ from policies.request.events import (
     Reject,
     RouteDecode,
     RoutePrefill,
-    RouterLost,
-    RouterUp,
     StageOverdue,
     Start,
+    Unknown,
 )
 from policies.request.life import Life, Limits
 from policies.request.stage import Outcome, Stage, Task
@@ -38,8 +37,6 @@ class Recorder(Life):
         super().__init__(Limits(max_retries, lease_margin_s=2.0), terms, NOW_S, choices)
         self.did: list[tuple[Any, ...]] = []
         self.down: set[str] = set()
-        self.local_prefill: RoutePrefill | None = None
-        self.local_decode: RouteDecode | None = None
         self.live: set[str] = set()
         self.tied: set[str] = set()
         self.leaves_at_output = False
@@ -78,12 +75,6 @@ class Recorder(Life):
 
     def close(self, outcome: Outcome, culprit: str | None, task: Task | None) -> None:
         self.did.append(("close", self.attempt_id, outcome, self.output_tokens, culprit, task))
-
-    def choose_prefill(self) -> RoutePrefill | None:
-        return self.local_prefill
-
-    def choose_decode(self) -> RouteDecode | None:
-        return self.local_decode
 
     def send_prefill(self, route: RoutePrefill, left_s: float) -> bool:
         return self._sent(("send_prefill", route.engine_id), route.engine_id, left_s)
@@ -150,7 +141,7 @@ COLOCATED_WAY: dict[Stage, Event] = {
 }
 
 EVENTS: list[Event] = [
-    Start(router=True),
+    Start(),
     RoutePrefill("p", colocated=False),
     RouteDecode("d"),
     Reject(429, "queue_full", 3.0),
@@ -160,8 +151,7 @@ EVENTS: list[Event] = [
     Preempted(),
     EngineFailed("p", "prefill", "internal", "x", retryable=False),
     EngineLost("p", "gone"),
-    RouterLost(),
-    RouterUp(),
+    Unknown(),
     Cancel(),
     DeadlinePassed(),
     StageOverdue(),
@@ -172,7 +162,7 @@ EVENTS: list[Event] = [
 def at(stage: Stage, way: dict[Stage, Event] = WAY, **more: Any) -> Recorder:
     """Returns a life that has reached `stage` by the events of `way`."""
     life = Recorder(**more)
-    life.on(Start(router=True), NOW_S)
+    life.on(Start(), NOW_S)
     for reached, event in way.items():
         if life.stage is stage:
             break

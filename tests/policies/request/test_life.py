@@ -18,9 +18,8 @@ from policies.request.events import (
     Reject,
     RouteDecode,
     RoutePrefill,
-    RouterLost,
-    RouterUp,
     Start,
+    Unknown,
 )
 from policies.request.life import TABLE, Life
 from policies.request.stage import Stage
@@ -253,47 +252,12 @@ def test_an_unconnected_engine_is_avoided() -> None:
     assert life.of("submit")[-1] == ("submit", "r3", ("p", "d"))
 
 
-def test_without_a_router_everything_is_decided_here_and_the_router_hears_nothing() -> None:
-    life = Recorder()
-    life.local_prefill, life.local_decode = RoutePrefill("p", colocated=False), RouteDecode("d")
-    life.on(Start(router=False), NOW_S)
-    assert now(life) is Stage.PREFILLING
-    life.on(DONE, NOW_S)
-    assert now(life) is Stage.TRANSFERRING
-    life.on(Admitted(), NOW_S)
-    life.on(Output(1, True), NOW_S)
-    assert life.of("finished")
-    assert not life.of("submit", "report_prefill", "close", "adopt")
-
-
-def test_without_a_router_the_next_attempt_begins_at_once() -> None:
-    life = Recorder()
-    life.local_prefill = RoutePrefill("p", colocated=False)
-    life.on(Start(router=False), NOW_S)
-    life.on(EngineFailed("p", "prefill", "internal", "x", retryable=True), NOW_S)
-    assert now(life) is Stage.PREFILLING
-    assert life.of("send_prefill") == [("send_prefill", "p")] * 2
-    assert life.live == {"r2"}
-
-
-@pytest.mark.parametrize(
-    ("stage", "after"), [(Stage.QUEUED, Stage.PREFILLING), (Stage.POOLED, Stage.TRANSFERRING)]
-)
-def test_a_lost_router_leaves_no_request_undecided(stage: Stage, after: Stage) -> None:
-    life = at(stage)
-    life.local_prefill, life.local_decode = RoutePrefill("p", colocated=False), RouteDecode("d")
-    life.on(RouterLost(), NOW_S)
-    assert now(life) is after
-    # no router must get `close` for a request that it does not know
-    life.on(Cancel(), NOW_S)
-    assert not life.of("close")
-
-
 @pytest.mark.parametrize(
     ("stage", "way", "engines"),
     [
         (Stage.PREFILLING, WAY, ("p", None)),
         (Stage.PREFILLING, COLOCATED_WAY, (None, "c")),
+        (Stage.POOLED, WAY, ("p", None)),
         (Stage.TRANSFERRING, WAY, ("p", "d")),
         (Stage.DECODING, WAY, ("p", "d")),
     ],
@@ -302,33 +266,26 @@ def test_a_new_router_adopts_what_is_under_way(
     stage: Stage, way: dict[Stage, Event], engines: tuple[str | None, str | None]
 ) -> None:
     life = at(stage, way)
-    life.on(RouterLost(), NOW_S)
-    life.on(RouterUp(), NOW_S)
+    life.on(Unknown(), NOW_S)
     assert life.of("adopt") == [("adopt", stage, *engines)]
     life.on(Cancel(), NOW_S)
     assert [closed[1] for closed in life.of("close")] == ["r1"]
 
 
-def test_a_request_that_no_router_knows_asks_the_new_one_when_it_tries_again() -> None:
-    life = at(Stage.PREFILLING)
-    life.on(RouterLost(), NOW_S)
-    life.on(RouterUp(), NOW_S)
-    life.on(EngineLost("p", "killed"), NOW_S)
-    assert life.of("submit")[-1] == ("submit", "r2", ("p",))
-
-
-def test_a_router_without_engines_is_overruled_by_what_we_are_connected_to() -> None:
+def test_a_new_router_is_asked_about_a_request_that_waits() -> None:
     life = at(Stage.QUEUED)
-    life.local_prefill, life.local_decode = RoutePrefill("p", colocated=False), RouteDecode("d")
-    life.on(Reject(503, "no_engine", 1.0), NOW_S)
-    assert now(life) is Stage.PREFILLING
-    # the router has forgotten the request, so the decode is decided here too
-    life.on(DONE, NOW_S)
+    life.on(Unknown(), NOW_S)
+    assert now(life) is Stage.QUEUED
+    assert life.of("submit") == [("submit", "r1", ())] * 2
+    assert not life.of("adopt")
+
+
+def test_a_pooled_request_that_a_router_adopts_keeps_the_end_of_its_lease() -> None:
+    life = at(Stage.POOLED)
+    life.on(Unknown(), NOW_S + 20)
+    assert life.wake_at_s == 128.0
+    life.on(RouteDecode("d"), NOW_S + 21)
     assert now(life) is Stage.TRANSFERRING
-    assert not life.of("report_prefill")
-    other = at(Stage.QUEUED)
-    other.on(Reject(503, "no_engine", 1.0), NOW_S)
-    assert now(other) is Stage.DONE
 
 
 def test_a_mode_without_engines_is_told_as_such() -> None:
@@ -339,12 +296,12 @@ def test_a_mode_without_engines_is_told_as_such() -> None:
     assert "no disaggregated engine" in failure.message
 
 
-def test_no_engine_and_no_router_is_503_with_retry_after() -> None:
-    life = Recorder()
-    life.on(Start(router=False), NOW_S)
+def test_no_engine_is_503_with_retry_after() -> None:
+    life = at(Stage.QUEUED)
+    life.on(Reject(503, "no_engine", 2.0), NOW_S)
     failure = life.end()
-    assert (failure.status, failure.code) == (503, "no_engine")
-    assert failure.retry_after_s is not None
+    assert (failure.status, failure.code, failure.retry_after_s) == (503, "no_engine", 2.0)
+    assert "no engine ready" in failure.message
     assert not life.live
 
 
@@ -441,12 +398,8 @@ def test_a_preempted_request_queues_again_in_the_same_attempt() -> None:
 def test_whatever_happens_every_attempt_ends_once_and_holds_nothing(seed: int) -> None:
     rng = random.Random(seed)
     life = Recorder(max_retries=rng.randrange(4))
-    life.local_prefill = rng.choice(
-        [None, RoutePrefill("q", colocated=False), RoutePrefill("c", colocated=True)]
-    )
-    life.local_decode = rng.choice([None, RouteDecode("e")])
-    life.on(Start(router=rng.random() < 0.8), NOW_S)
-    engines = ["p", "d", "q", "e", "c"]
+    life.on(Start(), NOW_S)
+    engines = ["p", "d", "c"]
     likely: list[Event] = [*WAY.values(), *COLOCATED_WAY.values()]
     while life.stage is not Stage.DONE:
         life.down = {engine for engine in engines if rng.random() < 0.1}
