@@ -182,7 +182,8 @@ class EngineReplica:
 
     async def __del__(self) -> None:
         if hasattr(self, "_reporter"):
-            self._reporter.set_state("draining")
+            self._server.refuse_new_work()
+            self._reporter.announce()
             await self._server.drain(timeout_s=DRAIN_S)
             await self._reporter.stop()
         if hasattr(self, "_server"):

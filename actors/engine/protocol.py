@@ -13,6 +13,8 @@ Rules that every engine keeps (each is a test in tests/actors/engine):
 - `status()` is cheap and synchronous, since it is called several times a second.
 - An engine of several data-parallel ranks (`info().dp_ranks`) runs a request on its `dp_rank`, or on a rank of its
   choice if that is None. It counts each rank in `status().ranks`.
+- An engine that can stall or lose its core while its process lives says so in `state` (`server.SelfWatching`). The
+  server then fails its open work; the engine need not.
 """
 
 from dataclasses import dataclass
@@ -49,6 +51,7 @@ class EngineMetrics:
     kv_blocks_used: int
     kv_blocks_free: int
     preemptions: int | None = None
+    stalls: int | None = None
 
 
 class Engine(Protocol):

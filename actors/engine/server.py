@@ -8,6 +8,10 @@ connect too (for KV transfers between sim engines). Their messages are handed to
 
 When an ingress connection is lost, all its work is cancelled and its leased KV is released. If a decode engine has
 begun to read such KV, the engine lets the read end before it frees the blocks.
+
+Running work never just ends. When the engine is stalled or down (`SelfWatching`), and when a drain ends before the work
+does, each open task is answered with a retryable Failed, so that its ingress moves it elsewhere. A stalled engine's
+leases stay, because another engine can read the KV without the core that stands still.
 """
 
 import asyncio
@@ -24,6 +28,7 @@ from actors.wire.messages import (
     Cancel,
     Decode,
     EngineInfo,
+    EngineState,
     Failed,
     Message,
     Out,
@@ -43,6 +48,9 @@ M = TypeVar("M", PrefillDone, Admitted, Failed)
 CLOSE_S = 5.0
 """Seconds that a peer gets to read its queued messages when the engine stops. ASSUMPTION: peers read at once."""
 
+LOOK_S = 0.1
+"""Seconds between two looks at the state of an engine that watches itself."""
+
 MAX_IN_FLIGHT = 4096
 """Most requests that may be computed or queued. ASSUMPTION: far above any engine's slots and any router's need."""
 
@@ -54,6 +62,23 @@ class PeerEngine(Protocol):
     def attach(self, me: Identity, addresses: tuple[str, ...]) -> None: ...
     def peer_message(self, channel: Channel, message: Message) -> None: ...
     def peer_closed(self, channel: Channel) -> None: ...
+
+
+@runtime_checkable
+class SelfWatching(Protocol):
+    """An engine that knows whether its core stands still ("stalled") or has died ("down"). An engine without a state
+    counts as "ready".
+    """
+
+    @property
+    def state(self) -> EngineState: ...
+
+
+_ENDS_WORK: dict[EngineState, tuple[str, str]] = {
+    "stalled": ("stalled", "the engine's core stands still"),
+    "down": ("engine_dead", "the engine's core has died"),
+}
+"""Code and message of the failures of open and new work, by the state of the engine that causes them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -96,6 +121,9 @@ class EngineServer:
     ) -> None:
         self.engine = engine
         self._peers = engine if isinstance(engine, PeerEngine) else None
+        self._watching = engine if isinstance(engine, SelfWatching) else None
+        self._watch: asyncio.Task[None] | None = None
+        self._engine_state: EngineState = "ready"
         self.addresses: tuple[str, ...] = ()
         self._me = me
         self._listen_addresses = listen_addresses
@@ -122,6 +150,15 @@ class EngineServer:
             self.addresses += (bound,)
         if self._peers is not None:
             self._peers.attach(self._me, self.addresses)
+        if self._watching is not None:
+            self._watch = asyncio.create_task(self._look(self._watching), name="state of the engine")
+
+    @property
+    def state(self) -> EngineState:
+        """The state to announce. A dead or stalled engine says so even while it drains."""
+        if self._engine_state in _ENDS_WORK:
+            return self._engine_state
+        return "draining" if self._draining else "ready"
 
     def info(self) -> EngineInfo:
         """Returns the engine's facts with its addresses and its node."""
@@ -131,13 +168,12 @@ class EngineServer:
             node=self._node,
             replica=self._replica,
             labels=self._labels,
-            state="draining" if self._draining else "ready",
+            state=self.state,
         )
 
     def status(self) -> Status:
         """Returns the engine's present counts."""
-        status = self.engine.status()
-        return msgspec.structs.replace(status, state="draining") if self._draining else status
+        return msgspec.structs.replace(self.engine.status(), state=self.state)
 
     def metrics(self) -> EngineMetrics:
         """Returns the engine's totals since the start."""
@@ -156,16 +192,27 @@ class EngineServer:
         """Raises the engine's error if the engine is dead."""
         await self.engine.check_health()
 
-    async def drain(self, timeout_s: float) -> bool:
-        """Refuses new work, and waits for running work and for leases. Returns whether all ended within `timeout_s`."""
+    def refuse_new_work(self) -> None:
+        """Makes the engine "draining": it takes no new work from now on."""
         self._draining = True
-        return await self.engine.drain(timeout_s)
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Refuses new work, and waits for running work and for leases. Returns whether all ended within `timeout_s`;
+        the tasks that did not have then failed as "draining".
+        """
+        self._draining = True
+        ended = await self.engine.drain(timeout_s)
+        self._fail_open_work("draining", "the engine is shutting down")
+        return ended
 
     async def stop(self) -> None:
         """Closes all connections and ends the engine. Idempotent."""
         if self._stopped:
             return
         self._stopped = self._draining = True
+        if self._watch is not None:
+            self._watch.cancel()
+        self._fail_open_work("draining", "the engine is shutting down")
         for server in self._servers:
             server.close()
         channels = [*self._clients, *self._others]
@@ -239,7 +286,9 @@ class EngineServer:
         attempt_id = message.attempt_id
         request = client.requests.get(attempt_id)
         refusal: Failed | None = None
-        if self._draining:
+        if self._engine_state in _ENDS_WORK:
+            refusal = Failed(attempt_id, task, *_ENDS_WORK[self._engine_state], True)
+        elif self._draining:
             refusal = Failed(attempt_id, task, "draining", "the engine takes no new work", True)
         elif request is not None and request.task is not None:
             refusal = Failed(
@@ -270,6 +319,35 @@ class EngineServer:
             n = message.params.get("n", 1)
             request.choices_left = n if isinstance(n, int) else 1
             self.engine.decode(message)
+
+    async def _look(self, engine: SelfWatching) -> None:
+        """Follows the state of an engine that watches itself, until the server stops."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            state = engine.state
+            if state == self._engine_state or state not in ("ready", *_ENDS_WORK):
+                continue
+            log.log(
+                logging.INFO if state == "ready" else logging.ERROR,
+                "engine %s is %s, it was %s", self._me.id, state, self._engine_state,
+            )  # fmt: skip
+            self._engine_state = state
+            if state in _ENDS_WORK:
+                self._fail_open_work(*_ENDS_WORK[state])
+
+    def _fail_open_work(self, code: str, message: str) -> None:
+        """Answers every open task with a retryable failure, and ends it in the engine. Leases of other requests
+        stay.
+        """
+        open_work = [request for request in self._requests.values() if request.task is not None]
+        if open_work:
+            log.warning("engine %s fails %d open tasks as %s", self._me.id, len(open_work), code)
+        for request in open_work:
+            assert request.task is not None
+            failure = Failed(request.attempt_id, request.task, code, message, True)
+            self._forget(request)
+            self.engine.cancel(request.key)
+            request.client.channel.send(failure)
 
     def _release(self, client: _Client, attempt_id: str) -> None:
         request = client.requests.get(attempt_id)

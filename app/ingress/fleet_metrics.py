@@ -134,6 +134,7 @@ ENGINES: dict[str, Metric] = _listed(
     ("transfer_descriptors", "descriptors", "Descriptors of the engine's pulls of KV."),
     ("transfer_failures", "transfers", "Pulls of KV by the engine that failed."),
     ("leases_expired", "leases", "Leases of the engine that ended before the KV was pulled or released."),
+    ("stalls", "stalls", "Times that a core of the engine stood still and its work was moved elsewhere."),
     ("preemptions", "preemptions", "Running requests that the engine set back for want of KV blocks."),
 )  # fmt: skip
 """Metrics by the name that an engine reports; totals count from the engine's start."""

@@ -45,7 +45,9 @@ class VllmEngineConfig:
 
     `engine_args` go to vLLM's AsyncEngineArgs unchanged; a name that vLLM does not know is refused at the start.
     `connector_args` go to the KV connector (`hold_reads_s` delays every read, for tests). `kv_events` says whether the
-    engine reports its prefix cache, if vLLM has one, to the router. With `data_parallel_size` above 1 the router places
+    engine reports its prefix cache, if vLLM has one, to the router. A core that is silent for `stall_s`, or for a
+    multiple of its longest step, is stalled (`actors.engine.watchdog`); after `replace_after_stalls` times as long the
+    engine is replaced. With `data_parallel_size` above 1 the router places
     requests on single ranks; this was written from vLLM's source and has not been run (it takes an engine core a rank).
     """
 
@@ -73,6 +75,8 @@ class VllmEngineConfig:
     trust_remote_code: bool = False
     warm_up: bool = True
     kv_events: bool = True
+    stall_s: float | None = None
+    replace_after_stalls: float = 3.0
     connector_args: Mapping[str, Any] = field(default_factory=dict)
     engine_args: Mapping[str, Any] = field(default_factory=dict)
 
@@ -97,6 +101,11 @@ class VllmEngineConfig:
         )
         share = self.gpu_memory_utilization
         _require(share is None or 0 < share <= 1, f"gpu_memory_utilization must be in (0, 1], got {share}")
+        _require(self.stall_s is None or self.stall_s > 0, f"stall_s must be above 0, got {self.stall_s}")
+        _require(
+            self.replace_after_stalls > 1,
+            f"replace_after_stalls must be above 1, got {self.replace_after_stalls}",
+        )
         _require(self.cores is None or len(self.cores) > 0, "cores must be None or name at least one core")
         for name in self.engine_args:
             _require(
@@ -122,6 +131,17 @@ def resolve_device(config: VllmEngineConfig) -> Device:
     return (
         "cuda" if os.path.exists("/dev/nvidiactl") or os.path.exists("/proc/driver/nvidia/version") else "cpu"
     )
+
+
+_STALL_S: Mapping[Device, float] = {"cuda": 10.0, "cpu": 30.0}
+"""Least silence of a core that counts as a stall, in seconds. ASSUMPTION: a GPU's longest step, a chunk of a long
+prompt, takes about a second. For a CPU: a chunk of 2,048 tokens of the default model is 0.55 TFLOP, which two shared
+cores (50 GFLOP/s) compute in 11 s."""
+
+
+def resolve_stall_s(config: VllmEngineConfig) -> float:
+    """Returns the configured `stall_s`, or the device's."""
+    return _STALL_S[resolve_device(config)] if config.stall_s is None else config.stall_s
 
 
 def resolve_dtype(config: VllmEngineConfig, device: Device) -> str:

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING
 
 from actors.engine.leases import AttemptLeases
 from actors.engine.protocol import EngineMetrics, Sink
-from actors.engine.vllm.config import VllmEngineConfig
+from actors.engine.vllm.config import VllmEngineConfig, resolve_stall_s
+from actors.engine.vllm.core_watch import CoreWatch
 from actors.engine.vllm.kv_events import KvEventFeed
 from actors.engine.vllm.launch import PhaseClock, core_phases, describe, launch, remove_kv_sockets, warm_up
 from actors.engine.vllm.stats import CoreCounts, Ledger, Transfer
-from actors.wire.messages import Decode, EngineInfo, Failed, Prefill, Status
+from actors.engine.watchdog import StallLimits
+from actors.wire.messages import Decode, EngineInfo, EngineState, Failed, Prefill, Status
 from policies.engine_model.blocks import Change
 from policies.request.stage import Task
 
@@ -46,7 +48,8 @@ class VllmEngine:
         self._info: EngineInfo
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="vllm-start")
         self._leases = AttemptLeases()
-        self._ledger = Ledger(self._on_transfer, self._leases.ended)
+        self._ledger = Ledger(self._on_transfer, self._leases.ended, self._on_step)
+        self._watch: CoreWatch | None = None
         self._kv_feeds: list[KvEventFeed] = []
         self._draining = False
         self._rank_blocks = 0
@@ -88,6 +91,9 @@ class VllmEngine:
         self._rank_blocks = self._info.kv_blocks // ranks
         block_bytes = sum(hello.kv_block_bytes for hello in hellos) // ranks
         self._runner = TaskRunner(self._config, llm, sink, tools, supported, self._leases, block_bytes)
+        limits = StallLimits(resolve_stall_s(self._config), self._config.replace_after_stalls)
+        self._watch = CoreWatch(llm, limits)
+        self._watch.start()
         gc.collect()
         # vLLM's modules never become garbage, and scanning them would delay tokens.
         gc.freeze()
@@ -97,10 +103,19 @@ class VllmEngine:
         """Returns the facts about this engine that do not change while it runs."""
         return self._info
 
+    @property
+    def state(self) -> EngineState:
+        """The engine's state as its watch knows it: "down" once a core has died, "stalled" while one stands still."""
+        return "ready" if self._watch is None else self._watch.state
+
     async def check_health(self) -> None:
-        """Raises vLLM's EngineDeadError if its core has died, or RuntimeError if this engine does not run."""
+        """Raises vLLM's EngineDeadError if its core has died, or RuntimeError if a core is lost or this engine does not
+        run.
+        """
         if self._llm is None:
             raise RuntimeError(f"vLLM engine {self._config.engine_id} does not run")
+        if self._watch is not None:
+            self._watch.check()
         await self._llm.check_health()
 
     def kv_events(self, rank: int = 0) -> list[Change]:
@@ -133,6 +148,11 @@ class VllmEngine:
         for feed in self._kv_feeds:
             await feed.stop()
         self._kv_feeds.clear()
+        if self._watch is not None:
+            self._watch.stop()
+            if self._watch.state != "ready":
+                # A core that stands still takes no request to end.
+                self._watch.kill()
         if llm is not None:
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._starter, lambda: llm.shutdown(timeout=_SHUTDOWN_S))
@@ -173,6 +193,10 @@ class VllmEngine:
         if self._runner is not None:
             self._runner.on_transfer(transfer)
 
+    def _on_step(self, core: int) -> None:
+        if self._watch is not None:
+            self._watch.step(core)
+
     # ------------------------------------------------------------------------------------------------ counts
 
     def status(self) -> Status:
@@ -189,7 +213,7 @@ class VllmEngine:
             kv_blocks_used=used,
             leases=len(self._leases),
             kv_usage=used / max(1, self._info.kv_blocks),
-            state="draining" if self._draining else "ready",
+            state="draining" if self._draining and self.state == "ready" else self.state,
             tokens_in_flight=sum(task.kv_tokens for task in self._decodes()),
             ranks=[self._rank_status(rank) for rank in ranks],
         )
@@ -219,4 +243,5 @@ class VllmEngine:
 
     def metrics(self) -> EngineMetrics:
         """Returns the totals since the start of the engine."""
+        self._ledger.totals.stalls = 0 if self._watch is None else self._watch.stalls
         return self._ledger.metrics(self._info.kv_blocks, self._ledger.used_blocks(self._rank_blocks))

@@ -60,6 +60,7 @@ class Totals:
     transfer_descriptors: int = 0
     transfer_failures: int = 0
     leases_expired: int = 0
+    stalls: int = 0
 
 
 @dataclass
@@ -68,6 +69,7 @@ class Ledger:
 
     on_transfer: Callable[[Transfer], None]
     on_lease_ended: Callable[[str], None]
+    on_step: Callable[[int], None] = lambda core: None
     cores: dict[int, CoreCounts] = field(default_factory=dict)
     hellos: list[Hello] = field(default_factory=list)
     totals: Totals = field(default_factory=Totals)
@@ -79,6 +81,7 @@ class Ledger:
             waiting=stats.num_waiting_reqs + stats.num_skipped_waiting_reqs,
             kv_usage=stats.kv_cache_usage,
         )
+        self.on_step(core)
         if stats.kv_connector_stats:
             self.connector(stats.kv_connector_stats)
 
@@ -134,6 +137,7 @@ class Ledger:
             kv_blocks_used=used,
             kv_blocks_free=blocks - used,
             preemptions=totals.preemptions,
+            stalls=totals.stalls,
         )
 
 

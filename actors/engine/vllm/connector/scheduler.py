@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import NixlPullConnectorScheduler
 
 from actors.engine.vllm.connector import ENDED, HELLO, LEASE, RELEASE
+from actors.engine.vllm.connector.listener import HandshakeListener, ListenerCounts
 from actors.engine.vllm.connector.messages import SluiceMetadata, SluiceStats
 from actors.engine.vllm.connector.transfer import TABLE_SLOTS
 
@@ -63,6 +64,8 @@ class SluiceScheduler(NixlPullConnectorScheduler):
         self._tables: list[tuple[int, int, int]] = []  # pipeline rank, tensor rank, address
         self._pace = Pace()
         self._listen_error: Exception | None = None
+        self._listener: HandshakeListener | None = None
+        self._reported = ListenerCounts()
         self.stats = SluiceStats()
 
     def set_xfer_handshake_metadata(self, metadata: dict[tuple[int, int], Any]) -> None:
@@ -80,16 +83,32 @@ class SluiceScheduler(NixlPullConnectorScheduler):
     def _nixl_handshake_listener(  # type: ignore[override]  # vLLM's is static; it is called through `self`
         self, encoded_data: Any, ready_event: threading.Event, *rest: Any
     ) -> None:
-        """Runs vLLM's listener, in its thread, and stores its error if it cannot start. vLLM alone would wait for
-        `ready_event` forever if the port is taken.
+        """Answers handshakes in the listener's thread, in place of vLLM's listener (`listener`). Stores the error if it
+        cannot start, where vLLM would wait for `ready_event` forever.
         """
+        stop_event, host, port = rest
+        self._listener = HandshakeListener(encoded_data, host, port)
         try:
-            super()._nixl_handshake_listener(encoded_data, ready_event, *rest)
+            self._listener.serve(ready_event, stop_event)
         except Exception as error:
-            if ready_event.is_set():
-                raise
             self._listen_error = error
             ready_event.set()
+
+    def _keep_listening(self) -> None:
+        """Starts the listener's thread again if it has ended, and reports what the listener has counted."""
+        thread: threading.Thread | None = self._nixl_handshake_listener_t  # type: ignore[has-type]
+        listener = self._listener
+        if thread is None or listener is None:
+            return
+        if not thread.is_alive() and not self._stop_event.is_set():
+            listener.counts.reopened += 1
+            self._nixl_handshake_listener_t = threading.Thread(
+                target=listener.serve,
+                args=(threading.Event(), self._stop_event),
+                daemon=True,
+                name=thread.name,
+            )
+            self._nixl_handshake_listener_t.start()
 
     def update_state_after_alloc(
         self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int
@@ -130,6 +149,7 @@ class SluiceScheduler(NixlPullConnectorScheduler):
             self._pace.event()
         else:
             time.sleep(self._pace.pause_s(time.monotonic()))
+        self._keep_listening()
         ours = SluiceMetadata()
         for request_id, (request, *_) in self._reqs_need_recv.items():
             lease = (request.kv_transfer_params or {}).get(LEASE)

@@ -1,0 +1,154 @@
+"""The end of running work at a stalled, dead or drained engine: every open task fails, retryable, over real sockets."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.engine.report import Reporter
+from actors.engine.sim.config import SimEngineConfig
+from actors.engine.sim.engine import SimEngine
+from actors.wire.channel import Channel, Identity, listen
+from actors.wire.messages import Announce, EngineState, Failed, Message, Out, PrefillDone, Status
+from tests.actors.engine.rig import Node, Rig, until
+
+PROMPT = list(range(10, 60))
+SLOW = {"prefill_base_s": 0.02, "decode_base_s": 0.02}
+
+
+class Watched(SimEngine):
+    """A sim engine whose state the test decides, as a watchdog would."""
+
+    state: EngineState = "ready"
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    async with Rig(tmp_path) as rig:
+        yield rig
+
+
+async def watched(rig: Rig, name: str = "c", role: Any = "colocated", **options: Any) -> tuple[Node, Watched]:
+    engine = Watched(SimEngineConfig(name, role, timing=SLOW, **options))
+    return await rig.node(engine, name), engine
+
+
+CASES: list[tuple[EngineState, str]] = [("stalled", "stalled"), ("down", "engine_dead")]
+
+
+@pytest.mark.parametrize(("state", "code"), CASES)
+async def test_all_open_work_moves_elsewhere_and_new_work_is_refused(
+    rig: Rig, state: EngineState, code: str
+) -> None:
+    """A running decode, one that waits for a slot, and a prefill; two ingresses."""
+    c, engine = await watched(rig, slots=1)
+    other = await rig.client(c, "other")
+    c.client.decode("running", PROMPT, max_tokens=5000)
+    await c.client.wait("running", Out)
+    other.decode("waiting", PROMPT, max_tokens=50)
+    other.prefill("prompt", PROMPT)
+    await until(lambda: c.server.in_flight == 3, "three tasks")
+    engine.state = state
+    for client, attempt_id, task in (
+        (c.client, "running", "decode"),
+        (other, "waiting", "decode"),
+        (other, "prompt", "prefill"),
+    ):
+        failed = await client.wait(attempt_id, Failed)
+        assert (failed.code, failed.task, failed.retryable) == (code, task, True)
+    c.client.decode("new", PROMPT)
+    failed = await c.client.wait("new", Failed)
+    assert (failed.code, failed.retryable) == (code, True)
+    assert c.server.status().state == c.server.info().state == state
+    # The engine holds nothing of it any more, so that a core that goes on does no work for nobody.
+    await c.rests()
+
+
+async def test_a_core_that_goes_on_is_ready_again(rig: Rig) -> None:
+    c, engine = await watched(rig)
+    engine.state = "stalled"
+    await until(lambda: c.server.state == "stalled", "the stall")
+    engine.state = "ready"
+    await until(lambda: c.server.state == "ready", "the end of the stall")
+    c.client.decode("r", PROMPT)
+    assert await c.client.text("r")
+
+
+async def test_leases_of_a_stalled_engine_stay(rig: Rig) -> None:
+    """Another engine can read the KV without the core that stands still."""
+    p, engine = await watched(rig, "p", "prefill")
+    await p.prefilled("r", PROMPT)
+    engine.state = "stalled"
+    await until(lambda: p.server.state == "stalled", "the stall")
+    assert [type(m) for m in p.client.of("r")] == [PrefillDone]
+    assert p.engine.status().leases == 1
+    p.client.release("r")
+    await p.rests()
+
+
+async def test_a_drain_that_ends_before_its_streams_moves_them(rig: Rig) -> None:
+    c, _ = await watched(rig)
+    c.client.decode("long", PROMPT, max_tokens=5000)
+    c.client.decode("short", PROMPT, max_tokens=2)
+    await c.client.wait("long", Out)
+    assert not await c.server.drain(timeout_s=0.5)
+    failed = await c.client.wait("long", Failed)
+    assert (failed.code, failed.task, failed.retryable) == ("draining", "decode", True)
+    assert await c.client.text("short")
+    c.client.decode("new", PROMPT)
+    assert (await c.client.wait("new", Failed)).code == "draining"
+    await c.rests()
+
+
+async def test_a_stop_without_a_drain_moves_running_work(rig: Rig) -> None:
+    """The failure is read before the connection ends."""
+    c, _ = await watched(rig)
+    c.client.decode("r", PROMPT, max_tokens=5000)
+    await c.client.wait("r", Out)
+    await c.server.stop()
+    assert (await c.client.wait("r", Failed)).code == "draining"
+    await c.client.channel.closed
+
+
+async def test_an_engine_that_does_not_watch_itself_is_ready_or_draining(rig: Rig) -> None:
+    engine = SimEngine(SimEngineConfig("plain"))
+    c = await rig.node(engine, "plain")
+    assert c.server.state == "ready"
+    c.server.refuse_new_work()
+    assert c.server.state == c.server.info().state == c.server.status().state == "draining"
+
+
+async def test_a_change_of_state_is_announced_at_once(rig: Rig, tmp_path: Path) -> None:
+    """The router hears each state in an Announce of its own, and in every status; a drain does not hide a stall."""
+    heard: list[Message] = []
+    me = Identity("router", "r")
+    listener, address = await listen(
+        f"unix:{tmp_path}/router.sock", lambda: Channel(me, lambda _, message: heard.append(message))
+    )
+    c, engine = await watched(rig)
+    reporter = Reporter(Identity("engine", "c"), c.server, lambda: asyncio.sleep(0, (address,)))
+    reporter.start()
+
+    def announced() -> list[str]:
+        return [m.info.state for m in heard if isinstance(m, Announce)]
+
+    try:
+        for state in ("stalled", "ready", "down"):
+            engine.state = state  # type: ignore[assignment]
+            await until(lambda state=state: announced()[-1:] == [state], state)  # type: ignore[misc]
+            last = heard[-1]
+            await until(
+                lambda last=last: heard[-1] is not last and isinstance(heard[-1], Status),
+                "a status",  # type: ignore[misc]
+            )
+            assert isinstance(heard[-1], Status)
+            assert heard[-1].state == state
+        c.server.refuse_new_work()
+        reporter.announce()
+        await until(lambda: len(announced()) > 4, "the drain's announcement")
+        assert announced()[-1] == "down"
+    finally:
+        await reporter.stop()
+        listener.close()
