@@ -171,21 +171,47 @@ class RouterConfig(_Strict):
         return from_options(DispatchConfig, self.dispatch, "router.dispatch")
 
 
+CORES_FOR_TWO_INGRESSES = 4
+"""Cores of a machine from which on two ingress replicas are the default.
+
+ASSUMPTION: on fewer cores a second process takes more from the engines than its readiness to take over is worth.
+"""
+
+METRICS_PORT_OFFSET = 1000
+"""Default distance of the first metrics port above the public port: 9000 for 8000."""
+
+
 class IngressGroupConfig(_Strict):
     """The ingress replicas, which serve the public API.
 
-    With `port` 0 the ingress has no listener of its own, and only Serve's port answers.
+    All replicas of a node listen on the one `port`, and each of them on a metrics port of its own: `metrics_port` plus
+    its number on the node. With `port` 0 the ingress has no listener of its own, and only Serve's port answers.
     """
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
-    replicas: Annotated[int, Field(ge=1, le=256)] = 1
+    replicas: Annotated[int, Field(ge=1, le=256)] | None = Field(
+        None, description="default: 2 on machines with 4 cores or more, else 1"
+    )
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
+        None, description="first metrics port; default: 1000 above `port`; 0 leaves them out"
+    )
     tls_cert: str | None = None
     tls_key: str | None = None
     resources: dict[str, float] = Field(
         default_factory=dict, description="custom Ray resources, to pin it to nodes"
     )
     options: dict[str, Any] = Field(default_factory=dict, description="fields of app.ingress' IngressConfig")
+
+    def resolved(self, cores: int) -> "IngressGroupConfig":
+        """Returns the same settings with a number wherever they leave it to the machine, which has `cores` cores."""
+        replicas = self.replicas or (2 if cores >= CORES_FOR_TWO_INGRESSES else 1)
+        first = self.metrics_port
+        if first is None:
+            above = self.port + METRICS_PORT_OFFSET
+            below = self.port - METRICS_PORT_OFFSET
+            first = 0 if not self.port else above if above + replicas <= 65536 else below
+        return self.model_copy(update={"replicas": replicas, "metrics_port": first})
 
 
 class WireConfig(_Strict):
@@ -260,6 +286,11 @@ class AppConfig(_Strict):
                     f"engines: {group.name} and another group put node {at.node} into different places"
                 )
         self.router.journal_config()
+        last_port = (self.ingress.metrics_port or 0) + (self.ingress.replicas or 1) - 1
+        if last_port > 65535:
+            raise ValueError(
+                f"ingress: metrics_port: the last replica's would be {last_port}; 65535 is the highest"
+            )
         if (self.ingress.tls_cert is None) != (self.ingress.tls_key is None):
             raise ValueError("ingress: tls_cert and tls_key belong together")
         if self.wire.interface not in (None, "auto"):

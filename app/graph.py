@@ -1,6 +1,6 @@
 """The Serve application graph, built from one validated config: `import_path: app.graph:build` in a Serve config file.
 
-    Router (1)  <-  engine groups (n replicas each)  <-  Ingress (n)
+    Router (1)  <-  engine groups (n replicas each)  <-  Ingress (1 or more)
 
 The arrows are handles, used for the router's address only. Every deployment keeps Serve's life cycle (placement,
 health, restart, drain); none of them serves requests through a handle.
@@ -18,6 +18,7 @@ from pydantic_core import to_json
 from ray import serve
 from ray.serve._private.config import DeploymentConfig
 
+from actors.engine.cores import usable_cores
 from app.config import EngineGroupConfig, parse
 from app.ingress.replica import IngressReplica
 from app.replicas import DRAIN_S, CoreShare, EngineReplica, RouterReplica
@@ -55,17 +56,18 @@ def build(args: Mapping[str, Any]) -> serve.Application:
                 ray_actor_options=_actor_options(group),
             )
         )
+    ingress = config.ingress.resolved(len(usable_cores()))
     expects_prefill = any(group.role == "prefill" and group.replicas for group in config.engines)
     return _application(
         IngressReplica,
         "Ingress",
-        (config.model, config.ingress, expects_prefill, config.wire),
+        (config.model, ingress, expects_prefill, config.wire),
         router,
         *engines,
-        num_replicas=config.ingress.replicas,
+        num_replicas=ingress.replicas,
         # The ingress bounds its requests itself and answers 429; a queue in Serve's proxy would hide that.
         max_ongoing_requests=100_000,
-        ray_actor_options={"num_cpus": 0, "resources": config.ingress.resources},
+        ray_actor_options={"num_cpus": 0, "resources": ingress.resources},
     )
 
 

@@ -15,7 +15,8 @@ HEAD = """# Metrics
 `GET /metrics` of an ingress answers in Prometheus's text format. A counter starts at 0 with its process. The figures of
 router and engines are those of the router's last report, about a second old; without a router they stand still, and
 `sluice_router_connected` is 0. With several ingress replicas on one port a scrape reaches one of them: scrape each
-replica by itself, and add up only the metrics of "This ingress replica".
+replica by its own metrics port ([operations.md](operations.md#watch)), and add up only the metrics of "This ingress
+replica".
 
 This page is written by `python scripts/document_metrics.py`.
 """

@@ -33,6 +33,8 @@ from app.ingress.tokenizer import TextCodec
 log = logging.getLogger(__name__)
 
 TEXT = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
+OBSERVED = ("/metrics", "/sluice/status", "/health", "/health/live", "/health/ready", "/version")
+"""Paths that a replica answers on its metrics port."""
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -43,6 +45,7 @@ class IngressApp:
     """The application of one ingress replica.
 
     `/version` shows `versions` and `transport`; the listener sets `transport` to "fast" where the fast protocol is on.
+    `/sluice/status` shows `metrics_port`, this replica's own port.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class IngressApp:
         self.metrics = metrics
         self.versions = versions
         self.transport = "plain"
+        self.metrics_port: int | None = None
         self.requests = OpenRequests(connections)
         self._defaults = Defaults(
             config.default_completion_tokens, config.request_timeout_s, config.class_slo
@@ -114,6 +118,14 @@ class IngressApp:
             handler(request, reply, request_id)
         except ApiError as error:
             self._refuse(error, reply, request_id)
+
+    def dispatch_observation(self, request: Request, reply: Reply) -> None:
+        """Answers one request on the metrics port, which shows this replica and takes no work."""
+        if request.path in OBSERVED:
+            self.dispatch(request, reply)
+            return
+        message = f"There is no {request.path} on a metrics port; there are {', '.join(OBSERVED)}."
+        self._refuse(ApiError(404, message, code="not_found"), reply, self._request_id(request))
 
     @property
     def draining(self) -> bool:
@@ -249,7 +261,9 @@ class IngressApp:
         self._json(reply, request_id, {**self.versions, "transport": self.transport})
 
     def _status(self, request: Request, reply: Reply, request_id: str) -> None:
-        self._json(reply, request_id, status_of(self.connections, self.requests, self.transport))
+        self._json(
+            reply, request_id, status_of(self.connections, self.requests, self.transport, self.metrics_port)
+        )
 
     # ------------------------------------------------------------------------------------------------------ ASGI
 

@@ -17,6 +17,7 @@ from app.ingress.config import IngressConfig
 from app.ingress.connections import IngressConnections
 from app.ingress.http.listener import Listener, ListenerConfig
 from app.ingress.metrics import IngressMetrics
+from app.ingress.metrics_port import MetricsPort, metrics_ports
 from app.ingress.tokenizer import HfCodec, TextCodec, WordCodec
 from app.replicas import DRAIN_S, finder
 
@@ -61,10 +62,10 @@ class IngressReplica:
         options = {
             "served_names": (model.served_name,),
             "expects_prefill": expects_prefill,
-            "replicas": group.replicas,
             "admin_keys": admin_keys(),
             **group.options,
             "replica_id": me.id,
+            "replicas": group.replicas or 1,
         }
         ingress = from_options(IngressConfig, options, "ingress.options")
         metrics = IngressMetrics(model.served_name)
@@ -72,9 +73,16 @@ class IngressReplica:
         self._app = IngressApp(ingress, self._connections, codec_of(model), metrics, versions())
         await self._connections.start()
         _current.app = self._app
+        self._metrics_port: MetricsPort | None = None
         self._listener: Listener | None = None
+        listener = _listener_config(group)
+        if group.metrics_port:
+            local_rank = serve.get_replica_context().rank.local_rank
+            ports = metrics_ports(group.metrics_port, group.replicas or 1, local_rank)
+            self._metrics_port = MetricsPort(self._app, listener, ports)
+            await self._metrics_port.start()
         if group.port:
-            self._listener = Listener(self._app, _listener_config(group))
+            self._listener = Listener(self._app, listener)
             await self._listener.start()
             log.info("ingress %s listens on %s:%d", me.id, group.host, self._listener.port)
 
@@ -83,6 +91,9 @@ class IngressReplica:
             if getattr(self, "_listener", None) is not None:
                 assert self._listener is not None
                 await self._listener.stop(drain_s=DRAIN_S)
+            if getattr(self, "_metrics_port", None) is not None:
+                assert self._metrics_port is not None
+                await self._metrics_port.stop()
         finally:
             if hasattr(self, "_connections"):
                 await self._connections.stop()  # router and engines learn what ends
@@ -94,7 +105,7 @@ def _listener_config(group: IngressGroupConfig) -> ListenerConfig:
         port=group.port,
         tls_cert=group.tls_cert,
         tls_key=group.tls_key,
-        reuse_port=group.replicas > 1,
+        reuse_port=(group.replicas or 1) > 1,
     )
 
 

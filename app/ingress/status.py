@@ -1,5 +1,6 @@
 """The answer to `/sluice/status`: the fleet as this replica and the router's last report know it."""
 
+import os
 from typing import Any
 
 from actors.wire.messages import EngineInfo, Status
@@ -8,7 +9,9 @@ from app.ingress.open_requests import OpenRequests
 from policies.request.stage import Stage
 
 
-def status_of(connections: IngressConnections, requests: OpenRequests, transport: str) -> dict[str, Any]:
+def status_of(
+    connections: IngressConnections, requests: OpenRequests, transport: str, metrics_port: int | None
+) -> dict[str, Any]:
     """Returns the JSON object that the SDK reads. A figure that nobody has reported yet is null."""
     infos, report = connections.engines(), connections.fleet_status
     statuses = {status.engine_id: status for status in report.statuses} if report else {}
@@ -35,7 +38,13 @@ def status_of(connections: IngressConnections, requests: OpenRequests, transport
             "pool": report.pool if report and not here_decides else here["pooled"],
         },
         "leases": report.leases if report and not here_decides else here["pooled"] + here["transferring"],
-        "replica": {"id": connections.config.replica_id, "in_flight": len(requests), "stages": here},
+        "replica": {
+            "id": connections.config.replica_id,
+            "pid": os.getpid(),
+            "metrics_port": metrics_port,
+            "in_flight": len(requests),
+            "stages": here,
+        },
     }
 
 

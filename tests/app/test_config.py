@@ -88,6 +88,10 @@ def test_a_shipped_file_parses(name: str, schema: dict) -> None:  # type: ignore
         ({"router": {"dispatch": {"max_queue": 0}}}, "max_queue is 0: it must be a whole number >= 1"),
         ({"ingress": {"port": 70000}}, "ingress.port"),
         ({"ingress": {"tls_cert": "a.pem"}}, "belong together"),
+        (
+            {"ingress": {"metrics_port": 65535, "replicas": 2}},
+            "metrics_port: the last replica's would be 65536; 65535 is the highest",
+        ),
         ({"wire": {"interface": "eth0"}}, "eth0"),
         ({"wire": {"interface": "10.1.0.5/16"}}, "10.1.0.5/16 has host bits set"),
         ({"wire": {"ports": "7700-7600"}}, "wire.ports is 7700-7600: write first-last, at most 65535"),
@@ -130,3 +134,26 @@ def test_a_topology_becomes_labels() -> None:
     config = parse({"engines": [{"name": "d", "role": "colocated", "topology": {"rack": "r1", "pod": "p1"}}]})
     assert config.engines[0].topology.labels() == {"sluice.io/rack": "r1", "sluice.io/pod": "p1"}
     assert parse(OK).engines[0].topology.labels() == {}
+
+
+@pytest.mark.parametrize(
+    ("ingress", "cores", "replicas", "metrics_port"),
+    [
+        ({}, 1, 1, 9000),
+        ({}, 3, 1, 9000),
+        ({}, 4, 2, 9000),
+        ({}, 64, 2, 9000),
+        ({"replicas": 1}, 64, 1, 9000),
+        ({"replicas": 3, "metrics_port": 9400}, 2, 3, 9400),
+        ({"metrics_port": 0}, 4, 2, 0),
+        ({"port": 0}, 4, 2, 0),
+        # 64534 + 1000 is 65534, and the second of two replicas takes 65535, the last port there is.
+        ({"port": 64534}, 4, 2, 65534),
+        ({"port": 64535}, 4, 2, 63535),
+    ],
+)
+def test_a_machine_with_four_cores_has_two_ingresses_by_default(
+    ingress: dict[str, int], cores: int, replicas: int, metrics_port: int
+) -> None:
+    found = parse(OK | {"ingress": ingress}).ingress.resolved(cores)
+    assert (found.replicas, found.metrics_port) == (replicas, metrics_port)

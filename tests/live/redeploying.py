@@ -66,7 +66,7 @@ def main(http_port: int, files: list[str]) -> None:
                 schema["http_options"]["port"] = http_port
                 config = parse(schema["applications"][0]["args"])
                 client.deploy_apps(ServeDeploySchema.model_validate(schema), _blocking=True)
-                wanted = 1 + config.ingress.replicas + sum(group.replicas for group in config.engines)
+                wanted = 1 + (config.ingress.replicas or 1) + sum(group.replicas for group in config.engines)
                 print(json.dumps(replicas(client, wanted)), flush=True)
         finally:
             serve.shutdown()

@@ -73,13 +73,14 @@ class App:
         """Every process of this app: the tree of its Ray."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
+    def replica_pids(self, deployment: str) -> list[int]:
+        """The processes of a deployment's replicas, by the title that Ray gives them."""
+        title = f"ServeReplica:{self.name}:{deployment}"
+        return [p.pid for p in self.processes() if title in " ".join(p.cmdline())]
+
     def replica_pid(self, deployment: str) -> int:
-        """The process of a deployment's (only) replica, by the title that Ray gives it."""
-        found = [
-            p.pid
-            for p in self.processes()
-            if f"ServeReplica:{self.name}:{deployment}" in " ".join(p.cmdline())
-        ]
+        """The process of a deployment's (only) replica."""
+        found = self.replica_pids(deployment)
         assert len(found) == 1, f"{deployment}: {found}"
         return found[0]
 
@@ -142,10 +143,15 @@ def _status(process: psutil.Process) -> str:
 
 
 def config_file(directory: Path, source: str, change: Any = None) -> Path:
-    """A copy of `source`, a path from the folder deploy, whose application args went through `change(args)`."""
+    """A copy of `source`, a path from the folder deploy, whose application args went through `change(args)`.
+
+    It has one ingress on every machine, whose figures are then those of the application, unless `change` asks for more.
+    """
     schema = yaml.safe_load((ROOT / "deploy" / source).read_text())
+    args = schema["applications"][0]["args"]
     if change is not None:
-        change(schema["applications"][0]["args"])
+        change(args)
+    args.setdefault("ingress", {}).setdefault("replicas", 1)
     path = directory / Path(source).name
     path.write_text(yaml.safe_dump(schema))
     return path

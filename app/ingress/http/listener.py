@@ -9,7 +9,9 @@ answers. `/version` names the protocol in use.
 import asyncio
 import gc
 import logging
+import select
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,6 +20,7 @@ import uvicorn
 from app.ingress.admin import is_loopback
 from app.ingress.asgi import IngressApp
 from app.ingress.http.protocol import FastHttpProtocol
+from app.ingress.http.reply import Reply, Request
 
 log = logging.getLogger(__name__)
 
@@ -53,20 +56,28 @@ class ListenerConfig:
 class Listener:
     """Listens for one application. `start` raises OSError, with the port in its message, where it cannot bind."""
 
-    def __init__(self, app: IngressApp, config: ListenerConfig) -> None:
+    def __init__(
+        self,
+        app: IngressApp,
+        config: ListenerConfig,
+        dispatch: Callable[[Request, Reply], None] | None = None,
+    ) -> None:
+        """`dispatch` answers the requests; by default that is the whole application."""
         self._app = app
+        self._dispatch = dispatch or app.dispatch
         self._config = config
+        self._socket: socket.socket | None = None
         self._server: uvicorn.Server | None = None
         self._ticker: asyncio.Task[None] | None = None
         self.port = config.port
 
     async def start(self) -> None:
         config = self._config
-        sock = _bind(config)
+        sock = self._socket = _bind(config)
         self.port = sock.getsockname()[1]
         fast_protocol = partial(
             FastHttpProtocol,
-            dispatch=self._app.dispatch,
+            dispatch=self._dispatch,
             max_body_bytes=self._app.config.max_body_bytes,
             slow_client_bytes=self._app.config.slow_client_bytes,
             local=is_loopback(config.host),
@@ -104,6 +115,7 @@ class Listener:
         server, self._server = self._server, None
         if server is None or self._ticker is None:
             return
+        await self._accept_waiting()
         for one in server.servers:
             one.close()
         if drain_s > 0:
@@ -117,6 +129,20 @@ class Listener:
                 connection.transport.abort()
         for one in server.servers:
             await one.wait_closed()
+
+    async def _accept_waiting(self) -> None:
+        """Lets the loop accept the connections that wait in the listening socket's queue.
+
+        A closed listening socket resets them, even where another process listens on the same port.
+        """
+        assert self._socket is not None
+        queue = select.poll()
+        queue.register(self._socket, select.POLLIN)
+        # A turn of the loop accepts one connection or more; new ones may arrive as fast, so the number is bounded.
+        for _ in range(self._config.backlog):
+            if not queue.poll(0):
+                break
+            await asyncio.sleep(0)
 
     async def _tick(self, server: uvicorn.Server) -> None:
         """Renews the Date header once a second, and closes connections that have idled too long."""
