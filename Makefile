@@ -12,7 +12,7 @@ SLOW = live or vllm or chaos or browser
 export VENV PORT CONFIG ARGS PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-cuda serve test test-fast test-live test-live-pair test-live-app lint lint-format lint-rules lint-types lint-arrows lint-prose format bench-predictors bench-decisions bench-overhead bench-policies bench-papers bench-truth bench-versus clean
+.PHONY: help setup setup-cuda serve test test-fast test-live test-live-pair test-live-app lint lint-format lint-rules lint-types lint-arrows lint-prose format bench-predictors bench-decisions bench-overhead bench-policies bench-papers bench-truth bench-versus chaos clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -83,6 +83,9 @@ bench-overhead: setup ## what Sluice adds to an engine: latency, throughput, CPU
 
 bench-versus: setup ## this checkout against another one, in turn: BASE=../other-checkout
 	$(PY) -m benchmarks.live.versus --base $(BASE) $(ARGS)
+
+chaos: setup ## kill, stop, slow and starve processes under load: ARGS="--minutes 10 --seeds 1 [--engines vllm] [--soak]"
+	$(PY) -m benchmarks.chaos $(ARGS)
 
 bench-truth: setup ## the simulator against a live app on sim engines (ARGS="--engines vllm": against vLLM): errors of TTFT and TPOT
 	$(PY) -m benchmarks.experiments.validate_live $(ARGS)

@@ -30,8 +30,8 @@ POISON: dict[Task, tuple[int, ...]] = {
 
 
 class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is wrong with an engine: new work fails at once with code `fail`, steps take `slow` times as long, or, if
-    the engine is `stalled`, no step ends while all else goes on.
+    """A fault of an engine: new work fails at once with code `fail`, steps take `slow` times as long, or, if it is
+    `stalled`, no step begins while all else goes on.
     """
 
     fail: Literal["internal", "kv_load"] | None = None

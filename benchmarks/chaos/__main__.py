@@ -1,0 +1,138 @@
+"""Harms an application under load by a seeded schedule of faults, judges every answer, and adds runs up.
+
+    python -m benchmarks.chaos                             10 minutes on sim engines, seed 1
+    python -m benchmarks.chaos --minutes 60 --seeds 1 2 3  three runs; those that are kept already are skipped
+    python -m benchmarks.chaos --engines vllm              1 prefill and 2 decode vLLM engines, SmolLM2-135M
+    python -m benchmarks.chaos --soak                      an hour, a fault a minute, slopes of memory and open files
+
+The exit status is 1 if a request failed, an answer was wrong, or something was left behind. Results are kept in
+benchmarks/results/chaos: every run in one JSON file, a page and a picture of all.
+"""
+
+import argparse
+import asyncio
+import shlex
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.chaos.asks import difference, sim_ask
+from benchmarks.chaos.clients import Judge
+from benchmarks.chaos.report import draw, lines_of, slopes_of, table_of, write_page
+from benchmarks.chaos.results import Kept, added_up, is_bad, machine_facts, result_of
+from benchmarks.chaos.run import Run
+from benchmarks.chaos.setups import Setup, sim_setup, vllm_setup
+from benchmarks.live.load import run_fast
+from benchmarks.live.servers import ROOT, running
+
+OUT = ROOT / "benchmarks" / "results" / "chaos"
+SOAK_EVERY_S = 60.0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command; returns 1 if a run failed, got a wrong text or left something behind."""
+    parser = argparse.ArgumentParser(prog="benchmarks.chaos", description=__doc__)
+    parser.add_argument("--engines", choices=("sim", "vllm"), default="sim")
+    parser.add_argument("--minutes", type=float, default=None, help="length of a run (default 10; --soak 60)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--clients", type=int, help="clients, each with one request at a time (32; vllm 6)")
+    parser.add_argument(
+        "--every-s", type=float, help="least seconds between two faults (3; vllm 5; --soak 60)"
+    )
+    parser.add_argument("--ingresses", type=int, default=2)
+    parser.add_argument("--soak", action="store_true", help="moderate load and a fault a minute, for an hour")
+    parser.add_argument("--only", help="only kinds of faults whose name contains this text")
+    parser.add_argument("--again", action="store_true", help="also run what is kept already")
+    parser.add_argument("--out", type=Path, default=OUT, help="folder of the results (default %(default)s)")
+    args = parser.parse_args(argv)
+    minutes = args.minutes or (60.0 if args.soak else 10.0)
+    setup = _setup(args)
+    name = f"{args.engines}-soak" if args.soak else args.engines
+    kept, bad = Kept(args.out / f"{name}.json"), False
+    command = "python -m benchmarks.chaos " + shlex.join(sys.argv[1:] if argv is None else argv)
+    for seed in args.seeds:
+        if kept.has(seed, minutes) and not args.again:
+            print(f"seed {seed}: kept already")
+            continue
+        result = run_once(setup, seed, minutes, command.strip(), args.out / f"{name}-failures.log")
+        bad = bad or is_bad(result)
+        kept.add(result)
+        draw(args.out / f"{name}.png", result)
+        write_page(args.out / f"{name}.md", kept.runs, f"{name}.png")
+        print(
+            "\n".join(["", *lines_of(added_up([result])), *table_of(added_up([result])), *slopes_of(result)])
+        )
+    if kept.runs:
+        print("\n".join(["", "all kept runs:", *lines_of(added_up(kept.runs))]))
+    return int(bad)
+
+
+def run_once(
+    setup: Setup, seed: int, minutes: float, command: str, log: Path | None = None
+) -> dict[str, Any]:
+    """Serves an application, harms it for `minutes`, and returns what was found; the application has ended then.
+
+    If a request failed, the application's own log goes to `log`.
+    """
+    begun_s, machine = time.monotonic(), machine_facts()
+
+    def say(text: str) -> None:
+        print(f"[{time.monotonic() - begun_s:7.1f} s] {text}", flush=True)
+
+    with tempfile.TemporaryDirectory(prefix="sluice-chaos-") as folder:
+        served = setup.command(Path(folder))
+        with running(served, say) as server:
+            result = run_fast(
+                _harm(setup, seed, minutes, served.port, server.pid, Path(folder), say, command, machine)
+            )
+            if log is not None and is_bad(result):
+                log.parent.mkdir(parents=True, exist_ok=True)
+                log.write_bytes(server.log.read_bytes()[-2_000_000:])
+    return result
+
+
+async def _harm(
+    setup: Setup,
+    seed: int,
+    minutes: float,
+    port: int,
+    root_pid: int,
+    folder: Path,
+    say: Any,
+    command: str,
+    machine: Any,
+) -> dict[str, Any]:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    run = Run(setup, seed, port, root_pid, folder / "orders", _judge, say)
+    await run.go(minutes, lambda rng: sim_ask(rng, setup.long_share), stop)
+    return result_of(run, setup, seed, command, machine)
+
+
+_judge: Judge = lambda ask, answer: None if (why := difference(ask, answer)) is None else ("wrong", why)  # noqa: E731
+
+
+def _setup(args: argparse.Namespace) -> Setup:
+    import dataclasses
+
+    if args.engines == "vllm":
+        setup = vllm_setup(args.clients or 6, args.every_s or 5.0, args.ingresses)
+    else:
+        setup = sim_setup(
+            args.clients or (16 if args.soak else 32),
+            args.every_s or (SOAK_EVERY_S if args.soak else 3.0),
+            args.ingresses,
+        )
+    if args.only:
+        kinds = tuple(kind for kind in setup.kinds if args.only in kind.name)
+        setup = dataclasses.replace(setup, kinds=kinds)
+    return setup
+
+
+if __name__ == "__main__":
+    sys.exit(main())

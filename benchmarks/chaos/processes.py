@@ -1,0 +1,202 @@
+"""The processes of a running application by their part: found, killed, stopped, starved of memory, and measured."""
+
+import os
+import resource
+import signal
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import psutil
+
+from benchmarks.live.proctree import name_of
+
+PART_OF = {
+    "prefill": "prefill",
+    "decode": "decode",
+    "router": "router",
+    "ingress": "ingress",
+    "serve controller": "controller",
+    "serve proxy": "proxy",
+    "core": "core",
+    "worker": "worker",
+}
+"""The part of a process by the role that `benchmarks.live.proctree` reads in its command line."""
+
+SPARE_BYTES = 2 * 2**20
+"""Address space that a process starved of memory may still take. ASSUMPTION: a few requests' worth."""
+
+
+@dataclass(slots=True)
+class Member:
+    """One process of a part. `name` is the engine's id, or the part with the pid. `engine_id` is that of the engine
+    which the process is, or to which an engine core or a worker belongs.
+    """
+
+    part: str
+    pid: int
+    started_s: float
+    name: str
+    engine_id: str | None = None
+
+    def process(self) -> psutil.Process | None:
+        """Returns the process, or None if it has ended (even if another one has its pid now)."""
+        try:
+            found = psutil.Process(self.pid)
+            if found.create_time() == self.started_s and found.status() != psutil.STATUS_ZOMBIE:
+                return found
+        except psutil.NoSuchProcess:
+            pass
+        return None
+
+    def alive(self) -> bool:
+        """Returns whether the process lives, stopped or not."""
+        return self.process() is not None
+
+    def stopped(self) -> bool:
+        """Returns whether the process has been stopped by a signal."""
+        found = self.process()
+        return found is not None and found.status() == psutil.STATUS_STOPPED
+
+    def signal(self, number: signal.Signals) -> bool:
+        """Sends a signal; returns whether the process still lived."""
+        found = self.process()
+        if found is None:
+            return False
+        try:
+            found.send_signal(number)
+        except psutil.NoSuchProcess:
+            return False
+        return True
+
+    def starve(self) -> bool:
+        """Leaves the process almost no address space, so that its next larger allocation fails."""
+        found = self.process()
+        if found is None:
+            return False
+        limit = found.memory_info().vms + SPARE_BYTES
+        resource.prlimit(self.pid, resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+        return True
+
+    def feed(self) -> None:
+        """Ends `starve`."""
+        if self.alive():
+            unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+            resource.prlimit(self.pid, resource.RLIMIT_AS, unlimited)
+
+    def remote_ports(self) -> set[int]:
+        """Returns the ports at the other ends of the process's TCP connections."""
+        found = self.process()
+        if found is None:
+            return set()
+        try:
+            return {c.raddr.port for c in found.net_connections(kind="tcp") if c.raddr}
+        except psutil.Error:
+            return set()
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Memory and open files of one process at one moment."""
+
+    t_s: float
+    rss_bytes: int
+    fds: int
+
+
+@dataclass(slots=True)
+class Track:
+    """The samples of one process over its life."""
+
+    name: str
+    samples: list[Sample] = field(default_factory=list)
+
+
+def members(root_pid: int, known: Mapping[int, Member] | None = None) -> dict[int, Member]:
+    """Returns the processes of all parts below `root_pid`, by pid; those in `known` are taken over as they are.
+
+    A process gets its part from its title, so one that has just started may be missing.
+    """
+    found: dict[int, Member] = {}
+    try:
+        tree = psutil.Process(root_pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return found
+    for process in tree:
+        try:
+            started_s = process.create_time()
+            old = (known or {}).get(process.pid)
+            if old is not None and old.started_s == started_s and (old.engine_id or old.part not in _ENGINES):
+                if old.alive():
+                    found[process.pid] = old
+                continue
+            part = PART_OF.get(name_of(process.cmdline()) or "")
+            if part is None or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            engine_id = _engine_id(process) if part in _ENGINES else None
+            name = engine_id or f"{part} {process.pid}"
+            found[process.pid] = Member(part, process.pid, started_s, name, engine_id)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    for member in found.values():
+        if member.part in ("core", "worker") and member.engine_id is None:
+            member.engine_id = _owner(member, found)
+    return found
+
+
+def _owner(member: Member, found: Mapping[int, Member]) -> str | None:
+    """Returns the id of the engine below which a process runs."""
+    process = member.process()
+    try:
+        parents = process.parents() if process else []
+    except psutil.NoSuchProcess:
+        return None
+    owners = (found[parent.pid] for parent in parents if parent.pid in found)
+    return next((owner.engine_id for owner in owners if owner.part in _ENGINES), None)
+
+
+_ENGINES = ("prefill", "decode")
+
+
+def _engine_id(process: psutil.Process) -> str | None:
+    """Returns the id of the engine in a process, from the name of the socket on which it listens."""
+    for connection in process.net_connections(kind="unix"):
+        path = str(connection.laddr or "")
+        if path.endswith(".sock") and "/chaos-wire/" in path:
+            return os.path.basename(path).rsplit("-", 1)[0]
+    return None
+
+
+def by_part(found: Iterable[Member]) -> dict[str, list[Member]]:
+    """Returns the members of each part, by name."""
+    parts: dict[str, list[Member]] = defaultdict(list)
+    for member in sorted(found, key=lambda m: m.name):
+        parts[member.part].append(member)
+    return dict(parts)
+
+
+def measure(found: Iterable[Member], t_s: float, tracks: dict[tuple[int, float], Track]) -> None:
+    """Adds a sample of each process to its track."""
+    for member in found:
+        process = member.process()
+        if process is None:
+            continue
+        try:
+            sample = Sample(t_s, process.memory_info().rss, process.num_fds())
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        key = (member.pid, member.started_s)
+        tracks.setdefault(key, Track(member.name)).samples.append(sample)
+
+
+def slope_per_hour(samples: list[tuple[float, float]]) -> float | None:
+    """Returns the slope of a straight line through (seconds, value) by least squares, per hour; None without a line."""
+    n = len(samples)
+    if n < 3:
+        return None
+    mean_t = sum(t for t, _ in samples) / n
+    mean_v = sum(v for _, v in samples) / n
+    spread = sum((t - mean_t) ** 2 for t, _ in samples)
+    if spread == 0:
+        return None
+    return 3600 * sum((t - mean_t) * (v - mean_v) for t, v in samples) / spread

@@ -1,0 +1,144 @@
+"""A page and a picture of the kept runs: figures by kind of fault, and the timeline of the last run."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.chaos.results import added_up
+from benchmarks.plots import COLOURS, QUIET, figure
+
+BIN_S = 5.0
+
+
+def lines_of(total: Mapping[str, Any]) -> list[str]:
+    """Returns the sums over runs as lines of text."""
+    migrated = _counted(total["counters"], "migration")
+    retried = _counted(total["counters"], "retries")
+    lines = [
+        f"runs {total['runs']}, {total['minutes']} minutes, seeds {', '.join(map(str, total['seeds']))}, "
+        f"commits {', '.join(total['commits'])}",
+        f"faults {total['faults']}",
+        f"requests {total['requests']}: right {total['right']} ({total['near_ties']} after a near tie), "
+        f"failed {sum(total['failed'].values())}, wrong {sum(total['wrong'].values())}, unended {total['unended']}",
+        f"migrated {migrated:g}, retried {retried:g}",
+    ]
+    lines += [f"  failed: {cause}: {count}" for cause, count in _most(total["failed"])]
+    lines += [f"  wrong: {form}: {count}" for form, count in _most(total["wrong"])]
+    lines += [f"  apart: {cause}: {count}" for cause, count in _most(total["apart"])]
+    lines += [f"  note: {cause}: {count}" for cause, count in _most(total["notes"])]
+    lines += [f"  counter: {name}: {count:g}" for name, count in sorted(total["counters"].items())]
+    lines += [f"  LEAK: {leak}" for leak in total["leaks"]] or ["leaks: none"]
+    return lines
+
+
+HEAD = (
+    "fault", "number", "longest stall s", "median stall s", "stalled requests", "served again s, longest",
+    "whole again s, median", "longest", "never whole", "not waited for",
+)  # fmt: skip
+FIELDS = (
+    "number", "stall_longest_s", "stall_median_s", "stalled_requests", "served_longest_s", "whole_median_s",
+    "whole_longest_s", "never_whole", "not_waited_for",
+)  # fmt: skip
+
+
+def table_of(total: Mapping[str, Any]) -> list[str]:
+    """Returns a table of the figures of each kind of fault, in Markdown."""
+    lines = ["| " + " | ".join(HEAD) + " |", "| --- |" + " --: |" * (len(HEAD) - 1)]
+    for kind, figures in total["kinds"].items():
+        cells = [f"{'' if figures[name] is None else f'{figures[name]:g}'}" for name in FIELDS]
+        lines.append("| " + " | ".join([kind, *cells]) + " |")
+    return lines
+
+
+def slopes_of(run: Mapping[str, Any], least_s: float = 600.0) -> list[str]:
+    """Returns a table of memory and open files of the processes that lived long enough for a slope, in Markdown."""
+    lived = [p for p in run["processes"] if p["lived_s"] >= least_s and p["rss_mib_per_h"] is not None]
+    lines = [
+        "| process | lived s | RSS MiB first | last | MiB per hour | files first | last | per hour |",
+        "| --- |" + " --: |" * 7,
+    ]
+    for p in sorted(lived, key=lambda p: -p["rss_mib_per_h"]):
+        lines.append(
+            f"| {p['name']} | {p['lived_s']} | {p['rss_mib'][0]:g} | {p['rss_mib'][1]:g} | {p['rss_mib_per_h']:+g} | "
+            f"{p['fds'][0]} | {p['fds'][1]} | {p['fds_per_h']:+g} |"
+        )
+    return lines if lived else []
+
+
+def write_page(path: Path, runs: Sequence[Mapping[str, Any]], picture: str) -> None:
+    """Writes the page of all kept runs."""
+    total, last = added_up(runs), runs[-1]
+    parts = ", ".join(f"{number} {part}" for part, number in last["config"]["parts"].items())
+    text = [
+        f"# Faults on {last['engines']} engines",
+        "",
+        f"`{last['command']}`; {parts}; {last['config']['clients']} clients; {last['machine']['cpu']}, "
+        f"{last['machine']['cores']} cores.",
+        "",
+        *(f"- {line.strip()}" for line in lines_of(total)),
+        "",
+        *table_of(total),
+        "",
+        "A stall is the longest time in which a request got nothing, its wait for the first token included. *Served "
+        "again*: the last moment at which a request waited for longer than a second. *Whole again*: the part has as "
+        "many well processes as before, counted from the end of a fault that ends by itself.",
+        "",
+        f"![timeline of the last run]({picture})",
+        "",
+    ]
+    slopes = slopes_of(last)
+    if slopes:
+        text += [
+            "Memory and open files of the processes of the last run that lived for ten minutes:",
+            "",
+            *slopes,
+            "",
+        ]
+    path.write_text("\n".join(text), "utf-8")
+
+
+def draw(path: Path, run: Mapping[str, Any]) -> None:
+    """Draws the timeline of a run: faults by kind, the longest wait in vain, requests answered each second."""
+    line = run["timeline"]
+    minutes = [t / 60 for t in line["at_s"]]
+    made, (faults, waits, rate) = figure(1, 3, width=10.0, height=2.6)
+    kinds = sorted({row[1] for row in run["faults"]})
+    for row in run["faults"]:
+        y = kinds.index(row[1])
+        faults.plot(
+            [row[0] / 60, (row[0] + max(row[3], 0.5)) / 60], [y, y], color=COLOURS[y % 6], linewidth=3
+        )
+    faults.set_yticks(range(len(kinds)), kinds, fontsize=6)
+    faults.set_title("faults", loc="left")
+    waits.plot(minutes, line["waiting_s"], color=COLOURS[1], linewidth=0.8)
+    waits.set_title("longest time that a request waits in vain, s", loc="left")
+    at, rates = _rates(line)
+    rate.plot(at, rates, color=COLOURS[0], linewidth=0.8)
+    rate.set_title("requests answered each second", loc="left")
+    rate.set_xlabel("minutes")
+    for axes in (faults, waits, rate):
+        axes.set_xlim(min(minutes, default=0), max(minutes, default=1))
+        axes.tick_params(colors=QUIET)
+    made.tight_layout()
+    made.savefig(path, dpi=110, metadata={"Software": None})
+
+
+def _rates(line: Mapping[str, Any]) -> tuple[list[float], list[float]]:
+    """Returns the requests each second over bins of `BIN_S`, as (minutes, rates)."""
+    at: list[float] = []
+    rates: list[float] = []
+    first = 0
+    for i, t in enumerate(line["at_s"]):
+        if t - line["at_s"][first] >= BIN_S:
+            rates.append((line["ended"][i] - line["ended"][first]) / (t - line["at_s"][first]))
+            at.append(t / 60)
+            first = i
+    return at, rates
+
+
+def _most(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    return sorted(counts.items(), key=lambda item: -item[1])
+
+
+def _counted(counters: Mapping[str, int], word: str) -> float:
+    return sum(count for name, count in counters.items() if word in name)

@@ -1,0 +1,197 @@
+"""What a run found, as JSON: counts, faults with their stalls and recoveries, leaks, memory; and many runs added up."""
+
+import json
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.chaos.clients import Gap
+from benchmarks.chaos.harm import Harm
+from benchmarks.chaos.processes import Track, slope_per_hour
+from benchmarks.chaos.run import Run
+from benchmarks.chaos.setups import Setup
+from benchmarks.checkout import code_digest, commit
+from benchmarks.live.machine import facts
+from benchmarks.results_io import json_lines, rounded, write_text
+
+CODE = ("app", "actors", "policies", "predictors", "benchmarks/chaos")
+"""The folders whose code decides what a run finds."""
+
+WARM_S = 120.0
+"""Seconds of a process's life that its slope leaves out, while caches and pools fill up. ASSUMPTION."""
+
+BEFORE_S = 0.5
+"""Seconds by which a gap may seem to begin after the fault that caused it, or the fault before its own record."""
+
+
+def blame(gaps: Iterable[Gap], harms: Sequence[Harm]) -> dict[int, list[Gap]]:
+    """Returns the gaps by the number of the fault that is blamed for them, -1 for none.
+
+    A gap is blamed on the first fault that began within it; otherwise on the last one that had begun and was not whole
+    again when the gap began.
+    """
+    blamed: dict[int, list[Gap]] = defaultdict(list)
+    for gap in gaps:
+        within = [i for i, h in enumerate(harms) if gap.start_s - BEFORE_S <= h.at_s <= gap.end_s]
+        before = [
+            i
+            for i, h in enumerate(harms)
+            if h.at_s <= gap.start_s and (h.whole_s is None or gap.start_s <= h.at_s + h.whole_s + BEFORE_S)
+        ]
+        blamed[within[0] if within else before[-1] if before else -1].append(gap)
+    return dict(blamed)
+
+
+def result_of(run: Run, setup: Setup, seed: int, command: str, machine: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns everything that a run found, as JSON data."""
+    tally = run.clients.tally
+    blamed = blame((gap for gap in tally.gaps if gap.apart is None), run.harms)
+    return {
+        "engines": setup.engines,
+        "seed": seed,
+        "minutes": round(run.minutes, 2),
+        "config": {
+            "parts": dict(setup.parts),
+            "clients": setup.clients,
+            "long_share": setup.long_share,
+            "every_s": setup.every_s,
+            "bound_s": setup.bound_s,
+            "kinds": [list(asdict(kind).values()) for kind in setup.kinds],
+            "args": dict(setup.args),
+        },
+        "command": command,
+        "commit": commit(),
+        "code": code_digest(CODE),
+        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
+        "machine": dict(machine),
+        "requests": tally.requests,
+        "right": tally.right,
+        "forms": dict(tally.by_form),
+        "failed": dict(tally.failed),
+        "wrong": dict(tally.wrong),
+        "near_ties": tally.near_ties,
+        "apart": dict(tally.apart),
+        "notes": dict(tally.notes),
+        "unended": run.open_at_end,
+        "counters": dict(sorted(run.survey.watch.totals.items())),
+        "leaks": run.leaks,
+        "details": [list(detail) for detail in tally.details],
+        "frozen_s": round(run.clients.clock.frozen_s, 1),
+        "faults": [_fault(harm, blamed.get(i, [])) for i, harm in enumerate(run.harms)],
+        "gaps_without_fault": sorted((round(g.seconds, 2) for g in blamed.get(-1, [])), reverse=True)[:10],
+        "processes": [_process(track) for track in run.tracks.values()],
+        "timeline": {
+            "at_s": run.timeline.at_s,
+            "ended": run.timeline.ended,
+            "waiting_s": run.timeline.waiting_s,
+        },
+    }
+
+
+def _fault(harm: Harm, gaps: Sequence[Gap]) -> list[Any]:
+    """Returns a fault's row: seconds, kind, victim, its length, longest stall, requests that stalled, until served,
+    until whole, whether the next one did not wait.
+    """
+    longest_s = max((gap.seconds for gap in gaps), default=0.0)
+    whole_s = None if harm.whole_s is None else round(harm.whole_s, 1)
+    return [
+        round(harm.at_s, 1), harm.fault.kind.name, harm.victim, round(harm.fault.seconds, 1), round(longest_s, 2),
+        len(gaps), round(harm.service_s, 1), whole_s, harm.bounded,
+    ]  # fmt: skip
+
+
+def _process(track: Track) -> dict[str, Any]:
+    samples = track.samples
+    warm = [s for s in samples if s.t_s >= samples[0].t_s + WARM_S]
+    rss = slope_per_hour([(s.t_s, s.rss_bytes / 2**20) for s in warm])
+    fds = slope_per_hour([(s.t_s, s.fds) for s in warm])
+    return {
+        "name": track.name,
+        "lived_s": round(samples[-1].t_s - samples[0].t_s),
+        "rss_mib": [round(samples[0].rss_bytes / 2**20, 1), round(samples[-1].rss_bytes / 2**20, 1)],
+        "fds": [samples[0].fds, samples[-1].fds],
+        "rss_mib_per_h": None if rss is None else round(rss, 2),
+        "fds_per_h": None if fds is None else round(fds, 2),
+    }
+
+
+def is_bad(result: Mapping[str, Any]) -> bool:
+    """Returns whether a run failed, got a wrong text, or left something behind."""
+    return bool(result["failed"] or result["wrong"] or result["leaks"] or result["unended"])
+
+
+class Kept:
+    """The runs that are kept in one file, which grows."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.runs: list[dict[str, Any]] = []
+        if path.exists():
+            self.runs = json.loads(path.read_text("utf-8"))["runs"]
+
+    def has(self, seed: int, minutes: float) -> bool:
+        """Returns whether a whole run of this seed and length, by the present code, is kept."""
+        code = code_digest(CODE)
+        return any(
+            run["seed"] == seed and run["code"] == code and run["minutes"] >= 0.98 * minutes
+            for run in self.runs
+        )
+
+    def add(self, result: dict[str, Any]) -> None:
+        """Keeps one more run. The timeline of only the last one is kept."""
+        for run in self.runs:
+            run.pop("timeline", None)
+        self.runs.append(rounded(result, 6))
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(self.path, json_lines({"runs": self.runs}, 4))
+
+
+def added_up(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the sums over runs, and the faults of all of them by kind."""
+    total: dict[str, Any] = {
+        "runs": len(runs),
+        "minutes": round(sum(run["minutes"] for run in runs), 1),
+        "seeds": [run["seed"] for run in runs],
+        "commits": list(dict.fromkeys(run["commit"] for run in runs)),
+        "faults": sum(len(run["faults"]) for run in runs),
+        "requests": sum(run["requests"] for run in runs),
+        "right": sum(run["right"] for run in runs),
+        "near_ties": sum(run["near_ties"] for run in runs),
+        "unended": sum(run["unended"] for run in runs),
+    }
+    for name in ("failed", "wrong", "apart", "notes", "counters", "forms"):
+        total[name] = dict(sum((Counter(run[name]) for run in runs), Counter()))
+    total["leaks"] = [{"seed": run["seed"], **run["leaks"]} for run in runs if run["leaks"]]
+    rows = [row for run in runs for row in run["faults"]]
+    total["kinds"] = {kind: _of_kind([row for row in rows if row[1] == kind]) for kind in _ordered(rows)}
+    return total
+
+
+def _ordered(rows: Sequence[Sequence[Any]]) -> list[str]:
+    return sorted({row[1] for row in rows})
+
+
+def _of_kind(rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """Returns the figures of the faults of one kind: number, stalls, and times to recover."""
+    stalls = sorted(row[4] for row in rows)
+    whole = [row[7] - row[3] for row in rows if row[7] is not None]
+    return {
+        "number": len(rows),
+        "stall_median_s": round(statistics.median(stalls), 2),
+        "stall_longest_s": stalls[-1],
+        "stalled_requests": sum(row[5] for row in rows),
+        "served_longest_s": max(row[6] for row in rows),
+        "whole_median_s": round(statistics.median(whole), 1) if whole else None,
+        "whole_longest_s": round(max(whole), 1) if whole else None,
+        "never_whole": sum(row[7] is None for row in rows),
+        "not_waited_for": sum(bool(row[8]) for row in rows),
+    }
+
+
+def machine_facts() -> dict[str, Any]:
+    """Returns the facts about the machine, before the run."""
+    return facts()

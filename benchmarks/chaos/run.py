@@ -1,0 +1,292 @@
+"""One run: an application, its clients, and faults one after the other until the time is up; then it must come to rest.
+
+The next fault begins when no request waits in vain any more and enough of the application is well, or when a bound has
+passed. A process that is stopped for a minute may thus still be stopped while another one is killed, as long as one
+engine of each role is well.
+"""
+
+import asyncio
+import contextlib
+import functools
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from actors.engine.sim.faults import POISON
+from benchmarks.chaos.asks import Ask, poison_ask
+from benchmarks.chaos.clients import Clients, Judge
+from benchmarks.chaos.harm import APART_AFTER_S, Harm, Harmer
+from benchmarks.chaos.http import connect
+from benchmarks.chaos.processes import Member, Track, by_part, measure, members
+from benchmarks.chaos.schedule import ENGINES, Schedule, role_of
+from benchmarks.chaos.setups import Setup
+from benchmarks.chaos.watch import Watch
+
+SURVEY_S = 0.3
+SERVED_S = 1.0
+"""A request that has made no progress for longer than this waits in vain. ASSUMPTION: twice the longest prefill."""
+
+SETTLE_S = 1.5
+"""Seconds after the beginning of a fault before which nobody can say that its effect is over."""
+
+REST_S = 150.0
+"""Seconds for the requests under way and the faults in force to end, when the time is up."""
+
+IDLE_S = 90.0
+"""Seconds for all slots, leases and blocks to be given back, when the last request has ended."""
+
+MEASURE_S = 10.0
+
+
+@dataclass(slots=True)
+class Timeline:
+    """One entry for each second: seconds, requests ended so far, the longest time that a request waits in vain."""
+
+    at_s: list[float] = field(default_factory=list)
+    ended: list[int] = field(default_factory=list)
+    waiting_s: list[float] = field(default_factory=list)
+
+
+class Survey:
+    """The application as it is now: its processes, what the ingresses say, and which members are well."""
+
+    def __init__(self, setup: Setup, root_pid: int, port: int, harmer: Harmer) -> None:
+        self._setup, self._root_pid, self._harmer = setup, root_pid, harmer
+        self.members: dict[int, Member] = {}
+        self.watch = Watch(port, self._ingresses)
+
+    async def look(self) -> None:
+        """Looks at all processes and asks all ingresses."""
+        self.members = await asyncio.to_thread(members, self._root_pid, self.members)
+        await self.watch.look()
+
+    def _ingresses(self) -> list[Member]:
+        return [m for m in self.members.values() if m.part == "ingress" and not m.stopped()]
+
+    def well(self) -> dict[str, list[Member]]:
+        """Returns the well members of each part. A harmed or incomplete pair of ingresses has none."""
+        statuses = self.watch.statuses()
+        ready = {e["id"] for s in statuses for e in s["engines"] if e["state"] == "ready"}
+        connected = bool(statuses) and all(s["router"]["connected"] for s in statuses)
+        found: dict[str, list[Member]] = {}
+        for part, those in by_part(self.members.values()).items():
+            found[part] = [m for m in those if self._is_well(m, ready, connected)]
+        answering = [pid for pid, seen in self.watch.seen.items() if seen.answered]
+        if len(answering) < self._setup.parts["ingress"]:
+            found["ingress"] = []
+        return found
+
+    def _is_well(self, member: Member, ready: set[str], connected: bool) -> bool:
+        if member.name in self._harmer.harmed or not member.alive() or member.stopped():
+            return False
+        if member.part in ENGINES:
+            return member.engine_id in ready
+        return connected if member.part == "router" else True
+
+    def is_whole(self, part: str) -> bool:
+        """Returns whether a part has as many well members as it should have."""
+        well = self.well().get(part, [])
+        return len(well) >= self._setup.parts.get(part, 0)
+
+    def missing(self) -> dict[str, int]:
+        """Returns how many members of each part are more (+) or fewer (-) than they should be, where they are."""
+        well = self.well()
+        counts = {part: len(well.get(part, [])) - number for part, number in self._setup.parts.items()}
+        return {part: count for part, count in counts.items() if count}
+
+
+class Run:
+    """One run against an application that serves already; `root_pid` is the root of its processes."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        seed: int,
+        port: int,
+        root_pid: int,
+        orders: Path,
+        judge: Judge,
+        say: Callable[[str], None],
+    ) -> None:
+        self._setup, self._seed, self._port, self._say = setup, seed, port, say
+        self._schedule = Schedule(setup.kinds, seed)
+        self.harms: list[Harm] = []
+        self.timeline = Timeline()
+        self.tracks: dict[tuple[int, float], Track] = {}
+        self.clients = Clients(port, judge, self._ingress_fault)
+        self._harmer = Harmer(orders, self._send_poison)
+        self.survey = Survey(setup, root_pid, port, self._harmer)
+        self.leaks: dict[str, Any] = {}
+        self.open_at_end = 0
+        self.minutes = 0.0
+        self._poisons = 0
+        self._apart: list[Harm] = []
+
+    async def go(self, minutes: float, make: Callable[[random.Random], Ask], stop: asyncio.Event) -> None:
+        """Runs for `minutes`, or until `stop` is set, and then waits for rest."""
+        clock = asyncio.create_task(self.clients.clock.run())
+        rngs = [random.Random(f"client {self._seed} {i}") for i in range(self._setup.clients)]
+        tasks = [asyncio.create_task(self.clients.run(functools.partial(make, rng))) for rng in rngs]
+        try:
+            await self._until_whole(REST_S)
+            begun_s = time.monotonic()
+            while time.monotonic() < begun_s + 60 * minutes and not stop.is_set():
+                await self._step(True)
+            self.minutes = (time.monotonic() - begun_s) / 60
+            await self._come_to_rest(tasks)
+        finally:
+            await self._harmer.end_all()
+            clock.cancel()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(clock, *tasks, return_exceptions=True)
+
+    # ------------------------------------------------------------------------------------------------ faults
+
+    async def _step(self, harming: bool) -> None:
+        """Looks once, notes what has recovered, and begins the next fault if its time has come."""
+        began_s = time.monotonic()
+        await self.survey.look()
+        self._note()
+        if harming and self._may_begin():
+            self._begin_next()
+        await asyncio.sleep(max(0.05, SURVEY_S - (time.monotonic() - began_s)))
+
+    def _note(self) -> None:
+        clients, now_s = self.clients, self.clients.clock.now_s
+        waiting_s = clients.waiting_s()
+        clients.cut_hung()
+        if self.harms and waiting_s > SERVED_S:
+            self.harms[-1].service_s = now_s - self.harms[-1].at_s
+        for harm in self.harms:
+            waits = harm.whole_s is None and harm.over and now_s - harm.at_s > SETTLE_S
+            if waits and self.survey.is_whole(role_of(harm.fault.kind.part)):
+                harm.whole_s = now_s - harm.at_s
+        for harm in list(self._apart):
+            if harm.over and harm.whole_s is not None and now_s - harm.at_s > APART_AFTER_S:
+                self._apart.remove(harm)
+                clients.end_apart(harm.ports)
+        line = self.timeline
+        if not line.at_s or now_s >= line.at_s[-1] + 1.0:
+            line.at_s.append(round(now_s, 1))
+            line.ended.append(clients.tally.requests)
+            line.waiting_s.append(round(waiting_s, 2))
+        if not self.tracks or now_s >= self._measured_s + MEASURE_S:
+            self._measured_s = now_s
+            measure(self.survey.members.values(), now_s, self.tracks)
+
+    _measured_s = 0.0
+
+    def _may_begin(self) -> bool:
+        now_s = self.clients.clock.now_s
+        if not self.harms:
+            return True
+        last = self.harms[-1]
+        if now_s < last.at_s + max(self._setup.every_s, SETTLE_S):
+            return False
+        if self.clients.waiting_s() <= SERVED_S and now_s > last.at_s + last.service_s + SURVEY_S:
+            return True
+        if now_s > last.at_s + self._setup.bound_s:
+            last.bounded = True
+            return True
+        return False
+
+    def _begin_next(self) -> None:
+        well = self.survey.well()
+        counts = {part: len(those) for part, those in well.items()}
+        fault = self._schedule.next(counts)
+        if fault is None:
+            return
+        part = fault.kind.part
+        engines = {m.engine_id for m in well.get(role_of(part), [])}
+        those = [m for m in well.get(part, []) if role_of(part) == part or m.engine_id in engines]
+        if not those:
+            return
+        victim = fault.victim([m.name for m in those])
+        member = next(m for m in those if m.name == victim)
+        now_s = self.clients.clock.now_s
+        harm = Harm(fault, victim, now_s, now_s + fault.seconds)
+        if part == "ingress":
+            harm.ports = member.remote_ports()
+            self.clients.set_apart(harm.ports, fault.kind.name)
+            self._apart.append(harm)
+        self.harms.append(harm)
+        self._say(f"fault {len(self.harms)}: {fault.kind.name} {victim} {fault.seconds:.0f} s")
+        self._harmer.begin(harm, member)
+
+    def _ingress_fault(self) -> str | None:
+        """Returns the name of the fault for which an ingress may refuse or ignore connections now."""
+        return self._apart[-1].fault.kind.name if self._apart else None
+
+    async def _send_poison(self, part: str) -> None:
+        """Sends a prompt that kills two engines of a role, on a connection of its own."""
+        self._poisons += 1
+        tokens = POISON["prefill" if part == "prefill" else "decode"]
+        with contextlib.suppress(OSError, TimeoutError):
+            connection = await connect(self._port, 5.0)
+            await self.clients.send(connection, poison_ask(tokens, self._seed * 1000 + self._poisons))
+            connection.drop()
+
+    # ------------------------------------------------------------------------------------------------ the end
+
+    async def _until_whole(self, seconds: float) -> bool:
+        end_s = time.monotonic() + seconds
+        while time.monotonic() < end_s:
+            await self._step(False)
+            if not self.survey.missing():
+                return True
+        return False
+
+    async def _come_to_rest(self, tasks: list[asyncio.Task[None]]) -> None:
+        """Ends all faults and clients, and notes what is not given back."""
+        await self._harmer.end_all()
+        self.clients.stop()
+        end_s = time.monotonic() + REST_S
+        while time.monotonic() < end_s and not all(task.done() for task in tasks):
+            await self._step(False)
+        self.open_at_end = len(self.clients.open)
+        for task in tasks:
+            if task.done() and not task.cancelled():
+                # A fault of a client is one of this program.
+                task.result()
+        whole = await self._until_whole(REST_S)
+        if not whole:
+            self.leaks |= {f"{part}: processes": count for part, count in self.survey.missing().items()}
+        await self._until_idle()
+        self.leaks |= dict(self._strays())
+
+    async def _until_idle(self) -> None:
+        end_s = time.monotonic() + IDLE_S
+        held: dict[str, Any] = {}
+        while time.monotonic() < end_s:
+            await self._step(False)
+            held = held_of(self.survey.watch.statuses())
+            if not held:
+                return
+        self.leaks |= held
+
+    def _strays(self) -> Iterator[tuple[str, int]]:
+        """Yields the parts of which more processes live than there should be."""
+        alive = Counter(m.part for m in self.survey.members.values() if m.alive())
+        for part, number in self._setup.parts.items():
+            if alive[part] > number:
+                yield f"{part}: stray processes", alive[part] - number
+
+
+def held_of(statuses: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns what idle ingresses and engines still hold, by name; empty when all was given back."""
+    if not statuses:
+        return {"no ingress answers": True}
+    held: dict[str, Any] = {}
+    for status in statuses:
+        counts = {f"requests.{name}": value for name, value in status["requests"].items()}
+        counts |= {"leases": status["leases"], "replica.in_flight": status["replica"]["in_flight"]}
+        for engine in status["engines"]:
+            names = ("running", "waiting", "kv_blocks_used", "leases")
+            counts |= {f"{engine['id']}.{name}": engine[name] for name in names}
+        held |= {name: value for name, value in counts.items() if value and isinstance(value, int | float)}
+    return held

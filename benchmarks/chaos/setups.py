@@ -1,0 +1,86 @@
+"""The applications that a run harms, and how many processes of each part they have when all is well."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from benchmarks.chaos.asks import STEP_S
+from benchmarks.chaos.schedule import SIM, VLLM, Kind
+from benchmarks.live.servers import ROOT, Command
+from benchmarks.live.targets import MODEL, EngineOptions, sluice_app
+
+Engines = Literal["sim", "vllm"]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """An application and its load. `parts` are the processes of each part when all is well.
+
+    A fault begins at least `every_s` after the one before. A fault that is not over after `bound_s` no longer keeps the
+    next one from beginning.
+    """
+
+    engines: Engines
+    parts: Mapping[str, int]
+    kinds: Sequence[Kind]
+    clients: int
+    long_share: float
+    every_s: float
+    bound_s: float
+    args: Mapping[str, Any]
+
+    def command(self, folder: Path) -> Command:
+        """Returns the command that serves the application, with its sockets and orders in `folder`."""
+        wire, orders = folder / "chaos-wire", folder / "orders"
+        orders.mkdir()
+        args: dict[str, Any] = {**self.args, "wire": {"socket_dir": str(wire)}}
+        if self.engines == "sim":
+            args["engines"] = [
+                {**group, "options": {**group["options"], "faults": str(orders)}} for group in args["engines"]
+            ]
+        command = sluice_app(f"chaos on {self.engines} engines", folder / "app.yaml", args, 600.0)
+        return Command(
+            command.name, command.argv, command.port, command.ready_path, command.ports,
+            {"PYTHONPATH": str(ROOT)}, command.timeout_s,
+        )  # fmt: skip
+
+
+def sim_setup(clients: int = 32, every_s: float = 3.0, ingresses: int = 2, long_share: float = 0.12) -> Setup:
+    """Returns 3 prefill and 4 decode sim engines, of 30 ms a step, whose prefills take up to half a second."""
+    timing = {"prefill_base_s": 0.05, "prefill_per_token_s": 0.0002, "decode_base_s": STEP_S}
+    options = {"slots": 64, "timing": timing, "lease_s": 10.0, "vocab_size": 32_000}
+    args = {
+        "model": {"path": "sim", "name": "sim"},
+        "engines": [
+            {"name": "prefill", "role": "prefill", "kind": "sim", "replicas": 3, "options": options},
+            {"name": "decode", "role": "decode", "kind": "sim", "replicas": 4, "options": options},
+        ],
+        "router": {"dispatch": {"lease_margin_s": 2.0}},
+        "ingress": {"replicas": ingresses},
+    }
+    parts = {"prefill": 3, "decode": 4, "router": 1, "ingress": ingresses, "controller": 1, "proxy": 1}
+    return Setup("sim", parts, SIM, clients, long_share, every_s, 90.0, args)
+
+
+def vllm_setup(clients: int = 6, every_s: float = 5.0, ingresses: int = 2) -> Setup:
+    """Returns one prefill and two decode engines of vLLM with SmolLM2-135M in float32, on the cores of this machine."""
+    options = asdict(EngineOptions(max_model_len=2048, slots=16))
+    args = {
+        "model": {"path": MODEL},
+        "engines": [
+            {"name": "prefill", "role": "prefill", "kind": "vllm", "options": options},
+            {"name": "decode", "role": "decode", "kind": "vllm", "replicas": 2, "options": options},
+        ],
+        "ingress": {"replicas": ingresses},
+    }
+    parts = {
+        "prefill": 1,
+        "decode": 2,
+        "router": 1,
+        "ingress": ingresses,
+        "controller": 1,
+        "proxy": 1,
+        "core": 3,
+    }
+    return Setup("vllm", parts, VLLM, clients, 0.1, every_s, 400.0, args)

@@ -1,0 +1,76 @@
+"""Processes are found by their titles, stopped, starved and known as gone, on real ones."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from benchmarks.chaos.processes import by_part, measure, members
+
+PROGRAM = """
+import sys
+sys.stdin.readline()
+x = bytearray(64 * 2**20)
+print("had it", flush=True)
+sys.stdin.readline()
+"""
+
+
+@contextmanager
+def child(title: str) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        [title, "-c", PROGRAM], executable=sys.executable, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def until(condition: Callable[[], object]) -> None:
+    end_s = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+def test_members_are_found_by_title_and_followed_to_their_end() -> None:
+    with child("ray::ServeReplica:sluice:Router") as router, child("ray::ServeController.x") as controller:
+        until(lambda: {router.pid, controller.pid} <= set(members(os.getpid())))
+        found = members(os.getpid())
+        assert {part: [m.pid for m in those] for part, those in by_part(found.values()).items()} == {
+            "router": [router.pid],
+            "controller": [controller.pid],
+        }
+        member = found[router.pid]
+        member.signal(signal.SIGSTOP)
+        until(member.stopped)
+        assert member.alive()
+        member.signal(signal.SIGCONT)
+        until(lambda: not member.stopped())
+        tracks: dict[tuple[int, float], object] = {}
+        measure(found.values(), 0.0, tracks)  # type: ignore[arg-type]
+        assert len(tracks) == 2
+        member.signal(signal.SIGKILL)
+        until(lambda: not member.alive())
+        assert router.pid not in members(os.getpid(), found)
+        assert not member.signal(signal.SIGCONT)
+
+
+def test_a_starved_process_gets_no_memory_until_it_is_fed() -> None:
+    for fed in (False, True):
+        with child("ray::ServeReplica:sluice:Router") as process:
+            until(lambda pid=process.pid: pid in members(os.getpid()))
+            # the interpreter has started when it reads; its heap does not grow any more
+            until(lambda pid=process.pid: members(os.getpid())[pid].process().status() == "sleeping")  # type: ignore[union-attr]
+            member = members(os.getpid())[process.pid]
+            assert member.starve()
+            if fed:
+                member.feed()
+            out, err = process.communicate(b"go\ngo\n", timeout=60)
+            assert (b"had it" in out, b"MemoryError" in err) == (fed, not fed)

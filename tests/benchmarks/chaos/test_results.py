@@ -1,0 +1,84 @@
+"""What a run found: gaps are blamed on the fault that began within them, runs add up, a bad run is known as bad."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.chaos.clients import Gap
+from benchmarks.chaos.harm import Harm
+from benchmarks.chaos.processes import slope_per_hour
+from benchmarks.chaos.results import CODE, Kept, added_up, blame, is_bad
+from benchmarks.chaos.schedule import Fault, Kind
+from benchmarks.checkout import code_digest
+
+
+def harm(at_s: float, whole_s: float | None) -> Harm:
+    return Harm(Fault(Kind("kill", "decode", 1.0), 0.0, 0), "d", at_s, at_s, whole_s=whole_s)
+
+
+@pytest.mark.parametrize(
+    ("start_s", "end_s", "blamed"),
+    [
+        # begins with the first fault, or contains the second
+        (10.0, 13.0, 0),
+        (10.3, 13.0, 0),
+        (25.0, 31.0, 1),
+        # contains both: the first one
+        (9.0, 31.0, 0),
+        # begins while the first one is not whole (10 + 5), and later: nobody's
+        (14.0, 16.0, 0),
+        (20.0, 22.0, -1),
+        # the second one was never whole
+        (500.0, 501.0, 1),
+        (1.0, 2.0, -1),
+    ],
+)
+def test_a_gap_is_blamed_on_a_fault(start_s: float, end_s: float, blamed: int) -> None:
+    harms = [harm(10.0, 5.0), harm(30.0, None)]
+    gap = Gap(start_s, end_s, end_s - start_s, "short", None)
+    assert blame([gap], harms) == {blamed: [gap]}
+
+
+def result(seed: int, **more: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "engines": "sim", "seed": seed, "minutes": 2.0, "commit": "abc", "code": code_digest(CODE), "requests": 10,
+        "right": 9, "near_ties": 0, "unended": 0, "failed": {}, "wrong": {}, "apart": {"kill ingress: cut": 1},
+        "notes": {}, "counters": {"sluice_retries_total": 3}, "forms": {"short": 10}, "leaks": {},
+        "faults": [
+            [1.0, "kill decode", "d", 0.0, 1.5, 3, 1.2, 8.0, False],
+            [9.0, "stop decode", "d", 20.0, 5.0, 9, 4.0, 24.5, True],
+        ],
+    }  # fmt: skip
+    return found | more
+
+
+def test_runs_add_up_and_are_kept(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "sim.json")
+    kept.add(result(1, timeline={"at_s": [1.0]}))
+    kept.add(result(2, failed={"hang": 2}, timeline={"at_s": [1.0]}))
+    again = Kept(tmp_path / "sim.json")
+    assert again.runs == kept.runs
+    assert ["timeline" in run for run in again.runs] == [False, True]
+    assert (again.has(1, 2.0), again.has(3, 2.0), again.has(1, 60.0)) == (True, False, False)
+    total = added_up(again.runs)
+    assert (total["runs"], total["requests"], total["faults"]) == (2, 20, 4)
+    assert total["failed"] == {"hang": 2}
+    assert total["counters"] == {"sluice_retries_total": 6}
+    stopped = total["kinds"]["stop decode"]
+    assert (stopped["number"], stopped["stall_longest_s"], stopped["not_waited_for"]) == (2, 5.0, 2)
+    # 24.5 s after the beginning of a stop of 20 s
+    assert stopped["whole_longest_s"] == 4.5
+
+
+@pytest.mark.parametrize(
+    "more", [{"failed": {"hang": 1}}, {"wrong": {"short": 1}}, {"leaks": {"leases": 1}}, {"unended": 1}]
+)
+def test_a_bad_run_is_known(more: dict[str, Any]) -> None:
+    assert is_bad(result(1, **more))
+    assert not is_bad(result(1))
+
+
+def test_the_slope_of_a_line_is_exact() -> None:
+    assert slope_per_hour([(0.0, 100.0), (60.0, 101.0), (120.0, 102.0)]) == pytest.approx(60.0)
+    assert slope_per_hour([(0.0, 100.0), (60.0, 101.0)]) is None
