@@ -4,7 +4,9 @@ A streamed token costs one JSON string escape (by orjson) and two concatenations
 choice. One `Choice` feeds both forms, so that a streamed answer and a whole one have the same content.
 """
 
+from array import array
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import orjson
@@ -42,6 +44,10 @@ class Choice:
     """The state of one choice while it is generated. With `keep`, for whole answers, it also collects the pieces.
 
     `echo` is the prompt's text, which is put before the first piece; `echo_first` is the text of its first token.
+
+    So that another engine can go on, it counts what the engine has sent: the number of `tokens`, their `ids` (where the
+    engine sends them), and the characters of their text (`chars`). `resumed_at` has the number of tokens at each time
+    that another engine went on.
     """
 
     index: int
@@ -54,6 +60,11 @@ class Choice:
     finish: str | None = None
     stop_reason: str | int | None = None
     offset: int = 0
+    tokens: int = 0
+    chars: int = 0
+    # 4 bytes a token: a list of int objects would take nine times as much
+    ids: "array[int]" = field(default_factory=partial(array, "i"))
+    resumed_at: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     entries: list[Any] = field(default_factory=list)
     deltas: list[dict[str, Any]] = field(default_factory=list)
@@ -64,6 +75,10 @@ class Choice:
         The first piece of an echoed answer also has those of the prompt. Entries are None without `logprobs`.
         """
         text, entries = out.text, out.logprobs
+        self.tokens += out.n_tokens
+        self.chars += len(text) + out.chars
+        if out.token_ids:
+            self.ids.fromlist(out.token_ids)
         if not self.started:
             self.started = True
             if self.echo:
@@ -82,6 +97,13 @@ class Choice:
             if out.delta is not None:
                 self.deltas.append(orjson.loads(out.delta))
         return text, entries if self.logprobs else None
+
+    def restart(self) -> None:
+        """Drops all output so far, of which nothing has been sent."""
+        self.started, self.finish, self.stop_reason = False, None, None
+        self.offset = self.tokens = self.chars = 0
+        self.ids = array("i")
+        self.resumed_at, self.texts, self.entries, self.deltas = [], [], [], []
 
 
 class StreamWriter:
@@ -118,9 +140,9 @@ class StreamWriter:
             body = _dumps(text)
         return opening + self._event(choice.index, body, _logprobs(choice, entries), choice, usage)
 
-    def usage(self, usage: bytes) -> bytes:
+    def usage(self, usage: bytes, choices: list[Choice]) -> bytes:
         """Returns the last chunk, which has the usage and no choices."""
-        return self._head + b'],"usage":' + usage + b"}\n\n"
+        return self._head + b'],"usage":' + usage + _migrations(choices) + b"}\n\n"
 
     def _prefix(self, index: int) -> bytes:
         field_name = b',"delta":{"content":' if self._chat else b',"text":'
@@ -154,6 +176,8 @@ class StreamWriter:
             tail += b',"usage":' + usage
         elif self._usage_null:
             tail += b',"usage":null'
+        if choice is not None and choice.resumed_at and choice.finish is not None:
+            tail += _migrations([choice])
         return tail + b"}\n\n"
 
 
@@ -177,7 +201,8 @@ def whole(envelope: Envelope, choices: list[Choice], usage: bytes) -> bytes:
             + _finish(choice)
             + b"}"
         )
-    return envelope.head(whole=True) + b",".join(parts) + b'],"usage":' + usage + b"}"
+    tail = b'],"usage":' + usage + _migrations(choices) + b"}"
+    return envelope.head(whole=True) + b",".join(parts) + tail
 
 
 def usage_json(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> bytes:
@@ -227,6 +252,14 @@ def _message(choice: Choice) -> bytes:
         message["content"] = None
         message |= merge_deltas(choice.deltas)
     return _dumps(message)
+
+
+def _migrations(choices: list[Choice]) -> bytes:
+    """Returns the `sluice` member that says where engines changed in the midst of a choice; b"" where none did."""
+    resumed = [{"index": choice.index, "after_tokens": at} for choice in choices for at in choice.resumed_at]
+    if not resumed:
+        return b""
+    return b',"sluice":' + _dumps({"migrations": len(resumed), "resumed": resumed})
 
 
 def _finish(choice: Choice | None) -> bytes:

@@ -20,6 +20,19 @@ class IngressConfig:
     """Requests under way at once; each may hold several sequences."""
     request_timeout_s: Annotated[float, Number(above=0)] = 600.0
     max_retries: Annotated[int, Whole(0)] = 2
+    """Attempts that may follow those which failed without output of their own."""
+    max_migrations: Annotated[int, Whole(0)] = 2
+    """Times that a request with output may go on at another engine."""
+    # ASSUMPTION: the limits of the stages are back-stops for an engine that seems well and has lost a request; the
+    # engines' own watchdogs are faster. A prompt may wait long in a busy engine and take minutes on CPUs.
+    prefill_limit_s: Annotated[float, Number(above=0)] = 300.0
+    """Longest time that an engine may take for a prompt, from the decision on, before it has stalled."""
+    transfer_limit_s: Annotated[float, Number(above=0)] = 120.0
+    """Longest time that a decode engine may take to admit a request."""
+    token_gap_limit_s: Annotated[float, Number(above=0)] = 120.0
+    """Longest time between two tokens of a request; vLLM may preempt a request for others of a higher priority."""
+    drain_s: Annotated[float, Number(above=0)] = 15.0
+    """Time that running answers have to end when this replica is stopped. Then the rest end with an error."""
     lease_margin_s: Annotated[float, Number(above=0)] = 2.0
     """Seconds before the end of its KV lease (at most 1/5 of the lease) at which a pooled request is given up."""
     slow_client_bytes: Annotated[int, Whole(1)] = 2**20

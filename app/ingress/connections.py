@@ -41,11 +41,13 @@ from actors.wire.messages import (
     Unknown,
 )
 from app.ingress.admin_calls import AdminCalls
+from app.ingress.alarms import Alarms
 from app.ingress.config import IngressConfig
 from app.ingress.fallback import LocalRouter, Reachable
 from app.ingress.links import EngineLink, EngineLinks
 from app.ingress.metrics import IngressMetrics
 from policies.request import events as ev
+from policies.request import troubles
 from policies.request.attempts import attempt_id_of
 from policies.request.life import Life, Limits
 from policies.request.stage import Stage, Task
@@ -54,6 +56,15 @@ log = logging.getLogger(__name__)
 
 # ASSUMPTION: an engine that lost its router finds the next one within its longest back-off (`actors.wire.link`) and an
 # answer of Serve, some 3 s on a busy machine.
+_UNFIT = {"stalled": troubles.STALLED, "quarantined": troubles.QUARANTINED, "down": "engine_dead"}
+"""The states of an engine in which requests leave it, and the codes under which they do."""
+
+LATE_S = 1.0
+"""Delay of a sweep from which this process counts as held up. ASSUMPTION: a loop is never that late of itself."""
+
+FORBEARANCE_S = 5.0
+"""Seconds to read what engines sent while this process was held up. ASSUMPTION: longer than a full socket takes."""
+
 HANDOVER_S = 5.0
 """Longest time that this replica waits for a new router to know all engines before it leaves the decisions to it.
 
@@ -89,8 +100,18 @@ class IngressConnections:
     ) -> None:
         self.config = config
         self.metrics = metrics
-        self.limits = Limits(config.max_retries, config.lease_margin_s)
+        self.limits = Limits(
+            config.max_retries,
+            config.lease_margin_s,
+            config.max_migrations,
+            config.prefill_limit_s,
+            config.transfer_limit_s,
+            config.token_gap_limit_s,
+        )
         self.live: dict[str, Connected] = {}
+        self.alarms = Alarms(config.sweep_interval_s)
+        self.budgeted = 0
+        """Attempts under way that count against the retry budget."""
         self.fleet: Fleet | None = None
         self._was_whole = False
         self.salt = (me.secret or b"sluice")[:64]
@@ -199,6 +220,7 @@ class IngressConnections:
     def forget(self, life: Connected) -> None:
         """Forgets an attempt that is over; later messages about it are ignored."""
         del self.live[life.attempt_id]
+        self.budgeted -= life.on_budget
         self._progressed.discard(life)
 
     def to_router(self, message: Message) -> None:
@@ -308,6 +330,23 @@ class IngressConnections:
         for attempt_id in tied:
             self._happens(attempt_id, ev.EngineLost(link.info.id, reason))
 
+    def _newly_unfit(self, engines: list[EngineInfo]) -> list[EngineInfo]:
+        """Returns the engines that were fit by the router's last word and are not by its present one."""
+        known = {link.info.id: link.info.state for link in self._engines.all()}
+        return [
+            info for info in engines if info.state in _UNFIT and known.get(info.id) not in (None, info.state)
+        ]
+
+    def _engine_unfit(self, info: EngineInfo) -> None:
+        """Moves what runs at an engine that the router calls unfit. A draining engine ends its work itself."""
+        link = self._engines.get(info.id)
+        tied = [] if link is None else list(link.live)
+        if tied:
+            log.warning("engine %s is %s: moving %d requests", info.id, info.state, len(tied))
+        for attempt_id in tied:
+            event = ev.EngineUnfit(info.id, _UNFIT[info.state], f"the router calls it {info.state}")
+            self._happens(attempt_id, event)
+
     # ------------------------------------------------------------------------------------------------- router
 
     def _from_router(self, _: Channel, message: Message) -> None:
@@ -328,7 +367,10 @@ class IngressConnections:
                 self._admin_calls.answer(message)
             case Fleet():
                 self.fleet = message
+                unfit = self._newly_unfit(message.engines)
                 self._engines.update(message.engines)
+                for info in unfit:
+                    self._engine_unfit(info)
                 # a router that has just restarted may know no engine yet
                 if message.engines:
                     self._context_tokens = min(info.max_model_len for info in message.engines)
@@ -396,7 +438,7 @@ class IngressConnections:
     def _send_progress(self) -> None:
         self._progress_timer = None
         admitted = [attempt_id for attempt_id in self._admitted if attempt_id in self.live]
-        grown = [Grown(life.attempt_id, life.output_tokens) for life in self._progressed]
+        grown = [Grown(life.attempt_id, life.attempt_tokens) for life in self._progressed]
         transferred, self._transferred = self._transferred, []
         self._admitted.clear()
         self._progressed.clear()
@@ -420,15 +462,22 @@ class IngressConnections:
             self._hand_over()
 
     async def _sweep(self) -> None:
+        period_s = self.config.sweep_interval_s
+        due_s = self.now_s() + period_s
         while True:
-            await asyncio.sleep(self.config.sweep_interval_s)
+            await asyncio.sleep(period_s)
             try:
-                self._engines.sweep(self.config.sweep_interval_s)
-                self._sweep_routers(self.config.sweep_interval_s)
                 now_s = self.now_s()
-                for life in [life for life in self.live.values() if life.wake_at_s <= now_s]:
-                    life.wake(now_s)
+                # what engines sent meanwhile waits in the sockets: they have not stalled
+                if now_s - due_s > LATE_S:
+                    for life in self.live.values():
+                        life.forbear(now_s + FORBEARANCE_S)
+                due_s = now_s + period_s
+                self._engines.sweep(period_s)
+                self._sweep_routers(period_s)
+                for woken in self.alarms.due(now_s):
+                    woken.wake(now_s)
             # a bug must not end this task: no request would expire any more
             except Exception:
                 self.metrics.internal_errors.inc()
-                log.exception("the sweep failed; it is tried again in %g s", self.config.sweep_interval_s)
+                log.exception("the sweep failed; it is tried again in %g s", period_s)

@@ -102,7 +102,8 @@ class HttpExchange:
                 if index < len(plan.prompts) and isinstance(prompt := plan.prompts[index], str)
                 else None,
             )
-            request = IngressRequest(spec, self, self._requests.connections)
+            parts = self._choices[spec.first_choice : spec.first_choice + plan.n]
+            request = IngressRequest(spec, parts, self, self._requests.connections)
             self._live.append(request)
             request.start()
 
@@ -118,6 +119,15 @@ class HttpExchange:
             self._absorb(request, out)
         except Exception as error:
             self.broken(error)
+
+    def split(self, others: list[IngressRequest]) -> None:
+        """Counts in the requests that go on with some choices of one that was split."""
+        self._live += others
+        self._open += len(others)
+
+    def unsent(self) -> bool:
+        """Returns whether nothing of the answer has been sent."""
+        return not self.reply.started and not self._pending
 
     def finished(self, request: IngressRequest) -> None:
         """Counts a request as finished, and completes the answer after the last one."""
@@ -148,7 +158,9 @@ class HttpExchange:
             self._release()
             self.reply.respond(200, [JSON, *self._headers()], body)
             return
-        finish = self._writer.usage(self._usage()) + DONE if self.plan.include_usage else DONE
+        finish = DONE
+        if self.plan.include_usage:
+            finish = self._writer.usage(self._usage(), self._choices) + DONE
         if not self._pending:
             self._requests.flush_soon(self)
         self._finish = finish
@@ -235,5 +247,5 @@ class HttpExchange:
 
     def _usage(self) -> bytes:
         prompt = sum(map(len, self._tokens))
-        completion = sum(request.output_tokens for request in self._live)
+        completion = sum(choice.tokens for choice in self._choices)
         return usage_json(prompt, completion, sum(request.cached_tokens for request in self._live))

@@ -91,9 +91,19 @@ INGRESS: tuple[Metric, ...] = (
     counter(
         "sluice_retries_total",
         "attempts",
-        "Attempts that failed before their first token and were followed by another, by the task that failed and by "
+        "Attempts that failed without output of their own and were followed by another, by the task that failed and by "
         "the reason.",
         "task", "reason",
+    ),
+    counter(
+        "sluice_migrations_total",
+        "choices",
+        "Choices with output that went on at another engine, by the code of what befell their engine.",
+        "code",
+    ),
+    seconds(
+        "sluice_migration_stall_seconds",
+        "Time from the last token of a choice before a migration to the first one after it, as its client sees it.",
     ),
     counter(
         "sluice_fallback_decisions_total",
@@ -154,6 +164,8 @@ class IngressMetrics:
         self.kv_descriptors = self._counter("sluice_kv_transfer_descriptors_total")
         self.transfer_failures = self._counter("sluice_kv_transfer_failures_total")
         self.retries = self._counter("sluice_retries_total")
+        self.migrations = self._counter("sluice_migrations_total")
+        self.migration_stall = self._histogram("sluice_migration_stall_seconds")
         self.fallbacks = self._counter("sluice_fallback_decisions_total")
         self.refused_events = self._counter("sluice_refused_events_total")
         self.protocol_errors = self._counter("sluice_protocol_errors_total")
@@ -190,7 +202,7 @@ class IngressMetrics:
 
         Durations of other attempts were cut short and are not comparable.
         """
-        self.generation_tokens.inc(life.output_tokens)
+        self.generation_tokens.inc(life.attempt_tokens)
         if outcome != "finished":
             return
         times, prefilled = life.times, life.prefilled

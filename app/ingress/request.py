@@ -6,6 +6,7 @@ Incoming messages become events of the life cycle in `app.ingress.connections`.
 
 import dataclasses
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -21,15 +22,19 @@ from actors.wire.messages import (
     PrefillReported,
     PromptSignals,
     ReleaseKV,
+    Resume,
     Submit,
 )
+from app.api.chunks import Choice
 from app.api.errors import ApiError
 from app.ingress.connections import Connected, IngressConnections
 from policies.engine_model.blocks import block_hashes
 from policies.request import events as ev
-from policies.request.effects import Failure
+from policies.request.effects import Blame, Failure
+from policies.request.life import Life
 from policies.request.stage import Outcome, Stage, Task
 from policies.request.terms import Terms
+from policies.request.troubles import URGENCY, within_budget
 from predictors.text import digest, prompt_key, signals, template_key
 
 log = logging.getLogger(__name__)
@@ -70,6 +75,8 @@ class Client(Protocol):
     """The receiver of a request's output: the exchange with the client."""
 
     def output(self, request: "IngressRequest", out: Out) -> None: ...
+    def split(self, others: list["IngressRequest"]) -> None: ...
+    def unsent(self) -> bool: ...
     def finished(self, request: "IngressRequest") -> None: ...
     def failed(self, request: "IngressRequest", error: ApiError) -> None: ...
 
@@ -77,14 +84,19 @@ class Client(Protocol):
 class IngressRequest(Connected):
     """One prompt on its way through router and engines, driven live.
 
-    Call `start` once; `cancel` may follow at any time. `IngressConnections` delivers the messages.
+    Call `start` once; `cancel` may follow at any time. `IngressConnections` delivers the messages. `parts` are the
+    choices that this request generates: all of its prompt's, or one of them after a migration.
     """
 
-    __slots__ = ("_client", "_connections", "spec")
+    __slots__ = ("_cached_tokens", "_client", "_connections", "parts", "spec")
 
-    def __init__(self, spec: RequestSpec, client: Client, connections: IngressConnections) -> None:
+    def __init__(
+        self, spec: RequestSpec, parts: list[Choice], client: Client, connections: IngressConnections
+    ) -> None:
         super().__init__(connections.limits, spec.terms, spec.arrived_s, spec.choices)
-        self.spec, self._client, self._connections = spec, client, connections
+        self.spec, self.parts, self._client, self._connections = spec, parts, client, connections
+        # those of the first attempt with output; None before its end
+        self._cached_tokens: int | None = None
 
     def start(self) -> None:
         """Begins the first attempt; the request may already have failed when this returns."""
@@ -92,12 +104,15 @@ class IngressRequest(Connected):
         self.on(ev.Start(), connections.now_s())
 
     def cancel(self) -> None:
-        """Ends the request, whatever its stage. Idempotent."""
-        self.on(ev.Cancel(), self._connections.now_s())
+        """Ends the request, whatever its stage. Idempotent; a request that has not begun never begins."""
+        if self.attempt_id:
+            self.on(ev.Cancel(), self._connections.now_s())
 
     @property
     def cached_tokens(self) -> int:
         """Prompt tokens that the engine which computed the prompt took from its prefix cache."""
+        if self._cached_tokens is not None:
+            return self._cached_tokens
         told = self.prefilled or self.admission
         return 0 if told is None else told.cached_tokens
 
@@ -110,13 +125,48 @@ class IngressRequest(Connected):
         self._connections.forget(self)
         self._connections.metrics.closed(self, len(self.spec.tokens), outcome)
 
+    def may_retry(self) -> bool:
+        connections = self._connections
+        return within_budget(connections.budgeted, len(connections.live))
+
     def retried(self, task: Task, code: str) -> None:
+        self._connections.budgeted += self.on_budget
         self._connections.metrics.retries.labels(task, code).inc()
         avoided = ", ".join(self.avoid) or "no engine"
         log.warning("retry of a request after a failed %s (%s), now avoiding %s", task, code, avoided)
 
+    def migrated(self, task: Task, code: str) -> None:
+        self._connections.budgeted += self.on_budget
+        if self._cached_tokens is None:
+            self._cached_tokens = self.cached_tokens
+        self.parts[0].resumed_at.append(self.parts[0].tokens)
+        self._connections.metrics.migrations.labels(code).inc()
+        log.warning(
+            "a request goes on elsewhere with %d tokens after a failed %s (%s), now avoiding %s",
+            self.output_tokens, task, code, ", ".join(self.avoid),
+        )  # fmt: skip
+
+    def resumed(self, stall_s: float) -> None:
+        self._connections.metrics.migration_stall.observe(stall_s)
+
+    def split(self) -> Sequence[Life]:
+        first, *rest = (choice for choice in self.parts if choice.finish is None)
+        others = []
+        for choice in rest:
+            other = IngressRequest(self.spec, [choice], self._client, self._connections)
+            other.branch_of(self, choice.tokens)
+            # the prompt's are counted once
+            other._cached_tokens = 0
+            if choice.tokens:
+                choice.resumed_at.append(choice.tokens)
+            others.append(other)
+        self.parts = [first]
+        self.become_choice(first.tokens)
+        self._client.split(others)
+        return others
+
     def wake_at(self, at_s: float) -> None:
-        """Does nothing: the sweep of `IngressConnections` reads `wake_at_s` itself."""
+        self._connections.alarms.set(self, at_s)
 
     def refused(self, event: object) -> None:
         self._connections.metrics.refused_events.inc()
@@ -142,7 +192,7 @@ class IngressRequest(Connected):
                 _ADOPTED_AS[self.stage],
                 kv_engine,
                 self.decode_engine,
-                self.output_tokens,
+                self.attempt_tokens,
                 lease_s,
                 kv_bytes,
                 dp_rank=kv_rank,
@@ -162,8 +212,8 @@ class IngressRequest(Connected):
             )
         )
 
-    def close(self, outcome: Outcome, culprit: str | None, task: Task | None) -> None:
-        self._connections.to_router(Closed(self.attempt_id, outcome, self.output_tokens, culprit, task))
+    def close(self, outcome: Outcome, blame: Blame | None) -> None:
+        self._connections.to_router(Closed(self.attempt_id, outcome, self.attempt_tokens, *(blame or ())))
 
     def _submit(self) -> Submit:
         spec, connections = self.spec, self._connections
@@ -175,10 +225,10 @@ class IngressRequest(Connected):
         wants_hints = fleet is not None and fleet.wants_hints
         return Submit(
             attempt_id=self.attempt_id,
-            prompt_tokens=len(spec.tokens),
-            max_tokens=spec.max_tokens,
-            slots=spec.choices,
-            terms=spec.terms,
+            prompt_tokens=len(spec.tokens) + self.carried_tokens,
+            max_tokens=max(1, spec.max_tokens - self.carried_tokens),
+            slots=self.choices,
+            terms=spec.terms._replace(priority=self._priority()) if self.migrations else spec.terms,
             age_s=connections.now_s() - spec.arrived_s,
             avoid=self.avoid,
             hints=hints_of(spec, connections.config.served_names[0], connections.salt)
@@ -187,7 +237,12 @@ class IngressRequest(Connected):
             block_hashes=hashes,
             block_tokens=block_tokens,
             client_request_id=spec.client_request_id,
+            resumed_tokens=self.carried_tokens,
         )
+
+    def _priority(self) -> int:
+        """The priority at router and engines; that of a migrated request is raised."""
+        return self.terms.priority - (URGENCY if self.migrations else 0)
 
     def _block_hashes(self) -> tuple[bytes, int]:
         """Returns the packed hashes of the prompt's KV blocks that a prefix cache can serve, and the tokens of a block.
@@ -205,23 +260,32 @@ class IngressRequest(Connected):
 
     def send_prefill(self, route: ev.RoutePrefill, left_s: float) -> bool:
         spec = self.spec
-        message = Prefill(self.attempt_id, spec.tokens, spec.params, left_s, self.terms.priority, route.rank)
+        message = Prefill(self.attempt_id, spec.tokens, spec.params, left_s, self._priority(), route.rank)
         return self._connections.send_work(route.engine_id, self, message)
 
     def send_decode(self, route: ev.RoutePrefill | ev.RouteDecode, left_s: float) -> bool:
-        spec = self.spec
+        spec, resume = self.spec, self._resume()
         handle = None if self.prefilled is None else self.prefilled.handle
         message = Decode(
             self.attempt_id,
             spec.tokens,
-            spec.params,
+            spec.params if resume is None else params_of(spec, resume),
             handle,
             left_s,
-            self.terms.priority,
+            self._priority(),
             spec.chat,
             route.rank,
+            resume,
         )
         return self._connections.send_work(route.engine_id, self, message)
+
+    def _resume(self) -> Resume | None:
+        """Returns what has been generated of this request's only choice; None if all choices begin."""
+        if not self.carried_tokens and len(self.parts) == self.spec.choices:
+            return None
+        (choice,) = self.parts
+        index = choice.index - self.spec.first_choice
+        return Resume(index, choice.tokens, choice.ids.tolist(), choice.chars)
 
     def stop_work(self, engine_id: str) -> None:
         self._connections.end_work(engine_id, self, Cancel(self.attempt_id))
@@ -244,6 +308,13 @@ class IngressRequest(Connected):
     def output(self, event: ev.Output) -> None:
         self._client.output(self, self.out)
 
+    def unsent(self) -> bool:
+        return self._client.unsent()
+
+    def restart(self) -> None:
+        for choice in self.parts:
+            choice.restart()
+
     def finished(self) -> None:
         self._client.finished(self)
 
@@ -258,6 +329,12 @@ class IngressRequest(Connected):
                 retry_after_s=failure.retry_after_s,
             ),
         )
+
+
+def params_of(spec: RequestSpec, resume: Resume) -> dict[str, Any]:
+    """Returns the parameters for one choice that is resumed. Logprobs of the prompt came with its first token."""
+    left_out = {"n", "prompt_logprobs"} if resume.n_tokens else {"n"}
+    return {name: value for name, value in spec.params.items() if name not in left_out}
 
 
 def hints_of(spec: RequestSpec, model: str, salt: bytes) -> Hints:

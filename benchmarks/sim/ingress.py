@@ -4,7 +4,9 @@
 turns what engines and router do into events of that life. The live ingress uses the same life cycle, so its rules are
 the same. The simulation deviates in these points:
 
-- No engine dies or is unreachable, the router is never away, no client leaves, and there is one ingress.
+- Engines fail only where a test has them fail (`Ingress.engine_fails`), and the next engine takes new work at once.
+- The KV of resumed output is computed with the prompt; live the decode engine computes it.
+- The router is never away, no client leaves, a request has one choice, and there is one ingress.
 - A cancellation reaches its engine at once.
 - A decision of the router travels over the ingress to an engine; the life gets its event when it reaches the engine.
 - An engine may give a preempted request back to the router (`EngineSpec.preempted`), which no live engine does.
@@ -26,10 +28,11 @@ from policies.dispatch.dispatcher import Action, Reject, RouteDecode, RoutePrefi
 from policies.engine_model.blocks import BlockError
 from policies.engine_model.scheduler import Sequence, SequenceStage
 from policies.request import events as life_events
-from policies.request.effects import Failure
+from policies.request.effects import Blame, Failure
 from policies.request.life import Life, Limits
 from policies.request.stage import Outcome, Stage, Task
 from policies.request.terms import Terms
+from policies.request.troubles import within_budget
 from policies.state import events as ev
 from policies.state.views import Request
 
@@ -108,11 +111,27 @@ class SimRequest(Life):
 
     def forget(self, outcome: Outcome) -> None:
         del self._ingress.live[self.attempt_id]
+        self._ingress.budgeted -= self.on_budget
         tokens = 0 if outcome == "rejected" else self.record.generated_tokens
         self._ingress.router.closed(self, outcome, tokens)
 
+    def may_retry(self) -> bool:
+        return within_budget(self._ingress.budgeted, len(self._ingress.live))
+
     def retried(self, task: Task, code: str) -> None:
         self._ingress.retries += 1
+        self._ingress.budgeted += self.on_budget
+
+    def migrated(self, task: Task, code: str) -> None:
+        self._ingress.migrations += 1
+        self._ingress.budgeted += self.on_budget
+        self.generated = self.output_tokens
+
+    def resumed(self, stall_s: float) -> None:
+        """Does nothing: the record has the times of the first and the last token."""
+
+    def split(self) -> list[Life]:
+        raise AssertionError("a simulated request has one choice")
 
     def wake_at(self, at_s: float) -> None:
         if self._timer is not None:
@@ -144,7 +163,7 @@ class SimRequest(Life):
 
         ingress.later(VIA_INGRESS, self, tell)
 
-    def close(self, outcome: Outcome, culprit: str | None, task: Task | None) -> None:
+    def close(self, outcome: Outcome, blame: Blame | None) -> None:
         ingress, attempt_id, tokens = self._ingress, self.attempt_id, self.record.generated_tokens
         ingress.kernel.after(
             ingress.config.control.hop_s,
@@ -225,6 +244,12 @@ class SimRequest(Life):
             self.record.finished_s = self._ingress.kernel.now_s
             self.record.generated_tokens = self.work.output_tokens
 
+    def unsent(self) -> bool:
+        return False
+
+    def restart(self) -> None:
+        raise AssertionError("a simulated client has got all output")
+
     def finished(self) -> None:
         self._ingress.router.ended(self)
 
@@ -252,6 +277,8 @@ class Ingress:
     live: dict[str, SimRequest] = field(default_factory=dict)
     admissions: list[SimRequest] = field(default_factory=list)
     retries: int = 0
+    migrations: int = 0
+    budgeted: int = 0
     refused: int = 0
 
     def __post_init__(self) -> None:
@@ -417,6 +444,24 @@ class Ingress:
             request.prefill = request.decode = request.seq = None
             request.submit_in_s = VIA_INGRESS * self.config.control.hop_s
             self.happens(request, life_events.Preempted())
+
+    def engine_fails(self, worker: Worker, code: str) -> None:
+        """Has everything at `worker` fail with `code`; what the engine has generated arrives first."""
+        for request in list(self.live.values()):
+            seq = request.seq
+            holder = request.decode if seq is None or not seq.prefill_only else request.prefill
+            if holder is not worker or seq is None:
+                continue
+            task: Task = "prefill" if seq.prefill_only else "decode"
+            unseen = (
+                request.generated + (0 if seq.prefill_only else worker.generated(seq)) - request.output_tokens
+            )
+            request.drop()
+            if unseen > 0:
+                self.happens(request, life_events.Output(unseen, last=False))
+            self.happens(
+                request, life_events.EngineFailed(worker.name, task, code, "as ordered", retryable=True)
+            )
 
     def kv_events(self, worker: Worker, events: list[Any]) -> None:
         """Passes on the changes of the prefix cache of `worker`."""

@@ -5,10 +5,15 @@ engine serves), and because one is made for every token.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 from policies.request.events import Output, PrefillDone, RouteDecode, RoutePrefill
 from policies.request.stage import Outcome, Task
+
+if TYPE_CHECKING:
+    from policies.request.life import Life
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +28,14 @@ class Failure:
     code: str
     retry_after_s: float | None = None
     param: str | None = None
+
+
+class Blame(NamedTuple):
+    """The engine that broke an attempt, the task at which it did, and the code of its failure."""
+
+    engine_id: str
+    task: Task
+    code: str
 
 
 class Effects(ABC):
@@ -41,8 +54,30 @@ class Effects(ABC):
         """Forgets the attempt, which has ended and holds nothing; the driver must pass on no further event of it."""
 
     @abstractmethod
+    def may_retry(self) -> bool:
+        """Returns whether the retry budget has room for one more attempt after a failure that an engine answered."""
+
+    @abstractmethod
     def retried(self, task: Task, code: str) -> None:
-        """Notes that the attempt failed at `task` with the error `code` and that another attempt follows."""
+        """Notes that the attempt, which had no output, failed at `task` with the error `code`, and that another attempt
+        follows; `Life.on_budget` says whether that one counts against the retry budget.
+        """
+
+    @abstractmethod
+    def migrated(self, task: Task, code: str) -> None:
+        """Notes that the attempt, which had output, failed at `task` with the error `code`, and that the next attempt
+        goes on with its output; `Life.on_budget` says whether that one counts against the retry budget.
+        """
+
+    @abstractmethod
+    def resumed(self, stall_s: float) -> None:
+        """Notes the first output since a migration; for `stall_s` there was none."""
+
+    @abstractmethod
+    def split(self) -> Sequence["Life"]:
+        """Leaves this request its first unfinished choice (`Life.become_choice`), and returns a life for each of the
+        others (`Life.branch_of`), which has not begun.
+        """
 
     @abstractmethod
     def wake_at(self, at_s: float) -> None:
@@ -67,10 +102,9 @@ class Effects(ABC):
         """Tells the router that the prompt's KV waits for a decode worker."""
 
     @abstractmethod
-    def close(self, outcome: Outcome, culprit: str | None, task: Task | None) -> None:
-        """Tells the router, once for each attempt that it knows, that the attempt has ended.
-
-        `culprit` is the engine that failed and `task` the task at which it did; they are None if no engine failed.
+    def close(self, outcome: Outcome, blame: Blame | None) -> None:
+        """Tells the router, once for each attempt that it knows, that the attempt has ended. `blame` names the engine
+        that failed, if one did.
         """
 
     # -------------------------------------------------------------------------------------------------- engines
@@ -107,6 +141,14 @@ class Effects(ABC):
     @abstractmethod
     def output(self, event: Output) -> None:
         """Passes on to the client the piece of output that `event` stands for; only the driver knows its text."""
+
+    @abstractmethod
+    def unsent(self) -> bool:
+        """Returns whether nothing of the answer has been sent to the client, so that it may begin anew."""
+
+    @abstractmethod
+    def restart(self) -> None:
+        """Drops all output so far, of which nothing has been sent: the next attempt generates it from the start."""
 
     @abstractmethod
     def finished(self) -> None:

@@ -110,6 +110,16 @@ class EngineLost(NamedTuple):
     reason: str
 
 
+class EngineUnfit(NamedTuple):
+    """The engine `engine_id` is connected and may still work, but the router calls it unfit: `code` is "stalled",
+    "engine_dead" or "quarantined". What the request has there is to be had elsewhere.
+    """
+
+    engine_id: str
+    code: str
+    reason: str
+
+
 class Unknown(NamedTuple):
     """The router does not know the attempt, or not in its present stage: another router decides from now on, or the
     router has restarted.
@@ -125,7 +135,9 @@ class DeadlinePassed(NamedTuple):
 
 
 class StageOverdue(NamedTuple):
-    """The present stage has lasted too long. In POOLED that is so a margin before the lease ends."""
+    """The present stage has lasted too long: in POOLED a margin before the lease ends, in DECODING since the last
+    token.
+    """
 
 
 Event = (
@@ -139,6 +151,7 @@ Event = (
     | Preempted
     | EngineFailed
     | EngineLost
+    | EngineUnfit
     | Unknown
     | Cancel
     | DeadlinePassed

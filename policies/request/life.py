@@ -9,18 +9,26 @@ implements (`effects.Effects`): the ingress live (`app.ingress.request`), the si
 changes nothing and goes to `refused` (a message that arrives after a cancellation, say).
 
 The stage alone says what is held at which engine (`_give_back`). Every attempt ends in `_end`, which tells the router
-once for each attempt. Before the first token a failed attempt is repeated at most `max_retries` times, avoiding the
-engines that failed. Each attempt has a new id, so that late messages of an old attempt cannot be taken for messages of
-the new one. After the first token a failure ends the request with an error.
+once for each attempt. Each attempt has a new id, so that late messages of an old attempt cannot be taken for messages
+of the new one. What follows a failed attempt is decided in `_goes_on`:
+
+    the attempt had no output of its own    the next attempt is a retry; at most `max_retries`
+    it had output                           the next attempt resumes it (a migration); at most `max_migrations`
+    it may not be resumed                   a retry from the start, if nothing has been sent to the client
+    otherwise                               the request ends with an error
+
+A request with several choices that migrates becomes one request for each choice that has not finished, because from
+then on each choice has a prefix of its own.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from policies.request import events as ev
-from policies.request.effects import Effects, Failure
+from policies.request import troubles
+from policies.request.effects import Blame, Effects, Failure
 from policies.request.stage import Outcome, Stage, Task
 from policies.request.terms import Terms
 
@@ -42,10 +50,16 @@ class Limits:
     """The limits of every request, from a driver's configuration.
 
     A pooled request is given up some time before its lease ends: `lease_margin_s`, but at most a fifth of the lease.
+    An engine has stalled for a request if the prompt takes longer than `prefill_s`, or the transfer with the admission
+    longer than `transfer_s`, or if no token comes for `token_gap_s`.
     """
 
     max_retries: int
     lease_margin_s: float
+    max_migrations: int = 2
+    prefill_s: float = math.inf
+    transfer_s: float = math.inf
+    token_gap_s: float = math.inf
 
 
 @dataclass(slots=True)
@@ -68,20 +82,28 @@ class Life(Effects):
     """One request and its attempts. A driver makes it, passes Start and all later events to `on`, and calls `wake`.
 
     A colocated attempt has a `decode_engine` only. `prefilled` and `admission` are the engines' reports about the
-    last attempt. `wake_at_s` is the time at which `wake` has something to do.
+    last attempt. `wake_at_s` is the time at which `wake` has something to do. `attempts` counts the attempts that were
+    followed by another: `retries` and `migrations`. Of the `output_tokens`, all attempts before the present one
+    generated `carried_tokens`. `on_budget` says whether the present attempt counts against the retry budget.
     """
 
     __slots__ = (
-        "_rows", "admission", "attempt_id", "attempts", "avoid", "choices", "deadline_s", "decode_engine",
-        "decode_rank", "limits", "output_tokens", "prefill_engine", "prefill_rank", "prefilled", "router_knows",
-        "stage", "terms", "times", "unfinished", "wake_at_s",
+        "_interrupted_s", "_rows", "_until_s", "admission", "attempt_id", "attempts", "avoid", "carried_tokens",
+        "choices", "deadline_s", "decode_engine", "decode_rank", "kills", "limits", "migrations", "on_budget",
+        "output_tokens", "prefill_engine", "prefill_rank", "prefilled", "retries", "router_knows", "stage", "terms",
+        "times", "unfinished", "wake_at_s",
     )  # fmt: skip
 
     def __init__(self, limits: Limits, terms: Terms, arrived_s: float, choices: int = 1) -> None:
         self.limits, self.terms, self.choices = limits, terms, choices
         self.deadline_s, self.wake_at_s = terms.deadline_s(arrived_s), math.inf
         self.stage, self._rows = _QUEUED, TABLE[None]
+        self._until_s = math.inf
         self.attempt_id, self.attempts = "", 0
+        self.retries = self.migrations = self.kills = 0
+        self.on_budget = False
+        # time of the last token before a migration, until the first token after it
+        self._interrupted_s: float | None = None
         self.avoid: tuple[str, ...] = ()
         self.router_knows = False  # of the present attempt
         self.prefill_engine: str | None = None
@@ -90,13 +112,30 @@ class Life(Effects):
         self.decode_rank: int | None = None
         self.prefilled: ev.PrefillDone | None = None
         self.admission: ev.Admitted | None = None
-        self.output_tokens, self.unfinished = 0, choices
+        self.output_tokens, self.carried_tokens, self.unfinished = 0, 0, choices
         self.times = Times(arrived_s)
 
     @property
     def colocated(self) -> bool:
         """Whether one engine both computes the prompt and decodes."""
         return self.prefill_engine is None and self.decode_engine is not None
+
+    @property
+    def attempt_tokens(self) -> int:
+        """Tokens that the present attempt has generated."""
+        return self.output_tokens - self.carried_tokens
+
+    def become_choice(self, tokens: int) -> None:
+        """Leaves this request one choice, of which earlier attempts have generated `tokens` tokens."""
+        self.choices = self.unfinished = 1
+        self.output_tokens = self.carried_tokens = tokens
+
+    def branch_of(self, other: "Life", tokens: int) -> None:
+        """Makes this life, which has not begun, go on with another choice of `other`, as `become_choice` does."""
+        self.become_choice(tokens)
+        self.attempts, self.retries, self.migrations = other.attempts, other.retries, other.migrations
+        self.kills, self.avoid = other.kills, other.avoid
+        self.times.first_s, self._interrupted_s = other.times.first_s, other._interrupted_s
 
     # ---------------------------------------------------------------------------------------------- the runner
 
@@ -116,16 +155,36 @@ class Life(Effects):
 
     def wake(self, now_s: float) -> None:
         """Handles the passing of time: from `wake_at_s` on, a passed deadline or an overdue stage becomes an event."""
-        if now_s >= self.wake_at_s:
-            self.on(ev.DeadlinePassed() if now_s >= self.deadline_s else ev.StageOverdue(), now_s)
+        if now_s < self.wake_at_s:
+            return
+        last_s = self.times.last_s
+        # the gap is looked at here and not at each token, which would cost a timer a token
+        if self.stage is _DECODING and last_s is not None:
+            self._until_s = max(self._until_s, last_s + self.limits.token_gap_s)
+        if now_s >= self.deadline_s:
+            self.on(ev.DeadlinePassed(), now_s)
+        elif now_s >= self._until_s:
+            self.on(ev.StageOverdue(), now_s)
+        else:
+            self._wake_at(min(self._until_s, self.deadline_s))
+
+    def forbear(self, until_s: float) -> None:
+        """Takes no engine for stalled before `until_s`: the driver was held up itself, and may have to read first what
+        engines have sent meanwhile. The end of a lease stays.
+        """
+        if self.stage in (_PREFILLING, _TRANSFERRING, _DECODING) and self._until_s < until_s:
+            self._until_s = until_s
+            self._wake_at(min(until_s, self.deadline_s))
 
     def _enter(self, stage: Stage, until_s: float = math.inf) -> None:
         """Changes the stage, which is done nowhere else. `until_s` is the time at which the new stage is overdue."""
-        self.stage, self._rows = stage, TABLE[stage]
-        wake_at_s = math.inf if stage is _DONE else min(until_s, self.deadline_s)
-        if wake_at_s != self.wake_at_s:
-            self.wake_at_s = wake_at_s
-            self.wake_at(wake_at_s)
+        self.stage, self._rows, self._until_s = stage, TABLE[stage], until_s
+        self._wake_at(math.inf if stage is _DONE else min(until_s, self.deadline_s))
+
+    def _wake_at(self, at_s: float) -> None:
+        if at_s != self.wake_at_s:
+            self.wake_at_s = at_s
+            self.wake_at(at_s)
 
     # -------------------------------------------------------------------------------------- actions: on the way
 
@@ -149,7 +208,7 @@ class Life(Effects):
             self.decode_engine, self.decode_rank = event.engine_id, event.rank
         else:
             self.prefill_engine, self.prefill_rank = event.engine_id, event.rank
-        self._enter(_PREFILLING)
+        self._enter(_PREFILLING, now_s + self.limits.prefill_s)
 
     def _prefill_done(self, event: ev.PrefillDone, now_s: float) -> None:
         """Tell the router, which chooses a decode engine."""
@@ -164,14 +223,14 @@ class Life(Effects):
         self.times.decode_routed_s = now_s
         if self.send_decode(event, max(self.deadline_s - now_s, LEAST_LEFT_S)):
             self.decode_engine, self.decode_rank = event.engine_id, event.rank
-            self._enter(_TRANSFERRING)
+            self._enter(_TRANSFERRING, now_s + self.limits.transfer_s)
         else:
             self._not_connected(event.engine_id, "decode", now_s)
 
     def _admitted(self, event: ev.Admitted, now_s: float) -> None:
         """Note that tokens can come; the prefill engine holds nothing any more."""
         self.admission = event
-        self._enter(_DECODING)
+        self._enter(_DECODING, now_s + self.limits.token_gap_s)
         if self.prefill_engine is not None:
             self.leave_engine(self.prefill_engine)
         self.admitted()
@@ -183,8 +242,8 @@ class Life(Effects):
         if self.stage is not _DECODING:
             self._admitted(ev.Admitted(), now_s)
         times = self.times
-        if times.first_s is None:
-            times.first_s = now_s
+        if times.last_s is None:
+            self._first_output(now_s)
         times.last_s = now_s
         self.output_tokens += event.tokens
         self.output(event)
@@ -194,6 +253,14 @@ class Life(Effects):
             if self.unfinished <= 0:
                 self._end("finished", gone=self.decode_engine)
                 self.finished()
+
+    def _first_output(self, now_s: float) -> None:
+        """Notes the first output of an attempt, and how long its client saw none if it was resumed."""
+        if self.times.first_s is None:
+            self.times.first_s = now_s
+        interrupted_s, self._interrupted_s = self._interrupted_s, None
+        if interrupted_s is not None:
+            self.resumed(now_s - interrupted_s)
 
     def _preempted(self, event: ev.Preempted, now_s: float) -> None:
         """Queue again, in the same attempt; the engine holds nothing any more."""
@@ -222,31 +289,44 @@ class Life(Effects):
         self._fail(Failure(event.status, message, event.reason, event.retry_after_s), "rejected")
 
     def _engine_failed(self, event: ev.EngineFailed, now_s: float) -> None:
-        """Try again elsewhere before the first token, else end in an error; never try again where the request is at
+        """Try again or go on elsewhere, within bounds, else end in an error; never try again where the request is at
         fault.
         """
-        engine_id, task, code = event.engine_id, event.task, event.code
-        if code == "bad_request":
-            self._fail(Failure(400, event.message, "invalid_value", param=event.param), "rejected", engine_id)
+        if event.code == "bad_request":
+            failure = Failure(400, event.message, "invalid_value", param=event.param)
+            self._fail(failure, "rejected", event.engine_id)
             return
-        retryable = event.retryable and self.times.first_s is None
-        if retryable and self._again("failed", task, code, now_s, engine_id):
-            return
-        status = _STATUS_OF_CODE.get(code, _BAD_GATEWAY)
-        message = f"The {task} engine {engine_id} failed ({code}): {event.message}"
-        retry_after_s = 1.0 if status in (502, 503) else None
-        self._fail(Failure(status, message, code, retry_after_s), "failed", engine_id, task)
+        blame = Blame(event.engine_id, event.task, event.code)
+        self._broken(blame, event.message, event.retryable, now_s, event.engine_id)
 
     def _engine_lost(self, event: ev.EngineLost, now_s: float) -> None:
-        """Try again elsewhere before the first token, else end in an error."""
-        task: Task = "decode" if event.engine_id == self.decode_engine else "prefill"
-        self._engine_failed(ev.EngineFailed(event.engine_id, task, "engine_dead", event.reason, True), now_s)
+        """Try again or go on elsewhere, within bounds, else end in an error."""
+        blame = Blame(event.engine_id, self._task_at(event.engine_id), troubles.ENGINE_LOST)
+        self._broken(blame, event.reason, True, now_s, event.engine_id)
+
+    def _engine_unfit(self, event: ev.EngineUnfit, now_s: float) -> None:
+        """Give back what is held there, and try again or go on elsewhere as after a failure. KV that a quarantined
+        engine has finished stays there.
+        """
+        at_work = (
+            self.decode_engine if self.stage is not _PREFILLING else self.decode_engine or self.prefill_engine
+        )
+        if event.code != troubles.QUARANTINED or event.engine_id == at_work:
+            blame = Blame(event.engine_id, self._task_at(event.engine_id), event.code)
+            self._broken(blame, event.reason, True, now_s)
+
+    def _stalled(self, event: ev.StageOverdue, now_s: float) -> None:
+        """Give back what is held, and try again or go on elsewhere: the engine takes too long."""
+        engine_id = self.decode_engine or self.prefill_engine
+        assert engine_id is not None
+        blame = Blame(engine_id, self._task_at(engine_id), troubles.STALLED)
+        self._broken(blame, f"it has been {self.stage} for too long", True, now_s)
 
     def _lease_ends(self, event: ev.StageOverdue, now_s: float) -> None:
         """Try again from the start; the router, which rescues leases earlier than this, must have been held up."""
-        if not self._again("expired", "decode", "pool_timeout", now_s):
+        if not self._goes_on("expired", "decode", troubles.POOL_TIMEOUT, now_s):
             message = "No decode engine had room before the prompt's KV lease ended; try again later."
-            self._fail(Failure(503, message, "pool_timeout", 1.0), "expired")
+            self._fail(Failure(503, message, troubles.POOL_TIMEOUT, 1.0), "expired")
 
     def _deadline_passed(self, event: ev.DeadlinePassed, now_s: float) -> None:
         """End in an error and give everything back."""
@@ -263,50 +343,111 @@ class Life(Effects):
         """Begins the first attempt, or the next one."""
         self.attempt_id = self.new_attempt()
         self.prefilled = self.admission = None
-        self.unfinished = self.choices
+        self.unfinished, self.carried_tokens = self.choices, self.output_tokens
         self.times = Times(now_s, first_s=self.times.first_s)
         self._enter(_QUEUED)
         self.router_knows = True
         self.submit()
 
     def _not_connected(self, engine_id: str, task: Task, now_s: float) -> None:
-        failed = ev.EngineFailed(engine_id, task, "not_connected", "is not connected", retryable=True)
-        self._engine_failed(failed, now_s)
+        blame = Blame(engine_id, task, troubles.NOT_CONNECTED)
+        self._broken(blame, "is not connected", True, now_s, engine_id)
 
-    def _again(
-        self, outcome: Outcome, task: Task, code: str, now_s: float, culprit: str | None = None
-    ) -> bool:
-        """Ends this attempt and begins the next one. Returns False, and does nothing, after `max_retries` retries."""
-        if self.attempts >= self.limits.max_retries:
+    def _task_at(self, engine_id: str) -> Task:
+        return "decode" if engine_id == self.decode_engine else "prefill"
+
+    def _broken(self, blame: Blame, why: str, retryable: bool, now_s: float, gone: str | None = None) -> None:
+        """Ends an attempt that an engine has broken; the next one begins, or the request ends with an error."""
+        engine_id, task, code = blame
+        if self._killed_again(blame, now_s):
+            self._fail(troubles.POISON, "failed", gone, blame)
+        elif not (retryable and self._goes_on("failed", task, code, now_s, gone, blame)):
+            status = _STATUS_OF_CODE.get(code, _BAD_GATEWAY)
+            message = f"The {task} engine {engine_id} failed ({code}): {why}"
+            retry_after_s = 1.0 if status in (502, 503) else None
+            self._fail(Failure(status, message, code, retry_after_s), "failed", gone, blame)
+
+    def _killed_again(self, blame: Blame, now_s: float) -> bool:
+        """Counts a death of the engine that worked on the request; returns whether that is once too often."""
+        engine_id, _, code = blame
+        split_decode = engine_id == self.decode_engine and self.prefill_engine is not None
+        taken_s = self.times.decode_routed_s if split_decode else self.times.routed_s
+        computes = engine_id == self.decode_engine or self.stage is _PREFILLING
+        if code not in troubles.DEADLY or not computes or taken_s is None:
             return False
-        self._end(outcome, culprit, None if culprit is None else task)
+        if self.attempt_tokens > troubles.ACQUITTED_TOKENS * self.choices:
+            self.kills = 0
+        self.kills += now_s - taken_s <= troubles.SUSPECT_S
+        return self.kills >= troubles.MOST_KILLS
+
+    def _goes_on(
+        self,
+        outcome: Outcome,
+        task: Task,
+        code: str,
+        now_s: float,
+        gone: str | None = None,
+        blame: Blame | None = None,
+    ) -> bool:
+        """Ends this attempt and begins the next one, if there may be one. Returns False, and does nothing, if not."""
+        has_output = self.output_tokens > 0
+        resumes = has_output and self.terms.migrate and code != troubles.NOT_RESUMABLE
+        migrates = resumes and self.attempt_tokens > 0
+        if migrates and self.migrations >= self.limits.max_migrations:
+            resumes = migrates = False
+        restarts = has_output and not resumes
+        if restarts and not self.unsent():
+            return False
+        if not migrates and self.retries >= self.limits.max_retries:
+            return False
+        on_budget = code not in troubles.OFF_BUDGET
+        if on_budget and not self.may_retry():
+            self._fail(troubles.OVER_BUDGET, outcome, gone, blame)
+            return True
+        avoid, last_s = troubles.avoided(blame, self.prefill_engine), self.times.last_s
+        self._end(outcome, gone, blame)
         self.attempts += 1
-        if culprit is not None:
-            self.avoid = (*self.avoid, culprit)
-        self.retried(task, code)
+        self.on_budget = on_budget
+        self.avoid = (*self.avoid, *(engine_id for engine_id in avoid if engine_id not in self.avoid))
+        others: Sequence[Life] = ()
+        if migrates:
+            self.migrations += 1
+            self._interrupted_s = last_s
+            others = self.split() if self.choices > 1 else ()
+            self.migrated(task, code)
+        else:
+            self.retries += 1
+            if restarts:
+                self.output_tokens, self.times.first_s, self._interrupted_s = 0, None, None
+                self.restart()
+            self.retried(task, code)
         self._begin(now_s)
+        for other in others:
+            # the failure of one part of an answer cancels all others
+            if self.stage is not _DONE:
+                other.on(ev.Start(), now_s)
         return True
 
     # --------------------------------------------------------------------------------------------- the ways out
 
     def _fail(
-        self, failure: Failure, outcome: Outcome, gone: str | None = None, task: Task | None = None
+        self, failure: Failure, outcome: Outcome, gone: str | None = None, blame: Blame | None = None
     ) -> None:
-        self._end(outcome, gone, task)
+        self._end(outcome, gone, blame)
         self.failed(failure)
 
-    def _end(self, outcome: Outcome, gone: str | None = None, task: Task | None = None) -> None:
+    def _end(self, outcome: Outcome, gone: str | None = None, blame: Blame | None = None) -> None:
         """Ends the attempt, which is done nowhere else. `gone` is an engine that holds nothing of the attempt any more;
-        if the outcome is "failed", this engine has failed at `task`.
+        `blame` names the engine that failed, if one did.
         """
-        self._give_back(gone)
+        self._give_back(gone, blame)
         self._enter(_DONE)
         if self.router_knows:
-            self.close(outcome, gone if outcome == "failed" else None, task)
+            self.close(outcome, blame)
         self.router_knows = False
         self.forget(outcome)
 
-    def _give_back(self, gone: str | None = None) -> None:
+    def _give_back(self, gone: str | None = None, blame: Blame | None = None) -> None:
         """Gives back what the stage holds at the engines; the engine `gone` gets no message."""
         stage, prefill, decode = self.stage, self.prefill_engine, self.decode_engine
         if stage is _POOLED:
@@ -316,8 +457,9 @@ class Life(Effects):
         elif stage in (_TRANSFERRING, _DECODING):
             self._let_go(decode, self.stop_work, gone)
         if stage is _TRANSFERRING:
-            # a decode engine that is alive also frees the prefill engine's copy
-            self._let_go(prefill, self.release_kv if decode == gone else self.leave_engine, gone)
+            # a decode engine that is well also frees the prefill engine's copy
+            well = decode != gone and (blame is None or decode != blame.engine_id)
+            self._let_go(prefill, self.leave_engine if well else self.release_kv, gone)
         self.prefill_engine = self.decode_engine = None
 
     def _let_go(self, engine_id: str | None, how: Callable[[str], None], gone: str | None) -> None:
@@ -364,6 +506,8 @@ def _at_engines(stage: Stage) -> dict[type, Row]:
     return {
         ev.EngineFailed: Row(Life._engine_failed, _AGAIN),
         ev.EngineLost: Row(Life._engine_lost, _AGAIN),
+        ev.EngineUnfit: Row(Life._engine_unfit, (stage, *_AGAIN)),
+        ev.StageOverdue: Row(Life._lease_ends if stage is _POOLED else Life._stalled, _AGAIN),
         **_always(stage),
     }
 
@@ -385,7 +529,6 @@ TABLE: dict[Stage | None, dict[type, Row]] = {
         ev.RouteDecode: Row(Life._route_decode, (_TRANSFERRING, *_AGAIN)),
         ev.RoutePrefill: Row(Life._route_prefill, (_PREFILLING, *_AGAIN)),
         ev.Reject: Row(Life._rejected, (_DONE,)),
-        ev.StageOverdue: Row(Life._lease_ends, _AGAIN),
         **_at_engines(_POOLED),
     },
     _TRANSFERRING: {

@@ -66,7 +66,7 @@ def test_usage_in_the_stream() -> None:
     usage = usage_json(3, 2, 1)
     for event in parsed(writer.piece(one, Out("r", "a", 1))):
         assert event["usage"] is None
-    (last,) = parsed(writer.usage(usage))
+    (last,) = parsed(writer.usage(usage, [one]))
     assert last["choices"] == []
     assert last["usage"] == {
         "prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5, "prompt_tokens_details": {"cached_tokens": 1},

@@ -33,7 +33,7 @@ async def test_an_engine_that_nobody_can_reach_costs_a_retry_not_the_request(
         await real.start(made.router)
         answer = await task
         assert answer.status_code == 200
-        assert made.metric("sluice_retries_total", task="prefill", reason="engine_dead") == 1
+        assert made.metric("sluice_retries_total", task="prefill", reason="engine_lost") == 1
         await made.idle()
         await real.stop()
         await ghost.stop()
@@ -58,7 +58,7 @@ async def test_a_time_in_which_we_stood_still_is_no_reason_to_give_an_engine_up(
         time.sleep(6.0)  # noqa: ASYNC251  (the whole machine was away, longer than what is left of the grace)
         assert (await task).status_code == 200
         assert len(slow.of(wire.Prefill)) == 1
-        assert made.metric("sluice_retries_total", task="prefill", reason="engine_dead") == 0
+        assert made.metric("sluice_retries_total", task="prefill", reason="engine_lost") == 0
         made.engines["slow"] = slow
         await made.idle()
         await slow.stop()

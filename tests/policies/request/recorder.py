@@ -2,13 +2,14 @@
 
 from typing import Any
 
-from policies.request.effects import Failure
+from policies.request.effects import Blame, Failure
 from policies.request.events import (
     Admitted,
     Cancel,
     DeadlinePassed,
     EngineFailed,
     EngineLost,
+    EngineUnfit,
     Event,
     Output,
     Preempted,
@@ -28,13 +29,29 @@ NOW_S = 100.0
 
 
 class Recorder(Life):
-    """A life that records each effect as (name, arguments ...) in `did`. Engines in `down` are not connected."""
+    """A life that records each effect as (name, arguments ...) in `did`. Engines in `down` are not connected.
+
+    `tokens` counts those of each choice; an Output belongs to `choice`, and `left` are the choices without their last
+    token. `others` are the lives into which it was split.
+    """
 
     def __init__(
-        self, max_retries: int = 2, timeout_s: float = 600.0, choices: int = 1, mode: Mode | None = None
+        self,
+        max_retries: int = 2,
+        timeout_s: float = 600.0,
+        choices: int = 1,
+        mode: Mode | None = None,
+        migrate: bool = True,
+        **limits: float,
     ) -> None:
-        terms = Terms(mode=mode, timeout_s=timeout_s)
-        super().__init__(Limits(max_retries, lease_margin_s=2.0), terms, NOW_S, choices)
+        terms = Terms(mode=mode, timeout_s=timeout_s, migrate=migrate)
+        super().__init__(Limits(max_retries, 2.0, **limits), terms, NOW_S, choices)  # type: ignore[arg-type]
+        self.tokens = dict.fromkeys(range(choices), 0)
+        self.left = list(self.tokens)
+        self.choice = 0
+        self.others: list[Recorder] = []
+        self.budget = True
+        self.nothing_sent = False
         self.did: list[tuple[Any, ...]] = []
         self.down: set[str] = set()
         self.live: set[str] = set()
@@ -58,6 +75,28 @@ class Recorder(Life):
     def retried(self, task: Task, code: str) -> None:
         self.did.append(("retried", task, code))
 
+    def may_retry(self) -> bool:
+        return self.budget
+
+    def migrated(self, task: Task, code: str) -> None:
+        self.did.append(("migrated", task, code))
+
+    def resumed(self, stall_s: float) -> None:
+        self.did.append(("resumed", stall_s))
+
+    def split(self) -> "list[Recorder]":
+        first, *rest = self.left
+        for choice in rest:
+            other = Recorder()
+            other.limits, other.terms, other.deadline_s = self.limits, self.terms, self.deadline_s
+            other.tokens, other.left, other.choice = {choice: self.tokens[choice]}, [choice], choice
+            other.branch_of(self, self.tokens[choice])
+            self.others.append(other)
+        self.tokens, self.left, self.choice = {first: self.tokens[first]}, [first], first
+        self.become_choice(self.tokens[first])
+        self.did.append(("split", len(rest)))
+        return self.others
+
     def wake_at(self, at_s: float) -> None:
         assert at_s == self.wake_at_s
 
@@ -73,8 +112,8 @@ class Recorder(Life):
     def report_prefill(self, done: PrefillDone) -> None:
         self.did.append(("report_prefill", done))
 
-    def close(self, outcome: Outcome, culprit: str | None, task: Task | None) -> None:
-        self.did.append(("close", self.attempt_id, outcome, self.output_tokens, culprit, task))
+    def close(self, outcome: Outcome, blame: Blame | None) -> None:
+        self.did.append(("close", self.attempt_id, outcome, self.attempt_tokens, blame))
 
     def send_prefill(self, route: RoutePrefill, left_s: float) -> bool:
         return self._sent(("send_prefill", route.engine_id), route.engine_id, left_s)
@@ -107,8 +146,21 @@ class Recorder(Life):
 
     def output(self, event: Output) -> None:
         self.did.append(("output", event))
+        if self.left:
+            self.tokens[self.choice] += event.tokens
+            if event.last:
+                self.left.remove(self.choice)
+                self.choice = self.left[0] if self.left else -1
         if self.leaves_at_output:
             self.on(Cancel(), NOW_S)
+
+    def unsent(self) -> bool:
+        return self.nothing_sent
+
+    def restart(self) -> None:
+        self.did.append(("restart",))
+        self.tokens = dict.fromkeys(self.tokens, 0)
+        self.left = list(self.tokens)
 
     def finished(self) -> None:
         self.did.append(("finished",))
@@ -151,6 +203,7 @@ EVENTS: list[Event] = [
     Preempted(),
     EngineFailed("p", "prefill", "internal", "x", retryable=False),
     EngineLost("p", "gone"),
+    EngineUnfit("p", "stalled", "so the router says"),
     Unknown(),
     Cancel(),
     DeadlinePassed(),

@@ -1,0 +1,51 @@
+"""The alarms of the open requests: when each of them has to be woken, because a limit of its time may be over.
+
+Times fall into slots, as in a timer wheel. Setting an alarm costs a few dictionary operations, and a sweep costs only
+what is due, however many requests are open; a request that ends takes its alarm with it.
+"""
+
+import heapq
+import math
+
+from policies.request.life import Life
+
+
+class Alarms:
+    """At most one alarm for each request. `due` is called about every `slot_s` seconds."""
+
+    def __init__(self, slot_s: float) -> None:
+        self._slot_s = slot_s
+        self._slots: dict[int, set[Life]] = {}
+        self._order: list[int] = []  # a heap of the slots
+        self._slot_of: dict[Life, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._slot_of)
+
+    def set(self, life: Life, at_s: float) -> None:
+        """Sets the alarm of `life` to `at_s`, in place of the one it had; infinity sets none."""
+        before = self._slot_of.pop(life, None)
+        if before is not None:
+            self._slots[before].remove(life)
+        if at_s < math.inf:
+            slot = int(at_s / self._slot_s)
+            lives = self._slots.get(slot)
+            if lives is None:
+                lives = self._slots[slot] = set()
+                heapq.heappush(self._order, slot)
+            lives.add(life)
+            self._slot_of[life] = slot
+
+    def due(self, now_s: float) -> list[Life]:
+        """Removes and returns the requests whose time has come, the earliest slot first. It may come a slot late."""
+        until, found = int(now_s / self._slot_s), list[Life]()
+        while self._order and self._order[0] < until:
+            lives = self._slots.pop(heapq.heappop(self._order))
+            for life in lives:
+                del self._slot_of[life]
+            found += lives
+        # by rounding a time may seem to have come a moment too early
+        for life in found:
+            if life.wake_at_s > now_s:
+                self.set(life, now_s)
+        return [life for life in found if life.wake_at_s <= now_s]

@@ -1,0 +1,87 @@
+"""Rules for what follows when engines fail a request: codes of failures, bounds, and the errors that end a request.
+
+A request that kills its engine (by its prompt, or at some position of its output) would kill every engine that it is
+given to. It is suspected when engines die or stall under it twice, each soon after they took it, and it is acquitted
+when an engine has got well past the point at which the last one died.
+"""
+
+from policies.request.effects import Blame, Failure
+
+ENGINE_LOST = "engine_lost"
+"""Code of a failure that no engine told: the connection to it ended."""
+
+STALLED = "stalled"
+QUARANTINED = "quarantined"
+NOT_CONNECTED = "not_connected"
+NOT_RESUMABLE = "not_resumable"
+KV_LOAD = "kv_load"
+POOL_TIMEOUT = "pool_timeout"
+
+DEADLY = frozenset({ENGINE_LOST, "engine_dead", STALLED})
+"""Codes that say that an engine died, or is as good as dead."""
+
+MOST_KILLS = 2
+"""Engines that may die under a request; it is not given to a third one."""
+
+SUSPECT_S = 10.0
+"""Seconds from the moment an engine takes a request for which its death is laid at the request's door.
+
+ASSUMPTION: what kills an engine does so at once (an unusual prompt, a parameter, memory for its logprobs). An engine
+that has served a request for longer died of something else far more often.
+"""
+
+ACQUITTED_TOKENS = 16
+"""Tokens of each choice after which an engine has got past the point at which the last one died.
+
+ASSUMPTION: more than an engine can have generated and not yet sent when it dies (two steps with asynchronous
+scheduling), less than it generates in a second.
+"""
+
+OFF_BUDGET = frozenset({*DEADLY, QUARANTINED, NOT_CONNECTED, POOL_TIMEOUT, "draining"})
+"""Codes of failures that no engine at work has answered. Attempts after them do not count against the retry budget:
+all streams of an engine that is gone must find another.
+"""
+
+BUDGET_SHARE = 0.2
+"""Share of the open requests that may be retries after failures which an engine answered. Without a bound, retries
+multiply the load exactly when engines fail for lack of capacity. The figure is Envoy's default (`RetryBudget`,
+envoyproxy.io, config.cluster.v3.CircuitBreakers).
+"""
+
+BUDGET_LEAST = 3
+"""Retries that are always allowed, however few requests are open: Envoy's default `min_retry_concurrency`."""
+
+URGENCY = 2
+"""How much lower, which is more urgent, the priority of a migrated request is: its client already sees a pause. It is
+the distance from the class `batch` to `interactive`, so that no new request of a class goes before it.
+"""
+
+POISON = Failure(
+    500,
+    "Two engines died or stalled while they worked on this request, so it is not given to a third one.",
+    "request_kills_engines",
+)
+
+OVER_BUDGET = Failure(
+    503,
+    "Engines fail so many requests that this one is not tried again; try again later.",
+    "retry_budget",
+    retry_after_s=1.0,
+)
+
+
+def within_budget(retries: int, open_requests: int) -> bool:
+    """Returns whether one more retry may begin beside `retries` others, while `open_requests` requests are open."""
+    return retries < max(BUDGET_LEAST, BUDGET_SHARE * open_requests)
+
+
+def avoided(blame: Blame | None, prefill_engine: str | None) -> tuple[str, ...]:
+    """Returns the engines that the next attempt avoids. If KV could not be read, either end may be at fault; the one
+    that holds it comes first.
+    """
+    if blame is None:
+        return ()
+    if blame.code == KV_LOAD and prefill_engine not in (None, blame.engine_id):
+        assert prefill_engine is not None
+        return prefill_engine, blame.engine_id
+    return (blame.engine_id,)

@@ -1,0 +1,385 @@
+"""Tests of what follows when engines fail a request: migrations, retries, limits of stages, poison, and the budget."""
+
+import math
+
+import pytest
+
+from policies.request.events import (
+    Admitted,
+    Cancel,
+    EngineFailed,
+    EngineLost,
+    EngineUnfit,
+    Event,
+    Output,
+    RouteDecode,
+    RoutePrefill,
+    Start,
+)
+from policies.request.stage import Stage
+from policies.request.troubles import ACQUITTED_TOKENS, SUSPECT_S, within_budget
+from tests.policies.request.recorder import COLOCATED_WAY, DONE, NOW_S, WAY, Recorder, at, now
+
+TO_DECODING: list[Event] = [RoutePrefill("q", colocated=False), DONE, RouteDecode("e"), Admitted()]
+"""The way of a second attempt to DECODING, on other engines."""
+
+
+def decoding(tokens: int, **more: object) -> Recorder:
+    """Returns a life in DECODING whose only choice has `tokens` tokens, the last at NOW_S."""
+    life = at(Stage.DECODING, **more)  # type: ignore[arg-type]
+    if tokens:
+        life.on(Output(tokens, False), NOW_S)
+    return life
+
+
+def go(life: Recorder, events: list[Event], now_s: float) -> None:
+    for event in events:
+        assert life.on(event, now_s)
+
+
+@pytest.mark.parametrize(
+    ("event", "task", "code", "told"),
+    [
+        (EngineLost("d", "killed"), "decode", "engine_lost", []),
+        (EngineFailed("d", "decode", "engine_dead", "x", True), "decode", "engine_dead", []),
+        (EngineFailed("d", "decode", "draining", "x", True), "decode", "draining", []),
+        (EngineUnfit("d", "quarantined", "x"), "decode", "quarantined", [("cancel", "d")]),
+        (EngineUnfit("d", "stalled", "x"), "decode", "stalled", [("cancel", "d")]),
+    ],
+    ids=lambda x: type(x).__name__ if isinstance(x, tuple) else None,
+)
+def test_output_goes_on_elsewhere(event: Event, task: str, code: str, told: list[tuple[str, str]]) -> None:
+    life = decoding(5)
+    life.on(event, NOW_S + 20)
+    assert now(life) is Stage.QUEUED
+    assert life.of("cancel", "release") == told
+    assert life.of("close") == [("close", "r1", "failed", 5, ("d", task, code))]
+    assert life.of("submit")[-1] == ("submit", "r2", ("d",))
+    assert life.of("migrated") == [("migrated", task, code)]
+    assert (life.output_tokens, life.carried_tokens, life.attempt_tokens) == (5, 5, 0)
+    go(life, TO_DECODING, NOW_S + 21)
+    life.on(Output(2, False), NOW_S + 22)
+    # the client's last token came at NOW_S
+    assert life.of("resumed") == [("resumed", 22.0)]
+    assert (life.output_tokens, life.attempt_tokens) == (7, 2)
+    assert life.times.first_s == NOW_S
+    life.on(Output(1, True), NOW_S + 23)
+    assert life.of("close")[-1] == ("close", "r2", "finished", 3, None)
+    assert life.of("finished")
+    assert not life.tied
+
+
+def test_migrations_are_bounded_and_do_not_use_up_retries() -> None:
+    life = decoding(100)
+    for moved in range(2):
+        life.on(EngineLost(str(life.decode_engine), "killed"), NOW_S + 20)
+        assert (life.migrations, life.retries) == (moved + 1, 0)
+        go(life, TO_DECODING, NOW_S + 21)
+        life.on(Output(100, False), NOW_S + 22)
+    life.on(EngineLost("e", "killed"), NOW_S + 60)
+    failure = life.end()
+    assert (failure.status, failure.code) == (502, "engine_lost")
+    assert not life.tied
+
+
+def test_a_resumed_attempt_that_fails_without_output_of_its_own_is_a_retry_that_still_resumes() -> None:
+    life = decoding(100)
+    life.on(EngineFailed("d", "decode", "internal", "x", True), NOW_S + 20)
+    life.on(RoutePrefill("q", colocated=False), NOW_S + 20)
+    life.on(EngineFailed("q", "prefill", "internal", "x", True), NOW_S + 20)
+    assert (life.migrations, life.retries, life.carried_tokens) == (1, 1, 100)
+    assert not life.of("restart")
+    go(life, TO_DECODING, NOW_S + 21)
+    life.on(Output(1, True), NOW_S + 22)
+    assert life.of("finished")
+    assert life.of("resumed") == [("resumed", 22.0)]
+
+
+@pytest.mark.parametrize("sent", [True, False])
+def test_who_forbids_migration_gets_an_error_or_an_answer_from_the_start(sent: bool) -> None:
+    life = decoding(5, migrate=False)
+    life.nothing_sent = not sent
+    life.on(EngineLost("d", "killed"), NOW_S + 20)
+    assert not life.of("migrated")
+    if sent:
+        assert life.end().code == "engine_lost"
+        return
+    assert [effect[0] for effect in life.of("restart", "retried")] == ["restart", "retried"]
+    assert (life.output_tokens, life.carried_tokens, life.times.first_s) == (0, 0, None)
+    go(life, TO_DECODING, NOW_S + 21)
+    life.on(Output(3, True), NOW_S + 22)
+    assert life.of("close")[-1] == ("close", "r2", "finished", 3, None)
+    assert not life.of("resumed")
+
+
+@pytest.mark.parametrize("sent", [True, False])
+def test_output_that_an_engine_cannot_resume(sent: bool) -> None:
+    life = decoding(5)
+    life.nothing_sent = not sent
+    life.on(EngineFailed("d", "decode", "internal", "x", True), NOW_S)
+    go(life, TO_DECODING[:3], NOW_S)
+    life.on(EngineFailed("e", "decode", "not_resumable", "no such tools here", True), NOW_S)
+    if sent:
+        failure = life.end()
+        assert failure.code == "not_resumable"
+        assert "no such tools here" in failure.message
+    else:
+        assert life.of("restart")
+        assert now(life) is Stage.QUEUED
+
+
+def test_what_the_engine_calls_final_is_final() -> None:
+    life = decoding(5)
+    life.on(EngineFailed("d", "decode", "internal", "x", retryable=False), NOW_S)
+    assert life.end().status == 502
+
+
+def test_a_request_of_several_choices_becomes_one_for_each_that_has_not_finished() -> None:
+    life = at(Stage.DECODING, choices=4)
+    life.on(Output(2, False), NOW_S)
+    life.choice = 1
+    life.on(Output(7, True), NOW_S)
+    life.choice = 2
+    life.on(Output(3, False), NOW_S)
+    life.on(EngineLost("d", "killed"), NOW_S + 20)
+    assert life.of("close") == [("close", "r1", "failed", 12, ("d", "decode", "engine_lost"))]
+    lives = [life, *life.others]
+    assert [(one.tokens, one.carried_tokens, one.choices) for one in lives] == [
+        ({0: 2}, 2, 1),
+        ({2: 3}, 3, 1),
+        ({3: 0}, 0, 1),
+    ]
+    for one in lives:
+        assert now(one) is Stage.QUEUED
+        assert one.of("submit")[-1][2] == ("d",)
+        assert (one.migrations, one.times.first_s) == (1, NOW_S)
+        go(one, TO_DECODING, NOW_S + 21)
+        one.on(Output(1, True), NOW_S + 22)
+        assert one.of("finished")
+        assert one.of("resumed") == [("resumed", 22.0)]
+        assert not one.tied
+
+
+def test_a_part_that_fails_at_once_keeps_the_others_from_beginning() -> None:
+    life = at(Stage.DECODING, choices=2)
+    life.on(Output(2, False), NOW_S)
+
+    def cancelled() -> None:
+        Recorder.submit(life)
+        # the failure of another part of the same answer
+        life.on(Cancel(), NOW_S)
+
+    life.submit = cancelled  # type: ignore[method-assign]
+    life.on(EngineLost("d", "killed"), NOW_S + 20)
+    assert now(life) is Stage.DONE
+    (other,) = life.others
+    assert not other.did
+
+
+# ------------------------------------------------------------------------------------------------------- unfit engines
+
+
+@pytest.mark.parametrize(
+    ("stage", "way", "engine", "code", "told"),
+    [
+        (Stage.PREFILLING, WAY, "p", "quarantined", [("cancel", "p")]),
+        (Stage.PREFILLING, COLOCATED_WAY, "c", "quarantined", [("cancel", "c")]),
+        # its work is done, and the KV can still be read
+        (Stage.POOLED, WAY, "p", "quarantined", None),
+        (Stage.TRANSFERRING, WAY, "p", "quarantined", None),
+        (Stage.POOLED, WAY, "p", "stalled", [("release", "p")]),
+        # an engine that stands still frees nothing at the other one
+        (Stage.TRANSFERRING, WAY, "d", "stalled", [("cancel", "d"), ("release", "p")]),
+        (Stage.TRANSFERRING, WAY, "p", "stalled", [("cancel", "d")]),
+    ],
+)
+def test_before_the_first_token_an_unfit_engine_is_left_by_a_retry(
+    stage: Stage, way: dict[Stage, Event], engine: str, code: str, told: list[tuple[str, str]] | None
+) -> None:
+    life = at(stage, way)
+    assert life.on(EngineUnfit(engine, code, "so"), NOW_S)
+    if told is None:
+        assert now(life) is stage
+        return
+    assert now(life) is Stage.QUEUED
+    assert life.of("submit")[-1] == ("submit", "r2", (engine,))
+    assert not life.of("migrated")
+    assert set(told) <= set(life.of("cancel", "release"))
+    assert life.of("close")[0][4].code == code
+    assert not life.tied
+
+
+# ------------------------------------------------------------------------------------------------------ limits of time
+
+
+@pytest.mark.parametrize(
+    ("stage", "way", "limit", "blamed", "told"),
+    [
+        (Stage.PREFILLING, WAY, "prefill_s", ("p", "prefill"), [("cancel", "p")]),
+        (Stage.PREFILLING, COLOCATED_WAY, "prefill_s", ("c", "decode"), [("cancel", "c")]),
+        (Stage.TRANSFERRING, WAY, "transfer_s", ("d", "decode"), [("cancel", "d"), ("release", "p")]),
+        (Stage.DECODING, WAY, "token_gap_s", ("d", "decode"), [("cancel", "d")]),
+    ],
+)
+def test_an_engine_that_takes_too_long_is_left(
+    stage: Stage, way: dict[Stage, Event], limit: str, blamed: tuple[str, str], told: list[tuple[str, str]]
+) -> None:
+    life = at(stage, way, **{limit: 50.0})
+    assert life.wake_at_s == 150.0
+    life.wake(149.9)
+    assert now(life) is stage
+    life.wake(150.0)
+    assert now(life) is Stage.QUEUED
+    assert life.of("cancel", "release") == told
+    assert life.of("close") == [("close", "r1", "failed", 0, (*blamed, "stalled"))]
+    assert life.of("submit")[-1] == ("submit", "r2", (blamed[0],))
+    assert life.of("retried") == [("retried", blamed[1], "stalled")]
+
+
+def test_the_gap_between_tokens_counts_from_the_last_one_and_leads_to_a_migration() -> None:
+    life = at(Stage.DECODING, token_gap_s=50.0)
+    for now_s in (120.0, 149.0):
+        life.on(Output(1, False), now_s)
+        # a token sets no alarm
+        assert life.wake_at_s == 150.0
+    life.wake(150.0)
+    assert now(life) is Stage.DECODING
+    assert life.wake_at_s == 199.0
+    life.wake(199.0)
+    assert now(life) is Stage.QUEUED
+    assert life.of("migrated") == [("migrated", "decode", "stalled")]
+
+
+def test_a_driver_that_was_held_up_itself_takes_nobody_for_stalled() -> None:
+    life = at(Stage.DECODING, token_gap_s=50.0)
+    life.on(Output(1, False), NOW_S)
+    life.forbear(205.0)
+    life.wake(200.0)
+    assert now(life) is Stage.DECODING
+    life.on(Output(1, False), 203.0)
+    life.wake(205.0)
+    assert now(life) is Stage.DECODING
+    assert life.wake_at_s == 253.0
+    # a lease ends at its engine whatever happens here
+    pooled = at(Stage.POOLED)
+    pooled.forbear(500.0)
+    assert pooled.wake_at_s == 128.0
+
+
+# ---------------------------------------------------------------------------------------------------------- poison
+
+
+def deaths(life: Recorder, tokens: list[int], ran_s: float) -> int:
+    """Has engine after engine take the request, send its number of `tokens`, and die after `ran_s`; counts the dead."""
+    now_s = NOW_S
+    for died, n in enumerate(tokens):
+        go(life, TO_DECODING if died else TO_DECODING[:1], now_s)
+        if died == 0:
+            go(life, TO_DECODING[1:], now_s)
+        if n:
+            life.on(Output(n, False), now_s)
+        now_s += ran_s
+        life.on(EngineLost("e", "killed"), now_s)
+        if now(life) is Stage.DONE:
+            return died + 1
+    return len(tokens)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ran_s", "dead", "code"),
+    [
+        # it kills at once
+        ([0, 0, 0], 1.0, 2, "request_kills_engines"),
+        # it kills at a position of its output
+        ([500, 0, 0], 5.0, 2, "request_kills_engines"),
+        ([500, ACQUITTED_TOKENS, 0], 5.0, 2, "request_kills_engines"),
+        # engines that served it for longer died of something else
+        ([500, 0, 0], SUSPECT_S + 1, 3, None),
+        # the second engine got well past the point at which the first one died
+        ([500, ACQUITTED_TOKENS + 1], 5.0, 2, None),
+        ([500, ACQUITTED_TOKENS + 1, 0], 5.0, 3, "request_kills_engines"),
+    ],
+)
+def test_a_request_under_which_engines_die_is_refused(
+    tokens: list[int], ran_s: float, dead: int, code: str | None
+) -> None:
+    life = Recorder(max_retries=5)
+    life.on(Start(), NOW_S)
+    assert deaths(life, tokens, ran_s) == dead
+    if code is None:
+        assert now(life) is Stage.QUEUED
+    else:
+        failure = life.end()
+        assert (failure.status, failure.code) == (500, code)
+        # the router still hears of the engine
+        assert life.of("close")[-1][4] == ("e", "decode", "engine_lost")
+        assert not life.tied
+
+
+def test_a_prefill_engine_that_dies_after_its_work_was_not_killed_by_it() -> None:
+    life = at(Stage.POOLED, max_retries=5)
+    for _ in range(3):
+        life.on(EngineLost("p", "killed"), NOW_S)
+        assert now(life) is Stage.QUEUED
+        go(life, [RoutePrefill("p", colocated=False), DONE], NOW_S)
+
+
+# ------------------------------------------------------------------------------------------------- avoidance, budget
+
+
+def test_a_failed_load_has_two_suspects() -> None:
+    life = at(Stage.TRANSFERRING)
+    life.on(EngineFailed("d", "decode", "kv_load", "torn", retryable=True), NOW_S)
+    assert life.of("submit")[-1] == ("submit", "r2", ("p", "d"))
+    assert life.of("close") == [("close", "r1", "failed", 0, ("d", "decode", "kv_load"))]
+
+
+@pytest.mark.parametrize(
+    ("event", "asked"),
+    [
+        (EngineFailed("d", "decode", "kv_load", "torn", True), True),
+        (EngineFailed("d", "decode", "internal", "bug", True), True),
+        (EngineFailed("d", "decode", "draining", "ends", True), False),
+        (EngineFailed("d", "decode", "stalled", "stands", True), False),
+        (EngineLost("d", "killed"), False),
+        (EngineUnfit("d", "quarantined", "x"), False),
+    ],
+    ids=lambda x: x[2] if isinstance(x, EngineFailed) else None,
+)
+@pytest.mark.parametrize("tokens", [0, 5])
+def test_only_failures_that_an_engine_answered_count_against_the_retry_budget(
+    event: Event, asked: bool, tokens: int
+) -> None:
+    life = decoding(tokens)
+    life.budget = False
+    life.on(event, NOW_S)
+    if asked:
+        failure = life.end()
+        assert (failure.status, failure.code) == (503, "retry_budget")
+        assert not life.tied
+    else:
+        assert now(life) is Stage.QUEUED
+        assert not life.on_budget
+
+
+def test_an_attempt_on_the_budget_says_so_until_the_next_one() -> None:
+    life = at(Stage.TRANSFERRING)
+    life.on(EngineFailed("d", "decode", "internal", "bug", True), NOW_S)
+    assert life.on_budget
+    life.on(RoutePrefill("p", colocated=False), NOW_S)
+    life.on(EngineLost("p", "killed"), NOW_S)
+    assert not life.on_budget
+
+
+@pytest.mark.parametrize(
+    ("retries", "open_requests", "room"),
+    # 20 % of 15 are the 3 that are always allowed; 20 % of 100 are 20
+    [(2, 1, True), (3, 15, False), (3, 16, True), (19, 100, True), (20, 100, False)],
+)
+def test_the_budget(retries: int, open_requests: int, room: bool) -> None:
+    assert within_budget(retries, open_requests) is room
+
+
+def test_without_limits_no_stage_is_overdue() -> None:
+    life = at(Stage.DECODING, timeout_s=math.inf)
+    assert life.wake_at_s == math.inf
