@@ -11,13 +11,19 @@ benchmarks/results/chaos: every run in one JSON file, a page and a picture of al
 
 import argparse
 import asyncio
+import contextlib
+import dataclasses
+import re
 import shlex
+import shutil
 import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from benchmarks.chaos.asks import difference, sim_ask
 from benchmarks.chaos.clients import Judge
@@ -26,7 +32,7 @@ from benchmarks.chaos.results import Kept, added_up, is_bad, machine_facts, resu
 from benchmarks.chaos.run import Run
 from benchmarks.chaos.setups import Setup, sim_setup, vllm_setup
 from benchmarks.live.load import run_fast
-from benchmarks.live.servers import ROOT, running
+from benchmarks.live.servers import ROOT, Server, running
 
 OUT = ROOT / "benchmarks" / "results" / "chaos"
 SOAK_EVERY_S = 60.0
@@ -46,6 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--soak", action="store_true", help="moderate load and a fault a minute, for an hour")
     parser.add_argument("--only", help="only kinds of faults whose name contains this text")
     parser.add_argument("--again", action="store_true", help="also run what is kept already")
+    parser.add_argument("--logs", type=Path, help="folder for the logs of Ray and Serve of runs that are bad")
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the results (default %(default)s)")
     args = parser.parse_args(argv)
     minutes = args.minutes or (60.0 if args.soak else 10.0)
@@ -57,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
         if kept.has(seed, minutes) and not args.again:
             print(f"seed {seed}: kept already")
             continue
-        result = run_once(setup, seed, minutes, command.strip(), args.out / f"{name}-failures.log")
+        result = run_once(setup, seed, minutes, command.strip(), args.logs)
         bad = bad or is_bad(result)
         kept.add(result)
         draw(args.out / f"{name}.png", result)
@@ -71,11 +78,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run_once(
-    setup: Setup, seed: int, minutes: float, command: str, log: Path | None = None
+    setup: Setup, seed: int, minutes: float, command: str, logs: Path | None = None
 ) -> dict[str, Any]:
     """Serves an application, harms it for `minutes`, and returns what was found; the application has ended then.
 
-    If a request failed, the application's own log goes to `log`.
+    If something is bad, the logs of all its processes go to `logs`.
     """
     begun_s, machine = time.monotonic(), machine_facts()
 
@@ -88,10 +95,22 @@ def run_once(
             result = run_fast(
                 _harm(setup, seed, minutes, served.port, server.pid, Path(folder), say, command, machine)
             )
-            if log is not None and is_bad(result):
-                log.parent.mkdir(parents=True, exist_ok=True)
-                log.write_bytes(server.log.read_bytes()[-2_000_000:])
+            if logs is not None and is_bad(result):
+                _keep_logs(server, logs / f"seed-{seed}")
     return result
+
+
+def _keep_logs(server: Server, to: Path) -> None:
+    """Copies the logs of the server and of its Ray, whose folder is in the command line of its raylet."""
+    shutil.rmtree(to, ignore_errors=True)
+    to.mkdir(parents=True)
+    shutil.copy(server.log, to / "server.log")
+    for process in psutil.Process(server.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            for argument in process.cmdline():
+                if match := re.fullmatch(r"--session[-_]dir=(.+)", argument):
+                    shutil.copytree(Path(match[1]) / "logs", to / "ray", dirs_exist_ok=True)
+                    return
 
 
 async def _harm(
@@ -118,8 +137,6 @@ _judge: Judge = lambda ask, answer: None if (why := difference(ask, answer)) is 
 
 
 def _setup(args: argparse.Namespace) -> Setup:
-    import dataclasses
-
     if args.engines == "vllm":
         setup = vllm_setup(args.clients or 6, args.every_s or 5.0, args.ingresses)
     else:
