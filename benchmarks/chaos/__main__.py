@@ -13,6 +13,8 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
+import functools
+import random
 import re
 import shlex
 import shutil
@@ -20,17 +22,20 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from benchmarks.chaos.asks import difference, sim_ask
+from benchmarks.chaos.answers import Answer
+from benchmarks.chaos.asks import Ask, difference, sim_ask
 from benchmarks.chaos.clients import Judge
 from benchmarks.chaos.report import draw, lines_of, slopes_of, table_of, write_page
 from benchmarks.chaos.results import Kept, added_up, is_bad, machine_facts, result_of
 from benchmarks.chaos.run import Run
 from benchmarks.chaos.setups import Setup, sim_setup, vllm_setup
+from benchmarks.chaos.vllm_asks import References, drawn, fixed_asks
 from benchmarks.live.load import run_fast
 from benchmarks.live.servers import ROOT, Server, running
 
@@ -128,12 +133,21 @@ async def _harm(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    run = Run(setup, seed, port, root_pid, folder / "orders", _judge, say)
-    await run.go(minutes, lambda rng: sim_ask(rng, setup.long_share), stop)
+    judge: Judge = _judge
+    make: Callable[[random.Random], Ask] = functools.partial(sim_ask, long_share=setup.long_share)
+    if setup.engines == "vllm":
+        references, fixed = References(), fixed_asks()
+        say(f"taking {len(fixed)} undisturbed answers")
+        await references.take(port, fixed)
+        judge, make = references.judge, functools.partial(drawn, fixed, long_share=setup.long_share)
+    run = Run(setup, seed, port, root_pid, folder / "orders", judge, say)
+    await run.go(minutes, make, stop)
     return result_of(run, setup, seed, command, machine)
 
 
-_judge: Judge = lambda ask, answer: None if (why := difference(ask, answer)) is None else ("wrong", why)  # noqa: E731
+def _judge(ask: Ask, answer: Answer) -> tuple[str, str] | None:
+    why = difference(ask, answer)
+    return None if why is None else ("wrong", why)
 
 
 def _setup(args: argparse.Namespace) -> Setup:

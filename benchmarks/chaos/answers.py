@@ -1,4 +1,4 @@
-"""What a client has got of one answer, streamed or whole: the text of each choice, its tokens, and how it ended."""
+"""The content of one answer as a client has got it, streamed or whole: text, tokens, and how each choice ended."""
 
 import json
 from dataclasses import dataclass, field

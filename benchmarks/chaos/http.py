@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from benchmarks.live.http1 import BadResponse, ResponseParser
 
-Piece = Callable[[bytes], None]
+Piece = Callable[[bytes], object]
 
 
 class ConnectionEndedError(ConnectionError):

@@ -1,4 +1,4 @@
-"""What a run found, as JSON: counts, faults with their stalls and recoveries, leaks, memory; and many runs added up."""
+"""The results of a run as JSON: counts, faults with their stalls and recoveries, leaks, memory; and runs added up."""
 
 import json
 import statistics

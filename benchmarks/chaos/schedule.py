@@ -1,4 +1,4 @@
-"""Which fault comes next: a seeded draw among those that leave one well engine of each role."""
+"""The choice of the next fault: a seeded draw among those that leave one well engine of each role."""
 
 import random
 from collections.abc import Mapping, Sequence

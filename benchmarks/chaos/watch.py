@@ -1,4 +1,4 @@
-"""What the application says of itself while it is harmed: the status of every ingress, and its counters added up.
+"""The state of an application that is harmed, in its own words: the status of every ingress, and its counters.
 
 A counter of a process begins at 0 again when the process is replaced; its increases are added up all the same.
 """

@@ -1,4 +1,4 @@
-"""What a run found: gaps are blamed on the fault that began within them, runs add up, a bad run is known as bad."""
+"""The results of runs: gaps are blamed on the fault that began within them, runs add up, a bad run is known as bad."""
 
 from pathlib import Path
 from typing import Any
