@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
+from benchmarks.chaos.totals import added_up
 from benchmarks.checkout import ROOT
 from benchmarks.experiments import registry
 from benchmarks.experiments.base import ExperimentError, Row
@@ -119,6 +120,21 @@ def _switching(whole: Any) -> Iterator[Row]:
     yield Row("requests lost", None, len(whole["lost"]))
 
 
+def _chaos(whole: Any) -> Iterator[Row]:
+    total = added_up(whole["runs"])
+    yield Row("runs", None, total["runs"])
+    yield Row("minutes", None, total["minutes"])
+    yield Row("faults", None, total["faults"])
+    yield Row("requests", None, total["requests"])
+    yield Row("requests failed", None, sum(total["failed"].values()) + total["unended"])
+    yield Row("wrong texts", None, sum(total["wrong"].values()))
+    yield Row("runs that left something behind", None, len(total["leaks"]))
+    for name, word in (("migrations", "migration"), ("retries", "retries")):
+        yield Row(name, None, sum(count for key, count in total["counters"].items() if word in key))
+    for kind, figures in total["kinds"].items():
+        yield Row(f"{kind}: longest stall of {figures['number']}", None, figures["stall_longest_s"], "s")
+
+
 def _decisions(whole: Any) -> Iterator[Row]:
     for row in whole["rows"]:
         for quantile in ("p50", "p99"):
@@ -193,6 +209,17 @@ OTHERS: dict[str, tuple[str, str, Reader]] = {
         "Every policy switched under load, vLLM's CPU engines",
         "python -m benchmarks.live.switching --engines vllm",
         _switching,
+    ),
+    "chaos/sim.json": ("Faults under load, sim engines", "python -m benchmarks.chaos", _chaos),
+    "chaos/vllm.json": (
+        "Faults under load, vLLM's CPU engines",
+        "python -m benchmarks.chaos --engines vllm",
+        _chaos,
+    ),
+    "chaos/sim-soak.json": (
+        "An hour with a fault a minute, sim engines",
+        "python -m benchmarks.chaos --soak",
+        _chaos,
     ),
     "balance/balance.json": (
         "Imbalance live: 16 decode sim engines near saturation",

@@ -32,9 +32,10 @@ from benchmarks.chaos.answers import Answer
 from benchmarks.chaos.asks import Ask, difference, sim_ask
 from benchmarks.chaos.clients import Judge
 from benchmarks.chaos.report import draw, lines_of, slopes_of, table_of, write_page
-from benchmarks.chaos.results import Kept, added_up, is_bad, machine_facts, result_of
+from benchmarks.chaos.results import Kept, is_bad, machine_facts, result_of
 from benchmarks.chaos.run import Run
 from benchmarks.chaos.setups import Setup, sim_setup, vllm_setup
+from benchmarks.chaos.totals import added_up
 from benchmarks.chaos.vllm_asks import References, drawn, fixed_asks
 from benchmarks.live.load import run_fast
 from benchmarks.live.servers import ROOT, Server, running

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.chaos.results import added_up
+from benchmarks.chaos.totals import added_up
 from benchmarks.plots import COLOURS, QUIET, figure
 
 BIN_S = 5.0

@@ -8,8 +8,9 @@ import pytest
 from benchmarks.chaos.clients import Gap
 from benchmarks.chaos.harm import Harm
 from benchmarks.chaos.processes import slope_per_hour
-from benchmarks.chaos.results import CODE, Kept, added_up, blame, is_bad
+from benchmarks.chaos.results import CODE, Kept, blame, is_bad
 from benchmarks.chaos.schedule import Fault, Kind
+from benchmarks.chaos.totals import added_up
 from benchmarks.checkout import code_digest
 
 
@@ -42,7 +43,7 @@ def test_a_gap_is_blamed_on_a_fault(start_s: float, end_s: float, blamed: int) -
 
 def result(seed: int, **more: Any) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "engines": "sim", "seed": seed, "minutes": 2.0, "commit": "abc", "code": code_digest(CODE), "requests": 10,
+        "engines": "sim", "machine": {}, "seed": seed, "minutes": 2.0, "commit": "abc", "code": code_digest(CODE), "requests": 10,
         "right": 9, "near_ties": 0, "unended": 0, "failed": {}, "wrong": {}, "apart": {"kill ingress: cut": 1},
         "notes": {}, "counters": {"sluice_retries_total": 3}, "forms": {"short": 10}, "leaks": {},
         "faults": [
