@@ -10,6 +10,11 @@ from benchmarks.chaos.schedule import SIM, VLLM, Kind
 from benchmarks.live.servers import ROOT, Command
 from benchmarks.live.targets import MODEL, EngineOptions, sluice_app
 
+MIGRATIONS = 50
+"""Times that a stream may go on elsewhere. The default of 2 is for engines that fail once in days; here a stream of a
+minute meets a fault of its engine every 20 s.
+"""
+
 Engines = Literal["sim", "vllm"]
 
 
@@ -57,7 +62,7 @@ def sim_setup(clients: int = 32, every_s: float = 3.0, ingresses: int = 2, long_
             {"name": "decode", "role": "decode", "kind": "sim", "replicas": 4, "options": options},
         ],
         "router": {"dispatch": {"lease_margin_s": 2.0}},
-        "ingress": {"replicas": ingresses},
+        "ingress": {"replicas": ingresses, "options": {"max_migrations": MIGRATIONS}},
     }
     parts = {"prefill": 3, "decode": 4, "router": 1, "ingress": ingresses, "controller": 1, "proxy": 1}
     return Setup("sim", parts, SIM, clients, long_share, every_s, 90.0, args)
@@ -72,7 +77,7 @@ def vllm_setup(clients: int = 6, every_s: float = 5.0, ingresses: int = 2) -> Se
             {"name": "prefill", "role": "prefill", "kind": "vllm", "options": options},
             {"name": "decode", "role": "decode", "kind": "vllm", "replicas": 2, "options": options},
         ],
-        "ingress": {"replicas": ingresses},
+        "ingress": {"replicas": ingresses, "options": {"max_migrations": MIGRATIONS}},
     }
     parts = {
         "prefill": 1,
