@@ -1,9 +1,10 @@
 """Timeouts that count the time for which this event loop ran, not the time on the clock.
 
 A process that was stopped for a minute, or a machine that was suspended, has not waited a minute for its peer: the
-peer's answer may lie in the socket unread, and the peer may have been stopped as well. A limit is therefore counted in
-slices, each with a timer of its own. A timer that fires late shows that the loop was stopped, so its slice does not
-count. This happens for at most SLICES slices, so that a timeout ends even on a slow machine.
+peer's answer may lie in the socket unread, and the peer may have been stopped as well. Time is therefore counted in
+slices, each with a timer of its own (`LoopTicks`). A timer that fires late shows that the loop was stopped, so its
+slice does not count. This is so for at most as many slices as the limit has (`Silence`), so that a limit ends even on
+a slow machine.
 """
 
 import asyncio
@@ -11,6 +12,54 @@ from collections.abc import Callable
 from typing import Any
 
 SLICES = 10
+
+
+class LoopTicks:
+    """Calls `tick(lived)` every `period_s` seconds until it is cancelled. `lived` says whether the loop ran meanwhile:
+    it is False where the tick comes late by more than a period.
+    """
+
+    __slots__ = ("_due_s", "_loop", "_period_s", "_tick", "_timer")
+
+    def __init__(self, period_s: float, tick: Callable[[bool], None]) -> None:
+        self._period_s, self._tick = period_s, tick
+        self._loop = asyncio.get_running_loop()
+        self._arm()
+
+    def cancel(self) -> None:
+        """Stops the ticks. Idempotent."""
+        self._timer.cancel()
+
+    def _arm(self) -> None:
+        self._due_s = self._loop.time() + self._period_s
+        self._timer = self._loop.call_later(self._period_s, self._fire)
+
+    def _fire(self) -> None:
+        lived = self._loop.time() - self._due_s <= self._period_s
+        self._arm()
+        self._tick(lived)
+
+
+class Silence:
+    """Counts the ticks since something was heard. Whoever hears it sets `heard`."""
+
+    __slots__ = ("_excused", "_left", "_limit", "heard")
+
+    def __init__(self, limit: int) -> None:
+        self._limit = self._left = self._excused = limit
+        self.heard = False
+
+    def tick(self, lived: bool) -> bool:
+        """Counts one tick. Returns whether nothing was heard for `limit` ticks, not counting those in which the loop
+        was stopped (at most `limit` of them).
+        """
+        if self.heard:
+            self.heard, self._left, self._excused = False, self._limit, self._limit
+        elif lived or not self._excused:
+            self._left -= 1
+        else:
+            self._excused -= 1
+        return self._left <= 0
 
 
 class LoopTimeout:
@@ -22,27 +71,16 @@ class LoopTimeout:
 
     def __init__(self, limit_s: float, give_up: Callable[[], None]) -> None:
         self._give_up = give_up
-        self._loop = asyncio.get_running_loop()
-        self._slice_s = limit_s / SLICES
-        self._left = self._excused = SLICES
-        self._arm()
+        self._silence = Silence(SLICES)
+        self._ticks = LoopTicks(limit_s / SLICES, self._slice)
 
     def cancel(self) -> None:
         """Stops the timeout, so that `give_up` is not called any more. Idempotent."""
-        self._timer.cancel()
+        self._ticks.cancel()
 
-    def _arm(self) -> None:
-        self._due_s = self._loop.time() + self._slice_s
-        self._timer = self._loop.call_later(self._slice_s, self._lived)
-
-    def _lived(self) -> None:
-        if self._loop.time() - self._due_s > self._slice_s and self._excused:
-            self._excused -= 1
-        else:
-            self._left -= 1
-        if self._left:
-            self._arm()
-        else:
+    def _slice(self, lived: bool) -> None:
+        if self._silence.tick(lived):
+            self._ticks.cancel()
             self._give_up()
 
 

@@ -27,7 +27,7 @@ from actors.router.forecasts import PredictorConfig
 from actors.router.journal import JournalConfig
 from actors.router.network.feed import NetworkConfig
 from actors.router.network.file import read_network_file
-from actors.wire.channel import port_range
+from actors.wire.sockets import port_range
 from app.profile.file import load_heatmap
 from policies.dispatch.dispatcher import DispatchConfig
 from policies.routing.registry import decode_policy, prefill_policy

@@ -22,7 +22,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 import msgspec
 
 from actors.engine.protocol import Engine, EngineMetrics
-from actors.wire.channel import Channel, Identity, WireError, listen, remove_sockets
+from actors.wire.channel import Channel, Identity, WireError
 from actors.wire.messages import (
     Admitted,
     Cancel,
@@ -38,6 +38,7 @@ from actors.wire.messages import (
     Status,
     Tokens,
 )
+from actors.wire.sockets import listen, remove_sockets
 from policies.engine_model.blocks import Change
 from policies.request.stage import Task
 

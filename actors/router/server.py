@@ -24,7 +24,8 @@ from actors.router.kv_feed import KvFeed
 from actors.router.network.feed import NetworkConfig, RouterNetwork
 from actors.router.workers import place_of, request_of, worker_of
 from actors.wire import messages as wire
-from actors.wire.channel import Channel, Identity, listen, remove_sockets
+from actors.wire.channel import Channel, Generations, Identity
+from actors.wire.sockets import listen, remove_sockets
 from policies.dispatch.dispatcher import Action, Dispatcher, Reject, RouteDecode, RoutePrefill
 from policies.request.stage import Outcome
 from policies.routing.base import Needs, PolicyError
@@ -38,9 +39,15 @@ TICK_S = 0.2
 STATUS_S = 1.0
 FORECAST_S = 0.05
 
+FROM_ENGINES = frozenset((wire.Announce, wire.Status, wire.KvEvents, wire.KvState))
+"""Types of the messages that only engines send; all others come from ingresses."""
+
 
 class RouterServer:
-    """One router. After `start`, `addresses` are those at which ingresses and engines can connect."""
+    """One router. After `start`, `addresses` are those at which ingresses and engines can connect.
+
+    `generation` is higher than that of every router before it (`actors.wire.channel.Identity`), or 0 if it is unknown.
+    """
 
     def __init__(
         self,
@@ -50,8 +57,9 @@ class RouterServer:
         forecasts: Forecasts | None = None,
         network: RouterNetwork | None = None,
         journal: RouterJournal | None = None,
+        generation: int = 0,
     ) -> None:
-        self.me = me
+        self.me = dataclasses.replace(me, generation=generation, generations=Generations(generation))
         self.dispatcher = dispatcher
         self.decisions = DecisionLog()
         self.addresses: tuple[str, ...] = ()
@@ -72,6 +80,7 @@ class RouterServer:
         self._admin = RouterAdmin(dispatcher, self.decisions, journal, self._feed, self._policies_changed)
         self._stale = 0
         self._protocol_errors = 0
+        self._silent_peers = {"ingress": 0, "engine": 0, "router": 0}  # by their kind
         self._policy_errors = 0
         self._internal_errors = 0
 
@@ -128,6 +137,8 @@ class RouterServer:
 
     def _on_close(self, channel: Channel, reason: str) -> None:
         self._protocol_errors += channel.broken
+        if channel.silent and channel.peer is not None:
+            self._silent_peers[channel.peer.kind] += 1
         ingress = self._ingresses.lost(channel)
         if ingress is not None:
             log.info("ingress lost (%s): closing its %d requests", reason, len(ingress.requests))
@@ -138,6 +149,7 @@ class RouterServer:
     # ------------------------------------------------------------------------------------------------ messages
 
     def _on_message(self, channel: Channel, message: wire.Message) -> None:
+        _check_sender(channel, message)
         match message:
             case wire.Submit():
                 self._submit(channel, message)
@@ -325,5 +337,12 @@ class RouterServer:
                 "policy_errors": float(self._policy_errors),
                 "internal_errors": float(self._internal_errors),
                 "protocol_errors": float(self._protocol_errors),
-            },
+            }
+            | {f"silent_peers_{kind}": float(count) for kind, count in self._silent_peers.items()},
         )
+
+
+def _check_sender(channel: Channel, message: wire.Message) -> None:
+    kind = "engine" if type(message) in FROM_ENGINES else "ingress"
+    if channel.peer is None or channel.peer.kind != kind:
+        raise ValueError(f"{type(message).__name__} comes from {channel.peer_name}, which is no {kind}")

@@ -5,26 +5,29 @@ flushed once per event-loop iteration, so a burst of tokens or decisions leaves 
 are passed to a synchronous callback. Sharing writes brings the CPU time of a message down to 0.02 ms (measured with
 many messages in one write; `docs/design.md`).
 
-Every failure (peer gone, garbage, an oversized frame, an outbox that the peer does not drain) ends in exactly one call
-of `on_close(channel, reason)`, in which the owner gives back everything bound to the connection.
+Both sides of an open channel send a Ping each second. A peer from which nothing at all came for `SILENT_S`, or that
+read nothing for as long, is lost: it is stopped, or its host or the network is away, without the end of the connection
+that a process leaves behind when it dies. Only time counts for which our own loop ran (`actors.loop_timeout`), so a
+process that was stopped does not take its peers for lost.
+
+Every failure (peer gone, garbage, an oversized frame, silence) ends in exactly one call of `on_close(channel, reason)`,
+in which the owner gives back everything bound to the connection.
 """
 
 import asyncio
-import errno
 import hmac
 import logging
-import os
 import secrets
 import struct
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
 
-from actors.loop_timeout import LoopTimeout
-from actors.wire.messages import PROTOCOL_VERSION, Hello, Message, Prove
+from actors.loop_timeout import LoopTicks, LoopTimeout, Silence
+from actors.wire.messages import PROTOCOL_VERSION, Hello, Message, Ping, Prove
+from actors.wire.tcp import keep_alive
 
 log = logging.getLogger(__name__)
 
@@ -33,14 +36,25 @@ MAX_FRAME_BYTES = 256 * 2**20
 """Longest frame that is accepted. A prompt of 1M tokens takes 5 MB, so a longer frame is garbage or an attack."""
 MAX_FRAME_BEFORE_HELLO_BYTES = 64 * 2**10
 """Longest frame that is accepted before the handshake is done; a Hello and a Prove take some hundred bytes."""
+FRAME_BYTES = 8 * 2**20
+"""Length above which a batch of messages is sent as several frames, so that other connections get their turn between
+them: the prompts in one such frame take 0.05 s to write and 0.3 s to read (2 busy cores of the development machine)."""
 MAX_OUTBOX_BYTES = 256 * 2**20
 """Most bytes that may wait unsent. A connection whose peer is further behind is dropped."""
-HANDSHAKE_TIMEOUT_S = 30.0
-CONNECT_TIMEOUT_S = 20.0
-"""Seconds for one attempt to connect to an address; TCP alone would try a node that is gone for two minutes."""
+HANDSHAKE_TIMEOUT_S = 10.0
+"""Seconds for a peer that has accepted the connection to complete the handshake. ASSUMPTION: a process that needs
+longer than twice `SILENT_S` would be lost anyway."""
+PING_S = 1.0
+SILENT_PINGS = 4
+"""Pings of the peer in a row that may be missing before it is lost. A process that runs at all sends one each second:
+three could be late on a busy machine, and clients should not wait for much longer than 5 s."""
+SILENT_S = SILENT_PINGS * PING_S
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[Message])
+
+_OURS = frozenset((Hello, Prove, Ping))
+"""Types of the messages that a channel handles itself."""
 
 PeerKind = Literal["ingress", "router", "engine"]
 
@@ -51,13 +65,30 @@ class WireError(Exception):
     """
 
 
+@dataclass(slots=True)
+class Generations:
+    """The highest generation of a router that a process has heard of, on any of its connections. 0: of none."""
+
+    highest: int = 0
+
+    def heard(self, generation: int) -> None:
+        """Takes in a generation that a peer knows."""
+        self.highest = max(self.highest, generation)
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Kind and name of a process on the wire. With a `secret` the peer must prove that it knows it too."""
+    """Kind and name of a process on the wire. With a `secret` the peer must prove that it knows it too.
+
+    A router has a `generation`, higher than that of each router before it. Its peers tell one another of it, and leave
+    a router that is not the latest. 0 stands for an unknown generation, and such a router is left alone.
+    """
 
     kind: PeerKind
     id: str
     secret: bytes | None = None
+    generation: int = 0
+    generations: Generations = field(default_factory=Generations, compare=False, repr=False)
 
 
 class Channel(asyncio.Protocol):
@@ -65,7 +96,8 @@ class Channel(asyncio.Protocol):
 
     `on_open(channel)` runs when the handshake is done, and `on_message(channel, message)` for each message after it.
     `on_close(channel, reason)` runs exactly once, also if the handshake failed. `broken` then says whether the
-    connection ended because of a message: its kind was unknown, its shape was wrong, or its handler failed.
+    connection ended because of a message: its kind was unknown, its shape was wrong, or its handler failed. `silent`
+    says whether it ended because the peer was silent or read nothing.
     """
 
     def __init__(
@@ -79,6 +111,7 @@ class Channel(asyncio.Protocol):
         self.peer: Hello | None = None
         self.open = False
         self.broken = False
+        self.silent = False
         self._on_message = on_message
         self._on_open = on_open
         self._on_close = on_close
@@ -92,6 +125,10 @@ class Channel(asyncio.Protocol):
         self._close_reason: str | None = None
         self._closed = False
         self._handshake_timer: LoopTimeout | None = None
+        self._pings: LoopTicks | None = None
+        self._peer = Silence(SILENT_PINGS)  # what the peer sends
+        self._reader = Silence(SILENT_PINGS)  # what the peer reads
+        self._written_bytes = self._read_bytes = 0  # of what we sent
         self.closed: asyncio.Future[str] = self._loop.create_future()
         self.opened: asyncio.Future[None] = self._loop.create_future()
 
@@ -119,7 +156,17 @@ class Channel(asyncio.Protocol):
     def _write(self, batch: list[Message]) -> None:
         assert self._transport is not None
         body = _encoder.encode(batch)
+        if len(body) > FRAME_BYTES and len(batch) > 1:
+            step = -(-len(batch) // -(-len(body) // FRAME_BYTES))
+            for first in range(0, len(batch), step):
+                self._write(batch[first : first + step])
+            return
+        if len(body) > MAX_FRAME_BYTES:
+            log.error("%s is over the limit of a frame", type(batch[0]).__name__)
+            self.abort(f"a message of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}")
+            return
         self._transport.write(_HEADER.pack(len(body)) + body)
+        self._written_bytes += _HEADER.size + len(body)
         if self._transport.get_write_buffer_size() > MAX_OUTBOX_BYTES:
             self.abort("peer does not read: outbox over its limit")
 
@@ -136,6 +183,11 @@ class Channel(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def lose(self, reason: str) -> None:
+        """Drops the connection to a peer that gives no sign of life; `on_close` gets `reason`."""
+        self.silent = True
+        self.abort(reason)
+
     # ---------------------------------------------------------------------------------------- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -144,10 +196,12 @@ class Channel(asyncio.Protocol):
         if self._close_reason is not None:
             transport.abort()  # type: ignore[attr-defined]
             return
+        keep_alive(transport.get_extra_info("socket"))
         self._handshake_timer = LoopTimeout(HANDSHAKE_TIMEOUT_S, self._handshake_timeout)
-        self._write([Hello(PROTOCOL_VERSION, self.me.kind, self.me.id, self._nonce)])
+        self._write([Hello(PROTOCOL_VERSION, self.me.kind, self.me.id, self._nonce, self.me.generation)])
 
     def data_received(self, data: bytes) -> None:
+        self._peer.heard = True
         if self._is_closing():
             return
         buffer = self._buffer
@@ -180,8 +234,9 @@ class Channel(asyncio.Protocol):
         if self._closed:
             return
         self._closed, self.open = True, False
-        if self._handshake_timer is not None:
-            self._handshake_timer.cancel()
+        for timer in (self._handshake_timer, self._pings):
+            if timer is not None:
+                timer.cancel()
         reason = self._close_reason = self._close_reason or (
             f"connection lost: {exc}" if exc else "closed by peer"
         )
@@ -204,8 +259,8 @@ class Channel(asyncio.Protocol):
             if self._is_closing():
                 # the handler of an earlier message of this frame has closed the channel
                 return
-            if isinstance(message, (Hello, Prove)):
-                self._handshake(message)
+            if type(message) in _OURS:
+                self._heard(message)
             elif self.open:
                 try:
                     self._on_message(self, message)
@@ -214,6 +269,15 @@ class Channel(asyncio.Protocol):
                     raise WireError(f"handler failed on {type(message).__name__}") from None
             else:
                 raise WireError(f"{type(message).__name__} before the handshake")
+
+    def _heard(self, message: Message) -> None:
+        if not isinstance(message, Ping):
+            assert isinstance(message, (Hello, Prove))
+            self._handshake(message)
+        elif self.open:
+            self.me.generations.heard(message.generation)
+        else:
+            raise WireError("Ping before the handshake")
 
     def _handshake(self, message: Hello | Prove) -> None:
         if self.open:
@@ -227,6 +291,8 @@ class Channel(asyncio.Protocol):
                     f"speaks protocol {message.version}, we speak {PROTOCOL_VERSION}: upgrade the older side"
                 )
             self.peer = message
+            if self._is_outdated():
+                return
             if self.me.secret is not None:
                 if (message.kind, message.id) == (self.me.kind, self.me.id):
                     # a peer with our own name could send our own proof back to us
@@ -241,6 +307,7 @@ class Channel(asyncio.Protocol):
         else:
             raise WireError("Prove out of order")
         if self.peer is not None and self._peer_proved:
+            self.me.generations.heard(self.peer.generation)
             self._established()
 
     def _established(self) -> None:
@@ -252,7 +319,33 @@ class Channel(asyncio.Protocol):
             self.opened.set_result(None)
         if self._on_open is not None:
             self._on_open(self)
+        self._pings = LoopTicks(PING_S, self._ping)
         self._flush()
+
+    # -------------------------------------------------------------------------------------------------- silence
+
+    def _ping(self, lived: bool) -> None:
+        """Runs each second of an open channel, also while what is queued leaves a closed one."""
+        assert self._transport is not None
+        unread_bytes = self._transport.get_write_buffer_size()
+        read_bytes = self._written_bytes - unread_bytes
+        self._reader.heard = not unread_bytes or read_bytes > self._read_bytes
+        self._read_bytes = read_bytes
+        if self._peer.tick(lived):
+            self.lose(f"{self.peer_name} was silent for {SILENT_S:g} s")
+        elif self._reader.tick(lived):
+            self.lose(f"{self.peer_name} read nothing for {SILENT_S:g} s, {unread_bytes} bytes wait")
+        elif not self._is_closing() and not self._is_outdated():
+            self.send(Ping(self.me.generations.highest))
+
+    def _is_outdated(self) -> bool:
+        """Whether the peer is a router of an earlier generation than another that is known; if so, the channel ends."""
+        assert self.peer is not None
+        peer, latest = self.peer, self.me.generations.highest
+        outdated = peer.kind == "router" and 0 < peer.generation < latest
+        if outdated:
+            self.abort(f"router {peer.id} of generation {peer.generation} was replaced by one of {latest}")
+        return outdated
 
     def _handshake_timeout(self) -> None:
         if not self.open:
@@ -265,89 +358,3 @@ def _mac(secret: bytes, peer_nonce: bytes, own_nonce: bytes, who: Identity, peer
     """
     parts = (peer_nonce, own_nonce, who.kind.encode(), who.id.encode(), peer_id.encode())
     return hmac.new(secret, b"".join(_HEADER.pack(len(part)) + part for part in parts), "sha256").digest()
-
-
-# ------------------------------------------------------------------------------------------------ listen and connect
-
-
-async def listen(address: str, factory: Callable[[], Channel]) -> tuple[asyncio.Server, str]:
-    """Starts to listen on `unix:/path`, `tcp:host:port` (port 0 picks a free one) or `tcp:host:first-last`, which takes
-    the first free port of a range. Returns the server and the address at which it listens. Raises OSError if no such
-    port is free.
-    """
-    loop = asyncio.get_running_loop()
-    scheme, _, rest = address.partition(":")
-    if scheme == "unix":
-        _clear_for_socket(rest)
-        server = await loop.create_unix_server(factory, rest)
-        os.chmod(rest, 0o600)
-        return server, address
-    if scheme == "tcp":
-        host, _, port = rest.rpartition(":")
-        server = await _listen_in_range(factory, host, port)
-        bound = server.sockets[0].getsockname()
-        return server, f"tcp:{host}:{bound[1]}"
-    raise ValueError(f"address {address!r}: expected unix:/path or tcp:host:port")
-
-
-async def _listen_in_range(factory: Callable[[], Channel], host: str, ports: str) -> asyncio.Server:
-    first, last = port_range(ports)
-    for port in range(first, last + 1):
-        try:
-            return await asyncio.get_running_loop().create_server(factory, host, port)
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE or first == last:
-                raise
-    raise OSError(errno.EADDRINUSE, f"all ports {ports} of {host} are in use: make the range longer")
-
-
-def port_range(ports: str) -> tuple[int, int]:
-    """Returns the first and the last port of `first-last`, or twice the only one."""
-    first, _, last = ports.partition("-")
-    return int(first), int(last or first)
-
-
-def remove_sockets(addresses: Iterable[str]) -> None:
-    """Removes the files of the unix sockets among `addresses`, after their listeners have closed."""
-    for address in addresses:
-        if address.startswith("unix:"):
-            Path(address.removeprefix("unix:")).unlink(missing_ok=True)
-
-
-def _clear_for_socket(path: str) -> None:
-    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-    if os.path.exists(path):
-        # a killed process left this file; socket paths carry a fresh id, so no other process listens here
-        os.unlink(path)
-
-
-async def connect(addresses: tuple[str, ...], factory: Callable[[], Channel]) -> Channel:
-    """Connects to the first of `addresses` that answers, completes the handshake, and returns the channel. (The unix
-    path of another node does not exist here, so it fails at once.)
-
-    Raises ConnectionError that names every address tried, or WireError if the handshake fails.
-    """
-    loop = asyncio.get_running_loop()
-    errors: list[str] = []
-    for address in addresses:
-        scheme, _, rest = address.partition(":")
-        try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                if scheme == "unix":
-                    _, channel = await loop.create_unix_connection(factory, rest)
-                else:
-                    host, _, port = rest.rpartition(":")
-                    _, channel = await loop.create_connection(factory, host, int(port))
-        except TimeoutError:
-            errors.append(f"{address}: not connected within {CONNECT_TIMEOUT_S:g} s")
-            continue
-        except OSError as error:
-            errors.append(f"{address}: {error}")
-            continue
-        try:
-            await channel.opened
-        except asyncio.CancelledError:
-            channel.abort("the attempt to connect was given up")
-            raise
-        return channel
-    raise ConnectionError("no address answers: " + "; ".join(errors))

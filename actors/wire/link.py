@@ -9,8 +9,9 @@ import random
 from collections.abc import Awaitable, Callable
 
 from actors.loop_timeout import within
-from actors.wire.channel import Channel, Identity, WireError, connect
+from actors.wire.channel import Channel, Identity, WireError
 from actors.wire.messages import Message
+from actors.wire.sockets import connect
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +32,8 @@ class Link:
     """Keeps one Channel to the peer whose addresses `find` returns. Callbacks run on the event loop and must not raise.
 
     The link calls `find` before each attempt to connect, because a restarted peer listens at another address. `find`
-    may fail or time out. `on_broken` runs each time that a connection ends because a message could not be handled
-    (`Channel.broken`).
+    may fail or time out. `on_end` runs first when a connection has ended, also if its handshake failed; the channel
+    says how it ended (`broken`, `silent`).
     """
 
     def __init__(
@@ -43,11 +44,11 @@ class Link:
         on_up: Callable[[Channel], None],
         on_down: Callable[[str], None],
         name: str,
-        on_broken: Callable[[], object] | None = None,
+        on_end: Callable[[Channel], object] | None = None,
     ) -> None:
         self._me, self._find, self._name = me, find, name
         self._on_message, self._on_up, self._on_down = on_message, on_up, on_down
-        self._on_broken = on_broken
+        self._on_end = on_end
         self._task: asyncio.Task[None] | None = None
         self.channel: Channel | None = None
 
@@ -74,6 +75,11 @@ class Link:
             return False
         self.channel.send(message)
         return True
+
+    def lose(self, reason: str) -> None:
+        """Drops the present connection, if there is one, whose peer gives no sign of life; then connects again."""
+        if self.channel is not None:
+            self.channel.lose(reason)
 
     async def _keep(self) -> None:
         backoff_s, find_s = BACKOFF_FIRST_S, FIND_TIMEOUT_S
@@ -106,8 +112,8 @@ class Link:
         self._on_up(channel)
 
     def _down(self, channel: Channel, reason: str) -> None:
-        if channel.broken and self._on_broken is not None:
-            self._on_broken()
+        if self._on_end is not None:
+            self._on_end(channel)
         if self.channel is channel:
             self.channel = None
             self._on_down(reason)

@@ -15,9 +15,11 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from msgspec.structs import replace
 
+from actors.loop_timeout import LoopTicks, Silence
 from actors.wire.channel import Channel, Identity
 from actors.wire.link import Link
 from actors.wire.messages import (
@@ -53,6 +55,11 @@ from policies.request.life import Life, Limits
 from policies.request.stage import Stage, Task
 
 log = logging.getLogger(__name__)
+
+ROUTER_TICK_S = 0.5
+ROUTER_SILENT_TICKS = 6
+"""Ticks without a FleetStatus after which the router is lost. It sends one each second (`actors.router.server`), so two
+may be late; every new request waits for as long."""
 
 # ASSUMPTION: an engine that lost its router finds the next one within its longest back-off (`actors.wire.link`) and an
 # answer of Serve, some 3 s on a busy machine.
@@ -116,8 +123,7 @@ class IngressConnections:
         self._was_whole = False
         self.salt = (me.secret or b"sluice")[:64]
         self.fleet_status: FleetStatus | None = None
-        broken = metrics.protocol_errors.labels
-        self._engines = EngineLinks(me, self._from_engine, self._engine_lost, broken("engine").inc)
+        self._engines = EngineLinks(me, self._from_engine, self._engine_lost, partial(self._ended, "engine"))
         self._router = Link(
             me,
             find_router,
@@ -125,8 +131,10 @@ class IngressConnections:
             self._router_up,
             self._router_down,
             "router",
-            broken("router").inc,
+            partial(self._ended, "router"),
         )
+        self._router_silence = Silence(ROUTER_SILENT_TICKS)
+        self._router_ticks: LoopTicks | None = None
         self._admin_calls = AdminCalls(self._router.send)
         self.ask_router = self._admin_calls.call
         self._router_connected = False
@@ -158,8 +166,9 @@ class IngressConnections:
         self._all(ev.Cancel())
         if self._sweeper is not None:
             self._sweeper.cancel()
-        if self._progress_timer is not None:
-            self._progress_timer.cancel()
+        for timer in (self._progress_timer, self._router_ticks):
+            if timer is not None:
+                timer.cancel()
         await self._router.stop()
         await self._engines.stop()
 
@@ -362,7 +371,7 @@ class IngressConnections:
             case Unknown():
                 self._happens(message.attempt_id, ev.Unknown())
             case FleetStatus():
-                self.fleet_status = message
+                self.fleet_status, self._router_silence.heard = message, True
             case AdminAnswer():
                 self._admin_calls.answer(message)
             case Fleet():
@@ -382,9 +391,13 @@ class IngressConnections:
 
     def _router_up(self, _: Channel) -> None:
         self._router_connected, self._handover_s = True, None
+        self._router_silence = Silence(ROUTER_SILENT_TICKS)
+        self._router_ticks = LoopTicks(ROUTER_TICK_S, self._router_tick)
 
     def _router_down(self, reason: str) -> None:
         self._router_connected, self._handover_s = False, None
+        if self._router_ticks is not None:
+            self._router_ticks.cancel()
         self._admin_calls.lost()
         self._admitted.clear()
         if self._stopping:
@@ -392,6 +405,18 @@ class IngressConnections:
         log.warning("router lost (%s): deciding %d requests here until it is back", reason, len(self.live))
         if not self._local.is_open:
             self._decide_here()
+
+    def _router_tick(self, lived: bool) -> None:
+        """Gives up a router that sends no status: it is stopped, or hangs, or is cut off."""
+        if self._router_silence.tick(lived):
+            self._router.lose(f"router sent no status for {ROUTER_SILENT_TICKS * ROUTER_TICK_S:g} s")
+
+    def _ended(self, kind: str, channel: Channel) -> None:
+        """Counts the end of a connection that had a fault."""
+        if channel.broken:
+            self.metrics.protocol_errors.labels(kind).inc()
+        if channel.silent:
+            self.metrics.silent_peers.labels(kind).inc()
 
     def _decide_here(self) -> None:
         """Opens this replica's own router, and tells it of every request."""

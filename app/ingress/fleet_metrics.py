@@ -76,6 +76,9 @@ ROUTER: dict[str, Metric] = _listed(
     ("protocol_errors", "connections",
         "Connections to the router that ended because a message could not be taken: its kind is unknown, its shape is "
         "wrong, or its handler failed."),
+    (r"silent_peers_(\w+)", "connections",
+        "Connections that the router ended because nothing came from the peer, or it read nothing, for some seconds.",
+        "peer"),
     ("prefix_index_refused_blocks", "blocks",
         "KV blocks that the prefix indexes did not take because they were full."),
     ("kv_event_batches", "batches", "Batches of KV events that the prefix indexes took in."),

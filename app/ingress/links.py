@@ -37,7 +37,7 @@ class EngineLink:
         info: EngineInfo,
         on_message: Callable[["EngineLink", Message], None],
         on_lost: Callable[["EngineLink", str], None],
-        on_broken: Callable[[], object],
+        on_end: Callable[[Channel], object],
     ) -> None:
         self.info = info
         self.live: dict[str, Life] = {}
@@ -47,9 +47,7 @@ class EngineLink:
         self._on_message, self._on_lost = on_message, on_lost
         self._early: list[Message] = []
         self._waited_s: float | None = 0.0  # None once connected or given up
-        self._link = Link(
-            me, self._find, self._received, self._up, self._down, f"engine {info.id}", on_broken
-        )
+        self._link = Link(me, self._find, self._received, self._up, self._down, f"engine {info.id}", on_end)
         self._link.start()
 
     @property
@@ -111,9 +109,9 @@ class EngineLinks:
         me: Identity,
         on_message: Callable[[EngineLink, Message], None],
         on_lost: Callable[[EngineLink, str], None],
-        on_broken: Callable[[], object],
+        on_end: Callable[[Channel], object],
     ) -> None:
-        self._me, self._on_message, self._on_lost, self._on_broken = me, on_message, on_lost, on_broken
+        self._me, self._on_message, self._on_lost, self._on_end = me, on_message, on_lost, on_end
         self._links: dict[str, EngineLink] = {}
         self._retired: set[EngineLink] = set()
         self._stopping: set[asyncio.Task[None]] = set()
@@ -136,7 +134,7 @@ class EngineLinks:
             known = self._links.get(info.id)
             if known is None:
                 self._links[info.id] = EngineLink(
-                    self._me, info, self._on_message, self._on_lost, self._on_broken
+                    self._me, info, self._on_message, self._on_lost, self._on_end
                 )
             else:
                 known.info, known.missing_s = info, None

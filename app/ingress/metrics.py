@@ -108,7 +108,7 @@ INGRESS: tuple[Metric, ...] = (
     counter(
         "sluice_fallback_decisions_total",
         "decisions",
-        "Decisions that this replica made itself because no router was connected, by task (prefill or decode).",
+        "Decisions that this replica made itself because no router decided, by task (prefill or decode).",
         "task",
     ),
     counter(
@@ -121,6 +121,13 @@ INGRESS: tuple[Metric, ...] = (
         "connections",
         "Connections of this replica that ended because a message could not be taken: its kind is unknown, its shape "
         "is wrong, or its handler failed.",
+        "peer",
+    ),
+    counter(
+        "sluice_silent_peers_total",
+        "connections",
+        "Connections that this replica ended because nothing came from the peer, or it read nothing, for some seconds: "
+        "its process is stopped or hangs, or its host or the network is away.",
         "peer",
     ),
     counter(
@@ -169,6 +176,7 @@ class IngressMetrics:
         self.fallbacks = self._counter("sluice_fallback_decisions_total")
         self.refused_events = self._counter("sluice_refused_events_total")
         self.protocol_errors = self._counter("sluice_protocol_errors_total")
+        self.silent_peers = self._counter("sluice_silent_peers_total")
         self.slow_clients = self._counter("sluice_slow_clients_total")
         self.internal_errors = self._counter("sluice_internal_errors_total")
 

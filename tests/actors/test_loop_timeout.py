@@ -6,7 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from actors.loop_timeout import SLICES, LoopTimeout, within
+from actors.loop_timeout import SLICES, LoopTicks, LoopTimeout, Silence, within
 
 
 class Loop:
@@ -111,3 +111,30 @@ async def test_what_came_while_the_loop_was_away_counts() -> None:
     for end in (out, accepted.result()):
         end.close()
     server.close()
+
+
+def test_ticks_go_on_until_they_are_cancelled_and_say_when_the_loop_stood_still(loop: Loop) -> None:
+    lived: list[bool] = []
+    ticks = LoopTicks(1.0, lived.append)
+    loop.run_until(2.5)
+    # stopped for a minute
+    loop.run_until(70.0, late_s=65.0)
+    loop.run_until(69.5)
+    assert lived == [True, True, False, True]
+    ticks.cancel()
+    loop.run_until(80.0)
+    assert len(lived) == 4
+
+
+def test_silence_is_counted_from_what_was_heard_last() -> None:
+    silence = Silence(3)
+    assert [silence.tick(True) for _ in range(2)] == [False, False]
+    silence.heard = True
+    assert [silence.tick(True) for _ in range(4)] == [False, False, False, True]
+
+
+def test_silence_while_the_loop_stood_still_does_not_count_but_not_for_ever() -> None:
+    silence = Silence(3)
+    # 2 that count and 1 that does not; then 2 more are excused, and the next counts
+    ticks = [True, True, False, False, False, False]
+    assert [silence.tick(lived) for lived in ticks] == [False] * 5 + [True]

@@ -18,8 +18,9 @@ from typing import Protocol
 import msgspec
 
 from actors.loop_timeout import LoopTimeout
-from actors.wire.channel import Channel, Identity, WireError, connect
+from actors.wire.channel import Channel, Identity, WireError
 from actors.wire.messages import Message, Pull, Pulled, PullGrant, Sent
+from actors.wire.sockets import connect
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,9 @@ import pytest
 
 from actors.engine.sim.config import SimEngineConfig
 from actors.engine.sim.engine import SimEngine
-from actors.wire.channel import Channel, Identity, connect
+from actors.wire.channel import Channel, Identity
 from actors.wire.messages import Closed, Failed, Out, PrefillDone, Pulled, Tokens
+from actors.wire.sockets import connect
 from tests.actors.engine.rig import Client, Node, Rig, until
 
 PROMPT = list(range(10, 60))

@@ -11,7 +11,8 @@ import pytest
 
 from actors.router.server import RouterServer
 from actors.wire import messages as wire
-from actors.wire.channel import Channel, Identity, connect
+from actors.wire.channel import Channel, Identity
+from actors.wire.sockets import connect
 from policies.dispatch.dispatcher import Action, DispatchConfig, Dispatcher
 from policies.routing.simple.join_shortest_queue import JoinShortestQueue
 from policies.state import events as ev

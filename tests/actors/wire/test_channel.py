@@ -12,8 +12,10 @@ import msgspec
 import pytest
 
 from actors.wire import channel as wire
-from actors.wire.channel import Channel, Identity, WireError, connect, listen
+from actors.wire import sockets
+from actors.wire.channel import Channel, Identity, WireError
 from actors.wire.messages import PROTOCOL_VERSION, Cancel, Hello, Message, Out, Prove, Tokens
+from actors.wire.sockets import connect, listen
 
 HELLO = Hello(PROTOCOL_VERSION, "ingress", "raw", b"n" * 16)
 
@@ -207,7 +209,7 @@ async def test_a_time_in_which_we_stood_still_is_no_reason_to_drop_a_peer(
 async def test_an_address_that_does_not_answer_gives_way_to_the_next(
     unsecured: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "CONNECT_TIMEOUT_S", 3.0)
+    monkeypatch.setattr(sockets, "CONNECT_TIMEOUT_S", 3.0)
     # the server's queue is full, so that further SYNs are dropped
     with socket.create_server(("127.0.0.1", 0), backlog=0) as deaf:
         address = deaf.getsockname()

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from actors.wire import link as module
-from actors.wire.channel import Channel, Identity, listen
+from actors.wire.channel import Channel, Identity
 from actors.wire.link import Link
 from actors.wire.messages import PROTOCOL_VERSION, Cancel, Hello
+from actors.wire.sockets import listen
 from tests.actors.wire.test_channel import Side, frame, until
 
 ME = Identity("ingress", "i")

@@ -19,7 +19,8 @@ import httpx
 from actors.router.network.feed import RouterNetwork
 from actors.router.server import RouterServer
 from actors.wire import messages as wire
-from actors.wire.channel import Channel, Identity, connect, listen
+from actors.wire.channel import Channel, Identity
+from actors.wire.sockets import connect, listen
 from app.ingress.asgi import IngressApp
 from app.ingress.config import IngressConfig
 from app.ingress.connections import IngressConnections

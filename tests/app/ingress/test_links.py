@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from actors.wire import messages as wire
-from actors.wire.channel import listen
+from actors.wire.sockets import listen
 from app.api.extensions import ClassSlo
 from app.ingress import links
 from app.ingress.config import IngressConfig
