@@ -48,12 +48,13 @@ PING_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class StallLimits:
-    """The limits of a watchdog: the least silence in seconds that counts as a stall, and the multiple of a stall's
-    limit after which the core is lost.
+    """The limits of a watchdog: the least silence in seconds that counts as a stall, the multiple of a stall's limit
+    after which the core is lost, and the least silence of a core in its first steps.
     """
 
     least_s: float
     replace_after: float = 3.0
+    first_steps_s: float = FIRST_STEPS_S
 
     def __post_init__(self) -> None:
         if not self.least_s > 0:
@@ -85,7 +86,7 @@ class Watchdog:
     def stall_s(self) -> float:
         """Seconds of silence after which the core counts as stalled."""
         longest_s = max(self._longest_s, self._longest_before_s)
-        least_s = max(self._limits.least_s, FIRST_STEPS_S if self._steps < FIRST_STEPS else 0.0)
+        least_s = max(self._limits.least_s, self._limits.first_steps_s if self._steps < FIRST_STEPS else 0.0)
         return max(least_s, STEP_FACTOR * longest_s)
 
     @property

@@ -28,13 +28,15 @@ class Stepper(Protocol):
 
 
 class StepClock:
-    """Drives the steps of its members together. The members call `kick` when work has arrived."""
+    """Drives the steps of its members together. The members call `kick` when work has arrived. `ticking` says whether
+    steps are under way, and `step_end_s` when the present one ends, or the last one did.
+    """
 
     def __init__(self) -> None:
         self.ticking = False
         self._members: list[Stepper] = []
         self._stepping: list[Stepper] = []
-        self._step_end_s = 0.0
+        self.step_end_s = 0.0
         self._loop: asyncio.AbstractEventLoop
 
     def join(self, member: Stepper) -> None:
@@ -59,15 +61,15 @@ class StepClock:
         if longest_s is None:
             self.ticking = False
             return
-        self._step_end_s = start_s + longest_s
-        self._loop.call_later(self._step_end_s - time.monotonic(), self._end)
+        self.step_end_s = start_s + longest_s
+        self._loop.call_later(self.step_end_s - time.monotonic(), self._end)
 
     def _end(self) -> None:
-        early_s = self._step_end_s - time.monotonic()
+        early_s = self.step_end_s - time.monotonic()
         if early_s > MAX_EARLY_S:
             self._loop.call_later(max(early_s, 1e-3), self._end)
             return
         for member in self._stepping:
             member.end_step()
         now_s = time.monotonic()
-        self._begin(now_s if now_s - self._step_end_s > MAX_LAG_S else self._step_end_s)
+        self._begin(now_s if now_s - self.step_end_s > MAX_LAG_S else self.step_end_s)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from actors.engine.sim.links import SimLink
+from actors.engine.watchdog import StallLimits
 from actors.wire.messages import KV_EVENTS, EngineInfo, Role
 from policies.engine_model.timing import PROFILES, TimingProfile
 
@@ -22,7 +23,8 @@ class SimEngineConfig:
     token id is accepted. With `group` "" the compatibility group is derived. `kv_events` says whether the engine
     reports its prefix cache to the router. `dp_ranks` is the number of data-parallel ranks, each with `slots` and
     `kv_blocks` of its own; with `barrier` they step together. `faults` is a folder of orders to fail, for tests of
-    failures only (`actors.engine.sim.faults`).
+    failures only (`actors.engine.sim.faults`). Steps that stand still for `stall_s` are a stall, and after
+    `replace_after_stalls` times as long the engine is replaced, as one of vLLM is (`actors.engine.watchdog`).
     """
 
     engine_id: str
@@ -47,6 +49,8 @@ class SimEngineConfig:
     dp_ranks: int = 1
     barrier: bool = False
     faults: str | None = None
+    stall_s: float = 5.0
+    replace_after_stalls: float = 3.0
 
     def __post_init__(self) -> None:
         for name in (
@@ -59,7 +63,7 @@ class SimEngineConfig:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1")
-        for name in ("lease_s", "pull_timeout_s"):
+        for name in ("lease_s", "pull_timeout_s", "stall_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be above 0 seconds")
         if not self.hold_transfers_s >= 0:
@@ -76,6 +80,11 @@ class SimEngineConfig:
         if self.barrier and self.dp_ranks == 1:
             raise ValueError("barrier is on, but there is one rank only: set dp_ranks to 2 or more")
         self.timing_profile()
+        self.stall_limits()
+
+    def stall_limits(self) -> StallLimits:
+        """Returns the limits of the watch over the steps; nothing is compiled in the first ones."""
+        return StallLimits(self.stall_s, self.replace_after_stalls, first_steps_s=self.stall_s)
 
     def timing_profile(self) -> TimingProfile:
         """Returns the profile with its replaced fields. Raises ValueError for an unknown profile or field."""

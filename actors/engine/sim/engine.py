@@ -30,12 +30,14 @@ from actors.engine.sim.leases import LeaseKeeper
 from actors.engine.sim.output import Choice, pieces
 from actors.engine.sim.peers import SimHandle
 from actors.engine.sim.reads import KvReads
+from actors.engine.sim.step_watch import StepWatch
 from actors.engine.sim.tasks import DecodeTask, PrefillTask, Refused, decode_of
 from actors.wire.channel import Channel, Identity
 from actors.wire.messages import (
     Admitted,
     Decode,
     EngineInfo,
+    EngineState,
     Failed,
     Message,
     Out,
@@ -77,6 +79,8 @@ class SimEngine:
         self._faults: Faults | None = None
         if config.faults is not None:
             self._faults = Faults(config.faults, config.engine_id, self._clock.kick)
+        limits = config.stall_limits()
+        self._watch = StepWatch(config.engine_id, self._clock, limits, self._halted, self._clock.kick)
 
     # ------------------------------------------------------------------------------------------------ life
 
@@ -95,6 +99,7 @@ class SimEngine:
         self._reads.start(sink, self._leases)
         if self._faults is not None:
             self._faults.start()
+        self._watch.start()
 
     def attach(self, me: Identity, addresses: tuple[str, ...]) -> None:
         """Takes this engine's name on the wire and the addresses at which other engines can pull its KV. The server
@@ -140,7 +145,13 @@ class SimEngine:
             kv_blocks_used=self._pool.used,
             kv_blocks_free=self._pool.free,
             preemptions=self._model.preemptions_total,
+            stalls=self._watch.stalls,
         )
+
+    @property
+    def state(self) -> EngineState:
+        """The state of the engine as far as its steps decide it: "stalled" if they stand still, "down" for good."""
+        return "down" if self._dead is not None else self._watch.state
 
     def kv_events(self, rank: int = 0) -> list[Change]:
         """Returns the changes of the prefix cache since the last call; the list is empty without the option
@@ -149,7 +160,8 @@ class SimEngine:
         return self._pool.drain_changes()
 
     async def check_health(self) -> None:
-        """Raises RuntimeError if the step loop has failed or the engine was stopped."""
+        """Raises RuntimeError if the step loop has failed or stands still for good, or the engine was stopped."""
+        self._watch.check()
         if self._dead is not None:
             raise RuntimeError(f"sim engine {self.config.engine_id} died: {self._dead!r}") from self._dead
         if self._stopped:
@@ -176,6 +188,7 @@ class SimEngine:
         self._leases.stop()
         if self._faults is not None:
             self._faults.stop()
+        self._watch.stop()
         tasks: list[PrefillTask | DecodeTask] = [*self._prefills.values(), *self._decodes.values()]
         for task in tasks:
             if task.timer is not None:
@@ -252,7 +265,7 @@ class SimEngine:
         """Begins a step. Returns its duration in seconds, or None if there is nothing to compute."""
         if self._stopped or self._dead is not None:
             return None
-        if self._faults is not None and self._faults.order.stalled:
+        if self._halted():
             return None
         try:
             seconds = self._model.begin_step()
@@ -271,6 +284,7 @@ class SimEngine:
             return
         try:
             result = self._model.end_step()
+            self._watch.step()
             items = self._items(result) if result.decoded else []
             for seq in result.prefilled:
                 self._prefilled(seq)
@@ -278,6 +292,10 @@ class SimEngine:
                 self._sink.tokens(items)
         except Exception as error:
             self._die(error)
+
+    def _halted(self) -> bool:
+        """Returns whether an ordered fault stops the steps."""
+        return self._faults is not None and self._faults.order.stalled
 
     def _items(self, result: StepResult) -> list[Out]:
         """Returns the pieces of all sequences that gained a token, and ends the sequences that are finished."""

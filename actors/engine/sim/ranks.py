@@ -17,7 +17,17 @@ from actors.engine.sim.clock import StepClock
 from actors.engine.sim.config import SimEngineConfig
 from actors.engine.sim.engine import SimEngine
 from actors.wire.channel import Channel, Identity, WireError
-from actors.wire.messages import Decode, EngineInfo, Failed, Message, Prefill, Pull, Pulled, Status
+from actors.wire.messages import (
+    Decode,
+    EngineInfo,
+    EngineState,
+    Failed,
+    Message,
+    Prefill,
+    Pull,
+    Pulled,
+    Status,
+)
 from policies.engine_model.blocks import Change
 
 T = TypeVar("T", int, float)
@@ -71,6 +81,11 @@ class SimRanks:
             dp_ranks=n,
             barrier=self.config.barrier,
         )
+
+    @property
+    def state(self) -> EngineState:
+        """The state of the rank that is worst off, because in a real engine the others could not go on without it."""
+        return max((rank.state for rank in self.ranks), key=("ready", "stalled", "down").index)
 
     async def check_health(self) -> None:
         """Raises RuntimeError if a rank has failed, because in a real engine the others could not go on without it."""

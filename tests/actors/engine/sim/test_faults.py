@@ -118,3 +118,43 @@ async def test_poison_kills_the_process_that_takes_it_as_that_task(tmp_path: Pat
         assert await asyncio.to_thread(host.process.wait, 30) == -signal.SIGKILL
     finally:
         host.end()
+
+
+async def test_steps_that_stand_still_are_a_stall_and_the_work_goes_elsewhere(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        c, engine = await faulty(rig, tmp_path, stall_s=0.5, replace_after_stalls=1e6)
+        c.client.decode("r", PROMPT, max_tokens=5000)
+        await until(lambda: c.client.outs("r"), "a token")
+        await obeys(engine, tmp_path, Order(stalled=True))
+        await until(lambda: any(isinstance(m, Failed) for m in c.client.of("r")), "the end of the work")
+        (failed,) = [m for m in c.client.of("r") if isinstance(m, Failed)]
+        assert (failed.code, failed.retryable) == ("stalled", True)
+        assert c.server.status().state == "stalled"
+        assert engine.metrics().stalls == 1
+        await obeys(engine, tmp_path, None)
+        await until(lambda: c.server.status().state == "ready", "ready again")
+        c.client.decode("again", PROMPT)
+        assert await c.client.text("again")
+        await c.rests()
+
+
+async def test_an_idle_engine_whose_steps_cannot_begin_is_stalled_too_and_then_lost(tmp_path: Path) -> None:
+    async with Rig(tmp_path) as rig:
+        c, engine = await faulty(rig, tmp_path, stall_s=0.5, replace_after_stalls=2.0)
+        await c.server.check_health()
+        await obeys(engine, tmp_path, Order(stalled=True))
+        await until(lambda: c.server.status().state == "down", "the loss")
+        with pytest.raises(RuntimeError, match="no step"):
+            await c.server.check_health()
+
+
+async def test_a_long_step_and_a_long_rest_are_no_stall(tmp_path: Path) -> None:
+    """A prefill of 1.5 s in one step, and as much time without work, with a limit of 0.5 s."""
+    async with Rig(tmp_path) as rig:
+        c, engine = await faulty(rig, tmp_path, stall_s=0.5, timing={"prefill_base_s": 1.5})
+        done = await c.prefilled("p", PROMPT)
+        assert done.compute_s >= 1.4
+        await asyncio.sleep(1.0)
+        assert engine.metrics().stalls == 0
+        c.client.release("p")
+        await c.rests()

@@ -1,0 +1,76 @@
+"""The watch over the steps of a sim engine, which are its core: they may stand still while the process lives.
+
+A step that ends is a sign of life, and so is a step whose end has not come yet. A clock that rests, because there is
+nothing to compute, would answer a ping; it does not if a fault is what stops it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from actors.engine.sim.clock import StepClock
+from actors.engine.watchdog import TICK_S, StallLimits, Watchdog
+from actors.wire.messages import EngineState
+
+log = logging.getLogger(__name__)
+
+
+class StepWatch:
+    """Watches the steps of one engine. `halted` says whether a fault stops them now."""
+
+    def __init__(
+        self,
+        name: str,
+        clock: StepClock,
+        limits: StallLimits,
+        halted: Callable[[], bool],
+        changed: Callable[[], None],
+    ) -> None:
+        self._name, self._clock, self._halted, self._changed = name, clock, halted, changed
+        self._dog = Watchdog(limits)
+        self._timer: asyncio.TimerHandle | None = None
+        self._last_s = 0.0
+
+    @property
+    def state(self) -> EngineState:
+        """The state of the engine as far as its steps decide it."""
+        condition = self._dog.condition
+        return "down" if condition == "lost" else condition
+
+    @property
+    def stalls(self) -> int:
+        """Number of times that the steps stood still."""
+        return self._dog.stalls
+
+    def check(self) -> None:
+        """Raises RuntimeError if the steps have stood still for so long that the engine is given up."""
+        if self._dog.condition == "lost":
+            raise RuntimeError(f"sim engine {self._name} has ended no step for {self._dog.silence_s:.0f} s")
+
+    def step(self) -> None:
+        """Takes the end of a step."""
+        self._dog.step()
+
+    def start(self) -> None:
+        """Begins to watch. Must be called in the event loop."""
+        loop = asyncio.get_running_loop()
+        self._last_s = loop.time()
+        self._timer = loop.call_later(TICK_S, self._look)
+
+    def stop(self) -> None:
+        """Ends the watch."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        now_s, before = loop.time(), self._dog.condition
+        condition = self._dog.lived(now_s - self._last_s)
+        if not self._halted() and (not self._clock.ticking or now_s < self._clock.step_end_s):
+            self._dog.sign()
+            condition = self._dog.condition
+        if condition != before:
+            log.error("sim engine %s is %s, it was %s", self._name, condition, before)
+            self._changed()
+        self._last_s = now_s
+        self._timer = loop.call_later(TICK_S, self._look)
