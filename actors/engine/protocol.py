@@ -52,6 +52,10 @@ class EngineMetrics:
     kv_blocks_free: int
     preemptions: int | None = None
     stalls: int | None = None
+    transfers_overdue: int | None = None
+    handshakes_refused: int | None = None
+    handshake_restarts: int | None = None
+    kv_feed_errors: int | None = None
 
 
 class Engine(Protocol):

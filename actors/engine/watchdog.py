@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Condition = Literal["ready", "stalled", "lost"]
-"""What is known of a core: it lives, it is stalled, or it was silent for so long that it is given up."""
+"""The condition of a core: it lives, it is stalled, or it has been silent beyond the limit of a lost core."""
 
 STEP_FACTOR = 5.0
 """Allowed silence in units of the longest step seen. ASSUMPTION: steps of one engine differ by their batch, which the
@@ -91,7 +91,7 @@ class Watchdog:
 
     @property
     def condition(self) -> Condition:
-        """What is known of the core at present."""
+        """The core's condition at present."""
         if self._lost:
             return "lost"
         return "stalled" if self._was_stalled else "ready"

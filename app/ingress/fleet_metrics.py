@@ -138,6 +138,12 @@ ENGINES: dict[str, Metric] = _listed(
     ("transfer_failures", "transfers", "Pulls of KV by the engine that failed."),
     ("leases_expired", "leases", "Leases of the engine that ended before the KV was pulled or released."),
     ("stalls", "stalls", "Times that a core of the engine stood still and its work was moved elsewhere."),
+    ("transfers_overdue", "transfers",
+        "Pulls of KV by the engine that took too long; their requests failed, and their blocks wait for the end."),
+    ("handshakes_refused", "messages", "Messages on NIXL's side channel that were no handshake."),
+    ("handshake_restarts", "restarts", "Times that NIXL's side channel was opened again after a failure."),
+    ("kv_feed_errors", "errors",
+        "Failures of the engine's feed of KV events, after each of which its prefix cache was announced anew."),
     ("preemptions", "preemptions", "Running requests that the engine set back for want of KV blocks."),
 )  # fmt: skip
 """Metrics by the name that an engine reports; totals count from the engine's start."""

@@ -260,7 +260,9 @@ class IngressRequest(Connected):
 
     def send_prefill(self, route: ev.RoutePrefill, left_s: float) -> bool:
         spec = self.spec
-        message = Prefill(self.attempt_id, spec.tokens, spec.params, left_s, self._priority(), route.rank)
+        message = Prefill(
+            self.attempt_id, spec.tokens, spec.params, left_s, self._priority(), route.rank, spec.chat
+        )
         return self._connections.send_work(route.engine_id, self, message)
 
     def send_decode(self, route: ev.RoutePrefill | ev.RouteDecode, left_s: float) -> bool:

@@ -48,7 +48,7 @@ class VllmEngine:
         self._info: EngineInfo
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="vllm-start")
         self._leases = AttemptLeases()
-        self._ledger = Ledger(self._on_transfer, self._leases.ended, self._on_step)
+        self._ledger = Ledger(self._on_transfer, self._leases.ended, self._on_step, self._on_overdue)
         self._watch: CoreWatch | None = None
         self._kv_feeds: list[KvEventFeed] = []
         self._draining = False
@@ -193,6 +193,10 @@ class VllmEngine:
         if self._runner is not None:
             self._runner.on_transfer(transfer)
 
+    def _on_overdue(self, request_id: str) -> None:
+        if self._runner is not None:
+            self._runner.on_overdue(request_id)
+
     def _on_step(self, core: int) -> None:
         if self._watch is not None:
             self._watch.step(core)
@@ -244,4 +248,5 @@ class VllmEngine:
     def metrics(self) -> EngineMetrics:
         """Returns the totals since the start of the engine."""
         self._ledger.totals.stalls = 0 if self._watch is None else self._watch.stalls
+        self._ledger.totals.kv_feed_errors = sum(feed.errors for feed in self._kv_feeds)
         return self._ledger.metrics(self._info.kv_blocks, self._ledger.used_blocks(self._rank_blocks))

@@ -9,7 +9,8 @@ further cache groups. The reader then knows less than is cached, but nothing wro
 group's cache at most).
 
 If vLLM's publisher no longer has a missed batch (its buffer holds 10,000), everything known is dropped with a
-`Cleared`.
+`Cleared`. The same is done after any surprise, such as a batch that cannot be decoded: an error ends no feed, because a
+router would otherwise believe in a cache that changed long ago.
 """
 
 import asyncio
@@ -32,6 +33,9 @@ log = logging.getLogger(__name__)
 
 _END = (-1).to_bytes(8, "big", signed=True)
 REPLAY_TIMEOUT_S = 10.0
+
+RETRY_S = 1.0
+"""Seconds between an error of the feed and the next subscription, so that an error that repeats costs little."""
 
 
 class _Place(Protocol):
@@ -123,10 +127,16 @@ class KvEventFeed:
         self._endpoint, self._replay_endpoint = endpoint, replay_endpoint
         self._next = 0  # number of vLLM's next batch
         self._task: asyncio.Task[None] | None = None
+        self.errors = 0
+
+    @property
+    def alive(self) -> bool:
+        """Whether the feed reads, or is about to subscribe again."""
+        return self._task is not None and not self._task.done()
 
     def start(self) -> None:
         """Subscribes, and reads in the background until `stop`."""
-        self._task = asyncio.create_task(self._read(), name="vLLM KV events")
+        self._task = asyncio.create_task(self._follow(), name="vLLM KV events")
 
     async def stop(self) -> None:
         """Stops reading and closes the sockets. Idempotent."""
@@ -135,7 +145,21 @@ class KvEventFeed:
             await asyncio.wait([self._task])
             self._task = None
 
+    async def _follow(self) -> None:
+        while True:
+            try:
+                await self._read()
+            except Exception:
+                # Nothing that a publisher sends may end the feed.
+                self.errors += 1
+                log.exception(
+                    "the feed of KV events failed at batch %d: the prefix cache is announced anew", self._next
+                )
+            self.translator.cleared()
+            await asyncio.sleep(RETRY_S)
+
     async def _read(self) -> None:
+        """Subscribes and takes batches until one of them, or the socket, is an error."""
         import zmq
         import zmq.asyncio
         from vllm.distributed.kv_events import KVEventBatch
@@ -150,12 +174,15 @@ class KvEventFeed:
                 await self._take(context, int.from_bytes(number, "big"), payload, decode)
 
     async def _take(self, context: Any, number: int, payload: bytes, decode: Any) -> None:
+        """Takes a batch after those that were missed. `_next` is beyond a batch before it is applied, so that one that
+        fails is not fetched again.
+        """
         if number < self._next:
             return  # already replayed
         if number > self._next:
             await self._replay(context, number, decode)
-        self._apply(decode(payload))
         self._next = number + 1
+        self._apply(decode(payload))
 
     async def _replay(self, context: Any, until: int, decode: Any) -> None:
         """Fetches the missed batches before `until`. If the publisher no longer has them, everything known is
@@ -174,7 +201,8 @@ class KvEventFeed:
             )
             self.translator.cleared()
             return
-        for _, payload in missed:
+        for number, payload in missed:
+            self._next = number + 1
             self._apply(decode(payload))
 
     async def _answers(self, request: Any, until: int) -> list[tuple[int, bytes]]:

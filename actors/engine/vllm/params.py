@@ -74,9 +74,14 @@ def child_params(params: SamplingParams, index: int) -> SamplingParams:
     return child
 
 
-def prefill_params() -> SamplingParams:
-    """Returns the parameters of a prefill: one greedy token, which is discarded, and KV kept for a decode engine."""
+def prefill_params(structured: StructuredOutputsParams | None = None) -> SamplingParams:
+    """Returns the parameters of a prefill: one greedy token, which is discarded, and KV kept for a decode engine.
+
+    With the constraint `structured` of the decode that follows, the core compiles its grammar already now. A grammar
+    that does not compile then fails the prefill, and not every decode after it.
+    """
     return SamplingParams(
+        structured_outputs=structured,
         temperature=0.0,
         max_tokens=1,
         detokenize=False,

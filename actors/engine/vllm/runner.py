@@ -12,7 +12,7 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from vllm.inputs.engine import tokens_input
@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreRequest
 
 log = logging.getLogger(__name__)
+
+_BLAME_S = 0.1
+"""Seconds between an output and the report of its step. ASSUMPTION: vLLM records a step right after its outputs, with a
+few turns of the event loop between at most."""
 
 
 class TaskRunner:
@@ -94,7 +98,7 @@ class TaskRunner:
             return
         task = EngineTask("prefill", msg)
         try:
-            request = self._request(msg, params.prefill_params())
+            request = self._request(msg, self._prefill_params(task, msg))
         except params.BadParameter as e:
             self._sink.failed(Failed(msg.attempt_id, "prefill", "bad_request", str(e), False, e.param))
             return
@@ -128,6 +132,20 @@ class TaskRunner:
             else:
                 self._submit(task, index, request)
 
+    def _prefill_params(self, task: EngineTask, msg: Prefill) -> "SamplingParams":
+        """Returns the SamplingParams of a prefill. Raises BadParameter for whatever its decode would refuse."""
+        params.sequences(msg.params)
+        asked = params.sampling_params(msg.params, self._defaults)
+        # An engine without a parser of its own may prefill for one that has it.
+        if msg.chat is not None and self._tools.parser is not None:
+            self._tools.session(msg.chat, msg.tokens).adjust(asked)
+        try:
+            self._llm.input_processor._validate_params(asked, self._supported)
+        except params.REFUSALS as e:
+            raise params.bad_parameter(e) from e
+        task.grammar = _grammar(msg.params, asked)
+        return params.prefill_params(asked.structured_outputs)
+
     def _choice_params(self, task: EngineTask) -> "list[SamplingParams]":
         """Returns the SamplingParams of each choice, of which the first pulls the KV. Raises BadParameter or
         BadHandle.
@@ -139,6 +157,7 @@ class TaskRunner:
             session = self._tools.session(msg.chat, msg.tokens)
             session.adjust(base)
             task.parsers = [session.choice() for _ in range(task.choices)]
+        task.grammar = _grammar(msg.params, base)
         children = [params.child_params(base, index) for index in range(task.choices)]
         if msg.handle is not None:
             remote = decode_handle(msg.handle)
@@ -303,10 +322,25 @@ class TaskRunner:
     def _on_refused(self, task: EngineTask, reason: str) -> None:
         if reason == "abort":
             self._fail(task, "draining", "the vLLM engine gave the request up", True)
-        elif task.remote is not None and task.generated_tokens == 0:
+        elif task.generated_tokens > 0:
+            self._fail(task, "internal", "vLLM ended the request with an error; see the engine's log", True)
+        elif task.remote is not None and task.grammar is None:
             self._fail(task, "kv_load", "the KV could not be loaded from the prefill engine", True)
-        elif task.msg.params.get("response_format") is not None and task.generated_tokens == 0:
-            self._fail(task, "bad_request", "the grammar of response_format failed", False, "response_format")
+        elif task.remote is not None:
+            # Either the pull or the grammar failed; the step's report of its pulls comes right after its outputs.
+            self.streams[task.streams[0].request_id] = task.streams[0]
+            asyncio.get_running_loop().call_later(_BLAME_S, self._blame, task)
+        else:
+            self._blame(task)
+
+    def _blame(self, task: EngineTask) -> None:
+        """Fails a task that vLLM refused before its first token, for a pull that failed or else for its grammar."""
+        if task.ended:
+            return
+        if task.kv_failed:
+            self._fail(task, "kv_load", "the KV could not be loaded from the prefill engine", True)
+        elif task.grammar is not None:
+            self._fail(task, "bad_request", f"the grammar of {task.grammar} failed", False, task.grammar)
         else:
             self._fail(task, "internal", "vLLM ended the request with an error; see the engine's log", True)
 
@@ -376,9 +410,24 @@ class TaskRunner:
         ):
             self._admit(task, (task.remote or {}).get("remote_prefill_cached_tokens") or 0)
 
+    def on_overdue(self, request_id: str) -> None:
+        """Fails the decode whose read of KV takes too long. Its blocks stay until the read has ended."""
+        stream = self.streams.get(request_id)
+        if stream is not None and not stream.task.ended:
+            self._fail(
+                stream.task, "kv_load", "the KV could not be read from the prefill engine in time", True
+            )
+
     def _on_unsent(self, task: EngineTask | None, error: Exception) -> None:
         if task is not None and not task.ended:
             self._fail(task, "engine_dead", f"the vLLM engine took no request: {error}", True)
+
+
+def _grammar(given: Mapping[str, Any], sampling: "SamplingParams") -> str | None:
+    """Returns the field of the request from which the grammar of `sampling` was made, or None without a grammar."""
+    if sampling.structured_outputs is None:
+        return None
+    return "tools" if given.get("response_format") is None else "response_format"
 
 
 Send = Callable[[], Awaitable[Any]]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actors.engine.protocol import EngineMetrics
-from actors.engine.vllm.connector import ENDED, HELLO, TRANSFERS
+from actors.engine.vllm.connector import ENDED, HELLO, LISTENER, OVERDUE, TRANSFERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,10 @@ class Totals:
     transfer_failures: int = 0
     leases_expired: int = 0
     stalls: int = 0
+    transfers_overdue: int = 0
+    handshakes_refused: int = 0
+    handshake_restarts: int = 0
+    kv_feed_errors: int = 0
 
 
 @dataclass
@@ -70,6 +74,7 @@ class Ledger:
     on_transfer: Callable[[Transfer], None]
     on_lease_ended: Callable[[str], None]
     on_step: Callable[[int], None] = lambda core: None
+    on_overdue: Callable[[str], None] = lambda request_id: None
     cores: dict[int, CoreCounts] = field(default_factory=dict)
     hellos: list[Hello] = field(default_factory=list)
     totals: Totals = field(default_factory=Totals)
@@ -111,6 +116,12 @@ class Ledger:
             self.on_transfer(transfer)
         for request_id in data.get(ENDED, ()):
             self.on_lease_ended(request_id)
+        for request_id in data.get(OVERDUE, ()):
+            totals.transfers_overdue += 1
+            self.on_overdue(request_id)
+        for refused, reopened in data.get(LISTENER, ()):
+            totals.handshakes_refused += refused
+            totals.handshake_restarts += reopened
 
     def requests(self) -> tuple[int, int]:
         """Returns the numbers of running and of waiting requests, as all cores last reported them."""
@@ -138,6 +149,10 @@ class Ledger:
             kv_blocks_free=blocks - used,
             preemptions=totals.preemptions,
             stalls=totals.stalls,
+            transfers_overdue=totals.transfers_overdue,
+            handshakes_refused=totals.handshakes_refused,
+            handshake_restarts=totals.handshake_restarts,
+            kv_feed_errors=totals.kv_feed_errors,
         )
 
 

@@ -64,6 +64,8 @@ class EngineTask:
     transfer_s: float = 0.0
     descriptors: int = 0
     kv_failed: bool = False
+    # The field of the request from which a grammar for the output was made.
+    grammar: str | None = None
     timer: asyncio.TimerHandle | None = None
     parsers: "list[ChoiceParser]" = field(default_factory=list)
 

@@ -12,6 +12,9 @@ class Prefill(Wire, frozen=True):
 
     `timeout_s` counts from receipt; when it is over, the engine aborts the work and answers Failed(code="deadline").
     With `dp_rank` None the engine chooses the data-parallel rank.
+
+    `params` and `chat` are those of the decode that follows. The engine checks them, so that a request which no decode
+    engine would take is refused before its prompt is computed.
     """
 
     attempt_id: str
@@ -20,6 +23,7 @@ class Prefill(Wire, frozen=True):
     timeout_s: float
     priority: int = 0
     dp_rank: int | None = None
+    chat: bytes | None = None
 
 
 class Resume(Part, frozen=True):

@@ -53,7 +53,7 @@ def test_a_sign_of_life_ends_a_stall(sign: object) -> None:
 
 
 def test_a_lost_core_stays_lost() -> None:
-    """Its owner has begun to end it, so a late sign must not bring work back."""
+    """The engine has begun to end such a core, so a late sign must not bring work back."""
     dog = grown_up()
     assert live(dog, 31.0) == "lost"
     dog.step()

@@ -18,3 +18,9 @@ ENDED = "sluice_leases_ended"
 
 HELLO = "sluice_hello"
 """Key in stats: [compatibility hash, bytes of a KV block, Unix times of process, imports, load] of each worker."""
+
+OVERDUE = "sluice_overdue"
+"""Key in stats: ids of the requests whose reads take longer than allowed."""
+
+LISTENER = "sluice_listener"
+"""Key in stats: [messages refused, sockets opened again] of the side channel since the last report."""

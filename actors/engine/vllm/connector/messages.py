@@ -9,7 +9,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import (
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats import NixlKVConnectorStats
 
-from actors.engine.vllm.connector import ENDED, HELLO, TRANSFERS
+from actors.engine.vllm.connector import ENDED, HELLO, LISTENER, OVERDUE, TRANSFERS
 
 
 @dataclass
@@ -38,13 +38,13 @@ class SluiceMetadata(NixlConnectorMetadata):
 
 
 class SluiceStats(NixlKVConnectorStats):
-    """NIXL's stats, with the lists TRANSFERS, ENDED and HELLO (`actors.engine.vllm.connector`)."""
+    """NIXL's stats, with Sluice's lists (`actors.engine.vllm.connector`)."""
+
+    OURS = (TRANSFERS, ENDED, HELLO, OVERDUE, LISTENER)
 
     def reset(self) -> None:
         super().reset()
-        self.data[TRANSFERS] = []
-        self.data[ENDED] = []
-        self.data[HELLO] = []
+        self.data.update({key: [] for key in self.OURS})
 
     def is_empty(self) -> bool:
-        return super().is_empty() and not any(self.data[key] for key in (TRANSFERS, ENDED, HELLO))
+        return super().is_empty() and not any(self.data[key] for key in self.OURS)

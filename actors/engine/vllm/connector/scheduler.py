@@ -6,13 +6,14 @@ ends within milliseconds while a lease may last for seconds, so the pauses betwe
 which nothing happened.
 """
 
+import dataclasses
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import NixlPullConnectorScheduler
 
-from actors.engine.vllm.connector import ENDED, HELLO, LEASE, RELEASE
+from actors.engine.vllm.connector import ENDED, HELLO, LEASE, LISTENER, RELEASE
 from actors.engine.vllm.connector.listener import HandshakeListener, ListenerCounts
 from actors.engine.vllm.connector.messages import SluiceMetadata, SluiceStats
 from actors.engine.vllm.connector.transfer import TABLE_SLOTS
@@ -109,6 +110,12 @@ class SluiceScheduler(NixlPullConnectorScheduler):
                 name=thread.name,
             )
             self._nixl_handshake_listener_t.start()
+        counts, reported = listener.counts, self._reported
+        if counts != reported:
+            news = [counts.refused - reported.refused, counts.reopened - reported.reopened]
+            self._reported = dataclasses.replace(counts)
+            if any(news):
+                self.stats.data[LISTENER].append(news)
 
     def update_state_after_alloc(
         self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int

@@ -26,9 +26,18 @@ import numpy as np
 TABLE_SLOTS = 65536
 _WORD_BYTES = 8
 
-# A generation is read by spinning: it arrives in microseconds, and waiting for the next engine step would cost the
-# request a whole step. After this time the read counts as failed; all requests of the worker wait for as long.
 PROBE_TIMEOUT_S = 5.0
+"""Seconds after which a lease table that was not read counts as unreadable. ASSUMPTION: connecting to a lender that is
+busy takes less; it took 2.2 s on two cores under a load of 16."""
+
+PROBE_WAIT_S = 0.01
+"""Most seconds that one step waits for the generations of all reads that ended in it. A generation comes in
+microseconds, and waiting for the next step would cost its request a whole step."""
+
+BACK_OFF_S = 10.0
+"""Seconds for which a lender whose table could not be read is not asked again; its reads fail at once."""
+
+_WORDS = 4096
 _SPIN_S = 0.002
 
 
@@ -167,35 +176,121 @@ class GenerationTable:
             self._generations[slot] = 0
 
 
+@dataclass(eq=False, slots=True)
+class Probe:
+    """One read of a generation. `valid` is None while it is under way; then it says whether the lease held."""
+
+    agent: str
+    generation: int
+    word: int
+    handle: Any
+    posted_s: float
+    valid: bool | None = None
+
+
 class GenerationProbe:
-    """Reads generations from the tables of prefill workers."""
+    """Reads generations from the tables of prefill workers, without waiting for a lender that does not answer.
+
+    A lender may be stopped in the middle of a read, and its answer may then come at any later time. NIXL cannot take a
+    read back: its UCX backend cancels the request and frees the handle at once, and its source says that this may not
+    be enough. An overdue read therefore keeps its handle and its word of memory until it ends.
+    """
 
     def __init__(self, agent: Any, backends: list[str], timeout_s: float = PROBE_TIMEOUT_S) -> None:
         self._agent = agent
         self._timeout_s = timeout_s
-        self._word = np.zeros(1, dtype=np.uint64)
-        self._address = int(self._word.ctypes.data)
-        region = [(self._address, _WORD_BYTES, 0, "")]
+        self._words = np.zeros(_WORDS, dtype=np.uint64)
+        self._address = int(self._words.ctypes.data)
+        self._free = list(range(_WORDS))
+        self._overdue: list[Probe] = []
+        self._silent_until_s: dict[str, float] = {}
+        region = [(self._address, self._words.nbytes, 0, "")]
         self._registration = agent.register_memory(agent.get_reg_descs(region, "DRAM"), backends=backends)
-        self._local = agent.get_xfer_descs([(self._address, _WORD_BYTES, 0)], "DRAM")
 
-    def holds(self, source: Source, table_address: int, slot: int, generation: int) -> bool:
-        """Returns whether `slot` of the table still holds `generation`. Raises NIXL's errors, and TimeoutError."""
-        remote = self._agent.get_xfer_descs([(table_address + slot * _WORD_BYTES, _WORD_BYTES, 0)], "DRAM")
-        self._word[0] = 0
-        handle = self._agent.initialize_xfer("READ", self._local, remote, source.agent)
+    @property
+    def overdue(self) -> int:
+        """Number of reads that were given up and have not ended."""
+        return len(self._overdue)
+
+    def post(self, source: Source, table_address: int, slot: int, generation: int, now_s: float) -> Probe:
+        """Starts to read `slot` of the table. Raises NIXL's errors, and TimeoutError for a lender that has not answered
+        lately.
+        """
+        if self._silent_until_s.get(source.agent, now_s) > now_s:
+            raise TimeoutError(f"the lease table of {source.agent} could not be read a moment ago")
+        if not self._free:
+            raise TimeoutError(f"all {_WORDS} reads of lease tables are overdue")
+        word = self._free[-1]
+        local = [(self._address + word * _WORD_BYTES, _WORD_BYTES, 0)]
+        remote = [(table_address + slot * _WORD_BYTES, _WORD_BYTES, 0)]
+        get_descs = self._agent.get_xfer_descs
+        handle = self._agent.initialize_xfer(
+            "READ", get_descs(local, "DRAM"), get_descs(remote, "DRAM"), source.agent
+        )
+        self._words[self._free.pop()] = 0
+        probe = Probe(source.agent, generation, word, handle, now_s)
         try:
             state = self._agent.transfer(handle)
-            started_s = time.perf_counter()
-            while state == "PROC":
-                waited_s = time.perf_counter() - started_s
-                if waited_s > self._timeout_s:
-                    raise TimeoutError(
-                        f"the lease table of {source.agent} was not read in {self._timeout_s} s"
-                    )
-                if waited_s > _SPIN_S:
-                    time.sleep(0.0002)
-                state = self._agent.check_xfer_state(handle)
-        finally:
-            self._agent.release_xfer_handle(handle)
-        return state == "DONE" and int(self._word[0]) == generation
+        except Exception:
+            self._end(probe, False)
+            raise
+        self._settle(probe, state)
+        return probe
+
+    def poll(self, probe: Probe, now_s: float) -> bool | None:
+        """Returns whether the lease held, or None while that is not known. Raises TimeoutError for a read that takes
+        too long; its lender is then left alone for a while. Raises NIXL's errors.
+        """
+        if probe.valid is None:
+            try:
+                state = self._agent.check_xfer_state(probe.handle)
+            except Exception:
+                self._end(probe, False)
+                raise
+            self._settle(probe, state)
+        if probe.valid is None and now_s - probe.posted_s > self._timeout_s:
+            self.give_up(probe)
+            self._silent_until_s[probe.agent] = now_s + BACK_OFF_S
+            raise TimeoutError(f"the lease table of {probe.agent} was not read in {self._timeout_s} s")
+        return probe.valid
+
+    def wait(self, probes: list[Probe], limit_s: float = PROBE_WAIT_S) -> None:
+        """Waits for `probes` for `limit_s` at most. Errors are left to `poll`."""
+        started_s = time.perf_counter()
+        while any(probe.valid is None for probe in probes):
+            waited_s = time.perf_counter() - started_s
+            if waited_s > limit_s:
+                return
+            if waited_s > _SPIN_S:
+                time.sleep(0.0002)
+            for probe in probes:
+                with contextlib.suppress(Exception):
+                    self.poll(probe, probe.posted_s)
+
+    def give_up(self, probe: Probe) -> None:
+        """Forgets the result of a read that is still under way; its memory is used again when it has ended."""
+        if probe.valid is None and probe not in self._overdue:
+            self._overdue.append(probe)
+
+    def sweep(self) -> None:
+        """Frees what reads that were given up have held, if they have ended."""
+        for probe in self._overdue:
+            try:
+                self._settle(probe, self._agent.check_xfer_state(probe.handle))
+            except Exception:
+                self._end(probe, False)
+        self._overdue = [probe for probe in self._overdue if probe.valid is None]
+
+    def _settle(self, probe: Probe, state: str) -> None:
+        if state != "PROC":
+            self._silent_until_s.pop(probe.agent, None)
+            self._end(probe, state == "DONE" and int(self._words[probe.word]) == probe.generation)
+
+    def _end(self, probe: Probe, valid: bool) -> None:
+        probe.valid = valid
+        try:
+            self._agent.release_xfer_handle(probe.handle)
+        except Exception:
+            # NIXL keeps the handle, so the word may still be written: it is not used again.
+            return
+        self._free.append(probe.word)

@@ -13,12 +13,13 @@ from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
 from actors.engine.vllm import plugin
-from actors.engine.vllm.connector import TRANSFERS
+from actors.engine.vllm.connector import OVERDUE, TRANSFERS
 from actors.engine.vllm.connector.messages import SluiceMetadata, SluicePayload, SluiceStats
 from actors.engine.vllm.connector.transfer import (
     CPU_DELAY_US,
     GenerationProbe,
     GenerationTable,
+    Probe,
     Source,
     TransferAgent,
     TransferFacts,
@@ -30,6 +31,13 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 logger = init_logger(__name__)
+
+READ_TIMEOUT_S = 10.0
+"""Seconds that a read may take beside the time for its bytes: handshake, connection, and a lender that is busy.
+ASSUMPTION: vLLM's handshake gives up after 5 s, and NIXL connects in less."""
+
+READ_FLOOR_BYTES_PER_S = 50e6
+"""Bandwidth below which a read counts as stuck. ASSUMPTION: no network on which moving KV pays is slower."""
 
 
 @dataclass
@@ -69,18 +77,24 @@ class SluiceWorker(NixlPullConnectorWorker):
         self._leases: dict[str, dict[str, Any]] = {}
         self._sources: dict[str, list[Source]] = {}
         self._held_s: dict[str, float] = {}
+        self._checks: dict[str, list[Probe]] = {}
+        # The times from which reads are counted, and the reads that have been reported as overdue.
+        self._reading_since_s: dict[str, float] = {}
+        self._overdue: set[str] = set()
+        self._read_timeout_s = float(config.get_from_extra_config("read_timeout_s", READ_TIMEOUT_S))
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         # Registered before vLLM describes this worker to others, because the description names all registered memory.
         self._table = GenerationTable(self._agent, self.nixl_backends)
         self._probe = GenerationProbe(self._agent, self.nixl_backends)
         super().register_kv_caches(kv_caches)
+        self._kv_block_bytes = sum(self.block_len_per_layer) * self._physical_blocks_per_logical_kv_block
         payload = self.xfer_handshake_metadata  # type: ignore[has-type]
         self.xfer_handshake_metadata = SluicePayload(
             compatibility_hash=payload.compatibility_hash,
             agent_metadata_bytes=payload.agent_metadata_bytes,
             lease_table=self._table.address,
-            kv_block_bytes=sum(self.block_len_per_layer) * self._physical_blocks_per_logical_kv_block,
+            kv_block_bytes=self._kv_block_bytes,
             born_at_s=plugin.born_at_s(),
             imported_at_s=plugin.imported_at_s,
             loaded_at_s=time.time(),
@@ -132,6 +146,7 @@ class SluiceWorker(NixlPullConnectorWorker):
             self._claim(meta)
             return
         if meta.awaiting_kvs:
+            self._reading_since_s.setdefault(req_id, time.perf_counter())
             self._claim(meta)
         super()._read_blocks_for_req(req_id, meta)
 
@@ -184,32 +199,85 @@ class SluiceWorker(NixlPullConnectorWorker):
         return posted
 
     def _pop_done_transfers(self, transfers: dict[str, list[Any]]) -> tuple[set[str], set[str]]:
+        """Returns the reads that have ended as vLLM does, but those whose leases held no longer as failed. A read whose
+        lease could not be checked yet is left to a later step, so that a lender that does not answer stops no model.
+        """
         done, failed = super()._pop_done_transfers(transfers)
-        for req_id in done - failed - self._recv_failures:
-            if not self._still_leased(req_id):
+        self._probe.sweep()
+        ended = done - failed - self._recv_failures
+        now_s = time.perf_counter()
+        fresh = ended - self._checks.keys()
+        for req_id in fresh:
+            self._checks[req_id] = []
+            try:
+                self._post_checks(req_id, now_s)
+            except Exception as e:
+                self._check_failed(req_id, e)
+                failed.add(req_id)
+        self._probe.wait([probe for req_id in fresh for probe in self._checks[req_id]])
+        for req_id in ended - failed:
+            held = self._still_leased(req_id)
+            if held is None:
+                done.discard(req_id)
+                transfers[req_id] = []
+            elif not held:
                 failed.add(req_id)
         return done, failed
 
-    def _still_leased(self, req_id: str) -> bool:
-        """Returns whether every lender still held the blocks for this request when its reads had ended."""
+    def _post_checks(self, req_id: str, now_s: float) -> None:
+        """Starts to read, from every lender of this request, the generation that its lease must have."""
         lease = self._leases.get(req_id)
         if lease is None:
-            return True
+            return
         tables = {(pp, tp): address for pp, tp, address in lease["tables"]}
         for source in self._sources.get(req_id, ()):
-            try:
-                valid = self._probe.holds(source, tables[source.rank], lease["slot"], lease["generation"])
-            except Exception as e:
-                self._log_failure(
-                    failure_type="lease_check_failed", req_id=req_id, error=e, remote_agent_name=source.agent
-                )
-                return False
-            if not valid:
-                logger.warning(
-                    "KV of request %s was given back before it was read; the request fails.", req_id
-                )
-                return False
-        return True
+            table = tables[source.rank]
+            probe = self._probe.post(source, table, lease["slot"], lease["generation"], now_s)
+            self._checks[req_id].append(probe)
+
+    def _still_leased(self, req_id: str) -> bool | None:
+        """Returns whether every lender still held the blocks for this request when its reads had ended, or None while
+        that is not known.
+        """
+        try:
+            verdicts = [self._probe.poll(probe, time.perf_counter()) for probe in self._checks[req_id]]
+        except Exception as e:
+            self._check_failed(req_id, e)
+            return False
+        if False in verdicts:
+            logger.warning("KV of request %s was given back before it was read; the request fails.", req_id)
+            return False
+        return None if None in verdicts else True
+
+    def _check_failed(self, req_id: str, error: Exception) -> None:
+        self._log_failure(failure_type="lease_check_failed", req_id=req_id, error=error)
+
+    def _find_overdue(self) -> None:
+        """Reports the reads that take too long, and refuses further reads from their lenders until these have ended.
+
+        The engine fails and aborts the requests. vLLM keeps the blocks of an aborted read until it has ended, because
+        NIXL cannot say when a read that it cancels stops writing.
+        """
+        now_s = time.perf_counter()
+        for req_id, since_s in list(self._reading_since_s.items()):
+            meta = self._recving_metadata.get(req_id)
+            if meta is None or meta.remote is None:
+                del self._reading_since_s[req_id]
+                self._overdue.discard(req_id)
+                continue
+            blocks = sum(len(group) for group in meta.local_block_ids)
+            limit_s = self._read_timeout_s + blocks * self._kv_block_bytes / READ_FLOOR_BYTES_PER_S
+            if now_s - since_s <= limit_s or req_id in self._overdue:
+                continue
+            self._overdue.add(req_id)
+            self.xfer_stats.data[OVERDUE].append(req_id)
+            engine_id = meta.remote.engine_id
+            logger.warning(
+                "The read of KV for request %s from engine %s has not ended in %.1f s; the request fails, and its "
+                "blocks stay until the read ends.", req_id, engine_id, limit_s,
+            )  # fmt: skip
+            if engine_id in self._remote_agents and engine_id not in self._invalid_remote_engines:
+                self._mark_remote_engine_invalid(engine_id, now_s)
 
     # ------------------------------------------------------------------------------------------------ results
 
@@ -228,6 +296,7 @@ class SluiceWorker(NixlPullConnectorWorker):
         self._expire_given_back(late)
         for request_id in results.finished_recving:
             self._account(request_id, request_id not in results.failed_recving)
+        self._find_overdue()
         return results
 
     def _account(self, request_id: str, ok: bool) -> None:
@@ -235,6 +304,8 @@ class SluiceWorker(NixlPullConnectorWorker):
         held_s = self._held_s.pop(request_id, 0.0)
         self._leases.pop(request_id, None)
         self._sources.pop(request_id, None)
+        for probe in self._checks.pop(request_id, ()):
+            self._probe.give_up(probe)
         self.xfer_stats.data[TRANSFERS].append(
             [request_id, ok, facts.bytes, facts.seconds, facts.descriptors, held_s]
         )

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from actors.engine.vllm import kv_events
 from actors.engine.vllm.config import VllmEngineConfig
 from actors.engine.vllm.kv_events import KvEventFeed, Translator
 from actors.engine.vllm.launch import kv_events_config, remove_kv_sockets
@@ -154,6 +155,47 @@ async def test_what_cannot_be_replayed_any_more_clears_the_mirror(pair) -> None:
     publisher.publish(stored(9))
     await until(lambda: feed.translator.blocks == 1)
     assert feed.translator.drain() == [Cleared(), Stored(block_hashes([9, 9], 2))]
+
+
+def broken() -> object:
+    """A batch whose event has two hashes for one block, over which the translation raises."""
+    from vllm.distributed.kv_events import BlockStored, KVEventBatch
+
+    event = BlockStored(
+        block_hashes=[901, 902], parent_block_hash=None, token_ids=[9, 9], block_size=2, lora_id=None,
+        medium=None, lora_name=None,
+    )  # fmt: skip
+    return KVEventBatch(ts=0.0, events=[event])
+
+
+@pytest.mark.parametrize("live", [True, False], ids=["while_it_reads", "among_what_it_missed"])
+async def test_a_batch_that_cannot_be_taken_ends_no_feed(pair, monkeypatch, live: bool) -> None:  # type: ignore[no-untyped-def]
+    """All that was known is dropped, and later batches are known again."""
+    monkeypatch.setattr(kv_events, "RETRY_S", 0.01)
+    feed, publisher = pair
+    if live:
+        feed.start()
+        await asyncio.sleep(0.5)
+    publisher.publish(stored(1))
+    publisher.publish(broken())
+    if not live:
+        await asyncio.sleep(0.5)
+        feed.start()
+        await asyncio.sleep(0.5)
+        publisher.publish(stored(2))
+    await until(lambda: feed.errors == 1)
+    assert feed.alive
+    for n in range(3, 40):
+        publisher.publish(stored(n))
+        await asyncio.sleep(0.05)
+        if feed.translator.blocks:
+            break
+    changes = feed.translator.drain()
+    assert Cleared() in changes
+    assert isinstance(changes[-1], Stored)
+    assert feed.errors == 1
+    await feed.stop()
+    assert not feed.alive
 
 
 async def test_each_data_parallel_rank_has_sockets_of_its_own() -> None:

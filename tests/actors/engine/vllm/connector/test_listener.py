@@ -13,8 +13,9 @@ import zmq
 
 pytest.importorskip("vllm", reason="vLLM is not installed; `make setup` installs it")
 
-from actors.engine.vllm.connector import listener
+from actors.engine.vllm.connector import LISTENER, listener
 from actors.engine.vllm.connector.listener import HandshakeListener
+from actors.engine.vllm.connector.messages import SluiceStats
 from actors.engine.vllm.connector.scheduler import SluiceScheduler
 
 HOST = "127.0.0.1"
@@ -37,6 +38,8 @@ class Served:
         self.scheduler: Any = object.__new__(SluiceScheduler)
         self.scheduler._listen_error = None
         self.scheduler._listener = None
+        self.scheduler._reported = listener.ListenerCounts()
+        self.scheduler.stats = SluiceStats()
         self.stop, ready = threading.Event(), threading.Event()
         self.thread = threading.Thread(
             target=self.scheduler._nixl_handshake_listener,
@@ -69,7 +72,7 @@ def served() -> Iterator[Served]:
 
 
 def handshake(port: int, rank: tuple[int, int] = (0, 0)) -> list[bytes]:
-    """What vLLM's worker does in `_nixl_handshake`: a REQ socket, one request, the parts of the answer."""
+    """The parts of the answer to one request, asked over a REQ socket as vLLM's worker does in `_nixl_handshake`."""
     with zmq.Context() as context, context.socket(zmq.REQ) as asker:
         asker.setsockopt(zmq.LINGER, 0)
         asker.setsockopt(zmq.RCVTIMEO, PATIENCE_MS)
@@ -156,6 +159,8 @@ def test_a_thread_that_has_ended_is_started_again() -> None:
     running = scheduler._nixl_handshake_listener_t
     scheduler._keep_listening()
     assert scheduler._nixl_handshake_listener_t is running
+    # The engine hears of it once.
+    assert scheduler.stats.data[LISTENER] == [[0, 1]]
     scheduler._stop_event.set()
     running.join(20)
 

@@ -12,6 +12,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed; `make setup` installs
 nixl = pytest.importorskip("nixl._api", reason="NIXL is not installed; `make setup` installs it")
 
 from actors.engine.vllm.connector.transfer import (  # noqa: E402
+    BACK_OFF_S,
     CPU_DELAY_US,
     GenerationProbe,
     GenerationTable,
@@ -62,6 +63,14 @@ class Pair:
         return [message for messages in self.lender.get_new_notifs().values() for message in messages]
 
 
+def holds(pair: Pair, slot: int, generation: int) -> bool:
+    """Reads a generation to the end of the read."""
+    probe = pair.probe.post(pair.source, pair.table.address, slot, generation, 0.0)
+    pair.probe.wait([probe], limit_s=30.0)
+    assert probe.valid is not None
+    return probe.valid
+
+
 @pytest.fixture(scope="module")
 def pair() -> Pair:
     return Pair()
@@ -69,22 +78,22 @@ def pair() -> Pair:
 
 def test_a_lease_holds_from_open_to_close(pair: Pair) -> None:
     pair.table.open("a", 7, 1001)
-    assert pair.probe.holds(pair.source, pair.table.address, 7, 1001)
-    assert not pair.probe.holds(pair.source, pair.table.address, 7, 1000)
-    assert not pair.probe.holds(pair.source, pair.table.address, 8, 1001)
+    assert holds(pair, 7, 1001)
+    assert not holds(pair, 7, 1000)
+    assert not holds(pair, 8, 1001)
     pair.table.close("a")
     pair.table.close("a")
-    assert not pair.probe.holds(pair.source, pair.table.address, 7, 1001)
+    assert not holds(pair, 7, 1001)
 
 
 def test_a_slot_that_is_lent_anew_does_not_serve_the_old_lease(pair: Pair) -> None:
     pair.table.open("old", 3, 5)
     pair.table.close("old")
     pair.table.open("new", 3, 6)
-    assert not pair.probe.holds(pair.source, pair.table.address, 3, 5)
-    assert pair.probe.holds(pair.source, pair.table.address, 3, 6)
+    assert not holds(pair, 3, 5)
+    assert holds(pair, 3, 6)
     pair.table.close("old")
-    assert pair.probe.holds(pair.source, pair.table.address, 3, 6)
+    assert holds(pair, 3, 6)
     pair.table.close("new")
 
 
@@ -116,21 +125,76 @@ def test_a_read_of_nobody_keeps_its_message(pair: Pair) -> None:
     assert messages == [b"plain"]
 
 
-def test_a_lender_that_never_answers_is_an_error() -> None:
-    released: list[Any] = []
-    silent = SimpleNamespace(
-        register_memory=lambda *args, **kwargs: None,
-        get_reg_descs=lambda *args: None,
-        get_xfer_descs=lambda *args: None,
-        initialize_xfer=lambda *args: "handle",
-        transfer=lambda handle: "PROC",
-        check_xfer_state=lambda handle: "PROC",
-        release_xfer_handle=released.append,
-    )
-    probe = GenerationProbe(silent, [], timeout_s=0.01)
+class Silent:
+    """An agent whose lender answers when the test says so."""
+
+    def __init__(self) -> None:
+        self.state = "PROC"
+        self.released: list[Any] = []
+        self.posted = 0
+
+    def register_memory(self, *args: Any, **kwargs: Any) -> None: ...
+    def get_reg_descs(self, *args: Any) -> None: ...
+    def get_xfer_descs(self, *args: Any) -> None: ...
+
+    def initialize_xfer(self, *args: Any) -> str:
+        self.posted += 1
+        return f"handle {self.posted}"
+
+    def transfer(self, handle: Any) -> str:
+        return self.state
+
+    def check_xfer_state(self, handle: Any) -> str:
+        return self.state
+
+    def release_xfer_handle(self, handle: Any) -> None:
+        self.released.append(handle)
+
+
+GONE, HERE = Source("gone", (0, 0)), Source("here", (0, 0))
+
+
+def test_a_lender_that_never_answers_is_an_error_and_then_left_alone() -> None:
+    """A second request fails at once; after the back-off the lender is asked again; others are asked all along."""
+    agent = Silent()
+    probe = GenerationProbe(agent, [], timeout_s=5.0)
+    read = probe.post(GONE, 0, 0, 1, now_s=100.0)
+    assert probe.poll(read, 105.0) is None
     with pytest.raises(TimeoutError, match="lease table of gone"):
-        probe.holds(Source("gone", (0, 0)), 0, 0, 1)
-    assert released == ["handle"]
+        probe.poll(read, 105.1)
+    with pytest.raises(TimeoutError, match="a moment ago"):
+        probe.post(GONE, 0, 0, 1, now_s=105.2)
+    probe.post(HERE, 0, 0, 1, now_s=105.2)
+    probe.post(GONE, 0, 0, 1, now_s=105.1 + BACK_OFF_S)
+    assert agent.posted == 3
+
+
+def test_the_memory_of_an_overdue_read_is_not_used_until_the_read_has_ended() -> None:
+    agent = Silent()
+    probe = GenerationProbe(agent, [], timeout_s=5.0)
+    read = probe.post(GONE, 0, 0, 1, now_s=0.0)
+    with pytest.raises(TimeoutError):
+        probe.poll(read, 6.0)
+    probe.give_up(read)
+    probe.sweep()
+    assert (probe.overdue, agent.released) == (1, [])
+    assert probe.post(HERE, 0, 0, 1, now_s=6.0).word != read.word
+    agent.state = "DONE"
+    probe.sweep()
+    assert (probe.overdue, agent.released) == (0, ["handle 1"])
+    # An answer, although it is late, ends the back-off.
+    assert probe.post(GONE, 0, 0, 1, now_s=7.0).word == read.word
+
+
+def test_waiting_for_a_silent_lender_is_bounded() -> None:
+    agent = Silent()
+    probe = GenerationProbe(agent, [])
+    reads = [probe.post(GONE, 0, 0, 1, now_s=0.0) for _ in range(20)]
+    started_s = time.process_time()
+    probe.wait(reads, limit_s=0.01)
+    # One bound for all reads of a step together, counted in this process's own time.
+    assert time.process_time() - started_s < 0.2
+    assert [read.valid for read in reads] == [None] * 20
 
 
 def test_agents_get_the_delay_and_nixl_is_left_as_it_was() -> None:
