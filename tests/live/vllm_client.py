@@ -24,7 +24,7 @@ ANSWERS = msgspec.msgpack.Decoder(Message | dict)
 class Engine:
     """One engine process. Methods wait; each raises TimeoutError with what was seen when nothing comes."""
 
-    def __init__(self, config: dict[str, Any], log: Path) -> None:
+    def __init__(self, config: dict[str, Any], log: Path, **environment: str) -> None:
         self._log = log
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(
@@ -32,7 +32,7 @@ class Engine:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                env={**os.environ, "PYTHONPATH": str(HOST.parents[2])},
+                env={**os.environ, "PYTHONPATH": str(HOST.parents[2]), **environment},
             )
         self.largest_batch = 0  # pieces that came in one message
         self._changed = threading.Condition()
@@ -129,6 +129,10 @@ class Engine:
         return self.until_status(
             lambda s: (s.running, s.waiting, s.leases, s.kv_blocks_used) == (0, 0, 0, blocks), timeout_s
         )
+
+    def processes(self, name: str) -> list[psutil.Process]:
+        """The processes of the engine whose title has `name`: "EngineCore", or "Worker"."""
+        return [child for child in self.children() if name in " ".join(child.cmdline())]
 
     def children(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)

@@ -1,0 +1,253 @@
+"""vLLM engines whose processes stand still or die: a stalled core, and lenders that vanish in the middle of a read.
+
+UCX moves KV over TCP here, as between nodes; between processes of one node it would copy a stopped worker's memory
+without its help.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from actors.engine.cores import divide_cores, usable_cores
+from actors.engine.watchdog import FIRST_STEPS
+from actors.wire.messages import Decode, Failed, Out, Prefill, PrefillDone
+from app.models import resolve
+from tests.actors.engine.rig import Client
+from tests.live.serving import PATIENCE_S, ROOT, still_running
+from tests.live.test_vllm_engines import BLOCK, LEASE_S, START_S, fresh
+from tests.live.vllm_app import DTYPE
+from tests.live.vllm_client import Engine
+
+pytestmark = [pytest.mark.live, pytest.mark.vllm, pytest.mark.timeout(900)]
+
+STALL_S = 6.0
+REPLACE_AFTER = 3.0
+READ_TIMEOUT_S = 4.0
+HOLD_READS_S = 3.0
+
+
+def config(name: str, role: str, core: int, **options: Any) -> dict[str, Any]:
+    return {
+        "engine_id": name, "role": role, "model": str(resolve("smollm2-135m-instruct")), "served_name": "small",
+        "device": "cpu", "dtype": DTYPE, "kv_space_gib": 0.25, "slots": 4, "max_model_len": 1536,
+        "lease_s": LEASE_S, "cores": divide_cores(usable_cores(), 2)[core], **options,
+    }  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------ a stalled core
+
+
+async def until(holds: Any, what: str) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < end_s, what
+        await asyncio.sleep(0.02)
+
+
+async def failures(client: Client, attempt_ids: list[str]) -> set[tuple[str, bool]]:
+    """(code, retryable) of the failures of these attempts."""
+
+    def failed() -> list[Failed]:
+        return [m for a in attempt_ids for m in client.of(a) if isinstance(m, Failed)]
+
+    await until(lambda: len(failed()) == len(attempt_ids), f"{failed()}")
+    return {(m.code, m.retryable) for m in failed()}
+
+
+async def test_a_core_that_stands_still_gives_its_work_away_and_is_replaced_in_the_end(
+    tmp_path: Path,
+) -> None:
+    """Stopped and continued, the core is ready again; stopped for good, it is killed with its workers."""
+    address, log = f"unix:{tmp_path}/e.sock", (tmp_path / "e.log").open("wb")
+    options = config("e", "colocated", 0, stall_s=STALL_S, replace_after_stalls=REPLACE_AFTER)
+    own = {key: options.pop(key) for key in ("engine_id", "role")}
+    host = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "actors.engine.host", "--kind", "vllm", "--id", own["engine_id"],
+        "--role", own["role"], "--listen", address, "--config", json.dumps(options),
+        stdout=asyncio.subprocess.PIPE, stderr=log, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    children: list[psutil.Process] = []
+    try:
+        assert host.stdout is not None
+        async with asyncio.timeout(START_S):
+            while not (await host.stdout.readline()).startswith(b"ready "):
+                assert host.returncode is None, (tmp_path / "e.log").read_text()[-3000:]
+        children = psutil.Process(host.pid).children(recursive=True)
+        core = next(child for child in children if "EngineCore" in " ".join(child.cmdline()))
+        client = Client()
+        await client.connect((address,))
+        # The first steps may compile, so their limit is longer.
+        client.decode("first", fresh(20), max_tokens=2 * FIRST_STEPS, ignore_eos=True, timeout_s=PATIENCE_S)
+        await client.text("first")
+
+        async def run(names: list[str]) -> None:
+            for name in names:
+                client.decode(name, fresh(20), max_tokens=1400, ignore_eos=True, timeout_s=PATIENCE_S)
+            await until(lambda: all(client.outs(name) for name in names), "running decodes")
+
+        await run(["a", "b", "c"])
+        core.suspend()
+        stopped_s = time.monotonic()
+        assert await failures(client, ["a", "b", "c"]) == {("stalled", True)}
+        print(f"\nstalled after {time.monotonic() - stopped_s:.1f} s; stall_s is {STALL_S}")
+        client.decode("refused", fresh(20))
+        assert await failures(client, ["refused"]) == {("stalled", True)}
+        core.resume()
+
+        async def taken(name: str) -> bool:
+            client.decode(name, fresh(20), max_tokens=4, ignore_eos=True, timeout_s=PATIENCE_S)
+            await until(lambda: client.of(name), name)
+            return isinstance(client.of(name)[0], Failed)
+
+        tries = 0
+        while await taken(f"again-{tries}"):
+            tries += 1
+            assert tries < 200
+            await asyncio.sleep(0.2)
+        assert await client.text(f"again-{tries}")
+
+        await run(["d"])
+        core.suspend()
+        stopped_s = time.monotonic()
+        assert await failures(client, ["d"]) == {("stalled", True)}
+        loop = asyncio.get_running_loop()
+        left = await loop.run_in_executor(None, still_running, children, 60.0)
+        print(f"killed after {time.monotonic() - stopped_s:.1f} s")
+        assert [child for child in left if "VLLM" in " ".join(child.cmdline())] == []
+        client.decode("dead", fresh(20))
+        assert await failures(client, ["dead"]) == {("engine_dead", True)}
+    finally:
+        if host.returncode is None:
+            host.terminate()
+            async with asyncio.timeout(PATIENCE_S):
+                await host.wait()
+        log.close()
+    assert still_running(children, timeout_s=60) == []
+
+
+# -------------------------------------------------------------------------------------- lenders that vanish in a read
+
+
+class Lent:
+    """Prefill engine `p` and decode engine `d`, which holds each read for a while before it begins."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.lenders = 0
+        over_tcp = {"UCX_TLS": "tcp,self"}
+        held = {"hold_reads_s": HOLD_READS_S, "read_timeout_s": READ_TIMEOUT_S}
+        self.p = self._lender()
+        self.d = Engine(config("d", "decode", 1, connector_args=held), directory / "d.log", **over_tcp)
+
+    def _lender(self) -> Engine:
+        self.lenders += 1
+        return Engine(config("p", "prefill", 0), self._directory / f"p{self.lenders}.log", UCX_TLS="tcp,self")
+
+    def new_lender(self) -> None:
+        self.p.stop()
+        self.p = self._lender()
+        self.p.wait_ready(START_S)
+
+    def held_read(self, attempt_id: str, tokens: list[int], **params: Any) -> None:
+        """Begins a decode, up to the moment in which its read is held."""
+        done = self.p.prefill(attempt_id, tokens)
+        self.d.send(Decode(attempt_id, tokens, {"max_tokens": 4, **params}, done.handle, PATIENCE_S))
+        self.d.until_status(lambda s: s.kv_blocks_used > 0)
+
+    def works(self, attempt_id: str) -> None:
+        tokens = fresh(BLOCK + 5)
+        done = self.p.prefill(attempt_id, tokens)
+        pieces = self.d.decode(attempt_id, tokens, {"max_tokens": 4, "ignore_eos": True}, done.handle)
+        assert sum(piece.n_tokens for piece in pieces) == 4
+        self.p.until_idle(0)
+        self.d.until_idle(0)
+
+
+@pytest.fixture(scope="module")
+def lent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lent]:
+    lent = Lent(tmp_path_factory.mktemp("lent"))
+    try:
+        lent.p.wait_ready(START_S)
+        lent.d.wait_ready(START_S)
+        lent.works("warm")
+        yield lent
+    finally:
+        lent.p.stop()
+        lent.d.stop()
+
+
+def test_a_read_from_a_stopped_lender_fails_its_request_and_frees_both_sides_in_the_end(lent: Lent) -> None:
+    """The request is told in time; its blocks wait for the read, which ends when the lender goes on."""
+    lent.held_read("stopped", fresh(2 * BLOCK + 3))
+    (worker,) = lent.p.processes("Worker")
+    worker.suspend()
+    began_s = time.monotonic()
+    try:
+        failed = lent.d.wait_for("stopped", (Failed, Out))
+        print(
+            f"\nfailed after {time.monotonic() - began_s:.1f} s; the read was held for up to {HOLD_READS_S}"
+        )
+        assert isinstance(failed, Failed), failed
+        assert (failed.code, failed.task, failed.retryable) == ("kv_load", "decode", True)
+        # Nobody may use the blocks while the read can still write them.
+        assert lent.d.status().kv_blocks_used == 3
+        assert lent.d.ask("metrics")["transfers_overdue"] == 1
+        # The engine serves others meanwhile.
+        assert lent.d.decode("alone", fresh(30), {"max_tokens": 8, "ignore_eos": True}, None)[-1].finish
+    finally:
+        worker.resume()
+    lent.p.until_idle(0)
+    lent.d.until_idle(0)
+    lent.works("after-stop")
+
+
+def test_a_grammar_that_no_engine_compiles_is_refused_by_the_prefill(lent: Lent) -> None:
+    """The schema has the form of one, but a pattern that cannot be compiled."""
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(unclosed"}}}
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    lent.p.send(Prefill("pattern", fresh(20), {"response_format": wanted}, PATIENCE_S))
+    failed = lent.p.wait_for("pattern", (Failed, PrefillDone))
+    assert isinstance(failed, Failed), failed
+    assert (failed.code, failed.retryable, failed.param) == ("bad_request", False, "response_format")
+    lent.p.send(Prefill("bias", fresh(20), {"logit_bias": {"99999999": 1.0}}, PATIENCE_S))
+    failed = lent.p.wait_for("bias", (Failed, PrefillDone))
+    assert isinstance(failed, Failed), failed
+    assert (failed.code, failed.retryable) == ("bad_request", False)
+    lent.p.until_idle(0)
+
+
+def test_a_schema_is_obeyed_after_its_prefill_has_compiled_it(lent: Lent) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    params = {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+        "max_tokens": 40, "temperature": 0.0,
+    }  # fmt: skip
+    tokens = fresh(BLOCK + 20)
+    lent.p.send(Prefill("schema", tokens, params, PATIENCE_S))
+    done = lent.p.wait_for("schema", (Failed, PrefillDone))
+    assert isinstance(done, PrefillDone), done
+    pieces = lent.d.decode("schema", tokens, params, done.handle)
+    assert "".join(piece.text for piece in pieces).lstrip().startswith("{")
+    lent.p.until_idle(0)
+    lent.d.until_idle(0)
+
+
+def test_a_read_from_a_killed_lender_fails_its_request_and_its_successor_serves(lent: Lent) -> None:
+    """The last test of the engine `p` that the others used."""
+    lent.held_read("killed", fresh(2 * BLOCK + 3))
+    for child in lent.p.children():
+        child.kill()
+    failed = lent.d.wait_for("killed", (Failed, Out))
+    assert isinstance(failed, Failed), failed
+    assert (failed.code, failed.task, failed.retryable) == ("kv_load", "decode", True)
+    lent.d.until_idle(0)
+    lent.new_lender()
+    lent.works("after-kill")
