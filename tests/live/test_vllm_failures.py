@@ -185,7 +185,7 @@ def lent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lent]:
 
 
 def test_a_read_from_a_stopped_lender_fails_its_request_and_frees_both_sides_in_the_end(lent: Lent) -> None:
-    """The request is told in time; its blocks wait for the read, which ends when the lender goes on."""
+    """The request learns of it in time; its blocks wait for the read, which ends when the lender goes on."""
     lent.held_read("stopped", fresh(2 * BLOCK + 3))
     (worker,) = lent.p.processes("Worker")
     worker.suspend()

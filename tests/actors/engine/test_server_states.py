@@ -10,8 +10,9 @@ import pytest
 from actors.engine.report import Reporter
 from actors.engine.sim.config import SimEngineConfig
 from actors.engine.sim.engine import SimEngine
-from actors.wire.channel import Channel, Identity, listen
+from actors.wire.channel import Channel, Identity
 from actors.wire.messages import Announce, EngineState, Failed, Message, Out, PrefillDone, Status
+from actors.wire.sockets import listen
 from tests.actors.engine.rig import Node, Rig, until
 
 PROMPT = list(range(10, 60))
