@@ -223,6 +223,23 @@ class RouterStatus(Result):
     policy: RoutingPolicies | None = None
 
 
+class QuarantineStatus(Result):
+    """Why the router keeps new work from an engine, or from one data-parallel `rank` of it.
+
+    `reason` is `failing`, or `slow_prefill`, `slow_admission` or `slow_decode` for an engine far behind the others of
+    its role. It began `for_s` seconds ago; `probe_in_s` seconds from now one request tries the engine, if it is not
+    `probing` already. `times` counts the quarantines in a row, with the probes that failed.
+    """
+
+    rank: int | None = None
+    reason: str | None = None
+    for_s: float | None = None
+    probe_in_s: float | None = None
+    probing: bool | None = None
+    failure_rate: float | None = None
+    times: int | None = None
+
+
 class EngineStatus(Result):
     """One engine. `slots` counts sequences, `running` and `waiting` count requests; `kv_usage` is a share of 1."""
 
@@ -236,6 +253,7 @@ class EngineStatus(Result):
     kv_blocks_total: int | None = None
     kv_blocks_used: int | None = None
     kv_usage: float | None = None
+    quarantine: list[QuarantineStatus] | None = None
 
 
 class RequestCounts(Result):
@@ -302,7 +320,8 @@ class Decision(Result):
 
     `action` is RoutePrefill, RouteDecode or Reject, and `at_s` is in seconds since 1970. `decision` and `policy` belong
     to the first two actions, `status` and `reject_reason` to the last. `waited_s` is the time in the queue before a
-    prefill, or in the prompt pool before a decode.
+    prefill, or in the prompt pool before a decode. `quarantined` names the workers that were then kept from the policy,
+    with the reasons.
     """
 
     attempt_id: str
@@ -316,6 +335,7 @@ class Decision(Result):
     status: int | None = None
     reject_reason: str | None = Field(None, alias="reason")
     retry_after_s: float | None = None
+    quarantined: dict[str, str] = Field(default_factory=dict)
 
 
 class Explanation(Result):

@@ -8,20 +8,34 @@ import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from policies.dispatch.dispatcher import Action, Reject, RouteDecode, RoutePrefill
 from policies.journal.lines import choice_of
 from policies.request.attempts import request_id_of
 from policies.routing.base import DecodePolicy, PrefillPolicy, Reason
-from policies.state.views import RequestId
+from policies.state.views import RequestId, WorkerId
 
 DECISION_BOUNDS_S = (25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 50e-3)
 PREFIXES = ("chatcmpl-", "cmpl-", "req-")
 """Prefixes that the API puts before a request's id in its answers."""
 RESCUE = {"name": "lease rescue (dispatcher)", "params": {}, "formula": "cost = slot_usage"}
 
+PROBE = {"name": "probe of a quarantined worker (dispatcher)", "params": {}, "formula": "cost = 0"}
+
 Policy = PrefillPolicy | DecodePolicy
+
+Quarantined = tuple[tuple[WorkerId, str], ...]
+"""The workers that were quarantined at some time, each with the reason."""
+
+
+class Made(NamedTuple):
+    """One decision, its time, the policy then in use, and the workers that were then kept from the policy."""
+
+    now_s: float
+    action: Action
+    policy: Policy
+    quarantined: Quarantined
 
 
 @dataclass(slots=True)
@@ -32,7 +46,7 @@ class DecisionLog:
     totals: Counter[str] = field(default_factory=Counter)
     buckets: list[int] = field(default_factory=lambda: [0] * (len(DECISION_BOUNDS_S) + 1))
     sum_s: float = 0.0
-    _ring: OrderedDict[str, list[tuple[float, Action, Policy]]] = field(default_factory=OrderedDict)
+    _ring: OrderedDict[str, list[Made]] = field(default_factory=OrderedDict)
     # a client's own x-request-id -> the request's id
     _named: OrderedDict[str, str] = field(default_factory=OrderedDict)
 
@@ -43,15 +57,19 @@ class DecisionLog:
         took_s: float,
         prefill: PrefillPolicy,
         decode: DecodePolicy,
+        quarantined: Quarantined = (),
     ) -> None:
-        """Logs the actions that one event led to, and the policies then in use. The actions share `took_s` evenly."""
+        """Logs the actions that one event led to, the policies then in use, and the workers that were `quarantined`.
+        The actions share `took_s` evenly.
+        """
         each_s = took_s / len(actions)
         for action in actions:
             self.totals[_label(action)] += 1
             self.sum_s += each_s
             self.buckets[bisect.bisect_left(DECISION_BOUNDS_S, each_s)] += 1
             policy = prefill if isinstance(action, RoutePrefill) else decode
-            self._ring.setdefault(request_id_of(action.attempt_id), []).append((now_s, action, policy))
+            made = Made(now_s, action, policy, quarantined)
+            self._ring.setdefault(request_id_of(action.attempt_id), []).append(made)
             if len(self._ring) > self.capacity:
                 self._ring.popitem(last=False)
 
@@ -84,7 +102,7 @@ class DecisionLog:
         plain = request_id.removeprefix(prefix)
         for candidate in (self._named.get(request_id, plain), plain, request_id_of(plain)):
             if candidate in self._ring:
-                return [_shown(*made) for made in self._ring[candidate]]
+                return [_shown(made) for made in self._ring[candidate]]
         return []
 
     def newest(self, most: int) -> list[str]:
@@ -103,12 +121,18 @@ def described(policy: Policy) -> dict[str, Any]:
     return {"name": choice.name, "params": dict(choice.params), "formula": policy.formula}
 
 
-def _shown(now_s: float, action: Action, policy: Policy) -> dict[str, Any]:
-    shown: dict[str, Any] = {"at_s": now_s, "action": type(action).__name__, **asdict(action)}
+def _shown(made: Made) -> dict[str, Any]:
+    action = made.action
+    shown: dict[str, Any] = {"at_s": made.now_s, "action": type(action).__name__, **asdict(action)}
     if not isinstance(action, Reject):
-        rescued = action.decision.reason is Reason.LEASE_RESCUE
-        shown["policy"] = RESCUE if rescued else described(policy)
+        shown["policy"] = _OWN_RULES.get(action.decision.reason) or described(made.policy)
+    if made.quarantined:
+        shown["quarantined"] = dict(made.quarantined)
     return shown
+
+
+_OWN_RULES = {Reason.LEASE_RESCUE: RESCUE, Reason.PROBE: PROBE}
+"""Descriptions of the decisions that the dispatcher makes without a policy, by their reason."""
 
 
 def _label(action: Action) -> str:

@@ -14,11 +14,11 @@ import msgspec
 from actors.router.clock import clock_s
 from actors.router.kv_feed import KvFeed
 from actors.router.network.feed import RouterNetwork
-from actors.router.workers import check, reports, ups, workers_of
+from actors.router.workers import check, health_of, reports, ups, workers_of
 from actors.wire.channel import Channel
 from actors.wire.messages import KV_EVENTS, EngineInfo, EngineState, Status
 from policies.state import events as ev
-from policies.state.views import Health, WorkerId
+from policies.state.views import WorkerId
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class Engines:
             self._drop([worker for worker in workers_of(known.info) if worker not in workers])
         engine = self._engines[info.id] = _Engine(info, channel, known.status if known else None)
         self._network.engine(info)
-        self._set_health(engine, _health(info.state))
+        self._set_state(engine, info.state)
         if KV_EVENTS in info.features:
             for rank, worker in enumerate(workers):
                 self._kv_feed.announced(worker, rank, channel)
@@ -81,8 +81,8 @@ class Engines:
             return
         told = reports(engine.info, status, clock_s())
         engine.status = status
-        if _health(status.state) is not _health(engine.info.state):
-            self._set_health(engine, _health(status.state))
+        if status.state != engine.info.state:
+            self._set_state(engine, status.state)
             self._changed()
         for event in told:
             self._feed(event)
@@ -94,7 +94,7 @@ class Engines:
         for engine in list(self._engines.values()):
             if engine.channel is channel:
                 log.warning("engine %s lost (%s)", engine.info.id, reason)
-                self._set_health(engine, Health.DRAINING)
+                self._set_state(engine, "draining")
                 loop = asyncio.get_running_loop()
                 engine.forget = loop.call_later(self._grace_s, self._forget, engine)
                 self._changed()
@@ -104,10 +104,9 @@ class Engines:
         for engine in self._engines.values():
             engine.channel.close(reason)
 
-    def _set_health(self, engine: _Engine, health: Health) -> None:
-        state: EngineState = "ready" if health is Health.READY else "draining"
+    def _set_state(self, engine: _Engine, state: EngineState) -> None:
         engine.info = msgspec.structs.replace(engine.info, state=state)
-        for event in ups(engine.info, health, clock_s()):
+        for event in ups(engine.info, health_of(state), clock_s()):
             self._feed(event)
 
     def _forget(self, engine: _Engine) -> None:
@@ -146,10 +145,12 @@ class Engines:
         return workers[rank] if 0 <= rank < len(workers) else engine_id
 
     def workers(self, engine_ids: Sequence[str]) -> tuple[WorkerId, ...]:
-        """Returns all workers of the engines named; an unknown engine has none."""
-        known = [self._engines[engine_id] for engine_id in engine_ids if engine_id in self._engines]
-        return tuple(worker for engine in known for worker in workers_of(engine.info))
-
-
-def _health(state: str) -> Health:
-    return Health.READY if state == "ready" else Health.DRAINING
+        """Returns all workers of the engines named. Of an engine that is not known (yet), the engine's id is taken as
+        its only worker.
+        """
+        engines = self._engines
+        return tuple(
+            worker
+            for engine_id in engine_ids
+            for worker in (workers_of(engines[engine_id].info) if engine_id in engines else (engine_id,))
+        )

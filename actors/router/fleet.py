@@ -3,6 +3,8 @@
 from collections import Counter
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from actors.router.clock import clock_s
 from actors.router.decisions import DECISION_BOUNDS_S, DecisionLog
 from actors.router.engines import Engines
@@ -10,9 +12,11 @@ from actors.router.forecasts import Forecasts
 from actors.router.journal import RouterJournal
 from actors.router.kv_feed import KvFeed
 from actors.router.network.feed import RouterNetwork
-from actors.wire.messages import KV_EVENTS, EngineInfo, Fleet, FleetStatus
+from actors.router.workers import place_of, workers_of
+from actors.wire.messages import KV_EVENTS, EngineInfo, Fleet, FleetStatus, Quarantined
 from policies.dispatch.dispatcher import Dispatcher
 from policies.routing.base import Needs
+from policies.state.views import WorkerId
 
 
 class FleetReport:
@@ -34,7 +38,7 @@ class FleetReport:
 
     def fleet(self) -> Fleet:
         """Returns the engines, the names of the policies, and what the policies need from the ingresses."""
-        infos, needs = self._engines.infos(), self._dispatcher.needs
+        infos, needs = self._infos(), self._dispatcher.needs
         return Fleet(
             infos,
             self._dispatcher.prefill.name,
@@ -44,6 +48,46 @@ class FleetReport:
             wants_transfers=self._network.wants_transfers(needs),
         )
 
+    def _infos(self) -> list[EngineInfo]:
+        """Returns the facts of all engines. An engine is "quarantined" if it is ready and all its workers are."""
+        infos, quarantined = self._engines.infos(), self._dispatcher.state.quarantined
+        if not quarantined:
+            return infos
+        return [
+            replace(info, state="quarantined")
+            if info.state == "ready" and all(worker in quarantined for worker in workers_of(info))
+            else info
+            for info in infos
+        ]
+
+    def quarantine_reasons(self) -> tuple[tuple[WorkerId, str], ...]:
+        """Returns the quarantined workers, each with its reason, by id."""
+        standings = self._dispatcher.state.quarantined
+        return tuple(
+            (worker, standing.quarantine.reason)
+            for worker, standing in sorted(standings.items())
+            if standing.quarantine is not None
+        )
+
+    def _quarantined(self) -> list[Quarantined]:
+        """Returns what ingresses learn of each quarantined worker, by id."""
+        now_s, told = clock_s(), list[Quarantined]()
+        for worker, standing in sorted(self._dispatcher.state.quarantined.items()):
+            quarantine = standing.quarantine
+            assert quarantine is not None
+            told.append(
+                Quarantined(
+                    *place_of(worker),
+                    reason=quarantine.reason,
+                    for_s=now_s - quarantine.since_s,
+                    probe_in_s=max(0.0, quarantine.probe_at_s - now_s),
+                    probing=standing.probe is not None,
+                    failure_rate=standing.failure_rate,
+                    times=standing.times,
+                )
+            )
+        return told
+
     def status(self, ingresses: int, own_totals: Mapping[str, float]) -> FleetStatus:
         """Returns the router's figures and the engines' last statuses. `ingresses` is the number of connected
         ingresses, and `own_totals` are the totals that the server itself counts.
@@ -51,6 +95,7 @@ class FleetReport:
         state = self._dispatcher.state
         totals = {f"decisions_{name}": float(count) for name, count in self._decisions.totals.items()}
         totals |= own_totals
+        totals |= {name: float(count) for name, count in state.outlier_totals.items()}
         totals |= self._kv_feed.totals() | self._network.totals()
         gauges = self._kv_feed.gauges() | self._network.gauges(clock_s())
         if self._forecasts is not None:
@@ -70,6 +115,7 @@ class FleetReport:
             decision_sum_s=self._decisions.sum_s,
             gauges=gauges,
             ingresses=ingresses,
+            quarantined=self._quarantined(),
         )
 
 

@@ -22,7 +22,7 @@ from actors.router.ingresses import Ingresses
 from actors.router.journal import RouterJournal
 from actors.router.kv_feed import KvFeed
 from actors.router.network.feed import NetworkConfig, RouterNetwork
-from actors.router.workers import place_of, request_of, worker_of
+from actors.router.workers import failure_of, place_of, request_of, worker_of
 from actors.wire import messages as wire
 from actors.wire.channel import Channel, Generations, Identity
 from actors.wire.sockets import listen, remove_sockets
@@ -31,7 +31,7 @@ from policies.request.stage import Outcome
 from policies.routing.base import Needs, PolicyError
 from policies.routing.registry import prepare
 from policies.state import events as ev
-from policies.state.views import Request
+from policies.state.views import Request, WorkerId
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +78,8 @@ class RouterServer:
             dispatcher, self.decisions, self.engines, self._kv_feed, self._network, forecasts, journal
         )
         self._admin = RouterAdmin(dispatcher, self.decisions, journal, self._feed, self._policies_changed)
+        self._quarantine_version = 0
+        self._quarantined: tuple[tuple[WorkerId, str], ...] = ()
         self._stale = 0
         self._protocol_errors = 0
         self._silent_peers = {"ingress": 0, "engine": 0, "router": 0}  # by their kind
@@ -154,22 +156,14 @@ class RouterServer:
             case wire.Submit():
                 self._submit(channel, message)
             case wire.PrefillReported():
-                now_s = clock_s()
-                lease_s = now_s + message.lease_s
-                self._kv_feed.prefilled(
-                    self.dispatcher.state.request(message.attempt_id), message.cached_tokens
-                )
-                self._feed(
-                    ev.PrefillDone(
-                        now_s, message.attempt_id, lease_s, message.kv_bytes, message.cached_tokens
-                    )
-                )
+                self._prefilled(channel, message)
             case wire.Progress():
-                self._progress(message)
+                self._progress(channel, message)
             case wire.Transferred():
                 self._network.transferred(message, clock_s())
             case wire.Closed():
-                self._close(message.attempt_id, message.outcome, message.output_tokens)
+                failed = failure_of(message, clock_s(), self.engines.workers)
+                self._close(message.attempt_id, message.outcome, message.output_tokens, failed)
             case wire.Adopt():
                 self._adopt(channel, message)
             case wire.Announce():
@@ -198,23 +192,41 @@ class RouterServer:
             request = dataclasses.replace(request, predicted_tokens=predicted)
         self._feed(ev.Arrived(now_s, request))
 
-    def _progress(self, message: wire.Progress) -> None:
+    def _prefilled(self, channel: Channel, message: wire.PrefillReported) -> None:
         now_s = clock_s()
+        self._kv_feed.prefilled(self.dispatcher.state.request(message.attempt_id), message.cached_tokens)
+        worker = worker_of(message.engine_id or None, message.dp_rank)
+        facts = (now_s + message.lease_s, message.kv_bytes, message.cached_tokens, worker)
+        if not self._fits(ev.PrefillDone(now_s, message.attempt_id, *facts)):
+            channel.send(wire.Unknown(message.attempt_id))
+
+    def _progress(self, channel: Channel, message: wire.Progress) -> None:
+        now_s, unknown = clock_s(), dict[str, None]()
         for attempt_id in message.admitted:
-            self._feed(ev.Admitted(now_s, attempt_id))
+            if not self._fits(ev.Admitted(now_s, attempt_id)):
+                unknown[attempt_id] = None
         if self._forecasts is not None:
             for attempt_id, tokens in message.grown:
                 self._forecasts.progressed(attempt_id, tokens)
         if message.grown:
             self._feed(ev.ProgressedMany(now_s, tuple(message.grown)))
+            for attempt_id in self.dispatcher.state.take_refused():
+                unknown[attempt_id] = None
+        for attempt_id in unknown:
+            channel.send(wire.Unknown(attempt_id))
 
-    def _close(self, attempt_id: str, outcome: Outcome, output_tokens: int) -> None:
+    def _close(
+        self, attempt_id: str, outcome: Outcome, output_tokens: int, failed: ev.AttemptFailed | None = None
+    ) -> None:
+        """Ends an attempt; `failed` says which engine has failed it."""
         if not self._ingresses.disown(attempt_id):
             # the router has rejected this attempt, or it was submitted before the router restarted
             return
         self._network.closed(attempt_id)
         if self._forecasts is not None:
             self._forecasts.closed(attempt_id, outcome, output_tokens, clock_s())
+        if failed is not None:
+            self._feed(failed)
         self._feed(ev.Closed(clock_s(), attempt_id, outcome, output_tokens))
 
     def _adopt(self, channel: Channel, message: wire.Adopt) -> None:
@@ -240,6 +252,15 @@ class RouterServer:
     # ----------------------------------------------------------------------------------------------- decisions
 
     def _feed(self, event: ev.Event) -> None:
+        """Has the dispatcher handle an event, and carries out its actions."""
+        self._fits(event)
+
+    def _fits(self, event: ev.Event) -> bool:
+        """Has the dispatcher handle an event, and carries out its actions. Returns whether the event fitted the state.
+
+        A bug never ends the connection of the peer whose message became the event: what was decided is sent, the fault
+        is counted and logged. Only a refused PoliciesChanged raises, which its asker expects.
+        """
         started_s = time.perf_counter()
         dispatcher = self.dispatcher
         actions: Sequence[Action] = ()
@@ -251,23 +272,34 @@ class RouterServer:
             failure = stale
             log.debug("stale: %s", stale)
         except PolicyError as error:
-            # a bug in a policy: its request stays where it is, and all others are served
+            # a bug in a policy: all requests but the one that it cannot decide are served
             self._policy_errors += 1
             actions, failure = error.decided, error
-            log.error("%s", error)
+            log.error("%s", error, exc_info=error.__cause__)
         except Exception as unexpected:
             failure = unexpected
-            raise
+            if isinstance(event, ev.PoliciesChanged):
+                raise
+            self._internal_errors += 1
+            log.exception("the dispatcher cannot take in %s", type(event).__name__)
         finally:
             if self._journal is not None:
                 self._journal.record(event, actions, failure)
+            fits = not isinstance(failure, ev.StaleEvent)
             # the error refers to this frame; a reference back to it would keep both until a garbage collection
             failure = None
         if actions:
             took_s = time.perf_counter() - started_s
-            self.decisions.record(event.now_s, actions, took_s, dispatcher.prefill, dispatcher.decode)
+            self.decisions.record(
+                event.now_s, actions, took_s, dispatcher.prefill, dispatcher.decode, self._quarantined
+            )
             for action in actions:
                 self._act(action)
+        if dispatcher.state.quarantine_version != self._quarantine_version:
+            self._quarantine_version = dispatcher.state.quarantine_version
+            self._quarantined = self._report.quarantine_reasons()
+            self._broadcast_fleet()
+        return fits
 
     def _act(self, action: Action) -> None:
         owner = self._ingresses.owner(action.attempt_id)

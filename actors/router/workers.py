@@ -6,8 +6,10 @@ Slots and KV blocks are divided evenly among the ranks, as the engines divide th
 engine's name is the name of their barrier group.
 """
 
+from collections.abc import Callable
+
 from actors.wire.kv import unpack_hashes
-from actors.wire.messages import EngineInfo, Status, Submit
+from actors.wire.messages import Closed, EngineInfo, EngineState, Status, Submit
 from policies.state import events as ev
 from policies.state.reducer import role_of
 from policies.state.views import Health, Request, WorkerId
@@ -45,6 +47,20 @@ def place_of(worker: WorkerId) -> tuple[str, int | None]:
     return (engine_id, int(rank)) if engine_id else (worker, None)
 
 
+_HEALTH: dict[EngineState, Health] = {
+    "ready": Health.READY,
+    "stalled": Health.STALLED,
+    "down": Health.DOWN,
+    # the router's own word: it says nothing about what the engine can do
+    "quarantined": Health.READY,
+}
+
+
+def health_of(state: EngineState) -> Health:
+    """Returns the health of an engine's workers by its state; an engine that is starting takes no work yet."""
+    return _HEALTH.get(state, Health.DRAINING)
+
+
 def ups(info: EngineInfo, health: Health, now_s: float) -> list[ev.EngineUp]:
     """Returns the events that tell the reducer of an engine's workers, one for each."""
     n, barrier = info.dp_ranks, info.id if info.barrier else ""
@@ -65,7 +81,7 @@ def reports(info: EngineInfo, status: Status, now_s: float) -> list[ev.EngineSta
     each = status.ranks if info.dp_ranks > 1 else [status]
     if len(each) != len(workers):
         raise ValueError(f"engine {info.id} has {len(workers)} ranks, but reports {len(each)}")
-    health = Health.READY if status.state == "ready" else Health.DRAINING
+    health = health_of(status.state)
     return [
         ev.EngineStatus(
             now_s, worker, one.running, one.waiting, one.kv_blocks_used * info.block_size_tokens, health, one.swapped,
@@ -73,6 +89,18 @@ def reports(info: EngineInfo, status: Status, now_s: float) -> list[ev.EngineSta
         )
         for worker, one in zip(workers, each, strict=True)
     ]  # fmt: skip
+
+
+def failure_of(
+    message: Closed, now_s: float, workers: Callable[[tuple[str, ...]], tuple[WorkerId, ...]]
+) -> ev.AttemptFailed | None:
+    """Returns the failure that ended an attempt; None for an attempt that no engine has failed. `workers` returns the
+    workers of engines.
+    """
+    if message.engine_id is None:
+        return None
+    blamed = workers((message.engine_id,))
+    return ev.AttemptFailed(now_s, message.attempt_id, blamed, message.task, message.code)
 
 
 def request_of(message: Submit, now_s: float, avoid: tuple[WorkerId, ...]) -> Request:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from actors.router.workers import place_of, request_of, ups, worker_of, workers_of
+from actors.router.workers import failure_of, place_of, request_of, ups, worker_of, workers_of
 from actors.wire.messages import (
     Adopt,
     Closed,
@@ -109,7 +109,7 @@ class LocalRouter:
         now_s = self._now_s()
         match message:
             case Submit():
-                self._feed(ev.Arrived(now_s, request_of(message, now_s, self._avoided(message))))
+                self._feed(ev.Arrived(now_s, request_of(message, now_s, self._workers(message.avoid))))
             case PrefillReported():
                 lease_until_s = now_s + message.lease_s
                 self._feed(
@@ -126,7 +126,7 @@ class LocalRouter:
                 self._feed(
                     ev.Adopted(
                         now_s,
-                        request_of(submit, now_s, self._avoided(submit)),
+                        request_of(submit, now_s, self._workers(submit.avoid)),
                         message.stage,
                         worker_of(message.engine_id, message.dp_rank),
                         worker_of(message.decode_engine_id, message.decode_dp_rank),
@@ -136,6 +136,9 @@ class LocalRouter:
                     )
                 )
             case Closed():
+                failed = failure_of(message, now_s, self._workers)
+                if failed is not None:
+                    self._feed(failed)
                 self._feed(ev.Closed(now_s, message.attempt_id, message.outcome, message.output_tokens))
 
     def tick(self) -> None:
@@ -158,8 +161,8 @@ class LocalRouter:
             if new:
                 self._feed(ev.EngineStatus(now_s, up.worker, 0, 0, 0, health))
 
-    def _avoided(self, message: Submit) -> tuple[str, ...]:
-        known = [self._known[engine_id].info for engine_id in message.avoid if engine_id in self._known]
+    def _workers(self, engine_ids: tuple[str, ...]) -> tuple[str, ...]:
+        known = [self._known[engine_id].info for engine_id in engine_ids if engine_id in self._known]
         return tuple(worker for info in known for worker in workers_of(info))
 
     def _feed(self, event: ev.Event) -> None:

@@ -6,6 +6,7 @@ all the same, because a router or engine of a newer version may report it during
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -67,10 +68,15 @@ ROUTER: dict[str, Metric] = _listed(
     (r"decisions_(\w+)", "decisions",
         "Decisions of the router: `prefill`, `prefill_colocated`, `prefill_degraded` (by a decode worker, because "
         "there is no prefill worker), `decode_` and the policy's reason, `reject_` and the dispatcher's.", "decision"),
+    (r"quarantines_(\w+)", "quarantines",
+        "Quarantines of workers that began, by reason: `failing`, or the figure by which a worker was slow "
+        "(`slow_prefill`, `slow_admission`, `slow_decode`).", "reason"),
+    ("quarantine_probes_failed", "probes", "Probes after which a worker remained in quarantine."),
     ("stale_events", "messages",
         "Messages about attempts that the router did not know (any more) or whose stage did not admit them."),
     ("policy_errors", "errors",
-        "Decisions in which a policy broke its contract (a cost that is NaN, a dead worker); each one is a bug."),
+        "Decisions in which a policy broke its contract (a cost that is NaN, a dead worker) or raised an exception, "
+        "after which the request was rejected with 500; each one is a bug."),
     ("internal_errors", "errors",
         "Faults of the router itself that were logged and survived; each one is a bug."),
     ("protocol_errors", "connections",
@@ -127,6 +133,8 @@ ENGINES: dict[str, Metric] = _listed(
     ("kv_blocks_used", "blocks", "KV blocks of the engine that are in use."),
     ("kv_usage_ratio", "share of 1", "Share of the engine's KV blocks that is in use."),
     ("leases", "leases", "Finished prefills whose KV waits to be pulled."),
+    ("quarantined", "workers",
+        "Workers of the engine (its data-parallel ranks, or itself) that the router has in quarantine."),
 ) | _listed(
     "engine", counter, "_total",
     ("prefill_tokens", "tokens", "Prompt tokens that the engine computed."),
@@ -239,6 +247,9 @@ def _add_engines(figures: _Figures, status: FleetStatus, infos: list[EngineInfo]
     roles = {info.id: info.role for info in infos}
     for metric in ENGINES.values():
         figures.family(metric)
+    held = Counter(quarantined.engine_id for quarantined in status.quarantined)
+    for info in infos:
+        figures.add(ENGINES["quarantined"], held[info.id], info.id, info.role)
     for one in status.statuses:
         where = (one.engine_id, roles.get(one.engine_id, "unknown"))
         figures.add(ENGINES["running"], one.running, *where)

@@ -39,13 +39,13 @@ from predictors.text import digest, prompt_key, signals, template_key
 
 log = logging.getLogger(__name__)
 
-_ADOPTED_AS: dict[Stage, Literal["prefilling", "pooled", "decoding"]] = {
+_ADOPTED_AS: dict[Stage, Literal["prefilling", "pooled", "transferring", "decoding"]] = {
     Stage.PREFILLING: "prefilling",
     Stage.POOLED: "pooled",
-    Stage.TRANSFERRING: "decoding",
+    Stage.TRANSFERRING: "transferring",
     Stage.DECODING: "decoding",
 }
-"""The stage by which a router adopts an attempt; a transfer is charged as a decode."""
+"""The stage in which a router adopts an attempt."""
 
 
 @dataclass(frozen=True, slots=True)

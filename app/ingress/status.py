@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from actors.wire.messages import EngineInfo, Status
+from actors.wire.messages import EngineInfo, Quarantined, Status
 from app.ingress.connections import IngressConnections
 from app.ingress.open_requests import OpenRequests
 from policies.request.stage import Stage
@@ -15,6 +15,9 @@ def status_of(
     """Returns the JSON object that the SDK reads. A figure that nobody has reported yet is null."""
     infos, report = connections.engines(), connections.fleet_status
     statuses = {status.engine_id: status for status in report.statuses} if report else {}
+    held: dict[str, list[Quarantined]] = {}
+    for quarantined in report.quarantined if report and not connections.decides_here() else []:
+        held.setdefault(quarantined.engine_id, []).append(quarantined)
     fleet = connections.fleet
     policy = {"prefill": fleet.prefill_policy, "decode": fleet.decode_policy} if fleet else None
     here_decides = connections.decides_here()
@@ -31,7 +34,7 @@ def status_of(
             "policy": policy,
             "fallback": connections.decides_here(),
         },
-        "engines": [_engine(info, statuses.get(info.id)) for info in infos],
+        "engines": [_engine(info, statuses.get(info.id), held.get(info.id, [])) for info in infos],
         "requests": {
             "in_flight": report.in_flight if report and not here_decides else len(connections.live),
             "queued": report.queued if report and not here_decides else here["queued"],
@@ -48,7 +51,7 @@ def status_of(
     }
 
 
-def _engine(info: EngineInfo, status: Status | None) -> dict[str, Any]:
+def _engine(info: EngineInfo, status: Status | None, held: list[Quarantined]) -> dict[str, Any]:
     return {
         "id": info.id,
         "role": info.role,
@@ -63,4 +66,16 @@ def _engine(info: EngineInfo, status: Status | None) -> dict[str, Any]:
         "kv_blocks_used": status.kv_blocks_used if status else None,
         "kv_usage": status.kv_usage if status else None,
         "leases": status.leases if status else None,
+        "quarantine": [
+            {
+                "rank": one.rank,
+                "reason": one.reason,
+                "for_s": round(one.for_s, 3),
+                "probe_in_s": round(one.probe_in_s, 3),
+                "probing": one.probing,
+                "failure_rate": round(one.failure_rate, 4),
+                "times": one.times,
+            }
+            for one in held
+        ],
     }

@@ -122,6 +122,7 @@ class Backlog:
         self.handle(ev.EngineStatus(0.0, "p", 0, 0, 0))
         for i in range(16):
             self.handle(ev.EngineUp(0.0, f"d{i:02d}", Role.DECODE, "g", "n", 2, 2000))
+            self.handle(ev.EngineStatus(0.0, f"d{i:02d}", 0, 0, 0))
         for _ in range(16 + pool):
             self.handle(self.new_entry())
 

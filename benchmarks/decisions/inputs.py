@@ -78,6 +78,7 @@ def _decode_worker(i: int, rng: random.Random, free: bool) -> Worker:
         1_000_000,
         slots_used=used,
         kv_tokens=kv_tokens,
+        status_at_s=1.0,
         departures=departures,
     )
 

@@ -87,7 +87,7 @@ def feasibility(calls: int, seed: int) -> list[Timing]:
     rng = random.Random(seed)
 
     def feasible(given: RoundInput) -> int:
-        rooms = rooms_of(given.snapshot, WorkerPools.of(given.snapshot.workers), 16, 0)
+        rooms = rooms_of(given.snapshot, WorkerPools.of(given.snapshot.workers), 16, 0, 3.0)
         return len(FeasibleEntries(given.snapshot.pool, rooms, -1.0))
 
     def inputs() -> Iterator[Callable[[], object]]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from policies.routing.params import Number, Whole, check
+from policies.state.outliers import OutlierLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class DispatchConfig:
     kv_high_water: Annotated[float, Number(above=0, high=1)] = 0.9
     """Share of a prefill worker's KV above which no prompt is sent to it."""
     status_stale_s: Annotated[float, Number(above=0, unit="s")] = 3.0
-    """Age of an engine's last report from which its KV counts as full."""
+    """Age of an engine's last report from which the engine gets no new work."""
     # ASSUMPTION: the slowest pull that shall still succeed within vLLM's lease of 30 s
     lease_margin_s: Annotated[float, Number(low=0, unit="s")] = 8.0
     """A pool entry is rescued this long before its lease ends."""
@@ -36,11 +37,39 @@ class DispatchConfig:
     """Most pool entries that one event may scan."""
     tick_admissions: Annotated[int, Whole(1, unit="entries")] = 128
     """Most pool entries that one event may send to decode workers, and most that it may rescue."""
+    outlier_failure_rate: Annotated[float, Number(above=0, high=1)] = 0.5  # ASSUMPTION
+    """Failure rate from which a worker is quarantined: with 0.5, after two failures in a row."""
+    # ASSUMPTION: a full batch of an engine steps about twice as slowly as a small one; twice that is no load any more
+    outlier_slow_factor: Annotated[float, Number(above=1)] = 4.0
+    """A worker that is slower than the median of its tier by more than this factor is quarantined."""
+    # ASSUMPTION: Envoy waits 30 s, because its host then gets all its traffic again; here one request is at risk
+    quarantine_base_s: Annotated[float, Number(above=0, unit="s")] = 2.0
+    """Time from the beginning of a quarantine to its first probe; each probe that fails doubles it."""
+    quarantine_max_s: Annotated[float, Number(above=0, unit="s")] = 60.0
+    """Longest time between two probes. A worker that was well for longer than this begins with the shortest again."""
+    # ASSUMPTION: Envoy's max_ejection_percent is 10; 0.8 leaves one worker of four if three are bad
+    quarantine_max_share: Annotated[float, Number(low=0, high=1)] = 0.8
+    """Largest share of the workers of one role and group in quarantine; 0 turns quarantine off. One always serves."""
     seed: int = 0
     """Seed of the random draws among workers of equal cost."""
 
     def __post_init__(self) -> None:
         check(self, "dispatch")
+        if self.quarantine_max_s < self.quarantine_base_s:
+            raise ValueError(
+                f"dispatch: quarantine_max_s is {self.quarantine_max_s}: it must be >= quarantine_base_s"
+            )
+
+    @property
+    def outlier_limits(self) -> OutlierLimits:
+        """The limits that the reducer needs to find outliers."""
+        return OutlierLimits(
+            self.outlier_failure_rate,
+            self.outlier_slow_factor,
+            self.quarantine_base_s,
+            self.quarantine_max_s,
+            self.quarantine_max_share,
+        )
 
     def changed(self, fields: Mapping[str, Any]) -> "DispatchConfig":
         """Returns a copy with `fields` changed. Raises ValueError naming an unknown, mistyped or out-of-range field."""

@@ -3,13 +3,15 @@
 It owns the reducer, the queue before prefill and the rules of docs/design.md 2. The policies choose among the workers
 that these rules allow:
 
-- Prefill: a worker must be READY and its status fresh (a stale or missing status counts as 100 % KV use). A prefill
-  worker must compute fewer prompts than it has slots, its KV use with this prompt must stay within `kv_high_water` (a
-  worker with no charge of ours is exempt), and its group must have a READY decode worker. A colocated worker must have
-  room to decode the request instead. Without any prefill or colocated worker, decode workers compute prompts
-  themselves (`RoutePrefill.degraded`), so that the loss of all prefill workers slows serving instead of ending it. A
-  request with a `mode` goes only to workers that serve this mode; where there is none, it is rejected with 503.
-- Decode: a worker must be READY and of the KV's group, with enough free slots, and with free KV for the prompt plus
+- Any work: a worker must be READY, its status fresh (`status_stale_s`), and it must not be quarantined
+  (`policies.state.outliers`). A quarantined worker gets single requests as probes (`probes`).
+- Prefill: a prefill worker must compute fewer prompts than it has slots, its KV use with this prompt must stay within
+  `kv_high_water` (a worker with no charge of ours is exempt), and its group must have a usable decode worker. A
+  colocated worker must have room to decode the request instead. Without any prefill or colocated worker, decode workers
+  compute prompts themselves (`RoutePrefill.degraded`), so that the loss of all prefill workers slows serving instead of
+  ending it. A request with a `mode` goes only to workers that serve this mode; where there is none, it is rejected with
+  503.
+- Decode: a worker must be of the KV's group, with enough free slots, and with free KV for the prompt plus
   `reserve_tokens` for each sequence (a worker without any sequence is exempt).
 - Rescue: a pool entry whose lease ends within `lease_margin_s` goes to the least loaded decode worker with KV room,
   even if that has no free slot. Without such a worker it is prefilled once more (at most `max_prefills` times in all)
@@ -27,23 +29,36 @@ Most events change nothing for waiting requests, so each event wakes only the pa
     came, went or changed
     slots or KV were given back         the head, if it fits that worker      the whole pool, if that worker decodes
                                                                               and has a free slot
-    an engine reported                  the head, if it fits that worker      -
+    an engine reported                  the head, if it fits that worker      the whole pool, if the last report was
+                                                                              stale
     a request or entry came             the head, if it is new                the new entries (`PoolScan`)
     a starving entry left               -                                     the whole pool
 
 Progress, forecasts and the network never make room, so they wake nothing; they count in the next decision. A tick tries
 again where only time has passed, or where a policy declined. One event scans at most `tick_entries` entries and sends
 or rescues at most `tick_admissions`. The next event of any kind resumes where this one stopped (`pool_scan`).
+
+A request at which a policy raises an unexpected exception is rejected with 500, because it would stop every request
+behind it, and all others are decided as if it were not there.
 """
 
 import random
 
 from policies.dispatch.actions import Action, Reject, RouteDecode, RoutePrefill
 from policies.dispatch.config import DispatchConfig
-from policies.dispatch.feasibility import FeasibleEntries, WorkerPools, may_prefill, rooms_of
+from policies.dispatch.feasibility import (
+    FeasibleEntries,
+    Room,
+    WorkerPools,
+    fresh,
+    is_fresh,
+    may_prefill,
+    rooms_of,
+)
 from policies.dispatch.lease_watch import LeaseWatch, rescue
 from policies.dispatch.pool_scan import Placement, PoolScan
 from policies.dispatch.prefill_queue import PrefillQueue
+from policies.dispatch.probes import first_probe, probe_decision
 from policies.routing.base import Assignment, DecodePolicy, Needs, PolicyError, PrefillPolicy, assign
 from policies.routing.netkv.network_term import transfer_intent
 from policies.routing.registry import decode_policy, prefill_policy
@@ -63,6 +78,7 @@ class Dispatcher:
         self.prefill = prefill
         self.decode = decode
         self.state = ClusterState()
+        self.state.limit_outliers(config.outlier_limits)
         self._rng = random.Random(config.seed)
         self._queue = PrefillQueue()
         self._stuck_head: Request | None = None
@@ -76,6 +92,8 @@ class Dispatcher:
         self._gap_s: float | None = None
         """Smoothed seconds between the ends of two requests, for Retry-After; None before the second end."""
         self._closed_at_s: float | None = None
+        self._faults: list[PolicyError] = []
+        """The unexpected exceptions of policies during the present event."""
 
     @property
     def queue_size(self) -> int:
@@ -91,25 +109,37 @@ class Dispatcher:
         """Applies one event and returns what is to be done now.
 
         Raises StaleEvent for an event that does not fit the state, and ValueError for a refused PoliciesChanged; then
-        nothing has changed. Raises PolicyError when a policy breaks its contract; its `decided` holds the actions that
-        were decided before.
+        nothing has changed. Raises PolicyError when a policy breaks its contract or raises any other exception; its
+        `decided` holds the actions that were decided, which are valid.
         """
         if isinstance(event, ev.PoliciesChanged):
             self._change_policies(event)
+        revived = isinstance(event, ev.EngineStatus) and self._is_stale(event.worker, event.now_s)
         self.state.apply(event)
         actions: list[Action] = []
+        self._faults.clear()
         try:
-            self._decide(event, actions)
+            self._decide(event, revived, actions)
         except PolicyError as error:
             error.decided = tuple(actions)
             raise
+        except Exception as error:
+            failed = PolicyError(f"the dispatcher failed: {error!r}")
+            failed.decided = tuple(actions)
+            raise failed from error
+        if self._faults:
+            fault = self._faults[0]
+            fault.decided = tuple(actions)
+            raise fault from fault.__cause__
         return actions
 
-    def _decide(self, event: ev.Event, actions: list[Action]) -> None:
+    def _decide(self, event: ev.Event, revived: bool, actions: list[Action]) -> None:
+        """Decides what the event made possible. `revived` says that a report ended the silence of its worker."""
         now_s = event.now_s
         entered = self.state.take_entered()
         self._leases.add(entered, self.config.lease_margin_s)
-        retry_all = self._workers_changed(now_s) or isinstance(event, ev.Tick | ev.PoliciesChanged)
+        changed = self._workers_changed(now_s)
+        retry_all = changed or revived or isinstance(event, ev.Tick | ev.PoliciesChanged)
         if isinstance(event, ev.Arrived):
             self._enqueue(event.request, now_s, actions)
         elif isinstance(event, ev.Closed):
@@ -140,6 +170,7 @@ class Dispatcher:
         self.config = self.config.changed(event.dispatch)
         self.prefill, self.decode = prefill, decode
         self._leases.restart(self.config.lease_margin_s)
+        self.state.limit_outliers(self.config.outlier_limits)
 
     # -------------------------------------------------------------------------------------------------- wake-ups
 
@@ -171,6 +202,10 @@ class Dispatcher:
             for worker in self._alive(freed_workers)
         )
 
+    def _is_stale(self, worker: WorkerId, now_s: float) -> bool:
+        at_s = self.state.status_at_s(worker)
+        return at_s is None or now_s - at_s > self.config.status_stale_s
+
     def _alive(self, workers: set[WorkerId]) -> list[Worker]:
         found = [self.state.worker(worker) for worker in workers]
         return [worker for worker in found if worker is not None]
@@ -192,6 +227,13 @@ class Dispatcher:
         wait_s = (self._gap_s or 1.0) * max(1, len(self._queue))
         return Reject(attempt_id, status, reason, min(30.0, max(1.0, wait_s)))
 
+    def _isolate(self, attempt_id: RequestId, policy: str, error: Exception, now_s: float) -> Reject:
+        """Rejects the request at which a policy raised an exception, and keeps the exception for `handle`."""
+        fault = PolicyError(f"policy {policy} raised {error!r} at request {attempt_id}, which is rejected")
+        fault.__cause__ = error
+        self._faults.append(fault)
+        return self._reject(attempt_id, 500, "policy_error", now_s)
+
     def _measure_closing(self, now_s: float) -> None:
         if self._closed_at_s is not None:
             gap_s = max(0.0, now_s - self._closed_at_s)
@@ -203,7 +245,13 @@ class Dispatcher:
     def _dispatch_prefill(self, now_s: float, actions: list[Action]) -> None:
         self._stuck_head = None
         while (request := self._queue.head()) is not None:
-            route = self._route_prefill(request, self.state.snapshot(now_s, ()))
+            try:
+                route = self._route_prefill(request, self.state.snapshot(now_s, ()))
+            except PolicyError:
+                raise
+            except Exception as error:
+                actions.append(self._isolate(request.attempt_id, self.prefill.name, error, now_s))
+                continue
             if route is None:
                 reason = self._pools.hopeless(request)
                 if reason is None:
@@ -215,17 +263,32 @@ class Dispatcher:
         self._stuck_head = request
 
     def _route_prefill(self, request: Request, snapshot: Snapshot) -> RoutePrefill | None:
-        candidates, degraded = self._prefill_candidates(request, snapshot)
-        if not candidates:
-            return None
-        decision = self.prefill.choose_prefill(request, candidates, snapshot, self._rng)
-        worker = next((w for w in candidates if w.id == decision.worker), None)
-        if worker is None:
-            raise PolicyError(f"policy {self.prefill.name} chose {decision.worker}, which is no candidate")
+        probed = self._prefill_probe(request, snapshot)
+        if probed is not None:
+            worker, decision, degraded = probed, probe_decision(probed, snapshot.now_s), False
+        else:
+            candidates, degraded = self._prefill_candidates(request, snapshot)
+            if not candidates:
+                return None
+            decision = self.prefill.choose_prefill(request, candidates, snapshot, self._rng)
+            chosen = next((w for w in candidates if w.id == decision.worker), None)
+            if chosen is None:
+                raise PolicyError(
+                    f"policy {self.prefill.name} chose {decision.worker}, which is no candidate"
+                )
+            worker = chosen
         colocated = worker.role is not Role.PREFILL
         self.state.apply(ev.PrefillRouted(snapshot.now_s, request.attempt_id, worker.id, colocated))
         waited_s = snapshot.now_s - request.arrived_s
         return RoutePrefill(request.attempt_id, decision, colocated, degraded, waited_s)
+
+    def _prefill_probe(self, request: Request, snapshot: Snapshot) -> Worker | None:
+        """Returns a quarantined worker that this prompt is to try, or None."""
+        for worker_id in self.state.probes_due(snapshot.now_s):
+            worker = snapshot.workers[worker_id]
+            if self._pools.may_probe(request, worker) and self._prefill_fits(request, worker, snapshot.now_s):
+                return worker
+        return None
 
     def _prefill_candidates(self, request: Request, snapshot: Snapshot) -> tuple[list[Worker], bool]:
         ids, degraded = self._pools.for_prefill(request)
@@ -244,19 +307,68 @@ class Dispatcher:
 
     def _place(self, entries: list[PoolEntry], now_s: float, actions: list[Action]) -> Placement:
         """Sends entries to the workers that the policy chooses, until nothing fits or `tick_admissions` is reached."""
-        config = self.config
-        left, blocked = config.tick_admissions, False
+        left, blocked = self.config.tick_admissions, False
+        entries = self._send_probes(entries, now_s, actions)
         while True:
             snapshot = self.state.snapshot(now_s, entries)
-            rooms = rooms_of(snapshot, self._pools, config.reserve_tokens, config.overcommit_slots)
-            feasible = FeasibleEntries(entries, rooms, now_s - config.starvation_s)
-            assigned = self._assign(feasible, snapshot)[:left] if feasible.placeable() else ()
+            rooms = self._rooms(snapshot)
+            feasible = FeasibleEntries(entries, rooms, now_s - self.config.starvation_s)
+            try:
+                assigned = self._assign(feasible, snapshot)[:left] if feasible.placeable() else ()
+            except PolicyError:
+                raise
+            except Exception:
+                left = self._place_singly(entries, now_s, left, actions)
+                return Placement(not left, any(self._rooms(snapshot).values()), blocked)
             actions.extend(self._route_decode(assignment, snapshot) for assignment in assigned)
             left -= len(assigned)
             blocked |= feasible.blocked
             entries = feasible.left({assignment.attempt_id for assignment in assigned})
             if not (assigned and entries and left):
                 return Placement(not left, any(rooms.values()), blocked)
+
+    def _place_singly(self, entries: list[PoolEntry], now_s: float, left: int, actions: list[Action]) -> int:
+        """Sends at most `left` entries after the policy has raised at some of them, and rejects those at which it
+        raises alone. Returns how many more may be sent.
+        """
+        for entry in entries:
+            if not left:
+                break
+            snapshot = self.state.snapshot(now_s, (entry,))
+            feasible = FeasibleEntries((entry,), self._rooms(snapshot), now_s)
+            if not feasible.placeable():
+                continue
+            try:
+                assigned = self._assign(feasible, snapshot)
+            except PolicyError:
+                raise
+            except Exception as error:
+                actions.append(self._isolate(entry.request.attempt_id, self.decode.name, error, now_s))
+                continue
+            actions.extend(self._route_decode(assignment, snapshot) for assignment in assigned)
+            left -= len(assigned)
+        return left
+
+    def _send_probes(self, entries: list[PoolEntry], now_s: float, actions: list[Action]) -> list[PoolEntry]:
+        """Sends one entry to each quarantined decode worker that is to be tried; returns the entries that are left."""
+        config = self.config
+        for worker_id in self.state.probes_due(now_s):
+            snapshot = self.state.snapshot(now_s, entries)
+            worker = snapshot.workers[worker_id]
+            if worker.role is not Role.DECODE or not is_fresh(worker, now_s, config.status_stale_s):
+                continue
+            probe = first_probe(entries, worker, config.reserve_tokens, config.overcommit_slots)
+            if probe is not None:
+                decision = probe_decision(worker, now_s)
+                actions.append(self._route_decode(Assignment(probe.request.attempt_id, decision), snapshot))
+                entries = [entry for entry in entries if entry is not probe]
+        return entries
+
+    def _rooms(self, snapshot: Snapshot) -> dict[str, Room]:
+        config = self.config
+        return rooms_of(
+            snapshot, self._pools, config.reserve_tokens, config.overcommit_slots, config.status_stale_s
+        )
 
     def _assign(self, feasible: FeasibleEntries, snapshot: Snapshot) -> tuple[Assignment, ...]:
         """Returns the policy's assignments. Raises PolicyError when one of them is not feasible."""
@@ -283,7 +395,13 @@ class Dispatcher:
     def _rescue_leases(self, now_s: float, actions: list[Action]) -> None:
         left = self.config.tick_admissions
         while left and (entry := self._leases.due(now_s)) is not None:
-            actions.append(self._rescue(entry, now_s))  # the entry leaves the pool
+            # in either case the entry leaves the pool
+            try:
+                actions.append(self._rescue(entry, now_s))
+            except PolicyError:
+                raise
+            except Exception as error:
+                actions.append(self._isolate(entry.request.attempt_id, self.prefill.name, error, now_s))
             left -= 1
         self._rescuing = self._leases.due(now_s) is not None
 
@@ -291,7 +409,7 @@ class Dispatcher:
         snapshot, request = self.state.snapshot(now_s, (entry,)), entry.request
         if now_s < request.deadline_s:
             ids = self._pools.decode_by_group.get(entry.group, ())
-            decision = rescue(entry, [snapshot.workers[worker] for worker in ids])
+            decision = rescue(entry, fresh(snapshot, ids, self.config.status_stale_s))
             if decision is not None and now_s < entry.lease_until_s:
                 return self._route_decode(Assignment(request.attempt_id, decision), snapshot)
             if self.state.prefills(request.attempt_id) < self.config.max_prefills:

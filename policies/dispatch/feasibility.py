@@ -14,9 +14,10 @@ Placeable = tuple[PoolEntry, Sequence[Worker]]
 
 @dataclass(frozen=True, slots=True)
 class WorkerPools:
-    """Ids of the READY workers by what they may do, each tuple in ascending order.
+    """Ids of the READY workers that are not quarantined by what they may do, each tuple in ascending order.
 
-    The pools are made again when a worker comes, goes, or changes its facts or health.
+    The pools are made again when a worker comes, goes, or changes its facts or health, and when a quarantine begins or
+    ends.
     """
 
     prefill: tuple[WorkerId, ...]
@@ -31,7 +32,11 @@ class WorkerPools:
     @staticmethod
     def of(workers: Mapping[WorkerId, Worker]) -> "WorkerPools":
         """Returns the worker pools of a snapshot's workers."""
-        ready = [workers[worker] for worker in sorted(workers) if workers[worker].health is Health.READY]
+        ready = [
+            workers[worker]
+            for worker in sorted(workers)
+            if workers[worker].health is Health.READY and workers[worker].quarantine is None
+        ]
         decode = [w for w in ready if w.role is Role.DECODE]
         members: dict[str, list[WorkerId]] = {}
         for w in decode:
@@ -60,6 +65,18 @@ class WorkerPools:
         degraded = not ids and request.terms.mode is None
         return (self.decode if degraded else ids), degraded and not request.terms.local
 
+    def may_probe(self, request: Request, worker: Worker) -> bool:
+        """Whether the prompt of `request` may be computed on a quarantined worker, to try the worker.
+
+        A request that has failed before is not put at risk again.
+        """
+        if request.avoid or worker.role is Role.DECODE:
+            return False
+        mode = request.terms.mode
+        if worker.role is Role.COLOCATED:
+            return mode is not Mode.DISAGGREGATED
+        return worker.group in self.decode_by_group and not (request.terms.local or mode is Mode.COLOCATED)
+
     def hopeless(self, request: Request) -> str | None:
         """Returns why waiting cannot help `request`: no worker is READY, or none serves its mode. None when it can."""
         if not self.any_ready:
@@ -68,6 +85,11 @@ class WorkerPools:
             return None
         wanted = self.colocated if request.terms.mode is Mode.COLOCATED else self.prefill
         return None if wanted else f"no_{request.terms.mode}_engine"
+
+
+def is_fresh(worker: Worker, now_s: float, status_stale_s: float) -> bool:
+    """Whether the worker's last report is young enough for new work. A worker that never reported is not fresh."""
+    return worker.status_at_s is not None and now_s - worker.status_at_s <= status_stale_s
 
 
 def has_room(request: Request, worker: Worker, reserve_tokens: int, overcommit_slots: int) -> bool:
@@ -90,7 +112,7 @@ def may_prefill(
     """Whether a READY worker may compute the prompt now. Its last report must be fresh. A prefill worker must compute
     fewer prompts than it has slots and have KV room; a worker of another role must have room to decode the request.
     """
-    if worker.status_at_s is None or now_s - worker.status_at_s > status_stale_s:
+    if not is_fresh(worker, now_s, status_stale_s):
         return False
     if worker.role is not Role.PREFILL:
         return has_room(request, worker, reserve_tokens, 0)
@@ -226,11 +248,19 @@ class FeasibleEntries(Sequence[Placeable]):
 
 
 def rooms_of(
-    snapshot: Snapshot, pools: WorkerPools, reserve_tokens: int, overcommit_slots: int
+    snapshot: Snapshot, pools: WorkerPools, reserve_tokens: int, overcommit_slots: int, status_stale_s: float
 ) -> dict[str, Room]:
-    """Returns the room of every group that has READY decode workers, by group."""
-    workers = snapshot.workers
+    """Returns the room of every group that has usable decode workers, by group. Only workers with a fresh report have
+    room.
+    """
     return {
-        group: Room([workers[worker] for worker in ids], reserve_tokens, overcommit_slots)
+        group: Room(fresh(snapshot, ids, status_stale_s), reserve_tokens, overcommit_slots)
         for group, ids in pools.decode_by_group.items()
     }
+
+
+def fresh(snapshot: Snapshot, ids: Sequence[WorkerId], status_stale_s: float) -> list[Worker]:
+    """Returns the workers of these ids whose last report is fresh, in the order given."""
+    workers, now_s = [snapshot.workers[worker] for worker in ids], snapshot.now_s
+    # as `is_fresh`, without a call for each worker
+    return [w for w in workers if w.status_at_s is not None and now_s - w.status_at_s <= status_stale_s]

@@ -58,13 +58,17 @@ class Reason(StrEnum):
     """
     OVERDUE = "overdue"
     """The entry had waited too long, so it was placed first, whatever its size."""
+    PROBE = "probe"
+    """The worker is quarantined, and this request shows whether it works again (`policies.state.outliers`)."""
 
 
 class PolicyError(Exception):
-    """A policy broke its contract (it gave a NaN cost or chose a dead worker). This is a bug and not the fault of a
-    request. The message names the policy and the worker.
+    """A policy broke its contract (it gave a NaN cost or chose a dead worker), or raised an exception of another kind,
+    which then is the cause of this one. This is a bug and not the fault of a request. The message names the policy and
+    the worker or request.
 
-    `decided` are the actions (`policies.dispatch.actions`) that the same event had caused before; they remain valid.
+    `decided` are all actions (`policies.dispatch.actions`) that the same event has caused; they are valid and must be
+    carried out.
     """
 
     decided: tuple[Any, ...] = ()

@@ -8,10 +8,12 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from policies.request.stage import Stage
 from policies.state import events as ev
 from policies.state.fast_frozen import fast_constructor
+from policies.state.standing import Standing
 from policies.state.views import (
     Departure,
     Health,
@@ -24,9 +26,22 @@ from policies.state.views import (
 )
 
 
+class Held(NamedTuple):
+    """The KV of a finished prefill, held under a lease since `entered_s`."""
+
+    entered_s: float
+    lease_until_s: float
+    kv_bytes: int
+    cached_tokens: int
+
+
 @dataclass(slots=True)
 class LiveRequest:
-    """A request that has not been closed, and the facts from which its charges follow."""
+    """A request that has not been closed, and the facts from which its charges follow.
+
+    It may name workers that are not known, because they are away or have not announced themselves to a new router. It
+    charges them nothing until they come. `held` is None before the prefill is done.
+    """
 
     request: Request
     stage: Stage = Stage.QUEUED
@@ -34,6 +49,8 @@ class LiveRequest:
     decode_worker: WorkerId | None = None
     tokens: int = 0
     prefills: int = 0
+    held: Held | None = None
+    decode_routed_s: float | None = None
     finishes_at_tokens: float | None = None
     """Forecast length of each sequence at its end, in generated tokens; None: the request is expected to stay."""
 
@@ -142,10 +159,13 @@ class Load:
 
     up: ev.EngineUp
     health: Health
+    standing: Standing
     prefilling: int = 0
     prefilling_tokens: int = 0
     slots_used: int = 0
     kv_tokens: int = 0
+    booked_kv_tokens: int = 0
+    """Sum of all that bookings have added to `kv_tokens` and taken back; progress adds the rest."""
     foreign_kv_tokens: int = 0
     status: ev.EngineStatus | None = None
     sending: int = 0
@@ -158,6 +178,11 @@ class Load:
     unreported: int = 0
     transfers_view: tuple[Transfers, ...] | None = ()
     """`transfers` as the last view shows them; None when they have changed since."""
+
+    @property
+    def generated_tokens(self) -> int:
+        """Number of output tokens that the worker has generated since it came, those of ended requests included."""
+        return self.kv_tokens - self.booked_kv_tokens
 
 
 _fast_worker = fast_constructor(Worker)
@@ -190,4 +215,5 @@ def view_of(load: Load) -> Worker:
         load.departures.view(),
         load.indicators,
         load.unreported,
+        load.standing.quarantine,
     )

@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 from policies.engine_model.blocks import Change, Stored
 from policies.network.oracle import Oracle
-from policies.request.stage import Outcome
+from policies.request.stage import Outcome, Task
 from policies.state.views import Health, Request, RequestId, Role, WorkerId
 
-AdoptedStage = Literal["prefilling", "pooled", "decoding"]
+AdoptedStage = Literal["prefilling", "pooled", "transferring", "decoding"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,10 @@ class EngineUp:
 
 @dataclass(frozen=True, slots=True)
 class EngineDown:
-    """A worker is gone. Its requests stay until their owner closes or resubmits them; nothing is routed to it."""
+    """A worker is gone. Its requests stay until their owner closes or resubmits them; nothing is routed to it.
+
+    When a worker of this name comes again, it is charged what its requests still hold.
+    """
 
     now_s: float
     worker: WorkerId
@@ -81,13 +84,18 @@ class PrefillRouted:
 
 @dataclass(frozen=True, slots=True)
 class PrefillDone:
-    """The prompt's KV is ready on the prefill worker until `lease_until_s`, and the request enters the pool."""
+    """The prompt's KV is ready on the prefill worker until `lease_until_s`, and the request enters the pool.
+
+    `worker` is the prefill worker where the messenger names it (None: the one to which the request was routed). It need
+    not be known yet; then the request enters the pool when the worker comes.
+    """
 
     now_s: float
     attempt_id: RequestId
     lease_until_s: float
     kv_bytes: int
     cached_tokens: int
+    worker: WorkerId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +185,9 @@ class KvSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """An ingress has a request under way that this router does not know, because the router was restarted."""
+    """An ingress has a request under way that this router does not know, because the router was restarted, or knows in
+    another stage. What was known of the request is replaced. Its workers need not be known yet.
+    """
 
     now_s: float
     request: Request
@@ -187,6 +197,22 @@ class Adopted:
     tokens: int
     lease_until_s: float
     kv_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFailed:
+    """An engine has failed a request, whose attempt ends. It counts for outlier detection (`outliers`) and changes no
+    charge.
+
+    `workers` are the workers of the engine that its ingress names, `task` what the engine was doing, and `code` the
+    code of the failure: that of the engine, "engine_lost" where its connection was lost, or None.
+    """
+
+    now_s: float
+    attempt_id: RequestId
+    workers: tuple[WorkerId, ...]
+    task: Task | None
+    code: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +269,7 @@ Event = (
     | KvBatch
     | KvSnapshot
     | Adopted
+    | AttemptFailed
     | Closed
     | PoliciesChanged
     | Tick

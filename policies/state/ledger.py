@@ -13,6 +13,10 @@ cannot drift, whatever ends the request.
 
 A prefill worker is also charged `sending` from POOLED to TRANSFERRING, and the transfer itself while TRANSFERRING. A
 decode worker is also charged the departure of every request that has a forecast.
+
+At every moment a worker's charges are those of the requests that name it. A request may name a worker that is not
+known: a router that has restarted learns of requests before it learns of their engines, and a link may break and come
+back. Nothing is charged then, and everything when the worker comes (`appeared`).
 """
 
 from collections.abc import Callable
@@ -22,7 +26,8 @@ from typing import Any
 from policies.network.oracle import Oracle
 from policies.request.stage import Stage
 from policies.state import events as ev
-from policies.state.charges import LiveRequest, Load
+from policies.state.charges import Held, LiveRequest, Load
+from policies.state.outliers import Outliers
 from policies.state.pool import Pool
 from policies.state.prefix_index import PrefixIndex
 from policies.state.views import PoolEntry, RequestId, WorkerId
@@ -48,7 +53,15 @@ class Ledger:
     hit_memo: dict[RequestId, tuple[int, dict[WorkerId, int]]] = field(default_factory=dict)
     refused_items: int = 0
     """Number of items of ProgressedMany that did not fit, since the start."""
+    refused: list[RequestId] = field(default_factory=list)
+    """Requests of the items of the last ProgressedMany that did not fit."""
     fleet_version: int = 0
+    now_s: float = 0.0
+    """Time of the present event."""
+    outliers: Outliers = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.outliers = Outliers(self.loads, self.dirty)
 
     def need(self, attempt_id: RequestId, *stages: Stage) -> LiveRequest:
         """Returns the request. Raises StaleEvent when it is unknown or in none of `stages` (none given: any stage)."""
@@ -87,18 +100,44 @@ class Ledger:
         if live.stage is Stage.POOLED:
             self.pool.remove(live.request.attempt_id)
         if stage in (Stage.QUEUED, Stage.PREFILLING):
-            live.tokens, live.finishes_at_tokens = 0, None
+            live.tokens, live.finishes_at_tokens, live.held = 0, None, None
         live.stage, live.prefill_worker, live.decode_worker = stage, prefill_worker, decode_worker
         self._book(live, +1)
 
-    def enter_pool(
-        self, live: LiveRequest, now_s: float, lease_until_s: float, kv_bytes: int, cached: int
-    ) -> None:
-        """Puts a request that is in stage POOLED into the pool, where it waits for a decode worker."""
-        assert live.prefill_worker is not None
-        group = self.loads[live.prefill_worker].up.group
-        entry = PoolEntry(live.request, live.prefill_worker, group, now_s, lease_until_s, kv_bytes, cached)
-        self.pool.add(entry)
+    def appeared(self, load: Load) -> None:
+        """Adds a worker that was not known, with the charges and pool entries of the requests that name it."""
+        worker = load.up.worker
+        self.loads[worker] = load
+        for live in self.live.values():
+            if live.prefill_worker == worker or live.decode_worker == worker:
+                self._book(live, +1, worker)
+                self.enter_pool(live)
+            if live.decode_worker == worker:
+                self._book_transfer(live, +1)
+
+    def vanished(self, worker: WorkerId) -> None:
+        """Removes a worker with its charges and pool entries. The requests go on naming it, as it may come back."""
+        for live in self.live.values():
+            if live.prefill_worker == worker:
+                self.pool.remove(live.request.attempt_id)
+            if live.decode_worker == worker:
+                self._book_transfer(live, -1)
+        self.outliers.forget(worker)
+        del self.loads[worker]
+
+    def enter_pool(self, live: LiveRequest) -> None:
+        """Puts a request that is in stage POOLED into the pool, where it waits for a decode worker.
+
+        Nothing happens in another stage, and as long as the worker that holds the KV is not known.
+        """
+        sender = self.loads.get(live.prefill_worker) if live.prefill_worker else None
+        if live.stage is Stage.POOLED and live.held is not None and sender is not None:
+            self.pool.add(PoolEntry(live.request, sender.up.worker, sender.up.group, *live.held))
+
+    def hold(self, live: LiveRequest, held: Held) -> None:
+        """Notes what a request in stage POOLED holds, and puts it into the pool."""
+        live.held = held
+        self.enter_pool(live)
 
     def forecast(self, live: LiveRequest, finishes_at_tokens: float | None) -> None:
         """Sets the generated tokens of one sequence at which the request is expected to end; None: it stays."""
@@ -111,32 +150,42 @@ class Ledger:
                 load.departures.book(live, +1)
             self.dirty.add(load.up.worker)
 
-    def _book(self, live: LiveRequest, sign: int) -> None:
-        """Adds (+1) or takes back (-1) the present charges of `live`, by the table in the module's docstring."""
+    def _book(self, live: LiveRequest, sign: int, only: WorkerId | None = None) -> None:
+        """Adds (+1) or takes back (-1) the present charges of `live`, by the table in the module's docstring.
+
+        With `only` nothing but this worker's charges change.
+        """
         stage, request = live.stage, live.request
         prefill = self.loads.get(live.prefill_worker) if live.prefill_worker else None
         decode = self.loads.get(live.decode_worker) if live.decode_worker else None
-        if prefill is not None:
+        if prefill is not None and (only is None or live.prefill_worker == only):
             prefill.kv_tokens += sign * request.prompt_tokens
+            prefill.booked_kv_tokens += sign * request.prompt_tokens
             if stage is Stage.PREFILLING:
                 prefill.prefilling += sign
                 prefill.prefilling_tokens += sign * request.prompt_tokens
+                prefill.standing.prefills(prefill.prefilling, self.now_s)
             elif stage is Stage.POOLED or stage is Stage.TRANSFERRING:
                 prefill.sending += sign
-                self.book_transfer(live, sign)
+                self._book_transfer(live, sign)
             self.dirty.add(prefill.up.worker)
-        if decode is not None:
+        if decode is not None and (only is None or live.decode_worker == only):
             decode.slots_used += sign * request.slots
             if decode is not prefill:  # a colocated prompt is charged once
                 decode.kv_tokens += sign * (request.prompt_tokens + live.tokens)
+                decode.booked_kv_tokens += sign * (request.prompt_tokens + live.tokens)
+            if stage is Stage.DECODING:
+                decode.standing.decodes(sign * request.slots, self.now_s)
             if live.finishes_at_tokens is not None:
                 decode.departures.book(live, sign)
             self.dirty.add(decode.up.worker)
 
-    def book_transfer(self, live: LiveRequest, sign: int) -> None:
-        """Adds (+1) or takes back (-1) the transfer of `live` at its sender; without a transfer nothing changes."""
+    def _book_transfer(self, live: LiveRequest, sign: int) -> None:
+        """Adds (+1) or takes back (-1) the transfer of `live` at its sender, if both ends are known."""
         sender = self.loads.get(live.prefill_worker) if live.prefill_worker else None
-        if sender is None or live.stage is not Stage.TRANSFERRING or live.decode_worker is None:
+        if sender is None or live.stage is not Stage.TRANSFERRING:
+            return
+        if live.decode_worker is None or live.decode_worker not in self.loads:
             return
         key = (live.decode_worker, live.request.terms.priority)
         count = sender.transfers.get(key, 0) + sign

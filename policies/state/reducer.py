@@ -14,8 +14,10 @@ from policies.state import events as ev
 from policies.state import request_events, worker_events
 from policies.state.charges import view_of
 from policies.state.ledger import Handlers, Ledger
+from policies.state.outliers import OutlierLimits
 from policies.state.pool import PoolKey, pool_key
 from policies.state.prefix_index import IndexHits, PrefixIndex
+from policies.state.standing import Standing
 from policies.state.views import (
     NO_HITS,
     PoolEntry,
@@ -71,6 +73,11 @@ class ClusterState:
         if load is None:
             return None
         return view_of(load) if worker in self._ledger.dirty else self._views[worker]
+
+    def status_at_s(self, worker: WorkerId) -> float | None:
+        """Returns the time of a worker's last report; None before the first, and for an unknown worker."""
+        load = self._ledger.loads.get(worker)
+        return None if load is None or load.status is None else load.status.now_s
 
     def waiting(self, after: PoolKey | None = None, most: int | None = None) -> list[PoolEntry]:
         """Returns the first `most` pool entries (None: all) behind the key `after` (None: from the front), in the order
@@ -149,32 +156,66 @@ class ClusterState:
 
     @property
     def fleet_version(self) -> int:
-        """A counter that grows when a worker comes, goes, or changes its facts or health."""
-        return self._ledger.fleet_version
+        """A counter that grows when a worker comes, goes, or changes its facts or health, and when a quarantine begins
+        or ends.
+        """
+        return self._ledger.fleet_version + self._ledger.outliers.version
 
     @property
     def refused_items(self) -> int:
         """Number of items of ProgressedMany that did not fit, since the start."""
         return self._ledger.refused_items
 
+    def take_refused(self) -> list[RequestId]:
+        """Returns the requests of the items that the last ProgressedMany had to refuse, once."""
+        refused, self._ledger.refused = self._ledger.refused, []
+        return refused
+
+    # -------------------------------------------------------------------------------------------------- outliers
+
+    def limit_outliers(self, limits: OutlierLimits) -> None:
+        """Sets the limits of outlier detection. Those for the share of a tier hold from the next PoliciesChanged on."""
+        self._ledger.outliers.limits = limits
+
+    def probes_due(self, now_s: float) -> list[WorkerId]:
+        """Returns the quarantined workers that may get a request as a probe now, by id."""
+        outliers = self._ledger.outliers
+        return outliers.due(now_s) if outliers.quarantined else []
+
+    @property
+    def quarantined(self) -> dict[WorkerId, Standing]:
+        """The standings of the quarantined workers, which the caller must not change."""
+        return self._ledger.outliers.quarantined
+
+    @property
+    def quarantine_version(self) -> int:
+        """A counter that grows when a quarantine begins or ends."""
+        return self._ledger.outliers.version
+
+    @property
+    def outlier_totals(self) -> dict[str, int]:
+        """The number of quarantines that began, by reason, and of probes that failed, since the start."""
+        outliers = self._ledger.outliers
+        begun = {f"quarantines_{reason}": n for reason, n in sorted(outliers.quarantines.items())}
+        return {**begun, "quarantine_probes_failed": outliers.probes_failed}
+
     # ---------------------------------------------------------------------------------------------------- events
 
     def apply(self, event: ev.Event) -> None:
         """Changes the state by one event. Raises StaleEvent (state unchanged) when the event does not fit."""
+        self._ledger.now_s = event.now_s
         _HANDLERS[type(event)](self._ledger, event)
 
 
-def _nothing(ledger: Ledger, event: ev.Event) -> None:
-    """Changes nothing, for Tick and PoliciesChanged: snapshots get the time as an argument, and the dispatcher changes
-    the policies.
-    """
+def _policies_changed(ledger: Ledger, event: ev.PoliciesChanged) -> None:
+    """Applies new limits of outlier detection, which `limit_outliers` has set; the dispatcher changes the policies."""
+    ledger.outliers.fit(event.now_s)
 
 
 _HANDLERS: Handlers = {
     **request_events.HANDLERS,
     **worker_events.HANDLERS,
-    ev.PoliciesChanged: _nothing,
-    ev.Tick: _nothing,
+    ev.PoliciesChanged: _policies_changed,
 }
 
 

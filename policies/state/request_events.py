@@ -4,8 +4,10 @@ import math
 
 from policies.request.stage import Stage
 from policies.state import events as ev
-from policies.state.charges import Growth, LiveRequest
+from policies.state.charges import Growth, Held, LiveRequest
 from policies.state.ledger import Handlers, Ledger
+from policies.state.outliers import BLAMELESS, OF_BOTH_ENDS, SHARED
+from policies.state.standing import PROMPT_TOKENS
 from policies.state.views import WorkerId
 
 
@@ -24,21 +26,29 @@ def _prefill_routed(ledger: Ledger, event: ev.PrefillRouted) -> None:
     ledger.move(live, Stage.PREFILLING, prefill_worker=event.worker, decode_worker=decode_worker)
     live.prefills += 1
     load.unreported += 1
+    ledger.outliers.probe(event.worker, event.attempt_id, event.now_s)
     ledger.last_chosen["prefill"] = event.worker
 
 
 def _prefill_done(ledger: Ledger, event: ev.PrefillDone) -> None:
     live = ledger.need(event.attempt_id, Stage.PREFILLING)
-    if live.colocated or live.prefill_worker is None:
-        raise ev.StaleEvent(f"request {event.attempt_id} is colocated or its worker is gone: no hand-over")
-    ledger.move(live, Stage.POOLED, prefill_worker=live.prefill_worker)
-    ledger.enter_pool(live, event.now_s, event.lease_until_s, event.kv_bytes, event.cached_tokens)
+    worker = event.worker or live.prefill_worker
+    if live.colocated or worker is None:
+        raise ev.StaleEvent(f"request {event.attempt_id} is colocated or has no prefill worker: no hand-over")
+    load = ledger.loads.get(worker)
+    if load is not None and worker == live.prefill_worker:
+        tokens = live.request.prompt_tokens - event.cached_tokens + PROMPT_TOKENS
+        load.standing.computed_tokens += tokens
+    ledger.move(live, Stage.POOLED, prefill_worker=worker)
+    ledger.hold(live, Held(event.now_s, event.lease_until_s, event.kv_bytes, event.cached_tokens))
 
 
 def _decode_routed(ledger: Ledger, event: ev.DecodeRouted) -> None:
     live, load = ledger.need(event.attempt_id, Stage.POOLED), ledger.need_worker(event.worker)
     ledger.move(live, Stage.TRANSFERRING, prefill_worker=live.prefill_worker, decode_worker=event.worker)
     load.unreported += 1
+    live.decode_routed_s = event.now_s
+    ledger.outliers.probe(event.worker, event.attempt_id, event.now_s)
     ledger.last_chosen["decode"] = event.worker
 
 
@@ -49,7 +59,15 @@ def _admitted(ledger: Ledger, event: ev.Admitted | ev.Progressed) -> None:
         raise ev.StaleEvent(f"request {attempt_id} still computes its prefill: it cannot be admitted")
     # an admission may be reported twice: by its own message and by progress
     if live.stage is not Stage.DECODING:
-        ledger.move(live, Stage.DECODING, decode_worker=live.decode_worker)
+        sender, receiver = live.prefill_worker, live.decode_worker
+        if live.stage is Stage.TRANSFERRING and live.decode_routed_s is not None:
+            load = ledger.loads.get(receiver) if receiver is not None else None
+            if load is not None:
+                load.standing.admitted(event.now_s - live.decode_routed_s)
+        ledger.move(live, Stage.DECODING, decode_worker=receiver)
+        if sender != receiver:
+            ledger.outliers.succeeded(sender, attempt_id, event.now_s)
+            ledger.outliers.probe_ended(sender, attempt_id)
 
 
 def _progressed(ledger: Ledger, event: ev.Progressed) -> None:
@@ -63,6 +81,7 @@ def _progressed(ledger: Ledger, event: ev.Progressed) -> None:
 def _progressed_many(ledger: Ledger, event: ev.ProgressedMany) -> None:
     lives, loads, decode = ledger.live, ledger.loads, Stage.DECODING
     grown: dict[WorkerId, list[Growth]] = {}  # requests with a forecast
+    ledger.refused = []
     for attempt_id, tokens in event.items:
         live = lives.get(attempt_id)
         if live is None or live.stage is not decode or tokens < live.tokens:
@@ -71,11 +90,14 @@ def _progressed_many(ledger: Ledger, event: ev.ProgressedMany) -> None:
                 _progressed(ledger, ev.Progressed(event.now_s, attempt_id, tokens))
             except ev.StaleEvent:
                 ledger.refused_items += 1
+                ledger.refused.append(attempt_id)
             continue
         before, worker = live.tokens, live.decode_worker
         live.tokens = tokens
-        if worker is not None:
-            loads[worker].kv_tokens += tokens - before
+        load = loads.get(worker) if worker is not None else None
+        # a worker may be away while its requests go on
+        if worker is not None and load is not None:
+            load.kv_tokens += tokens - before
             if worker not in grown:
                 grown[worker] = []
             if live.finishes_at_tokens is not None:
@@ -89,13 +111,13 @@ def _progressed_many(ledger: Ledger, event: ev.ProgressedMany) -> None:
 def _grow(ledger: Ledger, live: LiveRequest, tokens: int) -> None:
     """Sets the generated tokens of a decoding request; of its charges only the worker's KV and the departure change."""
     before, live.tokens = live.tokens, tokens
-    # None: the worker died, and the request's last progress may still come
-    if live.decode_worker is not None:
-        load = ledger.loads[live.decode_worker]
+    # a worker may be away while its requests go on
+    load = ledger.loads.get(live.decode_worker) if live.decode_worker is not None else None
+    if load is not None:
         load.kv_tokens += tokens - before
         if live.finishes_at_tokens is not None:
             load.departures.grew([(live, before, tokens)])
-        ledger.dirty.add(live.decode_worker)
+        ledger.dirty.add(load.up.worker)
 
 
 def _forecast_made(ledger: Ledger, event: ev.ForecastMade) -> None:
@@ -109,27 +131,65 @@ def _forecast_made(ledger: Ledger, event: ev.ForecastMade) -> None:
     ledger.forecast(live, None if finishes_in is None else at_tokens + finishes_in)
 
 
+def _attempt_failed(ledger: Ledger, event: ev.AttemptFailed) -> None:
+    live, outliers = ledger.need(event.attempt_id), ledger.outliers
+    if event.code in BLAMELESS:
+        return
+    named = [worker for worker in (live.prefill_worker, live.decode_worker) if worker is not None]
+    if event.code in OF_BOTH_ENDS:
+        for worker in dict.fromkeys(named):
+            outliers.failed(worker, event.attempt_id, SHARED, event.now_s)
+        return
+    # of an engine with several workers only the one that had the request is to blame
+    at_fault = [worker for worker in dict.fromkeys(named) if worker in event.workers]
+    for worker in at_fault or (event.workers if len(event.workers) == 1 else ()):
+        outliers.failed(worker, event.attempt_id, 1.0, event.now_s)
+
+
 def _closed(ledger: Ledger, event: ev.Closed) -> None:
-    ledger.move(ledger.need(event.attempt_id), Stage.QUEUED)
+    live, outliers = ledger.need(event.attempt_id), ledger.outliers
+    sender, receiver = live.prefill_worker, live.decode_worker
+    if event.outcome == "finished":
+        outliers.succeeded(receiver, event.attempt_id, event.now_s)
+    ledger.move(live, Stage.QUEUED)
     del ledger.live[event.attempt_id]
     ledger.hit_memo.pop(event.attempt_id, None)
+    if outliers.quarantined:
+        outliers.probe_ended(sender, event.attempt_id)
+        outliers.probe_ended(receiver, event.attempt_id)
 
 
 def _adopted(ledger: Ledger, event: ev.Adopted) -> None:
-    attempt_id = event.request.attempt_id
-    if attempt_id in ledger.live:
-        raise ev.StaleEvent(f"request {attempt_id} is known already")
-    live = LiveRequest(event.request, tokens=event.tokens, prefills=1)
-    prefill = event.prefill_worker if event.prefill_worker in ledger.loads else None
-    decode = event.decode_worker if event.decode_worker in ledger.loads else None
-    ledger.live[attempt_id] = live
+    known = ledger.live.get(event.request.attempt_id)
+    if known is not None:
+        ledger.move(known, Stage.QUEUED)
+    live = LiveRequest(event.request, tokens=event.tokens, prefills=known.prefills if known else 1)
+    ledger.live[event.request.attempt_id] = live
+    prefill, decode = event.prefill_worker, event.decode_worker
     if event.stage == "decoding":
         ledger.move(live, Stage.DECODING, decode_worker=decode)
-    elif event.stage == "pooled" and prefill is not None:
+    elif event.stage == "transferring":
+        ledger.move(live, Stage.TRANSFERRING, prefill_worker=prefill, decode_worker=decode)
+    elif event.stage == "pooled":
         ledger.move(live, Stage.POOLED, prefill_worker=prefill)
-        ledger.enter_pool(live, event.now_s, event.lease_until_s, event.kv_bytes, 0)
+        ledger.hold(live, Held(event.now_s, event.lease_until_s, event.kv_bytes, 0))
     else:
         ledger.move(live, Stage.PREFILLING, prefill_worker=prefill, decode_worker=decode)
+
+
+def _tick(ledger: Ledger, event: ev.Tick) -> None:
+    outliers = ledger.outliers
+    for worker, standing in sorted(outliers.quarantined.items()):
+        if standing.probe is None:
+            continue
+        live = ledger.live.get(standing.probe)
+        if live is None or worker not in (live.prefill_worker, live.decode_worker):
+            # it was sent elsewhere meanwhile
+            standing.probe = None
+        elif live.decode_worker == worker and live.tokens:
+            # a stream may last for minutes: its first tokens show that the worker works
+            outliers.works(worker, event.now_s)
+    outliers.compare(event.now_s)
 
 
 HANDLERS: Handlers = {
@@ -141,6 +201,8 @@ HANDLERS: Handlers = {
     ev.Progressed: _progressed,
     ev.ProgressedMany: _progressed_many,
     ev.ForecastMade: _forecast_made,
+    ev.AttemptFailed: _attempt_failed,
     ev.Closed: _closed,
     ev.Adopted: _adopted,
+    ev.Tick: _tick,
 }

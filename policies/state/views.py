@@ -21,10 +21,15 @@ class Role(StrEnum):
 
 
 class Health(StrEnum):
-    """A worker's health. READY workers get new work; DRAINING workers only finish the work that they have."""
+    """A worker's health. Only READY workers get new work. DRAINING workers finish the work that they have.
+
+    STALLED workers have work and end no step, and DOWN workers cannot work any more; both by their own report.
+    """
 
     READY = "ready"
+    STALLED = "stalled"
     DRAINING = "draining"
+    DOWN = "down"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +119,16 @@ class Indicators:
     memory_bandwidth: float | None = None
 
 
+class Quarantine(NamedTuple):
+    """The quarantine of a worker that fails or is slow: it gets no new work, from `probe_at_s` on except one probe at a
+    time. `reason` is "failing" or a value of `standing.Figure`.
+    """
+
+    reason: str
+    since_s: float
+    probe_at_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class Worker:
     """One worker as the router sees it: its facts, the router's charges to it, and the engine's last report.
@@ -126,6 +141,7 @@ class Worker:
     `sending` counts the finished prefills whose KV the worker still holds; `transfers` counts the transfers among them
     that are in flight. `departures` are the forecasts for a decode worker's sequences, by step; a sequence without a
     forecast is expected to stay. `unreported` counts the requests routed to the worker since its last report.
+    `quarantine` is None while the router finds no fault with the worker.
     """
 
     id: WorkerId
@@ -149,6 +165,7 @@ class Worker:
     departures: tuple[Departure, ...] = ()
     indicators: Indicators | None = None
     unreported: int = 0
+    quarantine: Quarantine | None = None
 
     @property
     def free_slots(self) -> int:

@@ -9,6 +9,7 @@ from policies.state import events as ev
 from policies.state.charges import Load
 from policies.state.ledger import Handlers, Ledger
 from policies.state.prefix_index import PrefixIndex
+from policies.state.standing import Standing
 from policies.state.views import Indicators, WorkerId
 
 # ASSUMPTION: FlowKV names a sliding window, but not its length; 2 s hold 20 reports, one every 0.1 s
@@ -18,13 +19,14 @@ INDICATOR_WINDOW_S = 2.0
 def _engine_up(ledger: Ledger, event: ev.EngineUp) -> None:
     load = ledger.loads.get(event.worker)
     if load is None:
-        ledger.loads[event.worker] = Load(event, event.health)
+        ledger.appeared(Load(event, event.health, Standing(event.worker, decoding_at_s=event.now_s)))
     else:
         if load.up.group != event.group and load.up.group in ledger.prefix:
             ledger.prefix[load.up.group].drop(event.worker)
         load.up, load.health = event, event.health
     ledger.dirty.add(event.worker)
     ledger.fleet_version += 1
+    ledger.outliers.fit(event.now_s)
 
 
 def _engine_down(ledger: Ledger, event: ev.EngineDown) -> None:
@@ -32,18 +34,10 @@ def _engine_down(ledger: Ledger, event: ev.EngineDown) -> None:
     group = ledger.need_worker(worker).up.group
     if group in ledger.prefix:
         ledger.prefix[group].drop(worker)
-    del ledger.loads[worker]
+    ledger.vanished(worker)
     ledger.dirty.add(worker)
     ledger.fleet_version += 1
-    for live in ledger.live.values():
-        # the charges went with the worker's record: they must not be given back to a new worker of the same name
-        if live.prefill_worker == worker:
-            live.prefill_worker = None
-        if live.decode_worker == worker:
-            ledger.book_transfer(live, -1)  # the sender may be alive
-            live.decode_worker = None
-        if live.prefill_worker is None:
-            ledger.pool.remove(live.request.attempt_id)
+    ledger.outliers.fit(event.now_s)
 
 
 def _engine_status(ledger: Ledger, event: ev.EngineStatus) -> None:
@@ -51,9 +45,11 @@ def _engine_status(ledger: Ledger, event: ev.EngineStatus) -> None:
     foreign = max(0, event.kv_tokens - load.kv_tokens)
     if foreign < load.foreign_kv_tokens:
         ledger.freed_workers.add(event.worker)
-    if event.health is not load.health:
-        ledger.fleet_version += 1
+    changed = event.health is not load.health
     load.status, load.health, load.foreign_kv_tokens = event, event.health, foreign
+    if changed:
+        ledger.fleet_version += 1
+        ledger.outliers.fit(event.now_s)
     load.unreported = 0
     load.reports.append((event, load.sending))
     while load.reports[0][0].now_s < event.now_s - INDICATOR_WINDOW_S:

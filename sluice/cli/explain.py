@@ -65,12 +65,14 @@ def _decision(number: int, made: Decision, top: int) -> str:
     at = time.strftime("%H:%M:%S", time.localtime(made.at_s)) + f"{made.at_s % 1:.3f}"[1:]
     if made.decision is None:
         again = f", try again in {made.retry_after_s:g} s" if made.retry_after_s is not None else ""
-        return f"{number}. {at}  rejected with {made.status}: {made.reject_reason}{again}  (attempt {made.attempt_id})"
+        line = f"{number}. {at}  rejected with {made.status}: {made.reject_reason}{again}  (attempt {made.attempt_id})"
+        return "\n".join([line, *_quarantined(made)])
     chosen = made.decision
     waited = "" if made.waited_s is None else f", waited {1000 * made.waited_s:.1f} ms"
     lines = [
         f"{number}. {at}  {_stage(made)} -> {chosen.worker}  (attempt {made.attempt_id})",
         f"   reason   {chosen.reason}{waited}",
+        *_quarantined(made),
     ]
     if made.policy is not None:
         lines += [f"   policy   {made.policy.name}", f"   formula  {made.policy.formula}"]
@@ -78,6 +80,12 @@ def _decision(number: int, made: Decision, top: int) -> str:
         lines += [f"   {'numbers' if i == 0 else '':9}{line}" for i, line in enumerate(filled)]
     lines += ["   " + line for line in _ranking(chosen.ranking, chosen.worker).splitlines()]
     return "\n".join(lines)
+
+
+def _quarantined(made: Decision) -> list[str]:
+    """Returns a line that names the workers which the policy could not choose, or nothing."""
+    held = ", ".join(f"{worker} ({reason.replace('_', ' ')})" for worker, reason in made.quarantined.items())
+    return [f"   without  {held}: quarantined"] if held else []
 
 
 def _stage(made: Decision) -> str:

@@ -9,7 +9,7 @@ import time
 
 from sluice import ConnectionFailedError, RequestTimeoutError, Sluice, SluiceError
 from sluice._version import __version__
-from sluice.types import EngineStatus, RouterStatus, Status
+from sluice.types import EngineStatus, QuarantineStatus, RouterStatus, Status
 
 from .output import Exit, connect, positive_float, report, table
 
@@ -94,7 +94,20 @@ def render_status(status: Status) -> str:
     ]
     header = ("ENGINE", "ROLE", "KIND", "STATE", "RUNNING", "WAITING", "SLOTS", "KV BLOCKS", "KV USE")
     rows = [_engine_row(engine) for engine in status.engines]
-    return "\n".join([*lines, "", table(header, rows) if rows else "no engines"])
+    shown = [*lines, "", table(header, rows) if rows else "no engines"]
+    held = [(engine.id, quarantine) for engine in status.engines for quarantine in engine.quarantine or ()]
+    return "\n".join(shown + ([""] if held else []) + [_quarantine(*one) for one in held])
+
+
+def _quarantine(engine_id: str | None, quarantine: QuarantineStatus) -> str:
+    """Returns a line that says why an engine gets no work, since when, and when it is tried next."""
+    rank = "" if quarantine.rank is None else f" rank {quarantine.rank}"
+    reason = _cell(quarantine.reason).replace("_", " ")
+    rate = "" if quarantine.failure_rate is None else f" (failure rate {quarantine.failure_rate:.2f})"
+    since = "" if quarantine.for_s is None else f" for {quarantine.for_s:.0f} s"
+    probe = f"next probe in {quarantine.probe_in_s or 0.0:.0f} s"
+    tried = "a probe runs now" if quarantine.probing else probe
+    return f"quarantined: {_cell(engine_id)}{rank}, {reason}{rate},{since or ' now'}; {tried}"
 
 
 def _router(router: RouterStatus | None) -> str:

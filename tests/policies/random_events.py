@@ -56,7 +56,7 @@ class Life:
     def next_event(self) -> ev.Event:
         self.now_s += self.rng.choice([0.0, 0.001, 0.02, 0.1])
         kinds = [self._arrive] * 4 + [self._advance] * 10 + [self._engine] * 4 + [self._kv]
-        kinds += [self._stale, self._change, self._tick, self._oracle, self._cancel]
+        kinds += [self._stale, self._change, self._tick, self._oracle, self._cancel, self._fail]
         return self.rng.choice(kinds)()
 
     def saw(self, actions: tuple[Action, ...]) -> None:
@@ -130,6 +130,14 @@ class Life:
         if roll < 0.7:
             return ev.Progressed(now_s, attempt_id, self.decoding[attempt_id])
         return ev.ProgressedMany(now_s, ((attempt_id, self.decoding[attempt_id]), ("gone", 3)))
+
+    def _fail(self) -> ev.Event:
+        """An engine fails an attempt, mostly d4; the attempt's end follows as a cancellation, or never."""
+        live = sorted({*self.prefilling, *self.decoding})
+        attempt_id = self.rng.choice(live or ["nobody"])
+        worker = self.rng.choice(["d4", "d4", "d5", "p0", "p1"])
+        code = self.rng.choice(["internal", "engine_lost", "kv_load", "bad_request", None])
+        return ev.AttemptFailed(self.now_s, attempt_id, (worker,), "decode", code)
 
     def _cancel(self) -> ev.Event:
         live = sorted({*self.queued, *self.prefilling, *self.pooled, *self.decoding})

@@ -163,6 +163,15 @@ def test_explain_shows_formula_numbers_ranking_and_reason(capsys: Captured) -> N
     assert lines[-1].endswith("rejected with 503: queue_timeout, try again in 2 s  (attempt 1-b)")
 
 
+def test_explain_names_the_workers_that_the_policy_could_not_choose(
+    server: ContractServer, capsys: Captured
+) -> None:
+    made = EXPLANATION["decisions"][1] | {"quarantined": {"d7": "failing", "p2": "slow_prefill"}}
+    server.on(f"GET {EXPLAIN}", answers(200, {"id": "chatcmpl-1", "decisions": [made]}))
+    assert main(["explain", "chatcmpl-1"]) == 0
+    assert "   without  d7 (failing), p2 (slow prefill): quarantined\n" in capsys.readouterr().out
+
+
 def test_a_worker_that_the_formula_was_not_applied_to_has_no_numbers(
     server: ContractServer, capsys: Captured
 ) -> None:

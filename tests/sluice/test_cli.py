@@ -232,6 +232,25 @@ def test_status_is_a_table(server: ContractServer, capsys: Captured) -> None:
     )
 
 
+def test_status_says_why_an_engine_is_quarantined_and_when_it_is_tried_next(
+    server: ContractServer, capsys: Captured
+) -> None:
+    held = {"rank": None, "reason": "slow_decode", "for_s": 12.4, "probe_in_s": 3.6, "probing": False}
+    tried = {"rank": 1, "reason": "failing", "for_s": 2.0, "probe_in_s": 0.0, "probing": True}
+    engines = [
+        {"id": "d0", "state": "quarantined", "quarantine": [{**held, "failure_rate": 0.0}]},
+        {"id": "d1", "state": "ready", "quarantine": [{**tried, "failure_rate": 0.51}]},
+        {"id": "d2", "state": "ready", "quarantine": []},
+    ]
+    server.on("GET /sluice/status", answers(200, {"ready": True, "engines": engines}))
+    assert main(["status"]) == 0
+    assert capsys.readouterr().out.splitlines()[-3:] == [
+        "",
+        "quarantined: d0, slow decode (failure rate 0.00), for 12 s; next probe in 4 s",
+        "quarantined: d1 rank 1, failing (failure rate 0.51), for 2 s; a probe runs now",
+    ]
+
+
 def test_a_server_that_is_not_ready_has_its_own_exit_code(server: ContractServer, capsys: Captured) -> None:
     server.on("GET /sluice/status", answers(200, {"ready": False}))
     assert main(["status"]) == 6

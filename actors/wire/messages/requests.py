@@ -118,8 +118,8 @@ class Transferred(Wire, frozen=True):
 
 
 class Adopt(Wire, frozen=True):
-    """An attempt in progress that a new router does not know yet. After a reconnect to the router, the ingress sends
-    one for each attempt that has an engine.
+    """An attempt in progress that a router does not know, or knows in another stage; the router replaces what it knew.
+    After a reconnect to the router, the ingress sends one for each attempt that has an engine.
 
     `engine_id` is the engine that computes or holds the attempt's KV, and `decode_engine_id` the one that decodes it
     (the same engine for a colocated attempt). `dp_rank` and `decode_dp_rank` are the ranks there. `lease_s` is the
@@ -127,7 +127,7 @@ class Adopt(Wire, frozen=True):
     """
 
     submit: Submit
-    stage: Literal["prefilling", "pooled", "decoding"]
+    stage: Literal["prefilling", "pooled", "transferring", "decoding"]
     engine_id: str | None
     decode_engine_id: str | None = None
     tokens: int = 0
@@ -219,9 +219,27 @@ class Fleet(Wire, frozen=True):
     wants_transfers: bool = False
 
 
+class Quarantined(Part, frozen=True):
+    """A worker that the router keeps from new work because it fails or is slow (`policies.state.outliers`).
+
+    `rank` is its rank, or None if its engine has one only. `reason` is "failing", or the figure by which it is slow. It
+    has been quarantined for `for_s` seconds, gets a probe `probe_in_s` seconds from now, or is `probing` now. `times`
+    counts its quarantines in a row, failed probes included.
+    """
+
+    engine_id: str
+    rank: int | None
+    reason: str
+    for_s: float
+    probe_in_s: float
+    probing: bool
+    failure_rate: float
+    times: int
+
+
 class FleetStatus(Wire, frozen=True):
     """The last status of each engine, the router's own gauges, and its monotonic totals; sent about once a second.
-    `ingresses` is the number of connected ingresses.
+    `ingresses` is the number of connected ingresses, and `quarantined` names the workers that get no work but probes.
 
     `statuses[i].totals` holds the engine's EngineMetrics fields. `decision_buckets` are cumulative counts of decision
     times at the upper bounds (s) in `decision_bounds_s`, +Inf last.
@@ -238,6 +256,7 @@ class FleetStatus(Wire, frozen=True):
     decision_sum_s: float = 0.0
     gauges: dict[str, float] = msgspec.field(default_factory=dict)
     ingresses: int = 0
+    quarantined: list[Quarantined] = msgspec.field(default_factory=list)
 
 
 class AdminAnswer(Wire, frozen=True):

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from actors.router.clock import clock_s
 from actors.router.server import RouterServer
 from actors.wire import messages as wire
 from actors.wire.channel import Channel, Identity
@@ -265,12 +266,18 @@ async def test_an_engine_that_comes_back_with_other_ranks_leaves_no_ghosts(route
     await until(lambda: set(router.dispatcher.state.snapshot(0).workers) == {"d"})
 
 
-async def test_a_report_of_the_same_health_in_another_word_is_no_news(router: RouterServer) -> None:
+@pytest.mark.parametrize("state", ["stalled", "down", "draining"])
+async def test_ingresses_hear_once_of_an_engine_that_takes_no_work_and_it_gets_none(
+    router: RouterServer, state: wire.EngineState
+) -> None:
     p, _, i = await serving(router)
-    p.channel.send(wire.Status("p", 0, 0, 0, 0, 0.0, "down"))
-    await i.get(wire.Fleet, lambda fleet: fleet.engines[1].state == "draining")  # type: ignore[attr-defined]
+    p.channel.send(wire.Status("p", 0, 0, 0, 0, 0.0, state))
+    await i.get(wire.Fleet, lambda fleet: fleet.engines[1].state == state)  # type: ignore[attr-defined]
     for _ in range(3):
-        p.channel.send(wire.Status("p", 1, 0, 0, 0, 0.0, "down"))
+        p.channel.send(wire.Status("p", 1, 0, 0, 0, 0.0, state))
+    i.channel.send(wire.Submit("x", prompt_tokens=10, max_tokens=4))
+    route = await i.get(wire.RoutePrefill)
+    assert (route.engine_id, route.colocated) == ("d", True)  # type: ignore[attr-defined]
     await until(lambda: any(status.running == 1 for status in router.status().statuses))
     p.channel.send(wire.Status("p", 0, 0, 0, 0, 0.0))
     back = await i.get(wire.Fleet)
@@ -292,3 +299,103 @@ async def test_a_tick_that_fails_is_counted_and_followed_by_others(
     monkeypatch.setattr(router.dispatcher, "handle", fails_once)
     await until(lambda: ticks >= 2)
     assert router.status().totals["internal_errors"] == 1
+
+
+# ---------------------------------------------------------------------------------------------------- failing engines
+
+
+async def fails_at(i: Peer, attempt_id: str, engine_id: str, code: str = "internal") -> None:
+    """Submits attempts until one is decoded on the engine, which fails it; the others finish."""
+    for n in range(256):
+        name = f"{attempt_id}-{n}"
+        i.channel.send(wire.Submit(name, prompt_tokens=10, max_tokens=4))
+        await i.get(wire.RoutePrefill)
+        i.channel.send(wire.PrefillReported(name, 30.0, 1, 0))
+        route = await i.get(wire.RouteDecode)
+        if route.engine_id == engine_id:  # type: ignore[attr-defined]
+            i.channel.send(wire.Closed(name, "failed", 0, engine_id, "decode", code))
+            return
+        i.channel.send(wire.Closed(name, "finished", 4))
+    raise AssertionError(f"nothing was sent to {engine_id}")
+
+
+async def test_a_failing_engine_is_shown_as_quarantined_with_its_reason_and_is_ready_after_its_probe(
+    router: RouterServer,
+) -> None:
+    await serving(router)
+    await engine(router, "d2", "decode")
+    i = await peer(router, "ingress", "j")
+    router.dispatcher.handle(ev.PoliciesChanged(clock_s(), dispatch={"quarantine_base_s": 0.05}))
+    await until(lambda: len(router.status().statuses) == 3)
+    for _ in range(2):
+        await fails_at(i, "x", "d2")
+    fleet = await i.get(wire.Fleet, lambda f: any(e.state == "quarantined" for e in f.engines))  # type: ignore[attr-defined]
+    assert {e.id: e.state for e in fleet.engines} == {"d": "ready", "d2": "quarantined", "p": "ready"}  # type: ignore[attr-defined]
+    (held,) = router.status().quarantined
+    assert (held.engine_id, held.rank, held.reason, held.times) == ("d2", None, "failing", 1)
+    assert held.failure_rate == pytest.approx(0.51)
+    assert held.for_s >= 0 and 0 <= held.probe_in_s <= 0.05
+    assert router.status().totals["quarantines_failing"] == 1
+    # the next attempt is the probe, as soon as the back-off is over
+    await until(lambda: router.status().quarantined[0].probe_in_s == 0.0)
+    i.channel.send(wire.Submit("probe", prompt_tokens=10, max_tokens=4))
+    await i.get(wire.RoutePrefill)
+    i.channel.send(wire.PrefillReported("probe", 30.0, 1, 0))
+    assert (await i.get(wire.RouteDecode)).engine_id == "d2"  # type: ignore[attr-defined]
+    assert router.status().quarantined[0].probing
+    (prefill, decode) = router.decisions.explain("probe")
+    assert prefill["quarantined"] == decode["quarantined"] == {"d2": "failing"}
+    assert (decode["decision"]["reason"], decode["policy"]["name"][:5]) == ("probe", "probe")
+    i.channel.send(wire.Progress(["probe"], [wire.Grown("probe", 1)]))
+    i.channel.send(wire.Closed("probe", "finished", 4))
+    await until(lambda: router.status().quarantined == [])
+    fleets = lambda: [message for message in i.inbox if isinstance(message, wire.Fleet)]  # noqa: E731
+    await until(lambda: bool(fleets()) and all(e.state == "ready" for e in fleets()[-1].engines))
+
+
+async def test_one_bad_rank_of_an_engine_does_not_make_the_engine_quarantined(router: RouterServer) -> None:
+    await ranks(router, "d", "colocated")
+    await until(lambda: len(router.status().statuses) == 1)
+    i = await peer(router, "ingress", "i")
+    failed = 0
+    while failed < 2:
+        i.channel.send(wire.Submit(f"x{failed}", 10, 4))
+        route = await i.get(wire.RoutePrefill)
+        bad = route.dp_rank == 1  # type: ignore[attr-defined]
+        ended = ("failed", 0, "d", "decode", "internal") if bad else ("finished", 4)
+        i.channel.send(wire.Closed(f"x{failed}", *ended))  # type: ignore[arg-type]
+        failed += bad
+    await until(lambda: bool(router.status().quarantined))
+    (held,) = router.status().quarantined
+    assert (held.engine_id, held.rank) == ("d", 1)
+    assert [info.state for info in router.fleet().engines] == ["ready"]
+
+
+class Faulty(JoinShortestQueue):
+    """A policy with a bug that prompts of 13 tokens reach."""
+
+    def choose_prefill(self, request, workers, snapshot, rng):  # type: ignore[no-untyped-def]
+        if request.prompt_tokens == 13:
+            raise KeyError("thirteen")
+        return super().choose_prefill(request, workers, snapshot, rng)
+
+
+async def test_a_policy_that_raises_costs_its_request_only(router: RouterServer) -> None:
+    d = await engine(router, "d", "decode")
+    p = await peer(router, "engine", "p")
+    facts = ("p", "prefill", "sim", "m", "g", ("unix:/x",), 8, 100, 16, 1024, "n", 1, 30.0)
+    p.channel.send(wire.Announce(wire.EngineInfo(*facts)))  # type: ignore[arg-type]
+    router.dispatcher.prefill = Faulty()
+    first, second = await peer(router, "ingress", "i"), await peer(router, "ingress", "j")
+    for who, attempt_id, tokens in ((first, "a", 10), (first, "b", 13), (second, "c", 12)):
+        who.channel.send(wire.Submit(attempt_id, prompt_tokens=tokens, max_tokens=4))
+        await until(lambda attempt_id=attempt_id: router.dispatcher.state.stage(attempt_id) is not None)  # type: ignore[misc]
+    # all three wait for the first report of the prefill engine, which one batch of decisions follows
+    p.channel.send(wire.Status("p", 0, 0, 0, 0, 0.0))
+    assert (await first.get(wire.RoutePrefill)).attempt_id == "a"  # type: ignore[attr-defined]
+    assert (await second.get(wire.RoutePrefill)).attempt_id == "c"  # type: ignore[attr-defined]
+    reject = await first.get(wire.Reject)
+    assert (reject.attempt_id, reject.status, reject.reason) == ("b", 500, "policy_error")  # type: ignore[attr-defined]
+    assert router.status().totals["policy_errors"] == 1
+    assert router.status().in_flight == 2
+    assert not any(peer.channel.closed.done() for peer in (first, second, p, d))

@@ -33,11 +33,17 @@ class Loop:
         self.dispatcher.handle(ev.EngineUp(0.0, "p", Role.PREFILL, "g", "n", 10**6, 10**9))
         for i in range(WORKERS):
             self.dispatcher.handle(ev.EngineUp(0.0, f"d{i:02d}", Role.DECODE, "g", "n", SLOTS, 10**7))
+        self.report()
 
     def handle(self, event: ev.Event) -> list[Action]:
         actions = self.dispatcher.handle(event)
         self.tokens |= {action.attempt_id: 0 for action in actions if isinstance(action, RouteDecode)}
         return actions
+
+    def report(self) -> None:
+        self.reported_s = self.now_s
+        for worker in self.dispatcher.state.snapshot(self.now_s).workers:
+            self.dispatcher.handle(ev.EngineStatus(self.now_s, worker, 0, 0, 0))
 
     def arrive(self) -> None:
         attempt_id = f"r{len(self.output)}"
@@ -49,7 +55,8 @@ class Loop:
     def step(self) -> int:
         """Runs one decode step and returns max - min KV load after it."""
         self.now_s += 0.05
-        self.handle(ev.EngineStatus(self.now_s, "p", 0, 0, 0))
+        if self.reported_s + 1.0 <= self.now_s:
+            self.report()
         for attempt_id in list(self.tokens):
             self.tokens[attempt_id] += 1
             done, left = self.tokens[attempt_id], self.output[attempt_id] - self.tokens[attempt_id]

@@ -178,7 +178,7 @@ def test_a_pool_entry_never_crosses_groups_or_goes_to_a_draining_worker() -> Non
 
 def test_a_big_entry_is_passed_over_until_it_starves() -> None:
     # d has 1000 tokens; "hold" takes 500, so "big" (600 + 16) does not fit and "small" (100 + 16) does
-    d = make(starvation_s=2.0)
+    d = make(starvation_s=2.0, status_stale_s=60.0)
     engine(d, "p", Role.PREFILL, slots=8, kv=100_000)
     engine(d, "d", Role.DECODE, slots=8)
     for attempt_id, tokens in (("hold", 500), ("big", 600), ("small", 100), ("small2", 100)):
@@ -201,6 +201,7 @@ def test_a_lease_that_ends_is_rescued_prefilled_again_or_rejected() -> None:
     # (100 <= 150) and is rescued without a slot. c does not fit (100 > 50) and is prefilled once more, because the
     # prefill worker's status is fresh.
     d.handle(ev.EngineStatus(21.9, "p", 0, 0, 300))
+    d.handle(ev.EngineStatus(21.9, "d", 1, 0, 100))
     actions = {a.attempt_id: a for a in d.handle(ev.Tick(22.1))}
     rescued, again = actions["b"], actions["c"]
     assert isinstance(rescued, RouteDecode)

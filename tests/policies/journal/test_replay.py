@@ -72,6 +72,8 @@ def test_the_histories_hold_what_can_go_wrong() -> None:
         '"reason":"lease_rescue"',
         '"deadline_s":"inf"',
         '"event":"PoliciesChanged"',
+        '"event":"AttemptFailed"',
+        '"reason":"probe"',
     ):
         assert needed in text, needed
 
@@ -87,6 +89,7 @@ def test_what_was_decided_before_a_policy_error_stands_and_is_logged() -> None:
         ev.EngineUp(10.0, "p", Role.PREFILL, "a", "n0", 4, 4000),
         ev.EngineUp(10.0, "d", Role.DECODE, "a", "n1", 4, 4000),
         ev.EngineStatus(10.0, "p", 0, 0, 0),
+        ev.EngineStatus(10.0, "d", 0, 0, 0),
         ev.OracleRefreshed(10.0, HOPELESS),
         ev.Arrived(10.0, request),
         ev.Arrived(10.1, dataclasses.replace(request, attempt_id="r2")),
@@ -161,7 +164,7 @@ def test_a_torn_end_is_told_after_everything_before_it() -> None:
     ("lines", "message"),
     [
         ([], "the journal is empty"),
-        (['{"journal":99}'], "line 1: the format is 99, this version reads 2"),
+        (['{"journal":99}'], "line 1: the format is 99, this version reads 3"),
         (["x"], "line 1: no JSON"),
     ],
 )

@@ -90,7 +90,7 @@ def test_an_event_that_does_not_fit_is_refused_and_changes_nothing(event: ev.Eve
     assert state.stage("r") is Stage.QUEUED
 
 
-def test_a_dead_worker_takes_its_pool_entries_along_and_its_successor_starts_empty() -> None:
+def test_a_worker_that_is_away_takes_its_pool_entries_along_and_brings_back_what_is_not_closed() -> None:
     state = cluster()
     state.apply(ev.Arrived(1.0, request()))
     state.apply(ev.PrefillRouted(1.0, "r", P, colocated=False))
@@ -99,7 +99,10 @@ def test_a_dead_worker_takes_its_pool_entries_along_and_its_successor_starts_emp
     assert state.pool_size == 0
     assert P not in state.snapshot(3.0).workers
     state.apply(ev.EngineUp(4.0, P, Role.PREFILL, "g", "n", 4, 1000))
+    assert charges(state)[P] == (0, 0, 0, 100)
+    assert [(e.entered_s, e.lease_until_s) for e in state.snapshot(4.0).pool] == [(2.0, 30.0)]
     state.apply(ev.Closed(5.0, "r", "failed"))
+    assert state.pool_size == 0
     assert charges(state)[P] == (0, 0, 0, 0)
 
 
@@ -175,15 +178,17 @@ def test_many_progressed_are_each_progressed_and_what_does_not_fit_is_counted(it
     assert many.refused_items == refused
 
 
-def test_progress_told_of_a_request_whose_worker_died_charges_nobody() -> None:
+def test_progress_told_of_a_request_whose_worker_is_away_is_charged_when_it_comes_back() -> None:
     state = decoding("a")
     state.apply(ev.Admitted(1.0, "a"))
     state.apply(ev.EngineDown(1.0, D))
     state.apply(ev.ProgressedMany(2.0, (("a", 7),)))
     state.apply(ev.Progressed(2.0, "a", 8))
     state.apply(ev.EngineUp(3.0, D, Role.DECODE, "g", "n", slots=4, kv_capacity_tokens=1000))
-    assert charges(state)[D] == (0, 0, 0, 0)
+    assert charges(state)[D] == (0, 0, 1, 108)
     assert state.refused_items == 0
+    state.apply(ev.Closed(4.0, "a", "finished", 8))
+    assert charges(state)[D] == (0, 0, 0, 0)
 
 
 EVENTS = st.lists(

@@ -1,0 +1,165 @@
+"""A router that has restarted, over real sockets: whoever reconnects first, the work that goes on is charged and
+decided as if the router had always been there.
+"""
+
+import itertools
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from actors.router.server import RouterServer
+from actors.wire import messages as wire
+from actors.wire.channel import Identity
+from policies.dispatch.dispatcher import DispatchConfig, Dispatcher
+from policies.request.stage import Stage
+from policies.routing.simple.join_shortest_queue import JoinShortestQueue
+from tests.actors.router.test_server import Peer, engine, peer, until
+
+SUBMIT = wire.Submit("x", prompt_tokens=10, max_tokens=4)
+ADOPTED = {
+    "prefilling": wire.Adopt(SUBMIT, "prefilling", "p"),
+    "pooled": wire.Adopt(SUBMIT, "pooled", "p", lease_s=30.0, kv_bytes=7),
+    "transferring": wire.Adopt(SUBMIT, "transferring", "p", "d"),
+    "decoding": wire.Adopt(SUBMIT, "decoding", "d", "d", tokens=2),
+}
+CHARGED = {
+    "prefilling": {"p": (0, 10, 1), "d": (0, 0, 0)},
+    "pooled": {"p": (0, 10, 0), "d": (1, 10, 0)},  # it is sent to d at once
+    "transferring": {"p": (0, 10, 0), "d": (1, 10, 0)},
+    "decoding": {"p": (0, 0, 0), "d": (1, 12, 0)},
+}
+"""(slots, KV tokens, prompts in work) of both engines once all have reconnected."""
+
+
+@pytest.fixture
+async def router(tmp_path: Path) -> AsyncIterator[RouterServer]:
+    policy = JoinShortestQueue()
+    server = RouterServer(
+        Identity("router", "r"), Dispatcher(DispatchConfig(), policy, policy), engine_grace_s=0.1
+    )
+    await server.start([f"unix:{tmp_path}/r.sock"])
+    yield server
+    await server.stop()
+
+
+def charged(router: RouterServer) -> dict[str, tuple[int, int, int]]:
+    workers = router.dispatcher.state.snapshot(0).workers.values()
+    return {w.id: (w.slots_used, w.kv_tokens, w.prefilling) for w in workers}
+
+
+async def reconnected(router: RouterServer, order: tuple[str, ...], adopt: wire.Adopt) -> Peer:
+    """Reconnects ingress ("i") and engines ("p", "d") in an order, one after the other; returns the ingress."""
+    state = router.dispatcher.state
+    for who in order:
+        if who == "i":
+            ingress = await peer(router, "ingress", "i")
+            ingress.channel.send(adopt)
+            await until(lambda: state.stage("x") is not None)
+        else:
+            await engine(router, who, "prefill" if who == "p" else "decode")
+            await until(lambda who=who: state.status_at_s(who) is not None)  # type: ignore[misc]
+    return ingress
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations("ipd")), ids="".join)
+@pytest.mark.parametrize("stage", sorted(ADOPTED))
+async def test_work_is_charged_whoever_reconnects_first(
+    router: RouterServer, order: tuple[str, ...], stage: str
+) -> None:
+    ingress = await reconnected(router, order, ADOPTED[stage])
+    if stage == "pooled":
+        assert (await ingress.get(wire.RouteDecode)).engine_id == "d"  # type: ignore[attr-defined]
+    assert charged(router) == CHARGED[stage]
+    ingress.channel.send(wire.Closed("x", "finished", 4))
+    await until(lambda: router.status().in_flight == 0)
+    assert charged(router) == {"p": (0, 0, 0), "d": (0, 0, 0)}
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations("ipd")), ids="".join)
+async def test_an_adopted_prefill_that_ends_is_routed_on_at_once(
+    router: RouterServer, order: tuple[str, ...]
+) -> None:
+    ingress = await reconnected(router, order, ADOPTED["prefilling"])
+    ingress.channel.send(wire.PrefillReported("x", 30.0, 1, 0, "p"))
+    assert (await ingress.get(wire.RouteDecode)).engine_id == "d"  # type: ignore[attr-defined]
+    assert charged(router) == {"p": (0, 10, 0), "d": (1, 10, 0)}
+    assert not [message for message in ingress.inbox if isinstance(message, wire.Unknown)]
+
+
+async def test_a_prefill_that_ends_before_its_engine_is_back_is_routed_on_when_it_comes(
+    router: RouterServer,
+) -> None:
+    ingress = await reconnected(router, ("i",), wire.Adopt(SUBMIT, "prefilling", "p"))
+    ingress.channel.send(wire.PrefillReported("x", 30.0, 1, 0, "p"))
+    await until(lambda: router.dispatcher.state.stage("x") is Stage.POOLED)
+    await engine(router, "d", "decode")
+    await engine(router, "p", "prefill")
+    assert (await ingress.get(wire.RouteDecode)).engine_id == "d"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        wire.PrefillReported("x", 30.0, 1, 0, "p"),
+        wire.Progress(["x"], []),
+        wire.Progress([], [wire.Grown("x", 3)]),
+        wire.Progress(["x"], [wire.Grown("x", 3)]),
+    ],
+)
+async def test_news_of_an_attempt_that_the_router_does_not_know_is_answered_and_the_answer_heals(
+    router: RouterServer, message: wire.PrefillReported | wire.Progress
+) -> None:
+    await engine(router, "p", "prefill")
+    await engine(router, "d", "decode")
+    ingress = await peer(router, "ingress", "i")
+    ingress.channel.send(message)
+    assert (await ingress.get(wire.Unknown)).attempt_id == "x"  # type: ignore[attr-defined]
+    if isinstance(message, wire.PrefillReported):
+        ingress.channel.send(ADOPTED["pooled"])
+        assert (await ingress.get(wire.RouteDecode)).engine_id == "d"  # type: ignore[attr-defined]
+    else:
+        ingress.channel.send(wire.Adopt(SUBMIT, "decoding", "d", "d", tokens=3))
+        ingress.channel.send(wire.Progress(["x"], [wire.Grown("x", 4)]))
+        await until(lambda: charged(router).get("d") == (1, 14, 0))
+    assert not [message for message in ingress.inbox if isinstance(message, wire.Unknown)]
+
+
+async def test_news_that_contradict_the_router_are_answered_and_adopted_in_the_true_stage(
+    router: RouterServer,
+) -> None:
+    ingress = await reconnected(router, ("p", "d", "i"), ADOPTED["pooled"])
+    await ingress.get(wire.RouteDecode)
+    # the ingress has the attempt at its prefill engine once more, and this prefill ends
+    ingress.channel.send(wire.PrefillReported("x", 30.0, 1, 0, "p"))
+    await ingress.get(wire.Unknown)
+    ingress.channel.send(ADOPTED["prefilling"])
+    await until(lambda: charged(router) == CHARGED["prefilling"])
+
+
+@pytest.mark.parametrize("stage", sorted(ADOPTED))
+@pytest.mark.parametrize("away", ["p", "d"])
+async def test_an_engine_whose_link_was_away_longer_than_the_grace_is_charged_again(
+    router: RouterServer, stage: str, away: str
+) -> None:
+    ingress = await peer(router, "ingress", "i")
+    engines = {name: await engine(router, name, role) for name, role in (("p", "prefill"), ("d", "decode"))}
+    await until(lambda: len(router.status().statuses) == 2)
+    ingress.channel.send(ADOPTED[stage])
+    await until(lambda: charged(router) == CHARGED[stage])
+    engines[away].channel.abort("link lost")
+    await until(lambda: set(charged(router)) == {"p", "d"} - {away})
+    await engine(router, away, "prefill" if away == "p" else "decode")
+    await until(lambda: charged(router) == CHARGED[stage])
+
+
+async def test_a_pool_entry_outlives_the_loss_of_its_engine_s_link(router: RouterServer) -> None:
+    prefill = await engine(router, "p", "prefill")
+    ingress = await peer(router, "ingress", "i")
+    ingress.channel.send(ADOPTED["pooled"])
+    await until(lambda: router.status().pool == 1)  # there is no decode engine yet
+    prefill.channel.abort("link lost")
+    await until(lambda: router.status().pool == 0)
+    await engine(router, "d", "decode")
+    await engine(router, "p", "prefill")
+    assert (await ingress.get(wire.RouteDecode)).engine_id == "d"  # type: ignore[attr-defined]
