@@ -17,6 +17,12 @@ Device = Literal["cpu", "cuda"]
 CONNECTOR = "SluiceConnector"
 CONNECTOR_MODULE = "actors.engine.vllm.connector.connector"
 
+# Our subclasses of vLLM's schedulers, by whether vLLM schedules asynchronously.
+SCHEDULERS = {
+    False: "actors.engine.vllm.scheduler.CoreScheduler",
+    True: "actors.engine.vllm.scheduler.AsyncCoreScheduler",
+}
+
 _KV_ROLE = {"prefill": "kv_producer", "decode": "kv_consumer", "colocated": "kv_both"}
 _GIB = 1 << 30
 
@@ -35,6 +41,7 @@ _OWNED = {
     "gpu_memory_utilization": "gpu_memory_utilization",
     "trust_remote_code": "trust_remote_code",
     "kv_transfer_config": "role, lease_s, kv_buffer_device and connector_args",
+    "scheduler_cls": "(none: Sluice's own schedulers take requests over from other engines)",
     "disable_log_stats": "(none: the engine's counters need them)",
 }
 

@@ -24,6 +24,7 @@ from typing import Any
 
 from actors.engine.vllm import plugin
 from actors.engine.vllm.config import (
+    SCHEDULERS,
     UNSET,
     VllmEngineConfig,
     check_engine_args,
@@ -130,6 +131,10 @@ def launch(config: VllmEngineConfig, ledger: Ledger, clock: PhaseClock) -> Any:
     vllm_config = AsyncEngineArgs(**args).create_engine_config()
     if config.kv_events and vllm_config.cache_config.enable_prefix_caching:
         vllm_config.kv_events_config = kv_events_config(config)
+    scheduler = vllm_config.scheduler_config
+    # vLLM has chosen one for models that decode by diffusion, which cannot take a request over.
+    if scheduler.scheduler_cls is None:
+        scheduler.scheduler_cls = SCHEDULERS[bool(scheduler.async_scheduling)]
     clock.end("config")
     with spawning_through_plugin():
         llm = AsyncLLM.from_vllm_config(

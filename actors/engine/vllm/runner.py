@@ -11,8 +11,7 @@ This module imports vLLM, so it is loaded only after `launch` has prepared the p
 import asyncio
 import logging
 import os
-from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vllm.inputs.engine import tokens_input
@@ -20,13 +19,14 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from actors.engine.leases import AttemptLeases
 from actors.engine.protocol import Sink
-from actors.engine.vllm import params
+from actors.engine.vllm import params, resume, seam
 from actors.engine.vllm.config import VllmEngineConfig
 from actors.engine.vllm.connector import RELEASE
+from actors.engine.vllm.outbox import Outbox
 from actors.engine.vllm.stats import Transfer
 from actors.engine.vllm.task import BadHandle, EngineTask, Stream, decode_handle, out, prefill_done
 from actors.engine.vllm.tools import ToolParsing
-from actors.wire.messages import Admitted, Decode, Failed, Out, Prefill
+from actors.wire.messages import Admitted, Decode, Failed, Out, Prefill, Resume
 from policies.request.stage import Task
 
 if TYPE_CHECKING:
@@ -114,6 +114,7 @@ class TaskRunner:
             return
         try:
             task = EngineTask("decode", msg, choices=params.sequences(msg.params))
+            seam.check(msg, task.choices, self._llm.vllm_config)
             requests = [self._request(msg, sampling) for sampling in self._choice_params(task)]
         except params.BadParameter as e:
             self._sink.failed(Failed(msg.attempt_id, "decode", "bad_request", str(e), False, e.param))
@@ -126,8 +127,8 @@ class TaskRunner:
             return
         self._begin(task)
         pulling = task.remote is not None
-        for index, request in enumerate(requests):
-            if index > 0 and pulling:
+        for index, request in zip(task.indices, requests, strict=True):
+            if index > task.indices[0] and pulling:
                 task.siblings.append((index, request))
             else:
                 self._submit(task, index, request)
@@ -152,13 +153,19 @@ class TaskRunner:
         """
         msg = task.msg
         assert isinstance(msg, Decode)
-        base = params.sampling_params(msg.params, self._defaults)
+        given = msg.params
+        if msg.resume is not None:
+            # They came with the first token of the first engine.
+            given = {name: value for name, value in given.items() if name != "prompt_logprobs"}
+        base = params.sampling_params(given, self._defaults)
         if msg.chat is not None:
             session = self._tools.session(msg.chat, msg.tokens)
             session.adjust(base)
-            task.parsers = [session.choice() for _ in range(task.choices)]
+            task.parsers = {index: session.choice() for index in task.indices}
         task.grammar = _grammar(msg.params, base)
-        children = [params.child_params(base, index) for index in range(task.choices)]
+        children = [params.child_params(base, index) for index in task.indices]
+        if msg.resume is not None:
+            resume.carry(children[0], msg.resume.token_ids)
         if msg.handle is not None:
             remote = decode_handle(msg.handle)
             if base.prompt_logprobs is not None:
@@ -166,7 +173,7 @@ class TaskRunner:
                 self._give_up(remote)
             else:
                 task.remote = remote
-                children[0].extra_args = {"kv_transfer_params": remote}
+                children[0].extra_args = {**(children[0].extra_args or {}), "kv_transfer_params": remote}
         return children
 
     def _request(self, msg: Prefill | Decode, sampling: "SamplingParams") -> "EngineCoreRequest":
@@ -236,8 +243,43 @@ class TaskRunner:
         task.streams.append(stream)
         self.streams[request.request_id] = stream
         self._llm.output_processor.add_request(request, None, None, index, stream)
+        if task.resume is not None and self._resume(task, stream, request, task.resume):
+            return
         core = self._llm.engine_core
         self._outbox.post(lambda: core.add_request_async(request), task)
+
+    def _resume(self, task: EngineTask, stream: Stream, request: "EngineCoreRequest", before: Resume) -> bool:
+        """Makes a choice's text and parser go on after `before`. Returns whether the choice ends with that already, so
+        that the core is not needed.
+        """
+        processor = self._llm.output_processor
+        state = processor.request_states[request.request_id]
+        limit = self._llm.model_config.max_model_len
+        try:
+            primed = seam.prime(state, request, before, task.parsers.get(stream.index), limit)
+        except params.BadParameter as e:
+            self._forgo(task)
+            self._fail(task, "bad_request", str(e), False, e.param)
+            return True
+        except Exception as e:
+            log.exception("what %s had put out before it came here could not be read", task.attempt_id)
+            self._forgo(task)
+            self._fail(task, "internal", f"the answer could not be taken over: {e!r}", False)
+            return True
+        stream.unsent = [
+            Out(task.attempt_id, "", 0, stream.index, token_ids=[], delta=delta, chars=chars)
+            for delta, chars in primed.unsent
+        ]
+        if primed.end is None:
+            return False
+        self._forgo(task)
+        processor.process_outputs([primed.end])
+        return True
+
+    def _forgo(self, task: EngineTask) -> None:
+        """Gives the lender of a request's KV its copy back unread."""
+        if task.remote is not None:
+            self._give_up(task.remote)
 
     def _abort(self, task: EngineTask) -> None:
         """Ends a task without an answer. The core frees its blocks, and ends a running pull with the lender."""
@@ -369,7 +411,8 @@ class TaskRunner:
             return
         if not self._batch:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._batch.append(piece)
+        unsent, stream.unsent = stream.unsent, []
+        self._batch += [*unsent, piece]
         siblings, task.siblings = task.siblings, []
         for index, request in siblings:
             self._submit(task, index, request)
@@ -428,48 +471,3 @@ def _grammar(given: Mapping[str, Any], sampling: "SamplingParams") -> str | None
     if sampling.structured_outputs is None:
         return None
     return "tools" if given.get("response_format") is None else "response_format"
-
-
-Send = Callable[[], Awaitable[Any]]
-
-
-class Outbox:
-    """A queue of calls to vLLM's core, which leave in the order in which they were posted.
-
-    Adding, aborting and releasing are coroutines in vLLM, while the engine's methods are plain calls. One asyncio task
-    awaits the coroutines in turn, so that an abort never overtakes its add. `on_refused(task, error)` is called when
-    the core did not take a call that was posted for `task`.
-    """
-
-    def __init__(self, on_refused: Callable[[EngineTask | None, Exception], None]) -> None:
-        self._on_refused = on_refused
-        self._queue: deque[tuple[Send, EngineTask | None]] = deque()
-        self._filled = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Begins to send, first the calls that were posted before."""
-        self._task = asyncio.create_task(self._run(), name="vllm outbox")
-
-    def stop(self) -> None:
-        """Sends nothing more. Idempotent."""
-        if self._task is not None:
-            self._task.cancel()
-
-    def post(self, send: Send, task: EngineTask | None = None) -> None:
-        """Has `send()` awaited after everything posted before it."""
-        self._queue.append((send, task))
-        self._filled.set()
-
-    async def _run(self) -> None:
-        while True:
-            await self._filled.wait()
-            self._filled.clear()
-            while self._queue:
-                send, task = self._queue.popleft()
-                try:
-                    await send()
-                except Exception as e:
-                    # Any error means a dead core; Serve learns of it from the health check.
-                    log.warning("the vLLM core took no message: %r", e)
-                    self._on_refused(task, e)

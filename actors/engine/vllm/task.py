@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from actors.engine.vllm.params import prompt_logprobs, token_logprobs
-from actors.wire.messages import Decode, Out, Prefill, PrefillDone
+from actors.wire.messages import Decode, Out, Prefill, PrefillDone, Resume
 from policies.request.stage import Task
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class Stream:
     A Stream replaces vLLM's RequestOutputCollector, of which the output processor uses only `put`.
     """
 
-    __slots__ = ("_deliver", "done", "index", "request_id", "task")
+    __slots__ = ("_deliver", "done", "index", "request_id", "task", "unsent")
 
     def __init__(
         self,
@@ -38,6 +38,8 @@ class Stream:
         self.index = index
         self.request_id = request_id
         self.done = False
+        # Pieces of a resumed choice that precede those of this engine.
+        self.unsent: list[Out] = []
 
     def put(self, output: "RequestOutput | Exception") -> None:
         """Delivers an output, or the exception that ended the engine."""
@@ -67,16 +69,28 @@ class EngineTask:
     # The field of the request from which a grammar for the output was made.
     grammar: str | None = None
     timer: asyncio.TimerHandle | None = None
-    parsers: "list[ChoiceParser]" = field(default_factory=list)
+    parsers: "dict[int, ChoiceParser]" = field(default_factory=dict)
 
     @property
     def attempt_id(self) -> str:
         return self.msg.attempt_id
 
     @property
+    def resume(self) -> Resume | None:
+        """The part of this decode's one choice that another engine has generated, if it goes on with one."""
+        return self.msg.resume if isinstance(self.msg, Decode) else None
+
+    @property
+    def indices(self) -> range:
+        """The choices that this task generates."""
+        first = 0 if self.resume is None else self.resume.choice
+        return range(first, first + self.choices)
+
+    @property
     def kv_tokens(self) -> int:
-        """Number of prompt tokens of all choices and of generated tokens."""
-        return len(self.msg.tokens) * self.choices + self.generated_tokens
+        """Number of prompt tokens of all choices and of generated tokens, here or by another engine."""
+        before = 0 if self.resume is None else self.resume.n_tokens
+        return len(self.msg.tokens) * self.choices + before + self.generated_tokens
 
     def open_ids(self) -> list[str]:
         """Returns vLLM's request ids of the choices that have not finished."""

@@ -12,7 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPu
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
-from actors.engine.vllm import plugin
+from actors.engine.vllm import plugin, resume
 from actors.engine.vllm.connector import OVERDUE, TRANSFERS
 from actors.engine.vllm.connector.messages import SluiceMetadata, SluicePayload, SluiceStats
 from actors.engine.vllm.connector.transfer import (
@@ -56,6 +56,9 @@ class SluiceWorker(NixlPullConnectorWorker):
         on_cpu = current_platform.device_type == "cpu"
         delay_us = transfer_config.get_from_extra_config("progress_delay_us", CPU_DELAY_US if on_cpu else 0)
         affinity = os.sched_getaffinity(0)
+        if not vllm_config.use_v2_model_runner:
+            # Here, because every worker of an engine that starts has loaded this connector.
+            resume.start_with_output()
         with napping_progress(int(delay_us)):
             super().__init__(vllm_config, engine_id, kv_cache_config)
         # vLLM moves this thread to the machine's last core "for KV transfer". On a CPU it is the thread that computes,

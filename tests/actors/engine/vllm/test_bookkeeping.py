@@ -10,7 +10,7 @@ from actors.engine.leases import AttemptLeases
 pytest.importorskip("vllm", reason="vLLM is not installed; `make setup` installs it")
 
 from actors.engine.vllm.connector.scheduler import Pace
-from actors.engine.vllm.runner import Outbox
+from actors.engine.vllm.outbox import Outbox
 
 
 def test_leases_of_a_request_are_found_until_they_end() -> None:
