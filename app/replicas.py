@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psutil
 import ray
 from ray import serve
+from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_list, _internal_kv_put
 
 from actors.engine.cores import divide_cores, usable_cores
 from actors.engine.registry import ENGINES
@@ -109,16 +110,19 @@ class RouterReplica:
         predictor = router.predictor_config()
         forecasts = Forecasts(predictor, refit_in_ray) if predictor.enabled else None
         me = Identity("router", f"router-{uuid.uuid4().hex[:8]}", wire.secret())
+        generation = next_generation(serve.get_replica_context().app_name)
         network = RouterNetwork(router.network_config(), ray.nodes)
         journal = RouterJournal(
             router.journal_config(), dispatcher, importlib.metadata.version("sluice-server")
         )
-        self._server = RouterServer(me, dispatcher, router.engine_grace_s, forecasts, network, journal)
+        self._server = RouterServer(
+            me, dispatcher, router.engine_grace_s, forecasts, network, journal, generation
+        )
         await self._server.start(listen_addresses(wire, "router"))
         gc.collect()
         # Objects loaded by now stay for good; without freezing, each full collection would walk them for some 50 ms.
         gc.freeze()
-        log.info("router listens on %s", ", ".join(self._server.addresses))
+        log.info("router of generation %d listens on %s", generation, ", ".join(self._server.addresses))
 
     async def addresses(self) -> tuple[str, ...]:
         """Returns the addresses at which this router takes connections."""
@@ -131,6 +135,29 @@ class RouterReplica:
     async def __del__(self) -> None:
         if hasattr(self, "_server"):
             await self._server.stop()
+
+
+def next_generation(application: str) -> int:
+    """Returns the generation of a new router: a number above that of each router of `application` before it.
+
+    The numbers are counted in Ray's store, which lives as long as the application; no clock is asked, because clocks
+    may jump. Returns 0 if the store cannot be used. Such a router is not fenced: another one may decide beside it, so
+    that engines may get more work than they have slots for, which then waits there. Nothing is lost or wrong.
+    """
+    counters = f"router-generation/{application}/"
+    try:
+        taken = [int(key.rpartition(b"/")[2]) for key in _internal_kv_list(counters, namespace="sluice")]
+        generation = max(taken, default=0) + 1
+        # of two routers that start at once, the second finds the number taken
+        while _internal_kv_put(f"{counters}{generation}", b"1", overwrite=False, namespace="sluice"):
+            generation += 1
+        for number in taken:
+            _internal_kv_del(f"{counters}{number}", namespace="sluice")
+    except Exception as error:
+        # Ray's client raises errors of many kinds
+        log.warning("Ray's store gives this router no generation (%r), so it is not fenced", error)
+        return 0
+    return generation
 
 
 async def refit_in_ray(job: Any) -> Any:

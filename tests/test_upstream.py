@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "upstream.md").read_text()
 ROWS = [line.split("|")[1:-1] for line in PAGE.splitlines() if line.startswith("| `")]
 PACKAGES = ("actors", "app", "policies", "predictors", "sluice")
-UPSTREAM = re.compile(r"(vllm|nixl|ray\.serve\._private|ray\._private)(\.|$)")
+UPSTREAM = re.compile(r"(vllm|nixl|ray\.serve\._private|ray\._private|ray\.experimental)(\.|$)")
 
 
 def taken(source: str) -> set[str]:

@@ -375,19 +375,35 @@ class IngressConnections:
             case AdminAnswer():
                 self._admin_calls.answer(message)
             case Fleet():
-                self.fleet = message
-                unfit = self._newly_unfit(message.engines)
-                self._engines.update(message.engines)
-                for info in unfit:
-                    self._engine_unfit(info)
-                # a router that has just restarted may know no engine yet
-                if message.engines:
-                    self._context_tokens = min(info.max_model_len for info in message.engines)
-                if self._handover_s is None:
-                    self._handover_s = 0.0
-                self._hand_over()
+                self._fleet_is(message)
             case _:
                 raise ValueError(f"an ingress does not take {type(message).__name__} from a router")
+
+    def _fleet_is(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        engines = fleet.engines
+        self._engines_are([self._as_seen_here(info) for info in engines] if self._local.is_open else engines)
+        # a router that has just restarted may know no engine yet
+        if engines:
+            self._context_tokens = min(info.max_model_len for info in engines)
+        if self._handover_s is None:
+            self._handover_s = 0.0
+        self._hand_over()
+
+    def _engines_are(self, engines: list[EngineInfo]) -> None:
+        unfit = self._newly_unfit(engines)
+        self._engines.update(engines)
+        for info in unfit:
+            self._engine_unfit(info)
+
+    def _as_seen_here(self, info: EngineInfo) -> EngineInfo:
+        """Returns the facts of an engine as the connected router states them, but for its state where that is
+        "draining": the router may have lost an engine to which this replica is connected.
+        """
+        link = self._engines.get(info.id)
+        if info.state != "draining" or link is None or not link.connected or link.info.pid != info.pid:
+            return info
+        return replace(info, state=link.info.state)
 
     def _router_up(self, _: Channel) -> None:
         self._router_connected, self._handover_s = True, None
@@ -429,9 +445,10 @@ class IngressConnections:
         if not self._local.is_open or self._handover_s is None or self.fleet is None:
             return
         ours = {engine.info.id for engine in self._reachable() if engine.ready}
-        theirs = {info.id for info in self.fleet.engines}
+        theirs = {info.id for info in self.fleet.engines if info.state == "ready"}
         if ours <= theirs or (ours & theirs and self._handover_s > HANDOVER_S):
             self._local.close()
+            self._engines_are(self.fleet.engines)
             self._introduce()
 
     def _introduce(self) -> None:

@@ -1,0 +1,293 @@
+"""Without a router an ingress decides itself, within the limits of the engines, until a router takes over."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import httpx
+import pytest
+
+from actors.router.server import RouterServer
+from actors.wire import channel as channels
+from actors.wire import messages as wire
+from actors.wire.sockets import connect, listen
+from app.ingress import connections
+from app.ingress.config import IngressConfig
+from tests.app.ingress.rig import MODEL, Rig, ScriptedEngine, make_router, pair, rig, until
+
+ROOT = Path(__file__).parents[3]
+
+
+def post(made: Rig, priority: int | None = None, **more: Any) -> asyncio.Task[httpx.Response]:
+    headers = {} if priority is None else {"x-sluice-priority": str(priority)}
+    body = made.chat(**more)
+    return asyncio.create_task(made.client.post("/v1/chat/completions", json=body, headers=headers))
+
+
+@asynccontextmanager
+async def alone(directory: Path, engines: list[ScriptedEngine], **options: Any) -> AsyncIterator[Rig]:
+    """A rig whose router has just been lost."""
+    config = IngressConfig(**({"served_names": (MODEL,), "sweep_interval_s": 0.02} | options))
+    async with rig(directory, engines, config) as made:
+        await lose_router(made)
+        yield made
+
+
+async def lose_router(made: Rig) -> None:
+    await made.router.stop()
+    await until(lambda: not made.connections.router_connected())
+
+
+async def take_over(made: Rig, directory: Path) -> None:
+    """Starts a router that the ingress finds, and to which the engines announce themselves."""
+    made.router = make_router(directory)
+    await made.router.start([f"unix:{directory}/router.sock"])
+    for engine in made.engines.values():
+        await engine.announce(made.router)
+    await until(lambda: not made.connections.decides_here())
+
+
+def stages(made: Rig) -> list[str]:
+    return sorted(life.stage.value for life in made.connections.live.values())
+
+
+async def test_engines_get_no_more_than_they_have_slots_for(tmp_path: Path) -> None:
+    async with alone(tmp_path, pair(tmp_path, auto=False, slots=2)) as made:
+        p, d = made.engines["p"], made.engines["d"]
+        tasks = [post(made) for _ in range(5)]
+        await until(lambda: stages(made) == ["prefilling"] * 2 + ["queued"] * 3)
+        await until(lambda: len(p.of(wire.Prefill)) == 2)
+        for message in p.of(wire.Prefill):
+            p.finish_prefill(message.attempt_id)
+        await until(lambda: stages(made) == ["prefilling"] * 2 + ["queued"] + ["transferring"] * 2)
+        await until(lambda: len(p.of(wire.Prefill)) == 4)
+        for message in p.of(wire.Prefill)[2:]:
+            p.finish_prefill(message.attempt_id)
+        await until(lambda: stages(made) == ["pooled"] * 2 + ["prefilling"] + ["transferring"] * 2)
+        await until(lambda: len(d.of(wire.Decode)) == 2)
+        # one ends, and the first in the pool gets its slot
+        d.admit(d.of(wire.Decode)[0].attempt_id)
+        d.token(d.of(wire.Decode)[0].attempt_id, finish="stop")
+        await until(lambda: len(d.of(wire.Decode)) == 3)
+        assert d.of(wire.Decode)[2].attempt_id == p.of(wire.Prefill)[2].attempt_id
+        assert (made.metric("sluice_fallback_decisions_total", task="prefill")) == 5
+        for task in tasks:
+            task.cancel()
+        await until(lambda: not made.connections.live)
+
+
+async def test_replicas_of_the_ingress_share_the_slots(tmp_path: Path) -> None:
+    async with alone(tmp_path, pair(tmp_path, auto=False, slots=5), replicas=2) as made:
+        tasks = [post(made) for _ in range(4)]
+        await until(lambda: stages(made) == ["prefilling"] * 2 + ["queued"] * 2)
+        for task in tasks:
+            task.cancel()
+        await until(lambda: not made.connections.live)
+
+
+async def test_the_ingresses_that_the_lost_router_knew_share_the_slots(tmp_path: Path) -> None:
+    async with rig(tmp_path, pair(tmp_path, auto=False, slots=4)) as made:
+        other = await another_ingress(made.router)
+        await until(lambda: made.connections.fleet_status and made.connections.fleet_status.ingresses == 2)
+        await lose_router(made)
+        tasks = [post(made) for _ in range(3)]
+        await until(lambda: stages(made) == ["prefilling"] * 2 + ["queued"])
+        for task in tasks:
+            task.cancel()
+        await until(lambda: not made.connections.live)
+        other.abort("test over")
+
+
+async def another_ingress(router: RouterServer) -> channels.Channel:
+    identity = channels.Identity("ingress", "other")
+    return await connect(router.addresses, lambda: channels.Channel(identity, lambda c, m: None))
+
+
+async def test_the_most_urgent_goes_first_though_it_waited_at_the_lost_router(tmp_path: Path) -> None:
+    engines = pair(tmp_path, auto=False)
+    engines[0].slots = 1
+    async with rig(tmp_path, engines) as made:
+        p = made.engines["p"]
+        tasks = [post(made)]
+        await until(lambda: p.of(wire.Prefill))
+        for n, priority in enumerate((7, 3, 5)):
+            tasks.append(post(made, priority))
+            await until(lambda: made.router.dispatcher.queue_size == n + 1)  # noqa: B023
+        await lose_router(made)
+        tasks.append(post(made, 4))
+        await until(lambda: stages(made) == ["prefilling"] + ["queued"] * 4)
+        for n in range(1, 5):
+            p.finish_prefill(p.of(wire.Prefill)[-1].attempt_id)
+            await until(lambda: len(p.of(wire.Prefill)) == n + 1)  # noqa: B023
+        assert [message.priority for message in p.of(wire.Prefill)] == [0, 3, 4, 5, 7]
+        for task in tasks:
+            task.cancel()
+        await until(lambda: not made.connections.live)
+
+
+async def test_the_queue_is_bounded_in_number_and_in_time(tmp_path: Path) -> None:
+    engines = pair(tmp_path, auto=False)
+    engines[0].slots = 1
+    async with alone(tmp_path, engines, fallback_queue=2, fallback_wait_s=0.5) as made:
+        tasks = [post(made, n) for n in range(4)]
+        refused = await tasks[3]
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+        late = await asyncio.gather(*tasks[1:3])
+        assert [answer.status_code for answer in late] == [503, 503]
+        assert [answer.json()["error"]["code"] for answer in late] == ["queue_timeout"] * 2
+        assert all(int(answer.headers["retry-after"]) >= 1 for answer in late)
+        assert stages(made) == ["prefilling"]
+        tasks[0].cancel()
+        await until(lambda: not made.connections.live)
+
+
+async def test_an_engine_that_is_lost_or_comes_counts_at_once(tmp_path: Path) -> None:
+    async with alone(tmp_path, pair(tmp_path)) as made:
+        p, d = made.engines["p"], made.engines["d"]
+        d.kill()
+        await until(lambda: made.connections.ready() is not None)
+        # nothing can decode: no prompt is computed for nothing
+        task = post(made)
+        await until(lambda: stages(made) == ["queued"])
+        d.server, _ = await listen(d.address, d._channel)
+        assert (await task).status_code == 200
+        for engine in (p, d):
+            engine.kill()
+        await until(lambda: not p.channels and not d.channels)
+        answer = await post(made)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_engine")
+        assert int(answer.headers["retry-after"]) >= 1
+
+
+async def test_a_router_that_comes_back_decides_what_waits(tmp_path: Path) -> None:
+    """One request decodes, one waits in the pool, one computes, one waits in the queue."""
+    engines = pair(tmp_path, auto=False, slots=1)
+    async with alone(tmp_path, engines) as made:
+        p, d = made.engines["p"], made.engines["d"]
+        tasks = []
+        for n in range(4):
+            tasks.append(post(made))
+            await until(lambda: len(made.connections.live) == n + 1)  # noqa: B023
+            if n < 2:
+                await until(lambda: len(p.of(wire.Prefill)) == n + 1)  # noqa: B023
+                p.finish_prefill(p.of(wire.Prefill)[-1].attempt_id)
+        order = [message.attempt_id for message in p.of(wire.Prefill)]
+        await until(lambda: stages(made) == ["pooled", "prefilling", "queued", "transferring"])
+        d.admit(order[0])
+        await until(lambda: stages(made) == ["decoding", "pooled", "prefilling", "queued"])
+        before = made.metric("sluice_fallback_decisions_total", task="decode")
+        await take_over(made, tmp_path)
+        await until(lambda: made.router.status().in_flight == 4)
+        status = made.router.status()
+        assert (status.queued, status.pool) == (1, 1)
+        workers = made.router.dispatcher.state.snapshot(0.0).workers
+        assert (workers["p"].prefilling, workers["d"].slots_used) == (1, 1)
+        entry = made.router.dispatcher.state.pool_entry(order[1])
+        assert entry.kv_bytes == 4096
+        # the slot becomes free: the router sends the pooled request there
+        d.token(order[0], finish="stop")
+        assert (await tasks[0]).status_code == 200
+        await until(lambda: len(d.of(wire.Decode)) == 2)
+        assert d.of(wire.Decode)[1].attempt_id == order[1]
+        assert made.metric("sluice_fallback_decisions_total", task="decode") == before
+        for task in tasks[1:]:
+            task.cancel()
+        await made.idle()
+
+
+async def test_a_router_that_asks_again_is_answered_with_the_present_stage(tmp_path: Path) -> None:
+    engines = pair(tmp_path, auto=False)
+    engines[0].slots = 1
+    async with rig(tmp_path, engines) as made:
+        heard: list[wire.Message] = []
+        tasks = [post(made)]
+        await until(lambda: made.engines["p"].of(wire.Prefill))
+        tasks.append(post(made))
+        await until(lambda: made.router.dispatcher.queue_size == 1)
+        submit = made.router._submit
+        made.router._submit = lambda c, m: (heard.append(m), submit(c, m))[0]  # type: ignore[method-assign]
+        made.router._adopt = lambda c, m: heard.append(m)  # type: ignore[method-assign]
+        for attempt_id in list(made.connections.live):
+            made.router._ingresses.broadcast(wire.Unknown(attempt_id))
+        await until(lambda: len(heard) == 2)
+        kinds = {type(m): getattr(m, "stage", "queued") for m in heard}
+        assert kinds == {wire.Adopt: "prefilling", wire.Submit: "queued"}
+        for task in tasks:
+            task.cancel()
+        await made.idle()
+
+
+# ------------------------------------------------------------------------------------------------- silent routers
+
+
+async def test_a_router_that_lives_but_sends_no_news_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "ROUTER_TICK_S", 0.05)
+    async with rig(tmp_path, pair(tmp_path, auto=False)) as made:
+        made.router._broadcast_status = lambda: None  # type: ignore[method-assign]
+        made.router._submit = lambda channel, message: None  # type: ignore[method-assign]
+        task = post(made)
+        await until(lambda: made.metric("sluice_silent_peers_total", peer="router") >= 1)
+        await until(lambda: made.engines["p"].of(wire.Prefill))
+        assert made.metric("sluice_fallback_decisions_total", task="prefill") == 1
+        task.cancel()
+        await until(lambda: not made.connections.live)
+
+
+ROUTER = """
+import asyncio, sys
+from pathlib import Path
+from tests.app.ingress.rig import make_router
+
+async def main():
+    router = make_router(Path("."))
+    await router.start([sys.argv[1]])
+    print("up", flush=True)
+    await asyncio.sleep(3600)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_stopped_router_holds_no_request_up(tmp_path: Path) -> None:
+    """The router is a process of its own; its connections stay open while it is stopped."""
+    async with alone(tmp_path, pair(tmp_path)) as made:
+        address = f"unix:{tmp_path}/router.sock"
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", ROUTER, address, cwd=ROOT, stdout=asyncio.subprocess.PIPE
+        )
+        try:
+            assert process.stdout is not None
+            await asyncio.wait_for(process.stdout.readline(), 100)
+            there = cast(RouterServer, SimpleNamespace(addresses=(address,)))
+            for engine in made.engines.values():
+                await engine.announce(there)
+            await until(lambda: not made.connections.decides_here())
+            before = made.metric("sluice_fallback_decisions_total", task="prefill")
+            assert (await post(made)).status_code == 200
+            assert made.metric("sluice_fallback_decisions_total", task="prefill") == before
+            os.kill(process.pid, signal.SIGSTOP)
+            answers = await asyncio.gather(*(post(made) for _ in range(5)))
+            assert [answer.status_code for answer in answers] == [200] * 5
+            assert made.connections.decides_here()
+            assert made.metric("sluice_silent_peers_total", peer="router") == 1
+            os.kill(process.pid, signal.SIGCONT)
+            await until(made.connections.router_connected)
+            # the router has lost its engines meanwhile, and must not reject what comes now
+            answers = await asyncio.gather(*(post(made) for _ in range(5)))
+            assert [answer.status_code for answer in answers] == [200] * 5
+            for engine in made.engines.values():
+                await engine.announce(there)
+            await until(lambda: not made.connections.decides_here())
+            assert (await post(made)).status_code == 200
+        finally:
+            os.kill(process.pid, signal.SIGCONT)
+            process.kill()
+            await process.wait()

@@ -1,0 +1,54 @@
+"""Routers that start one after the other, or at once, get rising generations from Ray's store."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.live.serving import ROOT
+
+pytestmark = pytest.mark.live
+
+SCRIPT = """
+import json, sys, threading
+import ray
+from app.replicas import next_generation
+from ray.experimental.internal_kv import _internal_kv_list
+
+ray.init(address="local", include_dashboard=False, log_to_driver=False, _temp_dir=sys.argv[1],
+         _node_ip_address="127.0.0.1", num_cpus=1, object_store_memory=128 * 2**20)
+one_by_one = [next_generation("a") for _ in range(3)]
+at_once = []
+threads = [threading.Thread(target=lambda: at_once.append(next_generation("a"))) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+other = next_generation("b")
+kept = len(_internal_kv_list("router-generation/a/", namespace="sluice"))
+later = next_generation("a")
+ray.shutdown()
+without = next_generation("a")
+print(json.dumps([one_by_one, sorted(at_once), other, kept, later, without]))
+"""
+
+
+@pytest.mark.timeout(300)
+def test_each_router_has_a_higher_generation_than_those_before_it(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    one_by_one, at_once, other, kept, later, without = json.loads(done.stdout.splitlines()[-1])
+    assert one_by_one == [1, 2, 3]
+    assert len(set(at_once)) == 8
+    assert min(at_once) > 3
+    assert other == 1
+    assert kept <= 8
+    assert later > max(at_once)
+    # Without Ray there is no number, and the router is not fenced.
+    assert without == 0
