@@ -65,6 +65,7 @@ def build(args: Mapping[str, Any]) -> serve.Application:
         router,
         *engines,
         num_replicas=ingress.replicas,
+        drain_s=float(config.ingress.options.get("drain_s", DRAIN_S)),
         # The ingress bounds its requests itself and answers 429; a queue in Serve's proxy would hide that.
         max_ongoing_requests=100_000,
         ray_actor_options={"num_cpus": 0, "resources": ingress.resources},
@@ -72,14 +73,19 @@ def build(args: Mapping[str, Any]) -> serve.Application:
 
 
 def _application(
-    cls: type, name: str, parts: tuple[Any, ...], *handles: serve.Application, **options: Any
+    cls: type,
+    name: str,
+    parts: tuple[Any, ...],
+    *handles: serve.Application,
+    drain_s: float = DRAIN_S,
+    **options: Any,
 ) -> serve.Application:
     """Returns a deployment that is bound to `parts` of the configuration and to handles of other deployments."""
     deployment = serve.deployment(
         name=name,
         health_check_period_s=HEALTH_CHECK_PERIOD_S,
         health_check_timeout_s=HEALTH_CHECK_TIMEOUT_S,
-        graceful_shutdown_timeout_s=DRAIN_S + 5.0,
+        graceful_shutdown_timeout_s=drain_s + 5.0,
         graceful_shutdown_wait_loop_s=0.5,
         **options,
     )(cls)

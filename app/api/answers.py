@@ -133,6 +133,22 @@ class ChunkChoice(TypedDict):
     stop_reason: NotRequired[str | int]
 
 
+class Resumed(TypedDict):
+    """The place at which another engine went on: the choice, and how many tokens of it there were."""
+
+    index: int
+    after_tokens: int
+
+
+class Migrations(TypedDict):
+    """The changes of engines in the midst of an answer. With a `seed`, what follows such a place is the same whenever
+    the change happens there, but not what an undisturbed answer has.
+    """
+
+    migrations: int
+    resumed: list[Resumed]
+
+
 class ChatCompletion(TypedDict):
     """A whole answer to a conversation."""
 
@@ -142,6 +158,7 @@ class ChatCompletion(TypedDict):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    sluice: NotRequired[Migrations]
 
 
 class ChatCompletionChunk(TypedDict):
@@ -153,6 +170,7 @@ class ChatCompletionChunk(TypedDict):
     model: str
     choices: list[ChunkChoice]
     usage: NotRequired[Usage | None]
+    sluice: NotRequired[Migrations]
 
 
 class Completion(TypedDict):
@@ -164,6 +182,7 @@ class Completion(TypedDict):
     model: str
     choices: list[CompletionChoice]
     usage: NotRequired[Usage | None]
+    sluice: NotRequired[Migrations]
 
 
 class Model(TypedDict):

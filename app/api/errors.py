@@ -13,7 +13,7 @@ class ApiError(Exception):
     """An error that answers a request.
 
     `param` names the field at fault, `code` is a short machine-readable word, `retry_after_s` becomes Retry-After and
-    `allow` (the methods that a path takes, for 405) becomes Allow.
+    `allow` (the methods that a path takes, for 405) becomes Allow. With `close` the connection ends after the answer.
     """
 
     def __init__(
@@ -25,6 +25,7 @@ class ApiError(Exception):
         code: str | None = None,
         retry_after_s: float | None = None,
         allow: tuple[str, ...] = (),
+        close: bool = False,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -33,6 +34,7 @@ class ApiError(Exception):
         self.code = code
         self.retry_after_s = retry_after_s
         self.allow = allow
+        self.close = close
 
     def body(self) -> bytes:
         """Returns the error as a JSON object."""
@@ -55,6 +57,8 @@ class ApiError(Exception):
             headers.append((b"retry-after", b"%d" % max(1, math.ceil(self.retry_after_s))))
         if self.allow:
             headers.append((b"allow", ", ".join(self.allow).encode()))
+        if self.close:
+            headers.append((b"connection", b"close"))
         if self.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
         return headers
@@ -63,6 +67,11 @@ class ApiError(Exception):
 def bad_request(message: str, param: str | None, code: str | None = None) -> ApiError:
     """Returns the 400 of a request that is wrong in itself and would fail again if it were sent unchanged."""
     return ApiError(400, message, param=param, code=code)
+
+
+def draining(message: str) -> ApiError:
+    """Returns the 503 of a replica that is being stopped. It ends the connection, so the next try goes elsewhere."""
+    return ApiError(503, message, code="draining", retry_after_s=1.0, close=True)
 
 
 def too_large(limit_bytes: int) -> ApiError:

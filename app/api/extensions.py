@@ -5,6 +5,7 @@ priority (class name or integer)    x-sluice-priority
 slo.ttft_ms, slo.tpot_ms            x-sluice-slo-ttft-ms, x-sluice-slo-tpot-ms
 session                             x-sluice-session
 user (OpenAI's own field)           x-sluice-user; predictors learn output lengths for each user
+-                                   x-sluice-migrate (on or off: whether another engine may go on with an answer)
 -                                   x-sluice-mode (colocated or disaggregated: only engines of that kind serve
                                     it; for measurements, by administrators: `app.ingress.admin`)
 """
@@ -69,6 +70,7 @@ def terms_of(
         local=local,
         mode=mode_of(headers),
         timeout_s=defaults.timeout_s,
+        migrate=migrate_of(headers),
     )
 
 
@@ -117,6 +119,17 @@ def mode_of(headers: dict[bytes, bytes]) -> Mode | None:
         return Mode(mode)
     except ValueError:
         raise bad_request(f"'x-sluice-mode' must be {' or '.join(Mode)}.", "x-sluice-mode") from None
+
+
+def migrate_of(headers: dict[bytes, bytes]) -> bool:
+    """Returns whether another engine may go on with the answer when one fails. Raises `ApiError` 400 for a header that
+    says neither `on` nor `off`.
+    """
+    raw = headers.get(b"x-sluice-migrate")
+    value = "on" if raw is None else _text(raw, "x-sluice-migrate").strip()
+    if value not in ("on", "off"):
+        raise bad_request("'x-sluice-migrate' must be on or off.", "x-sluice-migrate")
+    return value == "on"
 
 
 def _priority_in(text: str) -> int | str:

@@ -65,6 +65,11 @@ _EXTENSION_HEADERS = [
     _header("x-sluice-session", "Used where the body has no `session`.", _NAME),
     _header("x-sluice-user", "Used where the body has no `user`.", _NAME),
     _header(
+        "x-sluice-migrate",
+        "Whether another engine goes on with the answer when one fails; an answer that went on says so in `sluice`.",
+        {"enum": ["on", "off"]},
+    ),
+    _header(
         "x-sluice-mode",
         "Serves the request on one engine or on two, whatever the policy would choose. Needs an admin key.",
         {"enum": [mode.value for mode in Mode]},

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from app.api.errors import ApiError, too_large
+from app.api.errors import ApiError, draining, too_large
 from app.api.extensions import Defaults
 from app.api.plan import Plan, plan_chat, plan_completion
 from app.ingress.admin import PATH as ADMIN
@@ -25,7 +25,7 @@ from app.ingress.fleet_metrics import FleetCollector
 from app.ingress.http.reply import AsgiReply, Headers, Reply, Request
 from app.ingress.intake import Intake
 from app.ingress.metrics import IngressMetrics
-from app.ingress.open_requests import OpenRequests
+from app.ingress.open_requests import OpenRequests, RequestId
 from app.ingress.pages import Pages
 from app.ingress.status import status_of
 from app.ingress.tokenizer import TextCodec
@@ -72,7 +72,7 @@ class IngressApp:
         self._created_s = int(time.time())
         self._preparing: set[asyncio.Task[None]] = set()
         pages = Pages(config.served_names, versions["version"])
-        self._routes: dict[str, tuple[str, Callable[[Request, Reply, str], None]]] = {
+        self._routes: dict[str, tuple[str, Callable[[Request, Reply, RequestId], None]]] = {
             "/v1/chat/completions": ("POST", self._chat),
             "/v1/completions": ("POST", self._completion),
             "/v1/models": ("GET", self._models),
@@ -106,7 +106,7 @@ class IngressApp:
                 if request.path.startswith("/v1/models/"):
                     route = ("GET", self._model)
                 elif request.path.startswith(ADMIN):
-                    self._admin.dispatch(request, reply, request_id)
+                    self._admin.dispatch(request, reply, request_id.shown)
                     return
                 else:
                     raise ApiError(
@@ -133,24 +133,24 @@ class IngressApp:
         return self.requests.draining
 
     async def drain(self, timeout_s: float) -> bool:
-        """Takes no new requests and waits for those under way; returns True if all ended within `timeout_s`."""
+        """Takes no new requests and waits for those under way. Returns True if all ended within `timeout_s`; the others
+        end with an error then.
+        """
         return await self.requests.drain(timeout_s)
 
-    def _refuse(self, error: ApiError, reply: Reply, request_id: str) -> None:
+    def _refuse(self, error: ApiError, reply: Reply, request_id: RequestId) -> None:
         self.metrics.answered(error.status, "none")
-        headers = [JSON, *error.headers(), (b"x-request-id", request_id.encode())]
+        headers = [JSON, *error.headers(), (b"x-request-id", request_id.shown.encode())]
         reply.respond(error.status, headers, error.body())
 
-    def _request_id(self, request: Request) -> str:
+    def _request_id(self, request: Request) -> RequestId:
         given = request.headers.get(b"x-request-id")
-        if given is not None and _REQUEST_ID.fullmatch(given):
-            return given.decode("ascii")
-        # the answer's id differs from this one only in its prefix
-        return f"req-{self.requests.new_id()}"
+        valid = given is not None and _REQUEST_ID.fullmatch(given) is not None
+        return self.requests.new_id(given.decode("ascii") if given is not None and valid else None)
 
     # -------------------------------------------------------------------------------------------------- endpoints
 
-    def _chat(self, request: Request, reply: Reply, request_id: str) -> None:
+    def _chat(self, request: Request, reply: Reply, request_id: RequestId) -> None:
         started_s = self._admit()
         plan = plan_chat(request.body, request.headers, self._defaults)
         self._check(plan, request)
@@ -158,7 +158,7 @@ class IngressApp:
         plan.prompts = [self._intake.render(plan.request)]
         self._start(plan, reply, request_id, started_s)
 
-    def _completion(self, request: Request, reply: Reply, request_id: str) -> None:
+    def _completion(self, request: Request, reply: Reply, request_id: RequestId) -> None:
         started_s = self._admit()
         plan = plan_completion(request.body, request.headers, self._defaults)
         self._check(plan, request)
@@ -171,16 +171,14 @@ class IngressApp:
 
     def _admit(self) -> float:
         if self.draining:
-            raise ApiError(
-                503, "This replica is shutting down; try again.", code="draining", retry_after_s=1.0
-            )
+            raise draining("This replica is shutting down; try again.")
         # A long prompt is tokenised to its end even if its client has left, so it counts as work until then.
         if max(len(self.requests), len(self._preparing)) >= self.config.max_in_flight:
             message = f"This replica serves {self.config.max_in_flight} requests already; try again later."
             raise ApiError(429, message, code="too_many_requests", retry_after_s=1.0)
         return self.connections.now_s()
 
-    def _start(self, plan: Plan, reply: Reply, request_id: str, started_s: float) -> None:
+    def _start(self, plan: Plan, reply: Reply, request_id: RequestId, started_s: float) -> None:
         context = self.connections.context_tokens()
         if context is None:
             reason = self.connections.ready() or "no engine is known"
@@ -213,27 +211,27 @@ class IngressApp:
             log.exception("tokenising failed")
             exchange.fail(ApiError(500, "Internal error; see the server's log."))
 
-    def _open(self, plan: Plan, reply: Reply, request_id: str, started_s: float) -> HttpExchange:
+    def _open(self, plan: Plan, reply: Reply, request_id: RequestId, started_s: float) -> HttpExchange:
         exchange = HttpExchange(self.requests, plan, reply, request_id, started_s)
         self.requests.opened(exchange)
         return exchange
 
     # ---------------------------------------------------------------------------------------- small endpoints
 
-    def _json(self, reply: Reply, request_id: str, value: Any, status: int = 200) -> None:
-        self._respond_json(reply, request_id, status, orjson.dumps(value))
+    def _json(self, reply: Reply, request_id: RequestId, value: Any, status: int = 200) -> None:
+        self._respond_json(reply, request_id.shown, status, orjson.dumps(value))
 
     def _respond_json(
         self, reply: Reply, request_id: str, status: int, body: bytes, headers: Headers | None = None
     ) -> None:
         reply.respond(status, [JSON, (b"x-request-id", request_id.encode()), *(headers or [])], body)
 
-    def _models(self, request: Request, reply: Reply, request_id: str) -> None:
+    def _models(self, request: Request, reply: Reply, request_id: RequestId) -> None:
         self._json(
             reply, request_id, {"object": "list", "data": [self._card(n) for n in self.config.served_names]}
         )
 
-    def _model(self, request: Request, reply: Reply, request_id: str) -> None:
+    def _model(self, request: Request, reply: Reply, request_id: RequestId) -> None:
         name = request.path.removeprefix("/v1/models/")
         if name not in self.config.served_names:
             raise ApiError(
@@ -245,22 +243,22 @@ class IngressApp:
         card = {"id": name, "object": "model", "created": self._created_s, "owned_by": "sluice"}
         return card | {"max_model_len": self.connections.context_tokens()}
 
-    def _alive(self, request: Request, reply: Reply, request_id: str) -> None:
+    def _alive(self, request: Request, reply: Reply, request_id: RequestId) -> None:
         self._json(reply, request_id, {"live": True})
 
-    def _ready(self, request: Request, reply: Reply, request_id: str) -> None:
+    def _ready(self, request: Request, reply: Reply, request_id: RequestId) -> None:
         reason = "shutting down" if self.draining else self.connections.ready()
         if reason is not None:
             raise ApiError(503, f"Not ready: {reason}.", code="not_ready", retry_after_s=2.0)
         self._json(reply, request_id, {"live": True, "ready": True})
 
-    def _metrics(self, request: Request, reply: Reply, request_id: str) -> None:
+    def _metrics(self, request: Request, reply: Reply, request_id: RequestId) -> None:
         reply.respond(200, [TEXT], self.metrics.render())
 
-    def _version(self, request: Request, reply: Reply, request_id: str) -> None:
+    def _version(self, request: Request, reply: Reply, request_id: RequestId) -> None:
         self._json(reply, request_id, {**self.versions, "transport": self.transport})
 
-    def _status(self, request: Request, reply: Reply, request_id: str) -> None:
+    def _status(self, request: Request, reply: Reply, request_id: RequestId) -> None:
         self._json(
             reply, request_id, status_of(self.connections, self.requests, self.transport, self.metrics_port)
         )

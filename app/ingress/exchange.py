@@ -12,7 +12,7 @@ from app.api.chunks import DONE, Choice, Envelope, StreamWriter, usage_json, who
 from app.api.errors import ApiError
 from app.api.plan import Plan
 from app.ingress.http.reply import GONE_SLOW, Headers, Reply
-from app.ingress.open_requests import OpenRequests
+from app.ingress.open_requests import OpenRequests, RequestId
 from app.ingress.request import IngressRequest, RequestSpec
 
 log = logging.getLogger(__name__)
@@ -37,12 +37,12 @@ class HttpExchange:
     )  # fmt: skip
 
     def __init__(
-        self, requests: OpenRequests, plan: Plan, reply: Reply, request_id: str, started_s: float
+        self, requests: OpenRequests, plan: Plan, reply: Reply, request_id: RequestId, started_s: float
     ) -> None:
         self._requests = requests
         self.plan = plan
         self.reply = reply
-        self.request_id = request_id
+        self.request_id = request_id.shown
         self.closed = False
         self._started_s = started_s
         self._first_s: float | None = None
@@ -53,9 +53,7 @@ class HttpExchange:
         self._tokens: list[list[int]] = []
         self._choices: list[Choice] = []
         self._writer: StreamWriter | None = None
-        ours = request_id.startswith(requests.own_prefix)
-        self._id = request_id.removeprefix("req-") if ours else requests.new_id()
-        self._client_request_id = "" if ours else request_id
+        self._id, self._client_request_id = request_id.own, request_id.client
         prefix = "chatcmpl-" if plan.chat else "cmpl-"
         self.envelope = Envelope(
             prefix + self._id,

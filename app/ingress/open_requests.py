@@ -2,16 +2,31 @@
 
 import asyncio
 import itertools
+import logging
 import secrets
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from app.api.errors import ApiError, draining
 from app.ingress.connections import IngressConnections
+
+log = logging.getLogger(__name__)
+
+
+class RequestId(NamedTuple):
+    """The names of one HTTP request: the one that its answer `shown` has in x-request-id, `own` of this system, which
+    no client chooses, and the `client`'s, or "".
+    """
+
+    shown: str
+    own: str
+    client: str = ""
 
 
 class OpenRequest(Protocol):
     """The methods of a request for output that `OpenRequests` calls; `app.ingress.exchange` implements them."""
 
     def flush(self) -> None: ...
+    def fail(self, error: ApiError) -> None: ...
     def broken(self, error: Exception) -> None: ...
 
 
@@ -31,8 +46,6 @@ class OpenRequests:
         self._idle = asyncio.Event()
         self._ids = itertools.count(1)
         self._id_prefix = secrets.token_hex(6)
-        self.own_prefix = f"req-{self._id_prefix}"
-        """Prefix of every request id that this replica gives."""
         self._loop = asyncio.get_running_loop()
 
     def __len__(self) -> int:
@@ -54,24 +67,34 @@ class OpenRequests:
             self._loop.call_soon(self._flush)
         self._dirty.append(request)
 
-    def new_id(self) -> str:
-        """Returns an id that no other request has, whichever replica serves it."""
-        return f"{self._id_prefix}{next(self._ids):08x}"
+    def new_id(self, client: str | None) -> RequestId:
+        """Returns the names of a request. `own` is one that no other request has, whichever replica serves it; a
+        `client` that sends such a name as its own (every answer shows one) does not get it.
+        """
+        own = f"{self._id_prefix}{next(self._ids):08x}"
+        # the answer's id differs from the name shown only in its prefix
+        return RequestId(f"req-{own}", own) if client is None else RequestId(client, own, client)
 
     def model_name(self, asked: str | None) -> str:
         """Returns the model name for an answer: the one that was asked for, else the first served name."""
         return asked or self.connections.config.served_names[0]
 
     async def drain(self, timeout_s: float) -> bool:
-        """Takes no new requests and waits for those under way; returns True if all ended within `timeout_s`."""
+        """Takes no new requests and waits for those under way. Returns True if all ended within `timeout_s`; the others
+        end with an error then.
+        """
         self.draining = True
-        if self._open:
-            self._idle.clear()
-            try:
-                await asyncio.wait_for(self._idle.wait(), timeout_s)
-            except TimeoutError:
-                return False
-        return True
+        if not self._open:
+            return True
+        self._idle.clear()
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+            return True
+        except TimeoutError:
+            log.warning("%d requests have not ended in %g s: they fail", len(self._open), timeout_s)
+            for request in list(self._open):
+                request.fail(draining("This replica was stopped before the answer was complete; try again."))
+            return False
 
     def _flush(self) -> None:
         dirty, self._dirty = self._dirty, []

@@ -19,7 +19,7 @@ from app.ingress.http.listener import Listener, ListenerConfig
 from app.ingress.metrics import IngressMetrics
 from app.ingress.metrics_port import MetricsPort, metrics_ports
 from app.ingress.tokenizer import HfCodec, TextCodec, WordCodec
-from app.replicas import DRAIN_S, finder
+from app.replicas import finder
 
 log = logging.getLogger("ray.serve")
 
@@ -90,7 +90,7 @@ class IngressReplica:
         try:
             if getattr(self, "_listener", None) is not None:
                 assert self._listener is not None
-                await self._listener.stop(drain_s=DRAIN_S)
+                await self._listener.stop(drain_s=self._app.config.drain_s)
             if getattr(self, "_metrics_port", None) is not None:
                 assert self._metrics_port is not None
                 await self._metrics_port.stop()

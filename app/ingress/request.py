@@ -135,12 +135,12 @@ class IngressRequest(Connected):
         avoided = ", ".join(self.avoid) or "no engine"
         log.warning("retry of a request after a failed %s (%s), now avoiding %s", task, code, avoided)
 
-    def migrated(self, task: Task, code: str) -> None:
+    def migrated(self, task: Task, code: str, choices: int) -> None:
         self._connections.budgeted += self.on_budget
         if self._cached_tokens is None:
             self._cached_tokens = self.cached_tokens
         self.parts[0].resumed_at.append(self.parts[0].tokens)
-        self._connections.metrics.migrations.labels(code).inc()
+        self._connections.metrics.migrations.labels(code).inc(choices)
         log.warning(
             "a request goes on elsewhere with %d tokens after a failed %s (%s), now avoiding %s",
             self.output_tokens, task, code, ", ".join(self.avoid),

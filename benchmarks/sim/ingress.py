@@ -122,7 +122,7 @@ class SimRequest(Life):
         self._ingress.retries += 1
         self._ingress.budgeted += self.on_budget
 
-    def migrated(self, task: Task, code: str) -> None:
+    def migrated(self, task: Task, code: str, choices: int) -> None:
         self._ingress.migrations += 1
         self._ingress.budgeted += self.on_budget
         self.generated = self.output_tokens

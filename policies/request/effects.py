@@ -64,9 +64,9 @@ class Effects(ABC):
         """
 
     @abstractmethod
-    def migrated(self, task: Task, code: str) -> None:
-        """Notes that the attempt, which had output, failed at `task` with the error `code`, and that the next attempt
-        goes on with its output; `Life.on_budget` says whether that one counts against the retry budget.
+    def migrated(self, task: Task, code: str, choices: int) -> None:
+        """Notes that the attempt, which had output, failed at `task` with the error `code`, and that its `choices` go
+        on elsewhere; `Life.on_budget` says whether the next attempt counts against the retry budget.
         """
 
     @abstractmethod

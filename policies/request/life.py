@@ -414,7 +414,7 @@ class Life(Effects):
             self.migrations += 1
             self._interrupted_s = last_s
             others = self.split() if self.choices > 1 else ()
-            self.migrated(task, code)
+            self.migrated(task, code, 1 + len(others))
         else:
             self.retries += 1
             if restarts:

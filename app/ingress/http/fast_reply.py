@@ -9,6 +9,10 @@ from app.ingress.http.reply import GONE_SLOW, Headers
 _STATUS_LINE = {s.value: b"HTTP/1.1 %d %s\r\n" % (s.value, s.phrase.encode()) for s in HTTPStatus}
 
 
+CLOSE = (b"connection", b"close")
+"""The header by which the code that answers a request ends the connection after the answer."""
+
+
 class Connection(Protocol):
     """The methods of a client connection that a reply calls."""
 
@@ -22,7 +26,7 @@ class Connection(Protocol):
 def build_head(status: int, date_line: bytes, headers: Headers, keep_alive: bool) -> bytes:
     """Returns the head of an answer: the status line, the headers and the empty line."""
     parts = [_STATUS_LINE[status], date_line]
-    parts += [b"%s: %s\r\n" % pair for pair in headers]
+    parts += [b"%s: %s\r\n" % pair for pair in headers if pair != CLOSE]
     parts.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
     return b"".join(parts)
 
@@ -57,6 +61,7 @@ class HttpReply:
         if self.gone or self.done:
             return
         self.started = True
+        self._keep_alive = self._keep_alive and CLOSE not in headers
         head = self._build_head(status, [*headers, (b"content-length", b"%d" % len(body))])
         self._connection.write(head if self._head_only else head + body)
         self._finish()

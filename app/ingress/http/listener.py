@@ -26,6 +26,13 @@ log = logging.getLogger(__name__)
 
 SWEEP_S = 1.0
 
+FLUSH_S = 3.0
+"""Seconds that clients get to read the ends of their answers when the listener stops. ASSUMPTION: a client that reads
+at all reads some hundred kB in that time.
+"""
+
+FLUSH_POLL_S = 0.02
+
 
 @dataclass(frozen=True, slots=True)
 class ListenerConfig:
@@ -111,7 +118,10 @@ class Listener:
         self._ticker = asyncio.create_task(self._tick(server))
 
     async def stop(self, drain_s: float = 0.0) -> None:
-        """Takes no new connections, gives running answers `drain_s` seconds, then cuts them. Idempotent."""
+        """Takes no new connections, and gives running answers `drain_s` seconds; those left end with an error event.
+
+        Then every connection is closed once its client has read what was written, and cut after `FLUSH_S`. Idempotent.
+        """
         server, self._server = self._server, None
         if server is None or self._ticker is None:
             return
@@ -120,15 +130,25 @@ class Listener:
             one.close()
         if drain_s > 0:
             await self._app.drain(drain_s)
+        # the last output of each answer is written at the end of this iteration
+        await asyncio.sleep(0)
         self._ticker.cancel()
         for connection in list(server.server_state.connections):
             connection.shutdown()
-        await asyncio.sleep(0)  # transports closed above end here
+        await self._flushed(server)
         for connection in list(server.server_state.connections):
             if connection.transport is not None:
                 connection.transport.abort()
         for one in server.servers:
             await one.wait_closed()
+
+    async def _flushed(self, server: uvicorn.Server) -> None:
+        """Waits until every connection has ended, which a closed one does when its last bytes have been sent."""
+        for _ in range(round(FLUSH_S / FLUSH_POLL_S)):
+            await asyncio.sleep(0)
+            if not server.server_state.connections:
+                return
+            await asyncio.sleep(FLUSH_POLL_S)
 
     async def _accept_waiting(self) -> None:
         """Lets the loop accept the connections that wait in the listening socket's queue.

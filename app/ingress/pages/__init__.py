@@ -42,18 +42,18 @@ class Pages:
         self._model = served_names[0]
         self._openapi = orjson.dumps(document(served_names, version))
 
-    def index(self, request: Request, reply: Reply, request_id: str) -> None:
+    def index(self, request: Request, reply: Reply, request_id: object) -> None:
         """Answers with the page of links; its example names the host under which the client reached this server."""
         host = request.headers.get(b"host", b"127.0.0.1:8000").decode("latin-1")
         page = Template(_file("index.html").decode())
         text = page.substitute(model=html.escape(self._model), url=html.escape(f"http://{host}"))
         reply.respond(200, _HTML, text.encode())
 
-    def docs(self, request: Request, reply: Reply, request_id: str) -> None:
+    def docs(self, request: Request, reply: Reply, request_id: object) -> None:
         """Answers with the API's documentation, whose script reads `/openapi.json`."""
         reply.respond(200, _HTML, _file("docs.html"))
 
-    def explorer(self, request: Request, reply: Reply, request_id: str) -> None:
+    def explorer(self, request: Request, reply: Reply, request_id: object) -> None:
         """Answers with the script of the documentation page, compressed where the client accepts gzip."""
         script = _file("openapi-explorer.min.js.gz")
         if b"gzip" in request.headers.get(b"accept-encoding", b""):
@@ -61,7 +61,7 @@ class Pages:
         else:
             reply.respond(200, _SCRIPT, gzip.decompress(script))
 
-    def openapi(self, request: Request, reply: Reply, request_id: str) -> None:
+    def openapi(self, request: Request, reply: Reply, request_id: object) -> None:
         """Answers with the OpenAPI document."""
         reply.respond(200, _JSON, self._openapi)
 

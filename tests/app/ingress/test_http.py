@@ -11,6 +11,7 @@ import httpx
 import orjson
 import pytest
 
+from actors.wire import messages as wire
 from app.ingress.config import IngressConfig
 from app.ingress.http.listener import ListenerConfig
 from tests.app.ingress.rig import MODEL, Rig, pair, rig, until
@@ -154,6 +155,28 @@ async def test_a_request_id_is_kept_or_made(served: Rig) -> None:
         "/v1/chat/completions", json=served.chat(stream=True), headers={"x-request-id": "a b"}
     )
     assert answer.headers["x-request-id"].startswith("req-")
+
+
+async def test_a_client_cannot_choose_a_name_of_ours(served: Rig) -> None:
+    """The names of requests inside the system begin the ids of attempts, of which no two may be equal."""
+    first = await served.client.post("/v1/chat/completions", json=served.chat())
+    shown = first.headers["x-request-id"]
+    again = await served.client.post(
+        "/v1/chat/completions", json=served.chat(), headers={"x-request-id": shown}
+    )
+    assert again.headers["x-request-id"] == shown
+    assert again.json()["id"] != first.json()["id"]
+    own = shown.removeprefix("req-")
+    prefills = served.engines["p"].of(wire.Prefill)
+    assert sum(message.attempt_id.startswith(own) for message in prefills) == 1
+
+
+async def test_migration_may_be_forbidden_and_nothing_else_is_said_of_it(served: Rig) -> None:
+    for value, status in (("off", 200), ("on", 200), ("no", 400)):
+        headers = {"x-sluice-migrate": value}
+        answer = await served.client.post("/v1/chat/completions", json=served.chat(), headers=headers)
+        assert answer.status_code == status
+    assert answer.json()["error"]["param"] == "x-sluice-migrate"
 
 
 async def test_not_ready_without_engines(tmp_path: Path) -> None:

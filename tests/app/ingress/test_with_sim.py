@@ -276,3 +276,41 @@ async def test_the_official_client_works_unmodified(sim: Rig) -> None:
         assert bad.value.param == "temperature"
         with pytest.raises(openai.NotFoundError):
             await client.chat.completions.create(model="nope", messages=messages)
+
+
+LONG: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", CHAT | {"max_tokens": 40}),
+    ("/v1/chat/completions", CHAT | {"max_tokens": 40, "n": 3, "seed": 1}),
+    ("/v1/chat/completions", CHAT | {"max_tokens": 40, "logprobs": True, "top_logprobs": 2}),
+    ("/v1/completions", {"prompt": ["one", "two three"], "max_tokens": 40, "n": 2, "logprobs": 1}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), LONG, ids=["chat", "n", "logprobs", "prompts"])
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+async def test_an_answer_whose_engine_dies_is_the_undisturbed_one(
+    tmp_path: Path, engines: dict[str, Sim], path: str, body: dict[str, Any], stream: bool
+) -> None:
+    async with rig(tmp_path, []) as made:
+        for name, role in (("p", "prefill"), ("d", "decode"), ("e", "decode")):
+            engines[name] = await Sim.start(made, tmp_path, name, role, timing={"decode_base_s": 0.03})
+        await until(lambda: len(made.connections.engines()) == 3 and made.connections.ready() is None)
+        await until(lambda: made.connections.fleet_status is not None)
+        undisturbed = (await made.client.post(path, json=body)).json()
+        task = asyncio.create_task(
+            streamed(made, path, body) if stream else made.client.post(path, json=body)  # type: ignore[arg-type]
+        )
+        lives = made.connections.live
+        await until(lambda: any(life.output_tokens > 8 for life in lives.values()))
+        used = {life.decode_engine for life in lives.values()} - {None}
+        dead = engines.pop(used.pop() or "")
+        await dead.stop()
+        answer = await task
+        last = answer[-1] if stream else answer.json()
+        text = folded(answer) if stream else whole(answer.json())
+        assert text == whole(undisturbed)
+        assert last["usage"]["completion_tokens"] == undisturbed["usage"]["completion_tokens"]
+        assert last["sluice"]["migrations"] == len(last["sluice"]["resumed"]) > 0
+        await made.idle()
+        for engine in engines.values():
+            await until(engine.idle, "an idle engine")

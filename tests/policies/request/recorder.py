@@ -78,7 +78,7 @@ class Recorder(Life):
     def may_retry(self) -> bool:
         return self.budget
 
-    def migrated(self, task: Task, code: str) -> None:
+    def migrated(self, task: Task, code: str, choices: int) -> None:
         self.did.append(("migrated", task, code))
 
     def resumed(self, stall_s: float) -> None:

@@ -1,0 +1,283 @@
+"""A running answer goes on at another engine: the same text, the same counts, and nothing held afterwards."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from actors.wire import messages as wire
+from policies.request.stage import Stage
+from policies.request.troubles import SUSPECT_S
+from tests.app.ingress.play import IDS, PROMPT, Play, undisturbed
+
+FLEET = {"p": "prefill", "q": "prefill", "d": "decode", "e": "decode"}
+
+
+def decoding(tokens: int, choices: list[int] | None = None, **body: Any) -> tuple[Play, str]:
+    """Returns a play whose only attempt has `tokens` tokens of each of `choices` (by default all), with its id."""
+    play = Play(FLEET, max_tokens=500, **body)
+    (attempt_id,) = play.live
+    for _ in range(4):
+        play.advance(attempt_id, "p", "d")
+    if tokens:
+        play.generate(attempt_id, choices or list(range(body.get("n", 1))), tokens)
+    return play, attempt_id
+
+
+def finish(play: Play) -> None:
+    """Brings everything that is open to its end, without another failure."""
+    for _ in range(10):
+        for attempt_id in list(play.live):
+            play.advance(attempt_id, "q", "e", tokens=1000)
+
+
+def chunks(play: Play) -> list[dict[str, Any]]:
+    lines = [line for line in play.reply.body.decode().split("\n") if line]
+    assert lines.pop() == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def texts(play: Play) -> dict[int, str]:
+    """The text of each choice as the client has it, streamed or whole."""
+    if play.exchange.plan.stream:
+        made: dict[int, str] = {}
+        for chunk in chunks(play):
+            for choice in chunk["choices"]:
+                made[choice["index"]] = made.get(choice["index"], "") + choice["text"]
+        return made
+    return {choice["index"]: choice["text"] for choice in json.loads(play.reply.body)["choices"]}
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_whatever_fails_the_client_has_the_undisturbed_text(data: st.DataObject) -> None:
+    asyncio.run(one_story(data))
+
+
+async def one_story(data: st.DataObject) -> None:
+    """One request under random failures in every stage; between two failures its engines make some progress."""
+    draw = data.draw
+    n = draw(st.integers(1, 3), "n")
+    stop = draw(st.sampled_from([[], ["END"], ["END", "crème brûlée; 日"], ["👩‍👧 and"]]), "stop")
+    body = {"n": n, "stream": draw(st.booleans(), "stream"), "max_tokens": 500}
+    if stop:
+        body["stop"] = stop
+    play = Play(FLEET, **body)
+    for _ in range(draw(st.integers(0, 60), "steps")):
+        if not play.live:
+            break
+        attempt_id = draw(st.sampled_from(sorted(play.live)), "attempt")
+        engines = draw(st.sampled_from([("p", "d"), ("q", "e")]), "engines")
+        life = play.live[attempt_id]
+        match draw(
+            st.sampled_from(["go", "go", "go", "go", "lose", "fail", "unfit", "overdue", "write"]), "what"
+        ):
+            case "go":
+                play.advance(attempt_id, *engines, tokens=draw(st.integers(1, 25), "tokens"))
+            case "lose":
+                play.lose(draw(st.sampled_from(sorted(FLEET)), "lost"))
+            case "fail" if life.decode_engine or life.prefill_engine:
+                play.fail(attempt_id, draw(st.sampled_from(["internal", "kv_load", "draining"]), "code"))
+            case "unfit":
+                state = draw(st.sampled_from(["stalled", "quarantined", "down", "draining"]), "state")
+                play.unfit(draw(st.sampled_from(sorted(FLEET)), "engine"), state)  # type: ignore[arg-type]
+            case "overdue" if life.stage is not Stage.QUEUED:
+                play.now_s += 130.0
+                life.wake(play.now_s)
+            case _:
+                await play.written()
+        # an engine that dies is not laid at the request's door
+        play.now_s += SUSPECT_S + 1
+    finish(play)
+    await play.written()
+    expected = [undisturbed(index, stop) for index in range(n)]
+    assert texts(play) == {index: text for index, (text, _) in enumerate(expected)}
+    assert sum(choice.tokens for choice in play.exchange._choices) == sum(tokens for _, tokens in expected)
+    assert play.reply.status == 200
+    play.nothing_held()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_answer_that_went_on_says_where(stream: bool) -> None:
+    options = {"stream_options": {"include_usage": True}} if stream else {}
+    play, _ = decoding(7, stream=stream, **options)
+    await play.written()
+    play.lose("d")
+    finish(play)
+    await play.written()
+    note = {"migrations": 1, "resumed": [{"index": 0, "after_tokens": 7}]}
+    usage = {"prompt_tokens": 5, "completion_tokens": len(IDS[0]), "total_tokens": 5 + len(IDS[0])}
+    if stream:
+        *pieces, last, counts = chunks(play)
+        assert not any("sluice" in piece for piece in pieces)
+        assert last["choices"][0]["finish_reason"] == "length"
+        assert last["sluice"] == counts["sluice"] == note
+    else:
+        counts = json.loads(play.reply.body)
+        assert counts["sluice"] == note
+    assert counts["usage"] | usage == counts["usage"]
+    assert play.metric("sluice_migrations_total", code="engine_lost") == 1
+    assert play.metric("sluice_migration_stall_seconds_count") == 1
+    assert play.metric("sluice_generation_tokens_total") == len(IDS[0])
+    play.nothing_held()
+
+
+async def test_an_undisturbed_answer_has_no_note() -> None:
+    play, _ = decoding(7)
+    finish(play)
+    assert "sluice" not in json.loads(play.reply.body)
+
+
+async def test_the_messages_of_a_resumed_request() -> None:
+    play, first = decoding(7, seed=3, logprobs=1)
+    play.lose("d")
+    (second,) = play.live
+    assert second != first
+    closed, submit = play.told[-2:]
+    assert closed == wire.Closed(first, "failed", 7, "d", "decode", "engine_lost")
+    assert isinstance(submit, wire.Submit)
+    assert (submit.attempt_id, submit.avoid, submit.slots) == (second, ("d",), 1)
+    assert (submit.prompt_tokens, submit.max_tokens, submit.resumed_tokens) == (len(PROMPT) + 7, 493, 7)
+    # two steps more urgent than the client asked for
+    assert submit.terms.priority == -2
+    for _ in range(4):
+        play.advance(second, "q", "e")
+    (prefill,) = [message for name, message in play.heard if name == "q"]
+    assert isinstance(prefill, wire.Prefill)
+    assert (prefill.tokens, prefill.priority) == (PROMPT, -2)
+    (decode,) = [message for name, message in play.heard if name == "e"]
+    assert isinstance(decode, wire.Decode)
+    chars = len(play.exchange.delivered[0])
+    assert decode.resume == wire.Resume(0, 7, list(IDS[0][:7]), chars)
+    assert (decode.tokens, decode.handle, decode.priority) == (PROMPT, b"h", -2)
+    assert decode.params == {"seed": 3, "logprobs": 1, "max_tokens": 500}
+    # the router counts what this attempt generates
+    play.advance(second, "q", "e", tokens=2)
+    play.connections._send_progress()
+    assert play.told[-1] == wire.Progress([second], [wire.Grown(second, 2)])
+
+
+async def test_the_prompts_own_logprobs_come_once() -> None:
+    play, _ = decoding(1, echo=True, logprobs=1)
+    play.lose("d")
+    finish(play)
+    before, after = (m for _, m in play.heard if isinstance(m, wire.Decode))
+    assert "prompt_logprobs" in before.params
+    assert "prompt_logprobs" not in after.params
+
+
+async def test_choices_go_on_each_for_itself() -> None:
+    play, _ = decoding(5, n=3, stream=True)
+    (attempt_id,) = play.live
+    # the third choice is short and ends here, the second one goes ahead of the first
+    play.generate(attempt_id, [2], 1000)
+    play.generate(attempt_id, [1], 10)
+    await play.written()
+    play.lose("d")
+    submits = [m for m in play.told if isinstance(m, wire.Submit)][1:]
+    assert [(m.slots, m.prompt_tokens, m.max_tokens) for m in submits] == [(1, 10, 495), (1, 20, 485)]
+    for attempt_id in play.live:
+        play.advance(attempt_id, "q", "e")
+    finish(play)
+    await play.written()
+    resumes = [m.resume for _, m in play.heard if isinstance(m, wire.Decode)][1:]
+    assert [(r.choice, r.n_tokens) for r in resumes if r is not None] == [(0, 5), (1, 15)]
+    assert texts(play) == {index: undisturbed(index, [])[0] for index in range(3)}
+    notes = {chunk["choices"][0]["index"]: chunk["sluice"] for chunk in chunks(play) if "sluice" in chunk}
+    assert {index: note["resumed"][0]["after_tokens"] for index, note in notes.items()} == {0: 5, 1: 15}
+    assert play.metric("sluice_migrations_total", code="engine_lost") == 2
+    play.nothing_held()
+
+
+async def test_a_choice_without_a_token_begins_at_its_own_index() -> None:
+    play, _ = decoding(5, choices=[0], n=2)
+    play.lose("d")
+    finish(play)
+    resumes = [m.resume for _, m in play.heard if isinstance(m, wire.Decode)][1:]
+    assert sorted((r.choice, r.n_tokens, r.chars) for r in resumes if r is not None)[1] == (1, 0, 0)
+    assert texts(play) == {index: undisturbed(index, [])[0] for index in range(2)}
+    # a choice that begins anew was not interrupted
+    assert json.loads(play.reply.body)["sluice"]["migrations"] == 1
+
+
+async def test_cached_tokens_are_those_of_the_first_attempt() -> None:
+    play, _ = decoding(5, n=2)
+    life = next(iter(play.live.values()))
+    life.prefilled = life.prefilled._replace(cached_tokens=3)
+    play.lose("d")
+    finish(play)
+    usage = json.loads(play.reply.body)["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 3
+
+
+async def test_the_failure_of_one_part_ends_all() -> None:
+    play, _ = decoding(5, n=3, stream=True)
+    await play.written()
+    play.lose("d")
+    first = next(iter(play.live))
+    play.advance(first, "q", "e")
+    play.fail(first, "bad_request")
+    await play.written()
+    assert b'"error"' in play.reply.body and play.reply.ended
+    play.nothing_held()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_may_forbid_it(stream: bool) -> None:
+    play, _ = decoding(5, n=2, stream=stream, headers={b"x-sluice-migrate": b"off"})
+    await play.written()
+    play.lose("d")
+    finish(play)
+    await play.written()
+    assert not [m for _, m in play.heard if isinstance(m, wire.Decode) and m.resume is not None]
+    assert play.metric("sluice_migrations_total", code="engine_lost") == 0
+    if stream:
+        assert b'"engine_lost"' in play.reply.body
+        assert b"[DONE]" not in play.reply.body
+    else:
+        # nothing had been sent, so it was generated again
+        assert texts(play) == {index: undisturbed(index, [])[0] for index in range(2)}
+        usage = json.loads(play.reply.body)["usage"]
+        assert usage["completion_tokens"] == len(IDS[0]) + len(IDS[1])
+    play.nothing_held()
+
+
+async def test_retries_after_answers_of_engines_are_bounded_and_lost_engines_are_not_counted() -> None:
+    play, attempt_id = decoding(0)
+    play.connections.budgeted = 3
+    play.lose("d")
+    (attempt_id,) = play.live
+    play.advance(attempt_id, "p", "d")
+    play.fail(attempt_id, "internal")
+    assert (play.reply.status, json.loads(play.reply.body)["error"]["code"]) == (503, "retry_budget")
+    play.connections.budgeted -= 3
+    play.nothing_held()
+
+
+async def test_an_attempt_leaves_the_retry_budget_when_it_ends() -> None:
+    play, attempt_id = decoding(0)
+    play.fail(attempt_id, "internal")
+    assert play.connections.budgeted == 1
+    (attempt_id,) = play.live
+    play.advance(attempt_id, "p", "d")
+    play.fail(attempt_id, "overloaded")
+    assert play.connections.budgeted == 1
+    finish(play)
+    play.nothing_held()
+
+
+@pytest.mark.parametrize(
+    ("state", "moves"), [("stalled", 1), ("quarantined", 1), ("down", 1), ("draining", 0)]
+)
+async def test_the_router_calls_an_engine_unfit(state: wire.EngineState, moves: int) -> None:
+    play, attempt_id = decoding(5)
+    play.unfit("d", state)
+    cancels = [m for name, m in play.heard if name == "d" and isinstance(m, wire.Cancel)]
+    assert len(cancels) == moves
+    assert (attempt_id in play.live) == (not moves)
+    finish(play)
+    assert texts(play)[0] == undisturbed(0, [])[0]
+    play.nothing_held()
