@@ -11,7 +11,7 @@ the engines' reports nor where prompts are cached; it joins the shortest queue.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -31,9 +31,10 @@ from policies.dispatch.config import DispatchConfig
 from policies.dispatch.dispatcher import Action, Dispatcher, Reject, RouteDecode, RoutePrefill
 from policies.request import events as life
 from policies.request.stage import Task
+from policies.routing.base import PolicyError
 from policies.routing.simple.join_shortest_queue import JoinShortestQueue
 from policies.state import events as ev
-from policies.state.views import Health
+from policies.state.views import Health, WorkerId
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ class LocalRouter:
         self._dispatcher: Dispatcher | None = None
         self._share = 1
         self._known: dict[str, Reachable] = {}
-        self._answers: list[Action] = []
+        self._answers: list[tuple[str, life.Event]] = []
 
     @property
     def is_open(self) -> bool:
@@ -105,21 +106,22 @@ class LocalRouter:
                 self._known[engine_id] = engine
 
     def hear(self, message: Message) -> None:
-        """Takes a message for the router; kinds that only a router with reports can use are ignored."""
+        """Takes a message for the router; kinds that only a router with reports can use are ignored. A message that
+        does not fit what is known is answered with Unknown.
+        """
         now_s = self._now_s()
         match message:
             case Submit():
                 self._feed(ev.Arrived(now_s, request_of(message, now_s, self._workers(message.avoid))))
             case PrefillReported():
-                lease_until_s = now_s + message.lease_s
-                self._feed(
-                    ev.PrefillDone(
-                        now_s, message.attempt_id, lease_until_s, message.kv_bytes, message.cached_tokens
-                    )
-                )
+                worker = worker_of(message.engine_id or None, message.dp_rank)
+                facts = (now_s + message.lease_s, message.kv_bytes, message.cached_tokens, worker)
+                if not self._feed(ev.PrefillDone(now_s, message.attempt_id, *facts)):
+                    self._say(message.attempt_id, life.Unknown())
             case Progress():
                 for attempt_id in message.admitted:
-                    self._feed(ev.Admitted(now_s, attempt_id))
+                    if not self._feed(ev.Admitted(now_s, attempt_id)):
+                        self._say(attempt_id, life.Unknown())
                 self._feed(ev.ProgressedMany(now_s, tuple(message.grown)))
             case Adopt():
                 submit = message.submit
@@ -161,34 +163,43 @@ class LocalRouter:
             if new:
                 self._feed(ev.EngineStatus(now_s, up.worker, 0, 0, 0, health))
 
-    def _workers(self, engine_ids: tuple[str, ...]) -> tuple[str, ...]:
+    def _workers(self, engine_ids: Sequence[str]) -> tuple[WorkerId, ...]:
         known = [self._known[engine_id].info for engine_id in engine_ids if engine_id in self._known]
         return tuple(worker for info in known for worker in workers_of(info))
 
-    def _feed(self, event: ev.Event) -> None:
+    def _feed(self, event: ev.Event) -> bool:
+        """Has the dispatcher handle an event, and answers its actions. Returns whether the event fitted the state."""
         assert self._dispatcher is not None
+        actions: Sequence[Action] = ()
         try:
             actions = self._dispatcher.handle(event)
         except ev.StaleEvent as stale:
             log.debug("stale: %s", stale)
-            return
-        if actions:
-            if not self._answers:
-                self._loop.call_soon(self._send_answers)
-            self._answers += actions
-
-    def _send_answers(self) -> None:
-        answers, self._answers = self._answers, []
-        for action in answers:
+            return False
+        except PolicyError as error:
+            actions = error.decided
+            log.exception("the ingress's own router cannot decide")
+        for action in actions:
             match action:
                 case RoutePrefill():
                     engine_id, rank = place_of(action.decision.worker)
                     self._decided("prefill")
-                    self._answer(action.attempt_id, life.RoutePrefill(engine_id, action.colocated, rank))
+                    self._say(action.attempt_id, life.RoutePrefill(engine_id, action.colocated, rank))
                 case RouteDecode():
                     engine_id, rank = place_of(action.decision.worker)
                     self._decided("decode")
-                    self._answer(action.attempt_id, life.RouteDecode(engine_id, rank))
+                    self._say(action.attempt_id, life.RouteDecode(engine_id, rank))
                 case Reject():
                     rejected = life.Reject(action.status, action.reason, action.retry_after_s)
-                    self._answer(action.attempt_id, rejected)
+                    self._say(action.attempt_id, rejected)
+        return True
+
+    def _say(self, attempt_id: str, event: life.Event) -> None:
+        if not self._answers:
+            self._loop.call_soon(self._send_answers)
+        self._answers.append((attempt_id, event))
+
+    def _send_answers(self) -> None:
+        answers, self._answers = self._answers, []
+        for attempt_id, event in answers:
+            self._answer(attempt_id, event)

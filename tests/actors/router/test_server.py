@@ -192,6 +192,37 @@ async def test_a_message_that_a_router_does_not_take_ends_only_that_connection(r
     assert (await i.get(wire.RoutePrefill)).attempt_id == "x"  # type: ignore[attr-defined]
 
 
+STRANGE_ENGINE = wire.EngineInfo("x", "decode", "sim", "m", "g", ("unix:/x",), 9, 9, 16, 64, "n", 1, 30.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("ingress", wire.Announce(STRANGE_ENGINE)),
+        ("ingress", wire.Status("d", 2, 0, 0, 0, 0.0, state="draining")),
+        ("engine", wire.Submit("x", prompt_tokens=10, max_tokens=4)),
+        ("engine", wire.Closed("a", "cancelled")),
+        ("engine", wire.Admin(1, "policy")),
+        ("router", wire.Announce(STRANGE_ENGINE)),
+        ("router", wire.Submit("x", prompt_tokens=10, max_tokens=4)),
+    ],
+    ids=lambda x: x if isinstance(x, str) else type(x).__name__,
+)
+async def test_each_kind_of_peer_may_send_only_its_own_messages(
+    router: RouterServer, kind: str, message: wire.Message
+) -> None:
+    _, _, i = await serving(router)
+    i.channel.send(wire.Submit("a", prompt_tokens=10, max_tokens=4))
+    await i.get(wire.RoutePrefill)
+    stranger = await peer(router, kind, "stranger")
+    stranger.channel.send(message)
+    await stranger.channel.closed
+    assert router.status().totals["protocol_errors"] == 1
+    assert [(e.id, e.state) for e in router.fleet().engines] == [("d", "ready"), ("p", "ready")]
+    assert router.status().in_flight == 1
+    assert i.channel.open
+
+
 async def ranks(router: RouterServer, name: str, role: str) -> Peer:
     """Announces an engine of two ranks behind a barrier."""
     e = await peer(router, "engine", name)
