@@ -227,7 +227,7 @@ def test_output_that_a_grammar_does_not_accept_is_refused(pair: Pair) -> None:
     pair.d.send(message)
     failed = pair.d.wait_for("strange", (Failed, Out))
     assert isinstance(failed, Failed)
-    assert (failed.code, failed.retryable) == ("bad_request", False)
+    assert (failed.code, failed.retryable) == ("not_resumable", True)
 
 
 # ----------------------------------------------------------------------------------------------------------- others

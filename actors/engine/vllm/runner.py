@@ -119,6 +119,9 @@ class TaskRunner:
         except params.BadParameter as e:
             self._sink.failed(Failed(msg.attempt_id, "decode", "bad_request", str(e), False, e.param))
             return
+        except seam.NotResumable as e:
+            self._sink.failed(Failed(msg.attempt_id, "decode", "not_resumable", str(e), True))
+            return
         except BadHandle as e:
             self._sink.failed(Failed(msg.attempt_id, "decode", "unknown_handle", str(e), True))
             return
@@ -154,7 +157,7 @@ class TaskRunner:
         msg = task.msg
         assert isinstance(msg, Decode)
         given = msg.params
-        if msg.resume is not None:
+        if msg.resume is not None and msg.resume.n_tokens:
             # They came with the first token of the first engine.
             given = {name: value for name, value in given.items() if name != "prompt_logprobs"}
         base = params.sampling_params(given, self._defaults)
@@ -257,14 +260,14 @@ class TaskRunner:
         limit = self._llm.model_config.max_model_len
         try:
             primed = seam.prime(state, request, before, task.parsers.get(stream.index), limit)
-        except params.BadParameter as e:
+        except seam.NotResumable as e:
             self._forgo(task)
-            self._fail(task, "bad_request", str(e), False, e.param)
+            self._fail(task, "not_resumable", str(e), True)
             return True
         except Exception as e:
             log.exception("what %s had put out before it came here could not be read", task.attempt_id)
             self._forgo(task)
-            self._fail(task, "internal", f"the answer could not be taken over: {e!r}", False)
+            self._fail(task, "not_resumable", f"the answer so far could not be read: {e!r}", True)
             return True
         stream.unsent = [
             Out(task.attempt_id, "", 0, stream.index, token_ids=[], delta=delta, chars=chars)
@@ -381,6 +384,9 @@ class TaskRunner:
             return
         if task.kv_failed:
             self._fail(task, "kv_load", "the KV could not be loaded from the prefill engine", True)
+        elif task.grammar is not None and task.resume is not None and task.resume.n_tokens:
+            message = f"the grammar of {task.grammar} does not accept the answer so far"
+            self._fail(task, "not_resumable", message, True)
         elif task.grammar is not None:
             self._fail(task, "bad_request", f"the grammar of {task.grammar} failed", False, task.grammar)
         else:

@@ -15,7 +15,6 @@ from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.request import Request
 
 from actors.engine.vllm.config import SCHEDULERS
-from actors.engine.vllm.params import BadParameter
 from actors.wire.messages import Decode, Resume
 
 if TYPE_CHECKING:
@@ -24,6 +23,10 @@ if TYPE_CHECKING:
     from vllm.v1.engine.output_processor import RequestState
 
     from actors.engine.vllm.tools import ChoiceParser
+
+
+class NotResumable(ValueError):
+    """A choice with which this engine cannot go on. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,31 +42,30 @@ class Primed:
 
 
 def check(msg: Decode, choices: int, vllm_config: "VllmConfig") -> None:
-    """Raises BadParameter with the reason if this engine cannot go on with what `msg.resume` says."""
+    """Raises NotResumable with the reason if this engine cannot go on with what `msg.resume` says."""
     resume = msg.resume
     if resume is None:
         return
     if choices != 1:
-        raise BadParameter(f"a resumed request is one choice, not {choices}", "n")
+        raise NotResumable(f"a resumed request is one choice, not {choices}")
     if resume.n_tokens != len(resume.token_ids):
-        raise BadParameter(
-            f"a vLLM engine goes on from token ids: {resume.n_tokens} tokens came, but {len(resume.token_ids)} ids",
-            "resume",
+        raise NotResumable(
+            f"a vLLM engine goes on from token ids: {resume.n_tokens} tokens came, but {len(resume.token_ids)} ids"
         )
+    if not resume.n_tokens:
+        return
     vocabulary = vllm_config.model_config.get_vocab_size()
     if any(not 0 <= token_id < vocabulary for token_id in resume.token_ids):
-        raise BadParameter(f"resume has token ids outside the vocabulary of {vocabulary}", "resume")
+        raise NotResumable(f"resume has token ids outside the vocabulary of {vocabulary}")
     scheduler = vllm_config.scheduler_config
     if scheduler.scheduler_cls not in SCHEDULERS.values():
-        raise BadParameter(
-            f"this engine cannot go on with an answer: its scheduler {scheduler.scheduler_cls} takes no output tokens",
-            "resume",
+        raise NotResumable(
+            f"this engine cannot go on with an answer: its scheduler {scheduler.scheduler_cls} takes no output tokens"
         )
     if msg.chat is not None and (vllm_config.speculative_config is not None or scheduler.stream_interval > 1):
-        raise BadParameter(
+        raise NotResumable(
             "this engine cannot go on with parsed output: with speculative decoding or a stream interval the pieces "
-            "that the first engine's parser has read are not known",
-            "resume",
+            "that the first engine's parser has read are not known"
         )
 
 
@@ -74,7 +76,7 @@ def prime(
     parser: "ChoiceParser | None",
     max_model_len: int,
 ) -> Primed:
-    """Gives the first engine's tokens to the detokenizer of `state`, and to the parser. Raises BadParameter if they do
+    """Gives the first engine's tokens to the detokenizer of `state`, and to the parser. Raises NotResumable if they do
     not fit what the client has.
     """
     finish, reason = _end_of(request, resume.token_ids, max_model_len)
@@ -110,9 +112,9 @@ def prime(
     return Primed(unsent, end)
 
 
-def _misfit(resume: Resume, how: str) -> BadParameter:
-    return BadParameter(
-        f"the {resume.chars} characters that the client has of {resume.n_tokens} tokens {how}", "resume"
+def _misfit(resume: Resume, how: str) -> NotResumable:
+    return NotResumable(
+        f"the {resume.chars} characters that the client has of {resume.n_tokens} tokens {how}"
     )
 
 

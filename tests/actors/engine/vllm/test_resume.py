@@ -290,28 +290,28 @@ async def test_parsed_output_in_pieces_of_several_tokens_is_not_taken_over(
 ) -> None:
     rig = Rig(model, **changes)
     assert await rig.decode([], None, {}, chat=CHAT, resume=Resume(0, 1, [5], 0)) == []
-    assert rig.sink.failed_with() == ("bad_request", "resume", False)
+    assert rig.sink.failed_with() == ("not_resumable", None, True)
 
 
 # -------------------------------------------------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(
-    ("resume", "params", "param"),
+    ("resume", "params"),
     [
-        (Resume(0, 3, [], 0), {}, "resume"),
-        (Resume(0, 2, [5, 10_000_000], 0), {}, "resume"),
-        (Resume(0, 1, [-1], 0), {}, "resume"),
-        (Resume(0, 1, [1000], 500), {}, "resume"),
-        (Resume(1, 1, [1000], 0), {"n": 2}, "n"),
+        (Resume(0, 3, [], 0), {}),
+        (Resume(0, 2, [5, 10_000_000], 0), {}),
+        (Resume(0, 1, [-1], 0), {}),
+        (Resume(0, 1, [1000], 500), {}),
+        (Resume(1, 1, [1000], 0), {"n": 2}),
     ],
 )
 async def test_what_cannot_be_the_beginning_is_refused(
-    model: SmallModel, resume: Resume, params: dict[str, Any], param: str
+    model: SmallModel, resume: Resume, params: dict[str, Any]
 ) -> None:
     rig = Rig(model)
     assert await rig.decode([], None, params, resume=resume) == []
-    assert rig.sink.failed_with() == ("bad_request", param, False)
+    assert rig.sink.failed_with() == ("not_resumable", None, True)
     assert rig.core.requests == []
     assert not rig.runner.busy
     assert not rig.runner.streams
@@ -322,7 +322,7 @@ async def test_an_engine_with_another_scheduler_says_that_it_cannot(model: Small
     other = SimpleNamespace(scheduler_cls="vllm.DiffusionScheduler", stream_interval=1)
     rig = Rig(model, scheduler_config=other)
     assert await rig.decode([], None, {}, resume=Resume(0, 1, [1000], 0)) == []
-    assert rig.sink.failed_with() == ("bad_request", "resume", False)
+    assert rig.sink.failed_with() == ("not_resumable", None, True)
 
 
 # ------------------------------------------------------------------------------------------------------ parameters
@@ -353,7 +353,8 @@ async def test_the_kv_of_the_prompt_is_pulled_and_that_of_the_output_counted(mod
 
 async def test_no_output_yet_is_a_request_from_its_start(model: SmallModel) -> None:
     rig = Rig(model)
-    pieces = await rig.decode([1000], FinishReason.STOP, {"seed": 41}, resume=Resume(2, 0, [], 0))
+    params = {"seed": 41, "prompt_logprobs": 2}
+    pieces = await rig.decode([1000], FinishReason.STOP, params, resume=Resume(2, 0, [], 0))
     assert [(piece.index, piece.finish) for piece in pieces] == [(2, "stop")]
     sampling = rig.core.requests[-1].sampling_params
-    assert (sampling.seed, sampling.extra_args) == (43, None)
+    assert (sampling.seed, sampling.extra_args, sampling.prompt_logprobs) == (43, None, 2)
