@@ -56,6 +56,9 @@ from policies.request.stage import Stage, Task
 
 log = logging.getLogger(__name__)
 
+READY_LOOK_S = 0.05
+"""Seconds between two looks whether requests can be served, for those who wait for it."""
+
 ROUTER_TICK_S = 0.5
 ROUTER_SILENT_TICKS = 6
 """Ticks without a FleetStatus after which the router is lost. It sends one each second (`actors.router.server`), so two
@@ -171,6 +174,14 @@ class IngressConnections:
                 timer.cancel()
         await self._router.stop()
         await self._engines.stop()
+
+    async def wait_ready(self, most_s: float) -> bool:
+        """Waits until requests can be served, for `most_s` seconds at most, and returns whether they can."""
+        for _ in range(round(most_s / READY_LOOK_S)):
+            if self.ready() is None:
+                return True
+            await asyncio.sleep(READY_LOOK_S)
+        return self.ready() is None
 
     # ----------------------------------------------------------------------------------------- what others ask
 

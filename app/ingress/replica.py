@@ -23,6 +23,13 @@ from app.replicas import finder
 
 log = logging.getLogger("ray.serve")
 
+READY_WAIT_S = 60.0
+"""Seconds for which one of several replicas leaves the shared port to the others until it can serve.
+
+ASSUMPTION: longer than a restart of the router, without which a new replica learns of no engine. When none can serve,
+as in a cold start, clients are told so after this time.
+"""
+
 
 class _Current:
     """Passes ASGI calls to this process's application, since Serve wants an application before the replica exists."""
@@ -81,6 +88,9 @@ class IngressReplica:
             ports = metrics_ports(group.metrics_port, group.replicas or 1, local_rank)
             self._metrics_port = MetricsPort(self._app, listener, ports)
             await self._metrics_port.start()
+        if group.port and (group.replicas or 1) > 1:
+            # The kernel gives a share of the connections to each replica that listens, whether it can serve or not.
+            await self._connections.wait_ready(READY_WAIT_S)
         if group.port:
             self._listener = Listener(self._app, listener)
             await self._listener.start()

@@ -3,6 +3,7 @@
     python -m benchmarks.chaos                             10 minutes on sim engines, seed 1
     python -m benchmarks.chaos --minutes 60 --seeds 1 2 3  three runs; those that are kept already are skipped
     python -m benchmarks.chaos --engines vllm              1 prefill and 2 decode vLLM engines, SmolLM2-135M
+    python -m benchmarks.chaos --bare                      sim engines without Ray, which brings processes back at once
     python -m benchmarks.chaos --soak                      an hour, a fault a minute, slopes of memory and open files
 
 The exit status is 1 if a request failed, an answer was wrong, or something was left behind. Results are kept in
@@ -56,6 +57,9 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--ingresses", type=int, default=2)
     parser.add_argument("--soak", action="store_true", help="moderate load and a fault a minute, for an hour")
+    parser.add_argument(
+        "--bare", action="store_true", help="sim engines without Ray: processes come back at once"
+    )
     parser.add_argument("--only", help="only kinds of faults whose name contains this text")
     parser.add_argument("--again", action="store_true", help="also run what is kept already")
     parser.add_argument("--logs", type=Path, help="folder for the logs of Ray and Serve of runs that are bad")
@@ -63,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     minutes = args.minutes or (60.0 if args.soak else 10.0)
     setup = _setup(args)
-    name = f"{args.engines}-soak" if args.soak else args.engines
+    name = "-".join([args.engines, *["bare"] * args.bare, *["soak"] * args.soak])
     kept, bad = Kept(args.out / f"{name}.json"), False
     command = "python -m benchmarks.chaos " + shlex.join(sys.argv[1:] if argv is None else argv)
     for seed in args.seeds:
@@ -75,6 +79,8 @@ def main(argv: list[str] | None = None) -> int:
         kept.add(result)
         draw(args.out / f"{name}.png", result)
         write_page(args.out / f"{name}.md", kept.runs, f"{name}.png")
+        for at_s, cause, form, message in result["details"]:
+            print(f"  {at_s} s: {cause}: {form}: {message}")
         print(
             "\n".join(["", *lines_of(added_up([result])), *table_of(added_up([result])), *slopes_of(result)])
         )
@@ -159,6 +165,7 @@ def _setup(args: argparse.Namespace) -> Setup:
             args.clients or (16 if args.soak else 32),
             args.every_s or (SOAK_EVERY_S if args.soak else 3.0),
             args.ingresses,
+            bare=args.bare,
         )
     if args.only:
         kinds = tuple(kind for kind in setup.kinds if args.only in kind.name)

@@ -25,6 +25,7 @@ from benchmarks.chaos.processes import Member, Track, by_part, measure, members
 from benchmarks.chaos.schedule import ENGINES, Schedule, role_of
 from benchmarks.chaos.setups import Setup
 from benchmarks.chaos.watch import Watch
+from benchmarks.live.servers import ServerError
 
 SURVEY_S = 0.3
 SERVED_S = 1.0
@@ -130,9 +131,11 @@ class Run:
         """Runs for `minutes`, or until `stop` is set, and then waits for rest."""
         clock = asyncio.create_task(self.clients.clock.run())
         rngs = [random.Random(f"client {self._seed} {i}") for i in range(self._setup.clients)]
-        tasks = [asyncio.create_task(self.clients.run(functools.partial(make, rng))) for rng in rngs]
+        tasks: list[asyncio.Task[None]] = []
         try:
-            await self._until_whole(REST_S)
+            if not await self._until_whole(REST_S):
+                raise ServerError(f"not whole at the beginning: {self.survey.missing()}")
+            tasks += [asyncio.create_task(self.clients.run(functools.partial(make, rng))) for rng in rngs]
             begun_s = time.monotonic()
             while time.monotonic() < begun_s + 60 * minutes and not stop.is_set():
                 await self._step(True)

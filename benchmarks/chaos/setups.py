@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.chaos.asks import STEP_S
-from benchmarks.chaos.schedule import SIM, VLLM, Kind
+from benchmarks.chaos.schedule import SIM, VLLM, Kind, role_of
 from benchmarks.live.servers import ROOT, Command
 from benchmarks.live.targets import MODEL, EngineOptions, sluice_app
 
@@ -23,7 +23,7 @@ class Setup:
     """An application and its load. `parts` are the processes of each part when all is well.
 
     A fault begins at least `every_s` after the one before. A fault that is not over after `bound_s` no longer keeps the
-    next one from beginning.
+    next one from beginning. A `bare` application runs without Ray (`benchmarks.chaos.bare`).
     """
 
     engines: Engines
@@ -34,6 +34,7 @@ class Setup:
     every_s: float
     bound_s: float
     args: Mapping[str, Any]
+    bare: bool = False
 
     def command(self, folder: Path) -> Command:
         """Returns the command that serves the application, with its sockets and orders in `folder`."""
@@ -45,13 +46,18 @@ class Setup:
                 {**group, "options": {**group["options"], "faults": str(orders)}} for group in args["engines"]
             ]
         command = sluice_app(f"chaos on {self.engines} engines", folder / "app.yaml", args, 600.0)
+        argv = [
+            "benchmarks.chaos.bare" if self.bare and part == "app.serve" else part for part in command.argv
+        ]
         return Command(
-            command.name, command.argv, command.port, command.ready_path, command.ports,
+            command.name, argv, command.port, command.ready_path, command.ports,
             {"PYTHONPATH": str(ROOT)}, command.timeout_s,
         )  # fmt: skip
 
 
-def sim_setup(clients: int = 32, every_s: float = 3.0, ingresses: int = 2, long_share: float = 0.12) -> Setup:
+def sim_setup(
+    clients: int = 32, every_s: float = 3.0, ingresses: int = 2, long_share: float = 0.12, bare: bool = False
+) -> Setup:
     """Returns 3 prefill and 4 decode sim engines, of 30 ms a step, whose prefills take up to half a second."""
     timing = {"prefill_base_s": 0.05, "prefill_per_token_s": 0.0002, "decode_base_s": STEP_S}
     options = {"slots": 64, "timing": timing, "lease_s": 10.0, "vocab_size": 32_000}
@@ -64,8 +70,11 @@ def sim_setup(clients: int = 32, every_s: float = 3.0, ingresses: int = 2, long_
         "router": {"dispatch": {"lease_margin_s": 2.0}},
         "ingress": {"replicas": ingresses, "options": {"max_migrations": MIGRATIONS}},
     }
-    parts = {"prefill": 3, "decode": 4, "router": 1, "ingress": ingresses, "controller": 1, "proxy": 1}
-    return Setup("sim", parts, SIM, clients, long_share, every_s, 90.0, args)
+    parts = {"prefill": 3, "decode": 4, "router": 1, "ingress": ingresses}
+    if not bare:
+        parts |= {"controller": 1, "proxy": 1}
+    kinds = [kind for kind in SIM if role_of(kind.part) in parts]
+    return Setup("sim", parts, kinds, clients, long_share, every_s, 90.0, args, bare)
 
 
 def vllm_setup(clients: int = 6, every_s: float = 5.0, ingresses: int = 2) -> Setup:

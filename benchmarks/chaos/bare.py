@@ -1,0 +1,218 @@
+"""The same application without Ray: a supervisor forks router, engines and ingresses, and forks a dead one again.
+
+    python -m benchmarks.chaos.bare --config FILE --port PORT
+
+A process is back after half a second here, and after several seconds in Ray, which imports everything anew; so many
+more faults fit into an hour. Ray's own part (placement, probes, its proxy and controller) is not there to fail. Only
+sim engines can be served: their process may be forked from one that has imported all code already.
+"""
+
+import argparse
+import asyncio
+import ctypes
+import gc
+import itertools
+import json
+import logging
+import os
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import setproctitle
+
+from actors.engine.registry import ENGINES
+from actors.engine.report import Reporter
+from actors.engine.server import EngineServer
+from actors.options import from_options
+from actors.router.server import RouterServer
+from actors.wire.channel import Identity
+from app.config import AppConfig, EngineGroupConfig, parse
+from app.ingress.asgi import IngressApp
+from app.ingress.config import IngressConfig
+from app.ingress.connections import IngressConnections
+from app.ingress.http.listener import Listener, ListenerConfig
+from app.ingress.metrics import IngressMetrics
+from app.ingress.replica import READY_WAIT_S
+from app.ingress.tokenizer import WordCodec
+from app.serve import load
+from benchmarks.live.load import run_fast
+from policies.dispatch.dispatcher import Dispatcher
+from policies.routing.registry import decode_policy, prefill_policy
+
+RESTART_S = 0.5
+"""Seconds between the end of a process and its next life."""
+
+PROBE_S = 1.0
+"""Seconds between two looks at the health of an engine, whose process ends when it is not well."""
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+Part = Callable[[], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class Slot:
+    """One process of the application: its title, what it runs, and its present pid."""
+
+    title: str
+    run: Part
+    pid: int | None = None
+    ended_s: float = 0.0
+
+
+class Application:
+    """The parts of one application, as coroutines that serve for ever."""
+
+    def __init__(self, config: AppConfig) -> None:
+        assert config.wire.socket_dir is not None
+        self._config = config
+        self._directory = Path(config.wire.socket_dir)
+        self._router = self._directory / "router.json"
+        self._generations = itertools.count(1)
+        self._generation = 0
+
+    def slots(self) -> list[Slot]:
+        """Returns all processes of the application."""
+        found = [Slot("Router", self._run_router)]
+        for group in self._config.engines:
+            title = "".join(part.capitalize() for part in group.name.split("-")) + "Engine"
+            found += [Slot(title, self._engine(group)) for _ in range(group.replicas)]
+        found += [Slot("Ingress", self._run_ingress) for _ in range(self._config.ingress.replicas or 1)]
+        return found
+
+    def next_generation(self) -> None:
+        """Counts a further life of the router. Called in the supervisor, before it forks the router."""
+        self._generation = next(self._generations)
+
+    def _address(self, name: str) -> str:
+        return f"unix:{self._directory}/{name}-{uuid.uuid4().hex[:8]}.sock"
+
+    async def _find(self) -> tuple[str, ...]:
+        addresses: list[str] = json.loads(self._router.read_text())
+        return tuple(addresses)
+
+    async def _run_router(self) -> None:
+        router = self._config.router
+        dispatcher = Dispatcher(
+            router.dispatch_config(),
+            prefill_policy(router.prefill.name, router.prefill.params),
+            decode_policy(router.decode.name, router.decode.params),
+        )
+        me = Identity("router", f"router-{uuid.uuid4().hex[:8]}")
+        server = RouterServer(me, dispatcher, router.engine_grace_s, generation=self._generation)
+        address = self._address("router")
+        await server.start([address])
+        half = self._router.with_suffix(".part")
+        half.write_text(json.dumps([address]))
+        half.replace(self._router)
+        await asyncio.Event().wait()
+
+    def _engine(self, group: EngineGroupConfig) -> Part:
+        async def run() -> None:
+            engine_id = f"{group.name}-{uuid.uuid4().hex[:8]}"
+            config = group.engine.engine_config(engine_id, "sim", "sim")
+            me = Identity("engine", engine_id)
+            server = EngineServer(
+                ENGINES[group.kind].make(config),
+                me,
+                [self._address(engine_id)],
+                node="local",
+                replica=engine_id,
+            )
+            await server.start()
+            reporter = Reporter(me, server, self._find)
+            reporter.start()
+            while True:
+                await asyncio.sleep(PROBE_S)
+                await server.check_health()
+
+        return run
+
+    async def _run_ingress(self) -> None:
+        group = self._config.ingress
+        replica_id = f"ingress-{uuid.uuid4().hex[:8]}"
+        options: dict[str, Any] = {
+            "served_names": ("sim",),
+            "expects_prefill": True,
+            **group.options,
+            "replica_id": replica_id,
+        }
+        metrics = IngressMetrics("sim")
+        config = from_options(IngressConfig, options, "ingress.options")
+        connections = IngressConnections(config, Identity("ingress", replica_id), self._find, metrics)
+        app = IngressApp(config, connections, WordCodec(), metrics, {"version": "0"})
+        await connections.start()
+        await connections.wait_ready(READY_WAIT_S)
+        await Listener(app, ListenerConfig(host=group.host, port=group.port, reuse_port=True)).start()
+        await asyncio.Event().wait()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Serves until SIGINT or SIGTERM, and returns 0."""
+    parser = argparse.ArgumentParser(prog="benchmarks.chaos.bare", description=__doc__)
+    parser.add_argument("--config", required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--http-port", type=int, help="ignored: there is no proxy")
+    args = parser.parse_args(argv)
+    config = parse(load(args.config, args.port, args.http_port)["applications"][0]["args"])
+    assert config.wire.socket_dir is not None
+    os.makedirs(config.wire.socket_dir, 0o700, exist_ok=True)
+    application = Application(config)
+    slots = application.slots()
+    ends: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda received, _: ends.append(received))
+    gc.freeze()
+    while not ends:
+        for slot in slots:
+            if slot.pid is None and time.monotonic() >= slot.ended_s + RESTART_S:
+                if slot.title == "Router":
+                    application.next_generation()
+                slot.pid = _fork(slot)
+        _collect(slots)
+        time.sleep(0.05)
+    for slot in slots:
+        if slot.pid is not None:
+            os.kill(slot.pid, signal.SIGKILL)
+            os.waitpid(slot.pid, 0)
+    return 0
+
+
+def _fork(slot: Slot) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        setproctitle.setproctitle(f"ray::ServeReplica:sluice:{slot.title}")
+        logging.basicConfig(
+            stream=sys.stderr, level=logging.INFO, format=f"%(asctime)s {slot.title} %(process)d %(message)s"
+        )
+        run_fast(_serve(slot.run))
+    except BaseException:
+        logging.getLogger(__name__).exception("%s ends", slot.title)
+    finally:
+        os._exit(1)
+
+
+async def _serve(part: Part) -> None:
+    await part()
+
+
+def _collect(slots: list[Slot]) -> None:
+    """Notes which processes have ended."""
+    for slot in slots:
+        if slot.pid is not None and os.waitpid(slot.pid, os.WNOHANG)[0]:
+            slot.pid, slot.ended_s = None, time.monotonic()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
