@@ -1,4 +1,4 @@
-"""The same application without Ray: a supervisor forks router, engines and ingresses, and forks a dead one again.
+"""An application without Ray: a supervisor forks router, engines and ingresses, and forks a dead one again.
 
     python -m benchmarks.chaos.bare --config FILE --port PORT
 
@@ -67,7 +67,7 @@ class Slot:
 
 
 class Application:
-    """The parts of one application, as coroutines that serve for ever."""
+    """The parts of one application, as coroutines that serve until the process ends."""
 
     def __init__(self, config: AppConfig) -> None:
         assert config.wire.socket_dir is not None

@@ -23,7 +23,8 @@ class Harm:
     """One fault of a run. Times are seconds since its start on the live clock.
 
     `service_s` is when the last request stopped waiting in vain, after the beginning; `whole_s` when the part that was
-    harmed was whole again. Both are None until known. `bounded` says that the next fault did not wait for this one.
+    harmed was whole again, and `over_s` when the fault itself was over; these are None until known. `bounded` says that
+    the next fault did not wait for this one.
     """
 
     fault: Fault
@@ -33,15 +34,17 @@ class Harm:
     service_s: float = 0.0
     whole_s: float | None = None
     bounded: bool = False
-    over: bool = False
+    over_s: float | None = None
     ports: set[int] = field(default_factory=set)
 
 
 class Harmer:
     """Carries faults out. `poison` sends a poisonous prompt that kills engines of a role."""
 
-    def __init__(self, orders: Path, poison: Callable[[str], Awaitable[None]]) -> None:
-        self._orders = orders
+    def __init__(
+        self, orders: Path, poison: Callable[[str], Awaitable[None]], now_s: Callable[[], float]
+    ) -> None:
+        self._orders, self._now_s = orders, now_s
         self._poison = poison
         self._tasks: set[asyncio.Task[None]] = set()
         self.harmed: dict[str, Harm] = {}
@@ -66,7 +69,7 @@ class Harmer:
         finally:
             if self.harmed.get(member.name) is harm:
                 del self.harmed[member.name]
-            harm.over = True
+            harm.over_s = self._now_s() - harm.at_s
 
     async def _do(self, fault: Fault, member: Member) -> None:
         action, seconds = fault.kind.action, fault.seconds

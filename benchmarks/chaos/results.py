@@ -98,7 +98,7 @@ def _fault(harm: Harm, gaps: Sequence[Gap]) -> list[Any]:
     longest_s = max((gap.seconds for gap in gaps), default=0.0)
     whole_s = None if harm.whole_s is None else round(harm.whole_s, 1)
     return [
-        round(harm.at_s, 1), harm.fault.kind.name, harm.victim, round(harm.fault.seconds, 1), round(longest_s, 2),
+        round(harm.at_s, 1), harm.fault.kind.name, harm.victim, round(harm.over_s or 0.0, 1), round(longest_s, 2),
         len(gaps), round(harm.service_s, 1), whole_s, harm.bounded,
     ]  # fmt: skip
 

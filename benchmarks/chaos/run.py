@@ -119,7 +119,8 @@ class Run:
         self.timeline = Timeline()
         self.tracks: dict[tuple[int, float], Track] = {}
         self.clients = Clients(port, judge, self._ingress_fault)
-        self._harmer = Harmer(orders, self._send_poison)
+        self._harmer = Harmer(orders, self._send_poison, lambda: self.clients.clock.now_s)
+        self._resting = False
         self.survey = Survey(setup, root_pid, port, self._harmer)
         self.leaks: dict[str, Any] = {}
         self.open_at_end = 0
@@ -163,14 +164,14 @@ class Run:
         clients, now_s = self.clients, self.clients.clock.now_s
         waiting_s = clients.waiting_s()
         clients.cut_hung()
-        if self.harms and waiting_s > SERVED_S:
+        if self.harms and waiting_s > SERVED_S and not self._resting:
             self.harms[-1].service_s = now_s - self.harms[-1].at_s
         for harm in self.harms:
-            waits = harm.whole_s is None and harm.over and now_s - harm.at_s > SETTLE_S
+            waits = harm.whole_s is None and harm.over_s is not None and now_s - harm.at_s > SETTLE_S
             if waits and self.survey.is_whole(role_of(harm.fault.kind.part)):
                 harm.whole_s = now_s - harm.at_s
         for harm in list(self._apart):
-            if harm.over and harm.whole_s is not None and now_s - harm.at_s > APART_AFTER_S:
+            if harm.over_s is not None and harm.whole_s is not None and now_s - harm.at_s > APART_AFTER_S:
                 self._apart.remove(harm)
                 clients.end_apart(harm.ports)
         line = self.timeline
@@ -246,6 +247,7 @@ class Run:
 
     async def _come_to_rest(self, tasks: list[asyncio.Task[None]]) -> None:
         """Ends all faults and clients, and notes what is not given back."""
+        self._resting = True
         await self._harmer.end_all()
         self.clients.stop()
         end_s = time.monotonic() + REST_S

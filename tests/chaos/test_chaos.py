@@ -1,0 +1,27 @@
+"""Short runs of `make chaos`: faults by a seed on sim engines, with Ray and without; nothing is lost, wrong or left."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.chaos.__main__ import run_once
+from benchmarks.chaos.results import is_bad
+from benchmarks.chaos.setups import sim_setup
+
+pytestmark = [pytest.mark.live, pytest.mark.chaos, pytest.mark.timeout(900)]
+
+MINUTES = 1.5
+LEAST_FAULTS = 6
+"""A tenth of what an idle machine of two cores manages."""
+
+
+@pytest.mark.parametrize("bare", [True, False], ids=["bare", "ray"])
+def test_faults_by_a_seed_lose_nothing(tmp_path: Path, bare: bool) -> None:
+    setup = sim_setup(clients=12, every_s=3.0, bare=bare)
+    result = run_once(setup, 7, MINUTES, "pytest", tmp_path / "logs")
+    assert not is_bad(result), {
+        name: result[name] for name in ("failed", "wrong", "leaks", "unended", "details", "faults")
+    }
+    assert len(result["faults"]) >= LEAST_FAULTS
+    assert result["requests"] >= 20
+    assert result["right"] + sum(result["apart"].values()) >= result["requests"]
