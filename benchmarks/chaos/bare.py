@@ -2,7 +2,7 @@
 
     python -m benchmarks.chaos.bare --config FILE --port PORT
 
-A process is back after half a second here, and after several seconds in Ray, which imports everything anew; so many
+A process is back after half a second here, and after several seconds in Ray, which imports everything anew; far
 more faults fit into an hour. Ray's own part (placement, probes, its proxy and controller) is not there to fail. Only
 sim engines can be served: their process may be forked from one that has imported all code already.
 """

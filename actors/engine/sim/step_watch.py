@@ -43,7 +43,7 @@ class StepWatch:
         return self._dog.stalls
 
     def check(self) -> None:
-        """Raises RuntimeError if the steps have stood still for so long that the engine is given up."""
+        """Raises RuntimeError if the steps have stood still until the engine is given up."""
         if self._dog.condition == "lost":
             raise RuntimeError(f"sim engine {self._name} has ended no step for {self._dog.silence_s:.0f} s")
 
