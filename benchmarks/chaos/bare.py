@@ -168,6 +168,9 @@ def main(argv: list[str] | None = None) -> int:
     ends: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda received, _: ends.append(received))
+    # Loads the policies' compiled code, which no later life of the router then waits for.
+    prefill_policy(config.router.prefill.name, config.router.prefill.params)
+    decode_policy(config.router.decode.name, config.router.decode.params)
     gc.freeze()
     while not ends:
         for slot in slots:

@@ -23,6 +23,9 @@ CODE = ("app", "actors", "policies", "predictors", "benchmarks/chaos")
 WARM_S = 120.0
 """Seconds of a process's life that its slope leaves out, while caches and pools fill up. ASSUMPTION."""
 
+GAPS = 30
+"""Gaps that a result describes one by one."""
+
 BEFORE_S = 0.5
 """Seconds by which a gap may seem to begin after the fault that caused it, or the fault before its own record."""
 
@@ -81,6 +84,7 @@ def result_of(run: Run, setup: Setup, seed: int, command: str, machine: Mapping[
         "details": [list(detail) for detail in tally.details],
         "frozen_s": round(run.clients.clock.frozen_s, 1),
         "faults": [_fault(harm, blamed.get(i, [])) for i, harm in enumerate(run.harms)],
+        "longest_gaps": _longest(blamed, run.harms),
         "gaps_without_fault": sorted((round(g.seconds, 2) for g in blamed.get(-1, [])), reverse=True)[:10],
         "processes": [_process(track) for track in run.tracks.values()],
         "timeline": {
@@ -89,6 +93,17 @@ def result_of(run: Run, setup: Setup, seed: int, command: str, machine: Mapping[
             "waiting_s": run.timeline.waiting_s,
         },
     }
+
+
+def _longest(blamed: Mapping[int, Sequence[Gap]], harms: Sequence[Harm]) -> list[list[Any]]:
+    """Returns the longest gaps: seconds, beginning, form of the request, and the fault that is blamed."""
+    names = {-1: "none"} | {i: f"{i + 1} {harm.fault.kind.name}" for i, harm in enumerate(harms)}
+    rows = [
+        [round(g.seconds, 2), round(g.start_s, 1), g.form, names[i]]
+        for i, gaps in blamed.items()
+        for g in gaps
+    ]
+    return sorted(rows, reverse=True)[:GAPS]
 
 
 def _fault(harm: Harm, gaps: Sequence[Gap]) -> list[Any]:
