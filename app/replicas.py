@@ -11,7 +11,6 @@ import ipaddress
 import logging
 import os
 import socket
-import tempfile
 import uuid
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +23,7 @@ from actors.engine.cores import divide_cores, usable_cores
 from actors.engine.registry import ENGINES
 from actors.wire.channel import Identity
 from app.config import EngineConfig, ModelConfig, RouterConfig, WireConfig
+from app.drain import DrainPoint, socket_directory
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -49,7 +49,7 @@ def listen_addresses(wire: WireConfig, name: str) -> list[str]:
     They are a unix socket and, if `wire` has an interface, TCP there. Raises RuntimeError for TCP without a secret,
     because internal sockets between nodes are always authenticated.
     """
-    directory = wire.socket_dir or os.path.join(tempfile.gettempdir(), f"sluice-{os.getuid()}")
+    directory = socket_directory(wire.socket_dir)
     addresses = [f"unix:{os.path.join(directory, f'{name}-{uuid.uuid4().hex[:8]}.sock')}"]
     if wire.interface is not None:
         if wire.secret() is None:
@@ -201,17 +201,24 @@ class EngineReplica:
         await self._server.start()
         self._reporter = Reporter(me, self._server, finder(router))
         self._reporter.start()
+        self._drain_point = DrainPoint(socket_directory(wire.socket_dir), engine_id, self._drain)
+        await self._drain_point.start()
         log.info("engine %s is ready on %s", engine_id, ", ".join(self._server.info().addresses))
 
     async def check_health(self) -> None:
         """Answers Serve's health probe; an exception makes Serve replace the replica."""
         await self._server.check_health()
 
+    async def _drain(self, seconds: float) -> None:
+        self._server.refuse_new_work()
+        self._reporter.announce()
+        await self._server.drain(timeout_s=seconds)
+
     async def __del__(self) -> None:
+        if hasattr(self, "_drain_point"):
+            await self._drain_point.stop()
         if hasattr(self, "_reporter"):
-            self._server.refuse_new_work()
-            self._reporter.announce()
-            await self._server.drain(timeout_s=DRAIN_S)
+            await self._drain(DRAIN_S)
             await self._reporter.stop()
         if hasattr(self, "_server"):
             await self._server.stop()

@@ -1,7 +1,8 @@
 """`python -m app.serve`: runs a Serve config file in the foreground, with its own Ray, until Ctrl-C (`make serve`).
 
 It starts a Ray cluster that lives on 127.0.0.1 only and ends with this process, deploys the file's application, says
-how far it is, and prints a command to try when the application is ready. `serve run FILE` and `serve deploy FILE` do
+how far it is, and prints a command to try when the application is ready. If Ray breaks it is mended, or this program
+starts over (`app.own_ray`). `serve run FILE` and `serve deploy FILE` do
 the same on a cluster that exists already. With --address (or RAY_ADDRESS) it joins that cluster and leaves it running.
 """
 
@@ -10,7 +11,6 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 import urllib.request
@@ -22,9 +22,9 @@ import yaml
 
 from actors.options import ConfigError
 from app.config import parse
+from app.own_ray import END_TIMEOUT_S, OwnRay, restarts
 
 READY_TIMEOUT_S = 600.0
-RAY_START_ATTEMPTS = 3
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     except (ConfigError, yaml.YAMLError, KeyError) as error:
         print(f"sluice: {args.config}: {error}", file=sys.stderr)
         return 2
-    taken = [port for port in _ports(schema) if not _free(port)]
+    taken = _taken(_ports(schema), patience_s=END_TIMEOUT_S if restarts() else 0.0)
     if taken:
         option = "--port 8010 and --http-port 8011, say (make serve PORT=8010)"
         print(f"sluice: port {taken[0]} is in use. Choose others: {option}", file=sys.stderr)
@@ -110,6 +110,14 @@ def _ports(schema: dict[str, Any]) -> list[int]:
     return [port for port in (config.ingress.port, schema.get("http_options", {}).get("port", 8000)) if port]
 
 
+def _taken(ports: list[int], patience_s: float) -> list[int]:
+    """Returns the ports that are in use, and still are after `patience_s`."""
+    deadline_s = time.monotonic() + patience_s
+    while (taken := [port for port in ports if not _free(port)]) and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    return taken
+
+
 def _free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -125,17 +133,26 @@ def _run(schema: dict[str, Any], args: argparse.Namespace) -> int:
     say = _Progress(started_s)
     stop = threading.Event()
     _end_on_signals(stop)
-    say("starting Ray" if not args.address else f"joining Ray at {args.address}")
-    own_dir = None if args.address else tempfile.TemporaryDirectory(prefix="sluice-ray-")
+    own = None if args.address else OwnRay(say, stop)
     try:
-        _start_ray(args.address, own_dir.name if own_dir else None, say)
+        if own is None:
+            say(f"joining Ray at {args.address}")
+            _join(args.address)
+        else:
+            say("starting Ray" if not restarts() else f"starting Ray, after {restarts()} restarts")
+            _environment()
+            own.start()
         # Ray has replaced our handlers by its own.
         _end_on_signals(stop)
-        return _deploy_and_wait(schema, say, stop, bool(own_dir))
+        return _deploy_and_wait(schema, say, stop)
     finally:
-        _shutdown(say, bool(own_dir))
-        if own_dir is not None:
-            own_dir.cleanup()
+        stop.set()
+        if own is not None:
+            own.unwatch()
+        if own is None or not own.broken:
+            _shutdown(say, own is not None)
+        if own is not None:
+            own.remove()
 
 
 def _end_on_signals(stop: threading.Event) -> None:
@@ -143,39 +160,24 @@ def _end_on_signals(stop: threading.Event) -> None:
         signal.signal(name, lambda *_: stop.set())
 
 
-def _start_ray(address: str | None, temp_dir: str | None, say: "_Progress") -> None:
+def _environment() -> None:
+    """Sets what Ray reads from the environment when it starts."""
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # keeps a single-node Ray on 127.0.0.1
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray would run its workers, and so our router and engines, at nice 15: any other program would come first.
     os.environ.setdefault("RAY_worker_niceness", "0")
     # Ray gives up a node that stays silent, here the only one: a laptop may sleep, or a machine may be overloaded.
     os.environ.setdefault("RAY_health_check_timeout_ms", "60000")
+
+
+def _join(address: str) -> None:
+    _environment()
     import ray
 
-    if address:
-        ray.init(address=address, log_to_driver=False, namespace="serve")
-        return
-    for attempt in range(RAY_START_ATTEMPTS):
-        try:
-            ray.init(
-                address="local",
-                include_dashboard=False,
-                log_to_driver=False,
-                namespace="serve",
-                _temp_dir=temp_dir,
-                _node_ip_address="127.0.0.1",
-                object_store_memory=256 * 2**20,
-            )
-            return
-        except Exception as error:
-            # Ray gives its raylet 30 s, which is too little on an overloaded machine.
-            ray.shutdown()
-            if attempt == RAY_START_ATTEMPTS - 1 or "timed out during startup" not in str(error):
-                raise
-            say("Ray did not start within 30 s; trying again")
+    ray.init(address=address, log_to_driver=False, namespace="serve")
 
 
-def _deploy_and_wait(schema: dict[str, Any], say: "_Progress", stop: threading.Event, own: bool) -> int:
+def _deploy_and_wait(schema: dict[str, Any], say: "_Progress", stop: threading.Event) -> int:
     from ray import serve
     from ray.serve.schema import ServeDeploySchema
 

@@ -272,6 +272,8 @@ class StatusReplica(TypedDict):
     """The replica that answers: its open HTTP requests, and the number of its prompts in each stage."""
 
     id: str
+    pid: int
+    metrics_port: int | None
     in_flight: int
     stages: dict[str, int]
 

@@ -1,5 +1,6 @@
 """The ingress as a Serve replica: it starts connections, API and listener, and lends the API to Serve's port."""
 
+import asyncio
 import importlib.metadata
 import logging
 import uuid
@@ -11,6 +12,7 @@ from actors.engine.registry import ENGINES
 from actors.options import from_options
 from actors.wire.channel import Identity
 from app.config import SIM_MODEL, IngressGroupConfig, ModelConfig, WireConfig
+from app.drain import DrainPoint, socket_directory
 from app.ingress.admin import admin_keys
 from app.ingress.asgi import IngressApp
 from app.ingress.config import IngressConfig
@@ -28,6 +30,14 @@ READY_WAIT_S = 60.0
 
 ASSUMPTION: longer than a restart of the router, without which a new replica learns of no engine. When none can serve,
 as in a cold start, clients are told so after this time.
+"""
+
+
+LISTEN_GRACE_S = 5.0
+"""Seconds that a replica which shares its port waits until it can serve, before it takes connections anyway.
+
+ASSUMPTION: connections to a router and engines that run take less than a second. While the engines still load a model,
+every replica listens and answers 503 with the reason.
 """
 
 
@@ -92,12 +102,24 @@ class IngressReplica:
             # The kernel gives a share of the connections to each replica that listens, whether it can serve or not.
             await self._connections.wait_ready(READY_WAIT_S)
         if group.port:
+            if listener.reuse_port:
+                await until_ready(self._connections, LISTEN_GRACE_S)
             self._listener = Listener(self._app, listener)
             await self._listener.start()
             log.info("ingress %s listens on %s:%d", me.id, group.host, self._listener.port)
+        self._drain_point = DrainPoint(socket_directory(wire.socket_dir), me.id, self._drain)
+        await self._drain_point.start()
+
+    async def _drain(self, seconds: float) -> None:
+        if self._listener is None:
+            await self._app.drain(seconds)
+        else:
+            await self._listener.stop(drain_s=seconds)
 
     async def __del__(self) -> None:
         try:
+            if hasattr(self, "_drain_point"):
+                await self._drain_point.stop()
             if getattr(self, "_listener", None) is not None:
                 assert self._listener is not None
                 await self._listener.stop(drain_s=self._app.config.drain_s)
@@ -107,6 +129,17 @@ class IngressReplica:
         finally:
             if hasattr(self, "_connections"):
                 await self._connections.stop()  # router and engines learn what ends
+
+
+async def until_ready(connections: IngressConnections, patience_s: float) -> None:
+    """Waits until requests can be served, for at most `patience_s`.
+
+    The other replicas of a shared port serve meanwhile. A listener that opened too early would answer 503 in their
+    place.
+    """
+    deadline_s = connections.now_s() + patience_s
+    while connections.ready() is not None and connections.now_s() < deadline_s:  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
 
 
 def _listener_config(group: IngressGroupConfig) -> ListenerConfig:

@@ -1,6 +1,7 @@
 """The graph of every shipped config: what cannot run here is checked by Serve's own schema and by building it."""
 
 import importlib.metadata
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ from ray.serve.schema import ServeDeploySchema
 
 from actors.engine.vllm.config import VllmEngineConfig, engine_args
 from actors.options import ConfigError, from_options
+from app import drain
 from app.config import parse
 from app.graph import build
+from app.ingress.asgi import OBSERVED
+from app.replicas import DRAIN_S
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -78,25 +82,80 @@ def test_vllm_options_become_arguments_that_this_vllm_knows(schema: dict[str, An
         assert args["tensor_parallel_size"] == max(1, group.num_gpus)
 
 
+KUBERAY = list(yaml.safe_load_all((DEPLOY / "kuberay.yaml").read_text()))
+RAY_SERVICE = next(d for d in KUBERAY if d["kind"] == "RayService")["spec"]
+CLUSTER = RAY_SERVICE["rayClusterConfig"]
+GROUPS = {group["groupName"]: group for group in CLUSTER["workerGroupSpecs"]}
+
+
+def of_kind(kind: str) -> dict[str, Any]:
+    """The documents of a kind in kuberay.yaml, by name."""
+    return {d["metadata"]["name"]: d for d in KUBERAY if d["kind"] == kind}
+
+
+def container(group: dict[str, Any]) -> dict[str, Any]:
+    (only,) = group["template"]["spec"]["containers"]
+    return only  # type: ignore[no-any-return]
+
+
 def test_kuberay_names_the_listener_and_leaves_serve_its_port() -> None:
-    documents = list(yaml.safe_load_all((DEPLOY / "kuberay.yaml").read_text()))
-    ray_service = next(d for d in documents if d["kind"] == "RayService")
-    service = next(d for d in documents if d["kind"] == "Service")
-    serve = yaml.safe_load(ray_service["spec"]["serveConfigV2"])
-    cluster = ray_service["spec"]["rayClusterConfig"]
-    head = cluster["headGroupSpec"]["template"]["spec"]["containers"][0]
-    ports = {p["name"]: p["containerPort"] for p in head["ports"]}
+    serve = yaml.safe_load(RAY_SERVICE["serveConfigV2"])
+    config = parse(serve["applications"][0]["args"])
+    head, ingress = container(CLUSTER["headGroupSpec"]), container(GROUPS["ingress"])
+    ports = {p["name"]: p["containerPort"] for p in (*head["ports"], *ingress["ports"])}
     assert ports["serve"] == serve["http_options"]["port"]
-    assert ports["sluice"] == serve["applications"][0]["args"]["ingress"]["port"]
-    assert service["spec"]["ports"][0]["targetPort"] == "sluice"
-    wanted = {r for g in parse(serve["applications"][0]["args"]).engines for r in g.resources}
-    offered = " ".join(g["rayStartParams"]["resources"] for g in cluster["workerGroupSpecs"])
-    assert all(f'"{r}\\"' in offered or f"{r}" in offered for r in wanted)
-    containers = [head, *(g["template"]["spec"]["containers"][0] for g in cluster["workerGroupSpecs"])]
+    assert (ports["sluice"], ports["metrics"]) == (config.ingress.port, config.ingress.metrics_port)
+    assert of_kind("Service")["sluice"]["spec"]["ports"][0]["targetPort"] == "sluice"
+    wanted = {r for g in (*config.engines, config.ingress) for r in g.resources}
+    offered = {r for g in GROUPS.values() for r in json.loads(json.loads(g["rayStartParams"]["resources"]))}
+    assert wanted == offered
+    containers = [head, *map(container, GROUPS.values())]
     assert all(c["env"][0]["name"] == "SLUICE_WIRE_SECRET" for c in containers)
     image = f"sluice:{importlib.metadata.version('sluice-server')}-cuda"
     assert {c["image"] for c in containers} == {image}
     assert f"VARIANT=cuda -t {image}" in (DEPLOY / "docker" / "Dockerfile").read_text()
+
+
+def test_kuberay_has_a_pod_for_every_replica_and_ingresses_on_different_nodes() -> None:
+    config = parse(yaml.safe_load(RAY_SERVICE["serveConfigV2"])["applications"][0]["args"])
+    assert config.ingress.replicas == GROUPS["ingress"]["replicas"] == 2
+    for engines in config.engines:
+        assert engines.replicas == GROUPS[engines.name]["replicas"]
+    labels = GROUPS["ingress"]["template"]["metadata"]["labels"]
+    spread = GROUPS["ingress"]["template"]["spec"]["affinity"]["podAntiAffinity"]
+    (rule,) = spread["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert (rule["labelSelector"]["matchLabels"], rule["topologyKey"]) == (labels, "kubernetes.io/hostname")
+    assert of_kind("Service")["sluice"]["spec"]["selector"] == labels
+
+
+def test_kuberay_drains_a_pod_within_its_grace_period() -> None:
+    for group in (CLUSTER["headGroupSpec"], *GROUPS.values()):
+        python, dash_m, module, *arguments = container(group)["lifecycle"]["preStop"]["exec"]["command"]
+        assert (python, dash_m, module, arguments[0]) == ("python", "-m", drain.__name__, "--seconds")
+        # After the hook Ray's processes get SIGTERM, and what still drains has DRAIN_S.
+        grace_s = group["template"]["spec"]["terminationGracePeriodSeconds"]
+        assert grace_s >= float(arguments[1]) + drain.ANSWER_MARGIN_S + DRAIN_S
+
+
+def test_kuberay_survives_the_loss_of_any_pod() -> None:
+    options = CLUSTER["gcsFaultToleranceOptions"]
+    redis = of_kind("Service")["sluice-redis"]["spec"]
+    assert options["redisAddress"] == f"sluice-redis:{redis['ports'][0]['port']}"
+    pods = of_kind("StatefulSet")["sluice-redis"]["spec"]["template"]
+    assert redis["selector"] == pods["metadata"]["labels"]
+    (password,) = pods["spec"]["containers"][0]["env"]
+    assert options["redisPassword"]["valueFrom"] == password["valueFrom"]
+    budgets = [
+        budget["spec"]["selector"]["matchLabels"] for budget in of_kind("PodDisruptionBudget").values()
+    ]
+    for name, group in GROUPS.items():
+        labels = group["template"]["metadata"]["labels"]
+        assert labels == {"sluice.io/role": name}
+        assert labels in budgets
+        one = container(group)
+        assert {"name": "RAY_gcs_rpc_server_reconnect_timeout_s", "value": "600"} in one["env"]
+        assert {"readinessProbe", "livenessProbe"} <= set(one)
+    assert container(GROUPS["ingress"])["readinessProbe"]["httpGet"]["path"] in OBSERVED
 
 
 BEFORE: dict[str, Any] = {

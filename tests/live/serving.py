@@ -42,6 +42,8 @@ class App:
     log: Path
     name: str
     http: httpx.Client = field(default_factory=plain_client)
+    mark: str | None = None
+    """Name of an environment variable that the processes of a joined Ray cluster have, and nobody else has."""
 
     def status(self) -> dict[str, Any]:
         answer = self.http.get(f"{self.url}/sluice/status")
@@ -70,7 +72,9 @@ class App:
                 last, since_s = now, time.monotonic()
 
     def processes(self) -> list[psutil.Process]:
-        """Every process of this app: the tree of its Ray."""
+        """Every process of this app: the tree of its Ray, or those of the cluster that it joined."""
+        if self.mark is not None:
+            return marked(self.mark)
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def replica_pids(self, deployment: str) -> list[int]:
@@ -118,6 +122,18 @@ class App:
         return result
 
 
+def marked(variable: str) -> list[psutil.Process]:
+    """Every process that has this variable in its environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if variable in process.environ():
+                found.append(process)
+        except psutil.Error:  # ended, or another user's
+            continue
+    return found
+
+
 def pressure() -> str:
     """How busy the machine is, for the text of a failure: load, and the share of time that tasks waited for a core."""
     load = " ".join(f"{value:.1f}" for value in os.getloadavg())
@@ -158,16 +174,20 @@ def config_file(directory: Path, source: str, change: Any = None) -> Path:
 
 
 @contextmanager
-def serving(config: Path) -> Iterator[App]:
-    """Runs the config's application until the block ends; then Ctrl-C, and nothing may be left."""
+def serving(config: Path, join: str | None = None, mark: str | None = None) -> Iterator[App]:
+    """Runs the config's application until the block ends; then Ctrl-C, and nothing may be left.
+
+    With `join` it runs on the Ray cluster at that address, whose processes have the environment variable `mark`.
+    """
     port, http_port = free_ports(2)
     log = Path(tempfile.mkstemp(prefix="sluice-app-", suffix=".log")[1])
     command = [sys.executable, "-m", "app.serve", "--config", str(config)]
     command += ["--port", str(port), "--http-port", str(http_port)]
+    command += [] if join is None else ["--address", join]
     env = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with log.open("wb") as out:
         process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out, env=env, start_new_session=True)
-    app = App(process, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{http_port}", log, "sluice")
+    app = App(process, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{http_port}", log, "sluice", mark=mark)
     try:
         _wait_ready(app)
         yield app
@@ -194,7 +214,8 @@ def _wait_ready(app: App) -> None:
 
 
 def _stop(app: App) -> None:
-    tree = app.processes() if app.process.poll() is None else []
+    joined = app.mark is not None
+    tree = app.processes() if app.process.poll() is None and not joined else []
     app.process.send_signal(signal.SIGINT)
     try:
         app.process.wait(STOP_TIMEOUT_S)
