@@ -7,7 +7,7 @@ ARGS ?=
 PY = $(VENV)/bin/python
 PYTEST = $(PY) -m pytest $(ARGS)
 PACKAGES = sluice predictors policies actors app benchmarks
-PAIR = tests/live/test_default_config.py tests/live/test_vllm_engines.py
+PAIR = tests/live/test_default_config.py tests/live/test_vllm_engines.py tests/live/test_vllm_failures.py
 SLOW = live or vllm or chaos or browser
 export VENV PORT CONFIG ARGS PYTHON
 

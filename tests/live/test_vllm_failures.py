@@ -136,20 +136,36 @@ async def test_a_core_that_stands_still_gives_its_work_away_and_is_replaced_in_t
 # -------------------------------------------------------------------------------------- lenders that vanish in a read
 
 
+def environment(word: str) -> dict[str, str]:
+    """KV over TCP, and a core in which no grammar that contains `word` compiles."""
+    path = f"{Path(__file__).with_name('broken_grammar')}{os.pathsep}{ROOT}"
+    return {"UCX_TLS": "tcp,self", "PYTHONPATH": path, "SLUICE_TEST_BROKEN_GRAMMAR": word}
+
+
+def object_with(name: str, **more: Any) -> dict[str, Any]:
+    """Sampling fields that ask for an object with the integer field `name`."""
+    schema = {"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]}
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    return {"response_format": wanted, "max_tokens": 40, "temperature": 0.0, **more}
+
+
 class Lent:
     """Prefill engine `p` and decode engine `d`, which holds each read for a while before it begins."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self.lenders = 0
-        over_tcp = {"UCX_TLS": "tcp,self"}
         held = {"hold_reads_s": HOLD_READS_S, "read_timeout_s": READ_TIMEOUT_S}
         self.p = self._lender()
-        self.d = Engine(config("d", "decode", 1, connector_args=held), directory / "d.log", **over_tcp)
+        self.d = Engine(
+            config("d", "decode", 1, connector_args=held), directory / "d.log", **environment("in_decode")
+        )
 
     def _lender(self) -> Engine:
         self.lenders += 1
-        return Engine(config("p", "prefill", 0), self._directory / f"p{self.lenders}.log", UCX_TLS="tcp,self")
+        return Engine(
+            config("p", "prefill", 0), self._directory / f"p{self.lenders}.log", **environment("in_prefill")
+        )
 
     def new_lender(self) -> None:
         self.p.stop()
@@ -186,6 +202,7 @@ def lent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lent]:
 
 def test_a_read_from_a_stopped_lender_fails_its_request_and_frees_both_sides_in_the_end(lent: Lent) -> None:
     """The request learns of it in time; its blocks wait for the read, which ends when the lender goes on."""
+    overdue = lent.d.ask("metrics")["transfers_overdue"]
     lent.held_read("stopped", fresh(2 * BLOCK + 3))
     (worker,) = lent.p.processes("Worker")
     worker.suspend()
@@ -199,7 +216,7 @@ def test_a_read_from_a_stopped_lender_fails_its_request_and_frees_both_sides_in_
         assert (failed.code, failed.task, failed.retryable) == ("kv_load", "decode", True)
         # Nobody may use the blocks while the read can still write them.
         assert lent.d.status().kv_blocks_used == 3
-        assert lent.d.ask("metrics")["transfers_overdue"] == 1
+        assert lent.d.ask("metrics")["transfers_overdue"] == overdue + 1
         # The engine serves others meanwhile.
         assert lent.d.decode("alone", fresh(30), {"max_tokens": 8, "ignore_eos": True}, None)[-1].finish
     finally:
@@ -209,28 +226,45 @@ def test_a_read_from_a_stopped_lender_fails_its_request_and_frees_both_sides_in_
     lent.works("after-stop")
 
 
-def test_a_grammar_that_no_engine_compiles_is_refused_by_the_prefill(lent: Lent) -> None:
-    """The schema has the form of one, but a pattern that cannot be compiled."""
-    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(unclosed"}}}
-    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    lent.p.send(Prefill("pattern", fresh(20), {"response_format": wanted}, PATIENCE_S))
-    failed = lent.p.wait_for("pattern", (Failed, PrefillDone))
+def refused_prefill(lent: Lent, attempt_id: str, params: dict[str, Any]) -> Failed:
+    lent.p.send(Prefill(attempt_id, fresh(20), params, PATIENCE_S))
+    failed = lent.p.wait_for(attempt_id, (Failed, PrefillDone))
+    assert isinstance(failed, Failed), failed
+    lent.p.until_idle(0)
+    return failed
+
+
+def test_a_grammar_that_does_not_compile_is_the_request_s_fault_at_prefill(lent: Lent) -> None:
+    """The engine's own check passes; its core fails."""
+    failed = refused_prefill(lent, "broken", object_with("in_prefill"))
+    assert (failed.code, failed.task, failed.retryable, failed.param) == (
+        "bad_request", "prefill", False, "response_format",
+    )  # fmt: skip
+
+
+def test_what_only_a_decode_looks_at_is_refused_by_the_prefill(lent: Lent) -> None:
+    for name, value in (("logit_bias", {"99999999": 1.0}), ("top_p", 7.0), ("n", 0)):
+        failed = refused_prefill(lent, f"wrong-{name}", {name: value})
+        assert (failed.code, failed.retryable) == ("bad_request", False)
+
+
+def test_a_grammar_that_fails_after_the_prefill_is_no_failure_of_the_transfer(lent: Lent) -> None:
+    """The decode engine's core compiles what the prefill engine's compiled, and fails: another engine would, too."""
+    params, tokens = object_with("in_decode"), fresh(BLOCK + 20)
+    lent.p.send(Prefill("late", tokens, params, PATIENCE_S))
+    done = lent.p.wait_for("late", (Failed, PrefillDone))
+    assert isinstance(done, PrefillDone), done
+    lent.d.send(Decode("late", tokens, params, done.handle, PATIENCE_S))
+    failed = lent.d.wait_for("late", (Failed, Out))
     assert isinstance(failed, Failed), failed
     assert (failed.code, failed.retryable, failed.param) == ("bad_request", False, "response_format")
-    lent.p.send(Prefill("bias", fresh(20), {"logit_bias": {"99999999": 1.0}}, PATIENCE_S))
-    failed = lent.p.wait_for("bias", (Failed, PrefillDone))
-    assert isinstance(failed, Failed), failed
-    assert (failed.code, failed.retryable) == ("bad_request", False)
+    lent.d.until_idle(0)
+    # The lender hears that nobody will read.
     lent.p.until_idle(0)
 
 
 def test_a_schema_is_obeyed_after_its_prefill_has_compiled_it(lent: Lent) -> None:
-    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
-    params = {
-        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
-        "max_tokens": 40, "temperature": 0.0,
-    }  # fmt: skip
-    tokens = fresh(BLOCK + 20)
+    params, tokens = object_with("count"), fresh(BLOCK + 20)
     lent.p.send(Prefill("schema", tokens, params, PATIENCE_S))
     done = lent.p.wait_for("schema", (Failed, PrefillDone))
     assert isinstance(done, PrefillDone), done
@@ -241,7 +275,7 @@ def test_a_schema_is_obeyed_after_its_prefill_has_compiled_it(lent: Lent) -> Non
 
 
 def test_a_read_from_a_killed_lender_fails_its_request_and_its_successor_serves(lent: Lent) -> None:
-    """The last test of the engine `p` that the others used."""
+    """A read that a dead peer leaves ends as an error, so nothing is kept for it."""
     lent.held_read("killed", fresh(2 * BLOCK + 3))
     for child in lent.p.children():
         child.kill()
