@@ -325,16 +325,20 @@ class EngineServer:
         """Follows the state of an engine that watches itself, until the server stops."""
         while True:
             await asyncio.sleep(LOOK_S)
-            state = engine.state
-            if state == self._engine_state or state not in ("ready", *_ENDS_WORK):
-                continue
-            log.log(
-                logging.INFO if state == "ready" else logging.ERROR,
-                "engine %s is %s, it was %s", self._me.id, state, self._engine_state,
-            )  # fmt: skip
-            self._engine_state = state
-            if state in _ENDS_WORK:
-                self._fail_open_work(*_ENDS_WORK[state])
+            self._follow(engine)
+
+    def _follow(self, engine: SelfWatching) -> None:
+        """Takes over the engine's state. All open work ends with it if the engine can serve none."""
+        state = engine.state
+        if state == self._engine_state or state not in ("ready", *_ENDS_WORK):
+            return
+        log.log(
+            logging.INFO if state == "ready" else logging.ERROR,
+            "engine %s is %s, it was %s", self._me.id, state, self._engine_state,
+        )  # fmt: skip
+        self._engine_state = state
+        if state in _ENDS_WORK:
+            self._fail_open_work(*_ENDS_WORK[state])
 
     def _fail_open_work(self, code: str, message: str) -> None:
         """Answers every open task with a retryable failure, and ends it in the engine. Leases of other requests
@@ -408,7 +412,11 @@ class EngineServer:
             request.client.channel.send(self._named(msg, request))
 
     def failed(self, msg: Failed) -> None:
-        """Sends the ingress the failure of a task. A lease of the same request stays."""
+        """Sends the ingress the failure of a task. A lease of the same request stays. The first failure of a dead core
+        changes the engine's state at once, after the engine has reported all of them.
+        """
+        if msg.code == "engine_dead" and self._watching is not None and not self._stopped:
+            asyncio.get_running_loop().call_soon(self._follow, self._watching)
         request = self._requests.get(msg.attempt_id)
         if request is not None:
             self._task_ended(request)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from actors.engine import server
 from actors.engine.report import Reporter
 from actors.engine.sim.config import SimEngineConfig
 from actors.engine.sim.engine import SimEngine
@@ -75,6 +76,24 @@ async def test_a_core_that_goes_on_is_ready_again(rig: Rig) -> None:
     await until(lambda: c.server.state == "ready", "the end of the stall")
     c.client.decode("r", PROMPT)
     assert await c.client.text("r")
+
+
+async def test_the_first_failure_of_a_dead_core_makes_the_engine_down_at_once(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next look at the state would come in a minute."""
+    monkeypatch.setattr(server, "LOOK_S", 60.0)
+    c, engine = await watched(rig)
+    for name in ("a", "b"):
+        c.client.decode(name, PROMPT, max_tokens=5000)
+        await c.client.wait(name, Out)
+    engine.state = "down"
+    c.server.failed(Failed("a", "decode", "engine_dead", "the core died", True))
+    for name in ("a", "b"):
+        assert (await c.client.wait(name, Failed)).code == "engine_dead"
+    assert c.server.state == "down"
+    c.client.decode("new", PROMPT)
+    assert (await c.client.wait("new", Failed)).code == "engine_dead"
 
 
 async def test_leases_of_a_stalled_engine_stay(rig: Rig) -> None:
