@@ -82,6 +82,7 @@ async def test_a_core_that_stands_still_gives_its_work_away_and_is_replaced_in_t
                 assert host.returncode is None, (tmp_path / "e.log").read_text()[-3000:]
         children = psutil.Process(host.pid).children(recursive=True)
         core = next(child for child in children if "EngineCore" in " ".join(child.cmdline()))
+        tree = [core, *core.children(recursive=True)]
         client = Client()
         await client.connect((address,))
         # The first steps may compile, so their limit is longer.
@@ -119,9 +120,9 @@ async def test_a_core_that_stands_still_gives_its_work_away_and_is_replaced_in_t
         stopped_s = time.monotonic()
         assert await failures(client, ["d"]) == {("stalled", True)}
         loop = asyncio.get_running_loop()
-        left = await loop.run_in_executor(None, still_running, children, 60.0)
-        print(f"killed after {time.monotonic() - stopped_s:.1f} s")
-        assert [child for child in left if "VLLM" in " ".join(child.cmdline())] == []
+        assert len(tree) >= 2
+        assert await loop.run_in_executor(None, still_running, tree, PATIENCE_S) == []
+        print(f"killed after {time.monotonic() - stopped_s:.1f} s; {REPLACE_AFTER} times stall_s")
         client.decode("dead", fresh(20))
         assert await failures(client, ["dead"]) == {("engine_dead", True)}
     finally:
