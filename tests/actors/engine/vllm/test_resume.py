@@ -74,7 +74,7 @@ class Sink:
 class Rig:
     """The front half of an engine."""
 
-    def __init__(self, model: SmallModel, **changes: Any) -> None:
+    def __init__(self, model: SmallModel, interval: int = 1, **changes: Any) -> None:
         self.model, self.core, self.sink = model, Given(), Sink()
         self.numbers = iter(range(1000))
         scheduler = SimpleNamespace(scheduler_cls=SCHEDULERS[False], stream_interval=1)
@@ -83,7 +83,7 @@ class Rig:
             "scheduler_config": scheduler,
             "speculative_config": None,
         }
-        self.outputs = OutputProcessor(model.tokenizer, log_stats=False)
+        self.outputs = OutputProcessor(model.tokenizer, log_stats=False, stream_interval=interval)
         llm: Any = SimpleNamespace(
             vllm_config=SimpleNamespace(**(fields | changes)), model_config=model.config.model_config,
             tokenizer=model.tokenizer, input_processor=model.inputs, output_processor=self.outputs,
@@ -155,6 +155,15 @@ async def test_a_text_is_the_same_wherever_it_is_cut(model: SmallModel, whole: s
         assert [token for piece in rest for token in piece.token_ids or []] == ids[k:]
         assert (sum(piece.n_tokens for piece in rest), rest[-1].finish) == (len(ids) - k, "length")
         assert output_before(rig.core.requests[-1].sampling_params) == ids[:k]
+
+
+async def test_an_engine_that_sends_several_tokens_at_once_sends_none_twice(model: SmallModel) -> None:
+    ids = model.tokens("one two three four five six seven eight nine ten")
+    for k in range(1, len(ids)):
+        first = await Rig(model).decode(ids, FinishReason.LENGTH, {})
+        rest = await Rig(model, interval=3).decode(ids[k:], FinishReason.LENGTH, {}, resume=after(first, k))
+        assert [token for piece in rest for token in piece.token_ids or []] == ids[k:]
+        assert text(first[:k]) + text(rest) == "one two three four five six seven eight nine ten"
 
 
 @pytest.mark.parametrize("included", [False, True])
@@ -323,6 +332,20 @@ async def test_an_engine_with_another_scheduler_says_that_it_cannot(model: Small
     rig = Rig(model, scheduler_config=other)
     assert await rig.decode([], None, {}, resume=Resume(0, 1, [1000], 0)) == []
     assert rig.sink.failed_with() == ("not_resumable", None, True)
+
+
+async def test_an_answer_that_its_grammar_does_not_accept_is_no_fault_of_the_request(
+    model: SmallModel,
+) -> None:
+    """The core ends it with an error before it has put anything out (see the scheduler's test)."""
+    rig = Rig(model)
+    params = {"response_format": {"type": "json_object"}}
+    assert await rig.decode([], None, params, resume=Resume(0, 1, [1000], 0)) == []
+    request_id = rig.core.requests[-1].request_id
+    rig.outputs.process_outputs([EngineCoreOutput(request_id, [], finish_reason=FinishReason.ERROR)])
+    await settle()
+    assert rig.sink.failed_with() == ("not_resumable", None, True)
+    assert not rig.runner.busy
 
 
 # ------------------------------------------------------------------------------------------------------ parameters
