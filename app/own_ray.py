@@ -47,6 +47,7 @@ class OwnRay:
         self._folder = tempfile.TemporaryDirectory(prefix="sluice-ray-")
         self._gcs_folder = os.path.join(self._folder.name, "gcs")
         self._watch: threading.Thread | None = None
+        self._unwatched = threading.Event()
         self.broken = False
 
     def start(self) -> None:
@@ -73,29 +74,33 @@ class OwnRay:
                 if attempt == START_ATTEMPTS - 1 or "timed out during startup" not in str(error):
                     raise
                 self._say("Ray did not start within 30 s; trying again")
-        # A thread, because the main thread may wait for an answer that a broken cluster does not give. It lives as long
-        # as this process, and must: the kernel ends a process of Ray's with the thread that started it.
+        # A thread, because the main thread may wait for an answer that a broken cluster does not give.
         self._watch = threading.Thread(target=self._watching, name="watch of Ray", daemon=True)
         self._watch.start()
 
     def unwatch(self) -> None:
-        """Waits until the watch has ended, which follows `stop`; a mend that has begun is completed first."""
+        """Waits until nothing is watched any more, which follows `stop`; a mend that has begun is completed first."""
         if self._watch is not None:
-            self._watch.join()
+            self._unwatched.wait()
 
     def remove(self) -> None:
         """Removes the cluster's files."""
         self._folder.cleanup()
 
     def _watching(self) -> None:
-        while not self._stop.wait(WATCH_PERIOD_S):
-            if self._mend():
-                continue
-            self.broken = True
-            self._abandon()
-            if not self._stop.is_set():
-                self._start_over()
-            return
+        try:
+            while not self._stop.wait(WATCH_PERIOD_S):
+                if self._mend():
+                    continue
+                self.broken = True
+                self._abandon()
+                if not self._stop.is_set():
+                    self._start_over()
+        except Exception as error:
+            self._say(f"Ray is not watched any more: {error!r}")
+        self._unwatched.set()
+        # The kernel ends a process of Ray's with the thread that started it, and the GCS may be this thread's.
+        threading.Event().wait()
 
     def _mend(self) -> bool:
         """Starts the GCS again if it has died. Returns False if this cluster cannot be mended."""

@@ -21,7 +21,7 @@ DEPLOYMENTS = ("Router", "Ingress", "PrefillEngine", "DecodeEngine")
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
     with serving(config_file(tmp_path_factory.mktemp("gcs"), "sim.yaml")) as running:
-        until_said(running, "ready:")
+        until_said(running, "ready: sim on")
         yield running
 
 
@@ -47,8 +47,9 @@ def test_a_killed_gcs_comes_back_and_no_request_fails(app: App) -> None:
     before = replicas(app)
     with Load(app, 4) as load:
         grow(load, 40, app)
+        mended = app.log.read_text().count("Ray's GCS is back")
         os.kill(of_ray(app, "gcs_server"), signal.SIGKILL)
-        until_said(app, "Ray's GCS is back")
+        until_said(app, "Ray's GCS is back", mended + 1)
         grow(load, 200, app)
     assert not load.failures
     assert not load.broken, load.broken[:3]
@@ -65,10 +66,15 @@ def test_the_command_starts_over_when_its_raylet_dies(app: App) -> None:
     os.kill(of_ray(app, "raylet"), signal.SIGKILL)
     until_said(app, "starting over")
     began_s = time.monotonic()
-    until_said(app, "ready:", times=2)
+    until_said(app, "ready: sim on", times=2)
     print(f"ready again {time.monotonic() - began_s:.1f} s after the end of the broken cluster")
     assert app.process.pid == before
     assert app.process.poll() is None
     with Load(app, 2) as load:
+        grow(load, 10, app)
+        # The fresh cluster is watched as well, and Ctrl-C ends one whose GCS was started again.
+        mended = app.log.read_text().count("Ray's GCS is back")
+        os.kill(of_ray(app, "gcs_server"), signal.SIGKILL)
+        until_said(app, "Ray's GCS is back", mended + 1)
         grow(load, 10, app)
     assert not load.failures

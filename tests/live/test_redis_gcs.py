@@ -13,12 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
 from benchmarks.live.servers import free_ports
 from tests.chaos.test_kill_sim import Load, grow
-from tests.live.serving import ROOT, App, config_file, marked, serving, still_running
+from tests.live.serving import PATIENCE_S, ROOT, App, config_file, marked, serving, still_running
 
 pytestmark = [
     pytest.mark.live,
@@ -89,12 +90,31 @@ def two_prefills(args: dict[str, Any]) -> None:
     ]
 
 
+def answers(app: App) -> bool:
+    """Whether anything listens on the public port."""
+    try:
+        return bool(app.http.get(f"{app.url}/health/live").status_code)
+    except httpx.HTTPError:
+        return False
+
+
 def replicas(app: App) -> dict[str, set[int]]:
     return {name: set(app.replica_pids(name)) for name in DEPLOYMENTS}
 
 
-def test_a_killed_gcs_comes_back_from_redis_and_no_request_fails(tmp_path: Path) -> None:
-    config = config_file(tmp_path, "sim.yaml", two_prefills)
+@pytest.fixture
+def sockets() -> Iterator[str]:
+    """A folder whose name is short enough for unix sockets."""
+    with tempfile.TemporaryDirectory(prefix="sluice-sockets-") as folder:
+        yield folder
+
+
+def test_a_killed_gcs_comes_back_from_redis_and_no_request_fails(tmp_path: Path, sockets: str) -> None:
+    def change(args: dict[str, Any]) -> None:
+        two_prefills(args)
+        args["wire"] = {"socket_dir": sockets}
+
+    config = config_file(tmp_path, "sim.yaml", change)
     with redis(tmp_path) as address, cluster(address) as (ray, mark), serving(config, ray, mark) as app:
         app.wait(lambda s: len(s["engines"]) == 4, "all four engines")
         before = replicas(app)
@@ -129,5 +149,11 @@ def test_a_killed_gcs_comes_back_from_redis_and_no_request_fails(tmp_path: Path)
         after = replicas(app)
         assert after.pop("PrefillEngine") >= before.pop("PrefillEngine") - {victim}
         assert after == before
-        again.kill()
-        again.wait()
+        # before such a node goes, its replicas drain: the ingress, four engines, and not the one that was killed
+        command = [sys.executable, "-m", "app.drain", "--seconds", "30", "--socket-dir", sockets]
+        drained = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
+        assert drained.returncode == 0, drained.stdout + drained.stderr
+        assert drained.stdout.count(" drained after ") == 5, drained.stdout
+        assert not answers(app)
+    # it ended with its cluster
+    again.wait(60)
