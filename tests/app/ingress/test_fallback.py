@@ -131,6 +131,22 @@ async def test_the_most_urgent_goes_first_though_it_waited_at_the_lost_router(tm
         await until(lambda: not made.connections.live)
 
 
+async def test_the_most_urgent_gets_the_room_that_there_is_when_the_router_is_lost(tmp_path: Path) -> None:
+    engines = pair(tmp_path, auto=False)
+    engines[0].slots = 2
+    async with rig(tmp_path, engines) as made:
+        made.router._submit = lambda channel, message: None  # type: ignore[method-assign]
+        tasks = [post(made, priority) for priority in (7, 3, 5, 4)]
+        await until(lambda: len(made.connections.live) == 4)
+        await lose_router(made)
+        p = made.engines["p"]
+        await until(lambda: len(p.of(wire.Prefill)) == 2)
+        assert [message.priority for message in p.of(wire.Prefill)] == [3, 4]
+        for task in tasks:
+            task.cancel()
+        await until(lambda: not made.connections.live)
+
+
 async def test_the_queue_is_bounded_in_number_and_in_time(tmp_path: Path) -> None:
     engines = pair(tmp_path, auto=False)
     engines[0].slots = 1
@@ -278,6 +294,8 @@ async def test_a_stopped_router_holds_no_request_up(tmp_path: Path) -> None:
             assert [answer.status_code for answer in answers] == [200] * 5
             assert made.connections.decides_here()
             assert made.metric("sluice_silent_peers_total", peer="router") == 1
+            links = [engine.link for engine in made.engines.values() if engine.link]
+            await until(lambda: not any(link.open for link in links), "the engines to leave the router")
             os.kill(process.pid, signal.SIGCONT)
             await until(made.connections.router_connected)
             # the router has lost its engines meanwhile, and must not reject what comes now
