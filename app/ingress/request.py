@@ -171,6 +171,9 @@ class IngressRequest(Connected):
     def refused(self, event: object) -> None:
         self._connections.metrics.refused_events.inc()
         log.debug("%s, which is %s, refused %s", self.attempt_id, self.stage, type(event).__name__)
+        if isinstance(event, ev.RoutePrefill | ev.RouteDecode) and self.stage is not Stage.DONE:
+            # the router takes the attempt for something else: it must learn the true stage, or it charges others
+            self.on(ev.Unknown(), self._connections.now_s())
 
     # --------------------------------------------------------------------------------------------------- router
 

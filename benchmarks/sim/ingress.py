@@ -165,10 +165,15 @@ class SimRequest(Life):
 
     def close(self, outcome: Outcome, blame: Blame | None) -> None:
         ingress, attempt_id, tokens = self._ingress, self.attempt_id, self.record.generated_tokens
-        ingress.kernel.after(
-            ingress.config.control.hop_s,
-            lambda: ingress.router.feed(ev.Closed(ingress.kernel.now_s, attempt_id, outcome, tokens)),
-        )
+
+        def tell() -> None:
+            now_s = ingress.kernel.now_s
+            if blame is not None:
+                workers = (blame.engine_id,)
+                ingress.router.feed(ev.AttemptFailed(now_s, attempt_id, workers, blame.task, blame.code))
+            ingress.router.feed(ev.Closed(now_s, attempt_id, outcome, tokens))
+
+        ingress.kernel.after(ingress.config.control.hop_s, tell)
 
     # -------------------------------------------------------------------------------------------------- engines
 

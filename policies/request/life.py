@@ -286,6 +286,8 @@ class Life(Effects):
         missing = event.reason in (NO_ENGINE, f"no_{self.terms.mode}_engine")
         trouble = f"There is {reason} ready" if missing else f"The server is overloaded ({reason})"
         message = f"{trouble}; try again in {event.retry_after_s:.0f} s."
+        if event.status == 500:
+            message = f"The router could not decide this request ({reason}); its log says why."
         self._fail(Failure(event.status, message, event.reason, event.retry_after_s), "rejected")
 
     def _engine_failed(self, event: ev.EngineFailed, now_s: float) -> None:

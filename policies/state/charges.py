@@ -51,6 +51,7 @@ class LiveRequest:
     prefills: int = 0
     held: Held | None = None
     decode_routed_s: float | None = None
+    """Time of the decision for the decode worker; None before it, after an adoption, and if the worker had no room."""
     finishes_at_tokens: float | None = None
     """Forecast length of each sequence at its end, in generated tokens; None: the request is expected to stay."""
 
@@ -178,6 +179,13 @@ class Load:
     unreported: int = 0
     transfers_view: tuple[Transfers, ...] | None = ()
     """`transfers` as the last view shows them; None when they have changed since."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether slots and KV suffice for all that is charged to the worker and found on it."""
+        if self.slots_used > self.up.slots:
+            return False
+        return self.kv_tokens + self.foreign_kv_tokens <= self.up.kv_capacity_tokens
 
     @property
     def generated_tokens(self) -> int:

@@ -52,6 +52,11 @@ its quarantine itself is the cause.
 OF_BOTH_ENDS = frozenset({"kv_load", "unknown_handle"})
 """Codes of failed hand-overs; the worker that lends the KV may be the cause as well as the one that reads it."""
 
+OF_WAITING = OF_BOTH_ENDS | {"stalled"}
+"""Codes of failures that say nothing where a worker had no room: the request waited inside the engine until its KV's
+lease or its ingress's patience ended. Overload must not take workers away.
+"""
+
 FAILING = "failing"
 """Reason of a quarantine because of failures; the other reasons are the values of `Figure`."""
 

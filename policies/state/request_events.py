@@ -6,7 +6,7 @@ from policies.request.stage import Stage
 from policies.state import events as ev
 from policies.state.charges import Growth, Held, LiveRequest
 from policies.state.ledger import Handlers, Ledger
-from policies.state.outliers import BLAMELESS, OF_BOTH_ENDS, SHARED
+from policies.state.outliers import BLAMELESS, OF_BOTH_ENDS, OF_WAITING, SHARED
 from policies.state.standing import PROMPT_TOKENS
 from policies.state.views import WorkerId
 
@@ -47,7 +47,8 @@ def _decode_routed(ledger: Ledger, event: ev.DecodeRouted) -> None:
     live, load = ledger.need(event.attempt_id, Stage.POOLED), ledger.need_worker(event.worker)
     ledger.move(live, Stage.TRANSFERRING, prefill_worker=live.prefill_worker, decode_worker=event.worker)
     load.unreported += 1
-    live.decode_routed_s = event.now_s
+    # None: without room the request waits inside the engine, as rescued entries do
+    live.decode_routed_s = event.now_s if load.has_room else None
     ledger.outliers.probe(event.worker, event.attempt_id, event.now_s)
     ledger.last_chosen["decode"] = event.worker
 
@@ -134,6 +135,9 @@ def _forecast_made(ledger: Ledger, event: ev.ForecastMade) -> None:
 def _attempt_failed(ledger: Ledger, event: ev.AttemptFailed) -> None:
     live, outliers = ledger.need(event.attempt_id), ledger.outliers
     if event.code in BLAMELESS:
+        return
+    without_room = live.stage is Stage.TRANSFERRING and live.decode_routed_s is None
+    if without_room and event.code in OF_WAITING:
         return
     named = [worker for worker in (live.prefill_worker, live.decode_worker) if worker is not None]
     if event.code in OF_BOTH_ENDS:

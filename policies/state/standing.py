@@ -22,7 +22,9 @@ class Figure(StrEnum):
     PREFILL = "slow_prefill"
     """Seconds with a prompt in work, for each prompt token computed; each prompt counts PROMPT_TOKENS more."""
     ADMISSION = "slow_admission"
-    """Seconds from the decision for a decode worker until it has a slot and the KV, for each request."""
+    """Seconds from the decision for a decode worker until it has a slot and the KV, for each request that it had room
+    for.
+    """
     DECODE = "slow_decode"
     """Seconds that a sequence decodes, for each of its tokens."""
 

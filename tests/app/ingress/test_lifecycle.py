@@ -169,19 +169,22 @@ async def test_without_a_router_it_serves_on_and_says_so(tmp_path: Path) -> None
         assert status["ready"] is True
 
 
-async def next_router(made: Rig, directory: Path) -> None:
-    """Replaces the router by one that knows the engines before the ingress finds it."""
+async def next_router(made: Rig, directory: Path, order: str = "engines, ingress") -> None:
+    """Replaces the router by one that engines and ingress find in the order given: all "engines", or one by its id."""
     await made.router.stop()
     await until(lambda: not made.connections.router_connected())
     made.router = make_router(directory)
     await made.router.start([f"unix:{directory}/next.sock"])
-    for engine in made.engines.values():
-        await engine.announce(made.router)
-    await until(lambda: len(made.router.status().statuses) == len(made.engines))
     found = directory / "router.sock"
     found.unlink(missing_ok=True)
-    found.symlink_to("next.sock")
-    await until(made.connections.router_connected)
+    for who in order.split(", "):
+        if who == "ingress":
+            found.symlink_to("next.sock")
+            await until(made.connections.router_connected)
+            continue
+        for engine_id in made.engines if who == "engines" else (who,):
+            await made.engines[engine_id].announce(made.router)
+            await until(lambda i=engine_id: i in {s.engine_id for s in made.router.status().statuses})  # type: ignore[misc]
 
 
 def charges(made: Rig) -> dict[str, tuple[int, int]]:
@@ -190,23 +193,32 @@ def charges(made: Rig) -> dict[str, tuple[int, int]]:
     return {name: (worker.prefilling, worker.slots_used) for name, worker in workers.items()}
 
 
+def held_kv(made: Rig) -> dict[str, bool]:
+    """Whether each engine is charged KV, as the router has it."""
+    workers = made.router.dispatcher.state.snapshot(0.0).workers
+    return {name: worker.kv_tokens > 0 for name, worker in workers.items()}
+
+
 @pytest.mark.parametrize(
-    ("stage", "charged"),
+    "order", ["engines, ingress", "ingress, engines", "p, ingress, d", "d, ingress, p", "ingress, d, p"]
+)
+@pytest.mark.parametrize(
+    ("stage", "charged", "kv"),
     [
-        ("prefill", {"p": (1, 0), "d": (0, 0)}),
-        ("transfer", {"p": (0, 0), "d": (0, 1)}),
-        ("decode", {"p": (0, 0), "d": (0, 1)}),
+        ("prefill", {"p": (1, 0), "d": (0, 0)}, {"p": True, "d": False}),
+        ("transfer", {"p": (0, 0), "d": (0, 1)}, {"p": True, "d": True}),
+        ("decode", {"p": (0, 0), "d": (0, 1)}, {"p": False, "d": True}),
     ],
 )
 async def test_a_router_that_comes_back_adopts_what_runs_and_ends_with_nothing(
-    tmp_path: Path, stage: str, charged: dict[str, tuple[int, int]]
+    tmp_path: Path, stage: str, charged: dict[str, tuple[int, int]], kv: dict[str, bool], order: str
 ) -> None:
     async with rig(tmp_path, manual(tmp_path)) as made:
         task = post(made)
         attempt_id = await advance(made, stage)
-        await next_router(made, tmp_path)
+        await next_router(made, tmp_path, order)
         await until(lambda: made.router.status().in_flight == 1)
-        assert charges(made) == charged
+        await until(lambda: (charges(made), held_kv(made)) == (charged, kv))
         p, d = made.engines["p"], made.engines["d"]
         if stage == "prefill":
             p.finish_prefill(attempt_id)

@@ -112,6 +112,19 @@ def test_any_other_code_counts(code: str | None) -> None:
     assert quarantined(state) == {"d0": "failing"}
 
 
+@pytest.mark.parametrize("code", ["kv_load", "unknown_handle", "stalled"])
+def test_hand_overs_that_fail_while_they_wait_inside_a_full_engine_count_for_nothing(code: str) -> None:
+    state = cluster(decodes=3)
+    state.apply(ev.EngineUp(0.0, "d3", Role.DECODE, "g", "n", 1, 10**6))
+    state.apply(ev.Admitted(0.0, transferring(state, 0.0, decode="d3")))
+    for i in range(10):
+        fails(state, float(i), "d3", code)
+    assert quarantined(state) == {}
+    fails(state, 10.0, "d3", "internal")
+    fails(state, 11.0, "d3", "internal")
+    assert quarantined(state) == {"d3": "failing"}
+
+
 def test_of_an_engine_with_ranks_only_the_rank_that_had_the_request_is_blamed() -> None:
     state = cluster(decodes=0)
     for rank in range(4):
@@ -288,6 +301,21 @@ def test_a_worker_that_admits_slowly_is_quarantined() -> None:
         state.apply(ev.Tick(10.0 * i + 2))
     # the median of (0.25, 0.25, 0.3, 1.5) is sqrt(0.25 * 0.3) = 0.27, four times that is 1.1
     assert quarantined(state) == {"d3": "slow_admission"}
+
+
+def test_requests_that_wait_inside_a_full_engine_do_not_make_it_slow() -> None:
+    """Rescued entries are sent to workers without a free slot, and wait there as long as the others decode."""
+    state = cluster(decodes=3)
+    state.apply(ev.EngineUp(0.0, "d3", Role.DECODE, "g", "n", 4, 10**6))
+    running = [transferring(state, 0.0, decode="d3") for _ in range(4)]
+    for attempt_id in running:
+        state.apply(ev.Admitted(0.1, attempt_id))
+    for i in range(8):
+        for worker, seconds in (("d0", 0.3), ("d1", 0.3), ("d2", 0.3), ("d3", 8.0)):
+            attempt_id = transferring(state, 10.0 * i, decode=worker)
+            state.apply(ev.Admitted(10.0 * i + seconds, attempt_id))
+        state.apply(ev.Tick(10.0 * i + 9))
+    assert quarantined(state) == {}
 
 
 def test_a_prefill_worker_that_computes_slowly_is_quarantined() -> None:
