@@ -93,11 +93,11 @@ def _progressed_many(ledger: Ledger, event: ev.ProgressedMany) -> None:
                 ledger.refused_items += 1
                 ledger.refused.append(attempt_id)
             continue
-        before, worker = live.tokens, live.decode_worker
+        before, worker = live.tokens, live.decode_worker or ""
         live.tokens = tokens
-        load = loads.get(worker) if worker is not None else None
+        load = loads.get(worker)
         # a worker may be away while its requests go on
-        if worker is not None and load is not None:
+        if load is not None:
             load.kv_tokens += tokens - before
             if worker not in grown:
                 grown[worker] = []
