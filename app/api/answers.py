@@ -240,6 +240,18 @@ class StatusRouter(TypedDict):
     fallback: bool
 
 
+class StatusQuarantine(TypedDict):
+    """Why the router keeps new work from an engine, or from one of its ranks, and when it tries it again."""
+
+    rank: int
+    reason: str
+    for_s: float
+    probe_in_s: float
+    probing: bool
+    failure_rate: float
+    times: int
+
+
 class StatusEngine(TypedDict):
     """One engine; figures that it has not reported yet are null."""
 
@@ -256,6 +268,7 @@ class StatusEngine(TypedDict):
     kv_blocks_used: int | None
     kv_usage: float | None
     leases: int | None
+    quarantine: list[StatusQuarantine]
 
 
 class StatusRequests(TypedDict):
