@@ -90,6 +90,8 @@ class Forecasts:
             else None
         )
         self._disk = WorkerThread("outcomes")
+        # tokens of attempts that resume an answer: predictors see the whole answer, the router its attempt
+        self._resumed: dict[str, int] = {}
         self._new_outcomes = 0
         self._last_refit_s: float | None = None
         self._refit: asyncio.Task[None] | None = None
@@ -104,17 +106,23 @@ class Forecasts:
         """Takes in the features of a request. Returns its expected output length in tokens if `total_at_arrival` is
         true, or if it is None and the length is `wanted`; else None.
         """
-        total = self.config.total_at_arrival
-        return self._feed.arrived(
-            arrival_of(submit, now_s), submit.max_tokens, wanted if total is None else total
+        total, resumed = self.config.total_at_arrival, submit.resumed_tokens
+        arrival = arrival_of(submit, now_s)
+        predicted = self._feed.arrived(
+            arrival, submit.max_tokens + resumed, wanted if total is None else total
         )
+        if not resumed:
+            return predicted
+        self._resumed[submit.attempt_id] = resumed
+        return None if predicted is None else max(1.0, predicted - resumed)
 
     def progressed(self, attempt_id: str, tokens: int) -> None:
         """Takes in the number of tokens that the attempt has generated so far."""
-        self._feed.progressed(attempt_id, tokens)
+        self._feed.progressed(attempt_id, tokens + self._resumed.get(attempt_id, 0))
 
     def closed(self, attempt_id: str, outcome: str, tokens: int, now_s: float) -> None:
         """Takes in the end of an attempt, and logs its outcome unless it was rejected."""
+        tokens += self._resumed.pop(attempt_id, 0)
         ended = self._feed.closed(attempt_id, outcome, tokens, now_s)
         if ended is None:
             return
@@ -142,7 +150,12 @@ class Forecasts:
         reducer.
         """
         return [
-            ForecastMade(now_s, made.request_id, made.age, made.finishes_in_tokens)
+            ForecastMade(
+                now_s,
+                made.request_id,
+                made.age - self._resumed.get(made.request_id, 0),
+                made.finishes_in_tokens,
+            )
             for made in self._feed.refresh()
         ]
 
@@ -243,8 +256,8 @@ def arrival_of(submit: Submit, now_s: float) -> Arrival:
     return Arrival(
         request_id=submit.attempt_id,
         arrival_s=now_s,
-        prompt_tokens=submit.prompt_tokens,
-        max_tokens=submit.max_tokens,
+        prompt_tokens=submit.prompt_tokens - submit.resumed_tokens,
+        max_tokens=submit.max_tokens + submit.resumed_tokens,
         sampling=Sampling(
             hints.temperature,
             hints.top_p,

@@ -74,11 +74,12 @@ class Choice:
 
         The first piece of an echoed answer also has those of the prompt. Entries are None without `logprobs`.
         """
-        text, entries = out.text, out.logprobs
+        text, entries, ids = out.text, out.logprobs, out.token_ids
         self.tokens += out.n_tokens
-        self.chars += len(text) + out.chars
-        if out.token_ids:
-            self.ids.fromlist(out.token_ids)
+        # an engine that parses its output sends no text
+        self.chars += len(text) or out.chars
+        if ids:
+            self.ids.fromlist(ids)
         if not self.started:
             self.started = True
             if self.echo:

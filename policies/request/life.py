@@ -294,11 +294,16 @@ class Life(Effects):
         """Try again or go on elsewhere, within bounds, else end in an error; never try again where the request is at
         fault.
         """
+        blame = Blame(event.engine_id, event.task, event.code)
+        # a request that has output was in order: what is refused is to go on with it
+        if event.code == "bad_request" and self.carried_tokens:
+            refused = blame._replace(code=troubles.NOT_RESUMABLE)
+            self._broken(refused, event.message, True, now_s, event.engine_id)
+            return
         if event.code == "bad_request":
             failure = Failure(400, event.message, "invalid_value", param=event.param)
             self._fail(failure, "rejected", event.engine_id)
             return
-        blame = Blame(event.engine_id, event.task, event.code)
         self._broken(blame, event.message, event.retryable, now_s, event.engine_id)
 
     def _engine_lost(self, event: ev.EngineLost, now_s: float) -> None:

@@ -63,6 +63,26 @@ def test_a_request_near_its_end_is_forecast_to_finish_and_one_far_from_it_stays(
     assert 5 <= late.finishes_in_tokens <= 20
 
 
+def test_of_a_resumed_answer_predictors_see_the_whole_and_the_router_its_attempt() -> None:
+    forecasts = Forecasts(PredictorConfig(enabled=True, window_tokens=24, refresh_tokens=8))
+    now_s = learn(forecasts, [100] * 60)
+    # of 400 tokens 80 have come from another engine
+    again = wire.Submit("new", 90, 320, hints=wire.Hints(prompt_key="k", template_key="k"), resumed_tokens=80)
+    told = arrival_of(again, now_s)
+    assert (told.prompt_tokens, told.max_tokens) == (10, 400)
+    whole_tokens = forecasts.arrived(submit("whole", prompt_key="k", template_key="k"), now_s, wanted=True)
+    left_tokens = forecasts.arrived(again, now_s, wanted=True)
+    assert whole_tokens is not None
+    assert left_tokens == pytest.approx(whole_tokens - 80)
+    forecasts.progressed("new", 10)
+    (made,) = forecasts.refresh(now_s)
+    # at 90 of about 100 tokens
+    assert (made.attempt_id, made.tokens) == ("new", 10)
+    assert made.finishes_in_tokens is not None
+    forecasts.closed("new", "finished", 20, now_s)
+    assert not forecasts._resumed
+
+
 def test_several_sequences_have_no_forecast_and_a_rejected_request_teaches_nothing() -> None:
     forecasts = Forecasts(PredictorConfig(enabled=True))
     forecasts.arrived(wire.Submit("many", 10, 400, slots=3), 0.0)

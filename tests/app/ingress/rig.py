@@ -57,6 +57,7 @@ class ScriptedEngine:
     lease_s: float = 30.0
     max_model_len: int = 1024
     features: tuple[str, ...] = ()
+    state: wire.EngineState = "ready"
     received: list[wire.Message] = field(default_factory=list)
     channels: list[Channel] = field(default_factory=list)
     live: dict[str, str] = field(default_factory=dict)
@@ -82,6 +83,7 @@ class ScriptedEngine:
             pid=1,
             lease_s=self.lease_s,
             features=self.features,
+            state=self.state,
         )
 
     @property

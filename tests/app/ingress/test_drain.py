@@ -47,7 +47,7 @@ async def test_what_has_not_ended_by_then_ends_with_an_error(tmp_path: Path) -> 
 
 
 async def test_a_client_of_a_draining_replica_is_sent_elsewhere(tmp_path: Path) -> None:
-    """Its connection ends with the refusal, so that the next try opens one to another replica."""
+    """The refusal ends the connection, so that the next try opens one to another replica."""
     async with rig(tmp_path, pair(tmp_path, auto=False)) as made:
         running, attempt_id = await decoding(made, stream=True)
         # a second connection, kept alive

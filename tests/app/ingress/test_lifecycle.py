@@ -8,6 +8,7 @@ import asyncio
 import json
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,65 @@ async def test_an_engine_lost_before_the_first_token_is_not_seen_by_the_client(t
         assert made.metric("sluice_retries_total", task="decode", reason="engine_lost") == 1
         await made.idle()
         await other.stop()
+
+
+async def with_another(made: Rig, directory: Path) -> ScriptedEngine:
+    """Adds a second decode engine, which answers by itself."""
+    other = ScriptedEngine("d2", "decode", directory, peers=[made.engines["p"]])
+    await other.start(made.router)
+    await until(lambda: len(made.connections.engines()) == 3)
+    made.engines["p"].auto = True
+    made.engines[other.name] = other
+    return other
+
+
+@pytest.mark.parametrize("how", ["lost", "stalled", "failed", "silent"])
+async def test_a_running_stream_goes_on_at_another_engine(tmp_path: Path, how: str) -> None:
+    config = IngressConfig(
+        served_names=(MODEL,), sweep_interval_s=0.02, token_gap_limit_s=1.0 if how == "silent" else 100.0
+    )
+    async with rig(tmp_path, manual(tmp_path), config) as made:
+        task = post(made, stream=True, stream_options={"include_usage": True})
+        attempt_id = await advance(made, "decode")
+        other, d = await with_another(made, tmp_path), made.engines["d"]
+        match how:
+            case "lost":
+                d.kill()
+                d.live.clear()
+            case "stalled":
+                # the engine says so to the router, and the router to the ingress
+                d.state = "stalled"
+                assert d.link is not None
+                d.link.send(wire.Announce(d.info()))
+            case "failed":
+                del d.live[attempt_id]
+                d.send(wire.Failed(attempt_id, "decode", "stalled", "its core stands still", True))
+        answer = await task
+        (decode,) = other.of(wire.Decode)
+        assert decode.resume == wire.Resume(0, 1, [], len("first "))
+        assert answer.text.endswith("data: [DONE]\n\n")
+        assert '"content":"first "' in answer.text
+        assert '"sluice":{"migrations":1,"resumed":[{"index":0,"after_tokens":1}]}' in answer.text
+        told = how in ("stalled", "silent")
+        assert [m.attempt_id for m in d.of(wire.Cancel)] == ([attempt_id] if told else [])
+        code = {"lost": "engine_lost"}.get(how, "stalled")
+        assert made.metric("sluice_migrations_total", code=code) == 1
+        await made.idle()
+
+
+async def test_a_pause_of_the_ingress_is_no_stall_of_its_engines(tmp_path: Path) -> None:
+    config = IngressConfig(served_names=(MODEL,), sweep_interval_s=0.02, token_gap_limit_s=1.0)
+    async with rig(tmp_path, manual(tmp_path), config) as made:
+        task = post(made)
+        attempt_id = await advance(made, "decode")
+        # nothing of this process runs meanwhile
+        time.sleep(2.5)  # noqa: ASYNC251
+        await asyncio.sleep(0.2)
+        assert attempt_id in made.connections.live
+        made.engines["d"].token(attempt_id, finish="stop")
+        assert (await task).status_code == 200
+        assert not made.engines["d"].of(wire.Cancel)
+        await made.idle()
 
 
 @pytest.mark.parametrize(

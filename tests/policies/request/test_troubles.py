@@ -113,12 +113,13 @@ def test_who_forbids_migration_gets_an_error_or_an_answer_from_the_start(sent: b
 
 
 @pytest.mark.parametrize("sent", [True, False])
-def test_output_that_an_engine_cannot_resume(sent: bool) -> None:
+@pytest.mark.parametrize(("code", "retryable"), [("not_resumable", True), ("bad_request", False)])
+def test_output_that_an_engine_cannot_resume(sent: bool, code: str, retryable: bool) -> None:
     life = decoding(5)
     life.nothing_sent = not sent
     life.on(EngineFailed("d", "decode", "internal", "x", True), NOW_S)
     go(life, TO_DECODING[:3], NOW_S)
-    life.on(EngineFailed("e", "decode", "not_resumable", "no such tools here", True), NOW_S)
+    life.on(EngineFailed("e", "decode", code, "no such tools here", retryable), NOW_S)
     if sent:
         failure = life.end()
         assert failure.code == "not_resumable"
