@@ -5,6 +5,7 @@ Both are started once. The decode engine holds every read for a moment, so that 
 
 import json
 import math
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -307,6 +308,23 @@ def test_cancel_while_the_read_runs(pair: Pair) -> None:
         time.sleep(delay_s)
         pair.d.send(Cancel(attempt_id))
         pair.p.send(Cancel(attempt_id))
+    pair.idle()
+
+
+def test_a_side_channel_that_accepts_and_is_silent_fails_its_request_alone(pair: Pair) -> None:
+    """NIXL gives the handshake up; other requests run meanwhile."""
+    tokens = fresh(BLOCK + 9)
+    done = pair.p.prefill("silent", tokens)
+    with socket.create_server(("127.0.0.1", 0)) as channel:
+        handle = msgspec.msgpack.decode(done.handle)
+        handle |= {"remote_engine_id": "stranger", "remote_port": channel.getsockname()[1]}
+        stranger = msgspec.msgpack.encode(handle)
+        pair.d.send(Decode("silent", tokens, {"max_tokens": 5}, stranger, PATIENCE_S))
+        assert pair.d.decode("beside", fresh(20), {"max_tokens": 4, "ignore_eos": True}, None)
+        failed = pair.d.wait_for("silent", (Failed, Out))
+    assert isinstance(failed, Failed), failed
+    assert (failed.code, failed.task, failed.retryable) == ("kv_load", "decode", True)
+    pair.p.send(ReleaseKV("silent"))
     pair.idle()
 
 
