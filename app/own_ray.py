@@ -69,9 +69,9 @@ class OwnRay:
                 )
                 break
             except Exception as error:
-                # Ray gives its raylet 30 s, which is too little on an overloaded machine.
+                # Ray gives its GCS and its raylet 30 s each, which is too little on an overloaded machine.
                 ray.shutdown()
-                if attempt == START_ATTEMPTS - 1 or "timed out during startup" not in str(error):
+                if attempt == START_ATTEMPTS - 1 or "timed out" not in str(error).lower():
                     raise
                 self._say("Ray did not start within 30 s; trying again")
         # A thread, because the main thread may wait for an answer that a broken cluster does not give.

@@ -135,6 +135,9 @@ class IngressRequest(Connected):
         avoided = ", ".join(self.avoid) or "no engine"
         log.warning("retry of a request after a failed %s (%s), now avoiding %s", task, code, avoided)
 
+    def off_budget(self) -> None:
+        self._connections.budgeted -= 1
+
     def migrated(self, task: Task, code: str, choices: int) -> None:
         self._connections.budgeted += self.on_budget
         if self._cached_tokens is None:

@@ -122,6 +122,9 @@ class SimRequest(Life):
         self._ingress.retries += 1
         self._ingress.budgeted += self.on_budget
 
+    def off_budget(self) -> None:
+        self._ingress.budgeted -= 1
+
     def migrated(self, task: Task, code: str, choices: int) -> None:
         self._ingress.migrations += 1
         self._ingress.budgeted += self.on_budget

@@ -70,6 +70,10 @@ class Effects(ABC):
         """
 
     @abstractmethod
+    def off_budget(self) -> None:
+        """Notes that the present attempt has output, so that it no longer counts against the retry budget."""
+
+    @abstractmethod
     def resumed(self, stall_s: float) -> None:
         """Notes the first output since a migration; for `stall_s` there was none."""
 

@@ -84,7 +84,8 @@ class Life(Effects):
     A colocated attempt has a `decode_engine` only. `prefilled` and `admission` are the engines' reports about the
     last attempt. `wake_at_s` is the time at which `wake` has something to do. `attempts` counts the attempts that were
     followed by another: `retries` and `migrations`. Of the `output_tokens`, all attempts before the present one
-    generated `carried_tokens`. `on_budget` says whether the present attempt counts against the retry budget.
+    generated `carried_tokens`. `on_budget` says whether the present attempt counts against the retry budget,
+    which it does until its first output.
     """
 
     __slots__ = (
@@ -258,6 +259,9 @@ class Life(Effects):
         """Notes the first output of an attempt, and how long its client saw none if it was resumed."""
         if self.times.first_s is None:
             self.times.first_s = now_s
+        if self.on_budget:
+            self.on_budget = False
+            self.off_budget()
         interrupted_s, self._interrupted_s = self._interrupted_s, None
         if interrupted_s is not None:
             self.resumed(now_s - interrupted_s)

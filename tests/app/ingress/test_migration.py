@@ -265,6 +265,11 @@ async def test_an_attempt_leaves_the_retry_budget_when_it_ends() -> None:
     play.advance(attempt_id, "p", "d")
     play.fail(attempt_id, "overloaded")
     assert play.connections.budgeted == 1
+    (attempt_id,) = play.live
+    for _ in range(4):
+        play.advance(attempt_id, "p", "d")
+    play.generate(attempt_id, [0], 1)
+    assert play.connections.budgeted == 0
     finish(play)
     play.nothing_held()
 

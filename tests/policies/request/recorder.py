@@ -75,6 +75,9 @@ class Recorder(Life):
     def retried(self, task: Task, code: str) -> None:
         self.did.append(("retried", task, code))
 
+    def off_budget(self) -> None:
+        self.did.append(("off_budget",))
+
     def may_retry(self) -> bool:
         return self.budget
 

@@ -372,6 +372,17 @@ def test_an_attempt_on_the_budget_says_so_until_the_next_one() -> None:
     assert not life.on_budget
 
 
+def test_an_attempt_is_off_the_budget_when_its_engine_has_sent_something() -> None:
+    life = at(Stage.TRANSFERRING)
+    life.on(EngineFailed("d", "decode", "internal", "bug", True), NOW_S)
+    life.on(RoutePrefill("p", colocated=True), NOW_S)
+    assert life.on_budget
+    life.on(Output(1, False), NOW_S)
+    assert not life.on_budget
+    life.on(Output(1, False), NOW_S)
+    assert life.did.count(("off_budget",)) == 1
+
+
 @pytest.mark.parametrize(
     ("retries", "open_requests", "room"),
     # 20 % of 15 are the 3 that are always allowed; 20 % of 100 are 20
