@@ -1,7 +1,7 @@
 """The clients of a run: each sends one request after the other, judges its answer, and notes every gap in it.
 
 What is lost with an ingress itself counts apart: requests on the connections of an ingress that is killed or stopped,
-and connections that the kernel hands to one that is stopped.
+and connections that the kernel hands to one that is stopped. So do bystanders of poison, which are refused with it.
 """
 
 import asyncio
@@ -115,14 +115,23 @@ Judge = Callable[[Ask, Answer], tuple[str, str] | None]
 
 
 class Clients:
-    """All clients of one run. `harmed` says what is wrong with an ingress now, or None."""
+    """All clients of one run. `harmed` says what is wrong with an ingress now, or None. `excused` names the fault that
+    explains a failure which then counts apart, or None.
+    """
 
-    def __init__(self, port: int, judge: Judge, harmed: Callable[[], str | None]) -> None:
+    def __init__(
+        self,
+        port: int,
+        judge: Judge,
+        harmed: Callable[[], str | None],
+        excused: Callable[[str], str | None] = lambda _: None,
+    ) -> None:
         self.clock = LiveClock()
         self.tally = Tally()
         self.open: set[Exchange] = set()
         self._apart: dict[int, str] = {}
         self._port, self._judge, self._harmed = port, judge, harmed
+        self._excused = excused
         self._stopping = False
 
     def stop(self) -> None:
@@ -234,8 +243,9 @@ class Clients:
             where = "" if answer.status == 200 else f"{answer.status} "
             cause = f"{where}{answer.error}"
         if cause is not None:
-            if exchange.apart is not None:
-                tally.apart[f"{exchange.apart}: {cause}"] += 1
+            apart = exchange.apart or self._excused(cause)
+            if apart is not None:
+                tally.apart[f"{apart}: {cause}"] += 1
                 return
             tally.failed[cause] += 1
             tally.describe(now_s, cause, ask.form, answer.message)

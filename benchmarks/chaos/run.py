@@ -40,6 +40,9 @@ REST_S = 150.0
 IDLE_S = 90.0
 """Seconds for all slots, leases and blocks to be given back, when the last request has ended."""
 
+POISON_S = 30.0
+"""Seconds after poison in which a refusal of another request is laid to it. ASSUMPTION: both deaths are over by then."""
+
 MEASURE_S = 10.0
 
 
@@ -118,7 +121,7 @@ class Run:
         self.harms: list[Harm] = []
         self.timeline = Timeline()
         self.tracks: dict[tuple[int, float], Track] = {}
-        self.clients = Clients(port, judge, self._ingress_fault)
+        self.clients = Clients(port, judge, self._ingress_fault, self._excused)
         self._harmer = Harmer(orders, self._send_poison, lambda: self.clients.clock.now_s)
         self._resting = False
         self.survey = Survey(setup, root_pid, port, self._harmer)
@@ -225,6 +228,12 @@ class Run:
     def _ingress_fault(self) -> str | None:
         """Returns the name of the fault for which an ingress may refuse or ignore connections now."""
         return self._apart[-1].fault.kind.name if self._apart else None
+
+    def _excused(self, cause: str) -> str | None:
+        """Returns "bystander of poison" for a request that was taken for poison after it died twice with it."""
+        now_s = self.clients.clock.now_s
+        recent = any(h.fault.kind.action == "poison" and now_s - h.at_s < POISON_S for h in self.harms)
+        return "bystander of poison" if recent and cause.endswith("request_kills_engines") else None
 
     async def _send_poison(self, part: str) -> None:
         """Sends a prompt that kills two engines of a role, on a connection of its own."""
