@@ -7,13 +7,10 @@ engine serves), and because one is made for every token.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
-from policies.request.events import Output, PrefillDone, RouteDecode, RoutePrefill
+from policies.request.events import Event, Output, PrefillDone, RouteDecode, RoutePrefill
 from policies.request.stage import Outcome, Task
-
-if TYPE_CHECKING:
-    from policies.request.life import Life
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +33,13 @@ class Blame(NamedTuple):
     engine_id: str
     task: Task
     code: str
+
+
+class Begins(Protocol):
+    """A life that has not begun (`life.Life`), as the life from which it branches off sees it."""
+
+    def on(self, event: Event, now_s: float) -> bool:
+        """Handles an event; returns whether it was accepted."""
 
 
 class Effects(ABC):
@@ -78,7 +82,7 @@ class Effects(ABC):
         """Notes the first output since a migration; for `stall_s` there was none."""
 
     @abstractmethod
-    def split(self) -> Sequence["Life"]:
+    def split(self) -> Sequence["Begins"]:
         """Leaves this request its first unfinished choice (`Life.become_choice`), and returns a life for each of the
         others (`Life.branch_of`), which has not begun.
         """

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from policies.request import events as ev
 from policies.request import troubles
-from policies.request.effects import Blame, Effects, Failure
+from policies.request.effects import Begins, Blame, Effects, Failure
 from policies.request.stage import Outcome, Stage, Task
 from policies.request.terms import Terms
 
@@ -420,7 +420,7 @@ class Life(Effects):
         self.attempts += 1
         self.on_budget = on_budget
         self.avoid = (*self.avoid, *(engine_id for engine_id in avoid if engine_id not in self.avoid))
-        others: Sequence[Life] = ()
+        others: Sequence[Begins] = ()
         if migrates:
             self.migrations += 1
             self._interrupted_s = last_s
