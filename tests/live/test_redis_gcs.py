@@ -64,8 +64,8 @@ def cluster(redis_address: str) -> Iterator[tuple[str, str]]:
     folder = tempfile.mkdtemp(prefix="sluice-redis-")
     env = os.environ | {
         mark: "1", "RAY_REDIS_ADDRESS": redis_address, "RAY_external_storage_namespace": mark,
-        "RAY_gcs_rpc_server_reconnect_timeout_s": "600", "RAY_worker_niceness": "0", "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "PYTHONPATH": str(ROOT),
+        "RAY_gcs_rpc_server_reconnect_timeout_s": "600", "RAY_worker_niceness": "0", "RAY_AUTH_MODE": "disabled",
+        "RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "PYTHONPATH": str(ROOT),
     }  # fmt: skip
     command = [
         str(Path(sys.executable).parent / "ray"), "start", "--head", f"--port={port}", "--node-ip-address=127.0.0.1",
