@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,12 +11,14 @@ from tests.live.serving import ROOT
 pytestmark = pytest.mark.live
 
 SCRIPT = """
-import json, sys, threading
+import json, tempfile, threading
 import ray
 from app.replicas import next_generation
 from ray.experimental.internal_kv import _internal_kv_list
 
-ray.init(address="local", include_dashboard=False, log_to_driver=False, _temp_dir=sys.argv[1],
+# Ray's sockets lie below: their paths must be short.
+folder = tempfile.TemporaryDirectory(prefix="sluice-ray-")
+ray.init(address="local", include_dashboard=False, log_to_driver=False, _temp_dir=folder.name,
          _node_ip_address="127.0.0.1", num_cpus=1, object_store_memory=128 * 2**20)
 one_by_one = [next_generation("a") for _ in range(3)]
 at_once = []
@@ -34,9 +35,9 @@ print(json.dumps([one_by_one, sorted(at_once), other, kept, later, without]))
 
 
 @pytest.mark.timeout(300)
-def test_each_router_has_a_higher_generation_than_those_before_it(tmp_path: Path) -> None:
+def test_each_router_has_a_higher_generation_than_those_before_it() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path)],
+        [sys.executable, "-c", SCRIPT],
         cwd=ROOT,
         capture_output=True,
         text=True,
