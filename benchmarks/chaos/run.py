@@ -41,7 +41,7 @@ IDLE_S = 90.0
 """Seconds for all slots, leases and blocks to be given back, when the last request has ended."""
 
 POISON_S = 30.0
-"""Seconds after poison in which a refusal of another request is laid to it. ASSUMPTION: both deaths are over by then."""
+"""Seconds after poison in which a refusal of others is laid to it. ASSUMPTION: both deaths are over by then."""
 
 MEASURE_S = 10.0
 
