@@ -12,7 +12,7 @@ SLOW = live or vllm or chaos or browser
 export VENV PORT CONFIG ARGS PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-cuda serve test test-fast test-live test-live-pair test-live-app lint lint-format lint-rules lint-types lint-arrows lint-prose format bench-predictors bench-decisions bench-overhead bench-policies bench-papers bench-truth bench-versus chaos clean
+.PHONY: help setup setup-cuda serve test test-fast test-live test-live-pair test-live-app test-hosts lint lint-format lint-rules lint-types lint-arrows lint-prose format bench-predictors bench-decisions bench-overhead bench-policies bench-papers bench-truth bench-versus chaos clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,7 +31,7 @@ test: setup ## all tests: first the fast ones, then those that start Ray and eng
 	@$(MAKE) --no-print-directory --keep-going -j1 test-fast test-live-pair test-live-app
 
 test-fast: setup ## the tests that start no Ray and no engine
-	$(PYTEST) -m "not ($(SLOW))"
+	$(PYTEST) -m "not ($(SLOW) or hosts)"
 
 test-live: setup ## the tests that start Ray and engines (two vLLM engines at a time)
 	@$(MAKE) --no-print-directory --keep-going -j1 test-live-pair test-live-app
@@ -40,7 +40,10 @@ test-live-pair: setup
 	$(PYTEST) -m "$(SLOW)" $(PAIR)
 
 test-live-app: setup
-	$(PYTEST) -m "$(SLOW)" $(PAIR:%=--ignore=%)
+	$(PYTEST) -m "($(SLOW)) and not hosts" $(PAIR:%=--ignore=%)
+
+test-hosts: setup ## faults between hosts, which are network namespaces (needs root; 20 minutes; ARGS="-k vllm": one of them)
+	$(PYTEST) -s -m hosts tests/hosts
 
 lint: lint-format lint-rules lint-types lint-arrows lint-prose ## format, rules, types, import arrows, sentences (make -k lint: all findings)
 
