@@ -71,10 +71,12 @@ class Survey:
     def _ingresses(self) -> list[Member]:
         return [m for m in self.members.values() if m.part == "ingress" and not m.stopped()]
 
-    def well(self) -> dict[str, list[Member]]:
-        """Returns the well members of each part. A harmed or incomplete pair of ingresses has none."""
+    def well(self, states: tuple[str, ...] = ("ready",)) -> dict[str, list[Member]]:
+        """Returns the well members of each part, whose engines are in one of `states`. A harmed or incomplete pair of
+        ingresses has none.
+        """
         statuses = self.watch.statuses()
-        ready = {e["id"] for s in statuses for e in s["engines"] if e["state"] == "ready"}
+        ready = {e["id"] for s in statuses for e in s["engines"] if e["state"] in states}
         connected = bool(statuses) and all(s["router"]["connected"] for s in statuses)
         found: dict[str, list[Member]] = {}
         for part, those in by_part(self.members.values()).items():
@@ -97,8 +99,11 @@ class Survey:
         return len(well) >= self._setup.parts.get(part, 0)
 
     def missing(self) -> dict[str, int]:
-        """Returns how many members of each part are more (+) or fewer (-) than they should be, where they are."""
-        well = self.well()
+        """Returns how many members of each part are more (+) or fewer (-) than they should be, where they are.
+
+        A quarantined engine is not missing: without requests nothing shows that it is well again.
+        """
+        well = self.well(("ready", "quarantined"))
         counts = {part: len(well.get(part, [])) - number for part, number in self._setup.parts.items()}
         return {part: count for part, count in counts.items() if count}
 
