@@ -348,7 +348,7 @@ class IngressConnections:
         if tied:
             log.warning("engine %s lost (%s) with %d requests", link.info.id, reason, len(tied))
         for attempt_id in tied:
-            self._happens(attempt_id, ev.EngineLost(link.info.id, reason))
+            self._happens(attempt_id, ev.EngineLost(link.info.id, reason, link.silent_s))
 
     def _newly_unfit(self, engines: list[EngineInfo]) -> list[EngineInfo]:
         """Returns the engines that were fit by the router's last word and are not by its present one."""

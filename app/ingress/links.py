@@ -6,9 +6,10 @@ list, so the requests that run there go on: the link is retired, and its connect
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 
-from actors.wire.channel import Channel, Identity
+from actors.wire.channel import SILENT_S, Channel, Identity
 from actors.wire.link import Link
 from actors.wire.messages import EngineInfo, Message
 from policies.request.life import Life
@@ -42,12 +43,16 @@ class EngineLink:
         self.info = info
         self.live: dict[str, Life] = {}
         self.retired = False
+        # how long the engine had been silent when it was lost; infinite if it was never connected
+        self.silent_s = 0.0
         # seconds since the engine left the router's list; None while it is listed
         self.missing_s: float | None = None
-        self._on_message, self._on_lost = on_message, on_lost
+        self._on_message, self._on_lost, self._on_end = on_message, on_lost, on_end
         self._early: list[Message] = []
         self._waited_s: float | None = 0.0  # None once connected or given up
-        self._link = Link(me, self._find, self._received, self._up, self._down, f"engine {info.id}", on_end)
+        self._link = Link(
+            me, self._find, self._received, self._up, self._down, f"engine {info.id}", self._ended
+        )
         self._link.start()
 
     @property
@@ -79,6 +84,7 @@ class EngineLink:
             self._waited_s = None
             if self._early:
                 self._early.clear()
+                self.silent_s = math.inf
                 self._on_lost(self, "cannot be reached")
 
     async def stop(self) -> None:
@@ -93,6 +99,10 @@ class EngineLink:
         early, self._early = self._early, []
         for message in early:
             channel.send(message)
+
+    def _ended(self, channel: Channel) -> None:
+        self.silent_s = SILENT_S if channel.silent else 0.0
+        self._on_end(channel)
 
     def _down(self, reason: str) -> None:
         self._on_lost(self, reason)

@@ -104,10 +104,13 @@ class EngineFailed(NamedTuple):
 
 
 class EngineLost(NamedTuple):
-    """The connection to `engine_id` is gone, and with it everything that the request had on that engine."""
+    """The connection to `engine_id` is gone, and with it everything that the request had on that engine. Nothing had
+    come from the engine for `silent_s` seconds before (infinity: it was never connected).
+    """
 
     engine_id: str
     reason: str
+    silent_s: float = 0.0
 
 
 class EngineUnfit(NamedTuple):

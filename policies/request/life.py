@@ -313,7 +313,7 @@ class Life(Effects):
     def _engine_lost(self, event: ev.EngineLost, now_s: float) -> None:
         """Try again or go on elsewhere, within bounds, else end in an error."""
         blame = Blame(event.engine_id, self._task_at(event.engine_id), troubles.ENGINE_LOST)
-        self._broken(blame, event.reason, True, now_s, event.engine_id)
+        self._broken(blame, event.reason, True, now_s, event.engine_id, event.silent_s)
 
     def _engine_unfit(self, event: ev.EngineUnfit, now_s: float) -> None:
         """Give back what is held there, and try again or go on elsewhere as after a failure. KV that a quarantined
@@ -367,10 +367,22 @@ class Life(Effects):
     def _task_at(self, engine_id: str) -> Task:
         return "decode" if engine_id == self.decode_engine else "prefill"
 
-    def _broken(self, blame: Blame, why: str, retryable: bool, now_s: float, gone: str | None = None) -> None:
-        """Ends an attempt that an engine has broken; the next one begins, or the request ends with an error."""
+    def _broken(
+        self,
+        blame: Blame,
+        why: str,
+        retryable: bool,
+        now_s: float,
+        gone: str | None = None,
+        silent_s: float = 0.0,
+    ) -> None:
+        """Ends an attempt that an engine, which was silent for `silent_s` before, has broken; the next one begins, or
+        the request ends with an error.
+        """
         engine_id, task, code = blame
-        if self._killed_again(blame, now_s):
+        if self._killed_again(
+            blame, now_s, troubles.STALLED_LEAST_S if code == troubles.STALLED else silent_s
+        ):
             self._fail(troubles.POISON, "failed", gone, blame)
         elif not (retryable and self._goes_on("failed", task, code, now_s, gone, blame)):
             status = _STATUS_OF_CODE.get(code, _BAD_GATEWAY)
@@ -378,8 +390,10 @@ class Life(Effects):
             retry_after_s = 1.0 if status in (502, 503) else None
             self._fail(Failure(status, message, code, retry_after_s), "failed", gone, blame)
 
-    def _killed_again(self, blame: Blame, now_s: float) -> bool:
-        """Counts a death of the engine that worked on the request; returns whether that is once too often."""
+    def _killed_again(self, blame: Blame, now_s: float, silent_s: float) -> bool:
+        """Counts a death of the engine that worked on the request; returns whether that is once too often. A request
+        that came while the engine was silent is not at fault.
+        """
         engine_id, _, code = blame
         split_decode = engine_id == self.decode_engine and self.prefill_engine is not None
         taken_s = self.times.decode_routed_s if split_decode else self.times.routed_s
@@ -388,7 +402,7 @@ class Life(Effects):
             return False
         if self.attempt_tokens > troubles.ACQUITTED_TOKENS * self.choices:
             self.kills = 0
-        self.kills += now_s - taken_s <= troubles.SUSPECT_S
+        self.kills += 0 <= now_s - silent_s - taken_s <= troubles.SUSPECT_S
         return self.kills >= troubles.MOST_KILLS
 
     def _goes_on(

@@ -2,7 +2,8 @@
 
 A request that kills its engine (by its prompt, or at some position of its output) would kill every engine that it is
 given to. It is suspected when engines die or stall under it twice, each soon after they took it, and it is acquitted
-when an engine has got well past the point at which the last one died.
+when an engine has got well past the point at which the last one died. A request that came to an engine which had
+fallen silent before is no suspect.
 """
 
 from policies.request.effects import Blame, Failure
@@ -28,6 +29,12 @@ SUSPECT_S = 10.0
 
 ASSUMPTION: what kills an engine does so at once (an unusual prompt, a parameter, memory for its logprobs). An engine
 that has served a request for longer died of something else far more often.
+"""
+
+STALLED_LEAST_S = 4.0
+"""Least seconds for which an engine that calls itself stalled has stood still. What it got in them did not stop it.
+
+ASSUMPTION: the least default of the engines' own watchdogs is 5 s.
 """
 
 ACQUITTED_TOKENS = 16

@@ -151,6 +151,7 @@ class PlayedLink:
     live: dict[str, Any] = field(default_factory=dict)
     connected: bool = True
     retired: bool = False
+    silent_s: float = 0.0
 
     def send(self, message: wire.Message) -> bool:
         self.play.heard.append((self.info.id, message))

@@ -317,6 +317,33 @@ def test_a_request_under_which_engines_die_is_refused(
         assert not life.tied
 
 
+@pytest.mark.parametrize(
+    ("age_s", "silent_s", "guilty"),
+    [(1.0, 0.0, True), (3.0, 4.0, False), (5.0, 4.0, True), (60.0, math.inf, False), (15.0, 4.0, False)],
+)
+def test_a_request_that_came_to_a_silent_engine_did_not_silence_it(
+    age_s: float, silent_s: float, guilty: bool
+) -> None:
+    life = Recorder(max_retries=5)
+    life.on(Start(), NOW_S)
+    for _ in range(3):
+        go(life, TO_DECODING[:3], NOW_S)
+        life.on(EngineLost("e", "silent", silent_s), NOW_S + age_s)
+        if guilty and now(life) is Stage.DONE:
+            break
+    assert (now(life) is Stage.DONE) == guilty
+
+
+@pytest.mark.parametrize(("age_s", "guilty"), [(3.0, False), (6.0, True)])
+def test_a_request_that_came_to_a_stalled_engine_did_not_stop_it(age_s: float, guilty: bool) -> None:
+    life = Recorder(max_retries=5)
+    life.on(Start(), NOW_S)
+    for _ in range(2):
+        go(life, TO_DECODING[:3], NOW_S)
+        life.on(EngineFailed("e", "decode", "stalled", "it stands still", True), NOW_S + age_s)
+    assert (now(life) is Stage.DONE) == guilty
+
+
 def test_a_prefill_engine_that_dies_after_its_work_was_not_killed_by_it() -> None:
     life = at(Stage.POOLED, max_retries=5)
     for _ in range(3):
