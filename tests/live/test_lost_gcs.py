@@ -51,8 +51,7 @@ def test_a_killed_gcs_comes_back_and_no_request_fails(app: App) -> None:
         os.kill(of_ray(app, "gcs_server"), signal.SIGKILL)
         until_said(app, "Ray's GCS is back", mended + 1)
         grow(load, 200, app)
-    assert not load.failures
-    assert not load.broken, load.broken[:3]
+    assert not load.bad, load.bad[:3]
     assert replicas(app) == before
     # the new control process replaces replicas as the old one did
     (victim,) = before["PrefillEngine"]
@@ -77,4 +76,4 @@ def test_the_command_starts_over_when_its_raylet_dies(app: App) -> None:
         os.kill(of_ray(app, "gcs_server"), signal.SIGKILL)
         until_said(app, "Ray's GCS is back", mended + 1)
         grow(load, 10, app)
-    assert not load.failures
+    assert not load.bad, load.bad[:3]

@@ -144,8 +144,7 @@ def test_a_killed_gcs_comes_back_from_redis_and_no_request_fails(tmp_path: Path,
             )
             grow(load, 40, app)
         assert again.poll() is None
-        assert not load.failures
-        assert not load.broken, load.broken[:3]
+        assert not load.bad, load.bad[:3]
         after = replicas(app)
         assert after.pop("PrefillEngine") >= before.pop("PrefillEngine") - {victim}
         assert after == before
