@@ -53,13 +53,16 @@ class LiveClock:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A time in which a request made no progress. `apart` names the ingress's fault if it counts apart."""
+    """A time in which a stream made no progress, or by which a whole answer was late, for whatever reasons. `apart`
+    names the ingress's fault if it counts apart.
+    """
 
     start_s: float
     end_s: float
     seconds: float
     form: str
     apart: str | None
+    whole: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -269,4 +272,6 @@ class Clients:
             kept = [(exchange.last_s - late_s, exchange.last_s)] if late_s > GAP_S else []
         for start_s, end_s in kept:
             begun_s = start_s if ask.stream else exchange.sent_s
-            self.tally.gaps.append(Gap(begun_s, end_s, end_s - start_s, ask.form, exchange.apart))
+            self.tally.gaps.append(
+                Gap(begun_s, end_s, end_s - start_s, ask.form, exchange.apart, not ask.stream)
+            )

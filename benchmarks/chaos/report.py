@@ -32,12 +32,12 @@ def lines_of(total: Mapping[str, Any]) -> list[str]:
 
 
 HEAD = (
-    "fault", "number", "longest stall s", "median stall s", "stalled requests", "served again s, longest",
-    "whole again s, median", "longest", "never whole", "not waited for",
+    "fault", "number", "longest stall s", "median stall s", "stalled streams", "whole answer late s, longest",
+    "served again s, longest", "whole again s, median", "longest", "never whole", "not waited for",
 )  # fmt: skip
 FIELDS = (
-    "number", "stall_longest_s", "stall_median_s", "stalled_requests", "served_longest_s", "whole_median_s",
-    "whole_longest_s", "never_whole", "not_waited_for",
+    "number", "stall_longest_s", "stall_median_s", "stalled_requests", "late_longest_s", "served_longest_s",
+    "whole_median_s", "whole_longest_s", "never_whole", "not_waited_for",
 )  # fmt: skip
 
 
@@ -79,7 +79,8 @@ def write_page(path: Path, runs: Sequence[Mapping[str, Any]], picture: str) -> N
         "",
         *table_of(total),
         "",
-        "A stall is the longest time in which a request got nothing, its wait for the first token included. *Served "
+        "A stall is the longest time in which a stream got nothing, its wait for the first token included; a whole "
+        "answer is late by all that delays it. *Served "
         "again*: the last moment at which a request waited for longer than a second. *Whole again*: the part has as "
         "many well processes as before, counted from the end of a fault that ends by itself.",
         "",

@@ -107,14 +107,16 @@ def _longest(blamed: Mapping[int, Sequence[Gap]], harms: Sequence[Harm]) -> list
 
 
 def _fault(harm: Harm, gaps: Sequence[Gap]) -> list[Any]:
-    """Returns a fault's row: seconds, kind, victim, its length, longest stall, requests that stalled, until served,
-    until whole, whether the next one did not wait.
+    """Returns a fault's row: seconds, kind, victim, its length, longest stall of a stream, streams that stalled, until
+    served, until whole, whether the next one did not wait, and the seconds by which a whole answer was late at most.
     """
-    longest_s = max((gap.seconds for gap in gaps), default=0.0)
+    stalls = [gap.seconds for gap in gaps if not gap.whole]
+    late = [gap.seconds for gap in gaps if gap.whole]
     whole_s = None if harm.whole_s is None else round(harm.whole_s, 1)
     return [
-        round(harm.at_s, 1), harm.fault.kind.name, harm.victim, round(harm.over_s or 0.0, 1), round(longest_s, 2),
-        len(gaps), round(harm.service_s, 1), whole_s, harm.bounded,
+        round(harm.at_s, 1), harm.fault.kind.name, harm.victim, round(harm.over_s or 0.0, 1),
+        round(max(stalls, default=0.0), 2), len(stalls), round(harm.service_s, 1), whole_s, harm.bounded,
+        round(max(late, default=0.0), 2),
     ]  # fmt: skip
 
 

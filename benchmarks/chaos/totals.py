@@ -45,4 +45,5 @@ def _of_kind(rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
         "whole_longest_s": round(max(whole), 1) if whole else None,
         "never_whole": sum(row[7] is None for row in rows),
         "not_waited_for": sum(bool(row[8]) for row in rows),
+        "late_longest_s": max(row[9] for row in rows),
     }

@@ -48,8 +48,8 @@ def result(seed: int, **more: Any) -> dict[str, Any]:
         "apart": {"kill ingress: cut": 1}, "notes": {}, "counters": {"sluice_retries_total": 3}, "forms": {"short": 10},
         "leaks": {},
         "faults": [
-            [1.0, "kill decode", "d", 0.0, 1.5, 3, 1.2, 8.0, False],
-            [9.0, "stop decode", "d", 20.0, 5.0, 9, 4.0, 24.5, True],
+            [1.0, "kill decode", "d", 0.0, 1.5, 3, 1.2, 8.0, False, 0.0],
+            [9.0, "stop decode", "d", 20.0, 5.0, 9, 4.0, 24.5, True, 7.5],
         ],
     }  # fmt: skip
     return found | more
@@ -69,6 +69,7 @@ def test_runs_add_up_and_are_kept(tmp_path: Path) -> None:
     assert total["counters"] == {"sluice_retries_total": 6}
     stopped = total["kinds"]["stop decode"]
     assert (stopped["number"], stopped["stall_longest_s"], stopped["not_waited_for"]) == (2, 5.0, 2)
+    assert stopped["late_longest_s"] == 7.5
     # 24.5 s after the beginning of a stop of 20 s
     assert stopped["whole_longest_s"] == 4.5
 
