@@ -32,6 +32,14 @@ def plain_client() -> httpx.Client:
     return httpx.Client(timeout=30, verify=False, limits=httpx.Limits(max_keepalive_connections=0))
 
 
+def command_line(process: psutil.Process) -> str:
+    """The command line of a process; "" for one that has just ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
+
+
 @dataclass
 class App:
     """A running Sluice. `log` is what it printed, with Ray's session directory beside it."""
@@ -80,7 +88,7 @@ class App:
     def replica_pids(self, deployment: str) -> list[int]:
         """The processes of a deployment's replicas, by the title that Ray gives them."""
         title = f"ServeReplica:{self.name}:{deployment}"
-        return [p.pid for p in self.processes() if title in " ".join(p.cmdline())]
+        return [p.pid for p in self.processes() if title in command_line(p)]
 
     def replica_pid(self, deployment: str) -> int:
         """The process of a deployment's (only) replica."""
