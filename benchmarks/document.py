@@ -152,6 +152,16 @@ def _predictors(whole: Any) -> Iterator[Row]:
             yield Row(f"{name}: p of the permutation test", None, trace["signal"]["p_value"])
 
 
+def _dtype(whole: Any) -> Iterator[Row]:
+    has = ", ".join(whole["bf16_instructions"]) or "no"
+    for ratio in whole["ratios"]:
+        name = f"{ratio['measure'].rpartition(',')[0]}: float32 / bfloat16"
+        half_width = (ratio["high"] - ratio["low"]) / 2
+        yield Row(
+            name, None, ratio["ratio"], half_width=half_width, note=f"{has} instructions for bfloat16"
+        )
+
+
 def _validation(whole: Any) -> Iterator[Row]:
     for case in whole["cases"]:
         policies = "/".join(case["policies"])
@@ -199,6 +209,11 @@ OTHERS: dict[str, tuple[str, str, Reader]] = {
         "Cold start, one vLLM engine to prefill and one to decode",
         "python -m benchmarks.live.coldstart",
         _coldstart,
+    ),
+    "dtype/dtype.json": (
+        "What float32 costs against bfloat16 on a CPU",
+        "python -m benchmarks.live.dtype",
+        _dtype,
     ),
     "switching/switching-sim.json": (
         "Every policy switched under load, sim engines",
