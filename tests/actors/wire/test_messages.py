@@ -19,6 +19,7 @@ PARTS = {
     "Grown",
     "Transfer",
     "Resume",
+    "Quarantined",
 }
 """The bases and the parts of messages."""
 
