@@ -168,3 +168,15 @@ async def test_the_router_hears_class_slo_priority_and_session(tmp_path: Path) -
 def test_a_wrong_configuration_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="ingress: "):
         IngressConfig(**({"served_names": (MODEL,)} | options))
+
+
+async def test_a_replica_waits_until_it_can_serve_and_not_longer_than_it_is_told(tmp_path: Path) -> None:
+    async with rig(tmp_path, []) as made:
+        assert not await made.connections.wait_ready(0.2)
+        engines = pair(tmp_path)
+        waiting = asyncio.create_task(made.connections.wait_ready(60.0))
+        for engine in engines:
+            await engine.start(made.router)
+        assert await waiting
+        for engine in engines:
+            await engine.stop()
