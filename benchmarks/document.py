@@ -157,9 +157,7 @@ def _dtype(whole: Any) -> Iterator[Row]:
     for ratio in whole["ratios"]:
         name = f"{ratio['measure'].rpartition(',')[0]}: float32 / bfloat16"
         half_width = (ratio["high"] - ratio["low"]) / 2
-        yield Row(
-            name, None, ratio["ratio"], half_width=half_width, note=f"{has} instructions for bfloat16"
-        )
+        yield Row(name, None, ratio["ratio"], half_width=half_width, note=f"{has} instructions for bfloat16")
 
 
 def _validation(whole: Any) -> Iterator[Row]:

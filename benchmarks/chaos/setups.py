@@ -79,7 +79,7 @@ def sim_setup(
 
 def vllm_setup(clients: int = 6, every_s: float = 5.0, ingresses: int = 2) -> Setup:
     """Returns one prefill and two decode engines of vLLM with SmolLM2-135M in float32, on the cores of this machine."""
-    options = asdict(EngineOptions(max_model_len=2048, slots=16))
+    options = {**asdict(EngineOptions(max_model_len=2048, slots=16)), "tool_parser": "hermes"}
     args = {
         "model": {"path": MODEL},
         "engines": [

@@ -17,7 +17,7 @@ from actors.router.server import RouterServer
 from actors.wire import channel as channels
 from actors.wire import messages as wire
 from actors.wire.sockets import connect, listen
-from app.ingress import connections
+from app.ingress import connections, fallback
 from app.ingress.config import IngressConfig
 from tests.app.ingress.rig import MODEL, Rig, ScriptedEngine, make_router, pair, rig, until
 
@@ -179,6 +179,35 @@ async def test_an_engine_that_is_lost_or_comes_counts_at_once(tmp_path: Path) ->
         answer = await post(made)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_engine")
         assert int(answer.headers["retry-after"]) >= 1
+
+
+async def test_a_request_waits_for_engines_that_are_connected_again_soon(tmp_path: Path) -> None:
+    """All connections end at once, as after a stop of this process; a request comes before they stand again."""
+    async with alone(tmp_path, pair(tmp_path)) as made:
+        for engine in made.engines.values():
+            engine.kill()
+        await until(lambda: made.connections.ready() == "no engine is ready")
+        task = post(made)
+        await until(lambda: stages(made) == ["queued"])
+        for engine in made.engines.values():
+            engine.server, _ = await listen(engine.address, engine._channel)
+        assert (await task).status_code == 200
+
+
+async def test_a_request_is_told_when_no_engine_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fallback, "HOLD_S", 0.3)
+    async with alone(tmp_path, pair(tmp_path)) as made:
+        for engine in made.engines.values():
+            engine.kill()
+        await until(lambda: made.connections.ready() == "no engine is ready")
+        gone, stays = post(made), post(made)
+        await until(lambda: stages(made) == ["queued"] * 2)
+        gone.cancel()
+        answer = await stays
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_engine")
+        await until(lambda: not made.connections.live)
 
 
 async def test_a_router_that_comes_back_decides_what_waits(tmp_path: Path) -> None:
