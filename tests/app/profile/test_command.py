@@ -21,8 +21,8 @@ STALE_S = 600.0
 
 @pytest.fixture
 async def made(tmp_path: Path) -> AsyncIterator[Rig]:
-    """A prefill, a decode and a colocated engine; the colocated one takes 20 ms a token, the other pair none."""
-    engines = [*pair(tmp_path), ScriptedEngine("c", "colocated", tmp_path, step_s=0.02)]
+    """A prefill, a decode and a colocated engine; the colocated one takes 100 ms a token, the other pair none."""
+    engines = [*pair(tmp_path), ScriptedEngine("c", "colocated", tmp_path, step_s=0.1)]
     async with rig(tmp_path, engines, status_stale_s=STALE_S) as running:
         yield running
 
@@ -57,7 +57,7 @@ async def test_every_cell_is_measured_in_both_modes(made: Rig, tmp_path: Path) -
     assert len(set(prompts)) == len(prompts)
     found = data(out)
     assert found["provenance"]["engines_per_mode"] == {"colocated": 1, "disaggregated": 2}
-    # 20 ms a token against none.
+    # 100 ms a token against none.
     assert all(cell > 0 for row in found["heatmap"]["cells"] for cell in row)
     assert load_heatmap(str(out), Path("/"))["prefill_tokens"] == [4, 8]
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
