@@ -64,8 +64,6 @@ ROUTER_SILENT_TICKS = 6
 """Ticks without a FleetStatus after which the router is lost. It sends one each second (`actors.router.server`), so two
 may be late; every new request waits for as long."""
 
-# ASSUMPTION: an engine that lost its router finds the next one within its longest back-off (`actors.wire.link`) and an
-# answer of Serve, some 3 s on a busy machine.
 _UNFIT = {"stalled": troubles.STALLED, "quarantined": troubles.QUARANTINED, "down": "engine_dead"}
 """The states of an engine in which requests leave it, and the codes under which they do."""
 
@@ -75,6 +73,8 @@ LATE_S = 1.0
 FORBEARANCE_S = 5.0
 """Seconds to read what engines sent while this process was held up. ASSUMPTION: longer than a full socket takes."""
 
+# ASSUMPTION: an engine that lost its router finds the next one within its longest back-off (`actors.wire.link`) and an
+# answer of Serve, some 3 s on a busy machine.
 HANDOVER_S = 5.0
 """Longest time that this replica waits for a new router to know all engines before it leaves the decisions to it.
 
