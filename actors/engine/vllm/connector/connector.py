@@ -61,6 +61,12 @@ class SluiceConnector(NixlPullConnector):
         stats = self.connector_scheduler.stats
         return None if stats.is_empty() else stats.clone_and_reset()
 
+    def has_pending_push_work(self) -> bool:
+        """Whether the core must step although it has no request: vLLM's hook for connectors that push, used here for
+        KV that is given back unread. An idle core would leave the message, and the lender its lease, until new work.
+        """
+        return self.connector_scheduler is not None and self.connector_scheduler.gives_back()
+
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> SluiceStats:
         return SluiceStats(data=data) if data is not None else SluiceStats()

@@ -33,6 +33,11 @@ LONGEST_PAUSE_S = 0.005
 PAUSE_GROWTH = 0.05
 """Pause as a share of the time without an event, so the longest pause is reached after 0.1 s."""
 
+GIVE_BACK_S = 6.0
+"""Seconds for which the core goes on to step after it has given KV back unread. The message to the lender leaves in a
+step after the handshake, whose limit in vLLM is 5 s.
+"""
+
 
 class Pace:
     """The pauses between idle steps. Times are from any monotonic clock, in seconds."""
@@ -64,6 +69,7 @@ class SluiceScheduler(NixlPullConnectorScheduler):
         self._releases: list[str] = []
         self._tables: list[tuple[int, int, int]] = []  # pipeline rank, tensor rank, address
         self._pace = Pace()
+        self._gives_back_until_s = 0.0
         self._listen_error: Exception | None = None
         self._listener: HandshakeListener | None = None
         self._reported = ListenerCounts()
@@ -158,7 +164,9 @@ class SluiceScheduler(NixlPullConnectorScheduler):
             time.sleep(self._pace.pause_s(time.monotonic()))
         self._keep_listening()
         ours = SluiceMetadata()
-        for request_id, (request, *_) in self._reqs_need_recv.items():
+        for request_id, (request, blocks, *_) in self._reqs_need_recv.items():
+            if not any(blocks):
+                self._gives_back_until_s = time.monotonic() + GIVE_BACK_S
             lease = (request.kv_transfer_params or {}).get(LEASE)
             if lease is not None:
                 ours.leases[request_id] = lease
@@ -166,6 +174,10 @@ class SluiceScheduler(NixlPullConnectorScheduler):
         ours.opened, self._new = self._new, {}
         ours.released, self._releases = self._releases, []
         return ours
+
+    def gives_back(self) -> bool:
+        """Whether a message that KV stays unread may wait for a handshake with its lender."""
+        return time.monotonic() < self._gives_back_until_s
 
     def _close(self, request_id: str) -> None:
         opened = self._opened.pop(request_id, None)
