@@ -30,8 +30,8 @@ serve: setup ## serve CONFIG on 127.0.0.1:PORT in the foreground
 test: setup ## all tests: first the fast ones, then those that start Ray and engines; all parts run, whichever fails
 	@$(MAKE) --no-print-directory --keep-going -j1 test-fast test-live-pair test-live-app
 
-test-fast: setup ## the tests that start no Ray and no engine
-	$(PYTEST) -m "not ($(SLOW) or hosts)"
+test-fast: setup ## the tests that start no Ray and no engine, on all cores (at most 4)
+	$(PYTEST) -m "not ($(SLOW) or hosts)" -n auto --maxprocesses 4 --dist worksteal
 
 test-live: setup ## the tests that start Ray and engines (two vLLM engines at a time)
 	@$(MAKE) --no-print-directory --keep-going -j1 test-live-pair test-live-app

@@ -3,17 +3,12 @@ decided as if the router had always been there.
 """
 
 import itertools
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
 from actors.router.server import RouterServer
 from actors.wire import messages as wire
-from actors.wire.channel import Identity
-from policies.dispatch.dispatcher import DispatchConfig, Dispatcher
 from policies.request.stage import Stage
-from policies.routing.simple.join_shortest_queue import JoinShortestQueue
 from tests.actors.router.test_server import Peer, engine, peer, until
 
 SUBMIT = wire.Submit("x", prompt_tokens=10, max_tokens=4)
@@ -30,17 +25,6 @@ CHARGED = {
     "decoding": {"p": (0, 0, 0), "d": (1, 12, 0)},
 }
 """(slots, KV tokens, prompts in work) of both engines once all have reconnected."""
-
-
-@pytest.fixture
-async def router(tmp_path: Path) -> AsyncIterator[RouterServer]:
-    policy = JoinShortestQueue()
-    server = RouterServer(
-        Identity("router", "r"), Dispatcher(DispatchConfig(), policy, policy), engine_grace_s=0.1
-    )
-    await server.start([f"unix:{tmp_path}/r.sock"])
-    yield server
-    await server.stop()
 
 
 def charged(router: RouterServer) -> dict[str, tuple[int, int, int]]:

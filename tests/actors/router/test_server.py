@@ -2,8 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -14,7 +13,7 @@ from actors.router.server import RouterServer
 from actors.wire import messages as wire
 from actors.wire.channel import Channel, Identity
 from actors.wire.sockets import connect
-from policies.dispatch.dispatcher import Action, DispatchConfig, Dispatcher
+from policies.dispatch.dispatcher import Action
 from policies.routing.simple.join_shortest_queue import JoinShortestQueue
 from policies.state import events as ev
 
@@ -34,17 +33,6 @@ class Peer:
                         self.inbox.remove(message)
                         return message
                 await asyncio.sleep(0.005)
-
-
-@pytest.fixture
-async def router(tmp_path: Path) -> AsyncIterator[RouterServer]:
-    policy = JoinShortestQueue()
-    server = RouterServer(
-        Identity("router", "r"), Dispatcher(DispatchConfig(), policy, policy), engine_grace_s=0.1
-    )
-    await server.start([f"unix:{tmp_path}/r.sock"])
-    yield server
-    await server.stop()
 
 
 async def peer(router: RouterServer, kind: str, name: str) -> Peer:
