@@ -216,7 +216,7 @@ def deployed(monkeypatch: pytest.MonkeyPatch, args: dict[str, Any]) -> dict[str,
         # Another number of CPU engines divides the cores anew.
         ({"engines": [{**BEFORE["engines"][0], "replicas": 3}, *BEFORE["engines"][1:]]}, {"PrefillEngine"}),
     ],
-    ids=str,
+    ids=lambda value: str(sorted(value) if isinstance(value, set) else value),
 )
 def test_a_changed_key_restarts_the_deployments_that_read_it(
     monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], restarts: set[str]
