@@ -74,6 +74,11 @@ class SelfWatching(Protocol):
     @property
     def state(self) -> EngineState: ...
 
+    @property
+    def silent_s(self) -> float:
+        """Seconds for which the core has given no sign of life."""
+        ...
+
 
 _ENDS_WORK: dict[EngineState, tuple[str, str]] = {
     "stalled": ("stalled", "the engine's core stands still"),
@@ -288,7 +293,9 @@ class EngineServer:
         request = client.requests.get(attempt_id)
         refusal: Failed | None = None
         if self._engine_state in _ENDS_WORK:
-            refusal = Failed(attempt_id, task, *_ENDS_WORK[self._engine_state], True)
+            refusal = Failed(
+                attempt_id, task, *_ENDS_WORK[self._engine_state], retryable=True, silent_s=self._stood_s()
+            )
         elif self._draining:
             refusal = Failed(attempt_id, task, "draining", "the engine takes no new work", True)
         elif request is not None and request.task is not None:
@@ -340,6 +347,12 @@ class EngineServer:
         if state in _ENDS_WORK:
             self._fail_open_work(*_ENDS_WORK[state])
 
+    def _stood_s(self) -> float:
+        """Returns the seconds for which the engine has stood still; 0 unless it is stalled."""
+        if self._engine_state != "stalled" or self._watching is None:
+            return 0.0
+        return self._watching.silent_s
+
     def _fail_open_work(self, code: str, message: str) -> None:
         """Answers every open task with a retryable failure, and ends it in the engine. Leases of other requests
         stay.
@@ -349,7 +362,9 @@ class EngineServer:
             log.warning("engine %s fails %d open tasks as %s", self._me.id, len(open_work), code)
         for request in open_work:
             assert request.task is not None
-            failure = Failed(request.attempt_id, request.task, code, message, True)
+            failure = Failed(
+                request.attempt_id, request.task, code, message, retryable=True, silent_s=self._stood_s()
+            )
             self._forget(request)
             self.engine.cancel(request.key)
             request.client.channel.send(failure)

@@ -312,6 +312,7 @@ class IngressConnections:
                     message.message,
                     message.retryable,
                     message.param,
+                    message.silent_s,
                 )
                 self._happens(message.attempt_id, failed)
             case _:

@@ -10,9 +10,10 @@ from benchmarks.chaos.schedule import SIM, VLLM, Kind, role_of
 from benchmarks.live.servers import ROOT, Command
 from benchmarks.live.targets import MODEL, EngineOptions, sluice_app
 
-MIGRATIONS = 50
-"""Times that a stream may go on elsewhere. The default of 2 is for engines that fail once in days; here a stream of a
-minute meets a fault of its engine every 20 s.
+PATIENCE = {"max_migrations": 50, "max_retries": 20}
+"""Times that a stream may go on elsewhere, and that a request without output may be tried again. The defaults of 2 are
+for engines that fail once in days; here a stream of a minute meets a fault of its engine every 20 s, and a prompt may
+meet one at each of its tries.
 """
 
 Engines = Literal["sim", "vllm"]
@@ -68,7 +69,7 @@ def sim_setup(
             {"name": "decode", "role": "decode", "kind": "sim", "replicas": 4, "options": options},
         ],
         "router": {"dispatch": {"lease_margin_s": 2.0}},
-        "ingress": {"replicas": ingresses, "options": {"max_migrations": MIGRATIONS}},
+        "ingress": {"replicas": ingresses, "options": PATIENCE},
     }
     parts = {"prefill": 3, "decode": 4, "router": 1, "ingress": ingresses}
     if not bare:
@@ -86,7 +87,7 @@ def vllm_setup(clients: int = 6, every_s: float = 5.0, ingresses: int = 2) -> Se
             {"name": "prefill", "role": "prefill", "kind": "vllm", "options": options},
             {"name": "decode", "role": "decode", "kind": "vllm", "replicas": 2, "options": options},
         ],
-        "ingress": {"replicas": ingresses, "options": {"max_migrations": MIGRATIONS}},
+        "ingress": {"replicas": ingresses, "options": PATIENCE},
     }
     parts = {
         "prefill": 1,

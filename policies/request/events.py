@@ -92,7 +92,7 @@ class EngineFailed(NamedTuple):
     """The engine `engine_id` has dropped the request. `retryable`: the same work may succeed elsewhere or later.
 
     `code` is "bad_request" where the request itself is at fault, and `param` then names its field. Other codes are
-    defined by the engine.
+    defined by the engine. An engine that stalls had stood still for `silent_s` seconds before it said so.
     """
 
     engine_id: str
@@ -101,6 +101,7 @@ class EngineFailed(NamedTuple):
     message: str
     retryable: bool
     param: str | None = None
+    silent_s: float = 0.0
 
 
 class EngineLost(NamedTuple):

@@ -308,7 +308,7 @@ class Life(Effects):
             failure = Failure(400, event.message, "invalid_value", param=event.param)
             self._fail(failure, "rejected", event.engine_id)
             return
-        self._broken(blame, event.message, event.retryable, now_s, event.engine_id)
+        self._broken(blame, event.message, event.retryable, now_s, event.engine_id, event.silent_s)
 
     def _engine_lost(self, event: ev.EngineLost, now_s: float) -> None:
         """Try again or go on elsewhere, within bounds, else end in an error."""
@@ -324,7 +324,8 @@ class Life(Effects):
         )
         if event.code != troubles.QUARANTINED or event.engine_id == at_work:
             blame = Blame(event.engine_id, self._task_at(event.engine_id), event.code)
-            self._broken(blame, event.reason, True, now_s)
+            # the engine itself says for how long it stood still; without that nobody is suspected
+            self._broken(blame, event.reason, True, now_s, silent_s=math.inf)
 
     def _stalled(self, event: ev.StageOverdue, now_s: float) -> None:
         """Give back what is held, and try again or go on elsewhere: the engine takes too long."""
@@ -380,9 +381,7 @@ class Life(Effects):
         the request ends with an error.
         """
         engine_id, task, code = blame
-        if self._killed_again(
-            blame, now_s, troubles.STALLED_LEAST_S if code == troubles.STALLED else silent_s
-        ):
+        if self._killed_again(blame, now_s, silent_s):
             self._fail(troubles.POISON, "failed", gone, blame)
         elif not (retryable and self._goes_on("failed", task, code, now_s, gone, blame)):
             status = _STATUS_OF_CODE.get(code, _BAD_GATEWAY)
@@ -392,7 +391,7 @@ class Life(Effects):
 
     def _killed_again(self, blame: Blame, now_s: float, silent_s: float) -> bool:
         """Counts a death of the engine that worked on the request; returns whether that is once too often. A request
-        that came while the engine was silent is not at fault.
+        that came while the engine was silent, or that had got its tokens, is not at fault.
         """
         engine_id, _, code = blame
         split_decode = engine_id == self.decode_engine and self.prefill_engine is not None
@@ -402,7 +401,8 @@ class Life(Effects):
             return False
         if self.attempt_tokens > troubles.ACQUITTED_TOKENS * self.choices:
             self.kills = 0
-        self.kills += 0 <= now_s - silent_s - taken_s <= troubles.SUSPECT_S
+        else:
+            self.kills += 0 <= now_s - silent_s - taken_s <= troubles.SUSPECT_S
         return self.kills >= troubles.MOST_KILLS
 
     def _goes_on(

@@ -153,6 +153,11 @@ class SimEngine:
         """The state of the engine as far as its steps decide it: "stalled" if they stand still, "down" for good."""
         return "down" if self._dead is not None else self._watch.state
 
+    @property
+    def silent_s(self) -> float:
+        """Seconds for which the steps have stood still."""
+        return self._watch.silent_s
+
     def kv_events(self, rank: int = 0) -> list[Change]:
         """Returns the changes of the prefix cache since the last call; the list is empty without the option
         `kv_events`.

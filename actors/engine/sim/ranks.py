@@ -87,6 +87,11 @@ class SimRanks:
         """The state of the rank that is worst off, because in a real engine the others could not go on without it."""
         return max((rank.state for rank in self.ranks), key=("ready", "stalled", "down").index)
 
+    @property
+    def silent_s(self) -> float:
+        """Seconds for which the rank that has stood still for longest has done so."""
+        return max(rank.silent_s for rank in self.ranks)
+
     async def check_health(self) -> None:
         """Raises RuntimeError if a rank has failed, because in a real engine the others could not go on without it."""
         for rank in self.ranks:

@@ -38,6 +38,11 @@ class StepWatch:
         return "down" if condition == "lost" else condition
 
     @property
+    def silent_s(self) -> float:
+        """Seconds for which the steps have certainly stood still. A sign of idle steps may be a tick old."""
+        return max(0.0, self._dog.silence_s - TICK_S)
+
+    @property
     def stalls(self) -> int:
         """Number of times that the steps stood still."""
         return self._dog.stalls

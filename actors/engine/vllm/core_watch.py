@@ -44,6 +44,13 @@ class CoreWatch:
         return "stalled" if any(dog.condition == "stalled" for dog in self._dogs) else "ready"
 
     @property
+    def silent_s(self) -> float:
+        """Seconds for which the most silent core has certainly stood still. An idle core shows itself every `PING_S`
+        and a tick only.
+        """
+        return max(0.0, max(dog.silence_s for dog in self._dogs) - PING_S - TICK_S)
+
+    @property
     def stalls(self) -> int:
         """Number of times that a core stood still."""
         return sum(dog.stalls for dog in self._dogs)

@@ -108,6 +108,11 @@ class VllmEngine:
         """The engine's state as its watch knows it: "down" once a core has died, "stalled" while one stands still."""
         return "ready" if self._watch is None else self._watch.state
 
+    @property
+    def silent_s(self) -> float:
+        """Seconds for which the most silent core has stood still."""
+        return 0.0 if self._watch is None else self._watch.silent_s
+
     async def check_health(self) -> None:
         """Raises vLLM's EngineDeadError if its core has died, or RuntimeError if a core is lost or this engine does not
         run.

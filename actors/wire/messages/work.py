@@ -143,7 +143,8 @@ class Failed(Wire, frozen=True):
 
     `code` is one of "deadline", "kv_load", "bad_request", "engine_dead", "stalled", "draining", "overloaded",
     "unknown_handle", "not_resumable" and "internal". An engine that stalls, dies or ends its drain fails all its open
-    work. With "not_resumable" it refuses a `Decode.resume` that it cannot carry out, and says in words why.
+    work. With "not_resumable" it refuses a `Decode.resume` that it cannot carry out, and says in words why. An engine
+    that stalls had stood still for `silent_s` seconds: what it got in them did not stop it.
     """
 
     attempt_id: str
@@ -152,3 +153,4 @@ class Failed(Wire, frozen=True):
     message: str
     retryable: bool
     param: str | None = None
+    silent_s: float = 0.0

@@ -24,6 +24,7 @@ class Watched(SimEngine):
     """A sim engine whose state the test decides, as a watchdog would."""
 
     state: EngineState = "ready"
+    silent_s = 4.5
 
 
 @pytest.fixture
@@ -60,6 +61,7 @@ async def test_all_open_work_moves_elsewhere_and_new_work_is_refused(
     ):
         failed = await client.wait(attempt_id, Failed)
         assert (failed.code, failed.task, failed.retryable) == (code, task, True)
+        assert failed.silent_s == (4.5 if state == "stalled" else 0.0)
     c.client.decode("new", PROMPT)
     failed = await c.client.wait("new", Failed)
     assert (failed.code, failed.retryable) == (code, True)
