@@ -5,7 +5,6 @@ handle call is `Router.addresses`, made at each connect). Each is a plain class,
 deployment.
 """
 
-import gc
 import importlib.metadata
 import ipaddress
 import logging
@@ -19,6 +18,7 @@ import ray
 from ray import serve
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_list, _internal_kv_put
 
+from actors import garbage
 from actors.engine.cores import divide_cores, usable_cores
 from actors.engine.registry import ENGINES
 from actors.wire.channel import Identity
@@ -119,9 +119,7 @@ class RouterReplica:
             me, dispatcher, router.engine_grace_s, forecasts, network, journal, generation
         )
         await self._server.start(listen_addresses(wire, "router"))
-        gc.collect()
-        # Objects loaded by now stay for good; without freezing, each full collection would walk them for some 50 ms.
-        gc.freeze()
+        garbage.settle()
         log.info("router of generation %d listens on %s", generation, ", ".join(self._server.addresses))
 
     async def addresses(self) -> tuple[str, ...]:
@@ -203,6 +201,7 @@ class EngineReplica:
         self._reporter.start()
         self._drain_point = DrainPoint(socket_directory(wire.socket_dir), engine_id, self._drain)
         await self._drain_point.start()
+        garbage.settle()
         log.info("engine %s is ready on %s", engine_id, ", ".join(self._server.info().addresses))
 
     async def check_health(self) -> None:

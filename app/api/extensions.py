@@ -126,7 +126,9 @@ def migrate_of(headers: dict[bytes, bytes]) -> bool:
     says neither `on` nor `off`.
     """
     raw = headers.get(b"x-sluice-migrate")
-    value = "on" if raw is None else _text(raw, "x-sluice-migrate").strip()
+    if raw is None:
+        return True
+    value = _text(raw, "x-sluice-migrate").strip()
     if value not in ("on", "off"):
         raise bad_request("'x-sluice-migrate' must be on or off.", "x-sluice-migrate")
     return value == "on"

@@ -1,7 +1,8 @@
 """The alarms of the open requests: when each of them has to be woken, because a limit of its time may be over.
 
 Times fall into slots, as in a timer wheel. Setting an alarm costs a few dictionary operations, and a sweep costs only
-what is due, however many requests are open; a request that ends takes its alarm with it.
+what is due, however many requests are open; a request that ends takes its alarm with it. An alarm that is put off stays
+where it is until its old time, because a request puts it off at each stage and hardly one ever comes to its end.
 """
 
 import heapq
@@ -23,12 +24,17 @@ class Alarms:
         return len(self._slot_of)
 
     def set(self, life: Life, at_s: float) -> None:
-        """Sets the alarm of `life` to `at_s`, in place of the one it had; infinity sets none."""
-        before = self._slot_of.pop(life, None)
+        """Sets the alarm of `life` to `at_s`, which is its `wake_at_s`, in place of the one it had; infinity sets
+        none.
+        """
+        before = self._slot_of.get(life)
+        slot = int(at_s / self._slot_s) if at_s < math.inf else None
         if before is not None:
+            if slot is not None and slot >= before:
+                return
             self._slots[before].remove(life)
-        if at_s < math.inf:
-            slot = int(at_s / self._slot_s)
+            del self._slot_of[life]
+        if slot is not None:
             lives = self._slots.get(slot)
             if lives is None:
                 lives = self._slots[slot] = set()
@@ -44,8 +50,8 @@ class Alarms:
             for life in lives:
                 del self._slot_of[life]
             found += lives
-        # by rounding a time may seem to have come a moment too early
+        # it was put off, or by rounding its time seems to have come a moment too early
         for life in found:
             if life.wake_at_s > now_s:
-                self.set(life, now_s)
+                self.set(life, life.wake_at_s)
         return [life for life in found if life.wake_at_s <= now_s]

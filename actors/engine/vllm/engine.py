@@ -7,7 +7,6 @@ Every engine can prefill for others and decode from others. Its role matters onl
 """
 
 import asyncio
-import gc
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -94,9 +93,6 @@ class VllmEngine:
         limits = StallLimits(resolve_stall_s(self._config), self._config.replace_after_stalls)
         self._watch = CoreWatch(llm, limits)
         self._watch.start()
-        gc.collect()
-        # vLLM's modules never become garbage, and scanning them would delay tokens.
-        gc.freeze()
         log.info("vLLM engine %s is ready: %s", self._config.engine_id, self.phases)
 
     def info(self) -> EngineInfo:

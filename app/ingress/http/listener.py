@@ -7,7 +7,6 @@ answers. `/version` names the protocol in use.
 """
 
 import asyncio
-import gc
 import logging
 import select
 import socket
@@ -17,6 +16,7 @@ from functools import partial
 
 import uvicorn
 
+from actors import garbage
 from app.ingress.admin import is_loopback
 from app.ingress.asgi import IngressApp
 from app.ingress.http.protocol import FastHttpProtocol
@@ -111,9 +111,7 @@ class Listener:
         server.lifespan = settings.lifespan_class(settings)
         await server.on_tick(0)
         await server.startup([sock])
-        gc.collect()
-        # All that is loaded by now stays: full collections need not walk it, which takes tens of ms under Ray.
-        gc.freeze()
+        garbage.settle()
         self._server = server
         self._ticker = asyncio.create_task(self._tick(server))
 
