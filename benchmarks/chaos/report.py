@@ -32,11 +32,13 @@ def lines_of(total: Mapping[str, Any]) -> list[str]:
 
 
 HEAD = (
-    "fault", "number", "longest stall s", "median stall s", "stalled streams", "whole answer late s, longest",
+    "fault", "number", "alone", "longest stall alone s", "aim s", "beyond the aim", "longest stall s", "median stall s",
+    "stalled streams", "whole answer late s, longest",
     "served again s, longest", "whole again s, median", "longest", "never whole", "not waited for",
 )  # fmt: skip
 FIELDS = (
-    "number", "stall_longest_s", "stall_median_s", "stalled_requests", "late_longest_s", "served_longest_s",
+    "number", "alone", "stall_alone_longest_s", "aim_s", "alone_beyond_aim", "stall_longest_s", "stall_median_s",
+    "stalled_requests", "late_longest_s", "served_longest_s",
     "whole_median_s", "whole_longest_s", "never_whole", "not_waited_for",
 )  # fmt: skip
 
@@ -80,7 +82,8 @@ def write_page(path: Path, runs: Sequence[Mapping[str, Any]], picture: str) -> N
         *table_of(total),
         "",
         "A stall is the longest time in which a stream got nothing, its wait for the first token included; a whole "
-        "answer is late by all that delays it. *Served "
+        "answer is late by all that delays it. A fault is *alone* if all was whole when it began and no other one "
+        "began during its longest stall; only these are compared with the aim. *Served "
         "again*: the last moment at which a request waited for longer than a second. *Whole again*: the part has as "
         "many well processes as before, counted from the end of a fault that ends by itself.",
         "",

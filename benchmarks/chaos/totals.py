@@ -1,9 +1,15 @@
 """The sums over many runs, and the figures of their faults by kind."""
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+AIM_S = {"kill": 2.0, "stop": 6.0, "stall": 7.0}
+"""Longest stall of a stream in seconds that a single fault should cause, by what is done: a process dies, a process
+falls silent, the steps of an engine stand still (2 s more than the engines' `stall_s`). Set before the first run.
+"""
 
 
 def added_up(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -22,21 +28,39 @@ def added_up(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for name in ("failed", "wrong", "apart", "notes", "counters", "forms"):
         total[name] = dict(sum((Counter(run[name]) for run in runs), Counter()))
     total["leaks"] = [{"seed": run["seed"], **run["leaks"]} for run in runs if run["leaks"]]
-    rows = [row for run in runs for row in run["faults"]]
-    total["kinds"] = {kind: _of_kind([row for row in rows if row[1] == kind]) for kind in _ordered(rows)}
+    rows = [(row, _is_alone(row, run["faults"])) for run in runs for row in run["faults"]]
+    total["kinds"] = {
+        kind: _of_kind(kind, [(row, alone) for row, alone in rows if row[1] == kind])
+        for kind in sorted({row[1] for row, _ in rows})
+    }
     return total
 
 
-def _ordered(rows: Sequence[Sequence[Any]]) -> list[str]:
-    return sorted({row[1] for row in rows})
+def _is_alone(row: Sequence[Any], rows: Sequence[Sequence[Any]]) -> bool:
+    """Returns whether all was whole when a fault began, and no other one began before its longest stall had ended."""
+    begin_s, end_s = row[0], row[0] + row[4]
+    return not any(
+        other is not row
+        and other[0] <= end_s
+        and other[0] + (math.inf if other[7] is None else other[7]) > begin_s
+        for other in rows
+    )
 
 
-def _of_kind(rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """Returns the figures of the faults of one kind: number, stalls, and times to recover."""
+def _of_kind(kind: str, faults: Sequence[tuple[Sequence[Any], bool]]) -> dict[str, Any]:
+    """Returns the figures of the faults of one kind: number, stalls, and times to recover. Each fault is a row and
+    whether it was alone; only those are compared with the aim.
+    """
+    rows, single = [row for row, _ in faults], [row[4] for row, alone in faults if alone]
+    aim_s = AIM_S.get(kind.partition(" ")[0])
     stalls = sorted(row[4] for row in rows)
     whole = [row[7] - row[3] for row in rows if row[7] is not None]
     return {
         "number": len(rows),
+        "alone": len(single),
+        "stall_alone_longest_s": max(single, default=None),
+        "aim_s": aim_s,
+        "alone_beyond_aim": None if aim_s is None else sum(stall_s > aim_s for stall_s in single),
         "stall_median_s": round(statistics.median(stalls), 2),
         "stall_longest_s": stalls[-1],
         "stalled_requests": sum(row[5] for row in rows),

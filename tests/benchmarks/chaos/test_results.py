@@ -74,6 +74,24 @@ def test_runs_add_up_and_are_kept(tmp_path: Path) -> None:
     assert stopped["whole_longest_s"] == 4.5
 
 
+def test_only_a_fault_that_was_alone_is_compared_with_the_aim() -> None:
+    faults = [
+        # whole after 8 s
+        [1.0, "kill decode", "d", 0.0, 2.5, 3, 1.2, 8.0, False, 0.0],
+        # another one begins during its stall of 7 s
+        [20.0, "stop decode", "d", 20.0, 7.0, 9, 4.0, 24.5, True, 0.0],
+        # begins while that one is stopped
+        [26.0, "kill decode", "e", 0.0, 9.0, 9, 4.0, 1.0, True, 0.0],
+        # never whole again, so no later fault is alone
+        [60.0, "stop decode", "e", 5.0, 4.0, 9, 4.0, None, True, 0.0],
+        [500.0, "kill decode", "e", 0.0, 1.0, 9, 4.0, 1.0, True, 0.0],
+    ]
+    kinds = added_up([result(1, faults=faults)])["kinds"]
+    shown = ("number", "alone", "stall_alone_longest_s", "aim_s", "alone_beyond_aim")
+    assert [kinds["kill decode"][name] for name in shown] == [3, 1, 2.5, 2.0, 1]
+    assert [kinds["stop decode"][name] for name in shown] == [2, 1, 4.0, 6.0, 0]
+
+
 @pytest.mark.parametrize(
     "more", [{"failed": {"hang": 1}}, {"wrong": {"short": 1}}, {"leaks": {"leases": 1}}, {"unended": 1}]
 )
