@@ -397,12 +397,10 @@ class Life(Effects):
         split_decode = engine_id == self.decode_engine and self.prefill_engine is not None
         taken_s = self.times.decode_routed_s if split_decode else self.times.routed_s
         computes = engine_id == self.decode_engine or self.stage is _PREFILLING
-        if code not in troubles.DEADLY or not computes or taken_s is None:
+        acquitted = self.output_tokens > troubles.ACQUITTED_TOKENS * self.choices
+        if code not in troubles.DEADLY or acquitted or not computes or taken_s is None:
             return False
-        if self.attempt_tokens > troubles.ACQUITTED_TOKENS * self.choices:
-            self.kills = 0
-        else:
-            self.kills += 0 <= now_s - silent_s - taken_s <= troubles.SUSPECT_S
+        self.kills += 0 <= now_s - silent_s - taken_s <= troubles.SUSPECT_S
         return self.kills >= troubles.MOST_KILLS
 
     def _goes_on(

@@ -1,12 +1,12 @@
 """Rules for what follows when engines fail a request: codes of failures, bounds, and the errors that end a request.
 
-A request that kills its engine (by its prompt, or at some position of its output) would kill every engine that it is
-given to. It is suspected when an engine dies or stalls under it soon after it took it and before it got
-`ACQUITTED_TOKENS` tokens there, and refused when that has happened twice. An engine that gets past that point acquits
-it. A request that came to an engine which had fallen silent before is no suspect.
+A request whose prompt or parameters kill its engine would kill every engine that it is given to. It is suspected when
+an engine dies or stalls under it soon after it took it, and refused when that has happened twice. `ACQUITTED_TOKENS`
+tokens, from whichever engine, acquit it for good. A request that came to an engine which had fallen silent before is no
+suspect.
 
-Not claimed: that all engines but two are safe from a request that kills at a position far in its output. The first
-engine that dies there has given it too many tokens for a suspicion, so a third one dies.
+Not claimed: that all engines but two are safe from a request that kills at a position far in its output. What bounds
+that one is `max_migrations`.
 """
 
 from policies.request.effects import Blame, Failure
@@ -35,8 +35,7 @@ that has served a request for longer died of something else far more often.
 """
 
 ACQUITTED_TOKENS = 16
-"""Tokens of each choice after which an engine that dies was not killed by the request, and has got past the point at
-which the last one died.
+"""Tokens of each choice after which a request is no suspect any more.
 
 ASSUMPTION: more than an engine can have generated and not yet sent when it dies (two steps with asynchronous
 scheduling), less than it generates in a second.
