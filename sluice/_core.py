@@ -210,6 +210,8 @@ def _post(path: str, body: bytes, options: ChatOptions | CompletionOptions, *, s
     timeout_s = options.get("timeout_s")
     check_limit("timeout_s", timeout_s)
     headers = {"accept": "text/event-stream" if stream else "application/json"}
+    if (migrate := options.get("migrate")) is not None:
+        headers["x-sluice-migrate"] = "on" if migrate else "off"
     headers.update({name.lower(): value for name, value in (options.get("extra_headers") or {}).items()})
     return Call("POST", path, body=body, headers=headers, timeout_s=timeout_s)
 

@@ -69,6 +69,8 @@ class RequestOptions(TypedDict, total=False):
     slo: SLO | None
     session: str | None
     """Name of a session; its requests are kept where their KV cache is, as far as load allows."""
+    migrate: bool | None
+    """Whether another engine may go on with an answer when one fails in its midst; the server's default is yes."""
     extra_body: Mapping[str, Any] | None
     """Further fields of the body, sent as they are; they win over the options above."""
     extra_headers: Mapping[str, str] | None
@@ -93,7 +95,7 @@ class CompletionOptions(RequestOptions, total=False):
     suffix: str | None
 
 
-_TRANSPORT_OPTIONS = frozenset({"extra_body", "extra_headers", "timeout_s"})
+_TRANSPORT_OPTIONS = frozenset({"migrate", "extra_body", "extra_headers", "timeout_s"})
 
 
 def chat_body(

@@ -45,6 +45,7 @@ def test_chat_sends_every_option_and_returns_the_typed_answer(server: ContractSe
         priority="batch",
         slo=SLO(ttft_ms=200, tpot_ms=50),
         session="s1",
+        migrate=False,
         extra_body={"new_field": 1},
         extra_headers={"X-Trace": "t"},
     )
@@ -74,6 +75,7 @@ def test_chat_sends_every_option_and_returns_the_typed_answer(server: ContractSe
         "new_field": 1,
     }
     assert request.headers["x-trace"] == "t"
+    assert request.headers["x-sluice-migrate"] == "off"
     assert request.headers["content-type"] == "application/json"
     assert (answer.text, answer.choices[0].finish_reason, answer.request_id) == ("Hi", "stop", "req-7")
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (5, 2)
@@ -84,6 +86,15 @@ def test_what_is_not_said_is_not_sent(server: ContractServer, driver: Driver) ->
     server.on(CHAT, answers(200, chat_answer()))
     driver.call(server.url, "chat", "Hi", temperature=None, model=None)
     assert server.requests[0].json == {"messages": [{"role": "user", "content": "Hi"}]}
+    assert "x-sluice-migrate" not in server.requests[0].headers
+
+
+def test_an_answer_says_where_another_engine_went_on(server: ContractServer, driver: Driver) -> None:
+    note = {"migrations": 1, "resumed": [{"index": 0, "after_tokens": 37}]}
+    server.on(CHAT, answers(200, {**chat_answer(), "sluice": note}))
+    answer = driver.call(server.url, "chat", "Hi", migrate=True)
+    assert answer.sluice.model_dump() == note
+    assert server.requests[0].headers["x-sluice-migrate"] == "on"
 
 
 def test_an_answer_can_be_sent_back_as_part_of_the_conversation(
