@@ -19,7 +19,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from actors.engine.leases import AttemptLeases
 from actors.engine.protocol import Sink
-from actors.engine.vllm import params, resume, seam
+from actors.engine.vllm import params, prompt_end, resume, seam
 from actors.engine.vllm.config import VllmEngineConfig
 from actors.engine.vllm.connector import RELEASE
 from actors.engine.vllm.outbox import Outbox
@@ -246,6 +246,8 @@ class TaskRunner:
         task.streams.append(stream)
         self.streams[request.request_id] = stream
         self._llm.output_processor.add_request(request, None, None, index, stream)
+        if task.kind == "decode":
+            prompt_end.mend(self._llm.output_processor.request_states[request.request_id])
         if task.resume is not None and self._resume(task, stream, request, task.resume):
             return
         core = self._llm.engine_core

@@ -100,7 +100,8 @@ class Rig:
         """Runs a decode for which the core samples `ids` and then ends with `end`; all its pieces."""
         before, known = len(self.sink.pieces), len(self.core.requests)
         handle = more.pop("handle", None)
-        self.runner.decode(Decode(f"r{next(self.numbers)}", PROMPT, params, handle, 60.0, **more))
+        prompt = more.pop("prompt", PROMPT)
+        self.runner.decode(Decode(f"r{next(self.numbers)}", prompt, params, handle, 60.0, **more))
         await settle()
         if len(self.core.requests) > known:
             request_id = self.core.requests[-1].request_id
@@ -138,6 +139,26 @@ TEXTS = [
     "\u4f60\u597d\uff0c\u4e16\u754c\u3002 ok",
     "one two  three\n\n  four",
 ]
+
+
+@pytest.mark.parametrize("face", ["\N{GRINNING FACE}", "\u4f60"])
+async def test_a_prompt_that_ends_inside_a_character_is_not_repeated(model: SmallModel, face: str) -> None:
+    ids = model.tokens(face)
+    assert len(ids) > 1
+    before = model.tokens("What follows is ")
+    for cut in range(1, len(ids)):
+        pieces = await Rig(model).decode(
+            [*ids[cut:], *model.tokens(" and more")], FinishReason.LENGTH, {}, prompt=[*before, *ids[:cut]]
+        )
+        assert text(pieces) == f"{face} and more"
+
+
+async def test_a_prompt_that_ends_in_no_character_at_all_is_not_repeated(model: SmallModel) -> None:
+    half = model.tokens("\N{GRINNING FACE}")[:1]
+    for prompt in ([*model.tokens("Say: "), *(5 * half)], half):
+        pieces = await Rig(model).decode(model.tokens("well then"), FinishReason.LENGTH, {}, prompt=prompt)
+        assert text(pieces).endswith("well then")
+        assert "Say" not in text(pieces)
 
 
 @pytest.mark.parametrize("whole", TEXTS)
