@@ -35,7 +35,7 @@ def mend(state: "RequestState") -> None:
         return
     heads = [prompt[:-n] for n in range(1, min(LONGEST_CHARACTER, len(prompt) + 1))]
     # bytes that never become a character have no head; without any context the text cannot repeat the prompt
-    head = next((head for head in heads if not unfinished(head)), [])
+    head = next((head for head in heads if not unfinished(head)), list[int]())
     detokenizer.stream = DecodeStream(ids=head, skip_special_tokens=detokenizer.skip_special_tokens)
     if head:
         for token_id in prompt[len(head) :]:
