@@ -89,8 +89,8 @@ class Life(Effects):
     """
 
     __slots__ = (
-        "_interrupted_s", "_rows", "_until_s", "admission", "attempt_id", "attempts", "avoid", "carried_tokens",
-        "choices", "deadline_s", "decode_engine", "decode_rank", "kills", "limits", "migrations", "on_budget",
+        "_interrupted_s", "_killed_at", "_rows", "_until_s", "admission", "attempt_id", "attempts", "avoid",
+        "carried_tokens", "choices", "deadline_s", "decode_engine", "decode_rank", "kills", "limits", "migrations", "on_budget",
         "output_tokens", "prefill_engine", "prefill_rank", "prefilled", "retries", "router_knows", "stage", "terms",
         "times", "unfinished", "wake_at_s",
     )  # fmt: skip
@@ -102,6 +102,7 @@ class Life(Effects):
         self._until_s = math.inf
         self.attempt_id, self.attempts = "", 0
         self.retries = self.migrations = self.kills = 0
+        self._killed_at: Task = "prefill"
         self.on_budget = False
         # time of the last token before a migration, until the first token after it
         self._interrupted_s: float | None = None
@@ -135,7 +136,7 @@ class Life(Effects):
         """Makes this life, which has not begun, go on with another choice of `other`, as `become_choice` does."""
         self.become_choice(tokens)
         self.attempts, self.retries, self.migrations = other.attempts, other.retries, other.migrations
-        self.kills, self.avoid = other.kills, other.avoid
+        self.kills, self._killed_at, self.avoid = other.kills, other._killed_at, other.avoid
         self.times.first_s, self._interrupted_s = other.times.first_s, other._interrupted_s
 
     # ---------------------------------------------------------------------------------------------- the runner
@@ -393,14 +394,16 @@ class Life(Effects):
         """Counts a death of the engine that worked on the request; returns whether that is once too often. A request
         that came while the engine was silent, or that had got its tokens, is not at fault.
         """
-        engine_id, _, code = blame
+        engine_id, task, code = blame
         split_decode = engine_id == self.decode_engine and self.prefill_engine is not None
         taken_s = self.times.decode_routed_s if split_decode else self.times.routed_s
         computes = engine_id == self.decode_engine or self.stage is _PREFILLING
         acquitted = self.output_tokens > troubles.ACQUITTED_TOKENS * self.choices
         if code not in troubles.DEADLY or acquitted or not computes or taken_s is None:
             return False
-        self.kills += 0 <= now_s - silent_s - taken_s <= troubles.SUSPECT_S
+        if 0 <= now_s - silent_s - taken_s <= troubles.SUSPECT_S:
+            self.kills = 1 + (self.kills if task == self._killed_at else 0)
+            self._killed_at = task
         return self.kills >= troubles.MOST_KILLS
 
     def _goes_on(

@@ -1,9 +1,9 @@
 """Rules for what follows when engines fail a request: codes of failures, bounds, and the errors that end a request.
 
 A request whose prompt or parameters kill its engine would kill every engine that it is given to. It is suspected when
-an engine dies or stalls under it soon after it took it, and refused when that has happened twice. `ACQUITTED_TOKENS`
-tokens, from whichever engine, acquit it for good. A request that came to an engine which had fallen silent before is no
-suspect.
+an engine dies or stalls under it soon after it took it, and refused when that has happened twice in a row with the same
+task, prefill or decode. `ACQUITTED_TOKENS` tokens, from whichever engine, acquit it for good. A request that came to an
+engine which had fallen silent before is no suspect.
 
 Not claimed: that all engines but two are safe from a request that kills at a position far in its output. What bounds
 that one is `max_migrations`.

@@ -343,6 +343,20 @@ def test_a_request_that_came_to_a_stalled_engine_did_not_stop_it(age_s: float, g
     assert (now(life) is Stage.DONE) == guilty
 
 
+def test_what_kills_a_prefill_engine_never_comes_to_a_decode_engine() -> None:
+    life = Recorder(max_retries=9)
+    life.on(Start(), NOW_S)
+    for _ in range(2):
+        go(life, TO_DECODING[:1], NOW_S)
+        life.on(EngineLost("q", "killed"), NOW_S)
+        go(life, TO_DECODING[:3], NOW_S)
+        life.on(EngineLost("e", "killed"), NOW_S)
+    assert now(life) is Stage.QUEUED
+    go(life, TO_DECODING[:3], NOW_S)
+    life.on(EngineLost("e", "killed"), NOW_S)
+    assert life.end().code == "request_kills_engines"
+
+
 def test_a_prefill_engine_that_dies_after_its_work_was_not_killed_by_it() -> None:
     life = at(Stage.POOLED, max_retries=5)
     for _ in range(3):
