@@ -91,8 +91,8 @@ class Life(Effects):
     __slots__ = (
         "_interrupted_s", "_killed_at", "_rows", "_until_s", "admission", "attempt_id", "attempts", "avoid",
         "carried_tokens", "choices", "deadline_s", "decode_engine", "decode_rank", "kills", "limits", "migrations",
-        "on_budget", "output_tokens", "prefill_engine", "prefill_rank", "prefilled", "retries", "router_knows", "stage", "terms",
-        "times", "unfinished", "wake_at_s",
+        "on_budget", "output_tokens", "prefill_engine", "prefill_rank", "prefilled", "retries", "router_knows", "stage",
+        "terms", "times", "unfinished", "wake_at_s",
     )  # fmt: skip
 
     def __init__(self, limits: Limits, terms: Terms, arrived_s: float, choices: int = 1) -> None:
