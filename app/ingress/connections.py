@@ -240,7 +240,6 @@ class IngressConnections:
     def forget(self, life: Connected) -> None:
         """Forgets an attempt that is over; later messages about it are ignored."""
         del self.live[life.attempt_id]
-        self.budgeted -= life.on_budget
         self._progressed.discard(life)
 
     def to_router(self, message: Message) -> None:

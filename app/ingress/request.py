@@ -130,16 +130,14 @@ class IngressRequest(Connected):
         return within_budget(connections.budgeted, len(connections.live))
 
     def retried(self, task: Task, code: str) -> None:
-        self._connections.budgeted += self.on_budget
         self._connections.metrics.retries.labels(task, code).inc()
         avoided = ", ".join(self.avoid) or "no engine"
         log.warning("retry of a request after a failed %s (%s), now avoiding %s", task, code, avoided)
 
-    def off_budget(self) -> None:
-        self._connections.budgeted -= 1
+    def count_retry(self, change: int) -> None:
+        self._connections.budgeted += change
 
     def migrated(self, task: Task, code: str, choices: int) -> None:
-        self._connections.budgeted += self.on_budget
         if self._cached_tokens is None:
             self._cached_tokens = self.cached_tokens
         self.parts[0].resumed_at.append(self.parts[0].tokens)

@@ -111,7 +111,6 @@ class SimRequest(Life):
 
     def forget(self, outcome: Outcome) -> None:
         del self._ingress.live[self.attempt_id]
-        self._ingress.budgeted -= self.on_budget
         tokens = 0 if outcome == "rejected" else self.record.generated_tokens
         self._ingress.router.closed(self, outcome, tokens)
 
@@ -120,14 +119,12 @@ class SimRequest(Life):
 
     def retried(self, task: Task, code: str) -> None:
         self._ingress.retries += 1
-        self._ingress.budgeted += self.on_budget
 
-    def off_budget(self) -> None:
-        self._ingress.budgeted -= 1
+    def count_retry(self, change: int) -> None:
+        self._ingress.budgeted += change
 
     def migrated(self, task: Task, code: str, choices: int) -> None:
         self._ingress.migrations += 1
-        self._ingress.budgeted += self.on_budget
         self.generated = self.output_tokens
 
     def resumed(self, stall_s: float) -> None:

@@ -64,18 +64,18 @@ class Effects(ABC):
     @abstractmethod
     def retried(self, task: Task, code: str) -> None:
         """Notes that the attempt, which had no output, failed at `task` with the error `code`, and that another attempt
-        follows; `Life.on_budget` says whether that one counts against the retry budget.
+        follows.
         """
 
     @abstractmethod
     def migrated(self, task: Task, code: str, choices: int) -> None:
         """Notes that the attempt, which had output, failed at `task` with the error `code`, and that its `choices` go
-        on elsewhere; `Life.on_budget` says whether the next attempt counts against the retry budget.
+        on elsewhere.
         """
 
     @abstractmethod
-    def off_budget(self) -> None:
-        """Notes that the present attempt has output, so that it no longer counts against the retry budget."""
+    def count_retry(self, change: int) -> None:
+        """Adds `change`, 1 or -1, to the attempts under way that count against the retry budget."""
 
     @abstractmethod
     def resumed(self, stall_s: float) -> None:

@@ -85,14 +85,15 @@ class Life(Effects):
     last attempt. `wake_at_s` is the time at which `wake` has something to do. `attempts` counts the attempts that were
     followed by another: `retries` and `migrations`. Of the `output_tokens`, all attempts before the present one
     generated `carried_tokens`. `on_budget` says whether the present attempt counts against the retry budget,
-    which it does until its first output.
+    which it does until its first output. An attempt for which the budget has no room waits in QUEUED, unknown to the
+    router.
     """
 
     __slots__ = (
-        "_interrupted_s", "_killed_at", "_rows", "_until_s", "admission", "attempt_id", "attempts", "avoid",
-        "carried_tokens", "choices", "deadline_s", "decode_engine", "decode_rank", "kills", "limits", "migrations",
-        "on_budget", "output_tokens", "prefill_engine", "prefill_rank", "prefilled", "retries", "router_knows", "stage",
-        "terms", "times", "unfinished", "wake_at_s",
+        "_held_until_s", "_interrupted_s", "_killed_at", "_rows", "_until_s", "admission", "attempt_id",
+        "attempts", "avoid", "carried_tokens", "choices", "deadline_s", "decode_engine", "decode_rank",
+        "kills", "limits", "migrations", "on_budget", "output_tokens", "prefill_engine", "prefill_rank",
+        "prefilled", "retries", "router_knows", "stage", "terms", "times", "unfinished", "wake_at_s",
     )  # fmt: skip
 
     def __init__(self, limits: Limits, terms: Terms, arrived_s: float, choices: int = 1) -> None:
@@ -104,6 +105,7 @@ class Life(Effects):
         self.retries = self.migrations = self.kills = 0
         self._killed_at: Task = "prefill"
         self.on_budget = False
+        self._held_until_s = 0.0
         # time of the last token before a migration, until the first token after it
         self._interrupted_s: float | None = None
         self.avoid: tuple[str, ...] = ()
@@ -260,9 +262,7 @@ class Life(Effects):
         """Notes the first output of an attempt, and how long its client saw none if it was resumed."""
         if self.times.first_s is None:
             self.times.first_s = now_s
-        if self.on_budget:
-            self.on_budget = False
-            self.off_budget()
+        self._off_budget()
         interrupted_s, self._interrupted_s = self._interrupted_s, None
         if interrupted_s is not None:
             self.resumed(now_s - interrupted_s)
@@ -277,11 +277,13 @@ class Life(Effects):
     # -------------------------------------------------------------------------- actions: routers, failures, time
 
     def _unknown(self, event: ev.Unknown, now_s: float) -> None:
-        """Submit a queued attempt to the router; have any other adopted, with its engines and its stage."""
-        if self.stage is _QUEUED:
-            self.submit()
-        else:
+        """Submit a queued attempt to the router, unless it is held back; have any other adopted, with its engines and
+        its stage.
+        """
+        if self.stage is not _QUEUED:
             self.adopt()
+        elif self.router_knows:
+            self.submit()
 
     def _rejected(self, event: ev.Reject, now_s: float) -> None:
         """End with the router's reason."""
@@ -341,6 +343,13 @@ class Life(Effects):
             message = "No decode engine had room before the prompt's KV lease ended; try again later."
             self._fail(Failure(503, message, troubles.POOL_TIMEOUT, 1.0), "expired")
 
+    def _held_back(self, event: ev.StageOverdue, now_s: float) -> None:
+        """Submit an attempt for which the retry budget had no room, if it has now; end in an error if it never has."""
+        if now_s < self._held_until_s:
+            self._try_budget(now_s)
+        else:
+            self._fail(troubles.OVER_BUDGET, "failed")
+
     def _deadline_passed(self, event: ev.DeadlinePassed, now_s: float) -> None:
         """End in an error and give everything back."""
         self._fail(Failure(504, "The request took longer than the server allows.", "deadline"), "expired")
@@ -352,15 +361,37 @@ class Life(Effects):
 
     # ------------------------------------------------------------------------------------------------- attempts
 
-    def _begin(self, now_s: float) -> None:
-        """Begins the first attempt, or the next one."""
+    def _begin(self, now_s: float, on_budget: bool = False) -> None:
+        """Begins the first attempt, or the next one. One that counts against the retry budget may have to wait."""
         self.attempt_id = self.new_attempt()
         self.prefilled = self.admission = None
         self.unfinished, self.carried_tokens = self.choices, self.output_tokens
         self.times = Times(now_s, first_s=self.times.first_s)
+        self._held_until_s = now_s + troubles.MOST_HELD_S
+        if on_budget:
+            self._try_budget(now_s)
+        else:
+            self._hand_in()
+
+    def _hand_in(self) -> None:
+        """Gives the attempt to the router."""
         self._enter(_QUEUED)
         self.router_knows = True
         self.submit()
+
+    def _try_budget(self, now_s: float) -> None:
+        """Gives the attempt to the router if the retry budget has room, and else holds it back for a moment."""
+        if self.may_retry():
+            self.on_budget = True
+            self.count_retry(1)
+            self._hand_in()
+        else:
+            self._enter(_QUEUED, now_s + troubles.LOOK_AGAIN_S)
+
+    def _off_budget(self) -> None:
+        if self.on_budget:
+            self.on_budget = False
+            self.count_retry(-1)
 
     def _not_connected(self, engine_id: str, task: Task, now_s: float) -> None:
         blame = Blame(engine_id, task, troubles.NOT_CONNECTED)
@@ -426,14 +457,9 @@ class Life(Effects):
             return False
         if not migrates and self.retries >= self.limits.max_retries:
             return False
-        on_budget = code not in troubles.OFF_BUDGET
-        if on_budget and not self.may_retry():
-            self._fail(troubles.OVER_BUDGET, outcome, gone, blame)
-            return True
         avoid, last_s = troubles.avoided(blame, self.prefill_engine), self.times.last_s
         self._end(outcome, gone, blame)
         self.attempts += 1
-        self.on_budget = on_budget
         self.avoid = (*self.avoid, *(engine_id for engine_id in avoid if engine_id not in self.avoid))
         others: Sequence[Begins] = ()
         if migrates:
@@ -447,7 +473,7 @@ class Life(Effects):
                 self.output_tokens, self.times.first_s, self._interrupted_s = 0, None, None
                 self.restart()
             self.retried(task, code)
-        self._begin(now_s)
+        self._begin(now_s, on_budget=code not in troubles.OFF_BUDGET)
         for other in others:
             # the failure of one part of an answer cancels all others
             if self.stage is not _DONE:
@@ -471,6 +497,7 @@ class Life(Effects):
         if self.router_knows:
             self.close(outcome, blame)
         self.router_knows = False
+        self._off_budget()
         self.forget(outcome)
 
     def _give_back(self, gone: str | None = None, blame: Blame | None = None) -> None:
@@ -543,6 +570,7 @@ TABLE: dict[Stage | None, dict[type, Row]] = {
     _QUEUED: {
         ev.RoutePrefill: Row(Life._route_prefill, (_PREFILLING, *_AGAIN)),
         ev.Reject: Row(Life._rejected, (_DONE,)),
+        ev.StageOverdue: Row(Life._held_back, (_QUEUED, _DONE)),
         **_always(_QUEUED),
     },
     _PREFILLING: {

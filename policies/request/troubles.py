@@ -55,6 +55,14 @@ envoyproxy.io, config.cluster.v3.CircuitBreakers).
 BUDGET_LEAST = 3
 """Retries that are always allowed, however few requests are open: Envoy's default `min_retry_concurrency`."""
 
+LOOK_AGAIN_S = 0.25
+"""Seconds after which an attempt for which the retry budget had no room asks again."""
+
+MOST_HELD_S = 10.0
+"""Seconds after which it does not ask any more. A retry that waits costs no engine anything, so the wait may be as long
+as a client bears; the failures that fill the budget end sooner, when the engine that answers them is quarantined.
+"""
+
 URGENCY = 2
 """How much lower, which is more urgent, the priority of a migrated request is: its client already sees a pause. It is
 the distance from the class `batch` to `interactive`, so that no new request of a class goes before it.
@@ -68,7 +76,7 @@ POISON = Failure(
 
 OVER_BUDGET = Failure(
     503,
-    "Engines fail so many requests that this one is not tried again; try again later.",
+    "Engines fail so many requests that there was no room to try this one again; try again later.",
     "retry_budget",
     retry_after_s=1.0,
 )

@@ -252,6 +252,12 @@ async def test_retries_after_answers_of_engines_are_bounded_and_lost_engines_are
     (attempt_id,) = play.live
     play.advance(attempt_id, "p", "d")
     play.fail(attempt_id, "internal")
+    # it waits for room in the budget, which nobody gives back
+    (life,) = play.live.values()
+    assert (life.stage, life.router_knows, play.connections.budgeted) == (Stage.QUEUED, False, 3)
+    while life.stage is Stage.QUEUED:
+        play.now_s = life.wake_at_s
+        life.wake(play.now_s)
     assert (play.reply.status, json.loads(play.reply.body)["error"]["code"]) == (503, "retry_budget")
     play.connections.budgeted -= 3
     play.nothing_held()

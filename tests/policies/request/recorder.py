@@ -51,6 +51,7 @@ class Recorder(Life):
         self.choice = 0
         self.others: list[Recorder] = []
         self.budget = True
+        self.retries_counted = 0
         self.nothing_sent = False
         self.did: list[tuple[Any, ...]] = []
         self.down: set[str] = set()
@@ -75,8 +76,9 @@ class Recorder(Life):
     def retried(self, task: Task, code: str) -> None:
         self.did.append(("retried", task, code))
 
-    def off_budget(self) -> None:
-        self.did.append(("off_budget",))
+    def count_retry(self, change: int) -> None:
+        self.retries_counted += change
+        assert self.retries_counted == self.on_budget
 
     def may_retry(self) -> bool:
         return self.budget

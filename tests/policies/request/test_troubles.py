@@ -15,9 +15,10 @@ from policies.request.events import (
     RouteDecode,
     RoutePrefill,
     Start,
+    Unknown,
 )
 from policies.request.stage import Stage
-from policies.request.troubles import ACQUITTED_TOKENS, SUSPECT_S, within_budget
+from policies.request.troubles import ACQUITTED_TOKENS, LOOK_AGAIN_S, SUSPECT_S, within_budget
 from tests.policies.request.recorder import COLOCATED_WAY, DONE, NOW_S, WAY, Recorder, at, now
 
 TO_DECODING: list[Event] = [RoutePrefill("q", colocated=False), DONE, RouteDecode("e"), Admitted()]
@@ -394,13 +395,52 @@ def test_only_failures_that_an_engine_answered_count_against_the_retry_budget(
     life = decoding(tokens)
     life.budget = False
     life.on(event, NOW_S)
-    if asked:
-        failure = life.end()
-        assert (failure.status, failure.code) == (503, "retry_budget")
-        assert not life.tied
-    else:
-        assert now(life) is Stage.QUEUED
-        assert not life.on_budget
+    assert now(life) is Stage.QUEUED
+    assert not life.on_budget
+    assert (len(life.of("submit")) == 1) == asked
+    assert life.wake_at_s == (NOW_S + LOOK_AGAIN_S if asked else life.deadline_s)
+
+
+def held() -> Recorder:
+    """Returns a life whose second attempt waits for the retry budget."""
+    life = at(Stage.TRANSFERRING)
+    life.budget = False
+    life.on(EngineFailed("d", "decode", "internal", "bug", True), NOW_S)
+    assert not life.tied
+    assert not life.router_knows
+    return life
+
+
+def test_an_attempt_without_room_in_the_budget_waits_for_it() -> None:
+    life = held()
+    life.wake(NOW_S + LOOK_AGAIN_S)
+    life.on(Unknown(), NOW_S + LOOK_AGAIN_S)
+    assert len(life.of("submit")) == 1
+    life.budget = True
+    life.wake(NOW_S + 2 * LOOK_AGAIN_S)
+    assert life.of("submit")[1:] == [("submit", "r2", ("d",))]
+    assert life.on_budget
+    assert life.wake_at_s == life.deadline_s
+
+
+def test_an_attempt_does_not_wait_for_ever_for_the_budget() -> None:
+    life = held()
+    while life.stage is Stage.QUEUED:
+        life.wake(life.wake_at_s)
+    assert life.of("forget")[-1] == ("forget", "r2", "failed")
+    assert len(life.of("close")) == 1
+    failure = life.end()
+    assert (failure.status, failure.code) == (503, "retry_budget")
+
+
+def test_an_attempt_that_waits_for_the_budget_can_be_cancelled_and_has_its_deadline() -> None:
+    life = held()
+    life.on(Cancel(), NOW_S)
+    assert life.stage is Stage.DONE
+    late = held()
+    late.deadline_s = NOW_S + LOOK_AGAIN_S / 2
+    late.wake(NOW_S + LOOK_AGAIN_S)
+    assert late.end().code == "deadline"
 
 
 def test_an_attempt_on_the_budget_says_so_until_the_next_one() -> None:
@@ -420,7 +460,7 @@ def test_an_attempt_is_off_the_budget_when_its_engine_has_sent_something() -> No
     life.on(Output(1, False), NOW_S)
     assert not life.on_budget
     life.on(Output(1, False), NOW_S)
-    assert life.did.count(("off_budget",)) == 1
+    assert life.retries_counted == 0
 
 
 @pytest.mark.parametrize(
