@@ -150,6 +150,11 @@ def _forecasting(config: Config) -> Forecasting | None:
 FORECASTS = {"oracle": _oracle, "client": _client}
 
 
+def _limits(config: Config) -> dict[str, Any]:
+    """Returns the limits of the dispatcher that `config` sets."""
+    return {name: config[name] for name in ("overcommit_slots",) if name in config}
+
+
 def sim_config(config: Config, seed: int) -> SimConfig:
     """Returns the simulator's configuration of one run of the policy in `config`."""
     topology, prefill, decode = _placed(config)
@@ -177,7 +182,7 @@ def sim_config(config: Config, seed: int) -> SimConfig:
         ),
         prefill=("predicted_ttft", {}),
         decode=(config["policy"], config["params"]),
-        dispatch=DispatchConfig(queue_timeout_s=600.0, max_queue=MANY, seed=seed),
+        dispatch=DispatchConfig(queue_timeout_s=600.0, max_queue=MANY, seed=seed, **_limits(config)),
         control=ControlPlane(status_s=0.25, progress_s=0.25, forecast_s=0.25),
         network=Fabric(topology),
         forecasts=_forecasting(config),

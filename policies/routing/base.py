@@ -9,6 +9,11 @@ finite, and a smaller cost is better. Ties are broken by the generator, never by
     EntryPolicy.choose_decode       the worker that decodes one pool entry; `assign` picks the entry
     RoundPolicy.assign              workers for many pool entries at once
 
+Whether an entry waits in the pool for a free slot or in the queue of an engine whose slots are taken is the decode
+policy's choice. A policy that weighs such queues has an attribute `overcommits` that is True (`overcommits`): it is
+offered the workers that have no free slot too, up to `Snapshot.overcommit_slots` sequences beyond their slots, and lets
+an entry wait by leaving it out or by naming a worker. Any other policy is offered workers with a free slot only.
+
 One class may serve both stages. `paper` cites the policy's source; `formula` is the cost in one line, in the names of
 terms and parameters; `needs` names the inputs that the policy reads and that cost something to provide (`Needs`).
 docs/policies.md shows all three with the class's docstring and its parameters (`params`).
@@ -148,6 +153,11 @@ class RoundPolicy(Policy, Protocol):
 
 
 DecodePolicy = EntryPolicy | RoundPolicy
+
+
+def overcommits(policy: DecodePolicy) -> bool:
+    """Whether a decode policy weighs workers without a free slot, on which an entry queues inside the engine."""
+    return bool(getattr(policy, "overcommits", False))
 
 
 def assign(

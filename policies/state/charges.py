@@ -13,6 +13,7 @@ from typing import NamedTuple
 from policies.request.stage import Stage
 from policies.state import events as ev
 from policies.state.fast_frozen import fast_constructor
+from policies.state.held_blocks import HeldBlocks
 from policies.state.standing import Standing
 from policies.state.views import (
     Departure,
@@ -168,6 +169,8 @@ class Load:
     booked_kv_tokens: int = 0
     """Sum of all that bookings have added to `kv_tokens` and taken back; progress adds the rest."""
     foreign_kv_tokens: int = 0
+    blocks: HeldBlocks = field(default_factory=HeldBlocks)
+    """The prompt blocks of the requests charged to the worker."""
     status: ev.EngineStatus | None = None
     sending: int = 0
     transfers: dict[tuple[WorkerId, int], int] = field(default_factory=dict)
@@ -185,7 +188,12 @@ class Load:
         """Whether slots and KV suffice for all that is charged to the worker and found on it."""
         if self.slots_used > self.up.slots:
             return False
-        return self.kv_tokens + self.foreign_kv_tokens <= self.up.kv_capacity_tokens
+        return self.own_kv_tokens_in_use + self.foreign_kv_tokens <= self.up.kv_capacity_tokens
+
+    @property
+    def own_kv_tokens_in_use(self) -> int:
+        """KV tokens that the worker's requests keep in memory: a block of several requests counts once."""
+        return self.kv_tokens - self.blocks.shared_tokens
 
     @property
     def generated_tokens(self) -> int:
@@ -224,4 +232,5 @@ def view_of(load: Load) -> Worker:
         load.indicators,
         load.unreported,
         load.standing.quarantine,
+        load.blocks.shared_tokens,
     )

@@ -45,6 +45,11 @@ class BalanceRoute0:
     def __post_init__(self) -> None:
         check(self)
 
+    @property
+    def overcommits(self) -> bool:
+        """Whether workers may be filled above their slots, which only the bypass does (BalanceRoute D.6)."""
+        return self.bypass
+
     def assign(self, feasible: Feasible, snapshot: Snapshot, rng: random.Random) -> tuple[Assignment, ...]:
         if self.bypass:
             return self._at_once(feasible, snapshot, rng)

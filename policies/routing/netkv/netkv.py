@@ -9,16 +9,27 @@ ladder is included.
     T_decode = t_iter(beta_d + 1),  t_iter(beta) = a + b * beta          a, b -> step_base_s, step_per_seq_s
     d* = argmin of the sum over the feasible workers
 
-    beta_d + q_d -> Worker.slots_used, or what the engine reports if that is more; beta_d -> at most beta_max of them
+    beta_d + q_d -> Worker.slots_used, or what the engine reports if that is more
+    beta_d       -> the batch that the engine reports if requests queue there, otherwise at most beta_max of all
     beta_max     -> Worker.slots
+    feasible     -> by memory, with b_eff (`policies.dispatch.feasibility`), and by slots: at most
+                    Snapshot.overcommit_slots more than beta_max. So an entry may queue on a near worker whose batch is
+                    full rather than move its KV to a far one; each decision shows the queue as `queue_s`
+
+The paper has one iteration for each blocked predecessor: it assumes that a full batch frees a slot with every step. It
+does so where slots are about as many as output tokens. A batch of 8 with outputs of 1,000 tokens frees one in 125
+steps. With `usual_output_tokens` o, ours, the term is the wait for a slot, in which the new request counts too:
+
+    T_queue = max(0, q_d - (beta_max - beta_d) + 1) * o / beta_max * t_iter(beta_d)
 
 `variant` is the rung of the ladder: "cla" (CLA*: load_weight * load - cache_weight * hit ratio, no network),
 "topo_only" (static tiers), "static" (+ own transfers n), "full" (+ congestion, pair estimates). Where data of the
 oracle are stale or missing, the policy uses a lower rung (`oracle.Oracle.path`). Without any data the network term
 is left out for every candidate.
-Deviations: a request that fits nowhere waits in the pool instead of being rejected (docs/design.md 2). With
-`strict_priorities`, n counts only transfers of the same or a higher class (docs/design.md 3.3). ASSUMPTION: a
-request's class is the level of its flow.
+Deviations: a request that fits nowhere waits in the pool instead of being rejected (docs/design.md 2). The paper does
+not bound a worker's queue; ours is bounded, because a request that queues in an engine is no longer in the pool and
+cannot go elsewhere when a slot frees there. With `strict_priorities`, n counts only transfers of the same or a higher
+class (docs/design.md 3.3). ASSUMPTION: a request's class is the level of its flow.
 Not claimed: overlap of transfer and computing, or joint optimality over concurrent requests.
 """
 
@@ -41,6 +52,7 @@ class NetKV:
 
     paper: ClassVar[str] = "NetKV III-V, algorithm 1"
     needs: ClassVar[Needs] = Needs.HITS | Needs.NETWORK
+    overcommits: ClassVar[bool] = True
     formula: ClassVar[str] = (
         "cost = transfer_s + queue_s + first_step_s"
         " (variant cla: cost = load_weight * load - cache_weight * hit_ratio)"
@@ -62,6 +74,11 @@ class NetKV:
     """Weight of the hit ratio in the variant "cla"."""
     load_weight: Annotated[float, Number(low=0.0)] = 1.0
     """Weight of the load in the variant "cla"."""
+    # The paper has no such term (`python -m benchmarks run overcommit` compares the two).
+    usual_output_tokens: Annotated[float, Number(low=0.0, unit="tokens")] = 0.0
+    """Usual output of a sequence, by which the queue term counts the steps until a full batch frees a slot. With 0 it
+    is the paper's, one step for each blocked predecessor.
+    """
     name: str = "netkv"
 
     def __post_init__(self) -> None:
@@ -105,17 +122,25 @@ class NetKV:
             if total < worker.slots:  # a free slot means no queue
                 costs.append(transfer_s + (first_s + per_seq_s * total))
             else:
-                seconds = queue_and_step_seconds(total, worker.slots, self.step_base_s, per_seq_s)
-                costs.append(transfer_s + sum(seconds))
+                costs.append(transfer_s + sum(self._queue_and_step_s(worker, total)))
         return costs
 
     def _explain(self, worker: Worker, transfer_s: float, network: NetworkTerm) -> dict[str, float]:
-        queue_s, step_s = queue_and_step_seconds(
-            sequences_on(worker), worker.slots, self.step_base_s, self.step_per_seq_s
-        )
+        queue_s, step_s = self._queue_and_step_s(worker, sequences_on(worker))
         terms = {"transfer_s": transfer_s, "queue_s": queue_s, "first_step_s": step_s}
+        if queue_s:
+            terms["queued"] = float(sequences_on(worker) - worker.slots)
         terms.update(network.terms(worker))
         return terms
+
+    def _queue_and_step_s(self, worker: Worker, total: int) -> tuple[float, float]:
+        """Returns (T_queue, T_decode) in seconds for one more sequence on a worker with `total` of them."""
+        base_s, per_seq_s, queued = self.step_base_s, self.step_per_seq_s, total - worker.slots
+        steps = steps_of_queue(queued, worker.slots, self.usual_output_tokens)
+        if not steps:
+            return 0.0, base_s + per_seq_s * (total + 1)
+        running = batch_behind_queue(worker)
+        return steps * (base_s + per_seq_s * running), base_s + per_seq_s * (running + 1)
 
 
 def transfer_seconds(
@@ -138,8 +163,19 @@ def sequences_on(worker: Worker) -> int:
     return max(worker.slots_used, running + (worker.engine_waiting or 0))
 
 
-def queue_and_step_seconds(total: int, slots: int, base_s: float, per_seq_s: float) -> tuple[float, float]:
-    """Returns (T_queue, T_decode) in seconds for one more sequence on a worker where `total` already run or wait."""
-    running = min(total, slots)
-    queue_s = max(0, total - slots) * (base_s + per_seq_s * running)
-    return queue_s, base_s + per_seq_s * (running + 1)
+def batch_behind_queue(worker: Worker) -> int:
+    """Returns beta_d for a worker on which sequences queue: the batch that its engine reports, if it reports a queue,
+    otherwise beta_max. An engine queues below beta_max while it lacks KV or waits for transfers.
+    """
+    if worker.engine_running is None or not worker.engine_waiting:
+        return worker.slots
+    return min(worker.engine_running, worker.slots)
+
+
+def steps_of_queue(queued: int, slots: int, output_tokens: float) -> float:
+    """Returns the steps that a request waits behind `queued` others for a slot of a worker, which has -queued free ones
+    if `queued` is below 0. `output_tokens` is the usual output; 0: a full batch frees a slot with every step.
+    """
+    if not output_tokens:
+        return max(0, queued)
+    return max(0, queued + 1) * output_tokens / slots
