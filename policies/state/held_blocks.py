@@ -36,13 +36,15 @@ class HeldBlocks:
     def remove(self, request: Request) -> None:
         """Takes the blocks of a request back, which `add` has counted."""
         holders, still_held = self.holders, 0
+        # most blocks have one holder; `del` of a Counter would be a call in Python
+        pop = holders.pop
         for block in request.block_hashes:
-            left = holders[block] - 1
-            if left:
-                holders[block] = left
-                still_held += 1
+            count = holders[block]
+            if count == 1:
+                pop(block)
             else:
-                del holders[block]
+                holders[block] = count - 1
+                still_held += 1
         self.shared_tokens -= still_held * request.block_tokens
 
     def tokens_held(self, request: Request) -> int:

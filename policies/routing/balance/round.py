@@ -104,7 +104,8 @@ def worker_table(
     tokens = np.array([worker.kv_tokens for worker in workers])
     used = np.array([worker.slots_used for worker in workers])
     slots = np.array([worker.slots for worker in workers])
-    free = np.array([worker.free_kv_tokens for worker in workers])
+    # what the workers' own requests may take, in which each shared block counts as often as in `tokens`
+    capacity = np.array([w.kv_capacity_tokens - w.foreign_kv_tokens + w.shared_kv_tokens for w in workers])
     total = np.array([worker.kv_capacity_tokens for worker in workers])
     names = [worker.barrier for worker in workers]
     members = Counter(names)
@@ -114,7 +115,7 @@ def worker_table(
     rows["barrier"] = [number[name] for name in names]
     rows["draw"], rows["open"] = draws, allowed.any(axis=0)
     rows["free"] = np.maximum(0, slots - used)
-    rows["room"] = np.where(used > 0, free, total)
+    rows["room"] = np.where(used > 0, np.maximum(0, capacity - tokens), total)
     departures = np.empty((0, 3), np.int64)
     if horizon:
         each = [worker.departures for worker in workers]

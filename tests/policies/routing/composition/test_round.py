@@ -522,6 +522,25 @@ def test_the_random_cases_reach_queues() -> None:
     assert queued >= 10
 
 
+def test_an_entry_that_queues_takes_no_free_slot() -> None:
+    # the large entry queues near; the slot is still free for the entry left, so stage 1 goes on
+    near, far = (
+        worker("near", slots=2, slots_used=2, node="n0"),
+        worker("far", slots=2, slots_used=1, node="n9"),
+    )
+    oracle = Oracle({0: 400.0 * MB, 3: 25.0 * MB})
+    pool = [entry("large", 50, kv_bytes=400 * MB, entered_s=99.0), entry("small", 10, entered_s=99.0)]
+    sender = worker("p", Role.PREFILL, node="n0")
+    view = snapshot([sender, near, far], pool, oracle, now_s=NOW_S)
+    feasible = [(e, [far, near]) for e in pool]
+    policy = Composition(abundance=0.5)
+    made = policy.assign(feasible, dataclasses.replace(view, overcommit_slots=1), random.Random(0))
+    chosen = {a.attempt_id: (a.decision.worker, a.decision.reason) for a in made}
+    assert chosen == {"large": ("near", Reason.FILL), "small": ("far", Reason.FILL)}
+    made = policy.assign(feasible, view, random.Random(0))
+    assert [(a.attempt_id, a.decision.worker) for a in made] == [("large", "far")]
+
+
 @pytest.mark.parametrize(("in_use", "sent"), [(0, 1), (100, 3), (40, 1), (61, 2)])
 def test_a_set_needs_kv_only_for_what_is_not_in_use_on_its_worker(in_use: int, sent: int) -> None:
     # 200 tokens are free; each of three prompts of 160 needs 160 - in_use
