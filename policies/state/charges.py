@@ -139,6 +139,37 @@ class Departures:
         return steps
 
 
+USUAL_OF = 64  # ASSUMPTION
+"""Number of departures over which `SlotDepartures` averages."""
+
+
+@dataclass(slots=True)
+class SlotDepartures:
+    """The output tokens that all workers generate for each sequence that ends, as means that fade with each departure.
+
+    In the long run this is the mean output of a sequence. It counts the tokens of the sequences that still run, because
+    the mean over those that have ended would be too short: the shortest end first.
+    """
+
+    sequences: float = 0.0
+    tokens: float = 0.0
+    seen: int = 0
+    """Tokens generated until the last departure."""
+
+    def departed(self, slots: int, generated: int) -> None:
+        """Notes that `slots` sequences have left a decode worker. `generated` are the tokens generated so far."""
+        kept = 1.0 - 1.0 / USUAL_OF
+        self.sequences = kept * self.sequences + slots
+        # fewer than before when a worker has gone
+        self.tokens = kept * self.tokens + max(0, generated - self.seen)
+        self.seen = generated
+
+    @property
+    def tokens_each(self) -> float | None:
+        """Output tokens for each sequence that ended; None before the first."""
+        return self.tokens / self.sequences if self.sequences else None
+
+
 def _count(steps: dict[int, tuple[int, int]], live: LiveRequest, tokens: int, sign: int) -> None:
     """Adds (`sign` +1) or removes (-1) the request at the step that follows from `tokens`, its generated tokens."""
     request, at_tokens = live.request, live.finishes_at_tokens

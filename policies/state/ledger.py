@@ -28,7 +28,7 @@ from typing import Any
 from policies.network.oracle import Oracle
 from policies.request.stage import Stage
 from policies.state import events as ev
-from policies.state.charges import Held, LiveRequest, Load
+from policies.state.charges import Held, LiveRequest, Load, SlotDepartures
 from policies.state.outliers import Outliers
 from policies.state.pool import Pool
 from policies.state.prefix_index import PrefixIndex
@@ -57,6 +57,7 @@ class Ledger:
     """Number of items of ProgressedMany that did not fit, since the start."""
     refused: list[RequestId] = field(default_factory=list)
     """Requests of the items of the last ProgressedMany that did not fit."""
+    departures: SlotDepartures = field(default_factory=SlotDepartures)
     fleet_version: int = 0
     now_s: float = 0.0
     """Time of the present event."""

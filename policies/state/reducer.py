@@ -75,6 +75,7 @@ class ClusterState:
             hits,
             ledger.pool.typical,
             overcommit_slots,
+            ledger.departures.tokens_each,
         )
 
     def worker(self, worker: WorkerId) -> Worker | None:

@@ -239,6 +239,8 @@ class Snapshot:
     ("prefill", "decode"), for policies that choose workers in turn. `oracle` is the network's cost oracle (None: the
     network is not known). `hits` says where prompts are cached. `typical` describes recent pool entries (None: there
     were none). `overcommit_slots` is the number of sequences that a decode worker may get beyond its slots.
+    `usual_output_tokens` are the output tokens that the workers generate for each sequence that ends, of late (None:
+    none has ended).
     """
 
     now_s: float
@@ -249,3 +251,4 @@ class Snapshot:
     hits: PrefixHits = NO_HITS
     typical: TypicalEntry | None = None
     overcommit_slots: int = 0
+    usual_output_tokens: float | None = None

@@ -4,8 +4,8 @@
     mean overflow = sum_h gamma^h max(0, w - m_g(h)) / sum_h gamma^h
 
     cost(r, g)  transfer + queue + first step                   -> netkv's terms, with the transfers of all senders
-                                                                   (`round`) and of this round. T_queue is netkv's with
-                                                                   TypicalEntry.output_tokens for the usual output
+                                                                   (`round`) and of this round; T_queue as with netkv's
+                                                                   `queue` "slot", by forecast outputs if there are any
     weight_r    cost_weight * TTFT objective / slack, 1..max    -> Terms.ttft_slo_s, Request.arrived_s; `max_weight`
     credit_r    weight * (wait until the next chance to be admitted + an upper bound of all costs), so that without a
                 balance term and rent every feasible set is worth more than none  -> `wait_s`

@@ -298,7 +298,8 @@ def _fill_prices(workers: WorkerTable, group: Group) -> None:
     held = policy.hold_steps / float(group.discount.sum())
     rows["slowdown"] = delayed * policy.seconds_per_kv_token * held
     rows["queued"] = [sequences_on(worker) for worker in group.workers]
-    rows["slot_steps"] = (group.typical.output_tokens or 0.0) / rows["slots"]
+    output_tokens = group.typical.output_tokens or group.snapshot.usual_output_tokens or 0.0
+    rows["slot_steps"] = output_tokens / rows["slots"]
     rows["batch"] = [batch_behind_queue(worker) for worker in group.workers]
     more = rows["slots"] + group.snapshot.overcommit_slots - used
     rows["extra"] = np.maximum(0, more) - rows["free"]

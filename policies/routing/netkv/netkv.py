@@ -18,9 +18,14 @@ ladder is included.
 
 The paper has one iteration for each blocked predecessor: it assumes that a full batch frees a slot with every step. It
 does so where slots are about as many as output tokens. A batch of 8 with outputs of 1,000 tokens frees one in 125
-steps. With `usual_output_tokens` o, ours, the term is the wait for a slot, in which the new request counts too:
+steps. With `queue` "slot", ours, the term is the wait for a slot, in which the new request counts too:
 
     T_queue = max(0, q_d - (beta_max - beta_d) + 1) * o / beta_max * t_iter(beta_d)
+    o: output tokens for each sequence that ends -> Snapshot.usual_output_tokens
+
+Before the first sequence has ended, o is not known and the term is the paper's. With "slot" an entry queues only where
+that is better than a free slot elsewhere. If no worker that it fits has one, it waits in the pool, where it can take
+whatever slot frees first.
 
 `variant` is the rung of the ladder: "cla" (CLA*: load_weight * load - cache_weight * hit ratio, no network),
 "topo_only" (static tiers), "static" (+ own transfers n), "full" (+ congestion, pair estimates). Where data of the
@@ -44,6 +49,7 @@ from policies.routing.params import Number, OneOf, Whole, check
 from policies.state.views import PoolEntry, Request, Snapshot, Worker, WorkerId
 
 VARIANTS = ("cla", "topo_only", "static", "full")
+QUEUES = ("iterations", "slot")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +80,10 @@ class NetKV:
     """Weight of the hit ratio in the variant "cla"."""
     load_weight: Annotated[float, Number(low=0.0)] = 1.0
     """Weight of the load in the variant "cla"."""
-    # The paper has no such term (`python -m benchmarks run overcommit` compares the two).
-    usual_output_tokens: Annotated[float, Number(low=0.0, unit="tokens")] = 0.0
-    """Usual output of a sequence, by which the queue term counts the steps until a full batch frees a slot. With 0 it
-    is the paper's, one step for each blocked predecessor.
+    # "iterations" is the paper's; `python -m benchmarks run overcommit` compares the two.
+    queue: Annotated[str, OneOf(QUEUES)] = "iterations"
+    """Queue term: a step for each blocked predecessor ("iterations"), or the steps until a full batch frees a slot by
+    the usual output of a sequence ("slot").
     """
     name: str = "netkv"
 
@@ -86,15 +92,22 @@ class NetKV:
 
     def choose_decode(
         self, entry: PoolEntry, workers: Sequence[Worker], snapshot: Snapshot, rng: random.Random
-    ) -> Decision:
+    ) -> Decision | None:
+        if self.queue == "slot" and not any(worker.slots_used < worker.slots for worker in workers):
+            return None
         hits = snapshot.hits.tokens(entry.request)
         if self.variant == "cla":
             return least_cost(self.name, [self._cla(entry.request, worker, hits) for worker in workers], rng)
         network = self._network(entry, workers, snapshot)
+        output_tokens = (snapshot.usual_output_tokens or 0.0) if self.queue == "slot" else 0.0
         transfers_s = transfer_seconds(entry, workers, hits, network)
-        costs = self._costs(workers, transfers_s)
+        costs = self._costs(workers, transfers_s, output_tokens)
         return best_of(
-            self.name, workers, costs, lambda i: self._explain(workers[i], transfers_s[i], network), rng
+            self.name,
+            workers,
+            costs,
+            lambda i: self._explain(workers[i], transfers_s[i], output_tokens, network),
+            rng,
         )
 
     def _cla(self, request: Request, worker: Worker, hits: Mapping[WorkerId, int]) -> Ranked:
@@ -108,7 +121,9 @@ class NetKV:
         lowest = entry.request.terms.priority if self.strict_priorities else None
         return NetworkTerm(snapshot, entry.prefill_worker, workers, self.variant == "full", most, lowest)
 
-    def _costs(self, workers: Sequence[Worker], transfers_s: Sequence[float]) -> list[float]:
+    def _costs(
+        self, workers: Sequence[Worker], transfers_s: Sequence[float], output_tokens: float
+    ) -> list[float]:
         """Returns the sum of the three terms for each worker, in seconds."""
         first_s, per_seq_s = self.step_base_s + self.step_per_seq_s, self.step_per_seq_s
         costs: list[float] = []
@@ -122,21 +137,25 @@ class NetKV:
             if total < worker.slots:  # a free slot means no queue
                 costs.append(transfer_s + (first_s + per_seq_s * total))
             else:
-                costs.append(transfer_s + sum(self._queue_and_step_s(worker, total)))
+                costs.append(transfer_s + sum(self._queue_and_step_s(worker, total, output_tokens)))
         return costs
 
-    def _explain(self, worker: Worker, transfer_s: float, network: NetworkTerm) -> dict[str, float]:
-        queue_s, step_s = self._queue_and_step_s(worker, sequences_on(worker))
+    def _explain(
+        self, worker: Worker, transfer_s: float, output_tokens: float, network: NetworkTerm
+    ) -> dict[str, float]:
+        queue_s, step_s = self._queue_and_step_s(worker, sequences_on(worker), output_tokens)
         terms = {"transfer_s": transfer_s, "queue_s": queue_s, "first_step_s": step_s}
         if queue_s:
             terms["queued"] = float(sequences_on(worker) - worker.slots)
         terms.update(network.terms(worker))
         return terms
 
-    def _queue_and_step_s(self, worker: Worker, total: int) -> tuple[float, float]:
-        """Returns (T_queue, T_decode) in seconds for one more sequence on a worker with `total` of them."""
+    def _queue_and_step_s(self, worker: Worker, total: int, output_tokens: float) -> tuple[float, float]:
+        """Returns (T_queue, T_decode) in seconds for one more sequence on a worker with `total` of them. With 0 for
+        `output_tokens` T_queue is the paper's.
+        """
         base_s, per_seq_s, queued = self.step_base_s, self.step_per_seq_s, total - worker.slots
-        steps = steps_of_queue(queued, worker.slots, self.usual_output_tokens)
+        steps = steps_of_queue(queued, worker.slots, output_tokens)
         if not steps:
             return 0.0, base_s + per_seq_s * (total + 1)
         running = batch_behind_queue(worker)

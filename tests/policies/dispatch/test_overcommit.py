@@ -56,8 +56,8 @@ def placed(d: Dispatcher, n: int) -> list[str | None]:
     return [route.decision.worker if route else None for route in routes]
 
 
-def netkv(step_s: float = 0.02) -> DecodePolicy:
-    return decode_policy("netkv", {"step_base_s": step_s, "step_per_seq_s": 0.0})
+def netkv(step_s: float = 0.02, queue: str = "iterations") -> DecodePolicy:
+    return decode_policy("netkv", {"step_base_s": step_s, "step_per_seq_s": 0.0, "queue": queue})
 
 
 def test_a_near_worker_that_is_full_for_one_step_is_preferred_to_a_far_free_one_and_explain_says_so() -> None:
@@ -83,6 +83,14 @@ def test_the_far_free_worker_wins_where_the_queue_costs_more_than_the_transfer()
 def test_the_slots_bound_the_queue_and_nothing_else() -> None:
     assert placed(dispatcher(netkv(), overcommit_slots=0), 5) == ["near", "near", "far", "far", None]
     assert placed(dispatcher(netkv(), overcommit_slots=1), 7) == ["near"] * 3 + ["far"] * 3 + [None]
+
+
+def test_an_entry_that_the_policy_leaves_in_the_pool_takes_the_slot_that_frees_first() -> None:
+    d = dispatcher(netkv(queue="slot"), overcommit_slots=2)
+    # nothing has ended yet, so the queue is the paper's: far is next when the near one has its two more
+    assert placed(d, 7) == ["near"] * 4 + ["far"] * 2 + [None]
+    (route,) = [a for a in d.handle(ev.Closed(1.0, "r4", "finished")) if isinstance(a, RouteDecode)]
+    assert (route.attempt_id, route.decision.worker) == ("r6", "far")
 
 
 def test_an_entry_in_the_pool_goes_as_soon_as_a_place_in_the_queue_is_free() -> None:

@@ -75,7 +75,11 @@ class Fleet:
             for e in pool
         }
         view = dataclasses.replace(
-            view, typical=usual, hits=KnownHits(hits, in_use), overcommit_slots=self.overcommit
+            view,
+            typical=usual,
+            hits=KnownHits(hits, in_use),
+            overcommit_slots=self.overcommit,
+            usual_output_tokens=rng.choice([None, 44.0]),
         )
         return view, [(e, rng.choice(lists)) for e in pool]
 
@@ -293,8 +297,10 @@ class Checker:
         queued: float = max(0, total - one.slots)
         batch = min(total, one.slots)
         # a slot frees every output / slots steps
-        if self.view.typical and self.view.typical.output_tokens:
-            queued = max(0, total - one.slots + 1) * self.view.typical.output_tokens / one.slots
+        forecast = self.view.typical.output_tokens if self.view.typical else None
+        usual = forecast or self.view.usual_output_tokens
+        if usual:
+            queued = max(0, total - one.slots + 1) * usual / one.slots
         if queued and one.engine_running is not None and one.engine_waiting:
             batch = min(one.engine_running, one.slots)
         return queued * self.step_s(batch) + self.step_s(batch + 1)
