@@ -66,10 +66,11 @@ from policies.routing.base import (
     Assignment,
     DecodePolicy,
     Needs,
+    Overcommit,
     PolicyError,
     PrefillPolicy,
     assign,
-    overcommits,
+    overcommit_of,
 )
 from policies.routing.netkv.network_term import transfer_intent
 from policies.routing.registry import decode_policy, prefill_policy
@@ -114,7 +115,7 @@ class Dispatcher:
     @property
     def overcommit_slots(self) -> int:
         """Number of sequences that a decode worker may get beyond its slots, by the limits and the present policy."""
-        return self.config.overcommit_slots if overcommits(self.decode) else 0
+        return 0 if overcommit_of(self.decode) is Overcommit.NEVER else self.config.overcommit_slots
 
     @property
     def needs(self) -> Needs:
@@ -341,10 +342,7 @@ class Dispatcher:
             blocked |= feasible.blocked
             entries = feasible.left({assignment.attempt_id for assignment in assigned})
             if not (assigned and entries and left):
-                # a policy that has declined will decline the entries behind these too, unless it finds a free slot
-                declined = bool(entries) and not assigned and feasible.placeable()
-                open_left = any(room.has_free_slot() if declined else bool(room) for room in rooms.values())
-                return Placement(not left, open_left, blocked)
+                return Placement(not left, any(rooms.values()), blocked)
 
     def _place_singly(self, entries: list[PoolEntry], now_s: float, left: int, actions: list[Action]) -> int:
         """Sends at most `left` entries after the policy has raised at some of them, and rejects those at which it
@@ -384,10 +382,8 @@ class Dispatcher:
         return entries
 
     def _rooms(self, snapshot: Snapshot) -> dict[str, Room]:
-        config = self.config
-        return rooms_of(
-            snapshot, self._pools, config.reserve_tokens, self.overcommit_slots, config.status_stale_s
-        )
+        config, overcommit = self.config, overcommit_of(self.decode)
+        return rooms_of(snapshot, self._pools, config.reserve_tokens, config.status_stale_s, overcommit)
 
     def _assign(self, feasible: FeasibleEntries, snapshot: Snapshot) -> tuple[Assignment, ...]:
         """Returns the policy's assignments. Raises PolicyError when one of them is not feasible."""

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import overload
 
 from policies.request.terms import Mode
+from policies.routing.base import Overcommit
 from policies.state.views import (
     NO_HITS,
     Health,
@@ -165,7 +166,8 @@ class Room:
     """The workers of one group that have room for a pool entry (`has_room`).
 
     Entries that fit the same workers share one list, made once, so P entries and G workers cost P log G, not P * G.
-    An entry that fits on further workers by its hits there has a list of its own.
+    An entry that fits on further workers by its hits there has a list of its own. With `beside_free_slots` there is no
+    room anywhere unless some worker has a free slot.
     """
 
     def __init__(
@@ -174,6 +176,7 @@ class Room:
         reserve_tokens: int,
         overcommit_slots: int,
         hits: PrefixHits = NO_HITS,
+        beside_free_slots: bool = False,
     ) -> None:
         self._reserve, self._extra = reserve_tokens, overcommit_slots
         self._hits = None if hits is NO_HITS else hits
@@ -187,6 +190,8 @@ class Room:
                 # as `kv_tokens_in_use`, without a call for each worker
                 in_use = w.kv_tokens - w.shared_kv_tokens + w.foreign_kv_tokens
                 self._open.append((w, slots, w.kv_capacity_tokens - in_use if used else math.inf))
+        if beside_free_slots and all(slots <= overcommit_slots for _, slots, _ in self._open):
+            self._open = []
         self._fewest_slots = min([w.slots for w, _, _ in self._open], default=0)
         self._rooms = sorted([room for _, _, room in self._open])
         self._lists: dict[tuple[int, int], list[Worker]] = {}
@@ -196,10 +201,6 @@ class Room:
     def __bool__(self) -> bool:
         """Whether some worker may take a sequence, in a free slot or beyond its slots."""
         return bool(self._open)
-
-    def has_free_slot(self) -> bool:
-        """Whether some worker has a free slot."""
-        return any(w.slots_used < w.slots for w, _, _ in self._open)
 
     def may_fit(self, request: Request) -> bool:
         """Whether the request may fit on some worker. Only False is certain; it takes no look at hits."""
@@ -321,13 +322,14 @@ class FeasibleEntries(Sequence[Placeable]):
 
 
 def rooms_of(
-    snapshot: Snapshot, pools: WorkerPools, reserve_tokens: int, overcommit_slots: int, status_stale_s: float
+    snapshot: Snapshot, pools: WorkerPools, reserve_tokens: int, status_stale_s: float, overcommit: Overcommit
 ) -> dict[str, Room]:
     """Returns the room of every group that has usable decode workers, by group. Only workers with a fresh report have
     room.
     """
+    extra, hits, beside = snapshot.overcommit_slots, snapshot.hits, overcommit is Overcommit.BESIDE_FREE_SLOTS
     return {
-        group: Room(fresh(snapshot, ids, status_stale_s), reserve_tokens, overcommit_slots, snapshot.hits)
+        group: Room(fresh(snapshot, ids, status_stale_s), reserve_tokens, extra, hits, beside)
         for group, ids in pools.decode_by_group.items()
     }
 

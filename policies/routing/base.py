@@ -10,10 +10,10 @@ finite, and a smaller cost is better. Ties are broken by the generator, never by
     RoundPolicy.assign              workers for many pool entries at once
 
 Whether an entry waits in the pool for a free slot or in the queue of an engine whose slots are taken is the decode
-policy's choice. A policy that weighs such queues has an attribute `overcommits` that is True (`overcommits`): it is
-offered the workers that have no free slot too, up to `Snapshot.overcommit_slots` sequences beyond their slots. It
-chooses one of them, or leaves the entry in the pool (`assign` without it, `choose_decode` None). Any other policy is
-offered workers with a free slot only.
+policy's choice. A policy that weighs such queues has an attribute `overcommits` (`Overcommit`): it is offered the
+workers that have no free slot too, up to `Snapshot.overcommit_slots` sequences beyond their slots. It chooses one of
+them, or leaves the entry in the pool (`assign` without it, `choose_decode` None). Any other policy is offered workers
+with a free slot only.
 
 One class may serve both stages. `paper` cites the policy's source; `formula` is the cost in one line, in the names of
 terms and parameters; `needs` names the inputs that the policy reads and that cost something to provide (`Needs`).
@@ -44,6 +44,15 @@ class Needs(Flag):
     """The policy reads `Request.predicted_tokens` and their mean in `Snapshot.typical`, for which lengths are
     predicted.
     """
+
+
+class Overcommit(StrEnum):
+    """When a decode policy is offered workers without a free slot, on which an entry queues inside the engine."""
+
+    NEVER = "never"
+    BESIDE_FREE_SLOTS = "beside_free_slots"
+    """While another worker of the group has a free slot. Without one every entry waits in the pool."""
+    ALWAYS = "always"
 
 
 class Reason(StrEnum):
@@ -158,9 +167,9 @@ class RoundPolicy(Policy, Protocol):
 DecodePolicy = EntryPolicy | RoundPolicy
 
 
-def overcommits(policy: DecodePolicy) -> bool:
-    """Whether a decode policy weighs workers without a free slot, on which an entry queues inside the engine."""
-    return bool(getattr(policy, "overcommits", False))
+def overcommit_of(policy: DecodePolicy) -> Overcommit:
+    """Returns when a decode policy is offered workers without a free slot: its `overcommits`, or never."""
+    return Overcommit(getattr(policy, "overcommits", Overcommit.NEVER))
 
 
 def assign(

@@ -48,7 +48,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from policies.routing.balance.stages import groups
-from policies.routing.base import Assignment, Feasible, Needs
+from policies.routing.base import Assignment, Feasible, Needs, Overcommit
 from policies.routing.composition.parameters import Parameters
 from policies.routing.params import check
 from policies.state.views import Snapshot
@@ -65,7 +65,7 @@ class Composition(Parameters):
         " * sum_h gamma^h * max(0, w_tokens - m(h)) / sum_h gamma^h)"
     )
     needs: ClassVar[Needs] = Needs.HITS | Needs.NETWORK | Needs.LENGTHS
-    overcommits: ClassVar[bool] = True
+    overcommits: ClassVar[Overcommit] = Overcommit.BESIDE_FREE_SLOTS
     name: str = "composition"
 
     def __post_init__(self) -> None:

@@ -111,11 +111,7 @@ def compose(
     workers: Sequence[Worker],
     rng: random.Random,
 ) -> tuple[Assignment, ...]:
-    """Returns the assignments of one group in one round. Without a free slot there are none: an entry in the pool can
-    still take whatever slot frees first.
-    """
-    if not any(worker.slots_used < worker.slots for worker in workers):
-        return ()
+    """Returns the assignments of one group in one round."""
     draws = [rng.random() for _ in workers]
     group = group_of(policy, feasible, snapshot, workers)
     start = start_of(group, draws)

@@ -43,7 +43,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from policies.routing.base import Decision, Needs, Ranked, best_of, least_cost
+from policies.routing.base import Decision, Needs, Overcommit, Ranked, best_of, least_cost
 from policies.routing.netkv.network_term import NetworkTerm, effective_bytes
 from policies.routing.params import Number, OneOf, Whole, check
 from policies.state.views import PoolEntry, Request, Snapshot, Worker, WorkerId
@@ -58,7 +58,6 @@ class NetKV:
 
     paper: ClassVar[str] = "NetKV III-V, algorithm 1"
     needs: ClassVar[Needs] = Needs.HITS | Needs.NETWORK
-    overcommits: ClassVar[bool] = True
     formula: ClassVar[str] = (
         "cost = transfer_s + queue_s + first_step_s"
         " (variant cla: cost = load_weight * load - cache_weight * hit_ratio)"
@@ -89,6 +88,11 @@ class NetKV:
 
     def __post_init__(self) -> None:
         check(self)
+
+    @property
+    def overcommits(self) -> Overcommit:
+        """The paper sends a request at once, whatever the queues; by the wait for a slot it pays to wait for any."""
+        return Overcommit.BESIDE_FREE_SLOTS if self.queue == "slot" else Overcommit.ALWAYS
 
     def choose_decode(
         self, entry: PoolEntry, workers: Sequence[Worker], snapshot: Snapshot, rng: random.Random

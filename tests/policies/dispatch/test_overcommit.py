@@ -7,7 +7,7 @@ import pytest
 from policies.dispatch.dispatcher import DispatchConfig, Dispatcher, RouteDecode
 from policies.engine_model.blocks import Stored
 from policies.network.oracle import Oracle
-from policies.routing.base import DecodePolicy, overcommits
+from policies.routing.base import DecodePolicy, Overcommit, overcommit_of
 from policies.routing.registry import DECODE, decode_policy
 from policies.routing.simple.join_shortest_queue import JoinShortestQueue
 from policies.state import events as ev
@@ -105,8 +105,9 @@ def test_only_policies_that_weigh_the_queue_are_offered_full_workers(name: str) 
     policy = decode_policy(name)
     d = dispatcher(policy, slots=1, overcommit_slots=3)
     found = placed(d, 3)
-    assert overcommits(policy) == (name in ("netkv", "composition"))
-    assert sorted(filter(None, found[:2])) == ["far", "near"] or overcommits(policy)
+    known = {"netkv": Overcommit.ALWAYS, "composition": Overcommit.BESIDE_FREE_SLOTS}
+    assert overcommit_of(policy) is known.get(name, Overcommit.NEVER)
+    assert sorted(filter(None, found[:2])) == ["far", "near"] or name in known
     assert (found[2] is None) == (name != "netkv")
 
 

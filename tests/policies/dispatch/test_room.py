@@ -72,6 +72,16 @@ def test_hits_on_blocks_in_use_lower_the_need_on_their_worker_alone(facts, reque
         assert room.may_fit(request) or not expected
 
 
+def test_beside_free_slots_there_is_room_in_queues_while_some_slot_is_free() -> None:
+    full, free = worker("a", slots=2, slots_used=2), worker("b", slots=2, slots_used=1)
+    request = Request("r", 0.0, 10, 1)
+    assert Room([full, free], 0, 1, beside_free_slots=True).for_request(request) == [full, free]
+    assert not Room([full], 0, 1, beside_free_slots=True)
+    assert Room([full], 0, 1, beside_free_slots=True).for_request(request) == []
+    assert Room([full], 0, 1).for_request(request) == [full]
+    assert not Room([full], 0, 0)
+
+
 def test_hits_are_looked_up_for_a_bounded_number_of_entries() -> None:
     full = worker("w", slots_used=1, kv_tokens=950, kv_capacity_tokens=1000)
     asked = [Request(f"r{i}", 0.0, 100, 1) for i in range(2 * MOST_LOOKUPS)]
