@@ -10,7 +10,7 @@ from benchmarks.decisions.measure import Timing, timed
 from policies.dispatch.feasibility import FeasibleEntries, WorkerPools, rooms_of
 from policies.routing.balance.balance_route_0 import BalanceRoute0
 from policies.routing.balance.balance_route_h import BalanceRouteH
-from policies.routing.base import DecodePolicy, assign
+from policies.routing.base import DecodePolicy, Overcommit, assign
 from policies.routing.composition.composition import Composition
 from policies.routing.netkv.netkv import NetKV
 
@@ -87,7 +87,7 @@ def feasibility(calls: int, seed: int) -> list[Timing]:
     rng = random.Random(seed)
 
     def feasible(given: RoundInput) -> int:
-        rooms = rooms_of(given.snapshot, WorkerPools.of(given.snapshot.workers), 16, 0, 3.0)
+        rooms = rooms_of(given.snapshot, WorkerPools.of(given.snapshot.workers), 16, 3.0, Overcommit.NEVER)
         return len(FeasibleEntries(given.snapshot.pool, rooms, -1.0))
 
     def inputs() -> Iterator[Callable[[], object]]:

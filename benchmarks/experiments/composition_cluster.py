@@ -75,7 +75,8 @@ def _placed(config: Config) -> tuple[Topology, list[Instance], list[Instance]]:
 
 def outputs(config: Config) -> Lognormal:
     """Returns the distribution of output lengths; apart from the cap, both tails have the same mean."""
-    return Lognormal.of_mean(OUTPUT_TOKENS, OUTPUT_CV[config["tail"]], OUTPUT_CAP_TOKENS)
+    mean = config.get("output_tokens", OUTPUT_TOKENS)
+    return Lognormal.of_mean(mean, OUTPUT_CV[config["tail"]], OUTPUT_CAP_TOKENS)
 
 
 def capacity_per_s(config: Config) -> float:
@@ -84,11 +85,12 @@ def capacity_per_s(config: Config) -> float:
     context = config["context_tokens"]
     racks = {topology.node(i.node).rack for i in prefill}
     uplinks = len(racks) * topology.config.aggs_per_pod * topology.class_bytes_per_s[RACK]
-    full_s = PROFILE.step_s(0, SLOTS, int(SLOTS * (context + OUTPUT_TOKENS / 2)))
+    slots, mean = config.get("slots", SLOTS), config.get("output_tokens", OUTPUT_TOKENS)
+    full_s = PROFILE.step_s(0, slots, int(slots * (context + mean / 2)))
     return min(
         len(prefill) / (context * PROFILE.prefill_per_token_s),
         uplinks / PROFILE.kv_bytes(context),
-        len(decode) * SLOTS / (outputs(config).mean_tokens * full_s),
+        len(decode) * slots / (outputs(config).mean_tokens * full_s),
     )
 
 
@@ -150,6 +152,11 @@ def _forecasting(config: Config) -> Forecasting | None:
 FORECASTS = {"oracle": _oracle, "client": _client}
 
 
+def _limits(config: Config) -> dict[str, Any]:
+    """Returns the limits of the dispatcher that `config` sets."""
+    return {name: config[name] for name in ("overcommit_slots",) if name in config}
+
+
 def sim_config(config: Config, seed: int) -> SimConfig:
     """Returns the simulator's configuration of one run of the policy in `config`."""
     topology, prefill, decode = _placed(config)
@@ -168,7 +175,7 @@ def sim_config(config: Config, seed: int) -> SimConfig:
                     f"d{i}",
                     Role.DECODE,
                     decode[i * BARRIER_WORKERS : (i + 1) * BARRIER_WORKERS],
-                    slots=SLOTS,
+                    slots=config.get("slots", SLOTS),
                     kv_blocks=KV_TOKENS // BLOCK_TOKENS,
                     barrier=f"b{i}" if config["barrier"] else "",
                 )
@@ -177,7 +184,7 @@ def sim_config(config: Config, seed: int) -> SimConfig:
         ),
         prefill=("predicted_ttft", {}),
         decode=(config["policy"], config["params"]),
-        dispatch=DispatchConfig(queue_timeout_s=600.0, max_queue=MANY, seed=seed),
+        dispatch=DispatchConfig(queue_timeout_s=600.0, max_queue=MANY, seed=seed, **_limits(config)),
         control=ControlPlane(status_s=0.25, progress_s=0.25, forecast_s=0.25),
         network=Fabric(topology),
         forecasts=_forecasting(config),

@@ -13,6 +13,7 @@ EXPERIMENTS: dict[str, str] = {
     "balance_route_sensitivity": "benchmarks.experiments.balance_route_sensitivity",
     "balance_route_bound": "benchmarks.experiments.balance_route_bound",
     "composition": "benchmarks.experiments.composition",
+    "overcommit": "benchmarks.experiments.overcommit",
     "deepflow_colocation": "benchmarks.experiments.deepflow_colocation",
     "deepflow_heatmap": "benchmarks.experiments.deepflow_heatmap",
     "deepflow_scheduling": "benchmarks.experiments.deepflow_scheduling",

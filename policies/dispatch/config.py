@@ -29,8 +29,11 @@ class DispatchConfig:
     """Age from which a pool entry is starving: no entry behind it may be sent before it."""
     reserve_tokens: Annotated[int, Whole(0, unit="tokens")] = 16
     """Free KV that a decode worker must have for each sequence in addition to the prompt."""
-    overcommit_slots: Annotated[int, Whole(0, unit="slots")] = 0
-    """Sequences that a decode worker may get beyond its slots (BalanceRoute D.6)."""
+    # `python -m benchmarks run overcommit`: each further one makes NetKV's first tokens later in a cluster of few slots
+    overcommit_slots: Annotated[int, Whole(0, unit="slots")] = 1
+    """Sequences that a decode worker may get beyond its slots, if the policy weighs their queue (NetKV IV, BalanceRoute
+    D.6).
+    """
     max_prefills: Annotated[int, Whole(1)] = 2
     """Most times that one request may be prefilled."""
     tick_entries: Annotated[int, Whole(1, unit="entries")] = 512

@@ -11,8 +11,10 @@ that these rules allow:
   compute prompts themselves (`RoutePrefill.degraded`), so that the loss of all prefill workers slows serving instead of
   ending it. A request with a `mode` goes only to workers that serve this mode; where there is none, it is rejected with
   503.
-- Decode: a worker must be of the KV's group, with enough free slots, and with free KV for the prompt plus
-  `reserve_tokens` for each sequence (a worker without any sequence is exempt).
+- Decode: a worker must be of the KV's group, with free KV for what the prompt adds to its own plus `reserve_tokens`
+  for each sequence (a worker without any sequence is exempt). It may have `overcommit_slots` sequences more than slots,
+  if the policy weighs the queue that they form in the engine; for any other policy it must have the free slots
+  (`feasibility`).
 - Rescue: a pool entry whose lease ends within `lease_margin_s` goes to the least loaded decode worker with KV room,
   even if that has no free slot. Without such a worker it is prefilled once more (at most `max_prefills` times in all)
   or rejected with 503.
@@ -28,15 +30,16 @@ Most events change nothing for waiting requests, so each event wakes only the pa
     Tick, PoliciesChanged, workers      the head                              the whole pool
     came, went or changed
     slots or KV were given back         the head, if it fits that worker      the whole pool, if that worker decodes
-                                                                              and has a free slot
+                                                                              and may take a sequence
     an engine reported                  the head, if it fits that worker      the whole pool, if the last report was
                                                                               stale
     a request or entry came             the head, if it is new                the new entries (`PoolScan`)
     a starving entry left               -                                     the whole pool
 
-Progress, forecasts and the network never make room, so they wake nothing; they count in the next decision. A tick tries
-again where only time has passed, or where a policy declined. One event scans at most `tick_entries` entries and sends
-or rescues at most `tick_admissions`. The next event of any kind resumes where this one stopped (`pool_scan`).
+Progress, forecasts and the network never make room, so they wake nothing; they count in the next decision, as does a
+prompt that has become cached. A tick tries again where only time has passed, or where a policy declined. One event
+scans at most `tick_entries` entries and sends or rescues at most `tick_admissions`. The next event of any kind resumes
+where this one stopped (`pool_scan`).
 
 A request at which a policy raises an unexpected exception is rejected with 500, because it would stop every request
 behind it, and all others are decided as if it were not there.
@@ -59,7 +62,16 @@ from policies.dispatch.lease_watch import LeaseWatch, rescue
 from policies.dispatch.pool_scan import Placement, PoolScan
 from policies.dispatch.prefill_queue import PrefillQueue
 from policies.dispatch.probes import first_probe, probe_decision
-from policies.routing.base import Assignment, DecodePolicy, Needs, PolicyError, PrefillPolicy, assign
+from policies.routing.base import (
+    Assignment,
+    DecodePolicy,
+    Needs,
+    Overcommit,
+    PolicyError,
+    PrefillPolicy,
+    assign,
+    overcommit_of,
+)
 from policies.routing.netkv.network_term import transfer_intent
 from policies.routing.registry import decode_policy, prefill_policy
 from policies.state import events as ev
@@ -99,6 +111,11 @@ class Dispatcher:
     def queue_size(self) -> int:
         """Number of requests that wait for a prefill worker."""
         return len(self._queue)
+
+    @property
+    def overcommit_slots(self) -> int:
+        """Number of sequences that a decode worker may get beyond its slots, by the limits and the present policy."""
+        return 0 if overcommit_of(self.decode) is Overcommit.NEVER else self.config.overcommit_slots
 
     @property
     def needs(self) -> Needs:
@@ -193,10 +210,10 @@ class Dispatcher:
         )
 
     def _pool_wakes(self, freed_workers: set[WorkerId]) -> bool:
-        """Whether to scan the whole pool: a decode worker has freed room and has a free slot, or the last scan ended at
-        a starving entry and an entry has left since.
+        """Whether to scan the whole pool: a decode worker has freed room and may take a sequence, or the last scan
+        ended at a starving entry and an entry has left since.
         """
-        extra = self.config.overcommit_slots
+        extra = self.overcommit_slots
         return self._scan.unblocked() or any(
             worker.role is Role.DECODE and worker.slots + extra > worker.slots_used
             for worker in self._alive(freed_workers)
@@ -310,7 +327,7 @@ class Dispatcher:
         left, blocked = self.config.tick_admissions, False
         entries = self._send_probes(entries, now_s, actions)
         while True:
-            snapshot = self.state.snapshot(now_s, entries)
+            snapshot = self.state.snapshot(now_s, entries, self.overcommit_slots)
             rooms = self._rooms(snapshot)
             feasible = FeasibleEntries(entries, rooms, now_s - self.config.starvation_s)
             try:
@@ -334,7 +351,7 @@ class Dispatcher:
         for entry in entries:
             if not left:
                 break
-            snapshot = self.state.snapshot(now_s, (entry,))
+            snapshot = self.state.snapshot(now_s, (entry,), self.overcommit_slots)
             feasible = FeasibleEntries((entry,), self._rooms(snapshot), now_s)
             if not feasible.placeable():
                 continue
@@ -357,7 +374,7 @@ class Dispatcher:
             worker = snapshot.workers[worker_id]
             if worker.role is not Role.DECODE or not is_fresh(worker, now_s, config.status_stale_s):
                 continue
-            probe = first_probe(entries, worker, config.reserve_tokens, config.overcommit_slots)
+            probe = first_probe(entries, worker, config.reserve_tokens)
             if probe is not None:
                 decision = probe_decision(worker, now_s)
                 actions.append(self._route_decode(Assignment(probe.request.attempt_id, decision), snapshot))
@@ -365,10 +382,8 @@ class Dispatcher:
         return entries
 
     def _rooms(self, snapshot: Snapshot) -> dict[str, Room]:
-        config = self.config
-        return rooms_of(
-            snapshot, self._pools, config.reserve_tokens, config.overcommit_slots, config.status_stale_s
-        )
+        config, overcommit = self.config, overcommit_of(self.decode)
+        return rooms_of(snapshot, self._pools, config.reserve_tokens, config.status_stale_s, overcommit)
 
     def _assign(self, feasible: FeasibleEntries, snapshot: Snapshot) -> tuple[Assignment, ...]:
         """Returns the policy's assignments. Raises PolicyError when one of them is not feasible."""

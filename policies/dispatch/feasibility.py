@@ -1,4 +1,17 @@
-"""The rules that say which workers may take a request (`dispatcher` lists them). A policy chooses among them."""
+"""The rules that say which workers may take a request (`dispatcher` lists them). A policy chooses among them.
+
+Decode workers are feasible by memory, as in NetKV (IV-A, algorithm 1 line 1):
+
+    m_d >= b_eff(d) + m_min      m_d    KV that is free for the request         -> Worker.free_kv_tokens
+                                 b_eff  KV that the request adds on d, in tokens: its prompt less the hits there
+                                        that need no memory                    -> PrefixHits.tokens_in_use
+                                 m_min  `reserve_tokens` for each sequence
+
+Free KV includes cached blocks that nothing uses, because the engine evicts them. A hit on such blocks must not count
+twice, as free KV and as KV that is not needed, so only hits on blocks in use lower the need. The slots bound a worker
+too: at most `overcommit_slots` sequences may be sent to it beyond them, and wait there in the engine's queue
+(BalanceRoute D.6: slightly above beta_max). Only policies that weigh that queue are offered such a worker.
+"""
 
 import math
 from bisect import bisect_left
@@ -7,9 +20,27 @@ from dataclasses import dataclass
 from typing import overload
 
 from policies.request.terms import Mode
-from policies.state.views import Health, PoolEntry, Request, RequestId, Role, Snapshot, Worker, WorkerId
+from policies.routing.base import Overcommit
+from policies.state.views import (
+    NO_HITS,
+    Health,
+    PoolEntry,
+    PrefixHits,
+    Request,
+    RequestId,
+    Role,
+    Snapshot,
+    Worker,
+    WorkerId,
+)
 
 Placeable = tuple[PoolEntry, Sequence[Worker]]
+
+# ASSUMPTION: a lookup takes up to 0.2 ms (`python -m benchmarks.decisions`), and a round 10 ms at most for all of them.
+MOST_LOOKUPS = 50
+"""Most entries of a round for which hits are looked up because a worker lacks free KV for the whole prompt. Later ones
+fit where the whole prompt fits.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +123,22 @@ def is_fresh(worker: Worker, now_s: float, status_stale_s: float) -> bool:
     return worker.status_at_s is not None and now_s - worker.status_at_s <= status_stale_s
 
 
-def has_room(request: Request, worker: Worker, reserve_tokens: int, overcommit_slots: int) -> bool:
+def has_room(
+    request: Request,
+    worker: Worker,
+    reserve_tokens: int,
+    overcommit_slots: int,
+    hits: PrefixHits = NO_HITS,
+) -> bool:
     """Whether a worker has the slots and KV to decode a request. A worker without sequences takes any prompt."""
     slots = min(request.slots, worker.slots)
     if worker.slots + overcommit_slots - worker.slots_used < slots:
         return False
     need = request.prompt_tokens + reserve_tokens * slots
-    return worker.slots_used == 0 or worker.free_kv_tokens >= need
+    missing = need - (worker.kv_capacity_tokens - worker.kv_tokens_in_use)
+    if worker.slots_used == 0 or missing <= 0:
+        return True
+    return worker.id in hits.tokens_in_use(request, missing)
 
 
 def may_prefill(
@@ -118,7 +158,7 @@ def may_prefill(
         return has_room(request, worker, reserve_tokens, 0)
     if worker.prefilling >= worker.slots:
         return False
-    used = worker.kv_tokens + worker.foreign_kv_tokens + request.prompt_tokens
+    used = worker.kv_tokens_in_use + request.prompt_tokens
     return worker.kv_tokens == 0 or used <= kv_high_water * worker.kv_capacity_tokens
 
 
@@ -126,40 +166,74 @@ class Room:
     """The workers of one group that have room for a pool entry (`has_room`).
 
     Entries that fit the same workers share one list, made once, so P entries and G workers cost P log G, not P * G.
+    An entry that fits on further workers by its hits there has a list of its own. With `beside_free_slots` there is no
+    room anywhere unless some worker has a free slot.
     """
 
-    def __init__(self, workers: Sequence[Worker], reserve_tokens: int, overcommit_slots: int) -> None:
+    def __init__(
+        self,
+        workers: Sequence[Worker],
+        reserve_tokens: int,
+        overcommit_slots: int,
+        hits: PrefixHits = NO_HITS,
+        beside_free_slots: bool = False,
+    ) -> None:
         self._reserve, self._extra = reserve_tokens, overcommit_slots
-        # workers with a free slot: worker, free slots, free KV in tokens
+        self._hits = None if hits is NO_HITS else hits
+        self._lookups = MOST_LOOKUPS
+        # workers that may take a sequence: worker, how many, free KV in tokens
         self._open: list[tuple[Worker, int, float]] = []
         for w in workers:
             used = w.slots_used
             slots = w.slots + overcommit_slots - used
             if slots > 0:
-                free = w.kv_capacity_tokens - w.kv_tokens - w.foreign_kv_tokens if used else math.inf
-                self._open.append((w, slots, free))
+                # as `kv_tokens_in_use`, without a call for each worker
+                in_use = w.kv_tokens - w.shared_kv_tokens + w.foreign_kv_tokens
+                self._open.append((w, slots, w.kv_capacity_tokens - in_use if used else math.inf))
+        if beside_free_slots and all(slots <= overcommit_slots for _, slots, _ in self._open):
+            self._open = []
         self._fewest_slots = min([w.slots for w, _, _ in self._open], default=0)
         self._rooms = sorted([room for _, _, room in self._open])
         self._lists: dict[tuple[int, int], list[Worker]] = {}
         self.most_tokens = self._rooms[-1] if self._rooms else -1.0
-        """Prompt tokens above which no worker has room."""
+        """Largest free KV of a worker. No larger prompt fits but by its hits."""
 
     def __bool__(self) -> bool:
-        """Whether some worker has a free slot."""
+        """Whether some worker may take a sequence, in a free slot or beyond its slots."""
         return bool(self._open)
+
+    def may_fit(self, request: Request) -> bool:
+        """Whether the request may fit on some worker. Only False is certain; it takes no look at hits."""
+        if request.prompt_tokens <= self.most_tokens:
+            return True
+        return self._hits is not None and self._lookups > 0 and bool(self._open)
 
     def for_request(self, request: Request) -> list[Worker]:
         """Returns the workers that have room for the request, in the order given."""
+        hits = self._hits
         if request.slots > self._fewest_slots:  # the need differs by worker
-            return [w for w, _, _ in self._open if has_room(request, w, self._reserve, self._extra)]
+            reserve, extra, known = self._reserve, self._extra, NO_HITS if hits is None else hits
+            return [w for w, _, _ in self._open if has_room(request, w, reserve, extra, known)]
         need = request.prompt_tokens + self._reserve * request.slots
         # needs that lie between the same two amounts of free KV fit the same workers
-        key = (bisect_left(self._rooms, need), request.slots)
+        smaller = bisect_left(self._rooms, need)
+        key = (smaller, request.slots)
         fits = self._lists.get(key)
         if fits is None:
             fits = [w for w, slots, room in self._open if room >= need and slots >= request.slots]
             self._lists[key] = fits
-        return fits
+        if hits is None or not smaller or not self._lookups:
+            return fits
+        # some workers have too little free KV for the whole prompt, the best of them by `missing`
+        missing = need - self._rooms[smaller - 1]
+        warm = hits.tokens_in_use(request, math.ceil(missing))
+        if not warm:
+            return fits
+        self._lookups -= 1
+        more = [
+            w for w, slots, room in self._open if slots >= request.slots and room + warm.get(w.id, 0) >= need
+        ]
+        return more if len(more) > len(fits) else fits
 
 
 class FeasibleEntries(Sequence[Placeable]):
@@ -210,7 +284,7 @@ class FeasibleEntries(Sequence[Placeable]):
         for at in range(self._examined, len(self._entries)):
             entry = self._entries[at]
             room, request = rooms.get(entry.group), entry.request
-            if room is not None and request.prompt_tokens <= room.most_tokens:
+            if room is not None and room.may_fit(request):
                 fits = room.for_request(request)
                 if fits:
                     if request.avoid:
@@ -248,13 +322,14 @@ class FeasibleEntries(Sequence[Placeable]):
 
 
 def rooms_of(
-    snapshot: Snapshot, pools: WorkerPools, reserve_tokens: int, overcommit_slots: int, status_stale_s: float
+    snapshot: Snapshot, pools: WorkerPools, reserve_tokens: int, status_stale_s: float, overcommit: Overcommit
 ) -> dict[str, Room]:
     """Returns the room of every group that has usable decode workers, by group. Only workers with a fresh report have
     room.
     """
+    extra, hits, beside = snapshot.overcommit_slots, snapshot.hits, overcommit is Overcommit.BESIDE_FREE_SLOTS
     return {
-        group: Room(fresh(snapshot, ids, status_stale_s), reserve_tokens, overcommit_slots)
+        group: Room(fresh(snapshot, ids, status_stale_s), reserve_tokens, extra, hits, beside)
         for group, ids in pools.decode_by_group.items()
     }
 

@@ -23,7 +23,7 @@ class Placement(NamedTuple):
     bounded: bool
     """Whether `tick_admissions` was reached, so that entries that fit may be left."""
     slots_left: bool
-    """Whether some decode worker still has a free slot."""
+    """Whether some decode worker may still take an entry."""
     blocked: bool
     """Whether a starving entry fitted nowhere, so that nothing behind it was tried."""
 

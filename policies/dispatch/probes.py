@@ -18,11 +18,11 @@ def probe_decision(worker: Worker, now_s: float) -> Decision:
     return Decision(worker.id, (Ranked(worker.id, 0.0, terms),), Reason.PROBE)
 
 
-def first_probe(
-    entries: Sequence[PoolEntry], worker: Worker, reserve_tokens: int, overcommit_slots: int
-) -> PoolEntry | None:
-    """Returns the first pool entry by which a quarantined decode worker can be tried, or None."""
-    room = Room([worker], reserve_tokens, overcommit_slots)
+def first_probe(entries: Sequence[PoolEntry], worker: Worker, reserve_tokens: int) -> PoolEntry | None:
+    """Returns the first pool entry by which a quarantined decode worker can be tried, or None. The worker must have a
+    free slot, because a queue inside the engine would hide how fast it is.
+    """
+    room = Room([worker], reserve_tokens, 0)
     for entry in entries:
         request = entry.request
         if entry.group == worker.group and not request.avoid and room.for_request(request):

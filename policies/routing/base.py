@@ -9,6 +9,12 @@ finite, and a smaller cost is better. Ties are broken by the generator, never by
     EntryPolicy.choose_decode       the worker that decodes one pool entry; `assign` picks the entry
     RoundPolicy.assign              workers for many pool entries at once
 
+Whether an entry waits in the pool for a free slot or in the queue of an engine whose slots are taken is the decode
+policy's choice. A policy that weighs such queues has an attribute `overcommits` (`Overcommit`): it is offered the
+workers that have no free slot too, up to `Snapshot.overcommit_slots` sequences beyond their slots. It chooses one of
+them, or leaves the entry in the pool (`assign` without it, `choose_decode` None). Any other policy is offered workers
+with a free slot only.
+
 One class may serve both stages. `paper` cites the policy's source; `formula` is the cost in one line, in the names of
 terms and parameters; `needs` names the inputs that the policy reads and that cost something to provide (`Needs`).
 docs/policies.md shows all three with the class's docstring and its parameters (`params`).
@@ -38,6 +44,15 @@ class Needs(Flag):
     """The policy reads `Request.predicted_tokens` and their mean in `Snapshot.typical`, for which lengths are
     predicted.
     """
+
+
+class Overcommit(StrEnum):
+    """When a decode policy is offered workers without a free slot, on which an entry queues inside the engine."""
+
+    NEVER = "never"
+    BESIDE_FREE_SLOTS = "beside_free_slots"
+    """While another worker of the group has a free slot. Without one every entry waits in the pool."""
+    ALWAYS = "always"
 
 
 class Reason(StrEnum):
@@ -123,11 +138,13 @@ class PrefillPolicy(Policy, Protocol):
 
 
 class EntryPolicy(Policy, Protocol):
-    """A policy that chooses the decode worker of one pool entry without regard to the other entries."""
+    """A policy that chooses the decode worker of one pool entry without regard to the other entries. None: the entry
+    stays in the pool.
+    """
 
     def choose_decode(
         self, entry: PoolEntry, workers: Sequence[Worker], snapshot: Snapshot, rng: random.Random
-    ) -> Decision: ...
+    ) -> Decision | None: ...
 
 
 Feasible = Sequence[tuple[PoolEntry, Sequence[Worker]]]
@@ -150,21 +167,27 @@ class RoundPolicy(Policy, Protocol):
 DecodePolicy = EntryPolicy | RoundPolicy
 
 
+def overcommit_of(policy: DecodePolicy) -> Overcommit:
+    """Returns when a decode policy is offered workers without a free slot: its `overcommits`, or never."""
+    return Overcommit(getattr(policy, "overcommits", Overcommit.NEVER))
+
+
 def assign(
     policy: DecodePolicy, feasible: Feasible, snapshot: Snapshot, rng: random.Random
 ) -> tuple[Assignment, ...]:
     """Returns the assignments that a decode policy makes on one snapshot.
 
-    A RoundPolicy sees all entries. An EntryPolicy decides only the first entry that fits on any worker. The caller
-    repeats the call with the snapshot that follows from the assignments, until the answer is empty.
+    A RoundPolicy sees all entries. An EntryPolicy decides only the first entry that fits on any worker and that it does
+    not leave in the pool. The caller repeats the call with the snapshot that follows from the assignments, until the
+    answer is empty.
     """
     if hasattr(policy, "assign"):
         return policy.assign(feasible, snapshot, rng)
-    head = first_feasible(feasible)
-    if head is None:
-        return ()
-    entry, workers = head
-    return (Assignment(entry.request.attempt_id, policy.choose_decode(entry, workers, snapshot, rng)),)
+    for entry, workers in feasible:
+        decision = policy.choose_decode(entry, workers, snapshot, rng) if workers else None
+        if decision is not None:
+            return (Assignment(entry.request.attempt_id, decision),)
+    return ()
 
 
 def first_feasible(feasible: Feasible) -> tuple[PoolEntry, Sequence[Worker]] | None:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from policies.request.stage import Stage
 from policies.state import events as ev
 from policies.state.fast_frozen import fast_constructor
+from policies.state.held_blocks import HeldBlocks
 from policies.state.standing import Standing
 from policies.state.views import (
     Departure,
@@ -138,6 +139,37 @@ class Departures:
         return steps
 
 
+USUAL_OF = 64  # ASSUMPTION
+"""Number of departures over which `SlotDepartures` averages."""
+
+
+@dataclass(slots=True)
+class SlotDepartures:
+    """The output tokens that all workers generate for each sequence that ends, as means that fade with each departure.
+
+    In the long run this is the mean output of a sequence. It counts the tokens of the sequences that still run, because
+    the mean over those that have ended would be too short: the shortest end first.
+    """
+
+    sequences: float = 0.0
+    tokens: float = 0.0
+    seen: int = 0
+    """Tokens generated until the last departure."""
+
+    def departed(self, slots: int, generated: int) -> None:
+        """Notes that `slots` sequences have left a decode worker. `generated` are the tokens generated so far."""
+        kept = 1.0 - 1.0 / USUAL_OF
+        self.sequences = kept * self.sequences + slots
+        # fewer than before when a worker has gone
+        self.tokens = kept * self.tokens + max(0, generated - self.seen)
+        self.seen = generated
+
+    @property
+    def tokens_each(self) -> float | None:
+        """Output tokens for each sequence that ended; None before the first."""
+        return self.tokens / self.sequences if self.sequences else None
+
+
 def _count(steps: dict[int, tuple[int, int]], live: LiveRequest, tokens: int, sign: int) -> None:
     """Adds (`sign` +1) or removes (-1) the request at the step that follows from `tokens`, its generated tokens."""
     request, at_tokens = live.request, live.finishes_at_tokens
@@ -168,6 +200,8 @@ class Load:
     booked_kv_tokens: int = 0
     """Sum of all that bookings have added to `kv_tokens` and taken back; progress adds the rest."""
     foreign_kv_tokens: int = 0
+    blocks: HeldBlocks = field(default_factory=HeldBlocks)
+    """The prompt blocks of the requests charged to the worker."""
     status: ev.EngineStatus | None = None
     sending: int = 0
     transfers: dict[tuple[WorkerId, int], int] = field(default_factory=dict)
@@ -185,7 +219,12 @@ class Load:
         """Whether slots and KV suffice for all that is charged to the worker and found on it."""
         if self.slots_used > self.up.slots:
             return False
-        return self.kv_tokens + self.foreign_kv_tokens <= self.up.kv_capacity_tokens
+        return self.own_kv_tokens_in_use + self.foreign_kv_tokens <= self.up.kv_capacity_tokens
+
+    @property
+    def own_kv_tokens_in_use(self) -> int:
+        """KV tokens that the worker's requests keep in memory: a block of several requests counts once."""
+        return self.kv_tokens - self.blocks.shared_tokens
 
     @property
     def generated_tokens(self) -> int:
@@ -224,4 +263,5 @@ def view_of(load: Load) -> Worker:
         load.indicators,
         load.unreported,
         load.standing.quarantine,
+        load.blocks.shared_tokens,
     )

@@ -12,7 +12,9 @@ cannot drift, whatever ends the request.
     DECODING      -                                                 slots, prompt + generated KV tokens
 
 A prefill worker is also charged `sending` from POOLED to TRANSFERRING, and the transfer itself while TRANSFERRING. A
-decode worker is also charged the departure of every request that has a forecast.
+decode worker is also charged the departure of every request that has a forecast. KV tokens are charged for every
+request, because each reads its own; whose blocks another request of the worker holds too is counted beside them
+(`held_blocks`), because they are in memory once.
 
 At every moment a worker's charges are those of the requests that name it. A request may name a worker that is not
 known: a router that has restarted learns of requests before it learns of their engines, and a link may break and come
@@ -26,7 +28,7 @@ from typing import Any
 from policies.network.oracle import Oracle
 from policies.request.stage import Stage
 from policies.state import events as ev
-from policies.state.charges import Held, LiveRequest, Load
+from policies.state.charges import Held, LiveRequest, Load, SlotDepartures
 from policies.state.outliers import Outliers
 from policies.state.pool import Pool
 from policies.state.prefix_index import PrefixIndex
@@ -55,6 +57,7 @@ class Ledger:
     """Number of items of ProgressedMany that did not fit, since the start."""
     refused: list[RequestId] = field(default_factory=list)
     """Requests of the items of the last ProgressedMany that did not fit."""
+    departures: SlotDepartures = field(default_factory=SlotDepartures)
     fleet_version: int = 0
     now_s: float = 0.0
     """Time of the present event."""
@@ -97,12 +100,15 @@ class Ledger:
         if live.decode_worker and decode_worker != live.decode_worker:
             self.freed_workers.add(live.decode_worker)
         self._book(live, -1)
+        before = live.prefill_worker, live.decode_worker
         if live.stage is Stage.POOLED:
             self.pool.remove(live.request.attempt_id)
         if stage in (Stage.QUEUED, Stage.PREFILLING):
             live.tokens, live.finishes_at_tokens, live.held = 0, None, None
         live.stage, live.prefill_worker, live.decode_worker = stage, prefill_worker, decode_worker
         self._book(live, +1)
+        if live.request.block_hashes:
+            self._book_blocks(live, before)
 
     def appeared(self, load: Load) -> None:
         """Adds a worker that was not known, with the charges and pool entries of the requests that name it."""
@@ -111,6 +117,7 @@ class Ledger:
         for live in self.live.values():
             if live.prefill_worker == worker or live.decode_worker == worker:
                 self._book(live, +1, worker)
+                load.blocks.add(live.request)
                 self.enter_pool(live)
             if live.decode_worker == worker:
                 self._book_transfer(live, +1)
@@ -179,6 +186,18 @@ class Ledger:
             if live.finishes_at_tokens is not None:
                 decode.departures.book(live, sign)
             self.dirty.add(decode.up.worker)
+
+    def _book_blocks(self, live: LiveRequest, before: tuple[WorkerId | None, WorkerId | None]) -> None:
+        """Moves the blocks of `live` from the workers `before` to those that it names now. Workers that it goes on to
+        name keep them.
+        """
+        old, new = {*before}, {live.prefill_worker, live.decode_worker}
+        for worker in old - new:
+            if worker in self.loads:
+                self.loads[worker].blocks.remove(live.request)
+        for worker in new - old:
+            if worker in self.loads:
+                self.loads[worker].blocks.add(live.request)
 
     def _book_transfer(self, live: LiveRequest, sign: int) -> None:
         """Adds (+1) or takes back (-1) the transfer of `live` at its sender, if both ends are known."""

@@ -26,6 +26,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from policies.engine_model.blocks import Change, Cleared, Removed, Stored
+from policies.state.charges import Load
 from policies.state.views import Request, RequestId, WorkerId
 
 MAX_HELD_BACK = 1024
@@ -201,6 +202,10 @@ class PrefixIndex:
                     return
         drops.append((len(hashes), workers))
 
+    def holds(self, block: int) -> bool:
+        """Whether some worker may hold a block; entries of dropped content that are still to be removed count too."""
+        return block in self._masks
+
     # ------------------------------------------------------------------------------------------------------- sizes
 
     @property
@@ -341,10 +346,11 @@ class IndexHits:
 
     The indexes are too large to copy, so the view reads them directly. It is valid until the next event, and every
     decision ends before that. `memo` maps a live request to (version, hits): the answer is kept until a KV event
-    changes an index, because policies ask again for a request that waits.
+    changes an index, because policies ask again for a request that waits. `loads` says which blocks are in use.
     """
 
     indexes: Mapping[str, PrefixIndex]
+    loads: Mapping[WorkerId, Load]
     memo: dict[RequestId, tuple[int, dict[WorkerId, int]]]
 
     def tokens(self, request: Request) -> Mapping[WorkerId, int]:
@@ -362,3 +368,21 @@ class IndexHits:
         }
         self.memo[request.attempt_id] = (version, hits)
         return hits
+
+    def tokens_in_use(self, request: Request, at_least: int = 1) -> Mapping[WorkerId, int]:
+        """Returns of `tokens` those in blocks that requests of the worker use already, by worker, where these are at
+        least `at_least`. Whether any worker caches that much is asked first, because for most requests none does.
+        """
+        last = -(-at_least // max(1, request.block_tokens))
+        if last > len(request.block_hashes):
+            return {}
+        block = request.block_hashes[last - 1]
+        if not any(index.holds(block) for index in self.indexes.values()):
+            return {}
+        found: dict[WorkerId, int] = {}
+        for worker, hit_tokens in self.tokens(request).items():
+            if hit_tokens >= at_least and worker in self.loads:
+                tokens = min(hit_tokens, self.loads[worker].blocks.tokens_held(request))
+                if tokens >= at_least:
+                    found[worker] = tokens
+        return found

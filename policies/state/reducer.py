@@ -44,10 +44,13 @@ class ClusterState:
 
     # --------------------------------------------------------------------------------------------------- queries
 
-    def snapshot(self, now_s: float, pool: Sequence[PoolEntry] | None = None) -> Snapshot:
+    def snapshot(
+        self, now_s: float, pool: Sequence[PoolEntry] | None = None, overcommit_slots: int = 0
+    ) -> Snapshot:
         """Returns a frozen view of the cluster; it shares unchanged workers with the view before.
 
         `pool` limits the view to these pool entries (None: all entries), so that its cost does not grow with a backlog.
+        `overcommit_slots` is passed on to the policies.
         """
         ledger = self._ledger
         if ledger.dirty:
@@ -62,9 +65,17 @@ class ClusterState:
             self._views = dict(sorted(views.items())) if joined else views
             ledger.dirty.clear()
         shown = tuple(self.waiting()) if pool is None else tuple(pool)
-        hits = IndexHits(ledger.prefix, ledger.hit_memo) if ledger.prefix else NO_HITS
+        hits = IndexHits(ledger.prefix, ledger.loads, ledger.hit_memo) if ledger.prefix else NO_HITS
         return Snapshot(
-            now_s, self._views, shown, dict(ledger.last_chosen), ledger.oracle, hits, ledger.pool.typical
+            now_s,
+            self._views,
+            shown,
+            dict(ledger.last_chosen),
+            ledger.oracle,
+            hits,
+            ledger.pool.typical,
+            overcommit_slots,
+            ledger.departures.tokens_each,
         )
 
     def worker(self, worker: WorkerId) -> Worker | None:

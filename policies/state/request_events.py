@@ -153,6 +153,9 @@ def _attempt_failed(ledger: Ledger, event: ev.AttemptFailed) -> None:
 def _closed(ledger: Ledger, event: ev.Closed) -> None:
     live, outliers = ledger.need(event.attempt_id), ledger.outliers
     sender, receiver = live.prefill_worker, live.decode_worker
+    if live.stage is Stage.DECODING:
+        generated = sum([load.generated_tokens for load in ledger.loads.values()])
+        ledger.departures.departed(live.request.slots, generated)
     if event.outcome == "finished":
         outliers.succeeded(receiver, event.attempt_id, event.now_s)
     ledger.move(live, Stage.QUEUED)

@@ -134,8 +134,10 @@ class Worker:
     """One worker as the router sees it: its facts, the router's charges to it, and the engine's last report.
 
     `kv_tokens` are the KV tokens of the requests that the router charged to it (L_g of BalanceRoute for a decode
-    worker); `foreign_kv_tokens` are KV tokens in use beyond these, by the engine's last report. `status_at_s` is None
-    until the first report. `slots` is BalanceRoute's beta_max, `slots_used` its beta.
+    worker). `shared_kv_tokens` of them are in KV blocks that another of these requests holds too: they are read for
+    each request, but kept in memory once. `foreign_kv_tokens` are KV tokens in use beyond all these, by the engine's
+    last report. `status_at_s` is None until the first report. `slots` is BalanceRoute's beta_max, `slots_used` its
+    beta; it may be above `slots`, and the rest then queues in the engine.
 
     `barrier` names the worker's barrier group, whose workers end every decode step together ("": it is in none).
     `sending` counts the finished prefills whose KV the worker still holds; `transfers` counts the transfers among them
@@ -166,23 +168,33 @@ class Worker:
     indicators: Indicators | None = None
     unreported: int = 0
     quarantine: Quarantine | None = None
+    shared_kv_tokens: int = 0
 
     @property
     def free_slots(self) -> int:
         return max(0, self.slots - self.slots_used)
 
     @property
+    def kv_tokens_in_use(self) -> int:
+        """KV tokens in memory that cannot be evicted: each shared block once, foreign ones included."""
+        return self.kv_tokens - self.shared_kv_tokens + self.foreign_kv_tokens
+
+    @property
     def free_kv_tokens(self) -> int:
-        return max(0, self.kv_capacity_tokens - self.kv_tokens - self.foreign_kv_tokens)
+        return max(0, self.kv_capacity_tokens - self.kv_tokens_in_use)
 
     @property
     def kv_usage(self) -> float:
         """Share of KV tokens in use, 0..1."""
-        return min(1.0, (self.kv_tokens + self.foreign_kv_tokens) / self.kv_capacity_tokens)
+        return min(1.0, self.kv_tokens_in_use / self.kv_capacity_tokens)
 
 
 class PrefixHits(Protocol):
-    """A source of prefix cache hits: which workers hold the head of a request's prompt in their KV cache."""
+    """A source of prefix cache hits: which workers hold the head of a request's prompt in their KV cache.
+
+    A cached block may be idle: no request uses it, and the engine may evict it. Idle blocks count as free KV, so a hit
+    on them saves the transfer but no memory. A hit on blocks in use saves both.
+    """
 
     def tokens(self, request: Request) -> Mapping[WorkerId, int]:
         """Returns the tokens at the prompt's head that are cached, by worker (block-aligned, at most `prompt_tokens`).
@@ -191,15 +203,28 @@ class PrefixHits(Protocol):
         """
         ...
 
+    def tokens_in_use(self, request: Request, at_least: int = 1) -> Mapping[WorkerId, int]:
+        """Returns of `tokens` those in blocks that requests of the worker use already, by worker: the request would
+        need no free KV for them. Workers with fewer than `at_least` (>= 1) are left out.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class KnownHits:
-    """Prefix cache hits from a literal table by request and worker. An empty table: nothing is cached anywhere."""
+    """Prefix cache hits from literal tables by request and worker: `by_request` those in all, `in_use` those in blocks
+    in use. An empty table: nothing is cached anywhere.
+    """
 
     by_request: Mapping[RequestId, Mapping[WorkerId, int]] = field(default_factory=dict)
+    in_use: Mapping[RequestId, Mapping[WorkerId, int]] = field(default_factory=dict)
 
     def tokens(self, request: Request) -> Mapping[WorkerId, int]:
         return self.by_request.get(request.attempt_id, {})
+
+    def tokens_in_use(self, request: Request, at_least: int = 1) -> Mapping[WorkerId, int]:
+        known = self.in_use.get(request.attempt_id, {})
+        return {worker: tokens for worker, tokens in known.items() if tokens >= at_least}
 
 
 NO_HITS = KnownHits()
@@ -213,7 +238,9 @@ class Snapshot:
     about, in the order in which they should be served. `last_chosen` names the worker chosen last for each task
     ("prefill", "decode"), for policies that choose workers in turn. `oracle` is the network's cost oracle (None: the
     network is not known). `hits` says where prompts are cached. `typical` describes recent pool entries (None: there
-    were none).
+    were none). `overcommit_slots` is the number of sequences that a decode worker may get beyond its slots.
+    `usual_output_tokens` are the output tokens that the workers generate for each sequence that ends, of late (None:
+    none has ended).
     """
 
     now_s: float
@@ -223,3 +250,5 @@ class Snapshot:
     oracle: Oracle | None = None
     hits: PrefixHits = NO_HITS
     typical: TypicalEntry | None = None
+    overcommit_slots: int = 0
+    usual_output_tokens: float | None = None

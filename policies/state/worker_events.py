@@ -42,7 +42,7 @@ def _engine_down(ledger: Ledger, event: ev.EngineDown) -> None:
 
 def _engine_status(ledger: Ledger, event: ev.EngineStatus) -> None:
     load = ledger.need_worker(event.worker)
-    foreign = max(0, event.kv_tokens - load.kv_tokens)
+    foreign = max(0, event.kv_tokens - load.own_kv_tokens_in_use)
     if foreign < load.foreign_kv_tokens:
         ledger.freed_workers.add(event.worker)
     changed = event.health is not load.health

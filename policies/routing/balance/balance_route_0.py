@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from policies.routing.balance.stages import MAX_WINDOW, Aim, StageLimits, groups
-from policies.routing.base import Assignment, Feasible, Needs, Ranked, first_feasible, least_cost
+from policies.routing.base import Assignment, Feasible, Needs, Overcommit, Ranked, first_feasible, least_cost
 from policies.routing.params import Number, Whole, check
 from policies.state.views import Snapshot, Worker
 
@@ -44,6 +44,11 @@ class BalanceRoute0:
 
     def __post_init__(self) -> None:
         check(self)
+
+    @property
+    def overcommits(self) -> Overcommit:
+        """The bypass fills workers above their slots (BalanceRoute D.6); the rounds do not."""
+        return Overcommit.ALWAYS if self.bypass else Overcommit.NEVER
 
     def assign(self, feasible: Feasible, snapshot: Snapshot, rng: random.Random) -> tuple[Assignment, ...]:
         if self.bypass:

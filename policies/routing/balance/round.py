@@ -104,7 +104,8 @@ def worker_table(
     tokens = np.array([worker.kv_tokens for worker in workers])
     used = np.array([worker.slots_used for worker in workers])
     slots = np.array([worker.slots for worker in workers])
-    capacity = np.array([worker.kv_capacity_tokens - worker.foreign_kv_tokens for worker in workers])
+    # what the workers' own requests may take, in which each shared block counts as often as in `tokens`
+    capacity = np.array([w.kv_capacity_tokens - w.foreign_kv_tokens + w.shared_kv_tokens for w in workers])
     total = np.array([worker.kv_capacity_tokens for worker in workers])
     names = [worker.barrier for worker in workers]
     members = Counter(names)

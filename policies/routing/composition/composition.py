@@ -4,7 +4,8 @@
     mean overflow = sum_h gamma^h max(0, w - m_g(h)) / sum_h gamma^h
 
     cost(r, g)  transfer + queue + first step                   -> netkv's terms, with the transfers of all senders
-                                                                   (`round`) and of this round
+                                                                   (`round`) and of this round; T_queue as with netkv's
+                                                                   `queue` "slot", by forecast outputs if there are any
     weight_r    cost_weight * TTFT objective / slack, 1..max    -> Terms.ttft_slo_s, Request.arrived_s; `max_weight`
     credit_r    weight * (wait until the next chance to be admitted + an upper bound of all costs), so that without a
                 balance term and rent every feasible set is worth more than none  -> `wait_s`
@@ -27,11 +28,13 @@ The first design did not have the following terms and rules (docs/composition.md
 - N: a slower step delays a first token only if slots are scarce. If they are not, a price that all running requests pay
   exceeds the cost of every transfer. The power of the occupancy is the estimated chance that a request has to wait.
 - If all waiting entries find a slot, each takes its best worker, largest first. `abundance` is the number of free slots
-  per pool entry from which this rule applies.
+  per pool entry from which this rule applies. The best worker may be one without a free slot, up to
+  Snapshot.overcommit_slots beyond: the entry then queues there, because that costs less than the transfer to a free
+  one. When slots are scarce no entry queues in an engine: in the pool it can take whatever slot frees first.
 - The window takes the W entries with the lowest rent minus age, not the W largest. Choosing the largest first would
   schedule the entries that slow every step the most. Without forecasts the W entries are the oldest.
 - Overdue entries (older than `max_wait_s`, or with two thirds of their lease gone) go before all others, each to its
-  best worker, so that no long entry waits without end behind shorter ones.
+  best worker as long as a slot is free for it, so that no long entry waits without end behind shorter ones.
 
 When slots are scarce all 2^W subsets of the window are valued at once. BR-H's two probes would not be exact,
 because the value depends on more than w. Both stages give the same result as brute force. With `credit` "tokens"
@@ -45,7 +48,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from policies.routing.balance.stages import groups
-from policies.routing.base import Assignment, Feasible, Needs
+from policies.routing.base import Assignment, Feasible, Needs, Overcommit
 from policies.routing.composition.parameters import Parameters
 from policies.routing.params import check
 from policies.state.views import Snapshot
@@ -62,6 +65,7 @@ class Composition(Parameters):
         " * sum_h gamma^h * max(0, w_tokens - m(h)) / sum_h gamma^h)"
     )
     needs: ClassVar[Needs] = Needs.HITS | Needs.NETWORK | Needs.LENGTHS
+    overcommits: ClassVar[Overcommit] = Overcommit.BESIDE_FREE_SLOTS
     name: str = "composition"
 
     def __post_init__(self) -> None:

@@ -29,6 +29,7 @@ from policies.routing.balance.loads import (
     activate,
     book,
     fits,
+    has_room,
     measure,
     next_worker,
     note,
@@ -70,6 +71,10 @@ class PricedWorker(WorkerRow):
     """
 
     slowdown: float  # N s D / sum_h gamma^h
+    extra: int  # what it may get beyond `free`
+    batch: int  # beta_d while others queue
+    # decode steps in which a full batch frees a slot; 0 if not known
+    slot_steps: float
     queued: int  # sequences that run or wait there
     queue_s: float
     step_s: float
@@ -164,6 +169,7 @@ class PricedAdmission(AdmissionRow):
     worth_s: float
     age_s: float
     cost_s: float
+    queue_s: float
     rent_s: float
     holds: float
 
@@ -189,6 +195,7 @@ class Tables(NamedTuple):
     entries: Entries  # N, in the order of service
     allowed: TruthRows  # kinds of entries, G
     hits: IntegerRows  # N, G: tokens
+    in_use: IntegerRows  # N, G: tokens that need no KV room
     by_size: Integers  # N: by priority, then size descending
     by_turn: Integers  # N: by priority, then turn
     ends: Integers  # where each priority ends in these
@@ -199,7 +206,7 @@ class Tables(NamedTuple):
     rules: RulesRow  # 1
     state: StateRow  # 1
     window: Integers  # W: entries
-    sums: IntegerRows  # 2, M + 1: tokens and slots of subsets
+    sums: IntegerRows  # 3, M + 1: tokens, slots, KV of subsets
     worths: Floats  # M + 1
     over: FloatRows  # M, H + 1: max(0, w - m(h))
     overflow: Floats  # M: `over` times gamma^h
@@ -301,12 +308,24 @@ def touch(t: Tables, entry: Row) -> None:
 def queue_up(worker: Row, rules: Row, slots: int) -> None:
     """Adds `slots` sequences to a worker and sets T_queue and T_decode for one more (netkv's terms)."""
     worker.queued += slots
-    running, waiting = min(worker.queued, worker.slots), max(0, worker.queued - worker.slots)
-    worker.queue_s = waiting * (rules.step_base_s + rules.step_per_seq_s * running)
+    waiting = worker.queued - worker.slots
+    steps = float(max(0, waiting))
+    if worker.slot_steps > 0.0:
+        steps = max(0, waiting + 1) * worker.slot_steps
+    running = worker.batch if steps > 0.0 else worker.queued
+    worker.queue_s = steps * (rules.step_base_s + rules.step_per_seq_s * running)
     worker.step_s = rules.step_base_s + rules.step_per_seq_s * (running + 1)
 
 
 # ------------------------------------------------------------------------------- one entry, weighed on all workers
+
+
+@part
+def takes(entry: Row, worker: Row, allowed: bool, reserve: int) -> bool:
+    """Returns whether an entry is allowed on a worker and finds KV room there, and slots or places in its queue."""
+    if not allowed or slots_of(entry, worker) > worker.free + worker.extra:
+        return False
+    return worker.touched == 0 or has_room(entry, worker, reserve)
 
 
 @part
@@ -344,14 +363,15 @@ def fill_over(
 @part
 def settle_one(t: Tables) -> None:
     """Admits the entry to the worker on which its value is largest, and among equal ones to that of the smallest
-    draw.
+    draw. Workers without a free slot are weighed too, at the cost of their queue, because the entry could take a free
+    slot elsewhere.
     """
     state, workers, rules, flows, overflow = t.state[0], t.workers, t.rules[0], t.flows, t.overflow
     entry, allowed, hits, paths = t.entries[t.state[0].entry], t.allowed, t.hits, t.paths
     best, most, first = len(workers), 0.0, entry.sender * len(workers)
     for row in range(len(workers)):
         worker = workers[row]
-        if fits(entry, worker, allowed[entry.kind, row], rules.reserve_tokens):
+        if takes(entry, worker, allowed[entry.kind, row], rules.reserve_tokens):
             path = paths[first + row]
             cost = cost_s(entry, worker, path, rules, flows, hits[state.entry, row])
             worth = entry.credit + entry.age_s - entry.weight * cost - rent_s(entry, path, rules)
@@ -402,9 +422,11 @@ def prepare_set(t: Tables, row: int, found: int) -> int:
         path = t.paths[entry.sender * len(t.workers) + row]
         worth = worth_s(entry, worker, path, rules, t.flows, t.hits[at, row])
         tokens, slots = entry.tokens, slots_of(entry, worker)
+        need = tokens - t.in_use[at, row] + rules.reserve_tokens * slots
         for mask in range(added, 2 * added):
             sums[0, mask] = sums[0, mask - added] + tokens
             sums[1, mask] = sums[1, mask - added] + slots
+            sums[2, mask] = sums[2, mask - added] + need
             worths[mask] = worths[mask - added] + worth
     if sums[0, state.rows] <= worker.margin:
         overflow[: state.rows] = 0.0
@@ -424,10 +446,10 @@ def settle_set(t: Tables) -> None:
     largest value.
     """
     row, found, best, most = t.state[0].row, t.state[0].found, 0, -np.inf
-    worker, reserve, window = t.workers[row], t.rules[0].reserve_tokens, t.window
+    worker, window = t.workers[row], t.window
     sums, worths, overflow = t.sums, t.worths, t.overflow
     for mask in range(1, 1 << found):
-        if sums[1, mask] > worker.free or sums[0, mask] + reserve * sums[1, mask] > worker.room:
+        if sums[1, mask] > worker.free or sums[2, mask] > worker.room:
             continue
         value = worths[mask] - worker.slowdown * overflow[mask - 1]
         if value > most:
@@ -454,15 +476,17 @@ def settle_set(t: Tables) -> None:
 def admit(t: Tables, row: int, size: int, reason: int, score: float) -> None:
     """Admits the first `size` entries of the window to a worker: records the admission and books it."""
     state, worker, rules = t.state[0], t.workers[row], t.rules[0]
-    admission, tokens, slots = t.done[state.admissions], 0, 0
+    admission, tokens, slots, in_use = t.done[state.admissions], 0, 0, 0
     for at in t.window[:size]:
         entry, hit_tokens = t.entries[at], t.hits[at, row]
         path = t.paths[entry.sender * len(t.workers) + row]
         tokens += entry.tokens
         slots += slots_of(entry, worker)
+        in_use += t.in_use[at, row]
         admission.worth_s += worth_s(entry, worker, path, rules, t.flows, hit_tokens)
         admission.age_s += entry.age_s
         admission.cost_s += cost_s(entry, worker, path, rules, t.flows, hit_tokens)
+        admission.queue_s += worker.queue_s
         admission.rent_s += rent_s(entry, path, rules)
         admission.holds += entry.hold
     note(admission, worker, row, reason, score, tokens, size)
@@ -474,10 +498,11 @@ def admit(t: Tables, row: int, size: int, reason: int, score: float) -> None:
         state.chosen += 1
         send(t.classes, t.flows, entry, t.paths[entry.sender * len(t.workers) + row].sent)
     state.admissions += 1
-    state.free -= slots
+    state.free -= min(slots, max(0, worker.free))
     state.left -= size
     queue_up(worker, rules, slots)
     book(t.workers, t.load, t.envelope, row, tokens, slots, rules.reserve_tokens)
+    worker.room += in_use
 
 
 @part
@@ -590,6 +615,7 @@ def advance(
     entries: Entries,
     allowed: TruthRows,
     hits: IntegerRows,
+    in_use: IntegerRows,
     by_size: Integers,
     by_turn: Integers,
     ends: Integers,
@@ -621,6 +647,7 @@ def advance(
         entries,
         allowed,
         hits,
+        in_use,
         by_size,
         by_turn,
         ends,

@@ -51,7 +51,7 @@ from policies.routing.composition.kernel import (
 )
 from policies.routing.composition.parameters import Parameters
 from policies.routing.composition.slot_rent import holds, near_rents_s, queue_rent_s
-from policies.routing.netkv.netkv import sequences_on
+from policies.routing.netkv.netkv import batch_behind_queue, sequences_on
 from policies.state.views import Role, Snapshot, TypicalEntry, Worker, WorkerId
 
 Floats = npt.NDArray[np.float64]
@@ -94,11 +94,14 @@ class Group(NamedTuple):
 
 
 class Start(NamedTuple):
-    """A round before its first step. The tables contain only the workers in the rows `kept`."""
+    """A round before its first step. The tables contain only the workers in the rows `kept`. `tight` says that some
+    worker has too little free KV for all entries.
+    """
 
     tables: Tables
     kept: list[int]
     workers: WorkerTable
+    tight: bool
 
 
 def compose(
@@ -140,9 +143,14 @@ def _look_up_hits(start: Start, group: Group) -> None:
     at = int(np.flatnonzero(tables.by_turn == state["entry"])[0])
     column = {group.workers[row].id: i for i, row in enumerate(start.kept)}
     for entry in tables.by_turn[at : at + state["free"] + len(tables.window)].tolist():
-        for worker, tokens in snapshot.hits.tokens(group.feasible[entry][0].request).items():
+        request = group.feasible[entry][0].request
+        for worker, tokens in snapshot.hits.tokens(request).items():
             if worker in column:
                 tables.hits[entry, column[worker]] = tokens
+        if start.tight:
+            for worker, tokens in snapshot.hits.tokens_in_use(request).items():
+                if worker in column:
+                    tables.in_use[entry, column[worker]] = tokens
         tables.entries["looked"][entry] = 1
 
 
@@ -154,13 +162,16 @@ def _decisions(start: Start, group: Group) -> tuple[Assignment, ...]:
     overflow = np.matmul(tables.done_over[: len(done), None, :], group.discount)[:, 0]
     slowdown_s = (tables.workers["slowdown"][done["row"]] * overflow).tolist()
     terms = stage_terms(done, start.workers.sizes)
-    columns = [done[name].tolist() for name in ("worth_s", "age_s", "cost_s", "rent_s", "holds")]
-    for shows, slowed_s, worth_s, age_s, cost_s, rent_s, held in zip(
+    names = ("worth_s", "age_s", "cost_s", "queue_s", "rent_s", "holds")
+    columns = [done[name].tolist() for name in names]
+    for shows, slowed_s, worth_s, age_s, cost_s, queue_s, rent_s, held in zip(
         terms, slowdown_s, *columns, strict=True
     ):
+        shows["free_slots"] = max(0.0, shows["free_slots"])
         shows["credit_less_cost_s"] = worth_s + rent_s - age_s
         shows["age_s"] = age_s
         shows["cost_s"] = cost_s
+        shows["queue_s"] = queue_s
         shows["rent_s"] = rent_s
         shows["usual_holds"] = held
         shows["queue_rent_s"] = group.queue_rent_s
@@ -204,6 +215,7 @@ def start_of(group: Group, draws: Sequence[float]) -> Start:
         entries=entries,
         allowed=np.ascontiguousarray(allowed[:, kept]),
         hits=np.zeros((n, len(kept)), np.int64),
+        in_use=np.zeros((n, len(kept)), np.int64),
         by_size=by_size,
         by_turn=by_size[np.lexsort(keys)],  # stable
         ends=ends,
@@ -214,7 +226,7 @@ def start_of(group: Group, draws: Sequence[float]) -> Start:
         rules=rules,
         state=table(State, 1),
         window=np.empty(policy.window, np.int64),
-        sums=np.zeros((2, subsets), np.int64),
+        sums=np.zeros((3, subsets), np.int64),
         worths=np.zeros(subsets),
         over=np.empty((weighed, steps)),
         overflow=np.empty(weighed),
@@ -223,7 +235,9 @@ def start_of(group: Group, draws: Sequence[float]) -> Start:
         chosen=np.empty(n, np.int64),
     )
     tables.state["free"] = free
-    return Start(tables, kept, workers)
+    need = int(entries["tokens"].sum() + policy.reserve_tokens * entries["sequences"].sum())
+    tight = bool((tables.workers["room"] < need).any())
+    return Start(tables, kept, workers, tight)
 
 
 def _kept(is_open: Integers) -> list[int]:
@@ -266,8 +280,8 @@ def _slowest_step_s(policy: Parameters, workers: Sequence[Worker]) -> float:
 
 
 def _fill_prices(workers: WorkerTable, group: Group) -> None:
-    """Fills in each worker's slowdown, for which N is taken before the round's admissions, and the number of
-    sequences on it.
+    """Fills in each worker's slowdown, for which N is taken before the round's admissions, the sequences on it, and
+    how many more than its free slots it may get.
     """
     policy, rows = group.policy, workers.rows
     used, barrier = rows["running"], rows["barrier"]
@@ -280,6 +294,11 @@ def _fill_prices(workers: WorkerTable, group: Group) -> None:
     held = policy.hold_steps / float(group.discount.sum())
     rows["slowdown"] = delayed * policy.seconds_per_kv_token * held
     rows["queued"] = [sequences_on(worker) for worker in group.workers]
+    output_tokens = group.typical.output_tokens or group.snapshot.usual_output_tokens or 0.0
+    rows["slot_steps"] = output_tokens / rows["slots"]
+    rows["batch"] = [batch_behind_queue(worker) for worker in group.workers]
+    more = rows["slots"] + group.snapshot.overcommit_slots - used
+    rows["extra"] = np.maximum(0, more) - rows["free"]
 
 
 def _entries(group: Group, kind: Integers, kinds: int) -> tuple[Table, Floats, list[WorkerId], list[int]]:

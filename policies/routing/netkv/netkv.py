@@ -9,16 +9,32 @@ ladder is included.
     T_decode = t_iter(beta_d + 1),  t_iter(beta) = a + b * beta          a, b -> step_base_s, step_per_seq_s
     d* = argmin of the sum over the feasible workers
 
-    beta_d + q_d -> Worker.slots_used, or what the engine reports if that is more; beta_d -> at most beta_max of them
+    beta_d + q_d -> Worker.slots_used, or what the engine reports if that is more
+    beta_d       -> the batch that the engine reports if requests queue there, otherwise at most beta_max of all
     beta_max     -> Worker.slots
+    feasible     -> by memory, with b_eff (`policies.dispatch.feasibility`), and by slots: at most
+                    Snapshot.overcommit_slots more than beta_max. So an entry may queue on a near worker whose batch is
+                    full rather than move its KV to a far one; each decision shows the queue as `queue_s`
+
+The paper has one iteration for each blocked predecessor: it assumes that a full batch frees a slot with every step. It
+does so where slots are about as many as output tokens. A batch of 8 with outputs of 1,000 tokens frees one in 125
+steps. With `queue` "slot", ours, the term is the wait for a slot, in which the new request counts too:
+
+    T_queue = max(0, q_d - (beta_max - beta_d) + 1) * o / beta_max * t_iter(beta_d)
+    o: output tokens for each sequence that ends -> Snapshot.usual_output_tokens
+
+Before the first sequence has ended, o is not known and the term is the paper's. With "slot" an entry queues only where
+that is better than a free slot elsewhere. If no worker that it fits has one, it waits in the pool, where it can take
+whatever slot frees first.
 
 `variant` is the rung of the ladder: "cla" (CLA*: load_weight * load - cache_weight * hit ratio, no network),
 "topo_only" (static tiers), "static" (+ own transfers n), "full" (+ congestion, pair estimates). Where data of the
 oracle are stale or missing, the policy uses a lower rung (`oracle.Oracle.path`). Without any data the network term
 is left out for every candidate.
-Deviations: a request that fits nowhere waits in the pool instead of being rejected (docs/design.md 2). With
-`strict_priorities`, n counts only transfers of the same or a higher class (docs/design.md 3.3). ASSUMPTION: a
-request's class is the level of its flow.
+Deviations: a request that fits nowhere waits in the pool instead of being rejected (docs/design.md 2). The paper does
+not bound a worker's queue; ours is bounded, because a request that queues in an engine is no longer in the pool and
+cannot go elsewhere when a slot frees there. With `strict_priorities`, n counts only transfers of the same or a higher
+class (docs/design.md 3.3). ASSUMPTION: a request's class is the level of its flow.
 Not claimed: overlap of transfer and computing, or joint optimality over concurrent requests.
 """
 
@@ -27,12 +43,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from policies.routing.base import Decision, Needs, Ranked, best_of, least_cost
+from policies.routing.base import Decision, Needs, Overcommit, Ranked, best_of, least_cost
 from policies.routing.netkv.network_term import NetworkTerm, effective_bytes
 from policies.routing.params import Number, OneOf, Whole, check
 from policies.state.views import PoolEntry, Request, Snapshot, Worker, WorkerId
 
 VARIANTS = ("cla", "topo_only", "static", "full")
+QUEUES = ("iterations", "slot")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +79,39 @@ class NetKV:
     """Weight of the hit ratio in the variant "cla"."""
     load_weight: Annotated[float, Number(low=0.0)] = 1.0
     """Weight of the load in the variant "cla"."""
+    # "iterations" is the paper's; `python -m benchmarks run overcommit` compares the two.
+    queue: Annotated[str, OneOf(QUEUES)] = "iterations"
+    """Queue term: a step for each blocked predecessor ("iterations"), or the steps until a full batch frees a slot by
+    the usual output of a sequence ("slot").
+    """
     name: str = "netkv"
 
     def __post_init__(self) -> None:
         check(self)
 
+    @property
+    def overcommits(self) -> Overcommit:
+        """The paper sends a request at once, whatever the queues; by the wait for a slot it pays to wait for any."""
+        return Overcommit.BESIDE_FREE_SLOTS if self.queue == "slot" else Overcommit.ALWAYS
+
     def choose_decode(
         self, entry: PoolEntry, workers: Sequence[Worker], snapshot: Snapshot, rng: random.Random
-    ) -> Decision:
+    ) -> Decision | None:
+        if self.queue == "slot" and not any(worker.slots_used < worker.slots for worker in workers):
+            return None
         hits = snapshot.hits.tokens(entry.request)
         if self.variant == "cla":
             return least_cost(self.name, [self._cla(entry.request, worker, hits) for worker in workers], rng)
         network = self._network(entry, workers, snapshot)
+        output_tokens = (snapshot.usual_output_tokens or 0.0) if self.queue == "slot" else 0.0
         transfers_s = transfer_seconds(entry, workers, hits, network)
-        costs = self._costs(workers, transfers_s)
+        costs = self._costs(workers, transfers_s, output_tokens)
         return best_of(
-            self.name, workers, costs, lambda i: self._explain(workers[i], transfers_s[i], network), rng
+            self.name,
+            workers,
+            costs,
+            lambda i: self._explain(workers[i], transfers_s[i], output_tokens, network),
+            rng,
         )
 
     def _cla(self, request: Request, worker: Worker, hits: Mapping[WorkerId, int]) -> Ranked:
@@ -91,7 +125,9 @@ class NetKV:
         lowest = entry.request.terms.priority if self.strict_priorities else None
         return NetworkTerm(snapshot, entry.prefill_worker, workers, self.variant == "full", most, lowest)
 
-    def _costs(self, workers: Sequence[Worker], transfers_s: Sequence[float]) -> list[float]:
+    def _costs(
+        self, workers: Sequence[Worker], transfers_s: Sequence[float], output_tokens: float
+    ) -> list[float]:
         """Returns the sum of the three terms for each worker, in seconds."""
         first_s, per_seq_s = self.step_base_s + self.step_per_seq_s, self.step_per_seq_s
         costs: list[float] = []
@@ -105,17 +141,29 @@ class NetKV:
             if total < worker.slots:  # a free slot means no queue
                 costs.append(transfer_s + (first_s + per_seq_s * total))
             else:
-                seconds = queue_and_step_seconds(total, worker.slots, self.step_base_s, per_seq_s)
-                costs.append(transfer_s + sum(seconds))
+                costs.append(transfer_s + sum(self._queue_and_step_s(worker, total, output_tokens)))
         return costs
 
-    def _explain(self, worker: Worker, transfer_s: float, network: NetworkTerm) -> dict[str, float]:
-        queue_s, step_s = queue_and_step_seconds(
-            sequences_on(worker), worker.slots, self.step_base_s, self.step_per_seq_s
-        )
+    def _explain(
+        self, worker: Worker, transfer_s: float, output_tokens: float, network: NetworkTerm
+    ) -> dict[str, float]:
+        queue_s, step_s = self._queue_and_step_s(worker, sequences_on(worker), output_tokens)
         terms = {"transfer_s": transfer_s, "queue_s": queue_s, "first_step_s": step_s}
+        if queue_s:
+            terms["queued"] = float(sequences_on(worker) - worker.slots)
         terms.update(network.terms(worker))
         return terms
+
+    def _queue_and_step_s(self, worker: Worker, total: int, output_tokens: float) -> tuple[float, float]:
+        """Returns (T_queue, T_decode) in seconds for one more sequence on a worker with `total` of them. With 0 for
+        `output_tokens` T_queue is the paper's.
+        """
+        base_s, per_seq_s, queued = self.step_base_s, self.step_per_seq_s, total - worker.slots
+        steps = steps_of_queue(queued, worker.slots, output_tokens)
+        if not steps:
+            return 0.0, base_s + per_seq_s * (total + 1)
+        running = batch_behind_queue(worker)
+        return steps * (base_s + per_seq_s * running), base_s + per_seq_s * (running + 1)
 
 
 def transfer_seconds(
@@ -138,8 +186,19 @@ def sequences_on(worker: Worker) -> int:
     return max(worker.slots_used, running + (worker.engine_waiting or 0))
 
 
-def queue_and_step_seconds(total: int, slots: int, base_s: float, per_seq_s: float) -> tuple[float, float]:
-    """Returns (T_queue, T_decode) in seconds for one more sequence on a worker where `total` already run or wait."""
-    running = min(total, slots)
-    queue_s = max(0, total - slots) * (base_s + per_seq_s * running)
-    return queue_s, base_s + per_seq_s * (running + 1)
+def batch_behind_queue(worker: Worker) -> int:
+    """Returns beta_d for a worker on which sequences queue: the batch that its engine reports, if it reports a queue,
+    otherwise beta_max. An engine queues below beta_max while it lacks KV or waits for transfers.
+    """
+    if worker.engine_running is None or not worker.engine_waiting:
+        return worker.slots
+    return min(worker.engine_running, worker.slots)
+
+
+def steps_of_queue(queued: int, slots: int, output_tokens: float) -> float:
+    """Returns the steps that a request waits behind `queued` others for a slot of a worker, which has -queued free ones
+    if `queued` is below 0. `output_tokens` is the usual output; 0: a full batch frees a slot with every step.
+    """
+    if not output_tokens:
+        return max(0, queued)
+    return max(0, queued + 1) * output_tokens / slots

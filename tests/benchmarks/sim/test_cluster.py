@@ -71,6 +71,30 @@ def test_three_requests_by_hand() -> None:
     assert result.steps.busy_s == pytest.approx(2.6 + 2.61 + 2.62 + 2.7 + 2.71 + 2.55 + 2.56 + 2.57 + 2.58)
 
 
+@pytest.mark.parametrize(("policy", "sooner_s"), [("netkv", 0.4), ("join_shortest_queue", 0.0)])
+def test_an_engine_queues_what_it_has_no_slot_for_and_takes_it_without_a_word_to_the_router(
+    policy: str, sooner_s: float
+) -> None:
+    """Four hops less: the end of a to the ingress and on to the router, its decision back and on to the engine."""
+    began: list[float | None] = []
+    for extra in (0, 1):
+        config = SimConfig(
+            (spec("p", Role.PREFILL), spec("d", Role.DECODE, 1, slots=1)),
+            control=ControlPlane(hop_s=0.1, status_s=0.1, progress_s=0.1),
+            decode=(policy, {}),
+            dispatch=DispatchConfig(overcommit_slots=extra),
+        )
+        result = simulate(
+            config, [request("a", 0.0, 10, 3), request("b", 0.0, 20, 2), request("c", 0.0, 5, 4)]
+        )
+        assert all(r.finished_s is not None for r in result.requests)
+        began.append(result.requests[1].first_token_s)
+    without, queued = began
+    assert without is not None
+    assert queued is not None
+    assert without - queued == pytest.approx(sooner_s)
+
+
 def test_hops_of_the_control_plane() -> None:
     """ingress and one hop to the router, two to the engine, two back, two on, two for the pull, one for the token."""
     control = ControlPlane(hop_s=0.001, ingress_s=0.1)

@@ -345,8 +345,11 @@ def test_any_history_keeps_slots_and_ends_at_zero(
                 assert math.isfinite(action.retry_after_s)
                 assert action.retry_after_s >= 1
             else:
-                assert workers[action.decision.worker].health is Health.READY
+                chosen = workers[action.decision.worker]
+                assert chosen.health is Health.READY
                 assert action.attempt_id in live
+                if isinstance(action, RouteDecode) and action.decision.reason is not Reason.LEASE_RESCUE:
+                    assert chosen.slots_used <= chosen.slots + d.overcommit_slots
         for worker in workers.values():
             if worker.role is Role.COLOCATED:
                 assert worker.slots_used <= worker.slots

@@ -4,12 +4,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.dispatch.dispatcher import DispatchConfig, Dispatcher, RouteDecode
-from policies.dispatch.feasibility import Room
+from policies.dispatch.feasibility import MOST_LOOKUPS, Room
 from policies.routing.balance.balance_route_0 import BalanceRoute0
 from policies.routing.base import Reason
 from policies.routing.simple.join_shortest_queue import JoinShortestQueue
 from policies.state import events as ev
-from policies.state.views import Request, Role
+from policies.state.views import KnownHits, Request, Role
 from tests.policies.routing.views import worker
 
 WORKERS = st.lists(
@@ -35,6 +35,61 @@ def test_feasible_lists_follow_the_rule(facts, requests, overcommit) -> None:  #
             if w.slots + overcommit - w.slots_used >= slots and (enough or w.slots_used == 0):
                 expected.append(w)
         assert room.for_request(Request(f"r{i}", 0.0, tokens, 1, n)) == expected
+
+
+@settings(deadline=None)
+@given(
+    WORKERS,
+    st.lists(
+        st.tuples(
+            st.integers(1, 300), st.integers(1, 5), st.dictionaries(st.integers(0, 5), st.integers(0, 300))
+        ),
+        max_size=8,
+    ),
+    st.integers(0, 2),
+)
+def test_hits_on_blocks_in_use_lower_the_need_on_their_worker_alone(facts, requests, overcommit) -> None:  # type: ignore[no-untyped-def]
+    workers = [
+        worker(
+            f"w{i}", slots=slots, slots_used=used, kv_tokens=kv, shared_kv_tokens=f, kv_capacity_tokens=200
+        )
+        for i, (slots, used, kv, f) in enumerate(facts)
+    ]
+    in_use = {
+        f"r{i}": {f"w{w}": min(tokens, hit) for w, hit in hits.items()}
+        for i, (tokens, _, hits) in enumerate(requests)
+    }
+    room = Room(workers, 7, overcommit, KnownHits({}, in_use))
+    for i, (tokens, n, _) in enumerate(requests):
+        request, expected = Request(f"r{i}", 0.0, tokens, 1, n), []
+        for w in workers:
+            slots = min(n, w.slots)
+            need = tokens - in_use[f"r{i}"].get(w.id, 0) + 7 * slots
+            enough = w.slots_used == 0 or need <= 200 - (w.kv_tokens - w.shared_kv_tokens)
+            if w.slots_used + slots <= w.slots + overcommit and enough:
+                expected.append(w)
+        assert room.for_request(request) == expected
+        assert room.may_fit(request) or not expected
+
+
+def test_beside_free_slots_there_is_room_in_queues_while_some_slot_is_free() -> None:
+    full, free = worker("a", slots=2, slots_used=2), worker("b", slots=2, slots_used=1)
+    request = Request("r", 0.0, 10, 1)
+    assert Room([full, free], 0, 1, beside_free_slots=True).for_request(request) == [full, free]
+    assert not Room([full], 0, 1, beside_free_slots=True)
+    assert Room([full], 0, 1, beside_free_slots=True).for_request(request) == []
+    assert Room([full], 0, 1).for_request(request) == [full]
+    assert not Room([full], 0, 0)
+
+
+def test_hits_are_looked_up_for_a_bounded_number_of_entries() -> None:
+    full = worker("w", slots_used=1, kv_tokens=950, kv_capacity_tokens=1000)
+    asked = [Request(f"r{i}", 0.0, 100, 1) for i in range(2 * MOST_LOOKUPS)]
+    room = Room([full], 0, 0, KnownHits({}, {request.attempt_id: {"w": 90} for request in asked}))
+    assert [bool(room.for_request(request)) for request in asked] == [True] * MOST_LOOKUPS + [
+        False
+    ] * MOST_LOOKUPS
+    assert not room.may_fit(asked[-1])
 
 
 def dispatcher(decode: BalanceRoute0, slots: int, **config: int) -> Dispatcher:

@@ -101,7 +101,7 @@ def feed(d: Dispatcher, event: ev.Event) -> list[Action] | str:
 
 
 @settings(max_examples=250, deadline=None)
-@given(STEPS, st.sampled_from(["join_shortest_queue", "balance_route_0", "composition"]))
+@given(STEPS, st.sampled_from(["join_shortest_queue", "balance_route_0", "composition", "netkv"]))
 def test_it_decides_what_an_eager_one_decides(steps, decode: str) -> None:  # type: ignore[no-untyped-def]
     lazy, eager = started(Dispatcher, decode), started(Eager, decode)
     now_s = 0.0
@@ -113,7 +113,10 @@ def test_it_decides_what_an_eager_one_decides(steps, decode: str) -> None:  # ty
 
 @settings(max_examples=150, deadline=None)
 @given(
-    STEPS, st.sampled_from(["join_shortest_queue", "balance_route_0"]), st.integers(1, 3), st.integers(1, 2)
+    STEPS,
+    st.sampled_from(["join_shortest_queue", "balance_route_0", "netkv"]),
+    st.integers(1, 3),
+    st.integers(1, 2),
 )
 def test_with_bounds_nothing_that_fits_stays_once_events_go_on(
     steps,  # type: ignore[no-untyped-def]

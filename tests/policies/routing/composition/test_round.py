@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from policies.network.oracle import NodePlace, Oracle, PairEstimate, Path
 from policies.routing.base import Assignment, Feasible, Reason
 from policies.routing.composition.composition import Composition
-from policies.state.views import Departure, PoolEntry, Role, Snapshot, Transfers, TypicalEntry, Worker
+from policies.state.views import (
+    Departure,
+    KnownHits,
+    PoolEntry,
+    Role,
+    Snapshot,
+    Transfers,
+    TypicalEntry,
+    Worker,
+)
 from tests.policies.routing.views import entry, snapshot, worker
 
 MB = 1_000_000
@@ -38,6 +47,7 @@ class Fleet:
     leases_s: tuple[float, ...] = (30.0, 90.0, 1000.0)
     # all workers and entries are, so that draws decide
     alike: bool = False
+    overcommit: int = 0
 
     def build(self) -> tuple[Snapshot, list[tuple[PoolEntry, Sequence[Worker]]]]:
         rng = random.Random(self.seed)
@@ -56,7 +66,22 @@ class Fleet:
             if self.forecasts == "no usual"
             else TypicalEntry(rng.choice([0.0, 5.0 * MB]), self._usual(rng))
         )
-        return dataclasses.replace(view, typical=usual), [(e, rng.choice(lists)) for e in pool]
+        in_use = {
+            e.request.attempt_id: {
+                w: rng.randint(0, tokens)
+                for w, tokens in hits.get(e.request.attempt_id, {}).items()
+                if rng.random() < 0.7
+            }
+            for e in pool
+        }
+        view = dataclasses.replace(
+            view,
+            typical=usual,
+            hits=KnownHits(hits, in_use),
+            overcommit_slots=self.overcommit,
+            usual_output_tokens=rng.choice([None, 44.0]),
+        )
+        return view, [(e, rng.choice(lists)) for e in pool]
 
     def _usual(self, rng: random.Random) -> float | None:
         return None if self.forecasts == "none" else rng.choice([100.0, 33.3])
@@ -145,6 +170,7 @@ FLEETS = st.builds(
     network=st.sampled_from(["none", "tiers", "both", "pairs"]),
     forecasts=st.sampled_from(["some", "none", "no usual"]),
     alike=st.booleans(),
+    overcommit=st.integers(0, 3),
 )
 POLICIES = st.builds(
     Composition,
@@ -174,7 +200,12 @@ class Checker:
         self.workers = {w.id: w for w in view.workers.values() if w.role is Role.DECODE}
         self.left = {e.request.attempt_id: e for e, _ in feasible}
         self.allowed = {e.request.attempt_id: {w.id for w in to} for e, to in feasible}
+        # below 0 once an entry queues there
         self.free = {w.id: w.free_slots for w in self.workers.values()}
+        self.extra = {
+            w.id: max(0, w.slots + view.overcommit_slots - w.slots_used) - w.free_slots
+            for w in self.workers.values()
+        }
         self.room = {
             w.id: w.free_kv_tokens if w.slots_used else w.kv_capacity_tokens for w in self.workers.values()
         }
@@ -200,15 +231,21 @@ class Checker:
     def slots(self, e: PoolEntry, w: str) -> int:
         return min(e.request.slots, self.workers[w].slots)
 
+    def need(self, e: PoolEntry, w: str) -> int:
+        return self.tokens(e) + self.policy.reserve_tokens * self.slots(e, w)
+
+    def in_use(self, e: PoolEntry, w: str) -> int:
+        return self.view.hits.tokens_in_use(e.request).get(w, 0)
+
     def takes(self, entries: Sequence[PoolEntry], w: str) -> bool:
         slots = sum(self.slots(e, w) for e in entries)
-        need = sum(map(self.tokens, entries)) + self.policy.reserve_tokens * slots
+        need = sum(self.need(e, w) - self.in_use(e, w) for e in entries)
         return slots <= self.free[w] and need <= self.room[w]
 
-    def fits(self, e: PoolEntry, w: str) -> bool:
-        if w not in self.allowed[e.request.attempt_id] or self.slots(e, w) > self.free[w]:
+    def fits(self, e: PoolEntry, w: str, extra: int = 0) -> bool:
+        if w not in self.allowed[e.request.attempt_id] or self.slots(e, w) > self.free[w] + extra:
             return False
-        return not self.admitted[w] or self.takes([e], w)
+        return not self.admitted[w] or self.need(e, w) <= self.room[w]
 
     def load(self, w: str, h: int) -> int:
         one, gone = self.workers[w], [d for d in self.workers[w].departures if d.step <= h]
@@ -257,8 +294,16 @@ class Checker:
         if one.engine_running is None:
             running = one.slots_used
         total = running + sum(self.slots(e, w) for e in self.admitted[w])
+        queued: float = max(0, total - one.slots)
         batch = min(total, one.slots)
-        return max(0, total - one.slots) * self.step_s(batch) + self.step_s(batch + 1)
+        # a slot frees every output / slots steps
+        forecast = self.view.typical.output_tokens if self.view.typical else None
+        usual = forecast or self.view.usual_output_tokens
+        if usual:
+            queued = max(0, total - one.slots + 1) * usual / one.slots
+        if queued and one.engine_running is not None and one.engine_waiting:
+            batch = min(one.engine_running, one.slots)
+        return queued * self.step_s(batch) + self.step_s(batch + 1)
 
     def cost_s(self, e: PoolEntry, w: str) -> float:
         hit_tokens = self.view.hits.tokens(e.request).get(w, 0)
@@ -373,7 +418,7 @@ class Checker:
             assert (reason, chosen) == (Reason.FILL, [largest])
             assert score == pytest.approx(self.best_worker(largest), **near)
         else:
-            usable = [o for o in self.workers if self.free[o] and any(self.fits(e, o) for e in same)]
+            usable = [o for o in self.workers if self.free[o] > 0 and any(self.fits(e, o) for e in same)]
             place = self.free[w], min(self.margins(w))
             assert place == max((self.free[o], min(self.margins(o))) for o in usable)
             turn = {e.request.attempt_id: self.hold(e) * self.queue_rent_s() - self.age_s(e) for e in same}
@@ -393,11 +438,11 @@ class Checker:
             assert {e.request.attempt_id for e in chosen} <= {e.request.attempt_id for e in window}
         assert score == pytest.approx(self.value(chosen, w), **near)
         for e in chosen:
-            assert self.fits(e, w)
+            assert self.fits(e, w, 0 if len(chosen) > 1 else self.extra[w])
             del self.left[e.request.attempt_id]
             self.tiers.append(self.tier(e.prefill_worker, w))
         self.free[w] -= sum(self.slots(e, w) for e in chosen)
-        self.room[w] -= sum(self.tokens(e) + policy.reserve_tokens * self.slots(e, w) for e in chosen)
+        self.room[w] -= sum(self.need(e, w) - self.in_use(e, w) for e in chosen)
         self.admitted[w] += chosen
 
     def fits_any(self, e: PoolEntry) -> bool:
@@ -407,14 +452,14 @@ class Checker:
         """Larger entries that fit nowhere leave the count, one after the other, for the rest of the round."""
         left = [e for e in same if e.request.attempt_id not in self.uncounted]
         left.sort(key=lambda e: -self.tokens(e))
-        while left and not sum(self.free.values()) < self.policy.abundance * len(left):
+        while left and not sum(max(0, n) for n in self.free.values()) < self.policy.abundance * len(left):
             if self.fits_any(left[0]):
                 return True
             self.uncounted.add(left.pop(0).request.attempt_id)
         return False
 
     def best_worker(self, e: PoolEntry) -> float:
-        return max(self.value([e], w) for w in self.workers if self.fits(e, w))
+        return max(self.value([e], w) for w in self.workers if self.fits(e, w, self.extra[w]))
 
 
 def check(policy: Composition, fleet: Fleet) -> list[tuple[Assignment, int]]:
@@ -429,6 +474,7 @@ def check(policy: Composition, fleet: Fleet) -> list[tuple[Assignment, int]]:
         checker.check(shown.worker, chosen, shown.reason, shown.ranking[0].terms["score"])
         sets.append((some[0], len(some)))
     assert not any(map(checker.fits_any, checker.left.values()))
+    assert all(checker.free[w] + checker.extra[w] >= 0 for w in checker.free)
     return sets
 
 
@@ -467,6 +513,65 @@ def test_the_random_cases_reach_every_reason_sets_of_several_and_overflow() -> N
     assert max(size for _, size in sets) >= 3
     assert sum(t["slowdown_s"] > 0 for t in terms) >= 10
     assert sum(t["near_rent_s"] > 0 for t in terms) >= 10
+
+
+def test_the_random_cases_reach_queues() -> None:
+    queued = 0
+    for seed in range(40):
+        fleet = Fleet(seed, workers=6, pool=12, overcommit=1 + seed % 3, sizes=400)
+        view, _ = fleet.build()
+        taken = {w.id: w.slots_used for w in view.workers.values()}
+        for first, size in check(Composition(3, window=4, abundance=0.0), fleet):
+            name = first.decision.worker
+            queued += taken[name] >= view.workers[name].slots
+            taken[name] += size
+    assert queued >= 10
+
+
+def test_an_entry_that_queues_takes_no_free_slot() -> None:
+    # the large entry queues near; the slot is still free for the entry left, so stage 1 goes on
+    near, far = (
+        worker("near", slots=2, slots_used=2, node="n0"),
+        worker("far", slots=2, slots_used=1, node="n9"),
+    )
+    oracle = Oracle({0: 400.0 * MB, 3: 25.0 * MB})
+    pool = [entry("large", 50, kv_bytes=400 * MB, entered_s=99.0), entry("small", 10, entered_s=99.0)]
+    sender = worker("p", Role.PREFILL, node="n0")
+    view = snapshot([sender, near, far], pool, oracle, now_s=NOW_S)
+    feasible = [(e, [far, near]) for e in pool]
+    policy = Composition(abundance=0.5)
+    made = policy.assign(feasible, dataclasses.replace(view, overcommit_slots=1), random.Random(0))
+    chosen = {a.attempt_id: (a.decision.worker, a.decision.reason) for a in made}
+    assert chosen == {"large": ("near", Reason.FILL), "small": ("far", Reason.FILL)}
+    made = policy.assign(feasible, view, random.Random(0))
+    assert [(a.attempt_id, a.decision.worker) for a in made] == [("large", "far")]
+
+
+@pytest.mark.parametrize(("in_use", "sent"), [(0, 1), (100, 3), (40, 1), (61, 2)])
+def test_a_set_needs_kv_only_for_what_is_not_in_use_on_its_worker(in_use: int, sent: int) -> None:
+    # 200 tokens are free; each of three prompts of 160 needs 160 - in_use
+    one = worker("w", slots=8, slots_used=1, kv_tokens=800, kv_capacity_tokens=1000)
+    pool = [entry(f"r{i}", 160, entered_s=99.0) for i in range(3)]
+    hits = {e.request.attempt_id: {"w": in_use} for e in pool}
+    view = dataclasses.replace(
+        snapshot([worker("p", Role.PREFILL), one], pool, now_s=NOW_S), hits=KnownHits(hits, hits)
+    )
+    policy = Composition(abundance=99.0, reserve_tokens=0)
+    feasible = [(e, [one]) for e in pool]
+    checker = Checker(policy, feasible, view)
+    made = policy.assign(feasible, view, random.Random(0))
+    assert len(made) == sent
+    shown = made[0].decision
+    assert shown.ranking[0].terms["set_size"] == sent
+    chosen = [checker.left[a.attempt_id] for a in made]
+    checker.check("w", chosen, shown.reason, shown.ranking[0].terms["score"])
+
+
+def test_without_a_free_slot_everything_waits_in_the_pool() -> None:
+    full = [worker(f"w{i}", slots=2, slots_used=2) for i in range(3)]
+    pool = [entry("r", 10, entered_s=0.0), entry("overdue", 10, entered_s=-1000.0)]
+    view = dataclasses.replace(snapshot([worker("p", Role.PREFILL), *full], pool), overcommit_slots=2)
+    assert Composition().assign([(e, full) for e in pool], view, random.Random(0)) == ()
 
 
 def test_two_groups_are_decided_one_after_the_other() -> None:

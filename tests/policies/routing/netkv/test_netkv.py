@@ -40,10 +40,12 @@ def decide(
     d2: dict[str, Any] | None = None,
     now_s: float = 1.0,
     hits: Any = HITS,
+    outputs: float | None = None,
     **params: Any,
 ) -> Decision:
     workers = [worker("d1", **(d1 or {})), worker("d2", **(d2 or {}))]
     view = snapshot([sender, worker("d3"), *workers], [ENTRY], oracle, hits, now_s)
+    view = dataclasses.replace(view, usual_output_tokens=outputs)
     (assignment,) = assign(NetKV(**params), [(ENTRY, workers)], view, random.Random(0))
     return assignment.decision
 
@@ -187,6 +189,70 @@ def test_the_queue_is_what_exceeds_the_slots_by_our_charges_or_the_report(
     facts = {"slots_used": used, "engine_running": reported[0], "engine_waiting": reported[1]}
     decision = decide(d1=facts, step_base_s=0.5, step_per_seq_s=0.0)
     assert term(decision, "d1", "queue_s") == pytest.approx(queue_steps * 0.5)
+
+
+@pytest.mark.parametrize(
+    ("used", "reported", "queued", "batch"),
+    [
+        # four run and six wait for KV: T_queue = (6 - (8 - 4)) t(4), T_decode = t(5)
+        (4, (4, 6), 2, 4),
+        # two more are on their way, of which the report says nothing: they stand behind the six
+        (12, (4, 6), 4, 4),
+        # no report of a queue: the batch is full, and the rest waits for it
+        (10, (8, 0), 2, 8),
+        (10, (None, None), 2, 8),
+        (10, (9, 1), 2, 8),
+        # the last free slot, and none: the first behind a full batch has no blocked predecessor
+        (7, (7, 0), 0, 7),
+        (8, (8, 0), 0, 8),
+    ],
+)
+def test_an_iteration_of_the_queue_is_as_long_as_the_batch_that_runs(
+    used: int, reported: tuple[int | None, int | None], queued: int, batch: int
+) -> None:
+    facts = {"slots_used": used, "engine_running": reported[0], "engine_waiting": reported[1]}
+    decision = decide(d1=facts, step_base_s=0.5, step_per_seq_s=0.01)
+    assert term(decision, "d1", "queue_s") == pytest.approx(queued * (0.5 + 0.01 * batch))
+    assert term(decision, "d1", "first_step_s") == pytest.approx(0.5 + 0.01 * (batch + 1))
+    of_d1 = next(r for r in decision.ranking if r.worker == "d1")
+    assert of_d1.terms.get("queued", 0) == queued
+    names = ("transfer_s", "queue_s", "first_step_s")
+    assert of_d1.cost == pytest.approx(sum(of_d1.terms[name] for name in names))
+
+
+@pytest.mark.parametrize(
+    ("used", "steps"),
+    # a batch of 8 with outputs of 40 tokens frees a slot in 5 steps; the new request waits for one itself
+    [(7, 0), (8, 5), (9, 10), (11, 20)],
+)
+def test_the_queue_may_be_the_wait_for_a_slot_by_the_usual_outputs(used: int, steps: int) -> None:
+    facts, step = {"slots_used": used}, {"step_base_s": 0.1, "step_per_seq_s": 0.01}
+    decision = decide(d1=facts, outputs=40.0, queue="slot", **step)
+    assert term(decision, "d1", "queue_s") == pytest.approx(steps * 0.18)
+    assert term(decision, "d1", "first_step_s") == pytest.approx(0.1 + 0.01 * min(used + 1, 9))
+    # the paper's, and ours before any request has finished
+    paper = decide(d1=facts, outputs=40.0, **step), decide(d1=facts, queue="slot", **step)
+    assert [term(one, "d1", "queue_s") for one in paper] == [pytest.approx(max(0, used - 8) * 0.18)] * 2
+
+
+def test_with_the_wait_for_a_slot_an_entry_waits_in_the_pool_while_no_slot_is_free() -> None:
+    full = [worker("d1", slots_used=8), worker("d2", slots_used=9)]
+    view = snapshot([SENDER, worker("d3"), *full], [ENTRY], ORACLE, HITS)
+    assert assign(NetKV(queue="slot"), [(ENTRY, full)], view, random.Random(0)) == ()
+    (made,) = assign(NetKV(), [(ENTRY, full)], view, random.Random(0))
+    assert made.decision.worker == "d2"
+    # an entry behind it that fits on a free slot is not held up
+    other = entry("other", 10, kv_bytes=1)
+    (made,) = assign(NetKV(queue="slot"), [(ENTRY, full), (other, [worker("d3")])], view, random.Random(0))
+    assert (made.attempt_id, made.decision.worker) == ("other", "d3")
+
+
+def test_a_warm_busy_worker_loses_to_a_cold_free_one_once_its_queue_is_longer_than_the_transfer_saved() -> (
+    None
+):
+    # d2's hit saves 2.0 - 0.4 s. With steps of 0.5 s that is worth three blocked predecessors, not four
+    chosen = {n: decide(d2={"slots_used": 8 + n}, step_base_s=0.5, step_per_seq_s=0.0).worker for n in (3, 4)}
+    assert chosen == {3: "d2", 4: "d1"}
 
 
 @pytest.mark.parametrize(
