@@ -10,8 +10,9 @@ Every lease ends exactly once. The call that ends it returns it, and the caller 
 
 A request may wait for a decode slot for longer than a lease, so its ingress has the lease renewed as long as it waits
 (`policies.request.life`). The lender decides by `renewal_s`, which bounds what it lends: no lease lasts longer than
-`max_lease_s` in all, and none is renewed while prompts wait at an engine whose KV is full. The lease then runs out, and
-the router rescues the entry before.
+`max_lease_s` in all, and none is renewed while prompts wait at an engine whose KV is full. The lease then runs out; the
+router places the entry before all others when it is overdue (`PoolEntry.overdue_from_s`), and rescues it at last. The
+last renewal is longer than the others, so that this takes effect well before the end.
 """
 
 import heapq
@@ -30,6 +31,12 @@ FULL_KV = 0.95
 """Share of an engine's KV above which it renews no lease while prompts wait for their turn."""
 
 
+# ASSUMPTION: with the router's rule that an entry is overdue after two thirds of a lease, this leaves a ninth of
+# `max_lease_s` to place the entry before all others, about a minute by default.
+LAST_TERM_FROM = 2.0 / 3.0
+"""The share of `max_lease_s` after which a renewal lends the KV for all the time that is left."""
+
+
 def renewal_s(
     lease_s: float, max_lease_s: float, age_s: float, kv_usage: float, waiting: int
 ) -> float | None:
@@ -40,8 +47,10 @@ def renewal_s(
     """
     if waiting and kv_usage > FULL_KV:
         return None
-    left_s = min(lease_s, max_lease_s - age_s)
-    return left_s if left_s > 0 else None
+    left_s = max_lease_s - age_s
+    if left_s <= 0:
+        return None
+    return left_s if age_s >= LAST_TERM_FROM * max_lease_s else min(lease_s, left_s)
 
 
 @dataclass(slots=True)

@@ -133,6 +133,21 @@ def test_a_lost_reader_leaves_a_renewed_lease_its_time() -> None:
     assert table.next_expiry_s() == 15.0
 
 
+def test_the_last_renewal_covers_all_that_is_left() -> None:
+    assert renewal_s(30.0, 600.0, 390.0, 0.5, 3) == 30.0
+    assert renewal_s(30.0, 600.0, 400.0, 0.5, 3) == 200.0
+    assert renewal_s(30.0, 600.0, 599.0, 0.5, 3) == 1.0
+    assert renewal_s(30.0, 600.0, 600.0, 0.5, 3) is None
+    # never longer than it would have lasted: nothing is renewed
+    assert renewal_s(30.0, 30.0, 10.0, 0.5, 3) == 20.0
+
+
+def test_no_lease_is_renewed_while_prompts_wait_for_its_kv() -> None:
+    assert renewal_s(30.0, 600.0, 10.0, kv_usage=0.96, waiting=1) is None
+    assert renewal_s(30.0, 600.0, 10.0, kv_usage=0.96, waiting=0) == 30.0
+    assert renewal_s(30.0, 600.0, 10.0, kv_usage=0.95, waiting=1) == 30.0
+
+
 @given(
     st.floats(0.1, 100),
     st.floats(0.1, 1000),
