@@ -83,8 +83,6 @@ def test_it_is_not_the_order_of_arrival(decode: str) -> None:
     late = [route for route in ours if route["waited_s"] > 11.0]
     assert len(late) > 80
     assert {route["decision"]["reason"] for route in late} == {"overdue"}
-    entered = [route["now_s"] - route["waited_s"] for route in late if "now_s" in route]
-    assert entered == sorted(entered)
     _, paper = played(decode, {"ageing_s": None}, LEASE_S, seed=1)
     _, aged = played(decode, {}, LEASE_S, seed=1)
     names = [[route["attempt_id"] for route in run] for run in (ours, paper, aged)]
@@ -94,10 +92,10 @@ def test_it_is_not_the_order_of_arrival(decode: str) -> None:
 
 @pytest.mark.parametrize("decode", ["balance_route_0", "balance_route_h"])
 def test_nobody_is_starved_under_lasting_load(decode: str) -> None:
-    """As many requests come as go, for half an hour. By size alone some entries wait through most of it; ageing ends
+    """As many requests come as go, for 16 minutes. By size alone some entries wait through most of it; ageing ends
     that, and so does the bound on the lease, without a lease that is lost.
     """
-    lasting: dict[str, Any] = {"seed": 3, "requests": 400, "every_s": 4.8, "first": 40}
+    lasting: dict[str, Any] = {"seed": 3, "requests": 240, "every_s": 4.8, "first": 40}
     _, by_size = played(decode, {"ageing_s": None}, 1e9, **lasting)
     _, aged = played(decode, {"ageing_s": 60.0}, LEASE_S, **lasting)
     bounded, kept = played(decode, {"ageing_s": None}, LEASE_S, max_lease_s=450.0, **lasting)

@@ -48,10 +48,13 @@ class Renewals:
             self._answer(attempt_id, 0.0)
             return
         request_id, rank = held[-1]
-        if request_id in self._asked:
-            # its answer was lost with a core's report, or is late
+        before = self._asked.get(request_id)
+        asked = _Asked(attempt_id, lease_s, self._clock())
+        if before is not None:
+            # Its report is late. When one comes it may be that of the first question, so it promises no more.
             self._answer(attempt_id, 0.0)
-        self._asked[request_id] = _Asked(attempt_id, lease_s, self._clock())
+            asked = _Asked(attempt_id, min(lease_s, before.lease_s), before.asked_s)
+        self._asked[request_id] = asked
         if not self._unsent:
             self._soon(self._send)
         self._unsent.setdefault(rank, {})[request_id] = lease_s

@@ -68,9 +68,8 @@ class BalanceRouteH:
     """W, the number of pool entries from which stage 2 chooses."""
     abundance: Annotated[float, Number(low=0.0, unit="slots")] = 2.0  # ASSUMPTION
     """Free slots per worker at or above which stage 1 runs."""
-    # ASSUMPTION: the paper has no value, because it has no such rule. `balance_route_sensitivity` finds that one mean
-    # prompt per 1,200 s of wait lowers the imbalance where the pool holds minutes of work.
-    ageing_s: Annotated[float, Number(above=0.0, unit="s")] | None = 1200.0
+    # ASSUMPTION: as `BalanceRoute0.ageing_s`, which says why.
+    ageing_s: Annotated[float, Number(above=0.0, unit="s")] | None = 300.0
     """Wait in the pool that is worth as much as one prompt of the pool's mean length. With null waits do not count."""
     pool_wide: bool = False
     """Whether the best single entry is sought in the whole pool instead of the window (ours)."""
@@ -79,7 +78,8 @@ class BalanceRouteH:
     null only entries are overdue whose lease is about to end because it is renewed no more.
     """
     # ASSUMPTION: these three defaults are 0, the paper's rule, because other values were found on sweeps whose
-    # entries wait in the pool for minutes. There beta 3, pool_lag 1 and center 1 more than halve the imbalance.
+    # entries wait in the pool for minutes. There beta 3, pool_lag 1, center 1 and ageing_s 1,200 more than halve the
+    # imbalance.
     slack: Annotated[float, Number(low=0.0)] = 0.0
     """Tokens subtracted from every margin, in mean prompts of the pool."""
     pool_lag: Annotated[float, Number(low=0.0)] = 0.0

@@ -70,7 +70,7 @@ class Rules(NamedTuple):
     reserve: int  # KV tokens kept free per sequence
     enough: float  # free slots from which stage 1 runs
     window: int  # W
-    pool_wide: bool  # whether single entries come from the whole pool
+    pool_wide: bool  # whether singles are of all the pool
     aged: bool  # whether entries have an `age`
     most_age: float  # the `age` of the oldest entry
 

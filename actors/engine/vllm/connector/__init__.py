@@ -5,11 +5,11 @@ This module has the keys by which the connector and the engine that owns it exch
 stats. The engine's own process can import them without vLLM's connector modules.
 """
 
-RERENEW = "sluice_renew"
-"""Key in `kv_transfer_params`: seconds for which leases are to last from now on, by the ids of their requests."""
-
-LEASE = "sluice_release"
+RELEASE = "sluice_release"
 """Key in `kv_transfer_params`: ids of the requests whose leases are to be given back."""
+
+RENEW = "sluice_renew"
+"""Key in `kv_transfer_params`: seconds for which leases are to last from now on, by the ids of their requests."""
 
 LEASE = "sluice_lease"
 """Key in `kv_transfer_params`: slot, generation and table addresses of a lease."""
