@@ -16,7 +16,7 @@ from actors.engine.vllm.connector.worker import SluiceWorker
 
 
 def lender(**left_s: float) -> Any:
-    """Returns a worker half that lends the KV of these requests for so many more seconds."""
+    """Returns a worker half that lends the KV of these requests for the given seconds."""
     worker: Any = object.__new__(SluiceWorker)
     now_s = time.perf_counter()
     worker._reqs_to_send = {name: now_s + s for name, s in left_s.items()}
