@@ -9,6 +9,8 @@ Rules that every engine keeps (each is a test in tests/actors/engine):
   cancelling a leased prefill releases its KV. A running transfer first runs to its end: blocks are never reused
   while they are read.
 - `release` frees a leased prefill. A lease that is neither pulled nor released ends by itself after `lease_s`.
+- `renew` makes a lease longer, and is answered once by `Sink.renewed`: with the seconds that are left of it, or with 0
+  if it has ended. How long a lease may last in all is the server's decision.
 - The engine that decodes frees the prefill engine's copy after the pull (also if its request is cancelled before).
 - `status()` is cheap and synchronous, since it is called several times a second.
 - An engine of several data-parallel ranks (`info().dp_ranks`) runs a request on its `dp_rank`, or on a rank of its
@@ -20,7 +22,17 @@ Rules that every engine keeps (each is a test in tests/actors/engine):
 from dataclasses import dataclass
 from typing import Protocol
 
-from actors.wire.messages import Admitted, Decode, EngineInfo, Failed, Out, Prefill, PrefillDone, Status
+from actors.wire.messages import (
+    Admitted,
+    Decode,
+    EngineInfo,
+    Failed,
+    KVRenewed,
+    Out,
+    Prefill,
+    PrefillDone,
+    Status,
+)
 from policies.engine_model.blocks import Change
 
 
@@ -32,6 +44,7 @@ class Sink(Protocol):
     def tokens(self, items: list[Out]) -> None:
         """Takes all output of one engine step, for any number of requests."""
 
+    def renewed(self, msg: KVRenewed) -> None: ...
     def failed(self, msg: Failed) -> None: ...
 
 
@@ -71,6 +84,9 @@ class Engine(Protocol):
     def decode(self, msg: Decode) -> None: ...
     def cancel(self, attempt_id: str) -> None: ...
     def release(self, attempt_id: str) -> None: ...
+    def renew(self, attempt_id: str, lease_s: float) -> None:
+        """Makes the lease of a finished prefill last for `lease_s` from now on, unless it lasts longer already."""
+
     def status(self) -> Status: ...
     def metrics(self) -> EngineMetrics: ...
     def kv_events(self, rank: int = 0) -> list[Change]:

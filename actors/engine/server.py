@@ -30,21 +30,24 @@ from actors.wire.messages import (
     EngineInfo,
     EngineState,
     Failed,
+    KVRenewed,
     Message,
     Out,
     Prefill,
     PrefillDone,
     ReleaseKV,
+    RenewKV,
     Status,
     Tokens,
 )
 from actors.wire.sockets import listen, remove_sockets
 from policies.engine_model.blocks import Change
+from policies.engine_model.leases import renewal_s
 from policies.request.stage import Task
 
 log = logging.getLogger(__name__)
 
-M = TypeVar("M", PrefillDone, Admitted, Failed)
+M = TypeVar("M", PrefillDone, KVRenewed, Admitted, Failed)
 
 CLOSE_S = 5.0
 """Seconds that a peer gets to read its queued messages when the engine stops. ASSUMPTION: peers read at once."""
@@ -89,7 +92,9 @@ _ENDS_WORK: dict[EngineState, tuple[str, str]] = {
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """One request of one connection. `task` is what the engine does now; `leased_until_s` is when its lease ends."""
+    """One request of one connection. `task` is what the engine does now; `leased_until_s` is when its lease ends, which
+    was first granted at `leased_s` for `lease_s`.
+    """
 
     client: "_Client"
     attempt_id: str  # the ingress's name for the request
@@ -97,6 +102,8 @@ class _Request:
     task: Task | None = None
     choices_left: int = 1
     leased_until_s: float | None = None
+    leased_s: float = 0.0
+    lease_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -141,7 +148,8 @@ class EngineServer:
         self._client_number = 0
         self._requests: dict[str, _Request] = {}  # by key
         self._working = 0
-        self._leased: dict[str, _Request] = {}  # by key, the oldest lease first
+        # by key, the lease that was granted or renewed first comes first
+        self._leased: dict[str, _Request] = {}
         self._draining = False
         self._stopped = False
 
@@ -283,6 +291,8 @@ class EngineServer:
                 self.engine.cancel(request.key)
         elif isinstance(message, ReleaseKV):
             self._release(client, message.attempt_id)
+        elif isinstance(message, RenewKV):
+            self._renew(client, message.attempt_id)
         else:
             raise WireError(f"an ingress does not send {type(message).__name__}")
 
@@ -376,6 +386,20 @@ class EngineServer:
         self.engine.release(request.key)
         self._unlease(request)
 
+    def _renew(self, client: _Client, attempt_id: str) -> None:
+        """Has the engine renew a lease if it may last longer (`policies.engine_model.leases`), else refuses."""
+        request = client.requests.get(attempt_id)
+        now_s = asyncio.get_running_loop().time()
+        if request is not None and request.leased_until_s is not None and now_s < request.leased_until_s:
+            status, most_s = self.engine.status(), self.engine.info().max_lease_s
+            lease_s = renewal_s(
+                request.lease_s, most_s, now_s - request.leased_s, status.kv_usage, status.waiting
+            )
+            if lease_s is not None:
+                self.engine.renew(request.key, lease_s)
+                return
+        client.channel.send(KVRenewed(attempt_id, 0.0))
+
     def _unlease(self, request: _Request) -> None:
         request.leased_until_s = None
         self._leased.pop(request.key, None)
@@ -416,8 +440,22 @@ class EngineServer:
             return
         self._leased.pop(request.key, None)
         self._leased[request.key] = request
-        request.leased_until_s = asyncio.get_running_loop().time() + msg.lease_s
+        request.leased_s, request.lease_s = asyncio.get_running_loop().time(), msg.lease_s
+        request.leased_until_s = request.leased_s + msg.lease_s
         self._task_ended(request)
+        request.client.channel.send(self._named(msg, request))
+
+    def renewed(self, msg: KVRenewed) -> None:
+        """Sends the ingress the answer about a lease that it wants renewed."""
+        request = self._requests.get(msg.attempt_id)
+        if request is None:
+            return
+        if request.leased_until_s is not None and msg.lease_s > 0:
+            request.leased_until_s = max(
+                request.leased_until_s, asyncio.get_running_loop().time() + msg.lease_s
+            )
+            self._leased.pop(request.key, None)
+            self._leased[request.key] = request
         request.client.channel.send(self._named(msg, request))
 
     def admitted(self, msg: Admitted) -> None:

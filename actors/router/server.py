@@ -155,8 +155,8 @@ class RouterServer:
         match message:
             case wire.Submit():
                 self._submit(channel, message)
-            case wire.PrefillReported():
-                self._prefilled(channel, message)
+            case wire.PrefillReported() | wire.LeaseRenewed():
+                self._leased(channel, message)
             case wire.Progress():
                 self._progress(channel, message)
             case wire.Transferred():
@@ -192,8 +192,12 @@ class RouterServer:
             request = dataclasses.replace(request, predicted_tokens=predicted)
         self._feed(ev.Arrived(now_s, request))
 
-    def _prefilled(self, channel: Channel, message: wire.PrefillReported) -> None:
+    def _leased(self, channel: Channel, message: wire.PrefillReported | wire.LeaseRenewed) -> None:
+        """Notes that the KV of an attempt is held under a lease, or for longer than before."""
         now_s = clock_s()
+        if isinstance(message, wire.LeaseRenewed):
+            self._feed(ev.LeaseRenewed(now_s, message.attempt_id, now_s + message.lease_s))
+            return
         self._kv_feed.prefilled(self.dispatcher.state.request(message.attempt_id), message.cached_tokens)
         worker = worker_of(message.engine_id or None, message.dp_rank)
         facts = (now_s + message.lease_s, message.kv_bytes, message.cached_tokens, worker)

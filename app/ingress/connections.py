@@ -30,6 +30,7 @@ from actors.wire.messages import (
     Fleet,
     FleetStatus,
     Grown,
+    KVRenewed,
     Message,
     Out,
     PrefillDone,
@@ -257,6 +258,12 @@ class IngressConnections:
         link.live[life.attempt_id] = life
         return True
 
+    def ask_engine(self, engine_id: str, life: Life, message: Message) -> None:
+        """Sends a message about an attempt that runs at an engine. Nothing happens if the connection was lost."""
+        link = self._engines.attached(engine_id, life.attempt_id)
+        if link is not None:
+            link.send(message)
+
     def end_work(self, engine_id: str, life: Life, message: Message | None) -> None:
         """Sends `message`, if any, to an engine and notes that the attempt no longer runs there.
 
@@ -296,6 +303,8 @@ class IngressConnections:
                     message.compute_s,
                 )
                 self._happens(message.attempt_id, done)
+            case KVRenewed():
+                self._happens(message.attempt_id, ev.Renewed(message.lease_s))
             case Admitted():
                 admitted = ev.Admitted(
                     message.transfer_bytes, message.transfer_s, message.descriptors, message.cached_tokens

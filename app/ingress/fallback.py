@@ -21,6 +21,7 @@ from actors.wire.messages import (
     Adopt,
     Closed,
     EngineInfo,
+    LeaseRenewed,
     Message,
     PrefillReported,
     Progress,
@@ -129,6 +130,8 @@ class LocalRouter:
                 facts = (now_s + message.lease_s, message.kv_bytes, message.cached_tokens, worker)
                 if not self._feed(ev.PrefillDone(now_s, message.attempt_id, *facts)):
                     self._say(message.attempt_id, life.Unknown())
+            case LeaseRenewed():
+                self._feed(ev.LeaseRenewed(now_s, message.attempt_id, now_s + message.lease_s))
             case Progress():
                 for attempt_id in message.admitted:
                     if not self._feed(ev.Admitted(now_s, attempt_id)):

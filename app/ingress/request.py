@@ -17,11 +17,13 @@ from actors.wire.messages import (
     Closed,
     Decode,
     Hints,
+    LeaseRenewed,
     Out,
     Prefill,
     PrefillReported,
     PromptSignals,
     ReleaseKV,
+    RenewKV,
     Resume,
     Submit,
 )
@@ -187,8 +189,7 @@ class IngressRequest(Connected):
         lease_s, kv_bytes = 0.0, 0
         if self.stage is Stage.POOLED:
             assert self.prefilled is not None
-            assert self.times.pooled_s is not None
-            lease_s = self.prefilled.lease_s - (self._connections.now_s() - self.times.pooled_s)
+            lease_s = self.lease_until_s - self._connections.now_s()
             kv_bytes = self.prefilled.kv_bytes
         self._connections.to_router(
             Adopt(
@@ -215,6 +216,9 @@ class IngressRequest(Connected):
                 self.prefill_rank,
             )
         )
+
+    def report_renewal(self, lease_s: float) -> None:
+        self._connections.to_router(LeaseRenewed(self.attempt_id, lease_s))
 
     def close(self, outcome: Outcome, blame: Blame | None) -> None:
         self._connections.to_router(Closed(self.attempt_id, outcome, self.attempt_tokens, *(blame or ())))
@@ -298,6 +302,9 @@ class IngressRequest(Connected):
 
     def release_kv(self, engine_id: str) -> None:
         self._connections.end_work(engine_id, self, ReleaseKV(self.attempt_id))
+
+    def renew_lease(self, engine_id: str) -> None:
+        self._connections.ask_engine(engine_id, self, RenewKV(self.attempt_id))
 
     def leave_engine(self, engine_id: str) -> None:
         self._connections.end_work(engine_id, self, None)

@@ -7,6 +7,7 @@ from functools import partial
 
 from benchmarks.decisions.inputs import RoundInput, round_input
 from benchmarks.decisions.measure import Timing, timed
+from policies.dispatch.config import DispatchConfig
 from policies.dispatch.feasibility import FeasibleEntries, WorkerPools, rooms_of
 from policies.routing.balance.balance_route_0 import BalanceRoute0
 from policies.routing.balance.balance_route_h import BalanceRouteH
@@ -84,11 +85,11 @@ def single_admissions(policy: DecodePolicy, calls: int, seed: int) -> list[Timin
 
 def feasibility(calls: int, seed: int) -> list[Timing]:
     """Measures the dispatcher's part of a tick, which finds the workers on which entries fit (G = 64, pool 256)."""
-    rng = random.Random(seed)
+    rng, config = random.Random(seed), DispatchConfig()
 
     def feasible(given: RoundInput) -> int:
         rooms = rooms_of(given.snapshot, WorkerPools.of(given.snapshot.workers), 16, 3.0, Overcommit.NEVER)
-        return len(FeasibleEntries(given.snapshot.pool, rooms, -1.0))
+        return len(FeasibleEntries(given.snapshot.pool, rooms, config.starves_from_s, given.snapshot.now_s))
 
     def inputs() -> Iterator[Callable[[], object]]:
         for _ in range(calls):

@@ -196,7 +196,7 @@ def run_one(config: Config, seed: int) -> Metrics:
     arrivals = np.array([(r.prompt_tokens, r.output_tokens) for r in rows], dtype=np.float64)
     sizing = cluster.Sizing.of(rows, WORKERS, case.slots, profiles.load(cluster.PROFILE))
     params = cluster.BR_H
-    age_per_step = params["ageing"] * sizing.step_s / params["max_wait_s"]
+    age_per_step = sizing.step_s / params["ageing_s"]
     rule = Rule(params["beta"], params["pool_lag"], params["center"], age_per_step)
     state = State(arrivals, WORKERS, case.slots, case.pool * WORKERS * float(arrivals[:, 0].mean()))
     total = steps = 0.0

@@ -47,7 +47,8 @@ OURS: dict[str, dict[str, Any]] = {
     "ours, beta 2": {"beta": 2.0},
     "ours, beta 4": {"beta": 4.0},
     "ours, beta 8": {"beta": 8.0},
-    "ours, no ageing": {"ageing": 0.0, "max_wait_s": cluster.ENDLESS_S},
+    "ours, no ageing": {"ageing_s": None},
+    "ours, singles of the window": {"pool_wide": False},
     "ours, no pool_lag": {"pool_lag": 0.0},
     "ours, the paper's projection": {"refill": False},
 }
@@ -61,7 +62,7 @@ def variants(quick: bool) -> list[Variant]:
     deployed = _config("envelope lightgbm", quick)
     made += [Variant("gate 0.25, lightgbm", deployed | {"gate": 0.25})]
     made += [Variant("refresh 4, lightgbm", deployed | {"refresh_tokens": 4})]
-    plain = {"pool_lag": 0.0, "ageing": 0.0, "max_wait_s": cluster.ENDLESS_S}
+    plain = {"pool_lag": 0.0, "ageing_s": None, "pool_wide": False}
     made += [_variant("the paper's, nothing added", "envelope oracle", quick, **plain)]
     made += [_variant(name, "br_h oracle", quick, **params) for name, params in OURS.items()]
     ours = _config("br_h oracle", quick)

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 from benchmarks.sim.kernel import Kernel
 from benchmarks.sim.links import KvNetwork
 from policies.dispatch.dispatcher import DispatchConfig
+from policies.engine_model.leases import MAX_LEASE_S
 from policies.engine_model.timing import TimingProfile
 from policies.network.oracle import Oracle
 from policies.state.views import Role
@@ -61,6 +62,8 @@ class EngineSpec:
     - Without `prefix_cache` no prompt block is shared or reported.
     - `preempted` is where a preempted request queues again: at its engine (as in vLLM) or at the router.
     - `transfer_flows` is the number of parallel flows of one KV transfer into an engine.
+    - The KV of a finished prefill is held for `lease_s`, and with renewals for `max_lease_s` at most; if that is
+      not longer, no lease is renewed.
     - Without `prefill_queue` a prefill engine computes all prompts at once (`unlimited`).
     """
 
@@ -75,6 +78,7 @@ class EngineSpec:
     chunked_prefill: bool = True
     prefix_cache: bool = True
     lease_s: float = 30.0
+    max_lease_s: float = MAX_LEASE_S
     group: str = "g"
     barrier: str = ""
     nodes: tuple[str, ...] = ()
@@ -92,6 +96,7 @@ class EngineSpec:
             [(getattr(self, key) >= 1, f"{key} is {getattr(self, key)}: must be >= 1") for key in ones]
             + [
                 (self.lease_s > 0, f"lease_s is {self.lease_s}: must be > 0"),
+                (self.max_lease_s > 0, f"max_lease_s is {self.max_lease_s}: must be > 0"),
                 (
                     not self.nodes or len(self.nodes) == self.count,
                     f"{len(self.nodes)} nodes for {self.count} engines: give one each, or none",

@@ -22,7 +22,7 @@ from benchmarks.sim.config import EngineSpec
 from benchmarks.sim.kernel import Kernel, Timer
 from benchmarks.sim.records import StepStats
 from policies.engine_model.blocks import BlockPool, Change
-from policies.engine_model.leases import LeaseTable
+from policies.engine_model.leases import LeaseTable, renewal_s
 from policies.engine_model.scheduler import EngineModel, Sequence, SequenceStage, StepResult, Steps
 from policies.state.views import Role
 
@@ -98,6 +98,15 @@ class Worker:
         if lease is not None:
             self.pool.release(lease.allocation)
             self.group.kick()
+
+    def renew(self, key: str, now_s: float) -> float | None:
+        """Renews the lease `key` if it may last longer, by the rule of the live engines. Returns the seconds that are
+        left of it, or None if it was not renewed.
+        """
+        spec = self.spec
+        age_s, kv_usage = self.leases.age_s(key, now_s), self.pool.used / self.pool.total
+        lease_s = renewal_s(spec.lease_s, spec.max_lease_s, age_s, kv_usage, self.n_waiting)
+        return None if lease_s is None else self.leases.renew(key, lease_s, now_s)
 
     def read_ended(self, key: str) -> None:
         """Notes that the decode engine has read the KV of the lease `key`, and frees its blocks."""

@@ -163,6 +163,15 @@ class SimRequest(Life):
 
         ingress.later(VIA_INGRESS, self, tell)
 
+    def report_renewal(self, lease_s: float) -> None:
+        ingress, attempt_id = self._ingress, self.attempt_id
+
+        def tell() -> None:
+            now_s = ingress.kernel.now_s
+            ingress.router.feed(ev.LeaseRenewed(now_s, attempt_id, now_s + lease_s))
+
+        ingress.later(ONE_WAY, self, tell)
+
     def close(self, outcome: Outcome, blame: Blame | None) -> None:
         ingress, attempt_id, tokens = self._ingress, self.attempt_id, self.record.generated_tokens
 
@@ -216,6 +225,19 @@ class SimRequest(Life):
 
     def release_kv(self, engine_id: str) -> None:
         self.drop()
+
+    def renew_lease(self, engine_id: str) -> None:
+        ingress, worker, key = self._ingress, self.prefill, self.lease
+        assert worker is not None
+
+        def answer() -> None:
+            left_s = None if key is None else worker.renew(key, ingress.kernel.now_s)
+            if left_s is not None:
+                ingress.kernel.after(left_s, lambda: ingress.expire(worker))
+            renewed = life_events.Renewed(left_s or 0.0)
+            ingress.later(ONE_WAY, self, lambda: ingress.happens(self, renewed))
+
+        ingress.later(ONE_WAY, self, answer)
 
     def leave_engine(self, engine_id: str) -> None:
         """Does nothing: what the request held at the engine has been given back already."""
@@ -394,7 +416,7 @@ class Ingress:
         key = f"{request.attempt_id}/{now_s}"
         worker.leases.grant(key, seq.allocation, seq.prompt_tokens, now_s)
         request.lease, request.record.prefill_done_s = key, now_s
-        self.kernel.after(worker.spec.lease_s, lambda: self._expire(worker))
+        self.kernel.after(worker.spec.lease_s, lambda: self.expire(worker))
         # A transfer layer by layer is reading the KV already.
         if request.pull is not None:
             worker.leases.begin_read(key)
@@ -512,7 +534,7 @@ class Ingress:
             self.kernel.after(self.config.control.hop_s, lambda: prefill.read_ended(key))
         request.lease = None
 
-    def _expire(self, worker: Worker) -> None:
+    def expire(self, worker: Worker) -> None:
         """Ends the leases of `worker` whose time is over and which nobody reads; the others end with their read."""
         for lease in worker.leases.expire(self.kernel.now_s + 1e-9):
             worker.pool.release(lease.allocation)

@@ -1,12 +1,16 @@
 """The dispatcher's limits (`policies.dispatch.dispatcher` says what each does)."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Annotated, Any
 
 from policies.routing.params import Number, Whole, check
 from policies.state.outliers import OutlierLimits
+from policies.state.views import PoolEntry
+
+_OVERDUE_FROM_S: Callable[[PoolEntry], float] = attrgetter("overdue_from_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +28,11 @@ class DispatchConfig:
     """Age of an engine's last report from which the engine gets no new work."""
     # ASSUMPTION: the slowest pull that shall still succeed within vLLM's lease of 30 s
     lease_margin_s: Annotated[float, Number(low=0, unit="s")] = 8.0
-    """A pool entry is rescued this long before its lease ends."""
-    starvation_s: Annotated[float, Number(low=0, unit="s")] = 2.0  # ASSUMPTION
-    """Age from which a pool entry is starving: no entry behind it may be sent before it."""
+    """A pool entry is rescued this long before its lease ends, but not before two thirds of the lease have passed."""
+    starvation_s: Annotated[float, Number(low=0, unit="s")] | None = None
+    """Age from which a pool entry that fits nowhere is starving: no entry behind it may be sent before it. With null it
+    starves when it is overdue: its lease is about to end because it is renewed no more (the papers have no such rule).
+    """
     reserve_tokens: Annotated[int, Whole(0, unit="tokens")] = 16
     """Free KV that a decode worker must have for each sequence in addition to the prompt."""
     # `python -m benchmarks run overcommit`: each further one makes NetKV's first tokens later in a cluster of few slots
@@ -62,6 +68,12 @@ class DispatchConfig:
             raise ValueError(
                 f"dispatch: quarantine_max_s is {self.quarantine_max_s}: it must be >= quarantine_base_s"
             )
+
+    @property
+    def starves_from_s(self) -> Callable[[PoolEntry], float]:
+        """A function that returns the time after which a pool entry that fits nowhere is starving."""
+        limit_s = self.starvation_s
+        return _OVERDUE_FROM_S if limit_s is None else lambda entry: entry.entered_s + limit_s
 
     @property
     def outlier_limits(self) -> OutlierLimits:

@@ -15,14 +15,15 @@ that these rules allow:
   for each sequence (a worker without any sequence is exempt). It may have `overcommit_slots` sequences more than slots,
   if the policy weighs the queue that they form in the engine; for any other policy it must have the free slots
   (`feasibility`).
-- Rescue: a pool entry whose lease ends within `lease_margin_s` goes to the least loaded decode worker with KV room,
-  even if that has no free slot. Without such a worker it is prefilled once more (at most `max_prefills` times in all)
-  or rejected with 503.
+- Rescue: a pool entry whose lease is renewed no more and ends within `lease_margin_s` goes to the least loaded decode
+  worker with KV room, even if that has no free slot. Without such a worker it is prefilled once more (at most
+  `max_prefills` times in all) or rejected with 503.
 - A full queue rejects its least urgent request with 429. A request that waited longer than `queue_timeout_s` is
   rejected with 503.
 
 Entries are served by (priority, arrival). Nothing overtakes the head of the prefill queue. In the pool an entry that
-fits nowhere is passed over until it is older than `starvation_s`; then nothing behind it is sent before it.
+fits nowhere is passed over until it starves, which is when its lease is about to end, or with `starvation_s` at this
+age; then nothing behind it is sent before it. Leases are renewed while entries wait (`policies.request.life`).
 
 Most events change nothing for waiting requests, so each event wakes only the part that it may have helped:
 
@@ -324,25 +325,25 @@ class Dispatcher:
 
     def _place(self, entries: list[PoolEntry], now_s: float, actions: list[Action]) -> Placement:
         """Sends entries to the workers that the policy chooses, until nothing fits or `tick_admissions` is reached."""
-        left, blocked = self.config.tick_admissions, False
+        left, blocked_by = self.config.tick_admissions, None
         entries = self._send_probes(entries, now_s, actions)
         while True:
             snapshot = self.state.snapshot(now_s, entries, self.overcommit_slots)
             rooms = self._rooms(snapshot)
-            feasible = FeasibleEntries(entries, rooms, now_s - self.config.starvation_s)
+            feasible = FeasibleEntries(entries, rooms, self.config.starves_from_s, now_s)
             try:
                 assigned = self._assign(feasible, snapshot)[:left] if feasible.placeable() else ()
             except PolicyError:
                 raise
             except Exception:
                 left = self._place_singly(entries, now_s, left, actions)
-                return Placement(not left, any(self._rooms(snapshot).values()), blocked)
+                return Placement(not left, any(self._rooms(snapshot).values()), blocked_by)
             actions.extend(self._route_decode(assignment, snapshot) for assignment in assigned)
             left -= len(assigned)
-            blocked |= feasible.blocked
+            blocked_by = blocked_by or feasible.blocked_by
             entries = feasible.left({assignment.attempt_id for assignment in assigned})
             if not (assigned and entries and left):
-                return Placement(not left, any(rooms.values()), blocked)
+                return Placement(not left, any(rooms.values()), blocked_by)
 
     def _place_singly(self, entries: list[PoolEntry], now_s: float, left: int, actions: list[Action]) -> int:
         """Sends at most `left` entries after the policy has raised at some of them, and rejects those at which it
@@ -352,7 +353,7 @@ class Dispatcher:
             if not left:
                 break
             snapshot = self.state.snapshot(now_s, (entry,), self.overcommit_slots)
-            feasible = FeasibleEntries((entry,), self._rooms(snapshot), now_s)
+            feasible = FeasibleEntries((entry,), self._rooms(snapshot), self.config.starves_from_s, now_s)
             if not feasible.placeable():
                 continue
             try:

@@ -15,7 +15,7 @@ too: at most `overcommit_slots` sequences may be sent to it beyond them, and wai
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import overload
 
@@ -240,19 +240,23 @@ class FeasibleEntries(Sequence[Placeable]):
     """The pool entries that fit somewhere, in the order given, each with the workers that it fits on.
 
     Entries are examined on demand, because an EntryPolicy reads only the first. The sequence ends at an entry that fits
-    nowhere and entered the pool before `starved_before_s`, because nothing may overtake a starving entry.
+    nowhere and has begun to starve (`starves_from_s`) by `now_s`, because nothing may overtake it.
     """
 
     def __init__(
-        self, entries: Sequence[PoolEntry], rooms: Mapping[str, Room], starved_before_s: float
+        self,
+        entries: Sequence[PoolEntry],
+        rooms: Mapping[str, Room],
+        starves_from_s: Callable[[PoolEntry], float],
+        now_s: float,
     ) -> None:
-        self._entries, self._rooms, self._starved_before_s = entries, rooms, starved_before_s
+        self._entries, self._rooms, self._starves_from_s, self._now_s = entries, rooms, starves_from_s, now_s
         self._made: list[Placeable] = []
         self._examined = 0
         self._by_attempt: dict[RequestId, Sequence[Worker]] | None = None
         self._ids: dict[int, set[WorkerId]] = {}  # by the identity of a worker list
-        self.blocked = False
-        """Whether the sequence ended at a starving entry."""
+        self.blocked_by: PoolEntry | None = None
+        """The starving entry at which the sequence ended, if it did."""
 
     def placeable(self) -> bool:
         """Whether some entry fits somewhere."""
@@ -273,13 +277,13 @@ class FeasibleEntries(Sequence[Placeable]):
         Room never grows within a round, so an entry that did not fit will not fit later.
         """
         kept = [entry for entry, _ in self._made if entry.request.attempt_id not in assigned]
-        return kept if self.blocked else kept + list(self._entries[self._examined :])
+        return kept if self.blocked_by else kept + list(self._entries[self._examined :])
 
     def _make(self, most: int) -> bool:
         """Examines entries until `most` more that fit are found. Returns False when there are fewer."""
-        if self.blocked:
+        if self.blocked_by is not None:
             return False
-        made, rooms, starved_before_s = self._made, self._rooms, self._starved_before_s
+        made, rooms, starves_from_s, now_s = self._made, self._rooms, self._starves_from_s, self._now_s
         enough = len(made) + most
         for at in range(self._examined, len(self._entries)):
             entry = self._entries[at]
@@ -294,8 +298,8 @@ class FeasibleEntries(Sequence[Placeable]):
                         self._examined = at + 1
                         return True
                     continue
-            if entry.entered_s < starved_before_s:
-                self.blocked = True
+            if starves_from_s(entry) < now_s:
+                self.blocked_by = entry
                 break
         self._examined = len(self._entries)
         return False

@@ -1,48 +1,95 @@
-"""The leases of the prompt pool: which entry must be rescued first, and which worker can still take it."""
+"""The leases of the prompt pool: which entry must be rescued first, which worker can still take it, and which entries
+are overdue.
+"""
 
 import heapq
 from collections.abc import Sequence
 
 from policies.routing.base import Decision, Ranked, Reason
-from policies.state.reducer import ClusterState
+from policies.state.reducer import ClusterState, PoolKey, pool_key
 from policies.state.views import PoolEntry, RequestId, Worker
 
 
 class LeaseWatch:
-    """Pool entries in the order in which they fall due: a margin before their KV's lease ends, or at the request's
-    deadline if that is earlier. Entries that have left the pool are dropped when they come first or are the majority.
+    """Pool entries in the order in which they fall due: a margin before their KV's lease ends, though not before they
+    are overdue, or at the request's deadline if that is earlier. The renewal of a lease puts its entry off, which is
+    noticed when the entry comes first. Entries that have left the pool are dropped when they come first or are the
+    majority.
     """
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
+        self._margin_s = 0.0
         self._due: list[tuple[float, RequestId, float]] = []  # heap: due, id, entered
 
     def add(self, entries: Sequence[PoolEntry], margin_s: float) -> None:
         """Starts to watch entries that have come into the pool."""
+        self._margin_s = margin_s
         for entry in entries:
-            heapq.heappush(self._due, _watched(entry, margin_s))
+            heapq.heappush(self._due, self._watched(entry))
         if len(self._due) > 1024 + 4 * self._state.pool_size:
             self.restart(margin_s)
 
     def restart(self, margin_s: float) -> None:
         """Starts again with all entries of the pool, because the margin has changed or most of the heap is outdated."""
-        self._due = [_watched(entry, margin_s) for entry in self._state.waiting()]
+        self._margin_s = margin_s
+        self._due = [self._watched(entry) for entry in self._state.waiting()]
         heapq.heapify(self._due)
 
     def due(self, now_s: float) -> PoolEntry | None:
         """Returns the entry that must be rescued now, of several the one that fell due first; None when none is due."""
         while self._due and self._due[0][0] <= now_s:
-            _, attempt_id, entered_s = self._due[0]
+            due_s, attempt_id, entered_s = self._due[0]
             entry = self._state.find_waiting(attempt_id)
-            if entry is not None and entry.entered_s == entered_s:
+            if entry is None or entry.entered_s != entered_s:
+                heapq.heappop(self._due)
+                continue
+            watched = self._watched(entry)
+            if watched[0] <= due_s:
                 return entry
-            heapq.heappop(self._due)
+            heapq.heapreplace(self._due, watched)
         return None
 
+    def _watched(self, entry: PoolEntry) -> tuple[float, RequestId, float]:
+        due_s = max(entry.lease_until_s - self._margin_s, entry.overdue_from_s)
+        due_s = min(due_s, entry.request.deadline_s)
+        return due_s, entry.request.attempt_id, entry.entered_s
 
-def _watched(entry: PoolEntry, margin_s: float) -> tuple[float, RequestId, float]:
-    due_s = min(entry.lease_until_s - margin_s, entry.request.deadline_s)
-    return due_s, entry.request.attempt_id, entry.entered_s
+
+class OverdueEntries:
+    """The pool entries whose leases are renewed no more (`PoolEntry.overdue_from_s`), found without looking at all that
+    wait.
+    """
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+        self._coming: list[tuple[float, RequestId]] = []  # heap: overdue from, id
+        self._overdue: set[RequestId] = set()
+
+    def add(self, entries: Sequence[PoolEntry]) -> None:
+        """Starts to watch entries that have come into the pool."""
+        for entry in entries:
+            heapq.heappush(self._coming, (entry.overdue_from_s, entry.request.attempt_id))
+        if len(self._coming) > 1024 + 4 * self._state.pool_size:
+            self._coming = [(e.overdue_from_s, e.request.attempt_id) for e in self._state.waiting()]
+            heapq.heapify(self._coming)
+
+    def first(self, now_s: float) -> PoolKey | None:
+        """Returns the key of the most urgent entry that is overdue by now; None when none is."""
+        while self._coming and self._coming[0][0] < now_s:
+            self._overdue.add(heapq.heappop(self._coming)[1])
+        if not self._overdue:
+            return None
+        keys: list[PoolKey] = []
+        for attempt_id in list(self._overdue):
+            entry = self._state.find_waiting(attempt_id)
+            if entry is not None and entry.overdue_from_s < now_s:
+                keys.append(pool_key(entry))
+                continue
+            self._overdue.remove(attempt_id)
+            if entry is not None:  # its lease was renewed
+                heapq.heappush(self._coming, (entry.overdue_from_s, attempt_id))
+        return min(keys, default=None)
 
 
 def rescue(entry: PoolEntry, workers: Sequence[Worker]) -> Decision | None:

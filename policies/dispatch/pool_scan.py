@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from policies.dispatch.config import DispatchConfig
+from policies.dispatch.lease_watch import OverdueEntries
 from policies.state.reducer import ClusterState, PoolKey, pool_key
 from policies.state.views import PoolEntry
 
@@ -24,8 +25,8 @@ class Placement(NamedTuple):
     """Whether `tick_admissions` was reached, so that entries that fit may be left."""
     slots_left: bool
     """Whether some decode worker may still take an entry."""
-    blocked: bool
-    """Whether a starving entry fitted nowhere, so that nothing behind it was tried."""
+    blocked_by: PoolEntry | None
+    """The starving entry that fitted nowhere, so that nothing behind it was tried; None: there was none."""
 
 
 PlaceEntries = Callable[[list[PoolEntry]], Placement]
@@ -40,12 +41,12 @@ class _Progress:
     """Whether a bound stopped the scan; the next event then resumes it."""
     resume_after: PoolKey | None = None
     """Key of the last entry scanned: entries up to this one fit nowhere. None: the scan begins at the front."""
-    oldest_s: float = float("inf")
-    """The time at which the oldest scanned entry entered the pool."""
+    starves_s: float = float("inf")
+    """The time at which the first of the scanned entries begins to starve."""
     rescan: bool = False
     """Whether room was freed during the scan; then another one starts from the front when this one ends."""
-    blocked: bool = False
-    """Whether the scan ended early because a starving entry must not be overtaken."""
+    blocked_by: PoolEntry | None = None
+    """The starving entry at which the scan ended early, because it must not be overtaken."""
     left_pool: int = 0
     """`ClusterState.left_pool` at the end of the scan."""
 
@@ -56,10 +57,18 @@ class PoolScan:
     def __init__(self, state: ClusterState) -> None:
         self._state = state
         self._progress = _Progress()
+        self._overdue = OverdueEntries(state)
 
     def unblocked(self) -> bool:
-        """Whether the last scan ended at a starving entry and any entry has left the pool since."""
-        return self._progress.blocked and self._progress.left_pool != self._state.left_pool
+        """Whether the last scan ended at a starving entry, and since then any entry has left the pool or the lease of
+        that one was renewed.
+        """
+        blocking = self._progress.blocked_by
+        if blocking is None:
+            return False
+        # a renewed lease is another entry of the same request
+        waits = self._state.find_waiting(blocking.request.attempt_id) is blocking
+        return not waits or self._progress.left_pool != self._state.left_pool
 
     def scan(
         self,
@@ -70,6 +79,7 @@ class PoolScan:
         place: PlaceEntries,
     ) -> None:
         """Passes the entries that may fit now to `place`. `entered` are the entries that came with this event."""
+        self._overdue.add(entered)
         if room_came or self._progress.unfinished:
             self._scan_on(room_came, entered, now_s, config, place)
         elif entered:
@@ -86,8 +96,9 @@ class PoolScan:
         """Starts or continues the scan, most urgent entry first, as far as the bounds allow."""
         progress, most = self._progress, config.tick_entries
         if progress.resume_after is not None:
-            starved = now_s - progress.oldest_s > config.starvation_s
-            if starved or any(pool_key(entry) < progress.resume_after for entry in entered):
+            if progress.starves_s < now_s or any(
+                pool_key(entry) < progress.resume_after for entry in entered
+            ):
                 progress = self._progress = _Progress()
             progress.rescan |= room_came and progress.resume_after is not None
         progress.unfinished = True  # remains so if the policy raises
@@ -95,20 +106,27 @@ class PoolScan:
         placed = place(entries)
         if placed.bounded:
             return
-        if placed.slots_left and not placed.blocked and len(entries) == most:
+        if placed.slots_left and not placed.blocked_by and len(entries) == most:
             progress.resume_after = pool_key(entries[-1])
-            progress.oldest_s = min(progress.oldest_s, min(entry.entered_s for entry in entries))
+            progress.starves_s = min(progress.starves_s, *map(config.starves_from_s, entries))
         else:
             self._progress = _Progress(
-                unfinished=progress.rescan, blocked=placed.blocked, left_pool=self._state.left_pool
+                unfinished=progress.rescan, blocked_by=placed.blocked_by, left_pool=self._state.left_pool
             )
 
     def _try_new(
         self, entered: Sequence[PoolEntry], now_s: float, config: DispatchConfig, place: PlaceEntries
     ) -> None:
         """Tries only the new entries, and of these only the ones ahead of every starving entry."""
-        before_s = now_s - config.starvation_s
-        starving = [key for key in self._state.oldest_of_each_priority() if key[1] < before_s]
-        ordered = sorted((e for e in entered if not starving or pool_key(e) < starving[0]), key=pool_key)
+        first = self._first_starving(now_s, config)
+        ordered = sorted((e for e in entered if first is None or pool_key(e) < first), key=pool_key)
         placed = place(ordered[: config.tick_entries])
         self._progress.unfinished = placed.bounded or len(ordered) > config.tick_entries
+
+    def _first_starving(self, now_s: float, config: DispatchConfig) -> PoolKey | None:
+        """Returns the key of the most urgent entry that starves by now, or None."""
+        if config.starvation_s is None:
+            return self._overdue.first(now_s)
+        before_s = now_s - config.starvation_s
+        starving = [key for key in self._state.oldest_of_each_priority() if key[1] < before_s]
+        return starving[0] if starving else None

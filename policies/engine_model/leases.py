@@ -1,17 +1,56 @@
 """Leases on KV that a prefill engine keeps for a decode engine. KV is never freed while somebody reads it.
 
+    held --renew--> held, until later
     held --begin_read--> reading --end_read--> ended
     held --release / expire--> ended
     reading --release--> reading (doomed) --end_read or reader_lost--> ended
     reading --reader_lost--> held (a further decode engine may read) or, past its time, ended
 
 Every lease ends exactly once. The call that ends it returns it, and the caller then frees its blocks.
+
+A request may wait for a decode slot for longer than a lease, so its ingress has the lease renewed as long as it waits
+(`policies.request.life`). The lender decides by `renewal_s`, which bounds what it lends: no lease lasts longer than
+`max_lease_s` in all, and none is renewed while prompts wait at an engine whose KV is full. The lease then runs out; the
+router places the entry before all others when it is overdue (`PoolEntry.overdue_from_s`), and rescues it at last. The
+last renewal is longer than the others, so that this takes effect well before the end.
 """
 
-from collections import OrderedDict
+import heapq
 from dataclasses import dataclass
 
 from policies.engine_model.blocks import Allocation
+
+# ASSUMPTION: as long as a request may take in all by default (`app.ingress.config`), so that a lease outlasts the wait
+# of a request that can still be answered.
+MAX_LEASE_S = 600.0
+"""The default of `max_lease_s`, the longest time for which an engine lends the KV of one prompt."""
+
+# ASSUMPTION: above the router's `kv_high_water` of 0.9, which stops new prompts first: an engine refuses renewals only
+# where that was not enough.
+FULL_KV = 0.95
+"""Share of an engine's KV above which it renews no lease while prompts wait for their turn."""
+
+
+# ASSUMPTION: with the router's rule that an entry is overdue after two thirds of a lease, this leaves a ninth of
+# `max_lease_s` to place the entry before all others, about a minute by default.
+LAST_TERM_FROM = 2.0 / 3.0
+"""The share of `max_lease_s` after which a renewal lends the KV for all the time that is left."""
+
+
+def renewal_s(
+    lease_s: float, max_lease_s: float, age_s: float, kv_usage: float, waiting: int
+) -> float | None:
+    """Returns for how long a lease may last from now on, or None if it may not be renewed.
+
+    `lease_s` is the duration that the engine grants at once, and `age_s` the time since it first granted this lease.
+    `kv_usage` is the share of the engine's KV in use, with leases; `waiting` is the number of prompts that wait there.
+    """
+    if waiting and kv_usage > FULL_KV:
+        return None
+    left_s = max_lease_s - age_s
+    if left_s <= 0:
+        return None
+    return left_s if age_s >= LAST_TERM_FROM * max_lease_s else min(lease_s, left_s)
 
 
 @dataclass(slots=True)
@@ -21,19 +60,23 @@ class Lease:
     key: str
     allocation: Allocation
     tokens: int
+    granted_s: float
     expires_s: float
     readers: int = 0
     doomed: bool = False
 
 
 class LeaseTable:
-    """Leases of equal duration, of which the oldest ends first. Times are on the caller's clock, in seconds."""
+    """Leases that are granted for equal durations and may be renewed. Times are on the caller's clock, in seconds."""
 
     def __init__(self, lease_s: float) -> None:
         if not lease_s > 0:
             raise ValueError(f"lease_s is {lease_s}: it must be above 0")
         self.lease_s = lease_s
-        self._leases: OrderedDict[str, Lease] = OrderedDict()
+        self._leases: dict[str, Lease] = {}
+        # heap of (end, number, key); an item is outdated once its lease has ended, is read or ends at another time
+        self._ends: list[tuple[float, int, str]] = []
+        self._noted = 0
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -45,8 +88,26 @@ class LeaseTable:
         """Makes a lease that expires after `lease_s`. Raises KeyError if there is a lease under `key` already."""
         if key in self._leases:
             raise KeyError(f"lease {key!r} exists already")
-        lease = self._leases[key] = Lease(key, allocation, tokens, now_s + self.lease_s)
+        lease = self._leases[key] = Lease(key, allocation, tokens, now_s, now_s + self.lease_s)
+        self._note(lease)
         return lease
+
+    def age_s(self, key: str, now_s: float) -> float:
+        """Returns the time since a lease was first granted; 0 for a lease that has ended."""
+        lease = self._leases.get(key)
+        return 0.0 if lease is None else now_s - lease.granted_s
+
+    def renew(self, key: str, lease_s: float, now_s: float) -> float | None:
+        """Makes a lease last for `lease_s` from now on, unless it lasts longer already. Returns the seconds that are
+        left of it, or None if it has ended, is doomed, or should have ended by now.
+        """
+        lease = self._leases.get(key)
+        if lease is None or lease.doomed or (lease.expires_s <= now_s and lease.readers == 0):
+            return None
+        if now_s + lease_s > lease.expires_s:
+            lease.expires_s = now_s + lease_s
+            self._note(lease)
+        return lease.expires_s - now_s
 
     def begin_read(self, key: str) -> Lease | None:
         """Lets a reader start and returns the lease. None means that it has ended or is doomed and must not be read."""
@@ -83,26 +144,34 @@ class LeaseTable:
         lease.readers = max(0, lease.readers - 1)
         if lease.doomed or lease.expires_s <= now_s:
             return self._doom(lease)
+        self._note(lease)
         return None
 
     def expire(self, now_s: float) -> list[Lease]:
-        """Ends and returns the leases that have expired and that nobody reads. A lease that is read ends afterwards."""
+        """Ends and returns the leases that have expired and that nobody reads, in the order of their ends. A lease that
+        is read ends afterwards.
+        """
         ended = []
-        for lease in self._leases.values():
-            if lease.expires_s > now_s:
-                break
-            if lease.readers == 0:
-                ended.append(lease)
-        for lease in ended:
-            del self._leases[lease.key]
+        while (next_s := self.next_expiry_s()) is not None and next_s <= now_s:
+            ended.append(self._leases.pop(heapq.heappop(self._ends)[2]))
         return ended
 
     def next_expiry_s(self) -> float | None:
         """Returns the time at which the next lease expires that nobody reads; None when there is none."""
-        for lease in self._leases.values():
-            if lease.readers == 0:
-                return lease.expires_s
+        while self._ends:
+            end_s, _, key = self._ends[0]
+            lease = self._leases.get(key)
+            if lease is not None and lease.readers == 0 and lease.expires_s == end_s:
+                return end_s
+            heapq.heappop(self._ends)
         return None
+
+    def _note(self, lease: Lease) -> None:
+        self._noted += 1
+        heapq.heappush(self._ends, (lease.expires_s, self._noted, lease.key))
+        if len(self._ends) > 64 + 4 * len(self._leases):  # most are outdated
+            self._ends = [(held.expires_s, n, held.key) for n, held in enumerate(self._leases.values())]
+            heapq.heapify(self._ends)
 
     def _doom(self, lease: Lease) -> Lease | None:
         lease.doomed = True

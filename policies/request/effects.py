@@ -110,6 +110,10 @@ class Effects(ABC):
         """Tells the router that the prompt's KV waits for a decode worker."""
 
     @abstractmethod
+    def report_renewal(self, lease_s: float) -> None:
+        """Tells the router that the lease on the prompt's KV lasts for `lease_s` more seconds."""
+
+    @abstractmethod
     def close(self, outcome: Outcome, blame: Blame | None) -> None:
         """Tells the router, once for each attempt that it knows, that the attempt has ended. `blame` names the engine
         that failed, if one did.
@@ -135,6 +139,12 @@ class Effects(ABC):
     @abstractmethod
     def release_kv(self, engine_id: str) -> None:
         """Gives back the KV that an engine holds under a lease."""
+
+    @abstractmethod
+    def renew_lease(self, engine_id: str) -> None:
+        """Asks an engine to renew the lease under which it holds the request's KV. The answer is a Renewed, or nothing
+        if the engine has gone or stands still.
+        """
 
     @abstractmethod
     def leave_engine(self, engine_id: str) -> None:

@@ -57,6 +57,18 @@ class PrefillDone(NamedTuple):
     compute_s: float = 0.0
 
 
+class RenewalDue(NamedTuple):
+    """A pooled request has waited for a part of its lease, which must be renewed if it is to wait on."""
+
+
+class Renewed(NamedTuple):
+    """The prefill engine has renewed the lease on the prompt's KV, which now lasts for `lease_s` more seconds; 0 means
+    that it was not renewed and ends when it would have ended.
+    """
+
+    lease_s: float
+
+
 class Admitted(NamedTuple):
     """The engine that decodes has a slot and the KV, and the prefill engine's copy has been freed.
 
@@ -150,6 +162,8 @@ Event = (
     | RouteDecode
     | Reject
     | PrefillDone
+    | RenewalDue
+    | Renewed
     | Admitted
     | Output
     | Preempted

@@ -17,6 +17,11 @@ of the new one. What follows a failed attempt is decided in `_goes_on`:
     it may not be resumed                   a retry from the start, if nothing has been sent to the client
     otherwise                               the request ends with an error
 
+A pooled request may wait for longer than the lease on its KV. It has the lease renewed by the engine that holds the KV,
+`ASKS_PER_LEASE` times in the duration of a lease, and tells the router of each renewal. If the engine refuses, has gone
+or stands still, the lease runs out: the router rescues the entry before that, and a margin before the lease ends the
+request gives it up by itself (`_lease_ends`).
+
 A request with several choices that migrates becomes one request for each choice that has not finished, because from
 then on each choice has a prefix of its own.
 """
@@ -35,6 +40,11 @@ from policies.request.terms import Terms
 NO_ENGINE = "no_engine"
 """The router's reason when it knows no engine that is ready."""
 
+ASKS_PER_LEASE = 3
+"""Times that a pooled request asks for a longer lease in the duration of one lease: an answer that is lost or late
+leaves time for another. ASSUMPTION: vLLM's own heartbeats come six times, because it sends them without an answer.
+"""
+
 LEAST_LEFT_S = 0.001
 """Least time that an engine is given, so that a request whose deadline has come is ended by DeadlinePassed, not by its
 engine.
@@ -49,7 +59,8 @@ _QUEUED, _PREFILLING, _POOLED, _TRANSFERRING, _DECODING, _DONE = Stage
 class Limits:
     """The limits of every request, from a driver's configuration.
 
-    A pooled request is given up some time before its lease ends: `lease_margin_s`, but at most a fifth of the lease.
+    A pooled request is given up some time before its lease ends: `lease_margin_s`, but at most a fifth of the lease as
+    it was first granted.
     An engine has stalled for a request if the prompt takes longer than `prefill_s`, or the transfer with the admission
     longer than `transfer_s`, or if no token comes for `token_gap_s`.
     """
@@ -84,23 +95,24 @@ class Life(Effects):
     A colocated attempt has a `decode_engine` only. `prefilled` and `admission` are the engines' reports about the
     last attempt. `wake_at_s` is the time at which `wake` has something to do. `attempts` counts the attempts that were
     followed by another: `retries` and `migrations`. Of the `output_tokens`, all attempts before the present one
-    generated `carried_tokens`. `on_budget` says whether the present attempt counts against the retry budget,
-    which it does until its first output. An attempt for which the budget has no room waits in QUEUED, unknown to the
-    router.
+    generated `carried_tokens`. `lease_until_s` is the end of a pooled request's lease. `on_budget` says whether the
+    present attempt counts against the retry budget, which it does until its first output. An attempt for which the
+    budget has no room waits in QUEUED, unknown to the router.
     """
 
     __slots__ = (
-        "_held_until_s", "_interrupted_s", "_killed_at", "_rows", "_until_s", "admission", "attempt_id",
+        "_ask_s", "_held_until_s", "_interrupted_s", "_killed_at", "_rows", "_until_s", "admission", "attempt_id",
         "attempts", "avoid", "carried_tokens", "choices", "deadline_s", "decode_engine", "decode_rank",
-        "kills", "limits", "migrations", "on_budget", "output_tokens", "prefill_engine", "prefill_rank",
-        "prefilled", "retries", "router_knows", "stage", "terms", "times", "unfinished", "wake_at_s",
+        "kills", "lease_until_s", "limits", "migrations", "on_budget", "output_tokens", "prefill_engine",
+        "prefill_rank", "prefilled", "retries", "router_knows", "stage", "terms", "times", "unfinished",
+        "wake_at_s",
     )  # fmt: skip
 
     def __init__(self, limits: Limits, terms: Terms, arrived_s: float, choices: int = 1) -> None:
         self.limits, self.terms, self.choices = limits, terms, choices
         self.deadline_s, self.wake_at_s = terms.deadline_s(arrived_s), math.inf
         self.stage, self._rows = _QUEUED, TABLE[None]
-        self._until_s = math.inf
+        self._until_s = self._ask_s = self.lease_until_s = math.inf
         self.attempt_id, self.attempts = "", 0
         self.retries = self.migrations = self.kills = 0
         self._killed_at: Task = "prefill"
@@ -169,8 +181,10 @@ class Life(Effects):
             self.on(ev.DeadlinePassed(), now_s)
         elif now_s >= self._until_s:
             self.on(ev.StageOverdue(), now_s)
+        elif now_s >= self._ask_s:
+            self.on(ev.RenewalDue(), now_s)
         else:
-            self._wake_at(min(self._until_s, self.deadline_s))
+            self._wake_at(min(self._until_s, self._ask_s, self.deadline_s))
 
     def forbear(self, until_s: float) -> None:
         """Takes no engine for stalled before `until_s`: the driver was held up itself, and may have to read first what
@@ -180,10 +194,12 @@ class Life(Effects):
             self._until_s = until_s
             self._wake_at(min(until_s, self.deadline_s))
 
-    def _enter(self, stage: Stage, until_s: float = math.inf) -> None:
-        """Changes the stage, which is done nowhere else. `until_s` is the time at which the new stage is overdue."""
-        self.stage, self._rows, self._until_s = stage, TABLE[stage], until_s
-        self._wake_at(math.inf if stage is _DONE else min(until_s, self.deadline_s))
+    def _enter(self, stage: Stage, until_s: float = math.inf, ask_s: float = math.inf) -> None:
+        """Changes the stage, which is done nowhere else. `until_s` is the time at which the new stage is overdue, and
+        `ask_s` the time at which a lease is to be renewed.
+        """
+        self.stage, self._rows, self._until_s, self._ask_s = stage, TABLE[stage], until_s, ask_s
+        self._wake_at(math.inf if stage is _DONE else min(until_s, ask_s, self.deadline_s))
 
     def _wake_at(self, at_s: float) -> None:
         if at_s != self.wake_at_s:
@@ -218,9 +234,31 @@ class Life(Effects):
         """Tell the router, which chooses a decode engine."""
         self.times.pooled_s = now_s
         self.prefilled = event
-        margin_s = min(self.limits.lease_margin_s, event.lease_s / 5)
-        self._enter(_POOLED, now_s + (event.lease_s - margin_s))
+        self.lease_until_s = now_s + event.lease_s
+        until_s = now_s + (event.lease_s - self._lease_margin_s(event))
+        self._enter(_POOLED, until_s, now_s + event.lease_s / ASKS_PER_LEASE)
         self.report_prefill(event)
+
+    def _renewal_due(self, event: ev.RenewalDue, now_s: float) -> None:
+        """Ask the engine that holds the KV for a longer lease."""
+        assert self.prefilled is not None
+        assert self.prefill_engine is not None
+        self._ask_s = now_s + self.prefilled.lease_s / ASKS_PER_LEASE
+        self._wake_at(min(self._until_s, self._ask_s, self.deadline_s))
+        self.renew_lease(self.prefill_engine)
+
+    def _renewed(self, event: ev.Renewed, now_s: float) -> None:
+        """Wait on, and tell the router of a longer lease; a refusal changes nothing."""
+        assert self.prefilled is not None
+        if now_s + event.lease_s <= self.lease_until_s:
+            return
+        self.lease_until_s = now_s + event.lease_s
+        self._until_s = self.lease_until_s - self._lease_margin_s(self.prefilled)
+        self._wake_at(min(self._until_s, self._ask_s, self.deadline_s))
+        self.report_renewal(event.lease_s)
+
+    def _lease_margin_s(self, granted: ev.PrefillDone) -> float:
+        return min(self.limits.lease_margin_s, granted.lease_s / 5)
 
     def _route_decode(self, event: ev.RouteDecode, now_s: float) -> None:
         """Send the request to the engine, which pulls the KV."""
@@ -581,6 +619,8 @@ TABLE: dict[Stage | None, dict[type, Row]] = {
     },
     _POOLED: {
         ev.RouteDecode: Row(Life._route_decode, (_TRANSFERRING, *_AGAIN)),
+        ev.RenewalDue: Row(Life._renewal_due, (_POOLED,)),
+        ev.Renewed: Row(Life._renewed, (_POOLED,)),
         ev.RoutePrefill: Row(Life._route_prefill, (_PREFILLING, *_AGAIN)),
         ev.Reject: Row(Life._rejected, (_DONE,)),
         **_at_engines(_POOLED),

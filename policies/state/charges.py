@@ -28,12 +28,13 @@ from policies.state.views import (
 
 
 class Held(NamedTuple):
-    """The KV of a finished prefill, held under a lease since `entered_s`."""
+    """The KV of a finished prefill, held under a lease since `entered_s`, which was last renewed at `renewed_s`."""
 
     entered_s: float
     lease_until_s: float
     kv_bytes: int
     cached_tokens: int
+    renewed_s: float | None = None
 
 
 @dataclass(slots=True)

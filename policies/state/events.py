@@ -99,6 +99,15 @@ class PrefillDone:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseRenewed:
+    """The prefill worker holds the KV of a request in the pool until `lease_until_s`, which is later than before."""
+
+    now_s: float
+    attempt_id: RequestId
+    lease_until_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class DecodeRouted:
     """A decode decision was carried out: `worker` pulls the KV and decodes."""
 
@@ -260,6 +269,7 @@ Event = (
     | Arrived
     | PrefillRouted
     | PrefillDone
+    | LeaseRenewed
     | DecodeRouted
     | Admitted
     | Progressed

@@ -146,6 +146,12 @@ class Ledger:
         live.held = held
         self.enter_pool(live)
 
+    def renew(self, live: LiveRequest, lease_until_s: float, now_s: float) -> None:
+        """Notes a longer lease on what a request in stage POOLED holds. Its place in the pool stays."""
+        assert live.held is not None
+        live.held = live.held._replace(lease_until_s=lease_until_s, renewed_s=now_s)
+        self.pool.renew(live.request.attempt_id, lease_until_s, now_s)
+
     def forecast(self, live: LiveRequest, finishes_at_tokens: float | None) -> None:
         """Sets the generated tokens of one sequence at which the request is expected to end; None: it stays."""
         load = self.loads.get(live.decode_worker) if live.decode_worker else None

@@ -1,7 +1,7 @@
 """The pool of finished prefills that wait for a decode worker, kept in the order in which they should be served."""
 
 from bisect import bisect_left, bisect_right, insort
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from policies.state.views import PoolEntry, RequestId, TypicalEntry
 
@@ -34,6 +34,12 @@ class Pool:
         insort(self._order, pool_key(entry))
         self._entered.append(entry.request.attempt_id)
         self._note_typical(entry)
+
+    def renew(self, attempt_id: RequestId, lease_until_s: float, now_s: float) -> None:
+        """Changes the end of an entry's lease; an id that is not in the pool is no error."""
+        entry = self.entries.get(attempt_id)
+        if entry is not None:
+            self.entries[attempt_id] = replace(entry, lease_until_s=lease_until_s, renewed_s=now_s)
 
     def remove(self, attempt_id: RequestId) -> None:
         """Removes an entry; an id that is not in the pool is no error."""

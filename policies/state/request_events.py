@@ -43,6 +43,13 @@ def _prefill_done(ledger: Ledger, event: ev.PrefillDone) -> None:
     ledger.hold(live, Held(event.now_s, event.lease_until_s, event.kv_bytes, event.cached_tokens))
 
 
+def _lease_renewed(ledger: Ledger, event: ev.LeaseRenewed) -> None:
+    # the renewal of an entry that was sent on meanwhile is late, and no fault
+    live = ledger.need(event.attempt_id, Stage.POOLED, Stage.TRANSFERRING)
+    if live.held is not None and live.stage is Stage.POOLED:
+        ledger.renew(live, event.lease_until_s, event.now_s)
+
+
 def _decode_routed(ledger: Ledger, event: ev.DecodeRouted) -> None:
     live, load = ledger.need(event.attempt_id, Stage.POOLED), ledger.need_worker(event.worker)
     ledger.move(live, Stage.TRANSFERRING, prefill_worker=live.prefill_worker, decode_worker=event.worker)
@@ -203,6 +210,7 @@ HANDLERS: Handlers = {
     ev.Arrived: _arrived,
     ev.PrefillRouted: _prefill_routed,
     ev.PrefillDone: _prefill_done,
+    ev.LeaseRenewed: _lease_renewed,
     ev.DecodeRouted: _decode_routed,
     ev.Admitted: _admitted,
     ev.Progressed: _progressed,

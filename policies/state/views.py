@@ -57,9 +57,17 @@ class Request:
     predicted_tokens: float | None = None
 
 
+# ASSUMPTION: a lease that is renewed is renewed for the first time when a third of it has passed
+# (`policies.request.life.ASKS_PER_LEASE`); then one answer has failed to come in time.
+OVERDUE_SHARE = 2.0 / 3.0
+"""The share of a lease after which its pool entry is overdue if the lease has not been renewed."""
+
+
 @dataclass(frozen=True, slots=True)
 class PoolEntry:
-    """A finished prefill that waits for a decode worker. Its KV stays on `prefill_worker` until `lease_until_s`."""
+    """A finished prefill that waits for a decode worker. Its KV stays on `prefill_worker` until `lease_until_s`, which
+    its ingress puts off as long as the entry waits and the engine agrees; it last did so at `renewed_s` (None: never).
+    """
 
     request: Request
     prefill_worker: WorkerId
@@ -68,6 +76,16 @@ class PoolEntry:
     lease_until_s: float
     kv_bytes: int
     cached_tokens: int
+    renewed_s: float | None = None
+    overdue_from_s: float = field(init=False)
+    """Time from which the entry is overdue: `OVERDUE_SHARE` of its lease has passed without a renewal, so that the
+    lease is about to end.
+    """
+
+    def __post_init__(self) -> None:
+        since_s = self.entered_s if self.renewed_s is None else self.renewed_s
+        overdue_from_s = since_s + OVERDUE_SHARE * (self.lease_until_s - since_s)
+        object.__setattr__(self, "overdue_from_s", overdue_from_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,18 @@ import pytest
 from tokenizers import Tokenizer
 
 from actors.engine.cores import divide_cores, usable_cores
-from actors.wire.messages import Admitted, Cancel, Decode, Failed, Out, Prefill, PrefillDone, ReleaseKV
+from actors.wire.messages import (
+    Admitted,
+    Cancel,
+    Decode,
+    Failed,
+    KVRenewed,
+    Out,
+    Prefill,
+    PrefillDone,
+    ReleaseKV,
+    RenewKV,
+)
 from app.models import resolve
 from policies.engine_model.blocks import block_hashes
 from tests.live.serving import PATIENCE_S, still_running
@@ -234,6 +245,51 @@ def test_a_lease_that_nobody_wants_ends_by_itself(pair: Pair) -> None:
     assert pair.p.status().leases == 1
     pair.p.until_idle(0)
     assert_not_garbage(pair, "forgotten", tokens, done.handle)
+
+
+def renewals(pair: Pair, attempt_id: str) -> list[float]:
+    return [m.lease_s for m in pair.p.seen(attempt_id) if isinstance(m, KVRenewed)]
+
+
+def test_a_lease_that_is_renewed_lasts_for_several_and_can_be_read_then(pair: Pair) -> None:
+    tokens = fresh(BLOCK + 5)
+    params = {**GREEDY, "max_tokens": 8, "logprobs": 2}
+    done = pair.p.prefill("patient", tokens)
+    begun_s = time.monotonic()
+    while time.monotonic() < begun_s + 2.5 * LEASE_S:
+        time.sleep(LEASE_S / 4)
+        before = len(renewals(pair, "patient"))
+        pair.p.send(RenewKV("patient"))
+        until_s = time.monotonic() + PATIENCE_S
+        while len(renewals(pair, "patient")) == before and time.monotonic() < until_s:
+            time.sleep(0.05)
+        assert 0.0 < renewals(pair, "patient")[-1] <= LEASE_S
+    assert pair.p.status().leases == 1
+    waited = pair.d.decode("patient", tokens, params, done.handle)
+    pair.idle()
+    at_once = pair.both("at once", tokens, params)
+    assert shared_tokens(waited, at_once) > 0
+    pair.p.send(RenewKV("patient"))
+    assert_refused(pair, "patient")
+
+
+def test_a_lease_that_is_renewed_no_more_ends_and_is_not_renewed_again(pair: Pair) -> None:
+    pair.expiring = 1
+    tokens = fresh(BLOCK + 5)
+    done = pair.p.prefill("given-up", tokens)
+    pair.p.send(RenewKV("given-up"))
+    pair.p.until_idle(0)
+    pair.p.send(RenewKV("given-up"))
+    assert_refused(pair, "given-up")
+    assert_not_garbage(pair, "given-up", tokens, done.handle)
+
+
+def assert_refused(pair: Pair, attempt_id: str) -> None:
+    """The last question about this lease, which has ended, is answered so."""
+    until_s = time.monotonic() + PATIENCE_S
+    while renewals(pair, attempt_id)[-1:] != [0.0] and time.monotonic() < until_s:
+        time.sleep(0.05)
+    assert renewals(pair, attempt_id)[-1] == 0.0
 
 
 def test_kv_that_was_given_back_is_never_decoded(pair: Pair) -> None:

@@ -17,7 +17,7 @@ import msgspec
 from actors.engine.vllm.config import VllmEngineConfig
 from actors.engine.vllm.engine import VllmEngine
 from actors.options import from_options
-from actors.wire.messages import Cancel, Decode, Message, Out, Prefill, ReleaseKV, Tokens
+from actors.wire.messages import Cancel, Decode, Message, Out, Prefill, ReleaseKV, RenewKV, Tokens
 
 ENCODER = msgspec.msgpack.Encoder()
 MESSAGES = msgspec.msgpack.Decoder(Message | str)
@@ -33,7 +33,7 @@ class Pipe:
         body = ENCODER.encode(message)
         os.write(self._fd, struct.pack(">I", len(body)) + body)
 
-    prefill_done = admitted = failed = write
+    prefill_done = admitted = renewed = failed = write
 
     def tokens(self, items: list[Out]) -> None:
         self.write(Tokens(items))
@@ -61,6 +61,8 @@ async def serve(engine: VllmEngine, pipe: Pipe, reader: asyncio.StreamReader) ->
                 engine.cancel(message.attempt_id)
             case ReleaseKV():
                 engine.release(message.attempt_id)
+            case RenewKV():
+                engine.renew(message.attempt_id, engine.info().lease_s)
             case "stop":
                 return
             case "status":

@@ -140,6 +140,8 @@ def router_words(event: ev.Event, attempt_id: str) -> tuple[Any, ...] | None:
             return ("submit", request.avoid, request.prompt_tokens)
         case ev.PrefillDone(attempt_id=told_id) if told_id == attempt_id:
             return ("prefilled", event.kv_bytes, event.cached_tokens)
+        case ev.LeaseRenewed(attempt_id=told_id) if told_id == attempt_id:
+            return ("renewed",)
         case ev.Closed(attempt_id=told_id) if told_id.partition("~")[0] == request_id:
             return ("closed", event.outcome)
     return None
@@ -205,6 +207,8 @@ def live(config: SimConfig, request: SimRequest, story: Story, patch: pytest.Mon
                 sent.append(("submit", message.avoid, message.prompt_tokens))
             case wire.Closed():
                 sent.append(("closed", message.outcome))
+            case wire.LeaseRenewed():
+                sent.append(("renewed",))
             case _:
                 sent.append(("prefilled", message.kv_bytes, message.cached_tokens))  # type: ignore[union-attr]
         return True
@@ -254,7 +258,8 @@ FAULTS: dict[str, list[Fault]] = {
 def scenario(name: str) -> tuple[SimConfig, list[WorkloadRequest], set[str]]:
     """A cluster, a workload, and the kinds of events and ends that it must have shown."""
     two_each = (dataclasses.replace(PREFILL, count=2), dataclasses.replace(DECODE, count=2))
-    short = dataclasses.replace(PREFILL, lease_s=12.0)
+    short = dataclasses.replace(PREFILL, lease_s=12.0, max_lease_s=12.0)
+    renewed = dataclasses.replace(PREFILL, lease_s=12.0)
     one_slot = dataclasses.replace(DECODE, slots=1)
     late = DispatchConfig(lease_margin_s=0.0)
     two = [WorkloadRequest("a", 0.0, 10, 6), WorkloadRequest("b", 1.0, 10, 2)]
@@ -269,6 +274,12 @@ def scenario(name: str) -> tuple[SimConfig, list[WorkloadRequest], set[str]]:
                 SimConfig((short, one_slot), control=CONTROL, dispatch=late),
                 two,
                 {"StageOverdue", "retried"},
+            )
+        case "lease renewed in the pool":
+            return (
+                SimConfig((renewed, one_slot), control=CONTROL),
+                long,
+                {"RenewalDue", "Renewed", "renew_lease", "report_renewal", "finished"},
             )
         case "lease ends in the pool too often":
             return (
@@ -317,7 +328,7 @@ def scenario(name: str) -> tuple[SimConfig, list[WorkloadRequest], set[str]]:
 
 SCENARIOS = [
     "ordinary", "colocated", "lease ends in the pool", "lease ends in the pool too often",
-    "lease ends at the decode engine", "deadline", "too long", "rejected", "preempted",
+    "lease renewed in the pool", "lease ends at the decode engine", "deadline", "too long", "rejected", "preempted",
     *FAULTS,
 ]  # fmt: skip
 

@@ -114,8 +114,10 @@ class Life:
                 return ev.Admitted(now_s, attempt_id)
             self.pooled.add(attempt_id)
             return ev.PrefillDone(
-                now_s, attempt_id, now_s + rng.choice([8.5, 30.0]), 3 * 2**20, rng.choice([0, 16])
+                now_s, attempt_id, now_s + rng.choice([0.75, 30.0]), 3 * 2**20, rng.choice([0, 16])
             )
+        if self.pooled and rng.random() < 0.2:
+            return ev.LeaseRenewed(now_s, rng.choice(sorted(self.pooled)), now_s + 30.0)
         if not self.decoding:
             return ev.Tick(now_s)
         attempt_id = rng.choice(sorted(self.decoding))

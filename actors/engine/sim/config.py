@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from actors.engine.sim.links import SimLink
 from actors.engine.watchdog import StallLimits
 from actors.wire.messages import KV_EVENTS, EngineInfo, Role
+from policies.engine_model.leases import MAX_LEASE_S
 from policies.engine_model.timing import PROFILES, TimingProfile
 
 
@@ -18,9 +19,10 @@ class SimEngineConfig:
     `profile` names a timing profile of `policies.engine_model.timing`; `timing` replaces single fields of it
     (`decode_base_s`, `transfer_bandwidth_bytes_per_s`, ...). With `mean_output_tokens` None every answer runs to its
     max_tokens. With a number answers may end earlier: their lengths are geometric with this mean, and the same in every
-    run. `hold_transfers_s` delays every KV transfer (chaos tests). `links` are the links over which this engine's KV is
-    sent, by pattern of the reading engine's id, which begins with the name of its group. With `vocab_size` None any
-    token id is accepted. With `group` "" the compatibility group is derived. `kv_events` says whether the engine
+    run. A lease lasts for `lease_s`, and with renewals for `max_lease_s` at most (if that is not longer, no lease is
+    renewed). `hold_transfers_s` delays every KV transfer (chaos tests). `links` are the links over which this engine's
+    KV is sent, by pattern of the reading engine's id, which begins with the name of its group. With `vocab_size` None
+    any token id is accepted. With `group` "" the compatibility group is derived. `kv_events` says whether the engine
     reports its prefix cache to the router. `dp_ranks` is the number of data-parallel ranks, each with `slots` and
     `kv_blocks` of its own; with `barrier` they step together. `faults` is a folder of orders to fail, for tests of
     failures only (`actors.engine.sim.faults`). Steps that stand still for `stall_s` are a stall, and after
@@ -38,6 +40,7 @@ class SimEngineConfig:
     prefill_budget_tokens: int = 8_192
     chunked_prefill: bool = True
     lease_s: float = 30.0
+    max_lease_s: float = MAX_LEASE_S
     profile: str = "tick_1ms"
     timing: Mapping[str, float] = field(default_factory=dict)
     mean_output_tokens: float | None = None
@@ -63,7 +66,7 @@ class SimEngineConfig:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1")
-        for name in ("lease_s", "pull_timeout_s", "stall_s"):
+        for name in ("lease_s", "max_lease_s", "pull_timeout_s", "stall_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be above 0 seconds")
         if not self.hold_transfers_s >= 0:
@@ -128,6 +131,7 @@ class SimEngineConfig:
             node="",
             pid=os.getpid(),
             lease_s=self.lease_s,
+            max_lease_s=self.max_lease_s,
             features=(
                 "n",
                 "stop",

@@ -39,6 +39,7 @@ from actors.wire.messages import (
     EngineInfo,
     EngineState,
     Failed,
+    KVRenewed,
     Message,
     Out,
     Prefill,
@@ -251,6 +252,16 @@ class SimEngine:
     def release(self, attempt_id: str) -> None:
         """Ends the leases of `attempt_id`, if there are any."""
         self._leases.release(attempt_id)
+
+    def renew(self, attempt_id: str, lease_s: float) -> None:
+        """Renews the lease of `attempt_id` and answers at once."""
+        self._sink.renewed(KVRenewed(attempt_id, self.renew_lease(attempt_id, lease_s)))
+
+    def renew_lease(self, attempt_id: str, lease_s: float) -> float:
+        """Makes the lease of `attempt_id` last for `lease_s` from now on. Returns the seconds that are left of it, or 0
+        if it has ended.
+        """
+        return self._leases.renew(attempt_id, lease_s)
 
     def _check_open(self, busy: bool) -> None:
         """Raises Refused if the engine takes no tasks now, or if it is `busy` with a task of the same id."""

@@ -67,6 +67,14 @@ class LeaseKeeper:
         for key, _ in self._held.of(attempt_id):
             self._ended(self._table.release(key))
 
+    def renew(self, attempt_id: str, lease_s: float) -> float:
+        """Makes the leases of `attempt_id` last for `lease_s` from now on. Returns the seconds that are left of the
+        last one, or 0 if there is none.
+        """
+        now_s = self._loop.time()
+        left = [self._table.renew(key, lease_s, now_s) or 0.0 for key, _ in self._held.of(attempt_id)]
+        return left[-1] if left else 0.0
+
     # ------------------------------------------------------------------------------------------------ by key
 
     def begin_read(self, key: str) -> bool:

@@ -22,6 +22,7 @@ from actors.wire.messages import (
     EngineInfo,
     EngineState,
     Failed,
+    KVRenewed,
     Message,
     Prefill,
     Pull,
@@ -135,6 +136,11 @@ class SimRanks:
         """Ends the leases of `attempt_id`, if there are any."""
         for rank in self.ranks:
             rank.release(attempt_id)
+
+    def renew(self, attempt_id: str, lease_s: float) -> None:
+        """Renews the lease of `attempt_id` on the rank that holds it; the answer is that of all ranks together."""
+        left_s = max(rank.renew_lease(attempt_id, lease_s) for rank in self.ranks)
+        self._sink.renewed(KVRenewed(attempt_id, left_s))
 
     def _rank(self, number: int | None) -> SimEngine | None:
         """Returns rank `number`, or None if it does not exist. With `number` None it returns the rank with the fewest

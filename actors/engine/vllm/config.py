@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from actors.engine.cores import split_ranks
 from actors.wire.messages import Role
+from policies.engine_model.leases import MAX_LEASE_S
 
 Device = Literal["cpu", "cuda"]
 
@@ -50,6 +51,9 @@ _OWNED = {
 class VllmEngineConfig:
     """Configuration of one vLLM engine. For an option that is None the device decides.
 
+    The KV of a finished prefill is held for `lease_s`, and with renewals for `max_lease_s` at most; if that
+    is not longer, no lease is renewed.
+
     `engine_args` go to vLLM's AsyncEngineArgs unchanged; a name that vLLM does not know is refused at the start.
     `connector_args` go to the KV connector (`hold_reads_s` delays every read, for tests). `kv_events` says whether the
     engine reports its prefix cache, if vLLM has one, to the router. A core that is silent for `stall_s`, or for a
@@ -74,6 +78,7 @@ class VllmEngineConfig:
     enforce_eager: bool | None = None
     cores: tuple[int, ...] | None = None
     lease_s: int = 30
+    max_lease_s: float = MAX_LEASE_S
     side_channel_host: str = "127.0.0.1"
     side_channel_port: int | None = None
     kv_buffer_device: Device | None = None
@@ -102,6 +107,7 @@ class VllmEngineConfig:
             _require(value is None or value >= 1, f"{name} must be at least 1, got {value}")
         # vLLM renews leases every lease/6 whole seconds, so below 6 it would renew them at every step.
         _require(self.lease_s >= 6, f"lease_s must be at least 6 whole seconds, got {self.lease_s}")
+        _require(self.max_lease_s > 0, f"max_lease_s must be positive, got {self.max_lease_s}")
         _require(
             self.kv_space_gib is None or self.kv_space_gib > 0,
             f"kv_space_gib must be positive, got {self.kv_space_gib}",

@@ -20,7 +20,7 @@ from actors.engine.vllm.kv_events import KvEventFeed
 from actors.engine.vllm.launch import PhaseClock, core_phases, describe, launch, remove_kv_sockets, warm_up
 from actors.engine.vllm.stats import CoreCounts, Ledger, Transfer
 from actors.engine.watchdog import StallLimits
-from actors.wire.messages import Decode, EngineInfo, EngineState, Failed, Prefill, Status
+from actors.wire.messages import Decode, EngineInfo, EngineState, Failed, KVRenewed, Prefill, Status
 from policies.engine_model.blocks import Change
 from policies.request.stage import Task
 
@@ -47,7 +47,9 @@ class VllmEngine:
         self._info: EngineInfo
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="vllm-start")
         self._leases = AttemptLeases()
-        self._ledger = Ledger(self._on_transfer, self._leases.ended, self._on_step, self._on_overdue)
+        self._ledger = Ledger(
+            self._on_transfer, self._on_lease_ended, self._on_step, self._on_overdue, self._on_renewed
+        )
         self._watch: CoreWatch | None = None
         self._kv_feeds: list[KvEventFeed] = []
         self._draining = False
@@ -186,6 +188,13 @@ class VllmEngine:
         if self._runner is not None:
             self._runner.release(attempt_id)
 
+    def renew(self, attempt_id: str, lease_s: float) -> None:
+        """Makes the lease of `attempt_id` last for `lease_s` from now on; the answer comes with a core's report."""
+        if self._runner is None:
+            self._sink.renewed(KVRenewed(attempt_id, 0.0))
+        else:
+            self._runner.renewals.ask(attempt_id, lease_s)
+
     def _refuse(self, attempt_id: str, kind: Task) -> None:
         message = f"engine {self._config.engine_id} does not run"
         self._sink.failed(Failed(attempt_id, kind, "draining", message, True))
@@ -193,6 +202,15 @@ class VllmEngine:
     def _on_transfer(self, transfer: Transfer) -> None:
         if self._runner is not None:
             self._runner.on_transfer(transfer)
+
+    def _on_lease_ended(self, request_id: str) -> None:
+        self._leases.ended(request_id)
+        if self._runner is not None:
+            self._runner.renewals.ended(request_id)
+
+    def _on_renewed(self, request_id: str) -> None:
+        if self._runner is not None:
+            self._runner.renewals.renewed(request_id)
 
     def _on_overdue(self, request_id: str) -> None:
         if self._runner is not None:

@@ -262,6 +262,7 @@ def describe(config: VllmEngineConfig, llm: Any, hellos: list[Hello]) -> EngineI
         node=socket.gethostname(),
         pid=os.getpid(),
         lease_s=float(config.lease_s),
+        max_lease_s=float(config.max_lease_s),
         features=tuple(features),
         dp_ranks=cores,
         # vLLM runs the ranks in step only for MoE models.

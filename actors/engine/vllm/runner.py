@@ -21,12 +21,13 @@ from actors.engine.leases import AttemptLeases
 from actors.engine.protocol import Sink
 from actors.engine.vllm import params, prompt_end, resume, seam
 from actors.engine.vllm.config import VllmEngineConfig
-from actors.engine.vllm.connector import RELEASE
+from actors.engine.vllm.connector import RELEASE, RENEW
 from actors.engine.vllm.outbox import Outbox
+from actors.engine.vllm.renewals import Renewals
 from actors.engine.vllm.stats import Transfer
 from actors.engine.vllm.task import BadHandle, EngineTask, Stream, decode_handle, out, prefill_done
 from actors.engine.vllm.tools import ToolParsing
-from actors.wire.messages import Admitted, Decode, Failed, Out, Prefill, Resume
+from actors.wire.messages import Admitted, Decode, Failed, KVRenewed, Out, Prefill, Resume
 from policies.request.stage import Task
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ class TaskRunner:
         self._outbox = Outbox(self._on_unsent)
         self._outbox.start()
         self._releases = 0
+        loop = asyncio.get_running_loop()
+        self.renewals = Renewals(leases, self._post_renewals, self._on_renewal, loop.time, loop.call_soon)
         # the streams of unfinished choices, by vLLM's request id
         self.streams: dict[str, Stream] = {}
         self.draining = False
@@ -331,10 +334,19 @@ class TaskRunner:
             self._post_release(request_id, core)
 
     def _post_release(self, request_id: str, core: int | None) -> None:
+        self._post_wish("release", {RELEASE: [request_id]}, core)
+
+    def _post_renewals(self, leases: dict[str, float], core: int) -> None:
+        self._post_wish("renewal", {RENEW: leases}, core)
+
+    def _on_renewal(self, attempt_id: str, left_s: float) -> None:
+        self._sink.renewed(KVRenewed(attempt_id, left_s))
+
+    def _post_wish(self, kind: str, wish: dict[str, Any], core: int | None) -> None:
+        """Sends a core a wish about leases, as a request that is aborted on arrival (`connector`)."""
         self._releases += 1
-        name, wish = f"release-{self._releases}", {RELEASE: [request_id]}
+        name, llm = f"{kind}-{self._releases}", self._llm
         rank = core if self._config.data_parallel_size > 1 else None
-        llm = self._llm
         self._outbox.post(
             lambda: llm.notify_kv_transfer_request_rejected(name, wish, data_parallel_rank=rank)
         )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actors.engine.protocol import EngineMetrics
-from actors.engine.vllm.connector import ENDED, HELLO, LISTENER, OVERDUE, TRANSFERS
+from actors.engine.vllm.connector import ENDED, HELLO, LISTENER, OVERDUE, RENEWED, TRANSFERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,7 @@ class Ledger:
     on_lease_ended: Callable[[str], None]
     on_step: Callable[[int], None] = lambda core: None
     on_overdue: Callable[[str], None] = lambda request_id: None
+    on_lease_renewed: Callable[[str], None] = lambda request_id: None
     cores: dict[int, CoreCounts] = field(default_factory=dict)
     hellos: list[Hello] = field(default_factory=list)
     totals: Totals = field(default_factory=Totals)
@@ -116,6 +117,8 @@ class Ledger:
             self.on_transfer(transfer)
         for request_id in data.get(ENDED, ()):
             self.on_lease_ended(request_id)
+        for request_id in data.get(RENEWED, ()):
+            self.on_lease_renewed(request_id)
         for request_id in data.get(OVERDUE, ()):
             totals.transfers_overdue += 1
             self.on_overdue(request_id)

@@ -4,10 +4,10 @@ The ingress owns a request for its whole life. It asks the router where to run t
 engines itself, streams the tokens to the client, and reports to the router what happened.
 
     any     -> any      Hello, Prove, Ping
-    ingress -> router   Submit, PrefillReported, Progress, Transferred, Adopt, Closed, Admin
+    ingress -> router   Submit, PrefillReported, LeaseRenewed, Progress, Transferred, Adopt, Closed, Admin
     router  -> ingress  RoutePrefill, RouteDecode, Reject, Unknown, Fleet, FleetStatus, AdminAnswer
-    ingress -> engine   Prefill, Decode, Cancel, ReleaseKV
-    engine  -> ingress  PrefillDone, Admitted, Tokens, Failed
+    ingress -> engine   Prefill, Decode, Cancel, ReleaseKV, RenewKV
+    engine  -> ingress  PrefillDone, KVRenewed, Admitted, Tokens, Failed
     engine  -> router   Announce, Status, KvEvents, KvState
     router  -> engine   KvReplay, KvStop
     engine  -> engine   Pull, PullGrant, Sent, Pulled (sim engine only)
@@ -44,6 +44,7 @@ from actors.wire.messages.requests import (
     FleetStatus,
     Grown,
     Hints,
+    LeaseRenewed,
     PrefillReported,
     Progress,
     PromptSignals,
@@ -61,10 +62,12 @@ from actors.wire.messages.work import (
     Cancel,
     Decode,
     Failed,
+    KVRenewed,
     Out,
     Prefill,
     PrefillDone,
     ReleaseKV,
+    RenewKV,
     Resume,
     Tokens,
 )
@@ -83,12 +86,15 @@ Message = (
     | Decode
     | Cancel
     | ReleaseKV
+    | RenewKV
     | PrefillDone
+    | KVRenewed
     | Admitted
     | Tokens
     | Failed
     | Submit
     | PrefillReported
+    | LeaseRenewed
     | Progress
     | Transferred
     | Adopt
@@ -126,11 +132,13 @@ __all__ = [
     "Grown",
     "Hello",
     "Hints",
+    "KVRenewed",
     "KvChange",
     "KvEvents",
     "KvReplay",
     "KvState",
     "KvStop",
+    "LeaseRenewed",
     "Message",
     "Out",
     "Ping",
@@ -146,6 +154,7 @@ __all__ = [
     "Quarantined",
     "Reject",
     "ReleaseKV",
+    "RenewKV",
     "Resume",
     "Role",
     "RouteDecode",

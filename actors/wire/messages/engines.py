@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from actors.wire.messages.base import EngineState, Part, Role, Wire
+from policies.engine_model.leases import MAX_LEASE_S
 
 KV_EVENTS = "kv_events"
 """Name of the feature of engines that report the content of their prefix cache to the router."""
@@ -23,6 +24,8 @@ class EngineInfo(Part, frozen=True):
 
     An engine of `dp_ranks` data-parallel ranks has one scheduler for each rank, with an equal share of `slots` and
     `kv_blocks`. With a `barrier` all ranks end every step together.
+
+    The KV of a finished prefill is held for `lease_s`, and with renewals for `max_lease_s` at most.
     """
 
     id: str
@@ -44,6 +47,7 @@ class EngineInfo(Part, frozen=True):
     labels: dict[str, str] = msgspec.field(default_factory=dict)
     dp_ranks: int = 1
     barrier: bool = False
+    max_lease_s: float = MAX_LEASE_S
 
 
 class Announce(Wire, frozen=True):

@@ -83,6 +83,13 @@ class PrefillReported(Wire, frozen=True):
     dp_rank: int | None = None
 
 
+class LeaseRenewed(Wire, frozen=True):
+    """The lease on the KV of an attempt in the prompt pool lasts for `lease_s` more seconds."""
+
+    attempt_id: str
+    lease_s: float
+
+
 class Grown(NamedTuple):
     """Number of tokens that an attempt has generated so far, over all its sequences."""
 

@@ -79,6 +79,23 @@ class ReleaseKV(Wire, frozen=True):
     attempt_id: str
 
 
+class RenewKV(Wire, frozen=True):
+    """Asks for a longer lease on the KV that the attempt's prefill holds, because the attempt still waits for a decode
+    engine. The engine answers with KVRenewed.
+    """
+
+    attempt_id: str
+
+
+class KVRenewed(Wire, frozen=True):
+    """The lease on the attempt's KV lasts for `lease_s` more seconds. 0: the engine does not renew it, or has ended it;
+    a lease that is not renewed ends when it would have ended.
+    """
+
+    attempt_id: str
+    lease_s: float
+
+
 class PrefillDone(Wire, frozen=True):
     """The attempt's KV is ready for `lease_s` under `handle`, which is opaque bytes that the decode engine understands.
 

@@ -5,9 +5,10 @@ the paper's text lacks).
             = minus the change of I = sum_g (M - L_g) when S is admitted to g
 
 `stages` describes the two stages, `loads` the loads and margins (symbol -> field), and `kernel` the subset search.
-With `bypass` (D.6) each entry is decided at once: argmax_g F({r}, g) over all feasible workers. Virtual load and
-slots are the same fields. The dispatcher's `overcommit_slots` says how far a worker may be filled above beta_max.
-Deviations: priorities, overdue entries and KV room (see `stages`).
+With `bypass` (D.6) each entry is decided at once: argmax_g F({r}, g) over all feasible workers that have no more than
+`bypass_slots` sequences above beta_max. Virtual load and slots are the same fields; the dispatcher's `overcommit_slots`
+bounds it as well.
+Deviations: priorities, ageing, overdue entries and KV room (see `stages`).
 Not claimed: any forecast of which requests finish when (BR-H has one).
 """
 
@@ -33,13 +34,27 @@ class BalanceRoute0:
     """W, the number of pool entries from which stage 2 chooses."""
     abundance: Annotated[float, Number(low=0.0, unit="slots")] = 2.0
     """Free slots per worker at or above which stage 1 runs."""
-    # ASSUMPTION: well below a lease of 30 s less the dispatcher's margin of 8 s
-    max_wait_s: Annotated[float, Number(low=0.0, unit="s")] = 10.0
-    """Wait in the pool after which an entry is placed before all others, whatever its size."""
+    # ASSUMPTION: half of the longest lease. The paper has no value, because it has no such rule. On four workers of two
+    # slots with waits of 200 s on average (the cluster of tests/parity/test_pool_waits.py with 400 requests, seeds 4
+    # and 5) the imbalance is 349 tokens and the longest wait 1,030 s without ageing; 348 and 1,030 s with 1,200 s of
+    # it, 374 and 690 s with 300 s, 381 and 380 s with 60 s, and 929 and 320 s with a `max_wait_s` of 10 s alone.
+    ageing_s: Annotated[float, Number(above=0.0, unit="s")] | None = 300.0
+    """Wait in the pool that is worth as much as one prompt of the pool's mean length. With null waits do not count."""
+    pool_wide: bool = False
+    """Whether the best single entry is sought in the whole pool instead of the window (ours)."""
+    max_wait_s: Annotated[float, Number(low=0.0, unit="s")] | None = None
+    """Wait in the pool after which an entry is overdue and is placed before all others, whatever its size (ours). With
+    null only entries are overdue whose lease is about to end because it is renewed no more.
+    """
     reserve_tokens: Annotated[int, Whole(0, 1_000_000, "tokens")] = 16
     """Free KV kept for each sequence besides its prompt, as `DispatchConfig.reserve_tokens`."""
     bypass: bool = False
     """Whether each entry is decided at once instead of in rounds (BalanceRoute D.6)."""
+    # ASSUMPTION: the paper has "a small fixed margin above the batch limit" and gives no value
+    bypass_slots: Annotated[int, Whole(0, unit="slots")] = 2
+    """Sequences that a worker may get with `bypass` beyond its slots, as far as the dispatcher's `overcommit_slots`
+    allows it.
+    """
     name: str = "balance_route_0"
 
     def __post_init__(self) -> None:
@@ -61,16 +76,25 @@ class BalanceRoute0:
         return assigned
 
     def _limits(self) -> StageLimits:
-        return StageLimits(self.window, self.abundance, self.max_wait_s, self.reserve_tokens)
+        return StageLimits(
+            self.window, self.abundance, self.reserve_tokens, self.ageing_s, self.pool_wide, self.max_wait_s
+        )
 
     def _at_once(self, feasible: Feasible, snapshot: Snapshot, rng: random.Random) -> tuple[Assignment, ...]:
         head = first_feasible(feasible)
         if head is None:
             return ()
         ((entry, allowed),), workers = groups([head], snapshot)[0]
-        ids, w = {worker.id for worker in allowed}, entry.request.prompt_tokens
+        slots, w = entry.request.slots, entry.request.prompt_tokens
+        ids = {worker.id for worker in allowed if self._below_cap(worker, slots)}
+        if not ids:
+            return ()
         ranked = [self._ranked(worker, w, workers) for worker in workers if worker.id in ids]
         return (Assignment(entry.request.attempt_id, least_cost(self.name, ranked, rng)),)
+
+    def _below_cap(self, worker: Worker, slots: int) -> bool:
+        """Whether a worker's sequences stay within the cap of the bypass (D.6) with `slots` more."""
+        return worker.slots_used + min(slots, worker.slots) <= worker.slots + self.bypass_slots
 
     def _ranked(self, worker: Worker, w: int, workers: list[Worker]) -> Ranked:
         """Returns a worker with its cost -F({r}, g) for a request of `w` tokens."""

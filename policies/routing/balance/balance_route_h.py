@@ -8,8 +8,8 @@ The two stages are BR-0's (`stages`), with F_H for F and min_h m_g(h) in stage 2
 BR-0. The paper searches subsets by enumeration; two probes among their sums are exact for F_H too (`kernel`).
 Without forecasts every request is assumed to stay, and the lookahead sees only that fuller batches grow faster.
 
-Beyond the paper are `ageing` (see `stages`) and three terms in tokens that are subtracted from every margin; in the
-paper all of them are 0:
+Beyond the paper are `ageing_s`, `pool_wide` and `max_wait_s` (see `stages`) and three terms in tokens that are
+subtracted from every margin; in the paper all of them are 0:
 
     slack * mean prompt of the pool
     pool_lag * max(0, mean KV of a running sequence - mean prompt of the pool)
@@ -68,15 +68,20 @@ class BalanceRouteH:
     """W, the number of pool entries from which stage 2 chooses."""
     abundance: Annotated[float, Number(low=0.0, unit="slots")] = 2.0  # ASSUMPTION
     """Free slots per worker at or above which stage 1 runs."""
-    max_wait_s: Annotated[float, Number(low=0.0, unit="s")] = 10.0  # ASSUMPTION
-    """Wait in the pool after which an entry is placed before all others, whatever its size."""
-    # ASSUMPTION: these four defaults are 0, the paper's rule, because other values were found on sweeps whose
-    # entries wait in the pool for minutes. There beta 3, pool_lag 1, center 1 and one mean prompt per 1,200 s of
-    # age (ageing = max_wait_s / 1,200) more than halve the imbalance.
+    # ASSUMPTION: as `BalanceRoute0.ageing_s`, which says why.
+    ageing_s: Annotated[float, Number(above=0.0, unit="s")] | None = 300.0
+    """Wait in the pool that is worth as much as one prompt of the pool's mean length. With null waits do not count."""
+    pool_wide: bool = False
+    """Whether the best single entry is sought in the whole pool instead of the window (ours)."""
+    max_wait_s: Annotated[float, Number(low=0.0, unit="s")] | None = None
+    """Wait in the pool after which an entry is overdue and is placed before all others, whatever its size (ours). With
+    null only entries are overdue whose lease is about to end because it is renewed no more.
+    """
+    # ASSUMPTION: these three defaults are 0, the paper's rule, because other values were found on sweeps whose
+    # entries wait in the pool for minutes. There beta 3, pool_lag 1, center 1 and ageing_s 1,200 more than halve the
+    # imbalance.
     slack: Annotated[float, Number(low=0.0)] = 0.0
     """Tokens subtracted from every margin, in mean prompts of the pool."""
-    ageing: Annotated[float, Number(low=0.0)] = 0.0
-    """Bonus of an entry that has waited `max_wait_s`, in mean prompts of the pool."""
     pool_lag: Annotated[float, Number(low=0.0)] = 0.0
     """Share of the gap from the pool's mean prompt to a running sequence's mean KV that is subtracted from every
     margin.
@@ -106,7 +111,9 @@ class BalanceRouteH:
         return assigned
 
     def _limits(self) -> StageLimits:
-        return StageLimits(self.window, self.abundance, self.max_wait_s, self.reserve_tokens, self.ageing)
+        return StageLimits(
+            self.window, self.abundance, self.reserve_tokens, self.ageing_s, self.pool_wide, self.max_wait_s
+        )
 
     def _slack_tokens(self, entries: Feasible, workers: Sequence[Worker]) -> float:
         """Returns the tokens that are subtracted from every margin, the sum of the module docstring's three terms."""

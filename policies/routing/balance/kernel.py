@@ -5,6 +5,10 @@ concave in w, being a line minus convex terms. Let `peak` maximise it over all r
 worker the best one is then either the largest that is not above the peak or the smallest above it. This holds for
 BR-0 and for BR-H (the paper probes in this way for BR-0 only and enumerates subsets for BR-H). All 2^W sums are
 formed, each from one that is smaller by an entry.
+
+With ages a set is worth its score plus the age bonus of its oldest entry. The window is then sorted by age, so that the
+oldest entry of a set is the highest bit of its mask, and the sets of each highest bit are probed on their own: they
+differ in their scores only.
 """
 
 from typing import Annotated, NamedTuple
@@ -24,7 +28,6 @@ from policies.routing.balance.loads import (
     book,
     find_kinks,
     fits,
-    has_room,
     larger_margin,
     measure,
     next_worker,
@@ -67,6 +70,7 @@ class Rules(NamedTuple):
     reserve: int  # KV tokens kept free per sequence
     enough: float  # free slots from which stage 1 runs
     window: int  # W
+    pool_wide: bool  # whether singles are of all the pool
     aged: bool  # whether entries have an `age`
     most_age: float  # the `age` of the oldest entry
 
@@ -143,9 +147,23 @@ def first_with_room(t: Round, row: int, left: Integers) -> int:
 
 
 @part
-def best_single(t: Round, row: int, left: Integers) -> tuple[int, float]:
-    """Returns position and score of the entry with the best score plus age among those that fit. The position is
-    len(left) if none fits.
+def position_of(entries: Table, left: Integers, wanted: int) -> int:
+    """Returns the position of an entry in `left`, where entries of equal size are in the order of their numbers."""
+    low, high, tokens = 0, len(left), entries[wanted].tokens
+    while low < high:
+        middle = (low + high) // 2
+        larger = entries[left[middle]].tokens
+        if larger > tokens or (larger == tokens and left[middle] < wanted):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@part
+def best_single(t: Round, row: int, left: Integers) -> tuple[int, float, float]:
+    """Returns position, score, and score plus age of the entry of the whole pool for which the last is best among those
+    that fit. The position is len(left) if none fits.
 
     Scores fall on both sides of the peak. Without ages only the nearest entry on each side can be the best. With
     ages a side is searched until even the oldest entry's age could not make up for the lower score.
@@ -169,40 +187,70 @@ def best_single(t: Round, row: int, left: Integers) -> tuple[int, float]:
                 if not rules.aged:
                     break
             at += step
+    return best, best_score, best_worth
+
+
+@part
+def best_of_window(t: Round, row: int, left: Integers, window: Integers) -> tuple[int, float]:
+    """Returns position and score of the entry of the window with the best score plus age, of equal ones the largest.
+    The window must not be empty.
+    """
+    kinks, gain, beta = t.kinks, t.rules.gain, t.workers[row].beta
+    best, best_score, best_worth = len(left), 0.0, 0.0
+    for at in window:
+        entry = t.entries[left[at]]
+        score = score_of(kinks, gain, beta, entry.tokens)
+        worth = score + entry.age
+        if best == len(left) or worth > best_worth or (worth == best_worth and at < best):
+            best, best_score, best_worth = at, score, worth
     return best, best_score
 
 
 @part
-def find_window(t: Round, row: int, left: Integers) -> int:
+def find_window(t: Round, row: int, left: Integers, heads: Integers) -> int:
     """Fills `window` with the positions of the first W entries that fit the worker on their own, and returns their
-    number. An entry that is larger than the KV room but was allowed because the worker is empty counts as one of
-    the W, but is left out, because no set can contain it.
+    number. The first are the largest, or with ages the first of `heads`, which are then sorted by age ascending.
+
+    An entry that is larger than the KV room but was allowed because the worker is empty may be among them, although no
+    set can contain it.
     """
     entries, allowed, window, worker = t.entries, t.allowed, t.window, t.workers[row]
-    found = seen = 0
-    for at in range(first_with_room(t, row, left), len(left)):
-        if seen == t.rules.window:
-            break
-        entry = entries[left[at]]
-        if fits(entry, worker, allowed[entry.kind, row], t.rules.reserve):
-            seen += 1
-            if has_room(entry, worker, t.rules.reserve):
+    most, reserve, found = t.rules.window, t.rules.reserve, 0
+    if not t.rules.aged:
+        for at in range(first_with_room(t, row, left), len(left)):
+            if found == most:
+                break
+            entry = entries[left[at]]
+            if fits(entry, worker, allowed[entry.kind, row], reserve):
                 window[found] = at
                 found += 1
+        return found
+    for number in heads:
+        if found == most:
+            break
+        entry = entries[number]
+        if entry.gone == 0 and fits(entry, worker, allowed[entry.kind, row], reserve):
+            place = found
+            while place > 0 and entries[left[window[place - 1]]].age > entry.age:
+                window[place] = window[place - 1]
+                place -= 1
+            window[place] = position_of(entries, left, number)
+            found += 1
     return found
 
 
 @part
-def best_set(t: Round, row: int, left: Integers, window: Integers) -> tuple[int, float]:
-    """Returns the subset of best score as a bitmask of `window`, and its score. The bitmask is 0 if no subset fits.
-    Among equal sums the subset with the fewest slots is taken, then the smallest bitmask.
+def best_set(t: Round, row: int, left: Integers, window: Integers) -> tuple[int, float, float]:
+    """Returns the subset of best score plus age as a bitmask of `window`, its score, and score plus age. The bitmask is
+    0 if no subset fits. Among equal sums the subset with the fewest slots is taken, then the smallest bitmask.
     """
     entries, kinks, sums, worker, reserve = t.entries, t.kinks, t.sums, t.workers[row], t.rules.reserve
-    gain, beta, total = t.rules.gain, worker.beta, 0
+    gain, beta, aged, total = t.rules.gain, worker.beta, t.rules.aged, 0
     for at in window:
         total += entries[left[at]].tokens
     peak = max(0, int(min(peak_of(kinks, gain, beta), float(total))))
-    low = high = 0
+    low = high = best = 0
+    best_score = best_worth = -np.inf
     for bit in range(len(window)):
         entry, added = entries[left[window[bit]]], 1 << bit
         for mask in range(added, 2 * added):
@@ -216,37 +264,57 @@ def best_set(t: Round, row: int, left: Integers, window: Integers) -> tuple[int,
                     low = mask
             elif high == 0 or w < sums[0, high] or (w == sums[0, high] and count < sums[1, high]):
                 high = mask
-    low_score = score_of(kinks, gain, beta, sums[0, low]) if low else -np.inf
-    high_score = score_of(kinks, gain, beta, sums[0, high]) if high else -np.inf
-    return (high, high_score) if high_score > low_score else (low, low_score)
+        if aged or bit == len(window) - 1:
+            for mask in (low, high):
+                if mask == 0:
+                    continue
+                score = score_of(kinks, gain, beta, sums[0, mask])
+                if score + entry.age > best_worth:
+                    best, best_score, best_worth = mask, score, score + entry.age
+            low = high = 0
+    return best, best_score, best_worth
 
 
 @part
-def choose(t: Round, row: int, left: Integers) -> tuple[int, int, float]:
+def choose(t: Round, row: int, left: Integers, heads: Integers) -> tuple[int, int, float]:
     """Chooses the entries that the worker takes and writes their positions to the start of `window`. Returns their
     number (0 if nothing fits the worker), the reason and the score.
     """
-    worker, window = t.workers[row], t.window
-    at, score = best_single(t, row, left)
-    if at == len(left):
-        return 0, LEAST_HARM, 0.0
+    worker, window, pool_wide = t.workers[row], t.window, t.rules.pool_wide
     abundant = t.totals[0].free >= t.rules.enough
-    if not abundant and worker.free > 1:
-        found = find_window(t, row, left)
-        mask, set_score = best_set(t, row, left, window[:found])
-        if mask != 0 and set_score > max(0.0, score):
-            return keep(window, mask, found), BEST_SUBSET, set_score
+    at, score, worth = len(left), 0.0, 0.0
+    if abundant or pool_wide:
+        at, score, worth = best_single(t, row, left)
+        if at == len(left):
+            return 0, LEAST_HARM, 0.0
+    if abundant:
+        window[0] = at
+        return 1, FILL, score
+    if worker.free > 1 or not pool_wide:
+        found = find_window(t, row, left, heads)
+        if found == 0:
+            return 0, LEAST_HARM, 0.0
+        if worker.free > 1:
+            mask, set_score, set_worth = best_set(t, row, left, window[:found])
+            if mask != 0 and set_worth > 0.0 and (not pool_wide or set_worth > worth):
+                return keep(window, mask, found), BEST_SUBSET, set_score
+        if not pool_wide:
+            at, score = best_of_window(t, row, left, window[:found])
     window[0] = at
-    return 1, FILL if abundant else BEST_SUBSET if score > 0.0 else LEAST_HARM, score
+    return 1, BEST_SUBSET if score > 0.0 else LEAST_HARM, score
 
 
 @part
 def keep(window: Integers, mask: int, found: int) -> int:
-    """Moves the members of a bitmask to the start of the window and returns their number."""
+    """Moves the members of a bitmask to the start of the window, in ascending order, and returns their number."""
     number = 0
     for bit in range(found):
         if mask >> bit & 1:
-            window[number] = window[bit]
+            position, place = window[bit], number
+            while place > 0 and window[place - 1] > position:
+                window[place] = window[place - 1]
+                place -= 1
+            window[place] = position
             number += 1
     return number
 
@@ -302,8 +370,10 @@ def place_overdue(t: Round, left: Integers) -> None:
 
 
 @part
-def place_class(t: Round, left: Integers) -> None:
-    """Runs the two stages for entries of one priority, sorted by size descending."""
+def place_class(t: Round, left: Integers, heads: Integers) -> None:
+    """Runs the two stages for entries of one priority, sorted by size descending. `heads` are the same entries by size
+    plus age.
+    """
     n = len(left)
     activate(t.workers)
     while n > 0:
@@ -311,7 +381,7 @@ def place_class(t: Round, left: Integers) -> None:
         if row == len(t.workers):
             break
         look_at(t, row)
-        number, reason, score = choose(t, row, left[:n])
+        number, reason, score = choose(t, row, left[:n], heads)
         if number == 0:
             t.workers[row].active = 0
             continue
@@ -330,6 +400,7 @@ def place(
     allowed: TruthRows,
     rules: Rules,
     by_size: Integers,
+    by_age: Integers,
     ends: Integers,
     done: Annotated[Table, rows_of(AdmissionRow)],
     chosen: Integers,
@@ -338,9 +409,9 @@ def place(
     """Runs one round. It fills `done` and `chosen` and counts them in `totals`.
 
     `departures` are rows of (step, sequences, KV tokens), one worker after the other. `by_size` has the entries by
-    priority and then by size descending, equal ones in the order of service. `ends` says where each priority ends
-    in it. The other parameters are fields of `Round`, which is made here because a call from Python pays for every
-    field that it hands over.
+    priority and then by size descending, equal ones in the order of service; `by_age` has them by priority and then by
+    size plus age. `ends` says where each priority ends in both. The other parameters are fields of `Round`, which is
+    made here because a call from Python pays for every field that it hands over.
     """
     steps = len(discount)
     t = Round(
@@ -369,5 +440,5 @@ def place(
             if entries[entry].gone == 0:
                 left[n] = entry
                 n += 1
-        place_class(t, left[:n])
+        place_class(t, left[:n], by_age[start:end])
         start = end

@@ -52,9 +52,12 @@ def balance(
     done, chosen, totals = table(AdmissionRow, n), np.empty(n, np.int64), table(Totals, 1)
     totals["free"] = sum(group.free)
     by_size, ends = by_priority_and_size(priority, entries["tokens"])
+    by_age = by_size
+    if rules.aged:
+        by_age, _ = by_priority_and_size(priority, entries["tokens"] + entries["age"] / rules.gain)
     place(
-        group.rows, group.barriers, group.departures, discount, entries, allowed, rules, by_size, ends, done, chosen,
-        totals,
+        group.rows, group.barriers, group.departures, discount, entries, allowed, rules, by_size, by_age, ends, done,
+        chosen, totals,
     )  # fmt: skip
     done = done[: totals["admissions"][0]]
     admitted = [requests[i] for i in chosen[: totals["chosen"][0]].tolist()]
@@ -67,18 +70,21 @@ def _rules_and_ages(
     """Returns the kernel's rules, and fills in which entries are overdue and what their ages add to a score."""
     n, per_s = len(entries), 0.0
     entered_s = np.fromiter([entry.entered_s for entry, _ in feasible], np.float64, n)
-    entries["overdue"] = entered_s < now_s - limits.max_wait_s
-    if limits.ageing and limits.max_wait_s:
-        per_s = limits.ageing * (int(entries["tokens"].sum()) / n) * aim.gain / limits.max_wait_s
-        entries["age"] = per_s * (now_s - entered_s)
+    entries["overdue"] = np.fromiter([entry.overdue_from_s for entry, _ in feasible], np.float64, n) < now_s
+    if limits.max_wait_s is not None:
+        entries["overdue"] |= entered_s < now_s - limits.max_wait_s
+    if limits.ageing_s is not None:
+        per_s = int(entries["tokens"].sum()) / n * aim.gain / limits.ageing_s
+        entries["age"] = per_s * np.maximum(0.0, now_s - entered_s)
     return Rules(
         gain=aim.gain,
         slack=aim.slack_tokens,
         reserve=limits.reserve_tokens,
         enough=limits.abundance * workers,
         window=limits.window,
-        aged=bool(limits.ageing),
-        most_age=per_s * (now_s - float(entered_s.min())),
+        pool_wide=limits.pool_wide,
+        aged=per_s > 0.0,
+        most_age=per_s * max(0.0, now_s - float(entered_s.min())),
     )
 
 
@@ -153,7 +159,7 @@ def kinds_of(feasible: Feasible, workers: Sequence[Worker]) -> tuple[Integers, T
     return np.array([numbers[id(allowed)] for _, allowed in feasible]), truths
 
 
-def by_priority_and_size(priority: Integers, tokens: Integers) -> tuple[Integers, Integers]:
+def by_priority_and_size(priority: Integers, tokens: npt.NDArray[Any]) -> tuple[Integers, Integers]:
     """Returns the entries ordered by priority and then by size descending, and the end of each priority in that
     order. Equal entries keep their order.
     """

@@ -4,31 +4,31 @@
     stage 1, while the free slots are >= abundance * G: the worker with the most free slots (then the largest margin)
              takes the one request of the pool that maximises F
     stage 2, otherwise: workers are popped by (free slots, min_h m_g(h)) descending. Each takes, of the first W pool
-             entries by s_r descending, the subset that maximises F. It takes the best single entry of the whole pool
-             instead if that is better, or if no subset is above 0. It is pushed back while it has slots
+             entries by s_r descending, the subset that maximises F; if no subset is above 0, the best single one of
+             these entries. It is pushed back while it has slots
 
     free slots -> Worker.free_slots; |S| counts sequences. The pool and W are of one priority class at a time, the most
     urgent first (a class that can still be placed is never passed by a lower one)
 
 The stages run compiled. `round` makes the arrays, `kernel` has the steps, and `loads` has the projections.
 
-The paper looks for the best single request inside its window only; here the whole pool is searched, by bisection.
-Near saturation most ticks have one free slot and every request overflows, and the W largest rarely include the one
-that does least harm (a closed loop of 16 workers: searching the whole pool lowers the imbalance of BR-0 by 6 %, of
-BR-H by 30 %).
+`ageing_s` keeps an entry from waiting without an end. An entry that has waited for `ageing_s` is worth as many tokens
+more as the pool's mean prompt has: it stands further ahead in the order from which the window is taken, and a set is
+worth F plus the bonus of its oldest entry. The order of a pool is the paper's as long as waits are short compared with
+`ageing_s`, and every entry comes first some day. None leaves the order to F alone; choosing by size alone may starve
+some sizes under lasting load (the paper leaves that to the pool's TTL).
 
-Choosing by size alone leaves requests that seldom fit in the pool until they are overdue, and an overdue request
-does harm on any worker. `ageing` prevents both: the best single request is the one of largest F plus age bonus, in
-which waiting for `max_wait_s` is worth as much as `ageing` prompts of the pool's mean length (8 workers of nine
-slots, long contexts: imbalance of BR-0 40 % lower; benchmarks/experiments). With `ageing` 0 the rule is the
-paper's.
+`pool_wide` seeks the best single entry in the whole pool, by bisection, and takes it also where it beats the best
+subset of the window. Near saturation most ticks have one free slot and every request overflows, and the W largest
+rarely include the one that does least harm (a closed loop of 16 workers: the imbalance of BR-0 is 6 % lower with it, of
+BR-H 30 %). The paper looks inside its window only, and only if no subset is above 0; so does the default.
 
-Before both stages, entries that have waited longer than `max_wait_s` are placed in the order of service, each on
-the worker of largest margin among those it fits. Choosing by size alone would starve some sizes under lasting load
-(the paper leaves that to the pool's TTL). Every admission is subtracted from slots and KV room and added to the
-load at once, so that a batch fits as a whole. Workers with equal keys are ordered by one seeded draw per worker and
-round. Entries that fit nowhere stay in the pool. A worker is tried only for entries for which the dispatcher calls
-it feasible.
+Before both stages, overdue entries are placed in the order of service, each on the worker of largest margin among those
+it fits: entries whose lease is about to end because it is renewed no more (`PoolEntry.overdue_from_s`), and those
+that have waited longer than `max_wait_s`, if it is set. Entries whose leases are renewed are never overdue, however
+long they wait. Every admission is subtracted from slots and KV room and added to the load at once, so that a batch fits
+as a whole. Workers with equal keys are ordered by one seeded draw per worker and round. Entries that fit nowhere stay
+in the pool. A worker is tried only for entries for which the dispatcher calls it feasible.
 """
 
 import functools
@@ -48,16 +48,18 @@ MAX_WINDOW = 12
 class StageLimits(NamedTuple):
     """The parameters of the stages for BR-0 and BR-H.
 
-    `window` is W. `abundance` is the number of free slots per worker from which stage 1 runs. `max_wait_s` is the
-    wait in seconds after which an entry is overdue. `reserve_tokens` is the KV kept free per sequence. `ageing` is
-    the bonus of an entry that has waited `max_wait_s`, in prompts of the pool's mean length.
+    `window` is W. `abundance` is the number of free slots per worker from which stage 1 runs. `reserve_tokens` is the
+    KV kept free per sequence. `ageing_s` is the wait that is worth one prompt of the pool's mean length (None:
+    nothing). `pool_wide` seeks the best single entry in the whole pool. `max_wait_s` is a wait after which an entry is
+    overdue, besides those whose lease is about to end (None: only those).
     """
 
     window: int
     abundance: float
-    max_wait_s: float
     reserve_tokens: int
-    ageing: float = 0.0
+    ageing_s: float | None = None
+    pool_wide: bool = False
+    max_wait_s: float | None = None
 
 
 class Aim(NamedTuple):

@@ -58,8 +58,6 @@ Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 Truths = npt.NDArray[np.bool_]
 
-# ASSUMPTION: an entry is overdue when this share of its lease has passed.
-LEASE_SHARE = 2.0 / 3.0
 EVERY_CLASS = np.iinfo(np.int64).max
 NOTHING_TYPICAL = TypicalEntry(0.0)
 
@@ -77,7 +75,7 @@ OWN_RULES = (
 )
 """The parameters of the policy that the kernel's rules have under the same name."""
 
-_entry_facts = attrgetter("request", "prefill_worker", "entered_s", "lease_until_s", "kv_bytes")
+_entry_facts = attrgetter("request", "prefill_worker", "entered_s", "overdue_from_s", "kv_bytes")
 
 
 class Group(NamedTuple):
@@ -307,7 +305,7 @@ def _entries(group: Group, kind: Integers, kinds: int) -> tuple[Table, Floats, l
     """
     now_s, policy = group.snapshot.now_s, group.policy
     requests, sender, *times = zip(*[_entry_facts(entry) for entry, _ in group.feasible], strict=True)
-    entered_s, lease_until_s, kv_bytes = np.array(times, np.float64)
+    entered_s, overdue_from_s, kv_bytes = np.array(times, np.float64)
     prompt = np.array([request.prompt_tokens for request in requests], np.float64)
     sequences = np.array([request.slots for request in requests], np.float64)
     priority = np.array([request.terms.priority for request in requests], np.float64)
@@ -319,8 +317,7 @@ def _entries(group: Group, kind: Integers, kinds: int) -> tuple[Table, Floats, l
     rows["prompt"], rows["priority"] = np.maximum(1, prompt), priority
     rows["flow_class"] = number if policy.strict_priorities else 0
     rows["dearest"] = (rows["sender"] * len(priorities) + number) * kinds + kind
-    most_s = np.minimum(policy.max_wait_s, (lease_until_s - entered_s) * LEASE_SHARE)
-    rows["overdue"] = entered_s < now_s - most_s
+    rows["overdue"] = (entered_s < now_s - policy.max_wait_s) | (overdue_from_s < now_s)
     rows["kv_bytes"], rows["arrived_s"] = kv_bytes, arrived_s
     rows["slo_s"] = [request.terms.ttft_slo_s or 0.0 for request in requests]
     rows["hold"] = holds(requests, sequences, group.typical)

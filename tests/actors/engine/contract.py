@@ -27,6 +27,7 @@ class EngineContract:
         *,
         slots: int = 8,
         lease_s: float = 30.0,
+        max_lease_s: float = 600.0,
         hold_transfers_s: float = 0.0,
         slow: bool = False,
     ) -> Engine:
@@ -110,6 +111,43 @@ class EngineContract:
         p = await rig.node(self.make("prefill", "p", lease_s=0.2), "p")
         await p.prefilled("r", PROMPT)
         await p.rests()
+        assert p.engine.metrics().leases_expired == 1
+
+    async def test_a_lease_is_renewed_for_as_long_as_it_is_asked_for(self, rig: Rig) -> None:
+        p, d = (
+            await rig.node(self.make("prefill", "p", lease_s=2.0), "p"),
+            await rig.node(self.make("decode", "d"), "d"),
+        )
+        done = await p.prefilled("r", PROMPT)
+        for _ in range(10):
+            await asyncio.sleep(0.3)
+            assert 0.0 < await p.client.renewed("r") <= 2.0
+        assert (p.engine.status().leases, p.engine.metrics().leases_expired) == (1, 0)
+        d.client.decode("r", PROMPT, done.handle)
+        await d.client.text("r")
+        await p.rests()
+        assert await p.client.renewed("r") == 0.0
+
+    async def test_a_lease_that_is_renewed_no_more_ends_by_itself(self, rig: Rig) -> None:
+        p = await rig.node(self.make("prefill", "p", lease_s=0.5), "p")
+        await p.prefilled("r", PROMPT)
+        assert await p.client.renewed("r") > 0.0
+        await p.rests()
+        assert p.engine.metrics().leases_expired == 1
+        assert await p.client.renewed("r") == 0.0
+        assert await p.client.renewed("never") == 0.0
+
+    async def test_no_lease_lasts_longer_than_the_longest(self, rig: Rig) -> None:
+        p = await rig.node(self.make("prefill", "p", lease_s=1.0, max_lease_s=1.2), "p")
+        await p.prefilled("r", PROMPT)
+        answers = []
+        while p.engine.status().leases:
+            answers.append(await p.client.renewed("r"))
+            await asyncio.sleep(0.01)
+        assert max(answers) <= 1.0
+        # what was left at the last answers shrinks with the age of the lease
+        given = [answer for answer in answers if answer > 0.0]
+        assert given[-1] < given[0]
         assert p.engine.metrics().leases_expired == 1
 
     async def test_an_ended_lease_cannot_be_pulled(self, rig: Rig) -> None:

@@ -10,7 +10,19 @@ from typing import Any, TypeVar
 from actors.engine.protocol import Engine
 from actors.engine.server import EngineServer
 from actors.wire.channel import Channel, Identity
-from actors.wire.messages import Cancel, Decode, Failed, Message, Out, Prefill, PrefillDone, ReleaseKV, Tokens
+from actors.wire.messages import (
+    Cancel,
+    Decode,
+    Failed,
+    KVRenewed,
+    Message,
+    Out,
+    Prefill,
+    PrefillDone,
+    ReleaseKV,
+    RenewKV,
+    Tokens,
+)
 from actors.wire.sockets import connect
 
 # The machine may be busy; no test depends on how long anything takes.
@@ -60,6 +72,21 @@ class Client:
 
     def release(self, attempt_id: str) -> None:
         self.channel.send(ReleaseKV(attempt_id))
+
+    def renew(self, attempt_id: str) -> None:
+        self.channel.send(RenewKV(attempt_id))
+
+    async def renewed(self, attempt_id: str) -> float:
+        """Asks for a longer lease, and returns the engine's answer in seconds."""
+        before = len(self._renewals(attempt_id))
+        self.renew(attempt_id)
+        await until(
+            lambda: len(self._renewals(attempt_id)) > before, f"answer about the lease of {attempt_id}"
+        )
+        return self._renewals(attempt_id)[-1].lease_s
+
+    def _renewals(self, attempt_id: str) -> list[KVRenewed]:
+        return [m for m in self.inbox if isinstance(m, KVRenewed) and m.attempt_id == attempt_id]
 
     def of(self, attempt_id: str) -> list[Any]:
         """All messages about `attempt_id`, in order; Tokens are taken apart."""

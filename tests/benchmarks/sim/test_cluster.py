@@ -277,7 +277,8 @@ def test_a_lease_that_ends_in_the_decode_queue_is_a_retry() -> None:
     is admitted its KV is gone: once more under another attempt_id, as in the live ingress, and at last it ends.
     """
     config = SimConfig(
-        (spec("p", Role.PREFILL, lease_s=12.0), spec("d", Role.DECODE, slots=1)), control=IDEAL
+        (spec("p", Role.PREFILL, lease_s=12.0, max_lease_s=12.0), spec("d", Role.DECODE, slots=1)),
+        control=IDEAL,
     )
     lines: list[str] = []
     work = [request("a", 0.0, 10, 20), request("b", 1.0, 10, 2)]
@@ -308,7 +309,7 @@ def test_a_lease_that_ends_in_the_pool_is_a_retry(a_tokens: int, rejected: str |
     the live one does, until a has left the only slot or the retries are used up.
     """
     config = SimConfig(
-        (spec("p", Role.PREFILL, lease_s=12.0), spec("d", Role.DECODE, slots=1)),
+        (spec("p", Role.PREFILL, lease_s=12.0, max_lease_s=12.0), spec("d", Role.DECODE, slots=1)),
         control=IDEAL,
         dispatch=DispatchConfig(lease_margin_s=0.0),
     )
@@ -319,9 +320,34 @@ def test_a_lease_that_ends_in_the_pool_is_a_retry(a_tokens: int, rejected: str |
     check_empty(cluster)
 
 
+@pytest.mark.parametrize(
+    ("max_lease_s", "retries"),
+    [(600.0, 0), (60.0, 1)],
+    ids=["renewed for as long as it waits", "up to the bound"],
+)
+def test_a_pool_that_waits_for_minutes_keeps_its_leases(max_lease_s: float, retries: int) -> None:
+    """a takes the only slot for some 280 s; b waits under a lease of 12 s. When the lease may be renewed no more, b is
+    rescued to the full worker, where its KV is gone before it gets the slot.
+    """
+    engines = (
+        spec("p", Role.PREFILL, lease_s=12.0, max_lease_s=max_lease_s),
+        spec("d", Role.DECODE, slots=1),
+    )
+    work = [request("a", 0.0, 10, 100), request("b", 1.0, 10, 2)]
+    cluster = Cluster(SimConfig(engines, control=IDEAL), iter(work), None, None)
+    result = cluster.run()
+    a, b = result.requests
+    assert a.finished_s is not None and a.finished_s > 250.0
+    assert b.finished_s is not None and b.finished_s > a.finished_s
+    assert result.peaks["retries"] == retries
+    assert b.prefill_done_s is not None
+    assert (b.prefill_done_s < 10.0) == (retries == 0)
+    check_empty(cluster)
+
+
 def test_nothing_is_retried_where_no_retry_is_allowed() -> None:
     config = SimConfig(
-        (spec("p", Role.PREFILL, lease_s=12.0), spec("d", Role.DECODE, slots=1)),
+        (spec("p", Role.PREFILL, lease_s=12.0, max_lease_s=12.0), spec("d", Role.DECODE, slots=1)),
         control=dataclasses.replace(IDEAL, max_retries=0),
     )
     result = simulate(config, [request("a", 0.0, 10, 20), request("b", 1.0, 10, 2)])

@@ -1,6 +1,6 @@
 """Tests that pool entries are rescued in the order in which their leases end, if they still wait then."""
 
-from policies.dispatch.lease_watch import LeaseWatch, rescue
+from policies.dispatch.lease_watch import LeaseWatch, OverdueEntries, rescue
 from policies.routing.base import Reason
 from policies.state import events as ev
 from policies.state.reducer import ClusterState
@@ -31,11 +31,12 @@ def test_the_first_to_end_comes_first_by_lease_less_margin_or_deadline() -> None
     watch = LeaseWatch(state)
     watch.add(state.take_entered(), margin_s=8.0)
     due: list[tuple[float, str]] = []
-    for now_s in (11.9, 12.0, 31.9, 32.0, 49.9, 50.0):
+    for now_s in (13.3, 13.4, 31.9, 32.0, 49.9, 50.0):
         while (entry := watch.due(now_s)) is not None:
             due.append((now_s, entry.request.attempt_id))
             state.apply(ev.Closed(now_s, entry.request.attempt_id, "rejected"))
-    assert due == [(12.0, "r1"), (32.0, "r0"), (50.0, "r2")]  # 20 - 8; 40 - 8; its own deadline
+    # 2/3 of 20, which is later than 20 - 8; 40 - 8, which is later than 2/3 of 40; its own deadline
+    assert due == [(13.4, "r1"), (32.0, "r0"), (50.0, "r2")]
 
 
 def test_an_entry_that_left_and_came_back_is_due_by_its_new_lease() -> None:
@@ -85,3 +86,32 @@ def test_a_rescue_takes_the_least_loaded_worker_with_kv_room_even_without_a_slot
     full = rescue(entry, [workers["d0"], workers["d1"]])
     assert full is not None and full.worker == "d1"
     assert rescue(entry, [workers["d0"]]) is None
+
+
+def test_a_renewal_puts_an_entry_off_and_its_last_one_makes_it_due() -> None:
+    state = cluster(30.0, 45.0)
+    watch = LeaseWatch(state)
+    watch.add(state.take_entered(), margin_s=8.0)
+    for now_s in (10.0, 20.0):
+        state.apply(ev.LeaseRenewed(now_s, "r0", now_s + 30))
+    assert watch.due(36.9) is None  # r0 until 50 s, r1 until 45 s
+    second = watch.due(37.0)
+    assert second is not None and second.request.attempt_id == "r1"
+    state.apply(ev.Closed(37.0, "r1", "finished"))
+    assert watch.due(41.9) is None
+    first = watch.due(42.0)
+    assert first is not None and (first.request.attempt_id, first.entered_s) == ("r0", 0.0)
+
+
+def test_an_entry_is_overdue_when_two_thirds_of_a_lease_have_passed_without_a_renewal() -> None:
+    state = cluster(30.0, 90.0)
+    overdue = OverdueEntries(state)
+    overdue.add(state.take_entered())
+    assert overdue.first(20.0) is None
+    assert overdue.first(20.1) == (0, 0.0, "r0")
+    state.apply(ev.LeaseRenewed(21.0, "r0", 51.0))
+    assert overdue.first(41.0) is None
+    assert overdue.first(41.1) == (0, 0.0, "r0")
+    state.apply(ev.Closed(42.0, "r0", "finished"))
+    assert overdue.first(60.0) is None
+    assert overdue.first(60.1) == (0, 0.0, "r1")

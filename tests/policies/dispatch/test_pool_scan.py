@@ -8,8 +8,8 @@ from policies.state.reducer import ClusterState
 from policies.state.views import PoolEntry, Request, Role
 
 CONFIG = DispatchConfig(tick_entries=2, starvation_s=5.0)
-NOTHING_FITS = Placement(bounded=False, slots_left=True, blocked=False)
-FULL = Placement(bounded=False, slots_left=False, blocked=False)
+NOTHING_FITS = Placement(bounded=False, slots_left=True, blocked_by=None)
+FULL = Placement(bounded=False, slots_left=False, blocked_by=None)
 
 
 class Pool:
@@ -26,14 +26,14 @@ class Pool:
         self.state.apply(ev.PrefillRouted(now_s, attempt_id, "p", colocated=False))
         self.state.apply(ev.PrefillDone(now_s, attempt_id, 99.0, 1, 0))
 
-    def tried(self, room_came: bool, now_s: float = 0.0) -> list[str]:
+    def tried(self, room_came: bool, now_s: float = 0.0, config: DispatchConfig = CONFIG) -> list[str]:
         seen: list[str] = []
 
         def place(entries: list[PoolEntry]) -> Placement:
             seen.extend(entry.request.attempt_id for entry in entries)
             return self.answer
 
-        self.scan.scan(room_came, self.state.take_entered(), now_s, CONFIG, place)
+        self.scan.scan(room_came, self.state.take_entered(), now_s, config, place)
         return seen
 
 
@@ -69,9 +69,35 @@ def test_more_room_on_the_way_and_urgent_entries_bring_it_back_to_the_front() ->
 def test_a_starving_entry_keeps_new_ones_out_until_it_has_left() -> None:
     pool = Pool()
     pool.enter("old")
-    pool.answer = Placement(bounded=False, slots_left=True, blocked=True)
+    pool.answer = Placement(bounded=False, slots_left=True, blocked_by=pool.state.pool_entry("old"))
     assert pool.tried(room_came=True, now_s=6.0) == ["old"]
     pool.enter("new", now_s=6.0)
     assert pool.tried(room_came=False, now_s=6.0) == [] and not pool.scan.unblocked()
     pool.state.apply(ev.Closed(6.0, "old", "cancelled"))
     assert pool.scan.unblocked()
+
+
+def test_without_a_limit_an_entry_starves_when_its_lease_is_renewed_no_more() -> None:
+    config = DispatchConfig(tick_entries=2)
+    assert config.starvation_s is None
+    pool = Pool()
+    # its lease ends at 99 s, so it is overdue from 66 s on
+    pool.enter("old")
+    assert pool.tried(room_came=True, now_s=1.0, config=config) == ["old"]
+    pool.enter("b", now_s=60.0)
+    assert pool.tried(room_came=False, now_s=60.0, config=config) == ["b"]
+    pool.answer = Placement(bounded=False, slots_left=True, blocked_by=pool.state.pool_entry("old"))
+    assert pool.tried(room_came=True, now_s=67.0, config=config) == ["old", "b"]
+    pool.enter("c", now_s=67.0)
+    assert pool.tried(room_came=False, now_s=67.0, config=config) == []
+    assert not pool.scan.unblocked()
+    pool.state.apply(ev.LeaseRenewed(68.0, "old", 129.0))
+    assert pool.scan.unblocked()
+    pool.answer = NOTHING_FITS
+    pool.tried(room_came=True, now_s=68.0, config=config)
+    pool.tried(room_came=False, now_s=68.0, config=config)
+    pool.enter("d", now_s=69.0)
+    assert pool.tried(room_came=False, now_s=69.0, config=config) == ["d"]
+    # overdue again from 68 + 61 * 2 / 3 on
+    pool.enter("e", now_s=110.0)
+    assert pool.tried(room_came=False, now_s=110.0, config=config) == []

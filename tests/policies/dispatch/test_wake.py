@@ -23,6 +23,7 @@ KINDS = [
     "arrive",
     "done",
     "done",
+    "renew",
     "admit",
     "tokens",
     "many",
@@ -69,6 +70,7 @@ def event_of(what: str, n: int, tokens: int, now_s: float) -> ev.Event:
     events: dict[str, ev.Event] = {
         "arrive": ev.Arrived(now_s, request),
         "done": ev.PrefillDone(now_s, attempt_id, now_s + 12, 1, 0),
+        "renew": ev.LeaseRenewed(now_s, attempt_id, now_s + tokens / 20),
         "admit": ev.Admitted(now_s, attempt_id),
         "tokens": ev.Progressed(now_s, attempt_id, tokens),
         "many": ev.ProgressedMany(now_s, tuple((f"r{i}", tokens) for i in range(n))),
@@ -84,8 +86,8 @@ def event_of(what: str, n: int, tokens: int, now_s: float) -> ev.Event:
     return events[what]
 
 
-def started(kind: type[Dispatcher], decode: str, **config: int | float) -> Dispatcher:
-    settings_: dict[str, int | float] = {"status_stale_s": 5.0, "starvation_s": 3.0, "max_queue": 6} | config
+def started(kind: type[Dispatcher], decode: str, **config: float | None) -> Dispatcher:
+    settings_: dict[str, float | None] = {"status_stale_s": 5.0, "starvation_s": 3.0, "max_queue": 6} | config
     d = kind(DispatchConfig(**settings_), prefill_policy("join_shortest_queue"), decode_policy(decode))  # type: ignore[arg-type]
     for name in NAMES:
         d.handle(event_of("up", NAMES.index(name), 1, 0.0))
@@ -101,9 +103,14 @@ def feed(d: Dispatcher, event: ev.Event) -> list[Action] | str:
 
 
 @settings(max_examples=250, deadline=None)
-@given(STEPS, st.sampled_from(["join_shortest_queue", "balance_route_0", "composition", "netkv"]))
-def test_it_decides_what_an_eager_one_decides(steps, decode: str) -> None:  # type: ignore[no-untyped-def]
-    lazy, eager = started(Dispatcher, decode), started(Eager, decode)
+@given(
+    STEPS,
+    st.sampled_from(["join_shortest_queue", "balance_route_0", "composition", "netkv"]),
+    st.sampled_from([None, 3.0]),
+)
+def test_it_decides_what_an_eager_one_decides(steps, decode: str, starvation_s: float | None) -> None:  # type: ignore[no-untyped-def]
+    lazy = started(Dispatcher, decode, starvation_s=starvation_s)
+    eager = started(Eager, decode, starvation_s=starvation_s)
     now_s = 0.0
     for what, n, tokens, later_s in steps:
         now_s += later_s

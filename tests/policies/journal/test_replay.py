@@ -70,6 +70,7 @@ def test_the_histories_hold_what_can_go_wrong() -> None:
         '"action":"Reject"',
         '"reason":"tie_drawn"',
         '"reason":"lease_rescue"',
+        '"event":"LeaseRenewed"',
         '"deadline_s":"inf"',
         '"event":"PoliciesChanged"',
         '"event":"AttemptFailed"',

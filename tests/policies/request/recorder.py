@@ -15,6 +15,8 @@ from policies.request.events import (
     Preempted,
     PrefillDone,
     Reject,
+    RenewalDue,
+    Renewed,
     RouteDecode,
     RoutePrefill,
     StageOverdue,
@@ -117,6 +119,9 @@ class Recorder(Life):
     def report_prefill(self, done: PrefillDone) -> None:
         self.did.append(("report_prefill", done))
 
+    def report_renewal(self, lease_s: float) -> None:
+        self.did.append(("report_renewal", lease_s))
+
     def close(self, outcome: Outcome, blame: Blame | None) -> None:
         self.did.append(("close", self.attempt_id, outcome, self.attempt_tokens, blame))
 
@@ -142,6 +147,10 @@ class Recorder(Life):
     def release_kv(self, engine_id: str) -> None:
         self.did.append(("release", engine_id))
         self.tied.remove(engine_id)
+
+    def renew_lease(self, engine_id: str) -> None:
+        assert engine_id in self.tied
+        self.did.append(("renew", engine_id))
 
     def leave_engine(self, engine_id: str) -> None:
         self.tied.remove(engine_id)
@@ -203,6 +212,8 @@ EVENTS: list[Event] = [
     RouteDecode("d"),
     Reject(429, "queue_full", 3.0),
     DONE,
+    RenewalDue(),
+    Renewed(30.0),
     Admitted(),
     Output(1, False),
     Preempted(),

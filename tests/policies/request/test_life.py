@@ -17,6 +17,8 @@ from policies.request.events import (
     Preempted,
     PrefillDone,
     Reject,
+    RenewalDue,
+    Renewed,
     RouteDecode,
     RoutePrefill,
     Start,
@@ -274,8 +276,9 @@ def test_a_new_router_is_asked_about_a_request_that_waits() -> None:
 
 def test_a_pooled_request_that_a_router_adopts_keeps_the_end_of_its_lease() -> None:
     life = at(Stage.POOLED)
+    life.on(Renewed(15.0), NOW_S + 18)
     life.on(Unknown(), NOW_S + 20)
-    assert life.wake_at_s == 128.0
+    assert life.lease_until_s == 133.0
     life.on(RouteDecode("d"), NOW_S + 21)
     assert now(life) is Stage.TRANSFERRING
 
@@ -301,7 +304,6 @@ def test_a_pooled_request_whose_lease_is_about_to_end_is_computed_again() -> Non
     """The router rescues a pooled request earlier than this, unless it is held up."""
     # a lease of 30 s from 100 s on, less a margin of 2 s, ends at 128 s
     life = at(Stage.POOLED)
-    assert life.wake_at_s == 128.0
     life.wake(127.9)
     assert now(life) is Stage.POOLED
     life.wake(128.0)
@@ -330,7 +332,72 @@ def test_a_pooled_request_is_given_up_before_its_lease_ends_once_too_often() -> 
 def test_a_short_lease_has_a_margin_of_a_fifth() -> None:
     life = at(Stage.PREFILLING)
     life.on(PrefillDone(5.0, 0, 0), NOW_S)
-    assert life.wake_at_s == 104.0
+    life.wake(103.9)
+    assert now(life) is Stage.POOLED
+    life.wake(104.0)
+    assert now(life) is Stage.QUEUED
+
+
+def waits(life: Recorder, until_s: float, answer: float | None) -> float:
+    """Lets time pass, with a lender that answers each question by `answer` seconds. Returns when the life was woken
+    last.
+    """
+    now_s, asked = NOW_S, 0
+    while life.wake_at_s <= until_s and now(life) is Stage.POOLED:
+        now_s = life.wake_at_s
+        life.wake(now_s)
+        if answer is not None and len(life.of("renew")) > asked and now(life) is Stage.POOLED:
+            asked += 1
+            life.on(Renewed(answer), now_s)
+    return now_s
+
+
+def test_a_request_that_waits_for_minutes_keeps_its_kv() -> None:
+    """A lease of 30 s from 100 s on is renewed every 10 s for as long as the engine agrees."""
+    life = at(Stage.POOLED)
+    waits(life, NOW_S + 300, answer=30.0)
+    assert now(life) is Stage.POOLED
+    assert life.of("renew") == [("renew", "p")] * 30
+    assert life.of("report_renewal") == [("report_renewal", 30.0)] * 30
+    assert life.lease_until_s == NOW_S + 330
+    assert not life.of("retried", "release")
+    life.on(RouteDecode("d"), NOW_S + 301)
+    assert now(life) is Stage.TRANSFERRING
+    assert not life.on(RenewalDue(), NOW_S + 302)
+
+
+@pytest.mark.parametrize("answer", [None, 0.0], ids=["no answer", "a refusal"])
+def test_a_lease_that_is_not_renewed_ends_when_it_would_have_ended(answer: float | None) -> None:
+    life = at(Stage.POOLED)
+    # asked at 110 and at 120 s, given up at 128 s
+    assert waits(life, NOW_S + 300, answer) == 128.0
+    assert now(life) is Stage.QUEUED
+    assert life.of("renew") == [("renew", "p")] * 2
+    assert not life.of("report_renewal")
+    assert life.of("retried") == [("retried", "decode", "pool_timeout")]
+
+
+def test_one_answer_that_is_lost_loses_no_lease() -> None:
+    life = at(Stage.POOLED)
+    life.wake(110.0)
+    life.wake(120.0)
+    life.on(Renewed(30.0), 120.5)
+    life.wake(128.0)
+    assert now(life) is Stage.POOLED
+    assert life.lease_until_s == 150.5
+
+
+def test_the_last_renewal_may_be_shorter_and_never_shortens_a_lease() -> None:
+    life = at(Stage.POOLED)
+    life.on(Renewed(12.0), NOW_S + 1)  # 130 s is later
+    assert life.lease_until_s == NOW_S + 30
+    assert not life.of("report_renewal")
+    life.on(Renewed(12.0), NOW_S + 20)
+    assert life.lease_until_s == NOW_S + 32
+    life.wake(129.9)
+    assert now(life) is Stage.POOLED
+    life.wake(130.0)
+    assert now(life) is Stage.QUEUED
 
 
 @pytest.mark.parametrize("stage", [s for s in Stage if s is not Stage.DONE], ids=lambda s: s.value)

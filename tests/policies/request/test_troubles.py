@@ -265,7 +265,8 @@ def test_a_driver_that_was_held_up_itself_takes_nobody_for_stalled() -> None:
     # a lease ends at its engine whatever happens here
     pooled = at(Stage.POOLED)
     pooled.forbear(500.0)
-    assert pooled.wake_at_s == 128.0
+    pooled.wake(128.0)
+    assert now(pooled) is Stage.QUEUED
 
 
 # ---------------------------------------------------------------------------------------------------------- poison

@@ -99,7 +99,7 @@ from policies.routing.registry import decode_policy
 from tests.policies.routing.composition.test_round import Fleet
 digest = hashlib.sha256()
 for name, params in {
-    "balance_route_0": {}, "balance_route_h": {"ageing": 0.3, "slack": 0.1, "refill": True},
+    "balance_route_0": {}, "balance_route_h": {"ageing_s": 300.0, "slack": 0.1, "refill": True},
     "composition": {}, "static_stack": {"center": 1.0},
 }.items():
     for seed in range(20):

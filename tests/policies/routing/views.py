@@ -19,11 +19,12 @@ def entry(
     kv_bytes: int = 1,
     sender: str = "p",
     entered_s: float = 0.0,
+    lease_s: float = 30.0,
     **kw: Any,
 ) -> PoolEntry:
     terms = Terms(**{name: kw.pop(name) for name in Terms._fields if name in kw})
     request = Request(attempt_id, 0.0, prompt_tokens, 64, terms=terms, **kw)
-    return PoolEntry(request, sender, "g", entered_s, entered_s + 30.0, kv_bytes, 0)
+    return PoolEntry(request, sender, "g", entered_s, entered_s + lease_s, kv_bytes, 0)
 
 
 def snapshot(

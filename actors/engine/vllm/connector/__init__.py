@@ -1,4 +1,5 @@
-"""Sluice's KV connector: vLLM's NIXL pull connector with leases that can be given back, checked, and counted.
+"""Sluice's KV connector: vLLM's NIXL pull connector with leases that can be given back, renewed, checked, and
+counted.
 
 This module has the keys by which the connector and the engine that owns it exchange data, in request parameters and in
 stats. The engine's own process can import them without vLLM's connector modules.
@@ -6,6 +7,9 @@ stats. The engine's own process can import them without vLLM's connector modules
 
 RELEASE = "sluice_release"
 """Key in `kv_transfer_params`: ids of the requests whose leases are to be given back."""
+
+RENEW = "sluice_renew"
+"""Key in `kv_transfer_params`: seconds for which leases are to last from now on, by the ids of their requests."""
 
 LEASE = "sluice_lease"
 """Key in `kv_transfer_params`: slot, generation and table addresses of a lease."""
@@ -15,6 +19,9 @@ TRANSFERS = "sluice_transfers"
 
 ENDED = "sluice_leases_ended"
 """Key in stats: ids of the requests whose leases have ended."""
+
+RENEWED = "sluice_leases_renewed"
+"""Key in stats: ids of the requests whose leases a worker has renewed."""
 
 HELLO = "sluice_hello"
 """Key in stats: [compatibility hash, bytes of a KV block, Unix times of process, imports, load] of each worker."""

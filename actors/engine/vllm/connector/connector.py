@@ -1,4 +1,5 @@
-"""Sluice's KV connector: vLLM's NIXL pull connector with leases that can be given back, checked, and counted.
+"""Sluice's KV connector: vLLM's NIXL pull connector with leases that can be given back, renewed, checked, and
+counted.
 
 vLLM loads `SluiceConnector` by `kv_connector_module_path`. One half runs in the engine core beside the scheduler, the
 other half in each worker. The scheduler half gives its orders in the step's metadata. The workers report in the
@@ -9,6 +10,8 @@ connector's stats, which the engine's stat logger reads (`actors/engine/vllm/sta
   keeps its order among adds and aborts. A decode engine that knows the request has sent a heartbeat; this connector
   also sends one right before it reads. From the first heartbeat on, the prefill engine waits for that engine's "done"
   message instead, so blocks are never given back while they are read.
+- **Renewal**: a finished prefill may wait for a decode engine for longer than its lease. A request like that of a
+  release names leases that are to last longer (`RENEW`); each worker moves their ends and says so in its stats.
 - **Validity**: a read is checked against the prefill worker's lease table (`transfer`). An invalid read fails the
   request.
 - **Facts**: bytes, seconds and descriptors of each request's transfer.

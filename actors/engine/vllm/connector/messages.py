@@ -9,7 +9,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import (
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats import NixlKVConnectorStats
 
-from actors.engine.vllm.connector import ENDED, HELLO, LISTENER, OVERDUE, TRANSFERS
+from actors.engine.vllm.connector import ENDED, HELLO, LISTENER, OVERDUE, RENEWED, TRANSFERS
 
 
 @dataclass
@@ -27,20 +27,21 @@ class SluicePayload(NixlHandshakePayload):
 
 class SluiceMetadata(NixlConnectorMetadata):
     """The scheduler half's orders for one step: leases to open (request -> slot, generation), requests whose leases to
-    release, and the remote leases against which reads are checked.
+    release, seconds for which leases are to last from now on, and the remote leases against which reads are checked.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.opened: dict[str, tuple[int, int]] = {}
         self.released: list[str] = []
+        self.renewed: dict[str, float] = {}
         self.leases: dict[str, dict[str, Any]] = {}
 
 
 class SluiceStats(NixlKVConnectorStats):
     """NIXL's stats, with Sluice's lists (`actors.engine.vllm.connector`)."""
 
-    OURS = (TRANSFERS, ENDED, HELLO, OVERDUE, LISTENER)
+    OURS = (TRANSFERS, ENDED, RENEWED, HELLO, OVERDUE, LISTENER)
 
     def reset(self) -> None:
         super().reset()

@@ -1,4 +1,5 @@
-"""The half of the KV connector in the engine core, which numbers the leases, passes releases on, and paces idle steps.
+"""The half of the KV connector in the engine core, which numbers the leases, passes releases and renewals on, and paces
+idle steps.
 
 vLLM's core steps its workers hundreds of times a second as long as a lease or a transfer is open, even when it computes
 nothing. On a CPU engine that costs a whole core for the worker and a third of another for the core process. A transfer
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import NixlPullConnectorScheduler
 
-from actors.engine.vllm.connector import ENDED, HELLO, LEASE, LISTENER, RELEASE
+from actors.engine.vllm.connector import ENDED, HELLO, LEASE, LISTENER, RELEASE, RENEW
 from actors.engine.vllm.connector.listener import HandshakeListener, ListenerCounts
 from actors.engine.vllm.connector.messages import SluiceMetadata, SluiceStats
 from actors.engine.vllm.connector.transfer import TABLE_SLOTS
@@ -57,7 +58,8 @@ class Pace:
 
 
 class SluiceScheduler(NixlPullConnectorScheduler):
-    """vLLM's pull scheduler, which also numbers the leases and passes releases on to the workers."""
+    """vLLM's pull scheduler, which also numbers the leases and passes releases and renewals on to the
+    workers."""
 
     def __init__(self, vllm_config: "VllmConfig", engine_id: str, kv_cache_config: "KVCacheConfig") -> None:
         super().__init__(vllm_config, engine_id, kv_cache_config)
@@ -67,6 +69,7 @@ class SluiceScheduler(NixlPullConnectorScheduler):
         self._new: dict[str, tuple[int, int]] = {}
         self._leased: set[str] = set()
         self._releases: list[str] = []
+        self._renewals: dict[str, float] = {}
         self._tables: list[tuple[int, int, int]] = []  # pipeline rank, tensor rank, address
         self._pace = Pace()
         self._gives_back_until_s = 0.0
@@ -138,6 +141,10 @@ class SluiceScheduler(NixlPullConnectorScheduler):
         if params and RELEASE in params:
             self._releases.extend(attempt_id for attempt_id in params[RELEASE] if attempt_id in self._leased)
             return False, None
+        if params and RENEW in params:
+            wishes = params[RENEW].items()
+            self._renewals.update((known, lease_s) for known, lease_s in wishes if known in self._leased)
+            return False, None
         leased, handle = super().request_finished(request, block_ids)
         opened = self._opened.get(request.request_id)
         if not leased:
@@ -158,7 +165,8 @@ class SluiceScheduler(NixlPullConnectorScheduler):
             self.stats.data[ENDED].append(request_id)
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> SluiceMetadata:
-        if scheduler_output.total_num_scheduled_tokens > 0 or self._reqs_need_recv or self._releases:
+        ordered = self._reqs_need_recv or self._releases or self._renewals
+        if scheduler_output.total_num_scheduled_tokens > 0 or ordered:
             self._pace.event()
         else:
             time.sleep(self._pace.pause_s(time.monotonic()))
@@ -173,6 +181,7 @@ class SluiceScheduler(NixlPullConnectorScheduler):
         ours.__dict__.update(super().build_connector_meta(scheduler_output).__dict__)
         ours.opened, self._new = self._new, {}
         ours.released, self._releases = self._releases, []
+        ours.renewed, self._renewals = self._renewals, {}
         return ours
 
     def gives_back(self) -> bool:

@@ -13,7 +13,7 @@ from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
 from actors.engine.vllm import plugin, resume
-from actors.engine.vllm.connector import OVERDUE, TRANSFERS
+from actors.engine.vllm.connector import OVERDUE, RENEWED, TRANSFERS
 from actors.engine.vllm.connector.messages import SluiceMetadata, SluicePayload, SluiceStats
 from actors.engine.vllm.connector.transfer import (
     CPU_DELAY_US,
@@ -115,6 +115,8 @@ class SluiceWorker(NixlPullConnectorWorker):
         super().start_load_kv(metadata)
         for request_id in metadata.released:
             self._release(request_id)
+        for request_id, lease_s in metadata.renewed.items():
+            self._renew(request_id, lease_s)
 
     def _release(self, request_id: str) -> None:
         """Gives a lease back early; does nothing if it has ended or a decode engine knows the request."""
@@ -126,6 +128,14 @@ class SluiceWorker(NixlPullConnectorWorker):
         # The id stays in _reqs_to_process, because a decode engine that gave the request up may still report that.
         self._given_back[request_id] = time.perf_counter() + self._lease_s
         self._done_sending.add(request_id)
+
+    def _renew(self, request_id: str, lease_s: float) -> None:
+        """Makes a lease last for `lease_s` from now on, unless it lasts longer already or has ended."""
+        until_s = self._reqs_to_send.get(request_id)
+        if until_s is None:
+            return
+        self._reqs_to_send[request_id] = max(until_s, time.perf_counter() + lease_s)
+        self.xfer_stats.data[RENEWED].append(request_id)
 
     def _forget(self, request_id: str) -> None:
         self._table.close(request_id)

@@ -18,6 +18,7 @@ class TestSimContract(EngineContract):
         *,
         slots: int = 8,
         lease_s: float = 30.0,
+        max_lease_s: float = 600.0,
         hold_transfers_s: float = 0.0,
         slow: bool = False,
     ) -> Engine:
@@ -28,6 +29,7 @@ class TestSimContract(EngineContract):
                 slots=slots,
                 kv_blocks=1024,
                 lease_s=lease_s,
+                max_lease_s=max_lease_s,
                 hold_transfers_s=hold_transfers_s,
                 timing=SLOW if slow else {},
             )

@@ -29,6 +29,7 @@ class TestSimRanksContract(EngineContract):
         *,
         slots: int = 8,
         lease_s: float = 30.0,
+        max_lease_s: float = 600.0,
         hold_transfers_s: float = 0.0,
         slow: bool = False,
     ) -> Engine:
@@ -39,6 +40,7 @@ class TestSimRanksContract(EngineContract):
                 slots=slots,
                 kv_blocks=1024,
                 lease_s=lease_s,
+                max_lease_s=max_lease_s,
                 hold_transfers_s=hold_transfers_s,
                 timing=SLOW if slow else {},
                 dp_ranks=2,

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from actors.engine.vllm.connector import ENDED, HELLO, TRANSFERS
+from actors.engine.vllm.connector import ENDED, HELLO, RENEWED, TRANSFERS
 from actors.engine.vllm.stats import Hello, Ledger, Transfer
 
 
@@ -52,6 +52,13 @@ def test_transfers_are_totalled_and_handed_on_with_ended_leases() -> None:
         30,
     )
     assert (totals.transfer_failures, totals.leases_expired) == (1, 2)
+
+
+def test_renewed_leases_are_handed_on() -> None:
+    renewed: list[str] = []
+    book = Ledger(renewed.append, renewed.append, on_lease_renewed=renewed.append)
+    book.scheduler(0, scheduler(0, 0, 0, 0.0, {RENEWED: ["a", "b"]}))
+    assert renewed == ["a", "b"]
 
 
 def test_tokens_are_those_that_this_engine_computed() -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -155,12 +156,23 @@ def test_stage_2_takes_the_subset_that_fills_the_margin() -> None:
 
 
 def test_when_everything_overflows_the_single_best_is_admitted_anyway() -> None:
-    # equal loads: margin 0, F = w - 2 w < 0 for all; the smallest costs least, in the window or not
+    # equal loads: margin 0, F = w - 2 w < 0 for all; the smallest of the window costs least, or that of the whole pool
     workers = [worker("w0", kv_tokens=100, slots_used=8), worker("w1", kv_tokens=100, slots_used=7)]
-    made = assign(
-        BalanceRoute0(abundance=4.0, window=2), workers, [entry("a", 90), entry("b", 60), entry("c", 5)]
-    )
+    pool = [entry("a", 90), entry("b", 60), entry("c", 5)]
+    made = assign(BalanceRoute0(abundance=4.0, window=2), workers, pool)
+    assert made == {"b": ("w1", Reason.LEAST_HARM)}
+    made = assign(BalanceRoute0(abundance=4.0, window=2, pool_wide=True), workers, pool)
     assert made == {"c": ("w1", Reason.LEAST_HARM)}
+
+
+def test_a_single_of_the_pool_that_beats_a_positive_subset_is_taken_only_if_asked_for() -> None:
+    # margin 50, two slots, W = 2: 60 - 2 * 10 = 40 is the best subset of {70, 60}, and 50 alone is worth 50
+    workers = [worker("w0", kv_tokens=50, slots_used=8), worker("w1", slots_used=6)]
+    pool = [entry("a", 70), entry("b", 60), entry("c", 50)]
+    paper = assign(BalanceRoute0(abundance=4.0, window=2), workers, pool)
+    assert next(iter(paper.items())) == ("b", ("w1", Reason.BEST_SUBSET))
+    ours = assign(BalanceRoute0(abundance=4.0, window=2, pool_wide=True), workers, pool)
+    assert next(iter(ours.items())) == ("c", ("w1", Reason.BEST_SUBSET))
 
 
 def test_a_departure_in_the_window_makes_room_that_br0_cannot_see() -> None:
@@ -187,8 +199,44 @@ def test_the_more_urgent_class_is_placed_first() -> None:
 def test_an_overdue_entry_goes_first_whatever_its_size() -> None:
     workers = [worker("w0", kv_tokens=100, slots_used=8), worker("w1", slots_used=7)]
     pool = [entry("old", 10, entered_s=0.0), entry("fits", 100, entered_s=19.0)]
-    assert set(assign(BalanceRoute0(), workers, pool, now_s=5.0)) == {"fits"}
-    assert assign(BalanceRoute0(), workers, pool, now_s=20.0) == {"old": ("w1", Reason.OVERDUE)}
+    # the lease of 30 s is not renewed: from 20 s on it is about to end
+    assert set(assign(BalanceRoute0(), workers, pool, now_s=20.0)) == {"fits"}
+    assert assign(BalanceRoute0(), workers, pool, now_s=20.1) == {"old": ("w1", Reason.OVERDUE)}
+    renewed = [dataclasses.replace(pool[0], lease_until_s=48.0, renewed_s=18.0), pool[1]]
+    assert set(assign(BalanceRoute0(), workers, renewed, now_s=20.1)) == {"fits"}
+
+
+def test_a_pool_that_waits_for_minutes_is_ordered_by_f_not_by_arrival() -> None:
+    """Leases that are renewed make nothing overdue; a limit of 10 s turns the same pool into first in, first out."""
+    workers = [worker("w0", kv_tokens=500, slots_used=8), worker("w1", slots_used=7)]
+    pool = [
+        dataclasses.replace(entry(f"r{i}", tokens, entered_s=30.0 * i), lease_until_s=325.0, renewed_s=295.0)
+        for i, tokens in enumerate((5, 80, 300, 499, 40, 120))
+    ]
+    for kind in (BalanceRoute0, BalanceRouteH):
+        # at 300 s they have waited for 150 to 300 s; margin 500
+        assert assign(kind(), workers, pool, now_s=300.0) == {"r3": ("w1", Reason.BEST_SUBSET)}
+        assert assign(kind(max_wait_s=10.0), workers, pool, now_s=300.0) == {"r0": ("w1", Reason.OVERDUE)}
+
+
+@pytest.mark.parametrize("kind", [BalanceRoute0, BalanceRouteH])
+@pytest.mark.parametrize("size", [1, 35, 300])
+def test_nobody_is_starved_however_long_better_ones_come(kind: Any, size: int) -> None:
+    """An entry of any size goes within the time in which its bonus makes up for the largest score of a set, although
+    eight newcomers that fit the margin exactly arrive before every round.
+    """
+    workers = [worker("w0", kv_tokens=100, slots_used=8), worker("w1", slots_used=6)]
+    policy, now_s, waited_s = kind(ageing_s=60.0), 0.0, None
+    for number in range(200):
+        now_s = 5.0 * number
+        pool = [entry("odd", size, lease_s=1e6)]
+        pool += [entry(f"new{i}", 50, entered_s=now_s, lease_s=1e6) for i in range(8)]
+        if "odd" in assign(policy, workers, pool, now_s=now_s):
+            waited_s = now_s
+            break
+        assert "odd" not in assign(kind(ageing_s=None), workers, pool, now_s=now_s)
+    # F lies between 100 and 300 - 2 * 200 = -100 at each step, the mean prompt is above 44, and it takes some time
+    assert waited_s is not None and 0.0 < waited_s <= 60.0 * 200 / 44 + 5.0
 
 
 @pytest.mark.parametrize(("now_s", "chosen"), [(12.0, "fits"), (110.0, "old")])
@@ -197,30 +245,31 @@ def test_age_counts_like_tokens_when_it_is_asked_to(now_s: float, chosen: str) -
     # at 12 s "old" leads by 10 s = 6 tokens of the 60 that it lacks; at 110 s by 108 s = 65
     workers = [worker("w0", kv_tokens=100, slots_used=8), worker("w1", slots_used=7)]
     pool = [entry("old", 30, entered_s=2.0), entry("fits", 90, entered_s=now_s)]
-    policy = BalanceRouteH(0, 1.0, max_wait_s=1e3, ageing=10.0, slack=0.0)
+    pool = [dataclasses.replace(one, lease_until_s=1e6) for one in pool]
+    policy = BalanceRouteH(0, 1.0, ageing_s=100.0, slack=0.0)
     assert set(assign(policy, workers, pool, now_s=now_s)) == {chosen}
 
 
 @given(
     st.lists(st.tuples(st.integers(1, 300), st.floats(0.0, 90.0)), min_size=1, max_size=12),
     st.integers(0, 300),
-    st.floats(0.1, 5.0),
+    st.floats(200.0, 10_000.0),
     st.sampled_from([0.0, 0.3]),
 )
 @settings(max_examples=100)
 def test_the_aged_choice_is_the_best_of_all(
-    pool: list[tuple[int, float]], margin: int, ageing: float, slack: float
+    pool: list[tuple[int, float]], margin: int, ageing_s: float, slack: float
 ) -> None:
     """Against scoring every entry: the search leaves out only what cannot be the best."""
     workers = [worker("w0", kv_tokens=margin, slots_used=8), worker("w1", slots_used=7)]
-    entries = [entry(f"r{i}", tokens, entered_s=at_s) for i, (tokens, at_s) in enumerate(pool)]
-    policy = BalanceRouteH(0, 1.0, max_wait_s=1e3, ageing=ageing, slack=slack)
+    entries = [entry(f"r{i}", tokens, entered_s=at_s, lease_s=1e6) for i, (tokens, at_s) in enumerate(pool)]
+    policy = BalanceRouteH(0, 1.0, ageing_s=ageing_s, pool_wide=True, slack=slack)
     (attempt_id,) = assign(policy, workers, entries, now_s=100.0)
     mean = sum(tokens for tokens, _ in pool) / len(pool)
     peak = margin - slack * mean
 
     def worth(tokens: int, at_s: float) -> float:
-        return tokens - 2.0 * max(0.0, tokens - peak) + ageing * mean * (100.0 - at_s) / 1e3
+        return tokens - 2.0 * max(0.0, tokens - peak) + mean * (100.0 - at_s) / ageing_s
 
     assert worth(*pool[int(attempt_id[1:])]) == pytest.approx(max(worth(*one) for one in pool))
 
@@ -229,8 +278,8 @@ def test_slack_leaves_the_envelope_unfilled() -> None:
     # margin 100; the mean of 100, 80, 60 is 80, so slack 0.25 aims at 80: 80 - 0 beats 100 - 2 * 20 and 60
     workers = [worker("w0", kv_tokens=100, slots_used=8), worker("w1", slots_used=7)]
     pool = [entry("a", 100), entry("b", 80), entry("c", 60)]
-    assert set(assign(BalanceRouteH(0, 1.0, slack=0.0, ageing=0.0), workers, pool)) == {"a"}
-    assert set(assign(BalanceRouteH(0, 1.0, slack=0.25, ageing=0.0), workers, pool)) == {"b"}
+    assert set(assign(BalanceRouteH(0, 1.0, slack=0.0, ageing_s=None), workers, pool)) == {"a"}
+    assert set(assign(BalanceRouteH(0, 1.0, slack=0.25, ageing_s=None), workers, pool)) == {"b"}
 
 
 @pytest.mark.parametrize(
@@ -343,6 +392,18 @@ def test_bypass_decides_one_entry_for_the_largest_margin() -> None:
     (made,) = BalanceRoute0(bypass=True).assign([(entry("a", 50), workers)], view, random.Random(0))
     # F: w0: 50 - 3*50 = -100 ; w1: 50 ; w2: 50 - 3*20 = -10
     assert [(r.worker, -r.cost) for r in made.decision.ranking] == [("w1", 50), ("w2", -10), ("w0", -100)]
+
+
+def test_bypass_fills_a_worker_a_little_above_its_slots() -> None:
+    workers = [worker("w0", kv_tokens=100, slots_used=9), worker("w1", kv_tokens=40, slots_used=10)]
+    feasible = [(entry("a", 50), workers)]
+    view = snapshot(workers)
+    (made,) = BalanceRoute0(bypass=True).assign(feasible, view, random.Random(0))
+    # both have 8 slots, so w1 has as many as it may have, though its margin is larger
+    assert made.decision.worker == "w0"
+    assert not BalanceRoute0(bypass=True, bypass_slots=1).assign(feasible, view, random.Random(0))
+    (most,) = BalanceRoute0(bypass=True, bypass_slots=3).assign(feasible, view, random.Random(0))
+    assert most.decision.worker == "w1"
 
 
 def test_the_decision_shows_score_sum_margin_and_the_other_workers() -> None:
@@ -470,7 +531,7 @@ def test_the_order_of_workers_does_not_matter(cluster, pool, mask, shuffler) -> 
         ({"window": 0}, r"window is 0: it must be a whole number 1\.\.12"),
         ({"beta": -2.0}, "beta is -2.0"),
         ({"slack": -0.1}, "slack is -0.1"),
-        ({"ageing": -1.0}, "ageing is -1.0"),
+        ({"ageing_s": 0.0}, "ageing_s is 0.0: it must be a number > 0"),
         ({"pool_lag": float("nan")}, "pool_lag is nan"),
         ({"refill": 1}, "refill is 1: it must be true or false"),
         ({"center": 1.5}, "center is 1.5: it must be a number >= 0 and <= 1"),

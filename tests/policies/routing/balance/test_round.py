@@ -33,6 +33,7 @@ class Fleet:
     # how many different lists of workers entries may go to
     lists: int = 1
     sizes: int = 60  # largest prompt
+    leases_s: tuple[float, ...] = (1e6,)
 
     def build(self) -> tuple[Snapshot, list[tuple[PoolEntry, Sequence[Worker]]], list[Worker]]:
         rng = random.Random(self.seed)
@@ -46,6 +47,7 @@ class Fleet:
                 f"r{i}",
                 rng.randint(1, self.sizes),
                 entered_s=rng.choice([0.0, 3.0, rng.uniform(0.0, 100.0)]),
+                lease_s=rng.choice(self.leases_s),
                 slots=rng.randint(1, self.sequences),
                 priority=rng.randrange(self.priorities),
             )
@@ -79,14 +81,16 @@ FLEETS = st.builds(
     priorities=st.integers(1, 3),
     lists=st.integers(1, 4),
     sizes=st.sampled_from([3, 60, 400]),
+    leases_s=st.sampled_from([(1e6,), (1e6, 120.0)]),
 )
 LIMITS = st.builds(
     StageLimits,
     window=st.integers(1, 6),
     abundance=st.sampled_from([0.0, 1.0, 4.0, 99.0]),
-    max_wait_s=st.sampled_from([0.0, 10.0, 99.0, 1000.0]),
     reserve_tokens=st.sampled_from([0, RESERVE]),
-    ageing=st.sampled_from([0.0, 0.3, 20.0]),
+    ageing_s=st.sampled_from([None, 5.0, 300.0]),
+    pool_wide=st.booleans(),
+    max_wait_s=st.sampled_from([None, 0.0, 10.0, 99.0]),
 )
 AIMS = st.builds(
     Aim,
@@ -154,17 +158,25 @@ class Checker:
         )
 
     def age(self, e: PoolEntry) -> float:
-        if not (self.limits.ageing and self.limits.max_wait_s):
+        if self.limits.ageing_s is None:
             return 0.0
-        gain = self.aim.alpha * sum(self.aim.gamma**h for h in range(self.aim.horizon + 1))
-        return self.limits.ageing * self.mean * gain * (self.now_s - e.entered_s) / self.limits.max_wait_s
+        return self.mean * self.aim.gain / self.limits.ageing_s * max(0.0, self.now_s - e.entered_s)
+
+    def worth(self, entries: Sequence[PoolEntry], w: str) -> float:
+        """F_H and the age bonus of the oldest."""
+        return self.score(entries, w) + max(self.age(e) for e in entries)
+
+    def is_overdue(self, e: PoolEntry) -> bool:
+        most_s = self.limits.max_wait_s
+        old = most_s is not None and e.entered_s < self.now_s - most_s
+        return old or self.now_s > e.entered_s + (e.lease_until_s - e.entered_s) * (2.0 / 3.0)
 
     def check(self, w: str, chosen: list[PoolEntry], reason: Reason, terms: dict[str, float]) -> None:
         """One admission, and books it."""
         margin = min(self.margins(w))
         assert terms["score"] == pytest.approx(self.score(chosen, w), rel=1e-9, abs=NEAR)
         assert (terms["margin_tokens"], terms["free_slots"]) == (margin, self.free[w])
-        overdue = [e for e in self.left.values() if e.entered_s < self.now_s - self.limits.max_wait_s]
+        overdue = [e for e in self.left.values() if self.is_overdue(e)]
         placeable = [e for e in overdue if any(self.fits(e, o) for o in self.workers)]
         if reason is Reason.OVERDUE:
             assert chosen == placeable[:1]
@@ -192,28 +204,36 @@ class Checker:
             (self.free[o], min(self.margins(o))) for o in usable
         )
         fitting = sorted((e for e in same if self.fits(e, w)), key=lambda e: -e.request.prompt_tokens)
-        worths = {e.request.attempt_id: self.score([e], w) + self.age(e) for e in fitting}
-        best = max(worths.values())
-        is_best = len(chosen) == 1 and worths[chosen[0].request.attempt_id] == pytest.approx(best, abs=NEAR)
+        worths = {e.request.attempt_id: self.worth([e], w) for e in fitting}
         if sum(self.free.values()) >= self.limits.abundance * len(self.workers):
-            assert is_best
+            self.is_single(chosen, worths)
             assert reason is Reason.FILL
             return
-        single = max(self.score([e], w) for e in fitting if worths[e.request.attempt_id] > best - NEAR)
-        best_set = self.best_set(fitting, w) if self.free[w] > 1 else -float("inf")
-        if best_set > max(0.0, single) + NEAR:
-            assert score == pytest.approx(best_set, rel=1e-9, abs=NEAR)
+        # of equal ones the first in the order of service
+        heads = sorted(fitting, key=lambda e: -(e.request.prompt_tokens + self.age(e) / self.aim.gain))
+        window = heads[: self.limits.window]
+        candidates = fitting if self.limits.pool_wide else window
+        singles = {e.request.attempt_id: worths[e.request.attempt_id] for e in candidates}
+        best_set = self.best_set(window, w) if self.free[w] > 1 else -float("inf")
+        rival = max(0.0, *singles.values()) if self.limits.pool_wide else 0.0
+        if best_set > rival + NEAR:
+            assert self.worth(chosen, w) == pytest.approx(best_set, rel=1e-9, abs=NEAR)
+            assert set(chosen) <= set(window)
             assert reason is Reason.BEST_SUBSET
-        elif best_set < max(0.0, single) - NEAR:
-            assert is_best
+        elif best_set < rival - NEAR:
+            self.is_single(chosen, singles)
             assert reason is (Reason.BEST_SUBSET if score > 0 else Reason.LEAST_HARM)
 
-    def best_set(self, fitting: list[PoolEntry], w: str) -> float:
-        """The best score of all subsets of the window that the worker can take."""
-        window = [e for e in fitting[: self.limits.window] if self.room_for([e], w)]
+    def is_single(self, chosen: list[PoolEntry], worths: dict[str, float]) -> None:
+        """One entry was chosen, and none would have been better."""
+        (one,) = chosen
+        assert worths[one.request.attempt_id] == pytest.approx(max(worths.values()), rel=1e-9, abs=NEAR)
+
+    def best_set(self, window: list[PoolEntry], w: str) -> float:
+        """The worth of the best of all subsets of the window that the worker can take."""
         return max(
             (
-                self.score(some, w)
+                self.worth(some, w)
                 for n in range(1, len(window) + 1)
                 for some in itertools.combinations(window, n)
                 if sum(self.slots(e, w) for e in some) <= self.free[w] and self.room_for(some, w)
@@ -260,9 +280,9 @@ def test_the_random_cases_reach_every_reason_and_sets_of_several() -> None:
         kind
         for seed in range(20)
         for kind in check(
-            Fleet(seed, workers=6, pool=25, barriers=1 + seed % 2),
+            Fleet(seed, workers=6, pool=25, barriers=1 + seed % 2, leases_s=(1e6, 1e6, 120.0)),
             Aim(7, 0.9),
-            StageLimits(6, [0.0, 2.0, 99.0][seed % 3], 99.0, RESERVE),
+            StageLimits(6, [0.0, 2.0, 99.0][seed % 3], RESERVE),
         )[1]
     ]
     assert {reason for reason, _ in kinds} == {
@@ -277,5 +297,5 @@ def test_the_random_cases_reach_every_reason_and_sets_of_several() -> None:
 @pytest.mark.parametrize("window", [10, 12])
 def test_the_widest_windows_are_searched_whole(window: int) -> None:
     fleet = Fleet(3, workers=2, pool=14)
-    _, kinds = check(fleet, Aim(), StageLimits(window, 99.0, 1000.0, RESERVE))
+    _, kinds = check(fleet, Aim(), StageLimits(window, 99.0, RESERVE))
     assert any(reason is Reason.BEST_SUBSET and size > 1 for reason, size in kinds)

@@ -1,0 +1,109 @@
+"""A pool that waits for minutes: BR-0 and BR-H order it as if leases had no end, and no request loses its KV."""
+
+import dataclasses
+import json
+import random
+from typing import Any
+
+import pytest
+
+from benchmarks.sim.cluster import Cluster
+from benchmarks.sim.config import IDEAL, EngineSpec, SimConfig
+from benchmarks.workloads.record import WorkloadRequest
+from policies.dispatch.dispatcher import DispatchConfig
+from policies.engine_model.timing import TimingProfile
+from policies.state.views import Role
+
+T = TimingProfile(
+    source="test",
+    prefill_base_s=0.01,
+    prefill_per_token_s=1e-4,
+    decode_base_s=1.0,
+    decode_per_seq_s=0.01,
+    decode_per_kv_token_s=1e-4,
+    kv_bytes_per_token=1,
+    transfer_bandwidth_bytes_per_s=1e6,
+    transfer_latency_s=0.001,
+)
+LEASE_S = 30.0
+
+
+def played(
+    decode: str,
+    params: dict[str, Any],
+    lease_s: float,
+    seed: int,
+    max_lease_s: float = 1e9,
+    requests: int = 120,
+    every_s: float = 0.1,
+    first: int = 0,
+) -> tuple[Any, list[Any]]:
+    """Returns the result of a run of eight slots and its decode decisions. Requests come every `every_s` seconds, and
+    the `first` ones at once.
+    """
+    rng = random.Random(seed)
+    sizes = [(rng.choice([20, 100, 400, 900]), rng.randint(10, 60)) for _ in range(requests)]
+    work = [WorkloadRequest(f"r{i}", every_s * max(0, i - first), *size) for i, size in enumerate(sizes)]
+    prefill = EngineSpec("p", Role.PREFILL, 1, T, lease_s=lease_s, max_lease_s=max_lease_s)
+    workers = dataclasses.replace(EngineSpec("d", Role.DECODE, 4, T), slots=2, barrier="b")
+    lines: list[str] = []
+    config = SimConfig(
+        (prefill, workers),
+        decode=(decode, params),
+        control=dataclasses.replace(IDEAL, request_timeout_s=1e6),
+        dispatch=DispatchConfig(kv_high_water=1.0),
+    )
+    result = Cluster(config, iter(work), lines.append, None).run()
+    events = [json.loads(line) for line in "".join(lines).splitlines()]
+    return result, [line for line in events if line.get("action") == "RouteDecode"]
+
+
+@pytest.mark.parametrize("decode", ["balance_route_0", "balance_route_h"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_renewed_leases_change_nothing_in_the_order(decode: str, seed: int) -> None:
+    endless, wanted = played(decode, {}, 1e9, seed)
+    result, made = played(decode, {}, LEASE_S, seed)
+    waits = [route["waited_s"] for route in made]
+    # the pool's longest waits are those of many leases
+    assert max(waits) > 6 * LEASE_S
+    assert [(r["attempt_id"], r["decision"]["worker"]) for r in made] == [
+        (r["attempt_id"], r["decision"]["worker"]) for r in wanted
+    ]
+    reasons = {route["decision"]["reason"] for route in made}
+    assert not reasons & {"overdue", "lease_rescue"}
+    assert result.peaks["retries"] == 0
+    assert all(record.finished_s is not None for record in result.requests)
+    assert len(made) == len(result.requests) == len(endless.requests)
+
+
+@pytest.mark.parametrize("decode", ["balance_route_0", "balance_route_h"])
+def test_it_is_not_the_order_of_arrival(decode: str) -> None:
+    """The limit of 10 s that made such a pool first in, first out is still to be had, by its name."""
+    _, ours = played(decode, {"max_wait_s": 10.0}, LEASE_S, seed=1)
+    late = [route for route in ours if route["waited_s"] > 11.0]
+    assert len(late) > 80
+    assert {route["decision"]["reason"] for route in late} == {"overdue"}
+    _, paper = played(decode, {"ageing_s": None}, LEASE_S, seed=1)
+    _, aged = played(decode, {}, LEASE_S, seed=1)
+    names = [[route["attempt_id"] for route in run] for run in (ours, paper, aged)]
+    assert names[0] != names[1]
+    assert names[0] != names[2]
+
+
+@pytest.mark.parametrize("decode", ["balance_route_0", "balance_route_h"])
+def test_nobody_is_starved_under_lasting_load(decode: str) -> None:
+    """As many requests come as go, for 16 minutes. By size alone some entries wait through most of it; ageing ends
+    that, and so does the bound on the lease, without a lease that is lost.
+    """
+    lasting: dict[str, Any] = {"seed": 3, "requests": 240, "every_s": 4.8, "first": 40}
+    _, by_size = played(decode, {"ageing_s": None}, 1e9, **lasting)
+    _, aged = played(decode, {"ageing_s": 60.0}, LEASE_S, **lasting)
+    bounded, kept = played(decode, {"ageing_s": None}, LEASE_S, max_lease_s=450.0, **lasting)
+    longest = [max(route["waited_s"] for route in run) for run in (by_size, aged, kept)]
+    assert longest[1] < 0.7 * longest[0]
+    assert longest[2] <= 450.0 < longest[0]
+    reasons = {route["decision"]["reason"] for route in kept}
+    assert "overdue" in reasons
+    assert "lease_rescue" not in reasons
+    assert bounded.peaks["retries"] == 0
+    assert all(record.finished_s is not None for record in bounded.requests)
