@@ -579,6 +579,11 @@ def is_split(life: Life) -> bool:
     return not life.colocated
 
 
+def is_held(life: Life) -> bool:
+    """Whether the attempt waits for room in the retry budget, so that the router does not know it yet."""
+    return not life.router_knows
+
+
 _AGAIN = (_QUEUED, _DONE)
 """Stages to which a failed attempt may lead: the next attempt begins, or the request ends."""
 
@@ -608,7 +613,7 @@ TABLE: dict[Stage | None, dict[type, Row]] = {
     _QUEUED: {
         ev.RoutePrefill: Row(Life._route_prefill, (_PREFILLING, *_AGAIN)),
         ev.Reject: Row(Life._rejected, (_DONE,)),
-        ev.StageOverdue: Row(Life._held_back, (_QUEUED, _DONE)),
+        ev.StageOverdue: Row(Life._held_back, (_QUEUED, _DONE), is_held),
         **_always(_QUEUED),
     },
     _PREFILLING: {
