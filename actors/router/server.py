@@ -334,7 +334,7 @@ class RouterServer:
 
     def _refresh_forecasts(self) -> None:
         assert self._forecasts is not None
-        for event in self._forecasts.refresh(clock_s()):
+        for event in self._forecasts.refresh(clock_s(), self.dispatcher.horizon):
             self._feed(event)
         self._forecasts.maintain(clock_s())
 
