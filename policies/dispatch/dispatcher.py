@@ -59,7 +59,15 @@ from policies.dispatch.lease_watch import LeaseWatch, rescue
 from policies.dispatch.pool_scan import Placement, PoolScan
 from policies.dispatch.prefill_queue import PrefillQueue
 from policies.dispatch.probes import first_probe, probe_decision
-from policies.routing.base import Assignment, DecodePolicy, LooksAhead, Needs, PolicyError, PrefillPolicy, assign
+from policies.routing.base import (
+    Assignment,
+    DecodePolicy,
+    LooksAhead,
+    Needs,
+    PolicyError,
+    PrefillPolicy,
+    assign,
+)
 from policies.routing.netkv.network_term import transfer_intent
 from policies.routing.registry import decode_policy, prefill_policy
 from policies.state import events as ev

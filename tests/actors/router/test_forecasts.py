@@ -291,7 +291,9 @@ async def test_forecasts_reach_the_reducer_and_metrics_over_real_sockets(tmp_pat
         await until(lambda: departures() == 1)
         # 5 tokens are left: beyond a horizon of 2 steps, within one of 30
         for horizon, expected in ((2, 0), (30, 1)):
-            change = ev.PoliciesChanged(clock_s(), decode=ev.PolicyChoice("balance_route_h", {"horizon": horizon}))
+            change = ev.PoliciesChanged(
+                clock_s(), decode=ev.PolicyChoice("balance_route_h", {"horizon": horizon})
+            )
             router.dispatcher.handle(change)
             await until(lambda expected=expected: departures() == expected)
         ingress.channel.send(wire.Closed("x", "finished", 50))
