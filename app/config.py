@@ -144,8 +144,8 @@ class PolicyChoice(_Strict):
 class RouterConfig(_Strict):
     """The router's policies and settings.
 
-    `dispatch` holds fields of `DispatchConfig`, `predictor` of `PredictorConfig`, `network` of `NetworkConfig`, `journal`
-    of `JournalConfig`, and `regimes` of `RegimeThresholds`.
+    `dispatch` holds fields of `DispatchConfig`, `predictor` of `PredictorConfig`, `network` of `NetworkConfig`,
+    `journal` of `JournalConfig`, and `regimes` of `RegimeThresholds`.
     """
 
     prefill: PolicyChoice = PolicyChoice(name="join_shortest_queue")

@@ -283,8 +283,8 @@ class RequestCounts(Result):
 
 
 class FleetLoad(Result):
-    """How loaded the fleet is: FlowKV's `regime` ("normal", "imbalanced" or "extreme"), the mean load scores of the prefill
-    and of the decode engines (0 is idle, about 1 is full), and the ids of engines that are idle.
+    """How loaded the fleet is: FlowKV's `regime` ("normal", "imbalanced" or "extreme"), the mean load scores of the
+    prefill and of the decode engines (0 is idle, about 1 is full), and the ids of engines that are idle.
     """
 
     regime: str | None = None

@@ -65,7 +65,7 @@ ROUTER: dict[str, Metric] = _listed(
         "Bandwidth of a tier as learnt from the transfers between its pairs of nodes.", "tier"),
     ("predictor_model_in_use", "0 or 1", "Whether the predictor uses a fitted model."),
     ("predictor_running_forecasts", "requests", "Running requests whose forecast is kept up to date."),
-    ("predictor_window_tokens", "tokens", "Window H of the forecasts: the horizon of the decode policy, if it has one."),
+    ("predictor_window_tokens", "tokens", "Window H of the forecasts: the horizon of the decode policy if it has one."),
     ("predictor_drift_psi", "1", "Population stability index of recent lengths against the fitted ones."),
     ("predictor_drift_ks", "1", "Kolmogorov-Smirnov distance of recent lengths from the fitted ones."),
     ("predictor_calibration_error", "share of 1", "Mean gap of forecast and observed probabilities."),

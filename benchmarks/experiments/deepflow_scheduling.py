@@ -3,7 +3,8 @@
 Two colocated engines and a pair of disaggregated ones (1P1D); a code-generation trace (`deepflow_setup`). The figure's
 values are not in the text, which says (5.3.2): PD-aware beats round robin at some rates ("e.g., 10 reqs/s"), matches it
 at low ones, and is worse at very high ones, where the disaggregated pair overloads. The load correction of
-`routing.deepflow.pd_heatmap` (ours) is meant to stay near the best at high rates too; "PD-aware, k = 0" and "combined, k = 0" are the paper's.
+`routing.deepflow.pd_heatmap` (ours) is meant to stay near the best at high rates too; "PD-aware, k = 0" and "combined,
+k = 0" are the paper's.
 Here that form has a longer JCT than round robin at every rate (8 to 102 %): it overloads the colocated engines, the
 other way round than in the paper. Predictor accuracy from 0.5 to 1.0 makes no difference.
 
