@@ -14,6 +14,7 @@ python -m benchmarks workload mooncake-conversation --traces DIR
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import sys
@@ -120,11 +121,12 @@ def _arguments() -> argparse.ArgumentParser:
     remake.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="default %(default)s")
     remake.set_defaults(command=_remake)
 
-    commands.add_parser("document", help="write docs/results.md from the committed results").set_defaults(
-        command=_document
-    )
     commands.add_parser(
-        "check", help="whether all documents show the figures of the committed results, and which code made these"
+        "document", help="write docs/results.md and the predictors' page from the committed results"
+    ).set_defaults(command=_document)
+    commands.add_parser(
+        "check",
+        help="whether all documents show the figures of the committed results, and which code made these",
     ).set_defaults(command=_check)
 
     traces = commands.add_parser("traces", help="the published traces: which are here, and what to put where")
@@ -193,7 +195,9 @@ def _require_traceable(experiment: Experiment, options: Options) -> None:
     if not options.out.resolve().is_relative_to(COMMITTED.resolve()):
         return
     if options.keep_stale:
-        raise ExperimentError(f"--keep-stale takes runs of other code: not into {COMMITTED}; leave it or --out out")
+        raise ExperimentError(
+            f"--keep-stale takes runs of other code: not into {COMMITTED}; leave it or --out out"
+        )
     if not is_clean(runner.code_paths(experiment)):
         raise ExperimentError(
             f"{experiment.__name__} depends on files that differ from the commit: commit the code first, or leave --out"
@@ -301,9 +305,12 @@ def _remake(args: argparse.Namespace) -> int:
 
 def _document(args: argparse.Namespace) -> int:
     from benchmarks import document
+    from benchmarks.predictors.page import markdown
 
     results_io.write_text(document.DOCUMENT, document.document())
-    print(f"written to {document.DOCUMENT}")
+    page = document.RESULTS / "predictors/README.md"
+    results_io.write_text(page, markdown(json.loads((page.parent / "results.json").read_text("utf-8"))))
+    print(f"written to {document.DOCUMENT} and {page}")
     return 0
 
 

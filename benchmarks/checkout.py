@@ -110,7 +110,9 @@ def _files(paths: Iterable[str], root: Path) -> list[Path]:
     found: set[Path] = set()
     for path in paths:
         at = root / path
-        found.update(file for file in at.rglob("*") if file.suffix in _SUFFIXES) if at.is_dir() else found.add(at)
+        found.update(
+            file for file in at.rglob("*") if file.suffix in _SUFFIXES
+        ) if at.is_dir() else found.add(at)
     return sorted(found)
 
 
@@ -146,9 +148,7 @@ def _imports(file: Path) -> Sequence[str]:
             named += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
             named += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-    return [
-        ".".join(name.split(".")[:depth]) for name in named for depth in range(1, name.count(".") + 2)
-    ]
+    return [".".join(name.split(".")[:depth]) for name in named for depth in range(1, name.count(".") + 2)]
 
 
 def _git(root: Path, *arguments: str) -> str | None:

@@ -1,8 +1,8 @@
 """Writes and reads results as JSON files, and stores finished runs, so that an interrupted sweep can go on.
 
 A results file has everything that is needed to make the results again: the experiment, its resolved configs, seeds,
-command and date, and for every run the code that made it (`Origin`: its digest, the commit, whether the code was that of
-the commit, the machine). It has the rows of paper | ours, and for each variant the measures that rows and plots have
+command and date, and for every run the code that made it (`Origin`: its digest, the commit, whether the code was that
+of the commit, the machine). It has the rows of paper | ours, and for each variant the measures that rows and plots have
 read, with one value for each seed. It has no paths and no wall time.
 """
 
@@ -180,8 +180,8 @@ def _nested(value: Any, levels: int, newline: str) -> str:
 
 
 def _distinct(results: Results) -> list[Origin]:
-    """Returns the different origins of the stored runs, in the order of variants and seeds. An empty list means that the
-    origins are not known.
+    """Returns the different origins of the stored runs, in the order of variants and seeds. An empty list means that
+    the origins are not known.
     """
     found = (results.origins[name][seed] for name in results.origins for seed in results.seeds)
     return list(dict.fromkeys(found))
@@ -262,9 +262,7 @@ def _origins(whole: Mapping[str, Any]) -> dict[str, dict[int, Origin]]:
         return {}
     seeds = whole["seeds"]
     return {
-        name: {
-            seed: known[i] for seed, i in zip(seeds, variant.get("origin", [0] * len(seeds)), strict=True)
-        }
+        name: {seed: known[i] for seed, i in zip(seeds, variant.get("origin", [0] * len(seeds)), strict=True)}
         for name, variant in whole["variants"].items()
     }
 

@@ -82,9 +82,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """All finished runs of an experiment: `runs[variant][seed]` are its metrics, and `origins[variant][seed]` says which
-    code made them, as far as that is known. `read` collects the (variant, metric) pairs that rows and plots have asked
-    for.
+    """All finished runs of an experiment: `runs[variant][seed]` are its metrics, and `origins[variant][seed]` says
+    which code made them, as far as that is known. `read` collects the (variant, metric) pairs that rows and plots have
+    asked for.
     """
 
     experiment: str
