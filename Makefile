@@ -12,7 +12,7 @@ SLOW = live or vllm or chaos or browser
 export VENV PORT CONFIG ARGS PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-cuda serve test test-fast test-live test-live-pair test-live-app test-hosts lint lint-format lint-rules lint-types lint-arrows lint-prose format bench-predictors bench-decisions bench-overhead bench-policies bench-papers bench-truth bench-versus chaos clean
+.PHONY: help setup setup-cuda serve test test-fast test-live test-live-pair test-live-app test-hosts lint lint-format lint-rules lint-types lint-arrows lint-prose lint-figures format bench-predictors bench-decisions bench-overhead bench-policies bench-papers bench-truth bench-versus chaos clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,7 +45,7 @@ test-live-app: setup
 test-hosts: setup ## faults between hosts, which are network namespaces (needs root; 20 minutes; ARGS="-k vllm": one of them)
 	$(PYTEST) -s -m hosts tests/hosts
 
-lint: lint-format lint-rules lint-types lint-arrows lint-prose ## format, rules, types, import arrows, sentences (make -k lint: all findings)
+lint: lint-format lint-rules lint-types lint-arrows lint-prose lint-figures ## format, rules, types, import arrows, sentences, figures (make -k lint: all findings)
 
 lint-format: setup
 	$(VENV)/bin/ruff format --check .
@@ -61,6 +61,9 @@ lint-arrows: setup
 
 lint-prose: setup
 	$(PY) scripts/check_prose.py
+
+lint-figures: setup ## whether the documents show the figures of the committed results, and which code made these
+	$(PY) -m benchmarks check
 
 format: setup ## apply the formatter and the safe fixes
 	$(VENV)/bin/ruff check --fix .

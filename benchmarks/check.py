@@ -31,13 +31,18 @@ from benchmarks.runner import code_of
 TOLERANCE = 1e-6
 
 PREDICTORS = "predictors/results.json"
-GENERATED = ("docs/results.md", "benchmarks/results/predictors/README.md", "docs/metrics.md", "docs/policies.md")
+GENERATED = (
+    "docs/results.md",
+    "benchmarks/results/predictors/README.md",
+    "docs/metrics.md",
+    "docs/policies.md",
+)
 """Documents whose numbers are not marked: two are made from results here, two from the code of metrics and policies."""
 
 
 @dataclass(slots=True)
 class Checked:
-    """What was checked, and what was found. Each problem is a sentence; notes need no action."""
+    """The findings of a check, and how much it checked. Each problem is a sentence; notes need no action."""
 
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

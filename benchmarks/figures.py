@@ -1,7 +1,7 @@
 """Finds the figures in a document, and whether each of them is cited or given.
 
-A figure is a number with a unit of measurement (`12 ms`, `8 %`, `2.4x`), a count of a total (`18 of 20`), or a number of
-thousands (`4,775`). A document cites a results file with a mark behind the number,
+A figure is a number with a unit of measurement (`12 ms`, `8 %`, `2.4x`), a count of a total (`18 of 20`), or a number
+of thousands (`4,775`). A document cites a results file with a mark behind the number,
 
     11.6 <!-- ours: experiments/balance_route_table1.json | recurring-long: imbalance of JSQ over br_h oracle -->
 
@@ -10,7 +10,7 @@ setting, a limit or a part of an example, is given: a mark anywhere in its line 
 
     after 4 s of silence, and 10 s of the handshake <!-- given: 4 s, 10 s -->
 
-Numbers in code are neither.
+Numbers in code, and in blocks that a script writes from code (`<!-- generated: ... -->`), are neither.
 """
 
 from __future__ import annotations
@@ -65,11 +65,13 @@ def malformed(text: str) -> Iterator[int]:
 
 def unmarked(text: str) -> Iterator[tuple[int, str]]:
     """Yields (line number, figure) for each figure of a document that is neither cited nor given."""
-    fenced = False
+    fenced = generated = False
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("```"):
             fenced = not fenced
-        if fenced:
+        if line.startswith(("<!-- generated:", "<!-- end -->")):
+            generated = not line.startswith("<!-- end")
+        if fenced or generated:
             continue
         given = {figure for mark in _GIVEN.findall(line) for figure in mark.split(", ")}
         # a cited number goes with its mark

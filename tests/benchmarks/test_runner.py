@@ -128,7 +128,9 @@ def test_stored_runs_without_an_origin_are_run_again(tmp_path):
     assert cache.get({}, 0) == ({"x": 1.0}, Origin("code", "c", True, "m"))
     (stored,) = (tmp_path / "e").iterdir()
     whole = json.loads(stored.read_text())
-    stored.write_text(json.dumps({**whole, "origin": None} | {"code": "code"}).replace('"origin": null, ', ""))
+    stored.write_text(
+        json.dumps({**whole, "origin": None} | {"code": "code"}).replace('"origin": null, ', "")
+    )
     assert cache.get({}, 0) is None
 
 
