@@ -75,9 +75,11 @@ bench-predictors: setup ## accuracy and cost of the length predictors
 bench-decisions: setup ## time of a routing decision, a dispatcher tick, an event, an index lookup
 	$(PY) -m benchmarks.decisions $(ARGS)
 
-bench-policies: setup ## live on sim engines: policies switched under load, balance, NetKV on two tiers, the composition's TTFT
+bench-policies: setup ## live: policies switched under load, balance (also with a pool that waits for a minute, and on vLLM), NetKV on two tiers, the composition's TTFT
 	$(PY) -m benchmarks.live.switching
 	$(PY) -m benchmarks.live.balance
+	$(PY) -m benchmarks.live.balance --setup waits
+	$(PY) -m benchmarks.live.balance --setup waits-vllm
 	$(PY) -m benchmarks.live.netkv_tiers
 	$(PY) -m benchmarks.live.composition
 

@@ -60,6 +60,15 @@ def _coldstart(whole: Any) -> Iterator[Row]:
         yield Row("memory of all processes (PSS)", None, start["tree"]["total"]["pss_bytes"] / 2**30, "GiB")
 
 
+_WAITS = {
+    "wait_mean_s": "mean wait in the pool",
+    "wait_p99_s": "p99 of the wait in the pool",
+    "wait_longest_s": "longest wait in the pool",
+    "ttft_mean_s": "mean TTFT",
+    "ttft_p99_s": "p99 of TTFT",
+}
+
+
 def _balance(whole: Any) -> Iterator[Row]:
     base = whole["rows"][0]
     for row in whole["rows"]:
@@ -68,6 +77,11 @@ def _balance(whole: Any) -> Iterator[Row]:
             ratio = base["imbalance_tokens"] / row["imbalance_tokens"]
             yield Row(f"{row['policy']}: imbalance of {base['policy']} over it", None, ratio, "x")
         yield Row(f"{row['policy']}: throughput", None, row["tok_s"], "tok/s")
+        for key, what in _WAITS.items():
+            if row.get(key) is not None:
+                yield Row(f"{row['policy']}: {what}", None, row[key], "s")
+        if "departures" in row:
+            yield Row(f"{row['policy']}: forecast departures", None, row["departures"])
     yield Row("requests served", None, whole["served"])
     yield Row("requests lost", None, sum(whole["lost"].values()))
     yield Row("events that replay to another decision", None, whole["replay_differs"])
@@ -222,6 +236,16 @@ OTHERS: dict[str, tuple[str, str, Reader]] = {
     "balance/balance.json": (
         "Imbalance live: 16 decode sim engines near saturation",
         "python -m benchmarks.live.balance",
+        _balance,
+    ),
+    "balance/waits.json": (
+        "Imbalance and waits live, with a pool that waits for a minute: 8 decode sim engines",
+        "python -m benchmarks.live.balance --setup waits",
+        _balance,
+    ),
+    "balance/waits-vllm.json": (
+        "Imbalance and waits live, with a pool that waits for a minute: 2 decode engines of vLLM",
+        "python -m benchmarks.live.balance --setup waits-vllm",
         _balance,
     ),
     "netkv_tiers/netkv_tiers.json": (
