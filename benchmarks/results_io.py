@@ -198,7 +198,7 @@ def _variant(results: Results, name: str, also: Iterable[str], origins: Sequence
         for metric in sorted({m for variant, m in results.read if variant == name} | set(also))
     }
     seen = {metric: values for metric, values in measures.items() if any(v is not None for v in values)}
-    whole = {"config": results.variants[name], "measures": seen}
+    whole: dict[str, Any] = {"config": results.variants[name], "measures": seen}
     if len(origins) > 1:
         whole["origin"] = [origins.index(results.origins[name][seed]) for seed in results.seeds]
     return whole

@@ -140,7 +140,7 @@ SETUPS = {setup.name: setup for setup in (Setup(), WAITS, WAITS_VLLM)}
 def command(setup: Setup, folder: Path) -> Any:
     """Returns the command that starts the app under test, whose journal is in `folder`/journal."""
     sim = setup.engines == "sim"
-    args = {"model": {"path": "sim", "name": "sim"} if sim else {"path": MODEL}}
+    args: dict[str, Any] = {"model": {"path": "sim", "name": "sim"} if sim else {"path": MODEL}}
     args["engines"] = sim_engines(setup) if sim else vllm_engines(setup)
     args["router"] = {
         "journal": {"folder": str(folder / "journal")},
