@@ -5,21 +5,23 @@
 - Each number in README.md, docs and the READMEs of the benchmarks that cites a results file is compared with it,
   rounded to the decimals that are shown. A text may leave out the sign ("18.6 % shorter" for -18.6).
 - A figure that cites no file and is not marked as given is a problem (`benchmarks.figures`).
-- A results file whose runs are of several states of the code, or of code in no commit, is a problem
-  (`benchmarks.provenance`). That the code has changed since is none; such files are listed.
+- A results file whose runs are of several states of the code, of code in no commit, or of other code than that of the
+  commit that they name, is a problem (`benchmarks.provenance`). That the code has changed since is none; such files are
+  listed.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import figures, provenance
-from benchmarks.checkout import ROOT, code_digest
+from benchmarks.checkout import ROOT, Origin, code_at, code_digest
 from benchmarks.document import OTHERS, document, section
 from benchmarks.experiments import registry
 from benchmarks.experiments.base import ExperimentError
@@ -68,7 +70,7 @@ def check(root: Path = ROOT) -> Checked:
     _others(results, checked)
     _made_again(root, results, checked)
     _documents(root, results, checked)
-    _say_origins(results, stored, checked)
+    _say_origins(root, results, stored, checked)
     return checked
 
 
@@ -178,27 +180,50 @@ def _wrong_figure(one: figures.Cited, results: Path) -> Iterator[str]:
         yield f"{one.shown} stands for {value:.6g} ({one.file}, {one.name!r}, {one.part})"
 
 
-def _say_origins(results: Path, stored: dict[str, Stored], checked: Checked) -> None:
-    """Notes which files have runs of other code than the present one, or do not know."""
-    untraced, changed = [], []
-    for file, one in stored.items():
-        origins = provenance.of_experiment(one)
-        if not origins:
-            untraced.append(file)
-        elif {origin.code for origin in origins} != {code_of(registry.load(one.results.experiment))}:
-            changed.append(file)
+Digest = Callable[[Path], str]
+"""A function from the root of a checkout to the digest of the code on which the runs of a results file depend."""
+
+
+def _say_origins(root: Path, results: Path, stored: dict[str, Stored], checked: Checked) -> None:
+    """Compares the digests of the runs with their commits and with the present code. Notes which files have runs of
+    other code than the present one, and which do not know.
+    """
+    made: dict[str, tuple[list[Origin], Digest | None]] = {
+        file: (provenance.of_experiment(one), partial(code_of, registry.load(one.results.experiment)))
+        for file, one in stored.items()
+    }
     for file in OTHERS:
-        if not (results / file).exists():
-            continue
-        whole = _read(results / file)
-        origins = provenance.of_other(whole)
-        machine = whole.get("machine")
-        paths = machine.get("code_of") if isinstance(machine, dict) else None
-        if not origins:
-            untraced.append(file)
-        elif paths is not None and {origin.code for origin in origins} != {code_digest(paths)}:
-            changed.append(file)
+        if (results / file).exists():
+            whole = _read(results / file)
+            paths = provenance.paths_of_other(whole)
+            made[file] = (provenance.of_other(whole), None if paths is None else partial(code_digest, paths))
+    untraced = [file for file, (origins, _) in made.items() if not origins]
+    changed = [
+        file
+        for file, (origins, digest) in made.items()
+        if origins and digest is not None and {origin.code for origin in origins} != {digest(ROOT)}
+    ]
     if changed:
         checked.notes.append(f"runs of other code than the present one: {', '.join(sorted(changed))}")
     if untraced:
         checked.notes.append(f"written before runs kept their origin: {', '.join(sorted(untraced))}")
+    _compare_with_commits(root, made, checked)
+
+
+def _compare_with_commits(
+    root: Path, made: dict[str, tuple[list[Origin], Digest | None]], checked: Checked
+) -> None:
+    """Finds runs whose digest is not that of their commit. Notes the commits that the checkout at `root` lacks."""
+    commits = sorted({origin.commit for origins, _ in made.values() for origin in origins if origin.clean})
+    missing = []
+    for commit in commits:
+        with code_at(commit, root) as then:
+            if then is None:
+                missing.append(commit)
+                continue
+            for file, (origins, digest) in made.items():
+                here = {origin.code for origin in origins if origin.clean and origin.commit == commit}
+                if here and digest is not None and here != {digest(then)}:
+                    checked.problems.append(f"{file} names commit {commit}, whose code is another one")
+    if missing:
+        checked.notes.append(f"commits that are not in this checkout: {', '.join(missing)}")

@@ -5,11 +5,15 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.metadata
+import io
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+import tarfile
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -107,13 +111,35 @@ def code_digest(paths: Iterable[str], root: Path = ROOT) -> str:
 
 
 def _files(paths: Iterable[str], root: Path) -> list[Path]:
-    found: set[Path] = set()
-    for path in paths:
-        at = root / path
-        found.update(
-            file for file in at.rglob("*") if file.suffix in _SUFFIXES
-        ) if at.is_dir() else found.add(at)
-    return sorted(found)
+    """Returns the code and data files under `paths`; in a checkout without those that git ignores."""
+    paths = sorted(set(paths))
+    listed = _git(root, "ls-files", "--cached", "--others", "--exclude-standard", "--", *paths)
+    if listed is None:
+        below = [file for path in paths for file in (root / path, *(root / path).rglob("*"))]
+    else:
+        below = [root / file for file in listed.splitlines()]
+    return sorted({file for file in below if file.suffix in _SUFFIXES and file.is_file()})
+
+
+@contextmanager
+def code_at(commit: str, root: Path = ROOT) -> Iterator[Path | None]:
+    """Gives the folder in which this project's packages lie as they were at a commit of the checkout at `root`, or None
+    if the checkout does not have the commit. The folder is gone after the context.
+    """
+    packages = _git(root, "ls-tree", "--name-only", commit, *OURS)
+    if packages is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="sluice-code-") as name:
+        whole = subprocess.run(
+            ["git", "archive", "--format=tar", commit, *packages.split()],
+            cwd=root,
+            capture_output=True,
+            check=True,
+        )
+        with tarfile.open(fileobj=io.BytesIO(whole.stdout)) as tar:
+            tar.extractall(name, filter="data")
+        yield Path(name)
 
 
 def imported(module: str, root: Path = ROOT) -> list[str]:

@@ -80,6 +80,14 @@ def of_other(whole: Mapping[str, Any]) -> list[Origin]:
     return [] if None in found else list(dict.fromkeys(origin for origin in found if origin is not None))
 
 
+def paths_of_other(whole: Mapping[str, Any]) -> list[str] | None:
+    """Returns the files and folders of which the digests in another results file are; None if it does not say so."""
+    runs = whole.get("runs") or [whole]
+    machine = runs[0].get("machine") if isinstance(runs[0], dict) else None
+    found = machine.get("code_of") if isinstance(machine, dict) else whole.get("code_of")
+    return found if isinstance(found, list) else None
+
+
 def _from_facts(machine: Any, run: Mapping[str, Any]) -> Origin | None:
     facts = {
         **(machine if isinstance(machine, dict) else {}),

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from benchmarks.checkout import Origin, code_digest, imported, origin_of
+from benchmarks.checkout import ROOT, Origin, code_digest, imported, origin_of
 from benchmarks.experiments.base import (
     DEFAULT_SEEDS,
     Config,
@@ -67,16 +67,16 @@ class Options:
     keep_stale: bool = False
 
 
-def code_paths(experiment: Experiment) -> list[str]:
-    """Returns the files and folders on which a run depends: all that the experiment's module imports, the policies, and
-    the data files of the simulator and the workloads.
+def code_paths(experiment: Experiment, root: Path = ROOT) -> list[str]:
+    """Returns the files and folders on which a run depends: all that the experiment's module imports in the checkout at
+    `root`, the policies, and the data files of the simulator and the workloads.
     """
-    return [*imported(experiment.__name__), *_NOT_IMPORTED]
+    return [*imported(experiment.__name__, root), *_NOT_IMPORTED]
 
 
-def code_of(experiment: Experiment) -> str:
+def code_of(experiment: Experiment, root: Path = ROOT) -> str:
     """Returns a digest of the code on which a run depends (`code_paths`)."""
-    return code_digest(code_paths(experiment))
+    return code_digest(code_paths(experiment, root), root)
 
 
 def run(name: str, experiment: Experiment, options: Options) -> Results:

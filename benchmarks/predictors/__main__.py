@@ -68,6 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     whole = {
         "command": "python -m benchmarks.predictors",
         "origin": origin.as_json(),
+        "code_of": list(CODE),
         "versions": library_versions(),
         "seed": args.seed,
         "config": asdict(config),

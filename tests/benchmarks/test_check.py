@@ -2,7 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from benchmarks import __main__ as program
 from benchmarks import check as check_module
 from benchmarks import figures, provenance, runner
 from benchmarks.check import check
-from benchmarks.checkout import Origin
+from benchmarks.checkout import ROOT, Origin
 from benchmarks.document import RESULTS, document, section
 from benchmarks.experiments import registry
 from benchmarks.predictors.page import markdown
@@ -186,12 +187,31 @@ def test_runs_of_other_code_than_the_present_one_are_noted(
 ) -> None:
     monkeypatch.setattr(provenance, "UNTRACED", frozenset())
     change(root, made_by(HERE))
-    assert check(root).notes == [f"runs of other code than the present one: {FILE}"]
+    assert check(root).notes == [
+        f"runs of other code than the present one: {FILE}",
+        "commits that are not in this checkout: abc",
+    ]
     present = runner.code_of(registry.load("deepflow_heatmap"))
     change(root, made_by({**HERE, "code": present}))
     checked = check(root)
-    assert (checked.problems, checked.notes) == ([], [])
+    assert (checked.problems, checked.notes) == ([], ["commits that are not in this checkout: abc"])
     assert f"code {present}" in (root / "docs/results.md").read_text()
+
+
+def test_runs_that_name_a_commit_with_other_code_are_found(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def at(commit: str, where: Path) -> Iterator[Path | None]:
+        yield ROOT if commit == "abc" else None
+
+    monkeypatch.setattr(provenance, "UNTRACED", frozenset())
+    monkeypatch.setattr(check_module, "code_at", at)
+    present = runner.code_of(registry.load("deepflow_heatmap"))
+    change(root, made_by({**HERE, "code": present}))
+    assert (check(root).problems, check(root).notes) == ([], [])
+    change(root, made_by(HERE))
+    assert check(root).problems == [f"{FILE} names commit abc, whose code is another one"]
 
 
 @pytest.mark.parametrize(

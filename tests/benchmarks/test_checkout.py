@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.checkout import code_digest, head, imported, is_clean
+from benchmarks.checkout import code_at, code_digest, head, imported, is_clean
 
 
 @pytest.fixture
@@ -52,6 +52,23 @@ def test_documents_and_results_do_not_make_code_unclean(root: Path) -> None:
     (root / "docs/a.md").write_text("more")
     (root / "policies/__pycache__").mkdir()
     assert (code_digest(["policies"], root), is_clean(["policies"], root)) == (before, True)
+
+
+def test_the_digest_can_be_computed_again_from_the_commit(root: Path) -> None:
+    """Ignored files do not count, and the code may have changed since."""
+    before, commit = code_digest(["policies"], root), head(root)
+    (root / ".gitignore").write_text("build/")
+    (root / "policies/build").mkdir()
+    (root / "policies/build/one.py").write_text("")
+    assert code_digest(["policies"], root) == before
+    (root / "policies/one.py").write_text("")
+    with code_at(commit, root) as then:
+        assert then is not None
+        assert code_digest(["policies"], then) == before != code_digest(["policies"], root)
+        assert "policies/two.py" in imported("policies.one", then)
+    assert not then.exists()
+    with code_at("0123456", root) as then:
+        assert then is None
 
 
 def test_outside_a_checkout_nothing_is_clean(tmp_path: Path) -> None:
