@@ -26,7 +26,7 @@ from benchmarks.document import OTHERS, document, section
 from benchmarks.experiments import registry
 from benchmarks.experiments.base import ExperimentError
 from benchmarks.predictors.page import markdown
-from benchmarks.results_io import Stored, load
+from benchmarks.results_io import RUNS, Stored, load
 from benchmarks.runner import code_of
 
 # The tolerance, relative and absolute; stored measures have nine digits.
@@ -79,7 +79,7 @@ def _experiments(results: Path, checked: Checked) -> dict[str, Stored]:
     found: dict[str, Stored] = {}
     for path in sorted((results / "experiments").rglob("*.json")):
         file = path.relative_to(results).as_posix()
-        if file in OTHERS:
+        if file in OTHERS or RUNS in path.relative_to(results).parts:
             continue
         checked.files += 1
         try:

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.checkout import Origin, commit
+from benchmarks.checkout import Origin, head
 from benchmarks.experiments.base import Config, ExperimentError, Metrics, Results, Row
 
 FORMAT = 3
@@ -55,7 +55,7 @@ class Stored:
     ) -> Stored:
         """Returns the content for a run that has just ended, with the present commit and time."""
         date = datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ")
-        return Stored(results, summary, tuple(rows), tuple(plots), code, command, commit(), date)
+        return Stored(results, summary, tuple(rows), tuple(plots), code, command, head(), date)
 
 
 def config_key(experiment: str, config: Config, seed: int) -> str:

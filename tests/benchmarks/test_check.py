@@ -120,6 +120,12 @@ def test_the_predictors_page_is_made_from_its_results(root: Path) -> None:
     assert ["predictors/README.md is not what" in problem for problem in check(root).problems] == [True]
 
 
+def test_finished_runs_that_lie_beside_the_results_are_no_results(root: Path) -> None:
+    (root / "benchmarks/results/experiments/runs/deepflow_heatmap").mkdir(parents=True)
+    (root / "benchmarks/results/experiments/runs/deepflow_heatmap/a.json").write_text("{}")
+    assert (check(root).problems, check(root).files) == ([], 1)
+
+
 def test_a_results_file_that_no_document_can_show_is_found(root: Path) -> None:
     (root / "benchmarks/results/other.json").write_text("{}")
     assert check(root).problems == [
