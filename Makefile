@@ -12,7 +12,7 @@ SLOW = live or vllm or chaos or browser
 export VENV PORT CONFIG ARGS PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-cuda serve test test-fast test-live test-live-pair test-live-app test-hosts lint lint-format lint-rules lint-types lint-arrows lint-prose format bench-predictors bench-decisions bench-overhead bench-policies bench-papers bench-truth bench-versus chaos clean
+.PHONY: help setup setup-cuda serve test test-fast test-live test-live-pair test-live-app test-hosts lint lint-format lint-rules lint-types lint-arrows lint-prose lint-figures format bench-predictors bench-decisions bench-overhead bench-policies bench-papers bench-truth bench-versus chaos clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,7 +45,7 @@ test-live-app: setup
 test-hosts: setup ## faults between hosts, which are network namespaces (needs root; 20 minutes; ARGS="-k vllm": one of them)
 	$(PYTEST) -s -m hosts tests/hosts
 
-lint: lint-format lint-rules lint-types lint-arrows lint-prose ## format, rules, types, import arrows, sentences (make -k lint: all findings)
+lint: lint-format lint-rules lint-types lint-arrows lint-prose lint-figures ## format, rules, types, import arrows, sentences, figures (make -k lint: all findings)
 
 lint-format: setup
 	$(VENV)/bin/ruff format --check .
@@ -62,6 +62,9 @@ lint-arrows: setup
 lint-prose: setup
 	$(PY) scripts/check_prose.py
 
+lint-figures: setup ## whether the documents show the figures of the committed results, and which code made these
+	$(PY) -m benchmarks check
+
 format: setup ## apply the formatter and the safe fixes
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
@@ -72,9 +75,11 @@ bench-predictors: setup ## accuracy and cost of the length predictors
 bench-decisions: setup ## time of a routing decision, a dispatcher tick, an event, an index lookup
 	$(PY) -m benchmarks.decisions $(ARGS)
 
-bench-policies: setup ## live on sim engines: policies switched under load, balance, NetKV on two tiers, the composition's TTFT
+bench-policies: setup ## live: policies switched under load, balance (also with a pool that waits for a minute, and on vLLM), NetKV on two tiers, the composition's TTFT
 	$(PY) -m benchmarks.live.switching
 	$(PY) -m benchmarks.live.balance
+	$(PY) -m benchmarks.live.balance --setup waits
+	$(PY) -m benchmarks.live.balance --setup waits-vllm
 	$(PY) -m benchmarks.live.netkv_tiers
 	$(PY) -m benchmarks.live.composition
 

@@ -30,6 +30,7 @@ from actors.router.network.file import read_network_file
 from actors.wire.sockets import port_range
 from app.profile.file import load_heatmap
 from policies.dispatch.dispatcher import DispatchConfig
+from policies.routing.flowkv.regimes import RegimeThresholds
 from policies.routing.registry import decode_policy, prefill_policy
 
 SIM_MODEL = "sim"
@@ -143,8 +144,8 @@ class PolicyChoice(_Strict):
 class RouterConfig(_Strict):
     """The router's policies and settings.
 
-    `dispatch` holds fields of `DispatchConfig`, `predictor` of `PredictorConfig`, `network` of `NetworkConfig`, and
-    `journal` of `JournalConfig`.
+    `dispatch` holds fields of `DispatchConfig`, `predictor` of `PredictorConfig`, `network` of `NetworkConfig`,
+    `journal` of `JournalConfig`, and `regimes` of `RegimeThresholds`.
     """
 
     prefill: PolicyChoice = PolicyChoice(name="join_shortest_queue")
@@ -154,6 +155,7 @@ class RouterConfig(_Strict):
     predictor: dict[str, Any] = Field(default_factory=dict)
     network: dict[str, Any] = Field(default_factory=dict)
     journal: dict[str, Any] = Field(default_factory=dict)
+    regimes: dict[str, Any] = Field(default_factory=dict)
     resources: dict[str, float] = Field(
         default_factory=dict, description="custom Ray resources, to pin it to nodes"
     )
@@ -166,6 +168,9 @@ class RouterConfig(_Strict):
 
     def journal_config(self) -> JournalConfig:
         return from_options(JournalConfig, self.journal, "router.journal")
+
+    def regime_thresholds(self) -> RegimeThresholds:
+        return from_options(RegimeThresholds, self.regimes, "router.regimes")
 
     def dispatch_config(self) -> DispatchConfig:
         return from_options(DispatchConfig, self.dispatch, "router.dispatch")
@@ -286,6 +291,7 @@ class AppConfig(_Strict):
                     f"engines: {group.name} and another group put node {at.node} into different places"
                 )
         self.router.journal_config()
+        self.router.regime_thresholds()
         last_port = (self.ingress.metrics_port or 0) + (self.ingress.replicas or 1) - 1
         if last_port > 65535:
             raise ValueError(

@@ -116,7 +116,14 @@ class RouterReplica:
             router.journal_config(), dispatcher, importlib.metadata.version("sluice-server")
         )
         self._server = RouterServer(
-            me, dispatcher, router.engine_grace_s, forecasts, network, journal, generation
+            me,
+            dispatcher,
+            router.engine_grace_s,
+            forecasts,
+            network,
+            journal,
+            generation,
+            router.regime_thresholds(),
         )
         await self._server.start(listen_addresses(wire, "router"))
         garbage.settle()

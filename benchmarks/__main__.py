@@ -14,6 +14,7 @@ python -m benchmarks workload mooncake-conversation --traces DIR
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import sys
@@ -24,6 +25,7 @@ from pathlib import Path
 from types import FrameType
 
 from benchmarks import report, results_io, runner
+from benchmarks.checkout import ROOT, is_clean
 from benchmarks.experiments import registry
 from benchmarks.experiments.base import Experiment, ExperimentError, Results
 from benchmarks.results_io import Stored
@@ -31,8 +33,10 @@ from benchmarks.runner import Options
 from benchmarks.workloads.record import WorkloadError
 from predictors.protocol import PredictorError
 
-RESULTS = Path("benchmarks/results/experiments")
+COMMITTED = ROOT / "benchmarks/results"
 """The folder of the committed results."""
+RESULTS = Path("benchmarks/results/experiments")
+"""The folder of the committed results of experiments, relative to the checkout."""
 
 
 class _Terminated(KeyboardInterrupt):
@@ -117,11 +121,12 @@ def _arguments() -> argparse.ArgumentParser:
     remake.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="default %(default)s")
     remake.set_defaults(command=_remake)
 
-    commands.add_parser("document", help="write docs/results.md from the committed results").set_defaults(
-        command=_document
-    )
     commands.add_parser(
-        "check", help="whether README and docs show the figures of the committed results"
+        "document", help="write docs/results.md and the predictors' page from the committed results"
+    ).set_defaults(command=_document)
+    commands.add_parser(
+        "check",
+        help="whether all documents show the figures of the committed results, and which code made these",
     ).set_defaults(command=_check)
 
     traces = commands.add_parser("traces", help="the published traces: which are here, and what to put where")
@@ -163,6 +168,8 @@ def _run(args: argparse.Namespace) -> int:
     if not experiments:
         raise ExperimentError("benchmarks/experiments/registry.py names no experiment yet")
     options = Options(args.quick, args.seeds, _jobs(args.jobs), args.out, args.only, args.keep_stale)
+    for _, experiment in experiments:
+        _require_traceable(experiment, options)
     failed, start_s, first_cpu_s = [], time.monotonic(), _cpu_s()
     for name, experiment in experiments:
         before_s = _cpu_s()
@@ -181,6 +188,21 @@ def _run(args: argparse.Namespace) -> int:
         cpu_min, wall_min = (_cpu_s() - first_cpu_s) / 60, (time.monotonic() - start_s) / 60
         print(f"\nall {len(experiments)} took {cpu_min:.1f} min of CPU in {wall_min:.1f} min")
     return 1 if failed else 0
+
+
+def _require_traceable(experiment: Experiment, options: Options) -> None:
+    """Raises ExperimentError for runs whose code nobody could find again, if their results are to be committed."""
+    if not options.out.resolve().is_relative_to(COMMITTED.resolve()):
+        return
+    if options.keep_stale:
+        raise ExperimentError(
+            f"--keep-stale takes runs of other code: not into {COMMITTED}; leave it or --out out"
+        )
+    if not is_clean(runner.code_paths(experiment)):
+        raise ExperimentError(
+            f"{experiment.__name__} depends on files that differ from the commit: commit the code first, or leave --out"
+            " out"
+        )
 
 
 def _cpu_s() -> float:
@@ -283,18 +305,22 @@ def _remake(args: argparse.Namespace) -> int:
 
 def _document(args: argparse.Namespace) -> int:
     from benchmarks import document
+    from benchmarks.predictors.page import markdown
 
     results_io.write_text(document.DOCUMENT, document.document())
-    print(f"written to {document.DOCUMENT}")
+    page = document.RESULTS / "predictors/README.md"
+    results_io.write_text(page, markdown(json.loads((page.parent / "results.json").read_text("utf-8"))))
+    print(f"written to {document.DOCUMENT} and {page}")
     return 0
 
 
 def _check(args: argparse.Namespace) -> int:
-    from benchmarks import document
+    from benchmarks import check
 
-    found = document.problems()
-    print("\n".join(found) if found else "every figure is that of its results file")
-    return 1 if found else 0
+    checked = check.check()
+    print("\n".join([*checked.notes, *checked.problems]))
+    print(checked.summary)
+    return 1 if checked.problems else 0
 
 
 def _show_traces(args: argparse.Namespace) -> int:

@@ -2,12 +2,53 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import importlib.metadata
+import io
+import os
+import platform
 import subprocess
-from collections.abc import Iterable
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+OURS = ("actors", "app", "benchmarks", "policies", "predictors", "sluice")
+"""The packages of this project."""
+
+# A run depends on these too: profiles, heatmaps and excerpts of traces lie beside the code.
+_SUFFIXES = (".py", ".yaml", ".json", ".xz")
+# The libraries that compute in a simulation; their versions are part of an origin.
+_LIBRARIES = ("lightgbm", "numba", "numpy", "scikit-learn")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a run comes from: the code that ran, and the machine.
+
+    `code` is a digest of the files on which the run depends. `clean` says whether they are those of `commit`.
+    """
+
+    code: str
+    commit: str
+    clean: bool
+    machine: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the fields by name."""
+        return asdict(self)
+
+
+def origin_of(paths: Iterable[str]) -> Origin:
+    """Returns the origin of a run that starts now and depends on `paths`, files or folders relative to the checkout."""
+    paths = list(paths)
+    return Origin(code_digest(paths), head(), is_clean(paths), machine())
 
 
 def commit(root: Path = ROOT) -> str:
@@ -15,24 +56,125 @@ def commit(root: Path = ROOT) -> str:
 
     A `+` follows the hash when files differ from the commit.
     """
-    head = _git(root, "rev-parse", "--short", "HEAD")
-    if head is None:
+    at = _git(root, "rev-parse", "--short", "HEAD")
+    if at is None:
         return "unknown"
-    return head + ("+" if _git(root, "status", "--porcelain", "--untracked-files=no") else "")
+    return at + ("+" if _git(root, "status", "--porcelain", "--untracked-files=no") else "")
 
 
-def code_digest(paths: Iterable[str]) -> str:
-    """Returns a digest of the names and contents of all Python files under `paths`.
+def head(root: Path = ROOT) -> str:
+    """Returns the short commit hash of the checkout at `root`, or `unknown` outside a checkout."""
+    return _git(root, "rev-parse", "--short", "HEAD") or "unknown"
+
+
+def is_clean(paths: Iterable[str], root: Path = ROOT) -> bool:
+    """Returns whether all files below `paths` are those of the commit, with no new file among them.
+
+    Results that are being written, and documents, do not make code unclean.
+    """
+    return _git(root, "status", "--porcelain", "--untracked-files=all", "--", *sorted(set(paths))) == ""
+
+
+def machine() -> str:
+    """Returns the CPU, its number of cores, and the versions of Python and of the libraries that compute."""
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in _LIBRARIES if _installed(name)]
+    cores = f"{cpu_model()}, {len(os.sched_getaffinity(0))} cores"
+    return f"{cores}; Python {sys.version.split()[0]}; {', '.join(versions)}"
+
+
+def _installed(name: str) -> bool:
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def cpu_model() -> str:
+    """Returns the CPU's name as Linux reports it."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def code_digest(paths: Iterable[str], root: Path = ROOT) -> str:
+    """Returns a digest of the names and contents of all code and data files under `paths`.
 
     The paths are files or folders, relative to the checkout.
     """
     whole = hashlib.sha256()
-    for path in sorted(set(paths)):
-        root = ROOT / path
-        for file in sorted(root.rglob("*.py")) if root.is_dir() else [root]:
-            whole.update(file.relative_to(ROOT).as_posix().encode())
-            whole.update(hashlib.sha256(file.read_bytes()).digest())
+    for file in _files(paths, root):
+        whole.update(file.relative_to(root).as_posix().encode())
+        whole.update(hashlib.sha256(file.read_bytes()).digest())
     return whole.hexdigest()[:16]
+
+
+def _files(paths: Iterable[str], root: Path) -> list[Path]:
+    """Returns the code and data files under `paths`; in a checkout without those that git ignores."""
+    paths = sorted(set(paths))
+    listed = _git(root, "ls-files", "--cached", "--others", "--exclude-standard", "--", *paths)
+    if listed is None:
+        below = [file for path in paths for file in (root / path, *(root / path).rglob("*"))]
+    else:
+        below = [root / file for file in listed.splitlines()]
+    return sorted({file for file in below if file.suffix in _SUFFIXES and file.is_file()})
+
+
+@contextmanager
+def code_at(commit: str, root: Path = ROOT) -> Iterator[Path | None]:
+    """Gives the folder in which this project's packages lie as they were at a commit of the checkout at `root`, or None
+    if the checkout does not have the commit. The folder is gone after the context.
+    """
+    packages = _git(root, "ls-tree", "--name-only", commit, *OURS)
+    if packages is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="sluice-code-") as name:
+        whole = subprocess.run(
+            ["git", "archive", "--format=tar", commit, *packages.split()],
+            cwd=root,
+            capture_output=True,
+            check=True,
+        )
+        with tarfile.open(fileobj=io.BytesIO(whole.stdout)) as tar:
+            tar.extractall(name, filter="data")
+        yield Path(name)
+
+
+def imported(module: str, root: Path = ROOT) -> list[str]:
+    """Returns the files of this project that `module` imports, directly or not, itself included, ordered by name.
+
+    Imports within functions count. A module outside the project gives no files.
+    """
+    found: dict[str, None] = {}
+    todo = [module]
+    while todo:
+        file = _file_of(todo.pop(), root)
+        if file is None or file in found:
+            continue
+        found[file] = None
+        todo += _imports(root / file)
+    return sorted(found)
+
+
+def _file_of(module: str, root: Path) -> str | None:
+    path = module.replace(".", "/")
+    for file in (f"{path}.py", f"{path}/__init__.py"):
+        if module.partition(".")[0] in OURS and (root / file).exists():
+            return file
+    return None
+
+
+def _imports(file: Path) -> Sequence[str]:
+    """Returns the names that could be modules among all that `file` imports, with the packages around them."""
+    named: list[str] = []
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            named += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
+            named += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return [".".join(name.split(".")[:depth]) for name in named for depth in range(1, name.count(".") + 2)]
 
 
 def _git(root: Path, *arguments: str) -> str | None:

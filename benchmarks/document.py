@@ -1,44 +1,29 @@
-"""Makes `docs/results.md` from the committed results, and checks that all documents show the figures of these results.
+"""Makes `docs/results.md` from the committed results.
 
 Each results file yields rows (`Row`). An experiment's file contains its rows; for each other file a reader below makes
-them. A document cites a row as a number with a mark directly behind it,
-
-    11.6 <!-- ours: experiments/balance_route_table1.json | recurring-long: imbalance of JSQ over br_h oracle -->
-
-where `paper`, `half_width` or `difference` may take the place of `ours`. The check recomputes every experiment's rows
-from its stored measures, makes docs/results.md again, and compares each marked number with its row. The row is rounded
-to the decimals that are shown. A text may leave out the sign ("18.6 % shorter" for -18.6).
+them. `benchmarks.check` compares all documents with them.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import report
+from benchmarks import provenance, report
 from benchmarks.chaos.totals import added_up
 from benchmarks.checkout import ROOT
 from benchmarks.experiments import registry
-from benchmarks.experiments.base import ExperimentError, Row
-from benchmarks.results_io import FORMAT, load
+from benchmarks.experiments.base import Row
+from benchmarks.results_io import load
 from benchmarks.seeds import spread
 
 RESULTS = ROOT / "benchmarks/results"
 DOCUMENT = ROOT / "docs/results.md"
 # A table of rows without figures of a paper is folded away if it has more rows than this.
 FEW_ROWS = 30
-# The tolerance of the check, relative and absolute; stored measures have nine digits.
-TOLERANCE = 1e-6
-
-_MARK = re.compile(
-    r"([-+−]?\d[\d,]*(?:\.\d+)?)\D{0,24}?<!-- (ours|paper|half_width|difference): (\S+) \| (.+?) -->"
-)
-_ANY_MARK = re.compile(r"<!-- (?:ours|paper|half_width|difference): ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +60,15 @@ def _coldstart(whole: Any) -> Iterator[Row]:
         yield Row("memory of all processes (PSS)", None, start["tree"]["total"]["pss_bytes"] / 2**30, "GiB")
 
 
+_WAITS = {
+    "wait_mean_s": "mean wait in the pool",
+    "wait_p99_s": "p99 of the wait in the pool",
+    "wait_longest_s": "longest wait in the pool",
+    "ttft_mean_s": "mean TTFT",
+    "ttft_p99_s": "p99 of TTFT",
+}
+
+
 def _balance(whole: Any) -> Iterator[Row]:
     base = whole["rows"][0]
     for row in whole["rows"]:
@@ -83,6 +77,11 @@ def _balance(whole: Any) -> Iterator[Row]:
             ratio = base["imbalance_tokens"] / row["imbalance_tokens"]
             yield Row(f"{row['policy']}: imbalance of {base['policy']} over it", None, ratio, "x")
         yield Row(f"{row['policy']}: throughput", None, row["tok_s"], "tok/s")
+        for key, what in _WAITS.items():
+            if row.get(key) is not None:
+                yield Row(f"{row['policy']}: {what}", None, row[key], "s")
+        if "departures" in row:
+            yield Row(f"{row['policy']}: forecast departures", None, row["departures"])
     yield Row("requests served", None, whole["served"])
     yield Row("requests lost", None, sum(whole["lost"].values()))
     yield Row("events that replay to another decision", None, whole["replay_differs"])
@@ -239,6 +238,16 @@ OTHERS: dict[str, tuple[str, str, Reader]] = {
         "python -m benchmarks.live.balance",
         _balance,
     ),
+    "balance/waits.json": (
+        "Imbalance and waits live, with a pool that waits for a minute: 8 decode sim engines",
+        "python -m benchmarks.live.balance --setup waits",
+        _balance,
+    ),
+    "balance/waits-vllm.json": (
+        "Imbalance and waits live, with a pool that waits for a minute: 2 decode engines of vLLM",
+        "python -m benchmarks.live.balance --setup waits-vllm",
+        _balance,
+    ),
     "netkv_tiers/netkv_tiers.json": (
         "KV transfers live on two network tiers, one four times slower",
         "python -m benchmarks.live.netkv_tiers",
@@ -278,7 +287,8 @@ def _of_experiment(results: Path, path: Path) -> Section:
     stored = load(path)
     file = path.relative_to(results)
     plots = tuple((file.parent / stored.results.experiment / plot).as_posix() for plot in stored.plots)
-    origin = f"`{stored.command}`, commit {stored.commit}, {stored.date}, {_seeds(stored.results.seeds)}"
+    made_by = provenance.shown(provenance.of_experiment(stored)) or f"commit {stored.commit}"
+    origin = f"`{stored.command}`, {stored.date}, {_seeds(stored.results.seeds)}; {made_by}"
     summary = ". ".join([stored.summary, *report.stand_ins(stored.results)])
     return Section(file.as_posix(), summary, stored.rows, origin, plots)
 
@@ -290,15 +300,18 @@ def _seeds(seeds: Sequence[int]) -> str:
 def _of_other(results: Path, file: str) -> Section:
     title, command, read = OTHERS[file]
     whole = json.loads((results / file).read_text("utf-8"))
-    machine = whole.get("machine", "")
-    where = machine
-    if isinstance(machine, dict):
-        where = f"{machine['cpu']}, {machine['cores']} cores, commit {machine['commit']}"
-    if "commit" in whole:
-        where = f"{where}, commit {whole['commit']}"
+    where = provenance.shown(provenance.of_other(whole)) or _unknown_code(whole)
     plot = Path(file).with_suffix(".png")
     plots = (plot.as_posix(),) if (results / plot).exists() else ()
     return Section(file, title, tuple(read(whole)), f"`{command}`; {where}", plots)
+
+
+def _unknown_code(whole: Any) -> str:
+    """Returns the machine and the commit of a file that does not know which code ran."""
+    machine = whole.get("machine", "")
+    if isinstance(machine, dict):
+        machine = f"{machine['cpu']}, {machine['cores']} cores, commit {machine['commit']}"
+    return f"{machine}, commit {whole['commit']}" if "commit" in whole else str(machine)
 
 
 def document(results: Path = RESULTS) -> str:
@@ -337,78 +350,9 @@ def _table(header: Sequence[str], rows: Sequence[Row]) -> str:
 
 _HEAD = """# Results
 
-`python -m benchmarks document` writes this page from the files in `benchmarks/results`; a test compares them. *paper*:
-as the paper prints it; *ours*: mean over the seeds, with half of its 95 % interval; *difference*: ours against the
-paper's, in per cent of it, or in points where the unit is a percentage. What an experiment had to assume, where a
-figure differs and why, is in its module's docstring (`benchmarks/experiments`). Workloads named `synthetic`, and
-excerpts of a trace, are not the trace. Figures of different machines are not compared."""
-
-
-# ---------------------------------------------------------------------------------------------------------- the check
-
-
-def problems(root: Path = ROOT) -> list[str]:
-    """Checks the results, README.md and docs/*.md below `root`; returns a sentence for each wrong figure."""
-    results = root / "benchmarks/results"
-    found = [
-        problem
-        for path in sorted((results / "experiments").rglob("*.json"))
-        for problem in _not_recomputed(path)
-    ]
-    made = root / "docs/results.md"
-    if not made.exists() or made.read_text("utf-8") != document(results):
-        found.append("docs/results.md is not what the results say: python -m benchmarks document")
-    for path in [root / "README.md", *sorted((root / "docs").glob("*.md"))]:
-        if path != made:
-            wrong = _wrong_figures(path.read_text("utf-8"), results)
-            found += [f"{path.relative_to(root)}: {problem}" for problem in wrong]
-    return found
-
-
-def _not_recomputed(path: Path) -> Iterator[str]:
-    """Yields a sentence for each row of a results file that the experiment does not make from the stored measures."""
-    whole = json.loads(path.read_text("utf-8"))
-    if whole.get("format") != FORMAT:
-        return
-    stored = load(path)
-    rows = registry.load(stored.results.experiment).compare(stored.results)
-    if [row.name for row in rows] != [row.name for row in stored.rows]:
-        yield f"{path.name}: its rows have other names than the experiment gives now: python -m benchmarks remake"
-        return
-    for new, old in zip(rows, stored.rows, strict=True):
-        if not all(_same(getattr(new, part), getattr(old, part)) for part in ("paper", "ours", "half_width")):
-            yield f"{path.name}: {old.name!r} is {old.ours} in the file, {new.ours} from its measures"
-
-
-def _same(a: float | None, b: float | None) -> bool:
-    if a is None or b is None:
-        return a is b
-    return math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
-
-
-def _wrong_figures(text: str, results: Path) -> Iterator[str]:
-    marks = list(_MARK.finditer(text))
-    if len(marks) != len(_ANY_MARK.findall(text)):
-        yield "a mark has no number before it, or is not of the form `<!-- ours: FILE | NAME -->`"
-    for mark in marks:
-        shown, part, file, name = mark.groups()
-        try:
-            row = next((row for row in section(results, file).rows if row.name == name), None)
-        except ExperimentError as error:
-            yield str(error)
-            continue
-        value = None if row is None else getattr(row, part)
-        if value is None:
-            yield f"{file} has no figure {name!r} ({part})"
-        elif not shows(shown, value):
-            yield f"{shown} stands for {value:.6g} ({file}, {name!r}, {part})"
-
-
-def shows(text: str, value: float) -> bool:
-    """Returns whether the number `text` is `value` rounded to the decimals of `text`, which may leave out the sign."""
-    plain = text.replace(",", "").replace("−", "-")
-    decimals = len(plain.partition(".")[2])
-    rounded = round(value, decimals)
-    return math.isclose(float(plain), rounded) or (
-        plain[0].isdigit() and math.isclose(float(plain), abs(rounded))
-    )
+`python -m benchmarks document` writes this page from the files in `benchmarks/results`; `python -m benchmarks check`
+compares them. *paper*: as the paper prints it; *ours*: mean over the seeds, with half of its 95 % interval;
+*difference*: ours against the paper's, in per cent of it, or in points where the unit is a percentage. What an
+experiment had to assume, where a figure differs and why, is in its module's docstring (`benchmarks/experiments`).
+Workloads named `synthetic`, and excerpts of a trace, are not the trace. Figures of different machines are not compared.
+*code*: the digest of the code that made the runs; a file without one was written before runs kept it."""

@@ -10,6 +10,7 @@ import html
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from benchmarks import provenance
 from benchmarks.experiments.base import Results, Row
 from benchmarks.results_io import Stored, load_all, write_text
 from benchmarks.workloads.catalog import stand_in
@@ -89,6 +90,7 @@ def html_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def _section(stored: Stored, folder: Path) -> str:
     results = stored.results
     notes = "".join(f"<li>{escaped(row.name)}: {escaped(row.note)}</li>" for row in stored.rows if row.note)
+    made_by = provenance.shown(provenance.of_experiment(stored)) or f"commit {stored.commit}"
     size = "reduced size" if results.quick else "full size"
     parts = [
         f'<section id="{_id(stored)}"><h2>{escaped(results.experiment)} <a href="#top">contents</a></h2>'
@@ -97,7 +99,7 @@ def _section(stored: Stored, folder: Path) -> str:
         html_table(HEADER, (cells(row) for row in stored.rows)),
         f"<ul class=notes>{notes}</ul>" if notes else "",
         f"<p class=origin>{size}, {len(results.variants)} variants, seeds {_seeds(results.seeds)}; "
-        f"commit {escaped(stored.commit)}, {escaped(stored.date)}; <code>{escaped(stored.command)}</code></p>",
+        f"{escaped(made_by)}, {escaped(stored.date)}; <code>{escaped(stored.command)}</code></p>",
         _runs(stored),
         "</section>",
     ]

@@ -1,8 +1,9 @@
 """Writes and reads results as JSON files, and stores finished runs, so that an interrupted sweep can go on.
 
 A results file has everything that is needed to make the results again: the experiment, its resolved configs, seeds,
-commit, digest of the code, command and date. It has the rows of paper | ours, and for each variant the measures that
-rows and plots have read, with one value for each seed. Nothing in it depends on the machine: no paths, no wall time.
+command and date, and for every run the code that made it (`Origin`: its digest, the commit, whether the code was that
+of the commit, the machine). It has the rows of paper | ours, and for each variant the measures that rows and plots have
+read, with one value for each seed. It has no paths and no wall time.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.checkout import commit
+from benchmarks.checkout import Origin, head
 from benchmarks.experiments.base import Config, ExperimentError, Metrics, Results, Row
 
-FORMAT = 2
-# The number of an older format, which has every measure of every run by seed; `remake` reduces such a file.
+FORMAT = 3
+# The numbers of older formats. The first has every measure of every run by seed; `remake` reduces such a file. Files of
+# both have one digest, of the code that made the rows, and none of the runs.
 WITH_ALL_MEASURES = 1
+WITHOUT_ORIGINS = 2
 # The number of significant digits of a stored measure.
 DIGITS = 9
 RUNS = "runs"
@@ -33,7 +36,8 @@ RUNS = "runs"
 class Stored:
     """The content of a results file: the measures, their comparison with the paper, and their origin.
 
-    `code` is the digest of the code, and `plots` are the file names of the plots.
+    `code` and `commit` are those of the comparison; the runs have their own (`Results.origins`). `plots` are the file
+    names of the plots.
     """
 
     results: Results
@@ -51,7 +55,7 @@ class Stored:
     ) -> Stored:
         """Returns the content for a run that has just ended, with the present commit and time."""
         date = datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ")
-        return Stored(results, summary, tuple(rows), tuple(plots), code, command, commit(), date)
+        return Stored(results, summary, tuple(rows), tuple(plots), code, command, head(), date)
 
 
 def config_key(experiment: str, config: Config, seed: int) -> str:
@@ -83,17 +87,18 @@ def checked_metrics(metrics: Mapping[str, Any]) -> dict[str, float | None]:
 class RunCache:
     """The store of finished runs of one experiment in `folder`, one file for each.
 
-    Runs made with other code are ignored, unless `keep_stale` is set.
+    Runs made with other code than that of the origin `here` are ignored, unless `keep_stale` is set. Runs that were
+    stored before runs kept their origin are always ignored.
     """
 
-    def __init__(self, folder: Path, experiment: str, code: str, keep_stale: bool = False) -> None:
+    def __init__(self, folder: Path, experiment: str, here: Origin, keep_stale: bool = False) -> None:
         self._folder = folder / experiment
         self._experiment = experiment
-        self._code = code
+        self._here = here
         self._keep_stale = keep_stale
 
-    def get(self, config: Config, seed: int) -> dict[str, float | None] | None:
-        """Returns the run's metrics, or None if it is not stored or was made with other code.
+    def get(self, config: Config, seed: int) -> tuple[dict[str, float | None], Origin] | None:
+        """Returns the run's metrics and its origin, or None if it is not stored or was made with other code.
 
         Raises ExperimentError if its file is damaged.
         """
@@ -102,9 +107,12 @@ class RunCache:
             return None
         try:
             found = json.loads(path.read_text("utf-8"))
-            if found["code"] != self._code and not self._keep_stale:
+            if "origin" not in found:
                 return None
-            return checked_metrics(found["metrics"])
+            origin = Origin(**found["origin"])
+            if origin.code != self._here.code and not self._keep_stale:
+                return None
+            return checked_metrics(found["metrics"]), origin
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ExperimentError(
                 f"{path}: not a finished run: {error!r}; delete it to run it again"
@@ -113,7 +121,7 @@ class RunCache:
     def put(self, config: Config, seed: int, metrics: Metrics) -> None:
         """Stores a run. An interrupted write leaves no file."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        whole = {"config": config, "seed": seed, "code": self._code, "commit": commit(), "metrics": metrics}
+        whole = {"config": config, "seed": seed, "origin": self._here.as_json(), "metrics": metrics}
         write_text(self._path(config, seed), json.dumps(whole, indent=1, allow_nan=False) + "\n")
 
     def _path(self, config: Config, seed: int) -> Path:
@@ -135,6 +143,7 @@ def save(folder: Path, stored: Stored, also: Iterable[str] = ()) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     results = stored.results
+    origins = _distinct(results)
     whole = {
         "format": FORMAT,
         "experiment": results.experiment,
@@ -145,9 +154,10 @@ def save(folder: Path, stored: Stored, also: Iterable[str] = ()) -> Path:
         "code": stored.code,
         "command": stored.command,
         "date": stored.date,
+        "origins": [origin.as_json() for origin in origins],
         "plots": list(stored.plots),
         "rows": [rounded(_row(row), DIGITS) for row in stored.rows],
-        "variants": {name: _variant(results, name, also) for name in results.variants},
+        "variants": {name: _variant(results, name, also, origins) for name in results.variants},
     }
     path = folder / f"{results.experiment}.json"
     write_text(path, json_lines(whole, 2))
@@ -169,15 +179,29 @@ def _nested(value: Any, levels: int, newline: str) -> str:
     return "{" + ",".join(deeper + entry for entry in entries) + newline + "}"
 
 
-def _variant(results: Results, name: str, also: Iterable[str]) -> dict[str, Any]:
-    """Returns a variant's config and its stored measures, with one value (or None) for each of the file's seeds."""
+def _distinct(results: Results) -> list[Origin]:
+    """Returns the different origins of the stored runs, in the order of variants and seeds. An empty list means that
+    the origins are not known.
+    """
+    found = (results.origins[name][seed] for name in results.origins for seed in results.seeds)
+    return list(dict.fromkeys(found))
+
+
+def _variant(results: Results, name: str, also: Iterable[str], origins: Sequence[Origin]) -> dict[str, Any]:
+    """Returns a variant's config and its stored measures, with one value (or None) for each of the file's seeds.
+
+    Where the runs of the file are of several origins, `origin` has the index of each run's.
+    """
     runs = results.runs[name]
     measures = {
         metric: [rounded(runs[seed].get(metric), DIGITS) for seed in results.seeds]
         for metric in sorted({m for variant, m in results.read if variant == name} | set(also))
     }
     seen = {metric: values for metric, values in measures.items() if any(v is not None for v in values)}
-    return {"config": results.variants[name], "measures": seen}
+    whole: dict[str, Any] = {"config": results.variants[name], "measures": seen}
+    if len(origins) > 1:
+        whole["origin"] = [origins.index(results.origins[name][seed]) for seed in results.seeds]
+    return whole
 
 
 def rounded(value: Any, digits: int) -> Any:
@@ -203,7 +227,7 @@ def load(path: Path) -> Stored:
     """Reads a results file. Raises an ExperimentError that names the file if it is damaged or has another format."""
     try:
         whole = json.loads(path.read_text("utf-8"))
-        if whole["format"] not in (FORMAT, WITH_ALL_MEASURES):
+        if whole["format"] not in (FORMAT, WITHOUT_ORIGINS, WITH_ALL_MEASURES):
             raise ValueError(f"format {whole['format']} is not {FORMAT}")
         rows = tuple(Row(**{k: v for k, v in row.items() if k != "difference"}) for row in whole["rows"])
         results = Results(
@@ -211,6 +235,7 @@ def load(path: Path) -> Stored:
             quick=whole["quick"],
             variants={name: v["config"] for name, v in whole["variants"].items()},
             runs={name: _runs(v, whole["seeds"]) for name, v in whole["variants"].items()},
+            origins=_origins(whole),
         )
         about = (whole[name] for name in ("code", "command", "commit", "date"))
         return Stored(results, whole["summary"], rows, tuple(whole["plots"]), *about)
@@ -228,6 +253,18 @@ def _runs(variant: Mapping[str, Any], seeds: Sequence[int]) -> dict[int, dict[st
         for seed, value in zip(seeds, values, strict=True):
             found[seed].update(checked_metrics({metric: value}))
     return found
+
+
+def _origins(whole: Mapping[str, Any]) -> dict[str, dict[int, Origin]]:
+    """Returns the origins of a file's runs, or none where the file does not know them."""
+    known = [Origin(**origin) for origin in whole.get("origins", ())]
+    if not known:
+        return {}
+    seeds = whole["seeds"]
+    return {
+        name: {seed: known[i] for seed, i in zip(seeds, variant.get("origin", [0] * len(seeds)), strict=True)}
+        for name, variant in whole["variants"].items()
+    }
 
 
 def remade(stored: Stored, summary: str, rows: Sequence[Row], plots: Sequence[str]) -> Stored:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from benchmarks.checkout import ROOT, code_digest
+from benchmarks.checkout import ROOT, Origin, code_digest, imported, origin_of
 from benchmarks.experiments.base import (
     DEFAULT_SEEDS,
     Config,
@@ -29,11 +29,11 @@ from benchmarks.experiments.base import (
     Results,
     Variant,
 )
-from benchmarks.experiments.registry import EXPERIMENTS
 from benchmarks.progress import Progress
 from benchmarks.results_io import RUNS, RunCache, checked_metrics
 
-_SHARED_CODE = ("benchmarks/sim", "benchmarks/workloads", "policies", "predictors")
+# Policies are found by name, and profiles and excerpts of traces are read as files, so imports do not show them all.
+_NOT_IMPORTED = ("policies", "benchmarks/sim/profiles", "benchmarks/workloads/excerpts")
 
 Job = tuple[Variant, int]
 Finish = Callable[[Job, dict[str, float | None]], None]
@@ -67,29 +67,31 @@ class Options:
     keep_stale: bool = False
 
 
-def code_of(experiment: Experiment) -> str:
-    """Returns a digest of the code that a run depends on.
-
-    This is the simulator, the workloads, the policies, the predictors, the experiment's own module, and the modules in
-    `benchmarks/experiments` that are not experiments.
+def code_paths(experiment: Experiment, root: Path = ROOT) -> list[str]:
+    """Returns the files and folders on which a run depends: all that the experiment's module imports in the checkout at
+    `root`, the policies, and the data files of the simulator and the workloads.
     """
-    others = {module.replace(".", "/") + ".py" for module in EXPERIMENTS.values()}
-    shared = {
-        file.relative_to(ROOT).as_posix() for file in (ROOT / "benchmarks/experiments").rglob("*.py")
-    } - others
-    own = experiment.__name__.replace(".", "/") + ".py"
-    return code_digest({*_SHARED_CODE, *shared, *([own] if (ROOT / own).exists() else [])})
+    return [*imported(experiment.__name__, root), *_NOT_IMPORTED]
+
+
+def code_of(experiment: Experiment, root: Path = ROOT) -> str:
+    """Returns a digest of the code on which a run depends (`code_paths`)."""
+    return code_digest(code_paths(experiment, root), root)
 
 
 def run(name: str, experiment: Experiment, options: Options) -> Results:
-    """Runs or reads all runs of the experiment and returns their results.
+    """Runs or reads all runs of the experiment and returns their results, each with the origin of its code.
 
-    Raises ExperimentError for options that cannot be used, and RunsFailedError once all runs have ended.
+    Raises ExperimentError for options that cannot be used, and as soon as a run ends whose code has changed since the
+    start, because it may have run with either. Raises RunsFailedError once all runs have ended.
     """
     variants = _variants(name, experiment, options)
     seeds = range(_seeds(experiment, options))
-    cache = RunCache(options.out / RUNS, name, code_of(experiment), options.keep_stale)
+    paths = code_paths(experiment)
+    here = origin_of(paths)
+    cache = RunCache(options.out / RUNS, name, here, options.keep_stale)
     runs: dict[str, dict[int, dict[str, float | None]]] = {v.name: {} for v in variants}
+    origins: dict[str, dict[int, Origin]] = {v.name: {} for v in variants}
     todo: list[Job] = []
     # The order is seed by seed, so that an interrupted sweep has whole seeds.
     for seed in seeds:
@@ -98,16 +100,21 @@ def run(name: str, experiment: Experiment, options: Options) -> Results:
             if found is None:
                 todo.append((variant, seed))
             else:
-                runs[variant.name][seed] = found
+                runs[variant.name][seed], origins[variant.name][seed] = found
 
     def finish(job: Job, metrics: dict[str, float | None]) -> None:
         variant, seed = job
+        if code_digest(paths) != here.code:
+            raise ExperimentError(
+                f"{name}: the code has changed since the start; what had finished before is kept, and the same command"
+                " runs everything with the present code"
+            )
         cache.put(variant.config, seed, metrics)
-        runs[variant.name][seed] = metrics
+        runs[variant.name][seed], origins[variant.name][seed] = metrics, here
 
     if todo:
         run_all(name, experiment, todo, options.jobs, finish)
-    return Results(name, options.quick, {v.name: v.config for v in variants}, runs)
+    return Results(name, options.quick, {v.name: v.config for v in variants}, runs, origins)
 
 
 def _variants(name: str, experiment: Experiment, options: Options) -> list[Variant]:

@@ -63,7 +63,11 @@ class Refreshed:
 
 @dataclass(slots=True)
 class ForecastFeed:
-    """The feed of one router (see the module). Times are seconds on the owner's clock, and `window_tokens` is H."""
+    """The feed of one router (see the module). Times are seconds on the owner's clock.
+
+    `window_tokens` is H of a refresh that names no other window. A policy's own horizon is an argument of `refresh`, so
+    that forecasts follow a change of policy.
+    """
 
     predictor: Learner
     states: ForecastConfig
@@ -114,12 +118,16 @@ class ForecastFeed:
         self.predictor.observe(ended)
         return ended
 
-    def refresh(self) -> list[Refreshed]:
-        """Refreshes all forecasts that are due in one predictor call, and returns the new ones."""
-        due = self.book.due(self.window_tokens)
+    def refresh(self, horizon: int | None = None) -> list[Refreshed]:
+        """Refreshes all forecasts that are due in one predictor call, and returns the new ones. `horizon` is H of the
+        policy that reads them. With None it is `window_tokens`; with 0 nobody reads them, and none is made. All
+        forecasts are due when H has changed.
+        """
+        window_tokens = self.window_tokens if horizon is None else horizon
+        due = self.book.due(window_tokens) if window_tokens else []
         if not due:
             return []
-        self.book.refresh(self.predictor, self.window_tokens)
+        self.book.refresh(self.predictor, window_tokens)
         return [self._refreshed(request_id) for request_id in due]
 
     def _refreshed(self, request_id: str) -> Refreshed:

@@ -151,6 +151,13 @@ class LivePredictor:
         """Returns the drift watch's report, or None if no model is in use or the last one was reverted."""
         return None if self._watch is None else self._watch.report()
 
+    @property
+    def model_windows(self) -> WindowRange | None:
+        """The windows for which the model in use answers, or None if none is in use. Memorised survival answers for
+        all others.
+        """
+        return None if self._model is None else self._model.windows
+
     def stats(self) -> LiveStats:
         """Returns the counters for metrics."""
         return LiveStats(

@@ -64,8 +64,8 @@ left; `explain` shows the ranking of each decision with the terms of the formula
 | network | ingresses report KV transfers, from which bandwidths are learned | -; `router.network` may say more |
 | lengths | the router predicts each request's output on arrival | `router.predictor.enabled` |
 
-BR-H, the static stack and the composition also use forecasts of running requests where a predictor makes them; without
-one every request is taken to stay.
+BR-H, the static stack and the composition also use forecasts of running requests where a predictor makes them, for
+their `horizon`; without one every request is taken to stay.
 
 The whole page is written by `python scripts/document_policies.py` from the classes in `policies/routing`.
 """

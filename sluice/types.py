@@ -282,12 +282,24 @@ class RequestCounts(Result):
     pool: int | None = None
 
 
+class FleetLoad(Result):
+    """How loaded the fleet is: FlowKV's `regime` ("normal", "imbalanced" or "extreme"), the mean load scores of the
+    prefill and of the decode engines (0 is idle, about 1 is full), and the ids of engines that are idle.
+    """
+
+    regime: str | None = None
+    prefill: float | None = None
+    decode: float | None = None
+    idle: list[str] = Field(default_factory=list)
+
+
 class Status(Result):
     """The answer of GET /sluice/status. Every field but `ready` may be missing."""
 
     ready: bool
     model: str | None = None
     router: RouterStatus | None = None
+    load: FleetLoad | None = None
     engines: list[EngineStatus] = Field(default_factory=list)
     requests: RequestCounts | None = None
     leases: int | None = None

@@ -13,14 +13,18 @@ from actors.router.journal import RouterJournal
 from actors.router.kv_feed import KvFeed
 from actors.router.network.feed import RouterNetwork
 from actors.router.workers import place_of, workers_of
-from actors.wire.messages import KV_EVENTS, EngineInfo, Fleet, FleetStatus, Quarantined
+from actors.wire.messages import KV_EVENTS, EngineInfo, Fleet, FleetLoad, FleetStatus, Quarantined
 from policies.dispatch.dispatcher import Dispatcher
 from policies.routing.base import Needs
+from policies.routing.flowkv.regimes import Regime, RegimeThresholds, RegimeWatch
 from policies.state.views import WorkerId
 
 
 class FleetReport:
-    """Builds the reports from the parts of a router, without changing them."""
+    """Builds the reports from the parts of a router, without changing them.
+
+    It also watches the load regime of the fleet by `thresholds`, each time that it reports the figures.
+    """
 
     def __init__(
         self,
@@ -31,10 +35,12 @@ class FleetReport:
         network: RouterNetwork,
         forecasts: Forecasts | None,
         journal: RouterJournal | None,
+        thresholds: RegimeThresholds | None = None,
     ) -> None:
         self._dispatcher, self._decisions, self._engines = dispatcher, decisions, engines
         self._kv_feed, self._network = kv_feed, network
         self._forecasts, self._journal = forecasts, journal
+        self._regime = RegimeWatch(thresholds or RegimeThresholds())
 
     def fleet(self) -> Fleet:
         """Returns the engines, the names of the policies, and what the policies need from the ingresses."""
@@ -88,6 +94,11 @@ class FleetReport:
             )
         return told
 
+    def _load(self) -> FleetLoad:
+        """Returns how loaded the fleet is now, and remembers since when it has been overloaded."""
+        seen = self._regime.look(self._dispatcher.state.snapshot(clock_s(), ()))
+        return FleetLoad(seen.regime.value, seen.prefill_mean, seen.decode_mean, seen.idle)
+
     def status(self, ingresses: int, own_totals: Mapping[str, float]) -> FleetStatus:
         """Returns the router's figures and the engines' last statuses. `ingresses` is the number of connected
         ingresses, and `own_totals` are the totals that the server itself counts.
@@ -98,6 +109,11 @@ class FleetReport:
         totals |= {name: float(count) for name, count in state.outlier_totals.items()}
         totals |= self._kv_feed.totals() | self._network.totals()
         gauges = self._kv_feed.gauges() | self._network.gauges(clock_s())
+        load = self._load()
+        gauges |= {f"load_regime_{regime}": float(regime == load.regime) for regime in Regime}
+        gauges |= {"load_idle_workers": float(len(load.idle))}
+        means = {"load_score_prefill": load.prefill, "load_score_decode": load.decode}
+        gauges |= {name: mean for name, mean in means.items() if mean is not None}
         if self._forecasts is not None:
             totals |= self._forecasts.totals()
             gauges |= self._forecasts.gauges()
@@ -116,6 +132,7 @@ class FleetReport:
             gauges=gauges,
             ingresses=ingresses,
             quarantined=self._quarantined(),
+            load=load,
         )
 
 

@@ -48,10 +48,12 @@ RunRefit = Callable[[RefitJob], Awaitable[RefitResult]]
 class PredictorConfig:
     """Settings of the predictors. `folder` keeps the outcome log and the models; with None nothing is logged or fitted.
 
-    `window_tokens` is H of BR-H. `refresh_tokens` (k), `gate` and `floor_tokens` belong to the state machine of a
-    forecast (`predictors.forecast`). `total_at_arrival` says whether total lengths are forecast at arrival; with None
-    they are while the policy in use reads them. A refit starts when `refit_every_s` have passed and there are
-    `refit_outcomes` new outcomes; after drift a tenth of that time is enough.
+    Forecasts are made for the `horizon` of the decode policy. `window_tokens` is their H while that policy has none, so
+    that the predictor is watched under every policy. `refresh_tokens` (k), `gate` and `floor_tokens` belong to the
+    state machine of a forecast (`predictors.forecast`). `total_at_arrival` says whether total lengths are forecast at
+    arrival; with None they are while the policy in use reads them. A refit starts
+    when `refit_every_s` have passed and there are `refit_outcomes` new outcomes; after drift a tenth of that time is
+    enough.
     """
 
     enabled: bool = False
@@ -92,6 +94,8 @@ class Forecasts:
         self._disk = WorkerThread("outcomes")
         # tokens of attempts that resume an answer: predictors see the whole answer, the router its attempt
         self._resumed: dict[str, int] = {}
+        self._window_tokens = config.window_tokens
+        """H of the last refresh."""
         self._new_outcomes = 0
         self._last_refit_s: float | None = None
         self._refit: asyncio.Task[None] | None = None
@@ -145,10 +149,14 @@ class Forecasts:
 
     # --------------------------------------------------------------------------------------------------- in batches
 
-    def refresh(self, now_s: float) -> list[ForecastMade]:
+    def refresh(self, now_s: float, horizon: int | None = None) -> list[ForecastMade]:
         """Refreshes all forecasts that are due in one call of the predictor, and returns them as events for the
-        reducer.
+        reducer. `horizon` is H of the decode policy, or None if it has none; then H is `window_tokens`.
         """
+        window_tokens = self.config.window_tokens if horizon is None else horizon
+        if window_tokens != self._window_tokens:
+            self._window_tokens = window_tokens
+            self._check_window()
         return [
             ForecastMade(
                 now_s,
@@ -156,8 +164,21 @@ class Forecasts:
                 made.age - self._resumed.get(made.request_id, 0),
                 made.finishes_in_tokens,
             )
-            for made in self._feed.refresh()
+            for made in self._feed.refresh(window_tokens)
         ]
+
+    def _check_window(self) -> None:
+        """Logs that the model in use does not answer for the present window, if so."""
+        covered = self.predictor.model_windows
+        window_tokens = self._window_tokens
+        if covered is not None and window_tokens and not covered.low <= window_tokens <= covered.high:
+            log.warning(
+                "the model covers horizons of %d to %d tokens, the decode policy asks for %d: memorised lengths answer;"
+                " fit a model that covers it (sluice train --windows) or lower the policy's horizon",
+                covered.low,
+                covered.high,
+                window_tokens,
+            )
 
     def maintain(self, now_s: float) -> None:
         """Starts a refit if one is due, and returns at once."""
@@ -203,6 +224,8 @@ class Forecasts:
         stats = self.predictor.stats()
         if stats.refused_models > refused:
             log.error("the promoted model in %s is refused: %s", folder, stats.last_refusal)
+        if adopted:
+            self._check_window()
         return adopted
 
     async def stop(self) -> None:
@@ -240,6 +263,7 @@ class Forecasts:
         shown: dict[str, float | None] = {
             "model_in_use": float(stats.model_version is not None),
             "running_forecasts": float(len(self._feed.book)),
+            "window_tokens": float(self._window_tokens),
             "drift_psi": drift.psi if drift else None,
             "drift_ks": drift.ks if drift else None,
             "calibration_error": drift.calibration_error if drift else None,

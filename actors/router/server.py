@@ -29,6 +29,7 @@ from actors.wire.sockets import listen, remove_sockets
 from policies.dispatch.dispatcher import Action, Dispatcher, Reject, RouteDecode, RoutePrefill
 from policies.request.stage import Outcome
 from policies.routing.base import Needs, PolicyError
+from policies.routing.flowkv.regimes import RegimeThresholds
 from policies.routing.registry import prepare
 from policies.state import events as ev
 from policies.state.views import Request, WorkerId
@@ -47,6 +48,7 @@ class RouterServer:
     """One router. After `start`, `addresses` are those at which ingresses and engines can connect.
 
     `generation` is higher than that of every router before it (`actors.wire.channel.Identity`), or 0 if it is unknown.
+    `regimes` are the thresholds by which the router reports how loaded its fleet is.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class RouterServer:
         network: RouterNetwork | None = None,
         journal: RouterJournal | None = None,
         generation: int = 0,
+        regimes: RegimeThresholds | None = None,
     ) -> None:
         self.me = dataclasses.replace(me, generation=generation, generations=Generations(generation))
         self.dispatcher = dispatcher
@@ -75,7 +78,14 @@ class RouterServer:
         )
         self._journal = journal
         self._report = FleetReport(
-            dispatcher, self.decisions, self.engines, self._kv_feed, self._network, forecasts, journal
+            dispatcher,
+            self.decisions,
+            self.engines,
+            self._kv_feed,
+            self._network,
+            forecasts,
+            journal,
+            regimes,
         )
         self._admin = RouterAdmin(dispatcher, self.decisions, journal, self._feed, self._policies_changed)
         self._quarantine_version = 0
@@ -338,7 +348,7 @@ class RouterServer:
 
     def _refresh_forecasts(self) -> None:
         assert self._forecasts is not None
-        for event in self._forecasts.refresh(clock_s()):
+        for event in self._forecasts.refresh(clock_s(), self.dispatcher.horizon):
             self._feed(event)
         self._forecasts.maintain(clock_s())
 

@@ -240,6 +240,17 @@ class StatusRouter(TypedDict):
     fallback: bool
 
 
+class StatusLoad(TypedDict):
+    """How loaded the fleet is: FlowKV's regime, the mean load scores of the prefill and of the decode engines (0 is
+    idle, about 1 is full; null where there are none), and the workers that are idle enough to take on the other role.
+    """
+
+    regime: Literal["normal", "imbalanced", "extreme"]
+    prefill: float | None
+    decode: float | None
+    idle: list[str]
+
+
 class StatusQuarantine(TypedDict):
     """Why the router keeps new work from an engine, or from one of its ranks, and when it tries it again."""
 
@@ -292,13 +303,16 @@ class StatusReplica(TypedDict):
 
 
 class Status(TypedDict):
-    """The fleet as this replica and the router's last report know it; `detail` says why the replica is not ready."""
+    """The fleet as this replica and the router's last report know it; `detail` says why the replica is not ready.
+    `load` is null while no router reports it.
+    """
 
     ready: bool
     detail: str | None
     model: str
     transport: Literal["fast", "plain"]
     router: StatusRouter
+    load: StatusLoad | None
     engines: list[StatusEngine]
     requests: StatusRequests
     leases: int

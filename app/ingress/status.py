@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from actors.wire.messages import EngineInfo, Quarantined, Status
+from actors.wire.messages import EngineInfo, FleetLoad, Quarantined, Status
 from app.ingress.connections import IngressConnections
 from app.ingress.open_requests import OpenRequests
 from policies.request.stage import Stage
@@ -34,6 +34,7 @@ def status_of(
             "policy": policy,
             "fallback": connections.decides_here(),
         },
+        "load": _load(report.load) if report and report.load and not here_decides else None,
         "engines": [_engine(info, statuses.get(info.id), held.get(info.id, [])) for info in infos],
         "requests": {
             "in_flight": report.in_flight if report and not here_decides else len(connections.live),
@@ -49,6 +50,12 @@ def status_of(
             "stages": here,
         },
     }
+
+
+def _load(load: FleetLoad) -> dict[str, Any]:
+    scores = {"prefill": load.prefill, "decode": load.decode}
+    shown = {role: None if score is None else round(score, 4) for role, score in scores.items()}
+    return {"regime": load.regime, **shown, "idle": list(load.idle)}
 
 
 def _engine(info: EngineInfo, status: Status | None, held: list[Quarantined]) -> dict[str, Any]:

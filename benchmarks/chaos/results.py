@@ -13,7 +13,7 @@ from benchmarks.chaos.harm import Harm
 from benchmarks.chaos.processes import Track, slope_per_hour
 from benchmarks.chaos.run import Run
 from benchmarks.chaos.setups import Setup
-from benchmarks.checkout import code_digest, commit
+from benchmarks.checkout import code_digest, head, is_clean
 from benchmarks.live.machine import facts
 from benchmarks.results_io import json_lines, rounded, write_text
 
@@ -66,7 +66,8 @@ def result_of(run: Run, setup: Setup, seed: int, command: str, machine: Mapping[
             "args": dict(setup.args),
         },
         "command": command,
-        "commit": commit(),
+        "commit": head(),
+        "clean": is_clean(CODE),
         "code": code_digest(CODE),
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
         "machine": dict(machine),
@@ -168,4 +169,4 @@ class Kept:
 
 def machine_facts() -> dict[str, Any]:
     """Returns the facts about the machine, before the run."""
-    return facts()
+    return facts(CODE)

@@ -12,14 +12,16 @@ well under a millisecond.
 import argparse
 import dataclasses
 import json
-import os
-import platform
 from functools import partial
 from pathlib import Path
 
 from benchmarks.decisions import dispatching, journal, state, ticks
 from benchmarks.decisions.measure import HEADER, Timing
+from benchmarks.live.machine import facts
 from policies.routing.registry import prepare
+
+CODE = ("policies", "predictors", "benchmarks/decisions")
+"""The folders whose code is timed."""
 
 
 def main() -> None:
@@ -30,9 +32,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one size of cluster and pool, a smaller index")
     parser.add_argument("--out", type=Path, help="write the rows as JSON")
     args = parser.parse_args()
-    load = os.getloadavg()[0]
-    machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, load {load:.1f}"
-    print(f"Python {platform.python_version()}, {machine}, seed {args.seed}\n{HEADER}")
+    machine = facts(CODE)
+    shown = f"{machine['cpu']}, {machine['cores']} cores, load {machine['load_1min_before']:.1f}"
+    print(f"Python {machine['python']}, {shown}, seed {args.seed}\n{HEADER}")
     prepare()
     rows: list[Timing] = []
     batch = ticks.all_policies()
@@ -57,7 +59,6 @@ def main() -> None:
             "seed": args.seed,
             "calls": args.calls,
             "machine": machine,
-            "python": platform.python_version(),
         }
         args.out.write_text(json.dumps({**result, "rows": [dataclasses.asdict(r) for r in rows]}, indent=1))
 

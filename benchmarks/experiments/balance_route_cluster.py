@@ -40,7 +40,6 @@ from benchmarks.workloads.catalog import WorkloadSpec, build, outcomes_of
 from benchmarks.workloads.record import WorkloadRequest
 from policies.dispatch.dispatcher import DispatchConfig
 from policies.engine_model.timing import TimingProfile
-from policies.routing.balance.balance_route_h import BalanceRouteH
 from policies.state.views import Role
 from predictors.features import replay
 from predictors.forecast import ForecastConfig
@@ -316,8 +315,7 @@ def sim_config(config: Config, case: StandIn, load: Load, seed: int) -> SimConfi
     if config.get("predictor") is not None:
         states = ForecastConfig(config.get("refresh_tokens", 16), config.get("gate", 0.5))
         source = Source(config["predictor"], case, workers, config["train_requests"])
-        horizon = config["params"].get("horizon", BalanceRouteH().horizon)
-        forecasts = Forecasting(source, horizon, states, history=source.warm())
+        forecasts = Forecasting(source, states=states, history=source.warm())
     return SimConfig(
         engines=(
             EngineSpec(

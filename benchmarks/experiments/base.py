@@ -25,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from benchmarks.checkout import Origin
 from benchmarks.seeds import Paired, Spread, paired, spread
 
 if TYPE_CHECKING:
@@ -81,14 +82,16 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """All finished runs of an experiment: `runs[variant][seed]` are its metrics. `read` collects the (variant, metric)
-    pairs that rows and plots have asked for.
+    """All finished runs of an experiment: `runs[variant][seed]` are its metrics, and `origins[variant][seed]` says
+    which code made them, as far as that is known. `read` collects the (variant, metric) pairs that rows and plots have
+    asked for.
     """
 
     experiment: str
     quick: bool
     variants: Mapping[str, Config]
     runs: Mapping[str, Mapping[int, Metrics]] = field(repr=False)
+    origins: Mapping[str, Mapping[int, Origin]] = field(default_factory=dict, repr=False)
     read: set[tuple[str, str]] = field(default_factory=set, repr=False, compare=False)
 
     @property

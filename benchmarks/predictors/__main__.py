@@ -8,8 +8,8 @@ minutes on one core.
 from __future__ import annotations
 
 import argparse
+import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -17,15 +17,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.checkout import origin_of
 from benchmarks.plots import with_palette
 from benchmarks.predictors import cost
+from benchmarks.predictors.page import markdown
 from benchmarks.results_io import json_lines, rounded, write_text
 from predictors.lgbm_fit import LgbmConfig
 from predictors.permutation import permuted_brier
-from predictors.report import by_age, by_window, plot, signal_line, table
+from predictors.report import plot
 from predictors.store import library_versions
 from predictors.traces import TraceError
-from predictors.train import Judged, load_source, train_and_judge
+from predictors.train import load_source, train_and_judge
+
+CODE = ("predictors", "benchmarks/predictors")
+"""The folders whose code decides the results."""
 
 # The number of significant digits of a stored figure.
 DIGITS = 6
@@ -48,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"bench-predictors: skipped: none of {sorted(TRACES.values())} (or .xz) in {args.traces}")
         return 0
     args.out.mkdir(parents=True, exist_ok=True)
+    origin = origin_of(CODE)
     config = LgbmConfig(threads=args.threads, seed=args.seed)
     results: dict[str, Any] = {}
     for name, path in found.items():
@@ -61,16 +67,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     costs = cost.measure(config, args.seed, lambda line: print(f"  {line}", flush=True))
     whole = {
         "command": "python -m benchmarks.predictors",
-        "commit": _commit(),
-        "machine": cost.machine(),
+        "origin": origin.as_json(),
+        "code_of": list(CODE),
         "versions": library_versions(),
         "seed": args.seed,
         "config": asdict(config),
-        "traces": {n: {k: v for k, v in r.items() if k != "text"} for n, r in results.items()},
+        "traces": results,
         "cost": costs,
     }
-    write_text(args.out / "results.json", json_lines(rounded(whole, DIGITS), 5))
-    (args.out / "README.md").write_text(_markdown(whole, results), "utf-8")
+    whole = rounded(whole, DIGITS)
+    write_text(args.out / "results.json", json_lines(whole, 5))
+    write_text(args.out / "README.md", markdown(json.loads(json.dumps(whole))))
     print(f"written to {args.out}")
     return 0
 
@@ -120,73 +127,11 @@ def _judge(name: str, path: Path, config: LgbmConfig, args: argparse.Namespace) 
             "conditional_mae": _relative(learned.conditional_mae_tokens, survival.conditional_mae_tokens),
         },
         "evaluations": {n: e.as_json() for n, e in judged.evaluations.items()},
-        "text": _section(name, judged),
     }
 
 
 def _relative(new: float | None, old: float | None) -> float | None:
     return None if new is None or not old else new / old - 1.0
-
-
-def _section(name: str, judged: Judged) -> str:
-    return "\n\n".join(
-        (
-            f"## {name}",
-            f"{judged.requests} requests, the last {judged.requests - judged.first_held_out} held out.",
-            signal_line(judged.signal),
-            table(judged.evaluations),
-            by_window(judged.evaluations),
-            by_age(judged.evaluations),
-            f"![reliability and errors]({name}.png)",
-        )
-    )
-
-
-def _commit() -> str:
-    """Returns the last commit of the measured code, and whether the code has changed since."""
-    paths = ["--", "predictors", "benchmarks/predictors"]
-
-    def git(*arguments: str) -> str:
-        made = subprocess.run(["git", *arguments, *paths], capture_output=True, text=True, check=False)
-        return made.stdout.strip()
-
-    return (git("log", "-1", "--format=%h") or "unknown") + (
-        " and changes" if git("status", "--porcelain") else ""
-    )
-
-
-def _markdown(whole: dict[str, Any], results: dict[str, Any]) -> str:
-    lines = [
-        "# Predictors on published traces",
-        "",
-        f"`{whole['command']}`, commit {whole['commit']}, seed {whole['seed']}; {whole['machine']}.",
-        "Last 20 % of each trace by time; every request is asked about at ages 0, 16, 32, ... and windows H = 1, 8,",
-        "24, 48, 96. *constant* and *survival* are fitted on the first 80 %; *learning* and *memorised* take each",
-        "outcome in as it comes, as LightGBM's features do. ServeGen draws output independently of input given the",
-        "client: *memorised, client* (survival given the client) is the fair reference there. Full numbers are in",
-        "results.json.",
-        "",
-        "| trace | signal in the features (permutation test) | LightGBM against survival: Brier | conditional MAE "
-        "| ECE, all (largest of a window; due to chance there) | Brier at H = 96, own features "
-        "| with another request's features |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for name, r in results.items():
-        signal, against = r["signal"], r["lightgbm_against_survival"]
-        found = (
-            "too few"
-            if signal is None
-            else f"{'yes' if signal['found'] else 'no'}, p = {signal['p_value']:.3f}"
-        )
-        learned = r["evaluations"]["lightgbm"]
-        ece, worst = learned["overall"]["ece"], max(learned["by_window"].values(), key=lambda s: s["ece"])
-        own, other = r["brier_h_max"]["own_features"], r["brier_h_max"]["permuted_features"]
-        lines.append(
-            f"| {name} | {found} | {against['brier']:+.1%} | {against['conditional_mae']:+.1%} "
-            f"| {ece:.4f} ({worst['ece']:.4f}, {worst['ece_by_chance']:.4f}) | {own:.4f} | {other:.4f} |"
-        )
-    lines += ["", "## Cost", "", *cost.lines(whole["cost"]), ""]
-    return "\n".join([*lines, *("\n" + r["text"] + "\n" for r in results.values())])
 
 
 if __name__ == "__main__":

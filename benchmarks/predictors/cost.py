@@ -7,7 +7,6 @@ every feature that text and metadata can fill, which is the most expensive case.
 from __future__ import annotations
 
 import os
-import platform
 import resource
 import time
 import tracemalloc
@@ -145,16 +144,6 @@ def _state_mib(outcomes: list[Outcome]) -> dict[str, float]:
         tracemalloc.stop()
         del held
     return sizes
-
-
-def machine() -> str:
-    """Returns a text with the number and kind of processors, and the version of Python."""
-    model = platform.processor() or platform.machine()
-    with open("/proc/cpuinfo", encoding="utf-8") as lines:
-        model = next(
-            (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), model
-        )
-    return f"{os.cpu_count()} cores ({model}), Python {platform.python_version()}"
 
 
 def lines(cost: dict[str, Any]) -> list[str]:

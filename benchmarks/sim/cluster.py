@@ -284,7 +284,8 @@ class Cluster:
 
     def _refresh_forecasts(self) -> None:
         assert self._forecasts is not None
-        for event in self._forecasts.refresh(self.kernel.now_s, self.ingress.live):
+        horizon = self.dispatcher.horizon
+        for event in self._forecasts.refresh(self.kernel.now_s, self.ingress.live, horizon):
             self.feed(event)
 
     def _refresh_oracle(self) -> None:

@@ -176,7 +176,10 @@ class ForecastSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Forecasting:
-    """The predictor in the simulated router. `states` has the settings of the live router (H, k, gate and floor).
+    """The predictor in the simulated router. `states` has the settings of the live router (k, gate and floor).
+
+    Forecasts are made for the decode policy's `horizon`, as in the live router; `window_tokens` is H while that policy
+    has none.
 
     `source` makes the predictor. `total_at_arrival` says whether total lengths are forecast at arrival; None means only
     while the policies need them. `history` has the outcomes from which predictor and features learn before the run, in

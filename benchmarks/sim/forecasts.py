@@ -55,8 +55,12 @@ class Forecasts:
             if request is not None:
                 self._feed.progressed(attempt_id, tokens + request.generated)
 
-    def refresh(self, now_s: float, live: Mapping[str, SimRequest]) -> list[ev.ForecastMade]:
-        """Returns new forecasts for all requests that are due for one, made in one call of the predictor."""
+    def refresh(
+        self, now_s: float, live: Mapping[str, SimRequest], horizon: int | None
+    ) -> list[ev.ForecastMade]:
+        """Returns new forecasts for all requests that are due for one, made in one call of the predictor. `horizon` is
+        H of the decode policy, or None if it has none.
+        """
         return [
             ev.ForecastMade(
                 now_s,
@@ -64,7 +68,7 @@ class Forecasts:
                 made.age - live[made.request_id].generated,
                 made.finishes_in_tokens,
             )
-            for made in self._feed.refresh()
+            for made in self._feed.refresh(horizon)
         ]
 
     def closed(self, request: SimRequest, outcome: Outcome, tokens: int, now_s: float) -> None:

@@ -94,7 +94,8 @@ class Policies(_Strict):
     """The router's configuration: its two policies, the options of `DispatchConfig`, and the length predictor.
 
     `survival` and `exact_match` are fitted on the first 80 % of the workload and go on learning during the run;
-    `oracle` knows the true lengths.
+    `oracle` knows the true lengths. Forecasts of running requests are made for the `horizon` of the decode policy, and
+    for `window_tokens` while that has none.
     """
 
     prefill: PolicyChoice = PolicyChoice()

@@ -66,6 +66,7 @@ from policies.dispatch.probes import first_probe, probe_decision
 from policies.routing.base import (
     Assignment,
     DecodePolicy,
+    LooksAhead,
     Needs,
     Overcommit,
     PolicyError,
@@ -122,6 +123,11 @@ class Dispatcher:
     def needs(self) -> Needs:
         """The inputs that the present policies read; the caller need not provide any others (`Needs`)."""
         return self.prefill.needs | self.decode.needs
+
+    @property
+    def horizon(self) -> int | None:
+        """The decode steps for which the decode policy wants forecasts of departures; None if it reads no forecasts."""
+        return self.decode.horizon if isinstance(self.decode, LooksAhead) else None
 
     def handle(self, event: ev.Event) -> list[Action]:
         """Applies one event and returns what is to be done now.

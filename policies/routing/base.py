@@ -26,7 +26,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Flag, StrEnum, auto
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from policies.state.fast_frozen import fast_constructor
 from policies.state.views import PoolEntry, Request, RequestId, Snapshot, Worker, WorkerId
@@ -135,6 +135,16 @@ class PrefillPolicy(Policy, Protocol):
     def choose_prefill(
         self, request: Request, workers: Sequence[Worker], snapshot: Snapshot, rng: random.Random
     ) -> Decision: ...
+
+
+@runtime_checkable
+class LooksAhead(Protocol):
+    """The member of a policy that reads the forecast departures of running requests (`Worker.departures`)."""
+
+    @property
+    def horizon(self) -> int:
+        """H, the number of decode steps that the policy looks ahead; at 0 it reads no forecast."""
+        ...
 
 
 class EntryPolicy(Policy, Protocol):

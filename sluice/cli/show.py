@@ -9,7 +9,7 @@ import time
 
 from sluice import ConnectionFailedError, RequestTimeoutError, Sluice, SluiceError
 from sluice._version import __version__
-from sluice.types import EngineStatus, QuarantineStatus, RouterStatus, Status
+from sluice.types import EngineStatus, FleetLoad, QuarantineStatus, RouterStatus, Status
 
 from .output import Exit, connect, positive_float, report, table
 
@@ -90,6 +90,7 @@ def render_status(status: Status) -> str:
         f"model     {_cell(status.model)}",
         f"router    {_router(status.router)}",
         f"requests  {counts}",
+        f"load      {_load(status.load)}",
         f"leases    {_cell(status.leases)}",
     ]
     header = ("ENGINE", "ROLE", "KIND", "STATE", "RUNNING", "WAITING", "SLOTS", "KV BLOCKS", "KV USE")
@@ -97,6 +98,15 @@ def render_status(status: Status) -> str:
     shown = [*lines, "", table(header, rows) if rows else "no engines"]
     held = [(engine.id, quarantine) for engine in status.engines for quarantine in engine.quarantine or ()]
     return "\n".join(shown + ([""] if held else []) + [_quarantine(*one) for one in held])
+
+
+def _load(load: FleetLoad | None) -> str:
+    """Returns the regime with the mean load scores from which it follows."""
+    if load is None:
+        return "-"
+    scores = {"prefill": load.prefill, "decode": load.decode}
+    shown = ", ".join(f"{role} {score:.2f}" for role, score in scores.items() if score is not None)
+    return f"{_cell(load.regime)} ({shown})" if shown else _cell(load.regime)
 
 
 def _quarantine(engine_id: str | None, quarantine: QuarantineStatus) -> str:

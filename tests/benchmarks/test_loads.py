@@ -42,6 +42,35 @@ def test_loads_at_the_ticks_of_each_window(tmp_path: Path) -> None:
     assert seen["second"].mean_load == [200.0, 150.0]
 
 
+def test_waits_in_the_pool_and_forecast_departures_of_each_window(tmp_path: Path) -> None:
+    """One decode engine with one slot: the second request waits from 1.5 to 4.0, when the first one ends."""
+    dispatcher = Dispatcher(
+        DispatchConfig(overcommit_slots=0),
+        prefill_policy("round_robin"),
+        decode_policy("join_shortest_queue"),
+    )
+    flow: list[ev.Event] = [
+        ev.EngineUp(0.0, "p", Role.PREFILL, "g", "n", 8, 10_000),
+        ev.EngineUp(0.0, "d", Role.DECODE, "g", "n", 1, 10_000),
+        *[ev.EngineStatus(at_s, name, 0, 0, 0) for at_s in (0.0, 2.0, 4.0) for name in ("p", "d")],
+        *[ev.Arrived(1.0, Request(name, 1.0, 100, 16)) for name in ("a", "b")],
+        *[ev.PrefillDone(1.5, name, 60.0, 1, 0) for name in ("a", "b")],
+        ev.Admitted(1.6, "a"),
+        ev.ForecastMade(2.0, "a", 1, None),
+        ev.ForecastMade(2.5, "a", 1, 7.0),
+        ev.Closed(4.0, "a", "finished", 7),
+    ]
+    flow.sort(key=lambda event: event.now_s)
+    with (tmp_path / "journal-a-00000.jsonl").open("w") as file:
+        log = JournalWriter(file.write, dispatcher, "test")
+        for event in flow:
+            log.record(event, dispatcher.handle(event))
+    seen, differ = look(tmp_path, [Window("first", 1.0, 3.0), Window("second", 3.0, 5.0)])
+    assert differ == 0
+    assert (seen["first"].waits_s, seen["second"].waits_s) == ([0.0], [2.5])
+    assert (seen["first"].departures, seen["second"].departures) == (1, 0)
+
+
 def test_a_changed_decision_is_counted(tmp_path: Path) -> None:
     journal(tmp_path)
     file = tmp_path / "journal-a-00000.jsonl"

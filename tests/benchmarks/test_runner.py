@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks import __main__ as program
 from benchmarks import report, results_io, runner
+from benchmarks.checkout import Origin, code_digest
 from benchmarks.experiments import registry
 from benchmarks.experiments.base import ExperimentError, Results, Row, Variant
 from benchmarks.results_io import RunCache, Stored, checked_metrics, config_key
@@ -70,14 +71,79 @@ def test_finished_runs_are_not_run_again(toy, tmp_path, monkeypatch):
 def test_other_code_or_another_config_is_run_again(toy, tmp_path, monkeypatch):
     log = logged(monkeypatch, toy, tmp_path)
     runner.run("toy", toy, options(tmp_path))
-    monkeypatch.setattr(runner, "code_of", lambda experiment: "changed")
-    runner.run("toy", toy, options(tmp_path, keep_stale=True))
-    assert len(log.read_text().splitlines()) == 4
+    before = runner.run("toy", toy, options(tmp_path)).origins["rho 0.2"]
+    monkeypatch.setattr(runner, "code_paths", lambda experiment: ["benchmarks/seeds.py"])
+    stale = runner.run("toy", toy, options(tmp_path, keep_stale=True, seeds=3))
+    assert len(log.read_text().splitlines()) == 6
+    # every run says which code made it
+    digest = code_digest(["benchmarks/seeds.py"])
+    assert [stale.origins["rho 0.2"][seed].code == digest for seed in range(3)] == [False, False, True]
+    assert stale.origins["rho 0.2"][0] == before[0]
+    log.write_text("")
     runner.run("toy", toy, options(tmp_path))
+    log.write_text("\n" * 4 + log.read_text())
     assert len(log.read_text().splitlines()) == 8
     logged(monkeypatch, toy, tmp_path, customers=100)
     runner.run("toy", toy, options(tmp_path))
     assert len(log.read_text().splitlines()) == 12
+
+
+def test_runs_of_code_that_changes_meanwhile_are_not_kept(toy, tmp_path, monkeypatch):
+    log = logged(monkeypatch, toy, tmp_path)
+    watched = tmp_path / "code.py"
+    watched.write_text("1")
+    monkeypatch.setattr(runner, "code_paths", lambda experiment: [str(watched)])
+    monkeypatch.setattr(runner, "code_digest", lambda paths: watched.read_text())
+    monkeypatch.setattr(runner, "origin_of", lambda paths: Origin(watched.read_text(), "c", True, "m"))
+    one = toy.run_one
+
+    def then_changed(config, seed):
+        if seed == 1:
+            watched.write_text("2")
+        return one(config, seed)
+
+    monkeypatch.setattr(toy, "run_one", then_changed)
+    with pytest.raises(ExperimentError, match="the code has changed since the start"):
+        runner.run("toy", toy, options(tmp_path))
+    assert log.read_text().splitlines() == ["0.2 0", "0.5 0", "0.2 1"]
+    again = runner.run("toy", toy, options(tmp_path, keep_stale=True))
+    assert {seed: run.code for seed, run in again.origins["rho 0.2"].items()} == {0: "1", 1: "2"}
+
+
+def test_runs_of_several_origins_stay_told_apart_in_the_results_file(tmp_path):
+    origins = [Origin("aa", "1", True, "m"), Origin("bb", "2", False, "n")]
+    runs = {"v": {0: {"x": 1.0}, 1: {"x": 2.0}}, "w": {0: {"x": 3.0}, 1: {"x": 4.0}}}
+    made = {"v": {0: origins[0], 1: origins[1]}, "w": {0: origins[1], 1: origins[1]}}
+    results = Results("e", False, {"v": {}, "w": {}}, runs, made)
+    path = results_io.save(tmp_path, Stored.now(results, "", [], [], "code", "command"))
+    assert results_io.load(path).results.origins == made
+    whole = json.loads(path.read_text())
+    assert [origin["code"] for origin in whole["origins"]] == ["aa", "bb"]
+    assert (whole["variants"]["v"]["origin"], whole["variants"]["w"]["origin"]) == ([0, 1], [1, 1])
+
+
+def test_stored_runs_without_an_origin_are_run_again(tmp_path):
+    cache = RunCache(tmp_path, "e", Origin("code", "c", True, "m"), keep_stale=True)
+    cache.put({}, 0, {"x": 1.0})
+    assert cache.get({}, 0) == ({"x": 1.0}, Origin("code", "c", True, "m"))
+    (stored,) = (tmp_path / "e").iterdir()
+    whole = json.loads(stored.read_text())
+    stored.write_text(
+        json.dumps({**whole, "origin": None} | {"code": "code"}).replace('"origin": null, ', "")
+    )
+    assert cache.get({}, 0) is None
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_committed_results_take_only_runs_of_the_committed_code(toy, tmp_path, monkeypatch, capsys, clean):
+    monkeypatch.setattr(program, "COMMITTED", tmp_path)
+    monkeypatch.setattr(program, "is_clean", lambda paths: clean)
+    arguments = ["run", "toy", "--quick", "--jobs", "1", "--out", str(tmp_path / "experiments")]
+    assert program.main([*arguments, "--keep-stale"]) == 2
+    assert "--keep-stale" in capsys.readouterr().err
+    assert program.main(arguments) == (0 if clean else 2)
+    assert clean or "commit the code first" in capsys.readouterr().err
+    assert (tmp_path / "experiments/toy.json").exists() is clean
 
 
 def test_a_failing_run_is_named_and_the_others_are_kept(toy, tmp_path, monkeypatch):
@@ -131,7 +197,7 @@ def test_a_key_depends_on_all_of_the_config_and_the_seed_but_not_on_its_order():
 
 
 def test_a_stored_run_is_whole_or_not_there(tmp_path, monkeypatch):
-    cache = RunCache(tmp_path, "e", "code")
+    cache = RunCache(tmp_path, "e", Origin("code", "c", True, "m"))
     with pytest.raises(ValueError):
         cache.put({}, 0, {"x": float("nan")})
     assert cache.get({}, 0) is None

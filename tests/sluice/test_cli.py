@@ -213,6 +213,7 @@ STATUS = {
         {"id": "d0", "kv_usage": 0.5},
     ],
     "requests": {"in_flight": 3, "queued": 2},
+    "load": {"regime": "imbalanced", "prefill": 0.621, "decode": 0.1, "idle": ["d0"]},
 }
 
 
@@ -224,6 +225,7 @@ def test_status_is_a_table(server: ContractServer, capsys: Captured) -> None:
         "model     smol\n"
         "router    connected; prefill: round_robin, decode: jsq\n"
         "requests  3 in flight, 2 queued, - in the pool\n"
+        "load      imbalanced (prefill 0.62, decode 0.10)\n"
         "leases    -\n"
         "\n"
         "ENGINE  ROLE     KIND  STATE  RUNNING  WAITING  SLOTS  KV BLOCKS  KV USE\n"

@@ -244,9 +244,23 @@ class Quarantined(Part, frozen=True):
     times: int
 
 
+class FleetLoad(Part, frozen=True):
+    """The load of the fleet by FlowKV's rule (`policies.routing.flowkv.regimes`).
+
+    `regime` is "normal", "imbalanced" or "extreme". `prefill` and `decode` are the mean load scores of the nodes of the
+    role, or None if it has none. `idle` has the ids of the workers that could take on the other role.
+    """
+
+    regime: str
+    prefill: float | None
+    decode: float | None
+    idle: tuple[str, ...] = ()
+
+
 class FleetStatus(Wire, frozen=True):
     """The last status of each engine, the router's own gauges, and its monotonic totals; sent about once a second.
-    `ingresses` is the number of connected ingresses, and `quarantined` names the workers that get no work but probes.
+    `ingresses` is the number of connected ingresses, `quarantined` names the workers that get no work but probes, and
+    `load` says how loaded the fleet is.
 
     `statuses[i].totals` holds the engine's EngineMetrics fields. `decision_buckets` are cumulative counts of decision
     times at the upper bounds (s) in `decision_bounds_s`, +Inf last.
@@ -264,6 +278,7 @@ class FleetStatus(Wire, frozen=True):
     gauges: dict[str, float] = msgspec.field(default_factory=dict)
     ingresses: int = 0
     quarantined: list[Quarantined] = msgspec.field(default_factory=list)
+    load: FleetLoad | None = None
 
 
 class AdminAnswer(Wire, frozen=True):

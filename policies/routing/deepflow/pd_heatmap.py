@@ -2,16 +2,20 @@
 (DeepFlow 5.3).
 
     v = heatmap cell of (prefill length, predicted decode length)         -> heatmap.Heatmap, Request.predicted_tokens
-    v' = (1 + v) * (1 + k C_col) / (1 + k C_dis) - 1                      k -> load_correction
-    v' > 0: a disaggregated worker, else a colocated one; within the kind: least load score
+    v > 0: a disaggregated worker, else a colocated one; within the kind: least load score
+
+`load_correction` (k), beyond the paper, replaces v by
+
+    v' = (1 + v) * (1 + k C_col) / (1 + k C_dis) - 1
 
 C_col and C_dis are the mean load scores of the two kinds; C_dis is that of the busier of the prefill and decode
-sides. The paper's policy (k = 0) loses to round robin when the disaggregated side is overloaded (Figure 6). A JCT
-grows with the load of the side that serves it, so each side's measured JCT is scaled by its load. k is large
-because the score counts queues as shares of an engine's slots. With 128 slots one running request is 0.001 to 0.002
-of the score, so k = 1 has no effect until a side is overloaded; with k = 300 a few more requests outweigh a cell.
-Deviations: without a prediction the request's max_tokens is used as the decode length. Without a heatmap v = 0, so
-that only the load decides.
+sides. The paper's policy is k = 0, the default: it does not look at the load before it chooses the kind, and loses to
+round robin when one side is overloaded (Figure 6). A JCT grows with the load of the side that serves it, so each side's
+measured JCT is scaled by its load. A useful k is large, because the score counts queues as shares of an engine's slots.
+With 128 slots one running request is 0.001 to 0.002 of the score, so k = 1 has no effect until a side is overloaded;
+with k = 300 a few more requests outweigh a cell (`deepflow_scheduling` shows both).
+Deviations: without a prediction the request's max_tokens is used as the decode length. Without a heatmap the
+less loaded kind is chosen.
 Not claimed: that JCT is linear in the load score.
 """
 
@@ -43,9 +47,10 @@ class PdHeatmap(LoadWeights):
     """Map measured by `sluice profile heatmap`: a file, or the name of a shipped map. With null only the load
     decides.
     """
-    # The default was chosen on seeds 100 to 102 of the experiment deepflow_scheduling.
-    load_correction: Annotated[float, Number(low=0.0)] = 300.0
-    """Factor k by which the load of a side increases its measured JCT; 0 gives the paper's policy."""
+    load_correction: Annotated[float, Number(low=0.0)] = 0.0
+    """Factor k by which the load of a side increases its measured JCT. 0 is the paper's policy; 300 balanced both kinds
+    in the experiment deepflow_scheduling.
+    """
     name: str = "pd_heatmap"
 
     def __post_init__(self) -> None:
@@ -82,7 +87,8 @@ class PdHeatmap(LoadWeights):
         ready = [w for w in snapshot.workers.values() if w.health is Health.READY and w.role is Role.DECODE]
         load_split = max(self._mean_load(split), self._mean_load(ready) if ready else 0.0)
         load_whole = self._mean_load(whole)
-        k = self.load_correction
+        # without a heatmap v is 0, and v' then has the same sign for every k above 0
+        k = self.load_correction if isinstance(self.heatmap, Heatmap) else 1.0
         corrected = (1.0 + cell) * (1.0 + k * load_whole) / (1.0 + k * load_split) - 1.0
         terms = {
             "cell": cell,

@@ -1,5 +1,5 @@
-"""FlowKV's three load regimes (algorithm 1, lines 13-31) are computed here. An autoscaler that would act on them is
-planned (docs/design.md).
+"""FlowKV's three load regimes (algorithm 1, lines 13-31) are computed here. The router reports the regime of its fleet
+in its metrics and status (`actors.router.fleet`). An autoscaler that acts on it is planned (docs/design.md).
 
     C^p, C^d = means of the load scores of the prefill and of the decode nodes (a colocated node counts in both)
     C^p <= low_p  and C^d <= low_d   normal
@@ -10,7 +10,7 @@ caller passes `over_since_s` from one assessment to the next. A role without any
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, ClassVar
 
@@ -81,6 +81,23 @@ def assess(
     scores = {**prefill, **decode}
     idle = tuple(sorted(worker for worker, score in scores.items() if score < thresholds.idle))
     return Assessment(regime, prefill_mean, decode_mean, idle, since_s)
+
+
+@dataclass(slots=True)
+class RegimeWatch:
+    """The regime of one fleet over time: it remembers since when a role has been above its high threshold."""
+
+    thresholds: RegimeThresholds = field(default_factory=RegimeThresholds)
+    prefill_weights: LoadWeights = field(default_factory=LoadWeights)
+    decode_weights: LoadWeights = field(default_factory=LoadWeights)
+    over_since_s: float | None = None
+
+    def look(self, snapshot: Snapshot) -> Assessment:
+        """Returns the regime at the time of `snapshot`, which must not lie before that of the last call."""
+        scores = role_scores(snapshot, self.prefill_weights, self.decode_weights)
+        assessment = assess(*scores, self.thresholds, snapshot.now_s, self.over_since_s)
+        self.over_since_s = assessment.over_since_s
+        return assessment
 
 
 def role_scores(

@@ -13,15 +13,17 @@ from typing import BinaryIO
 import pytest
 
 from actors.router import forecasts as module
+from actors.router.clock import clock_s
 from actors.router.forecasts import Forecasts, PredictorConfig, arrival_of
 from actors.router.server import RouterServer
 from actors.wire import messages as wire
 from actors.wire.channel import Identity
 from policies.dispatch.dispatcher import DispatchConfig, Dispatcher
 from policies.routing.simple.join_shortest_queue import JoinShortestQueue
+from policies.state import events as ev
 from predictors.outcomes import read_log
 from predictors.promote import RefitJob, RefitResult, refit
-from predictors.protocol import FinishReason
+from predictors.protocol import FinishReason, WindowRange
 from tests.actors.router.test_server import engine, peer, until
 
 
@@ -61,6 +63,43 @@ def test_a_request_near_its_end_is_forecast_to_finish_and_one_far_from_it_stays(
     (late,) = forecasts.refresh(now_s)
     assert late.finishes_in_tokens is not None
     assert 5 <= late.finishes_in_tokens <= 20
+
+
+@pytest.mark.parametrize(("horizon", "finishes_in"), [(1, None), (24, None), (96, 60.0)])
+def test_the_horizon_of_the_decode_policy_is_the_window_of_the_forecasts(
+    horizon: int, finishes_in: float | None
+) -> None:
+    """60 tokens are left of about 100: within a window of 96, beyond one of 24, whatever `window_tokens` says."""
+    forecasts = Forecasts(PredictorConfig(enabled=True, window_tokens=48))
+    now_s = learn(forecasts, [100] * 60)
+    forecasts.arrived(submit("new", prompt_key="k", template_key="k"), now_s)
+    forecasts.progressed("new", 40)
+    (made,) = forecasts.refresh(now_s, horizon)
+    assert made.finishes_in_tokens == (None if finishes_in is None else pytest.approx(finishes_in, abs=6))
+    assert forecasts.gauges()["predictor_window_tokens"] == horizon
+
+
+def test_another_horizon_makes_all_forecasts_anew_and_0_none() -> None:
+    forecasts = Forecasts(PredictorConfig(enabled=True, window_tokens=24))
+    forecasts.arrived(submit("a"), 0.0)
+    forecasts.progressed("a", 5)
+    assert len(forecasts.refresh(0.0, None)) == 1
+    assert forecasts.refresh(0.0, 24) == []  # the same window
+    assert len(forecasts.refresh(0.0, 25)) == 1
+    assert forecasts.refresh(0.0, 0) == []
+
+
+def test_a_horizon_that_the_model_does_not_cover_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    forecasts = Forecasts(PredictorConfig(enabled=True))
+    monkeypatch.setattr(type(forecasts.predictor), "model_windows", WindowRange(1, 96))
+    forecasts.refresh(0.0, 96)
+    assert not caplog.records
+    forecasts.refresh(0.0, 200)
+    forecasts.refresh(1.0, 200)
+    (said,) = caplog.records
+    assert "1 to 96 tokens" in said.getMessage() and "asks for 200" in said.getMessage()
 
 
 def test_of_a_resumed_answer_predictors_see_the_whole_and_the_router_its_attempt() -> None:
@@ -250,6 +289,13 @@ async def test_forecasts_reach_the_reducer_and_metrics_over_real_sockets(tmp_pat
             return len(router.dispatcher.state.snapshot(0).workers["d"].departures)
 
         await until(lambda: departures() == 1)
+        # 5 tokens are left: beyond a horizon of 2 steps, within one of 30
+        for horizon, expected in ((2, 0), (30, 1)):
+            change = ev.PoliciesChanged(
+                clock_s(), decode=ev.PolicyChoice("balance_route_h", {"horizon": horizon})
+            )
+            router.dispatcher.handle(change)
+            await until(lambda expected=expected: departures() == expected)
         ingress.channel.send(wire.Closed("x", "finished", 50))
         await until(lambda: router.status().totals["predictor_outcomes"] == 61)
     finally:

@@ -418,3 +418,19 @@ async def test_a_policy_that_raises_costs_its_request_only(router: RouterServer)
     assert router.status().totals["policy_errors"] == 1
     assert router.status().in_flight == 2
     assert not any(peer.channel.closed.done() for peer in (first, second, p, d))
+
+
+async def test_status_says_how_loaded_the_fleet_is_and_which_workers_are_idle(router: RouterServer) -> None:
+    _, d, _ = await serving(router)
+    load = router.status().load
+    assert load is not None
+    assert (load.regime, load.prefill, load.decode, load.idle) == ("normal", 0.0, 0.0, ("d", "p"))
+    # 20 requests wait for 2 slots of the decode engine
+    d.channel.send(wire.Status("d", 2, 20, 0, 0, 0.0))
+    await until(lambda: getattr(router.status().load, "regime", "") == "imbalanced")
+    status = router.status()
+    assert status.load is not None and status.load.decode is not None
+    assert status.load.decode > 0.9 and status.load.idle == ("p",)
+    assert status.gauges["load_score_decode"] == status.load.decode
+    regimes = {name: on for name, on in status.gauges.items() if name.startswith("load_regime_")}
+    assert regimes == {"load_regime_normal": 0.0, "load_regime_imbalanced": 1.0, "load_regime_extreme": 0.0}

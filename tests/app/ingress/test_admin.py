@@ -167,6 +167,15 @@ async def test_every_prompt_and_attempt_of_a_request_is_explained(made: Rig) -> 
     assert len({d["attempt_id"] for d in told["decisions"]}) == 2 and len(told["decisions"]) == 4
 
 
+async def test_status_and_metrics_say_how_loaded_the_fleet_is(made: Rig) -> None:
+    await until(lambda: made.connections.fleet_status is not None, "the router's figures")
+    load = (await made.client.get("/sluice/status")).json()["load"]
+    assert load["regime"] == "normal" and load["prefill"] == load["decode"] == 0.0
+    assert set(load["idle"]) == {one.id for one in made.connections.engines()}
+    assert made.metric("sluice_router_load_regime", regime="normal") == 1
+    assert made.metric("sluice_router_load_regime", regime="extreme") == 0
+
+
 # -------------------------------------------------------------------------------------------------- without the router
 
 
@@ -181,6 +190,7 @@ async def test_without_the_router_it_says_so_and_serving_goes_on(made: Rig) -> N
     assert done.status_code == 200
     assert made.metric("sluice_fallback_decisions_total", task="prefill") == before + 1
     assert (await made.client.get("/sluice/status")).json()["router"]["fallback"] is True
+    assert (await made.client.get("/sluice/status")).json()["load"] is None
 
 
 async def test_a_question_to_a_router_that_dies_is_answered_once() -> None:

@@ -17,12 +17,16 @@ SOURCES: dict[str, ForecastSource] = {"oracle": Oracle, "survival": lambda lengt
 
 
 def forecasts(
-    predictor: str, work: list[WorkloadRequest], **changes: object
+    predictor: str,
+    work: list[WorkloadRequest],
+    decode: tuple[str, dict[str, object]] = ("join_shortest_queue", {}),
+    **changes: object,
 ) -> list[tuple[str, int, float | None]]:
     """(request, its tokens then, finishes in) of every forecast that the router was told."""
     lines: list[str] = []
     config = SimConfig(
         (EngineSpec("c", Role.COLOCATED, 1, TICK_1MS),),
+        decode=decode,
         control=IDEAL,
         forecasts=Forecasting(SOURCES[predictor], **changes),  # type: ignore[arg-type]
     )
@@ -41,6 +45,16 @@ def test_the_oracle_says_when_it_ends() -> None:
     for attempt_id, tokens, finishes_in in told:
         left = 500 - tokens
         assert (attempt_id, finishes_in) == ("a", left if left <= 100 else None)
+
+
+@pytest.mark.parametrize("horizon", [20, 48, 96])
+def test_forecasts_are_for_the_horizon_of_the_decode_policy_as_in_the_live_router(horizon: int) -> None:
+    work = [WorkloadRequest("a", 0.0, 10, 500)]
+    told = forecasts("oracle", work, ("balance_route_h", {"horizon": horizon}), window_tokens=7)
+    assert {in_ is None for _, _, in_ in told} == {True, False}
+    for _, tokens, finishes_in in told:
+        assert finishes_in == (500 - tokens if 500 - tokens <= horizon else None)
+    assert forecasts("oracle", work, ("balance_route_h", {"horizon": 0})) == []
 
 
 def test_history_is_known_from_the_start() -> None:

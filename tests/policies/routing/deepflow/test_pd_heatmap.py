@@ -100,6 +100,12 @@ def test_the_sign_of_the_cell_chooses_the_kind(prefill: int, decode: float | Non
     assert choose(PdHeatmap(heatmap=MAP), fleet(), prefill, decode)[0] == kind
 
 
+def test_by_default_the_load_does_not_choose_the_kind_as_in_the_paper() -> None:
+    """The decode side is full and the colocated worker idle; a cell above 0 still means disaggregated."""
+    for policy in (PdHeatmap(heatmap=MAP), Combined(heatmap=MAP)):
+        assert choose(policy, fleet(prefilling=7, decoding=8), 100, 10)[0] == "p"
+
+
 @pytest.mark.parametrize(
     ("load", "k", "kind"),
     [

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from policies.routing.flowkv.load_score import LoadWeights, load_score
-from policies.routing.flowkv.regimes import Regime, RegimeThresholds, assess, role_scores
+from policies.routing.flowkv.regimes import Regime, RegimeThresholds, RegimeWatch, assess, role_scores
 from policies.routing.params import BadParameter
 from policies.routing.simple.load_aware import LoadAware
 from policies.state.views import Indicators, Role
@@ -89,6 +89,27 @@ def test_the_regimes(prefill, decode, over_since_s, regime, since_s) -> None:  #
     result = assess(*scores, LIMITS, 100.0, over_since_s)
     assert (result.regime, result.over_since_s) == (regime, since_s)
     assert set(result.idle) == {n for part in scores for n, s in part.items() if s < 0.1}
+
+
+def test_an_overload_is_extreme_only_once_it_has_lasted() -> None:
+    """A decode node with 8 of 8 slots taken scores above 0.1 from t = 0 on; a prefill node is idle."""
+    watch = RegimeWatch(RegimeThresholds(decode_low=0.05, decode_high=0.1, extreme_after_s=10.0))
+
+    def at(now_s: float, used: int) -> Regime:
+        view = snapshot([worker("p", Role.PREFILL), worker("d", slots_used=used)], now_s=now_s)
+        return watch.look(view).regime
+
+    seen = [at(0.0, 8), at(9.9, 8), at(10.0, 8), at(11.0, 0), at(12.0, 8), at(21.9, 8), at(22.0, 8)]
+    assert [regime.value for regime in seen] == [
+        "imbalanced",
+        "imbalanced",
+        "extreme",
+        "normal",
+        # it lasts anew
+        "imbalanced",
+        "imbalanced",
+        "extreme",
+    ]
 
 
 def test_role_means_take_colocated_nodes_in_both_roles() -> None:

@@ -1,0 +1,127 @@
+"""Says which code made the runs of a results file, and whether the file may be committed.
+
+Every run keeps its origin (`benchmarks.checkout.Origin`). A committed file must have runs of one state of the code
+only, and that must be the code of a commit. So nobody has to believe that a figure is of the code beside which it
+stands: the digest can be computed again from the commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from benchmarks.checkout import Origin
+from benchmarks.results_io import Stored
+
+UNTRACED = frozenset(
+    {
+        "balance/balance.json",
+        "composition/composition.json",
+        "decisions/decisions.json",
+        "experiments/balance_route_bound.json",
+        "experiments/balance_route_sensitivity.json",
+        "experiments/balance_route_table1.json",
+        "experiments/balance_route_table2.json",
+        "experiments/composition.json",
+        "experiments/deepflow_colocation.json",
+        "experiments/deepflow_heatmap.json",
+        "experiments/deepflow_scheduling.json",
+        "experiments/netkv/netkv_context.json",
+        "experiments/netkv/netkv_ladder.json",
+        "experiments/netkv/netkv_load.json",
+        "experiments/netkv/netkv_prefix.json",
+        "experiments/netkv/netkv_scale.json",
+        "experiments/netkv/netkv_staleness.json",
+        "experiments/netkv/netkv_topology.json",
+        "experiments/netkv/netkv_tuning.json",
+        "experiments/netkv/netkv_whole.json",
+        "experiments/netkv/netkv_windows.json",
+        "experiments/scale.json",
+        "experiments/validate_live/sim.json",
+        "experiments/validate_live/vllm.json",
+        "netkv_tiers/netkv_tiers.json",
+        "overhead/coldstart-cpu.json",
+        "overhead/coldstart-sim.json",
+        "overhead/overhead-sim.json",
+        "overhead/overhead-vllm.json",
+        "predictors/results.json",
+        "switching/switching-sim.json",
+        "switching/switching-vllm.json",
+    }
+)
+"""Committed files that were written before runs kept their origin, relative to `benchmarks/results`.
+
+The set only shrinks: a file leaves it when it is measured again, and no file may enter it.
+"""
+
+
+def of_experiment(stored: Stored) -> list[Origin]:
+    """Returns the different origins of an experiment's runs; none if the file does not know them."""
+    made = stored.results.origins.values()
+    return list(dict.fromkeys(origin for by_seed in made for origin in by_seed.values()))
+
+
+def of_other(whole: Mapping[str, Any]) -> list[Origin]:
+    """Returns the different origins of the runs in another results file; none if the file does not know them.
+
+    The file has `origin`, or the facts of `benchmarks.live.machine` in `machine`, or several `runs` that each have
+    `code`, `commit` and `clean` (`benchmarks.chaos`).
+    """
+    if "origin" in whole:
+        return [Origin(**whole["origin"])]
+    runs = [
+        {**run, "machine": run.get("machine", {})} for run in whole.get("runs", ()) if isinstance(run, dict)
+    ]
+    found = (
+        [_from_facts(run["machine"], run) for run in runs]
+        if runs
+        else [_from_facts(whole.get("machine"), {})]
+    )
+    return [] if None in found else list(dict.fromkeys(origin for origin in found if origin is not None))
+
+
+def paths_of_other(whole: Mapping[str, Any]) -> list[str] | None:
+    """Returns the files and folders of which the digests in another results file are; None if it does not say so."""
+    runs = whole.get("runs") or [whole]
+    machine = runs[0].get("machine") if isinstance(runs[0], dict) else None
+    found = machine.get("code_of") if isinstance(machine, dict) else whole.get("code_of")
+    return found if isinstance(found, list) else None
+
+
+def _from_facts(machine: Any, run: Mapping[str, Any]) -> Origin | None:
+    facts = {
+        **(machine if isinstance(machine, dict) else {}),
+        **{k: v for k, v in run.items() if k != "machine"},
+    }
+    if not {"code", "commit", "clean", "cpu", "cores", "python"} <= set(facts):
+        return None
+    where = f"{facts['cpu']}, {facts['cores']} cores; Python {facts['python']}"
+    return Origin(facts["code"], facts["commit"], facts["clean"], where)
+
+
+def shown(origins: Iterable[Origin]) -> str:
+    """Returns the origins as text, or an empty text where there are none."""
+    made = list(origins)
+    codes = dict.fromkeys((origin.commit, origin.code, origin.clean) for origin in made)
+    texts = [
+        f"commit {commit}{'' if clean else ' and changes'}, code {code}" for commit, code, clean in codes
+    ]
+    machines = dict.fromkeys(origin.machine for origin in made)
+    return "; ".join([" and ".join(texts), *machines]) if made else ""
+
+
+def problems(file: str, origins: list[Origin], command: str) -> Iterator[str]:
+    """Yields a sentence for each reason for which the file should not be committed as it is."""
+    if not origins:
+        if file not in UNTRACED:
+            yield f"{file} does not say which code made its runs: measure it again"
+        return
+    if file in UNTRACED:
+        yield f"{file} says which code made its runs: take it off UNTRACED (benchmarks/provenance.py)"
+    if "--keep-stale" in command:
+        yield f"{file} was written with --keep-stale: run it without"
+    digests = dict.fromkeys(origin.code for origin in origins)
+    if len(digests) > 1:
+        yield f"{file} has runs of {len(digests)} states of the code: run it again, finished runs of one state are kept"
+    if not all(origin.clean for origin in origins):
+        yield f"{file} has runs of code that was in no commit: commit first, then run it again"
