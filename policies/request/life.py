@@ -17,10 +17,10 @@ of the new one. What follows a failed attempt is decided in `_goes_on`:
     it may not be resumed                   a retry from the start, if nothing has been sent to the client
     otherwise                               the request ends with an error
 
-A pooled request may wait for longer than the lease on its KV. It has the lease renewed by the engine that holds the KV,
-`ASKS_PER_LEASE` times in the duration of a lease, and tells the router of each renewal. If the engine refuses, has gone
-or stands still, the lease runs out: the router rescues the entry before that, and a margin before the lease ends the
-request gives it up by itself (`_lease_ends`).
+A request may wait in the pool, or for a slot of its decode engine, for longer than the lease on its KV. It has the
+lease renewed by the engine that holds the KV, `ASKS_PER_LEASE` times in the duration of a lease, and tells the router of
+each renewal in the pool. If the engine refuses, has gone or stands still, the lease runs out: the router rescues the
+entry before that, and a margin before the lease ends the pooled request gives it up by itself (`_lease_ends`).
 
 A request with several choices that migrates becomes one request for each choice that has not finished, because from
 then on each choice has a prefix of its own.
@@ -192,7 +192,7 @@ class Life(Effects):
         """
         if self.stage in (_PREFILLING, _TRANSFERRING, _DECODING) and self._until_s < until_s:
             self._until_s = until_s
-            self._wake_at(min(until_s, self.deadline_s))
+            self._wake_at(min(until_s, self._ask_s, self.deadline_s))
 
     def _enter(self, stage: Stage, until_s: float = math.inf, ask_s: float = math.inf) -> None:
         """Changes the stage, which is done nowhere else. `until_s` is the time at which the new stage is overdue, and
@@ -248,14 +248,15 @@ class Life(Effects):
         self.renew_lease(self.prefill_engine)
 
     def _renewed(self, event: ev.Renewed, now_s: float) -> None:
-        """Wait on, and tell the router of a longer lease; a refusal changes nothing."""
+        """Wait on, and tell the router of a longer lease if it waits, too; a refusal changes nothing."""
         assert self.prefilled is not None
         if now_s + event.lease_s <= self.lease_until_s:
             return
         self.lease_until_s = now_s + event.lease_s
-        self._until_s = self.lease_until_s - self._lease_margin_s(self.prefilled)
-        self._wake_at(min(self._until_s, self._ask_s, self.deadline_s))
-        self.report_renewal(event.lease_s)
+        if self.stage is _POOLED:
+            self._until_s = self.lease_until_s - self._lease_margin_s(self.prefilled)
+            self._wake_at(min(self._until_s, self._ask_s, self.deadline_s))
+            self.report_renewal(event.lease_s)
 
     def _lease_margin_s(self, granted: ev.PrefillDone) -> float:
         return min(self.limits.lease_margin_s, granted.lease_s / 5)
@@ -265,7 +266,8 @@ class Life(Effects):
         self.times.decode_routed_s = now_s
         if self.send_decode(event, max(self.deadline_s - now_s, LEAST_LEFT_S)):
             self.decode_engine, self.decode_rank = event.engine_id, event.rank
-            self._enter(_TRANSFERRING, now_s + self.limits.transfer_s)
+            # the decode engine may have it wait for a slot, for longer than the lease
+            self._enter(_TRANSFERRING, now_s + self.limits.transfer_s, self._ask_s)
         else:
             self._not_connected(event.engine_id, "decode", now_s)
 
@@ -633,6 +635,8 @@ TABLE: dict[Stage | None, dict[type, Row]] = {
     _TRANSFERRING: {
         ev.Admitted: Row(Life._admitted, (_DECODING,)),
         ev.Output: Row(Life._output, (_DECODING, _DONE)),
+        ev.RenewalDue: Row(Life._renewal_due, (_TRANSFERRING,)),
+        ev.Renewed: Row(Life._renewed, (_TRANSFERRING,)),
         **_at_engines(_TRANSFERRING),
     },
     _DECODING: {

@@ -9,6 +9,7 @@ import msgspec
 from actors.wire import messages as wire
 
 PARTS = {
+    "FleetLoad",
     "Part",
     "Wire",
     "Out",

@@ -345,6 +345,22 @@ def test_a_pool_that_waits_for_minutes_keeps_its_leases(max_lease_s: float, retr
     check_empty(cluster)
 
 
+def test_a_request_that_waits_for_a_slot_in_its_decode_engine_keeps_its_lease() -> None:
+    """netkv sends b to the worker whose only slot a takes for some 280 s; b's lease is of 12 s."""
+    engines = (spec("p", Role.PREFILL, lease_s=12.0), spec("d", Role.DECODE, 1, slots=1))
+    config = SimConfig(
+        engines, control=IDEAL, decode=("netkv", {}), dispatch=DispatchConfig(overcommit_slots=1)
+    )
+    cluster = Cluster(config, iter([request("a", 0.0, 10, 100), request("b", 1.0, 10, 2)]), None, None)
+    result = cluster.run()
+    a, b = result.requests
+    assert b.decode_routed_s is not None and b.decode_routed_s < 10.0
+    assert a.finished_s is not None and a.finished_s > 250.0
+    assert b.finished_s is not None and b.finished_s > a.finished_s
+    assert result.peaks["retries"] == 0
+    check_empty(cluster)
+
+
 def test_nothing_is_retried_where_no_retry_is_allowed() -> None:
     config = SimConfig(
         (spec("p", Role.PREFILL, lease_s=12.0, max_lease_s=12.0), spec("d", Role.DECODE, slots=1)),

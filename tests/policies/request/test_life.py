@@ -363,7 +363,21 @@ def test_a_request_that_waits_for_minutes_keeps_its_kv() -> None:
     assert not life.of("retried", "release")
     life.on(RouteDecode("d"), NOW_S + 301)
     assert now(life) is Stage.TRANSFERRING
-    assert not life.on(RenewalDue(), NOW_S + 302)
+
+
+def test_a_request_that_waits_for_its_decode_engine_keeps_its_kv() -> None:
+    """The engine may have it wait for a slot; the router needs to know nothing of this."""
+    life = at(Stage.TRANSFERRING)
+    life.forbear(life.wake_at_s + 1e6)
+    for asked in range(1, 5):
+        life.wake(NOW_S + 10.0 * asked)
+        life.on(Renewed(30.0), NOW_S + 10.0 * asked)
+    assert life.of("renew") == [("renew", "p")] * 4
+    assert not life.of("report_renewal")
+    life.on(Admitted(), NOW_S + 45)
+    assert not life.on(RenewalDue(), NOW_S + 50)
+    life.wake(NOW_S + 50)
+    assert len(life.of("renew")) == 4
 
 
 @pytest.mark.parametrize("answer", [None, 0.0], ids=["no answer", "a refusal"])
