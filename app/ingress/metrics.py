@@ -106,6 +106,11 @@ INGRESS: tuple[Metric, ...] = (
         "Time from the last token of a choice before a migration to the first one after it, as its client sees it.",
     ),
     counter(
+        "sluice_lease_renewals_total",
+        "questions",
+        "Questions to prefill engines for a longer lease on the KV of a request that waits for a decode engine.",
+    ),
+    counter(
         "sluice_fallback_decisions_total",
         "decisions",
         "Decisions that this replica made itself because no router decided, by task (prefill or decode).",
@@ -173,6 +178,7 @@ class IngressMetrics:
         self.retries = self._counter("sluice_retries_total")
         self.migrations = self._counter("sluice_migrations_total")
         self.migration_stall = self._histogram("sluice_migration_stall_seconds")
+        self.lease_renewals = self._counter("sluice_lease_renewals_total")
         self.fallbacks = self._counter("sluice_fallback_decisions_total")
         self.refused_events = self._counter("sluice_refused_events_total")
         self.protocol_errors = self._counter("sluice_protocol_errors_total")

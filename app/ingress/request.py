@@ -304,6 +304,7 @@ class IngressRequest(Connected):
         self._connections.end_work(engine_id, self, ReleaseKV(self.attempt_id))
 
     def renew_lease(self, engine_id: str) -> None:
+        self._connections.metrics.lease_renewals.inc()
         self._connections.ask_engine(engine_id, self, RenewKV(self.attempt_id))
 
     def leave_engine(self, engine_id: str) -> None:

@@ -102,6 +102,7 @@ def _spec(group: EngineGroup, place: tuple[tuple[str, ...], tuple[int, ...]] | N
         chunked_prefill=group.chunked_prefill,
         prefix_cache=group.prefix_cache,
         lease_s=group.lease_s,
+        max_lease_s=group.max_lease_s,
         barrier=group.barrier,
         nodes=nodes,
         nics=nics,

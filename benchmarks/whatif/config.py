@@ -18,6 +18,7 @@ from benchmarks.sim import profiles
 from benchmarks.sim.network.topology import TopologyConfig
 from benchmarks.workloads.catalog import WORKLOADS
 from policies.dispatch.dispatcher import DispatchConfig
+from policies.engine_model.leases import MAX_LEASE_S
 from policies.routing.registry import UnknownPolicy, decode_policy, prefill_policy
 
 Positive = Annotated[float, Field(gt=0)]
@@ -52,6 +53,7 @@ class EngineGroup(_Strict):
     chunked_prefill: bool = True
     prefix_cache: bool = True
     lease_s: Positive = 30.0
+    max_lease_s: Positive = MAX_LEASE_S
     barrier: str = ""
     transfer_flows: Count = 1
 

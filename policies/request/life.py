@@ -18,9 +18,9 @@ of the new one. What follows a failed attempt is decided in `_goes_on`:
     otherwise                               the request ends with an error
 
 A request may wait in the pool, or for a slot of its decode engine, for longer than the lease on its KV. It has the
-lease renewed by the engine that holds the KV, `ASKS_PER_LEASE` times in the duration of a lease, and tells the router of
-each renewal in the pool. If the engine refuses, has gone or stands still, the lease runs out: the router rescues the
-entry before that, and a margin before the lease ends the pooled request gives it up by itself (`_lease_ends`).
+lease renewed by the engine that holds the KV, `ASKS_PER_LEASE` times in the duration of a lease, and tells the router
+of each renewal in the pool. If the engine refuses, has gone or stands still, the lease runs out: the router rescues
+the entry before that, and a margin before the lease ends the pooled request gives it up by itself (`_lease_ends`).
 
 A request with several choices that migrates becomes one request for each choice that has not finished, because from
 then on each choice has a prefix of its own.

@@ -281,6 +281,17 @@ def scenario(name: str) -> tuple[SimConfig, list[WorkloadRequest], set[str]]:
                 long,
                 {"RenewalDue", "Renewed", "renew_lease", "report_renewal", "finished"},
             )
+        case "lease renewed at the decode engine":
+            return (
+                SimConfig(
+                    (renewed, one_slot),
+                    control=CONTROL,
+                    decode=("netkv", {}),
+                    dispatch=DispatchConfig(overcommit_slots=1),
+                ),
+                long,
+                {"RenewalDue", "Renewed", "renew_lease", "finished"},
+            )
         case "lease ends in the pool too often":
             return (
                 SimConfig((short, one_slot), control=CONTROL, dispatch=late),
@@ -328,7 +339,8 @@ def scenario(name: str) -> tuple[SimConfig, list[WorkloadRequest], set[str]]:
 
 SCENARIOS = [
     "ordinary", "colocated", "lease ends in the pool", "lease ends in the pool too often",
-    "lease renewed in the pool", "lease ends at the decode engine", "deadline", "too long", "rejected", "preempted",
+    "lease renewed in the pool", "lease renewed at the decode engine", "lease ends at the decode engine",
+    "deadline", "too long", "rejected", "preempted",
     *FAULTS,
 ]  # fmt: skip
 
