@@ -79,8 +79,10 @@ FORBEARANCE_S = 5.0
 HANDOVER_S = 5.0
 """Longest time that this replica waits for a new router to know all engines before it leaves the decisions to it.
 
-A router that has just started knows no engine until the engine has found it, and would reject what it cannot place. As
-long as it knows none of the engines to which this replica is connected, this replica goes on to decide.
+A router that has just started, or was stopped for a while, knows no engine until the engine has found it, and would
+reject what it cannot place. As long as it knows none of the engines to which this replica is connected, this replica
+goes on to decide. If this replica was stopped as well and has found no engine yet, its requests wait until one of both
+has.
 """
 
 
@@ -466,7 +468,8 @@ class IngressConnections:
             return
         ours = {engine.info.id for engine in self._reachable() if engine.ready}
         theirs = {info.id for info in self.fleet.engines if info.state == "ready"}
-        if ours <= theirs or (ours & theirs and self._handover_s > HANDOVER_S):
+        waited = self._handover_s > HANDOVER_S
+        if (theirs and ours <= theirs) or (waited and (ours & theirs or not ours)):
             self._local.close()
             self._engines_are(self.fleet.engines)
             self._introduce()

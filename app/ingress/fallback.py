@@ -73,6 +73,7 @@ class LocalRouter:
             max_queue=config.fallback_queue,
             queue_timeout_s=config.fallback_wait_s,
             status_stale_s=NEVER_STALE_S,
+            absence_s=HOLD_S,
         )
         self._now_s, self._answer, self._decided = now_s, answer, decided
         self._loop = asyncio.get_running_loop()
@@ -80,9 +81,6 @@ class LocalRouter:
         self._share = 1
         self._known: dict[str, Reachable] = {}
         self._answers: list[tuple[str, life.Event]] = []
-        # requests that came while no engine was ready, and when they are decided all the same
-        self._held: dict[str, Submit] = {}
-        self._held_until_s = 0.0
 
     @property
     def is_open(self) -> bool:
@@ -100,7 +98,6 @@ class LocalRouter:
         """Forgets everything, also what it has decided and not yet answered."""
         self._dispatcher = None
         self._answers.clear()
-        self._held.clear()
 
     def engines(self, engines: Iterable[Reachable]) -> None:
         """Takes in which engines there are. Engines that are unchanged cost nothing."""
@@ -114,8 +111,6 @@ class LocalRouter:
             if self._known.get(engine_id) != engine:
                 self._up(engine, new=engine_id not in self._known)
                 self._known[engine_id] = engine
-        if self._any_ready():
-            self._decide_held()
 
     def hear(self, message: Message) -> None:
         """Takes a message for the router; kinds that only a router with reports can use are ignored. A message that
@@ -124,7 +119,7 @@ class LocalRouter:
         now_s = self._now_s()
         match message:
             case Submit():
-                self._submit(message)
+                self._feed(ev.Arrived(now_s, request_of(message, now_s, self._workers(message.avoid))))
             case PrefillReported():
                 worker = worker_of(message.engine_id or None, message.dp_rank)
                 facts = (now_s + message.lease_s, message.kv_bytes, message.cached_tokens, worker)
@@ -152,7 +147,6 @@ class LocalRouter:
                     )
                 )
             case Closed():
-                self._held.pop(message.attempt_id, None)
                 failed = failure_of(message, now_s, self._workers)
                 if failed is not None:
                     self._feed(failed)
@@ -160,30 +154,9 @@ class LocalRouter:
 
     def tick(self) -> None:
         """Rejects what has waited too long, and rescues leases that are about to end."""
-        if self._held and self._now_s() > self._held_until_s:
-            self._decide_held()
         self._feed(ev.Tick(self._now_s()))
 
     # ------------------------------------------------------------------------------------------------- internals
-
-    def _submit(self, message: Submit) -> None:
-        """Has an attempt decided, or holds it for a while if no known engine is ready."""
-        now_s = self._now_s()
-        if self._known and not self._any_ready():
-            if not self._held:
-                self._held_until_s = now_s + HOLD_S
-            self._held[message.attempt_id] = message
-            return
-        self._feed(ev.Arrived(now_s, request_of(message, now_s, self._workers(message.avoid))))
-
-    def _any_ready(self) -> bool:
-        return any(engine.ready for engine in self._known.values())
-
-    def _decide_held(self) -> None:
-        now_s = self._now_s()
-        held, self._held = self._held, {}
-        for submit in held.values():
-            self._feed(ev.Arrived(now_s, request_of(submit, now_s, self._workers(submit.avoid))))
 
     def _up(self, engine: Reachable, new: bool) -> None:
         info, now_s = engine.info, self._now_s()

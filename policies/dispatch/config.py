@@ -26,6 +26,10 @@ class DispatchConfig:
     """Share of a prefill worker's KV above which no prompt is sent to it."""
     status_stale_s: Annotated[float, Number(above=0, unit="s")] = 3.0
     """Age of an engine's last report from which the engine gets no new work."""
+    # ASSUMPTION: a router that stood still has lost all connections when it goes on; its engines find it again within
+    # their longest back-off (`actors.wire.link`) and an answer of Serve, some 3 s on a busy machine.
+    absence_s: Annotated[float, Number(low=0, unit="s")] = 5.0
+    """Time for which requests wait for an engine to come back when none is ready any more, before they are rejected."""
     # ASSUMPTION: the slowest pull that shall still succeed within vLLM's lease of 30 s
     lease_margin_s: Annotated[float, Number(low=0, unit="s")] = 8.0
     """A pool entry is rescued this long before its lease ends, but not before two thirds of the lease have passed."""

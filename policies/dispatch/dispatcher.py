@@ -10,7 +10,7 @@ that these rules allow:
   colocated worker must have room to decode the request instead. Without any prefill or colocated worker, decode workers
   compute prompts themselves (`RoutePrefill.degraded`), so that the loss of all prefill workers slows serving instead of
   ending it. A request with a `mode` goes only to workers that serve this mode; where there is none, it is rejected with
-  503.
+  503. Where no worker is ready at all, it is rejected as well, but not before `absence_s` after the last one was lost.
 - Decode: a worker must be of the KV's group, with free KV for what the prompt adds to its own plus `reserve_tokens`
   for each sequence (a worker without any sequence is exempt). It may have `overcommit_slots` sequences more than slots,
   if the policy weighs the queue that they form in the engine; for any other policy it must have the free slots
@@ -46,6 +46,7 @@ A request at which a policy raises an unexpected exception is rejected with 500,
 behind it, and all others are decided as if it were not there.
 """
 
+import math
 import random
 
 from policies.dispatch.actions import Action, Reject, RouteDecode, RoutePrefill
@@ -103,6 +104,8 @@ class Dispatcher:
         self._scan = PoolScan(self.state)
         self._pools = WorkerPools.of({})
         self._pools_version = 0
+        self._absent_since_s = -math.inf
+        """When the last ready worker was lost, the latest time that this happened; minus infinity if it never did."""
         self._gap_s: float | None = None
         """Smoothed seconds between the ends of two requests, for Retry-After; None before the second end."""
         self._closed_at_s: float | None = None
@@ -202,8 +205,11 @@ class Dispatcher:
         """Returns whether workers came, went or changed since the last event, and rebuilds the worker pools if so."""
         if self._pools_version == self.state.fleet_version:
             return False
+        had_ready = self._pools.any_ready or not self._pools_version
         self._pools_version = self.state.fleet_version
         self._pools = WorkerPools.of(self.state.snapshot(now_s, ()).workers)
+        if had_ready and not self._pools.any_ready:
+            self._absent_since_s = now_s
         return True
 
     def _queue_wakes(self, event: ev.Event, freed_workers: set[WorkerId]) -> bool:
@@ -277,7 +283,7 @@ class Dispatcher:
                 actions.append(self._isolate(request.attempt_id, self.prefill.name, error, now_s))
                 continue
             if route is None:
-                reason = self._pools.hopeless(request)
+                reason = self._hopeless(request, now_s)
                 if reason is None:
                     break
                 actions.append(self._reject(request.attempt_id, 503, reason, now_s))
@@ -285,6 +291,11 @@ class Dispatcher:
             self._queue.remove(request.attempt_id)
             actions.append(route)
         self._stuck_head = request
+
+    def _hopeless(self, request: Request, now_s: float) -> str | None:
+        """Returns why waiting cannot help `request`, or None when it can: workers that were lost may be back soon."""
+        back_soon = now_s - self._absent_since_s < self.config.absence_s
+        return None if back_soon else self._pools.hopeless(request)
 
     def _route_prefill(self, request: Request, snapshot: Snapshot) -> RoutePrefill | None:
         probed = self._prefill_probe(request, snapshot)

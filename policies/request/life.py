@@ -97,7 +97,7 @@ class Life(Effects):
     followed by another: `retries` and `migrations`. Of the `output_tokens`, all attempts before the present one
     generated `carried_tokens`. `lease_until_s` is the end of a pooled request's lease. `on_budget` says whether the
     present attempt counts against the retry budget, which it does until its first output. An attempt for which the
-    budget has no room waits in QUEUED, unknown to the router.
+    budget has no room, and a further retry, waits in QUEUED for a moment, unknown to the router.
     """
 
     __slots__ = (
@@ -384,7 +384,7 @@ class Life(Effects):
             self._fail(Failure(503, message, troubles.POOL_TIMEOUT, 1.0), "expired")
 
     def _held_back(self, event: ev.StageOverdue, now_s: float) -> None:
-        """Submit an attempt for which the retry budget had no room, if it has now; end in an error if it never has."""
+        """Submit an attempt that was held back, if the retry budget has room now; end in an error if it never has."""
         if now_s < self._held_until_s:
             self._try_budget(now_s)
         else:
@@ -402,13 +402,18 @@ class Life(Effects):
     # ------------------------------------------------------------------------------------------------- attempts
 
     def _begin(self, now_s: float, on_budget: bool = False) -> None:
-        """Begins the first attempt, or the next one. One that counts against the retry budget may have to wait."""
+        """Begins the first attempt, or the next one. One that counts against the retry budget may have to wait, and
+        waits for a moment if it is not the first of its kind.
+        """
         self.attempt_id = self.new_attempt()
         self.prefilled = self.admission = None
         self.unfinished, self.carried_tokens = self.choices, self.output_tokens
         self.times = Times(now_s, first_s=self.times.first_s)
         self._held_until_s = now_s + troubles.MOST_HELD_S
-        if on_budget:
+        pause_s = troubles.pause_s(self.retries) if on_budget else 0.0
+        if pause_s:
+            self._enter(_QUEUED, now_s + pause_s)
+        elif on_budget:
             self._try_budget(now_s)
         else:
             self._hand_in()
@@ -582,7 +587,7 @@ def is_split(life: Life) -> bool:
 
 
 def is_held(life: Life) -> bool:
-    """Whether the attempt waits for room in the retry budget, so that the router does not know it yet."""
+    """Whether the attempt is held back for a moment, so that the router does not know it yet."""
     return not life.router_knows
 
 

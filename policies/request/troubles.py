@@ -55,6 +55,13 @@ envoyproxy.io, config.cluster.v3.CircuitBreakers).
 BUDGET_LEAST = 3
 """Retries that are always allowed, however few requests are open: Envoy's default `min_retry_concurrency`."""
 
+FIRST_PAUSE_S = 0.25
+LONGEST_PAUSE_S = 2.0
+"""The pause before the second retry after a failure that an engine answered, which doubles with each further one, and
+its bound. The first retry follows at once. ASSUMPTION: a process that stood still has found more engines than the first
+one after a second.
+"""
+
 LOOK_AGAIN_S = 0.25
 """Seconds after which an attempt for which the retry budget had no room asks again."""
 
@@ -85,6 +92,11 @@ OVER_BUDGET = Failure(
 def within_budget(retries: int, open_requests: int) -> bool:
     """Returns whether one more retry may begin beside `retries` others, while `open_requests` requests are open."""
     return retries < max(BUDGET_LEAST, BUDGET_SHARE * open_requests)
+
+
+def pause_s(retries: int) -> float:
+    """Returns for how long the retry of number `retries` waits, after a failure that an engine answered."""
+    return 0.0 if retries < 2 else min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (retries - 2))
 
 
 def avoided(blame: Blame | None, prefill_engine: str | None) -> tuple[str, ...]:

@@ -194,6 +194,44 @@ async def test_a_request_waits_for_engines_that_are_connected_again_soon(tmp_pat
         assert (await task).status_code == 200
 
 
+async def test_a_router_that_knows_no_engine_gets_no_request_from_an_ingress_that_knows_none(
+    tmp_path: Path,
+) -> None:
+    """All processes lose one another, as after a stop of this one and the router; the two find each other first."""
+    async with alone(tmp_path, pair(tmp_path)) as made:
+        for engine in made.engines.values():
+            engine.kill()
+        await until(lambda: made.connections.ready() == "no engine is ready")
+        task = post(made)
+        made.router = make_router(tmp_path)
+        await made.router.start([f"unix:{tmp_path}/router.sock"])
+        await until(lambda: made.connections.router_connected() and made.connections.fleet is not None)
+        await asyncio.sleep(0.2)
+        assert made.connections.decides_here()
+        assert stages(made) == ["queued"]
+        for engine in made.engines.values():
+            engine.server, _ = await listen(engine.address, engine._channel)
+            await engine.announce(made.router)
+        assert (await task).status_code == 200
+        assert not made.connections.decides_here()
+
+
+async def test_the_router_says_in_the_end_that_there_is_no_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "HANDOVER_S", 0.3)
+    async with alone(tmp_path, pair(tmp_path)) as made:
+        for engine in made.engines.values():
+            engine.kill()
+        await until(lambda: made.connections.ready() == "no engine is ready")
+        task = post(made)
+        made.router = make_router(tmp_path)
+        await made.router.start([f"unix:{tmp_path}/router.sock"])
+        answer = await task
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_engine")
+        assert not made.connections.decides_here()
+
+
 async def test_a_request_is_told_when_no_engine_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

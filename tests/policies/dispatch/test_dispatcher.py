@@ -67,6 +67,40 @@ def test_without_any_engine_it_is_rejected_at_once_with_503() -> None:
     assert action.retry_after_s >= 1
 
 
+def lost() -> Dispatcher:
+    """Returns a dispatcher that has lost all its engines at 10 s, as a router does that stood still."""
+    d = pd()
+    for name in ("p", "d"):
+        assert d.handle(ev.EngineDown(10.0, name)) == []
+    return d
+
+
+def back(d: Dispatcher, name: str, role: Role, now_s: float) -> list[Action]:
+    actions = d.handle(ev.EngineUp(now_s, name, role, "g", "n", 2, 1000))
+    return actions + d.handle(ev.EngineStatus(now_s, name, 0, 0, 0))
+
+
+@pytest.mark.parametrize("mode", [None, Mode.DISAGGREGATED])
+def test_requests_wait_a_while_for_engines_that_were_lost_all_at_once(mode: Mode | None) -> None:
+    d = lost()
+    assert d.handle(req("r", arrived_s=11.0, mode=mode)) == []
+    routes = back(d, "d", Role.DECODE, 12.0)
+    # without a mode a decode engine may compute the prompt as well
+    assert [type(action) for action in routes] == ([RoutePrefill] if mode is None else [])
+    routes += back(d, "p", Role.PREFILL, 13.0)
+    assert isinstance(one(routes), RoutePrefill)
+
+
+def test_requests_are_rejected_when_no_engine_is_back_in_time() -> None:
+    d = lost()
+    assert d.handle(req("r", arrived_s=11.0)) == []
+    assert d.handle(ev.Tick(14.9)) == []
+    action = one(d.handle(ev.Tick(15.0)))
+    assert isinstance(action, Reject)
+    assert (action.status, action.reason) == (503, "no_engine")
+    assert isinstance(one(d.handle(req("s", arrived_s=20.0))), Reject)
+
+
 def test_a_prefill_engine_without_a_decode_engine_of_its_group_gets_nothing() -> None:
     d = make()
     engine(d, "p", Role.PREFILL, group="g1")

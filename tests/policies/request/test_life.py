@@ -168,9 +168,14 @@ def test_a_lost_engine_before_the_first_token_is_a_retry(
 
 def test_retries_are_bounded_and_the_last_failure_is_the_answer() -> None:
     life = at(Stage.QUEUED)
-    for _ in range(3):
-        life.on(RoutePrefill("p", colocated=False), NOW_S)
-        life.on(EngineFailed("p", "prefill", "overloaded", "full", retryable=True), NOW_S)
+    now_s = NOW_S
+    for pause_s in (0.0, 0.25, 0.0):
+        life.on(RoutePrefill("p", colocated=False), now_s)
+        life.on(EngineFailed("p", "prefill", "overloaded", "full", retryable=True), now_s)
+        if pause_s:
+            assert not life.router_knows
+            now_s += pause_s
+            life.wake(now_s)
     assert now(life) is Stage.DONE
     assert len(life.of("submit")) == len(life.of("close")) == 3
     failure = life.end()

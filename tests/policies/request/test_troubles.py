@@ -18,7 +18,7 @@ from policies.request.events import (
     Unknown,
 )
 from policies.request.stage import Stage
-from policies.request.troubles import ACQUITTED_TOKENS, LOOK_AGAIN_S, SUSPECT_S, within_budget
+from policies.request.troubles import ACQUITTED_TOKENS, LOOK_AGAIN_S, SUSPECT_S, pause_s, within_budget
 from tests.policies.request.recorder import COLOCATED_WAY, DONE, NOW_S, WAY, Recorder, at, now
 
 TO_DECODING: list[Event] = [RoutePrefill("q", colocated=False), DONE, RouteDecode("e"), Admitted()]
@@ -423,6 +423,13 @@ def test_an_attempt_without_room_in_the_budget_waits_for_it() -> None:
     assert life.of("submit")[1:] == [("submit", "r2", ("d",))]
     assert life.on_budget
     assert life.wake_at_s == life.deadline_s
+
+
+@pytest.mark.parametrize(("retries", "pause"), [(1, 0.0), (2, 0.25), (3, 0.5), (5, 2.0), (20, 2.0)])
+def test_the_first_retry_follows_at_once_and_each_further_one_after_a_longer_pause(
+    retries: int, pause: float
+) -> None:
+    assert pause_s(retries) == pause
 
 
 def test_an_attempt_does_not_wait_for_ever_for_the_budget() -> None:

@@ -3,7 +3,7 @@
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,8 +56,14 @@ class Served:
         return counts
 
     def until_refused(self, count: int) -> None:
+        self._until(lambda: self.counts.refused >= count)
+
+    def until_reopened(self) -> None:
+        self._until(lambda: self.counts.reopened > 0)
+
+    def _until(self, reached: Callable[[], bool]) -> None:
         end_s = time.monotonic() + 20
-        while self.counts.refused < count:
+        while not reached():
             assert time.monotonic() < end_s, self.counts
             time.sleep(0.005)
 
@@ -138,6 +144,8 @@ def test_a_socket_that_fails_is_opened_again(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(HandshakeListener, "_answer_all", failing)
     monkeypatch.setattr(listener, "REOPEN_S", 0.01)
     served = Served(free_port())
+    # what the socket that fails has taken is lost
+    served.until_reopened()
     assert handshake(served.port)[0] == b"rank 0"
     assert served.counts.reopened == 1
     served.stop.set()
