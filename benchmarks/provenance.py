@@ -65,12 +65,14 @@ def of_other(whole: Mapping[str, Any]) -> list[Origin]:
     """Returns the different origins of the runs in another results file; none if the file does not know them.
 
     The file has `origin`, or the facts of `benchmarks.live.machine` in `machine`, or several `runs` that each have
-    `code`, `commit` and `clean` (`benchmarks.chaos`).
+    `code`, `commit` and `clean` (`benchmarks.chaos`); earlier runs have a `+` behind the commit instead of `clean`.
     """
     if "origin" in whole:
         return [Origin(**whole["origin"])]
     runs = [
-        {**run, "machine": run.get("machine", {})} for run in whole.get("runs", ()) if isinstance(run, dict)
+        {"clean": not str(run.get("commit", "+")).endswith("+")} | run | {"machine": run.get("machine", {})}
+        for run in whole.get("runs", ())
+        if isinstance(run, dict)
     ]
     found = (
         [_from_facts(run["machine"], run) for run in runs]

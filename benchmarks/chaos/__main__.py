@@ -23,7 +23,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,12 +69,12 @@ def main(argv: list[str] | None = None) -> int:
     setup = _setup(args)
     name = "-".join([args.engines, *["bare"] * args.bare, *["soak"] * args.soak])
     kept, bad = Kept(args.out / f"{name}.json"), False
-    command = "python -m benchmarks.chaos " + shlex.join(sys.argv[1:] if argv is None else argv)
+    command = shown(sys.argv[1:] if argv is None else argv)
     for seed in args.seeds:
         if kept.has(seed, minutes) and not args.again:
             print(f"seed {seed}: kept already")
             continue
-        result = run_once(setup, seed, minutes, command.strip(), args.logs)
+        result = run_once(setup, seed, minutes, command, args.logs)
         bad = bad or is_bad(result)
         kept.add(result)
         draw(args.out / f"{name}.png", result)
@@ -155,6 +155,18 @@ async def _harm(
 def _judge(ask: Ask, answer: Answer) -> tuple[str, str] | None:
     why = difference(ask, answer)
     return None if why is None else ("wrong", why)
+
+
+def shown(argv: Sequence[str]) -> str:
+    """Returns the command as results keep it, without the folders of this machine."""
+    kept: list[str] = []
+    words = iter(argv)
+    for word in words:
+        if word in ("--out", "--logs"):
+            next(words, None)
+        elif not word.startswith(("--out=", "--logs=")):
+            kept.append(word)
+    return shlex.join(["python", "-m", "benchmarks.chaos", *kept])
 
 
 def _setup(args: argparse.Namespace) -> Setup:

@@ -109,8 +109,15 @@ def draw(path: Path, run: Mapping[str, Any]) -> None:
     kinds = sorted({row[1] for row in run["faults"]})
     for row in run["faults"]:
         y = kinds.index(row[1])
+        # the mark shows faults that have no duration
         faults.plot(
-            [row[0] / 60, (row[0] + max(row[3], 0.5)) / 60], [y, y], color=COLOURS[y % 6], linewidth=3
+            [row[0] / 60, (row[0] + row[3]) / 60],
+            [y, y],
+            color=COLOURS[y % 6],
+            linewidth=3,
+            marker="o",
+            markersize=3,
+            markevery=[0],
         )
     faults.set_yticks(range(len(kinds)), kinds, fontsize=6)
     faults.set_title("faults", loc="left")

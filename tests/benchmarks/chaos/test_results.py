@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.chaos.__main__ import shown
 from benchmarks.chaos.clients import Gap
 from benchmarks.chaos.harm import Harm
 from benchmarks.chaos.processes import slope_per_hour
@@ -103,3 +104,19 @@ def test_a_bad_run_is_known(more: dict[str, Any]) -> None:
 def test_the_slope_of_a_line_is_exact() -> None:
     assert slope_per_hour([(0.0, 100.0), (60.0, 101.0), (120.0, 102.0)]) == pytest.approx(60.0)
     assert slope_per_hour([(0.0, 100.0), (60.0, 101.0)]) is None
+
+
+def test_the_command_that_results_keep_names_no_folder_of_the_machine() -> None:
+    words = [
+        "--seeds",
+        "1",
+        "2",
+        "--out",
+        "/somewhere",
+        "--bare",
+        "--logs=/elsewhere",
+        "--only",
+        "kill decode",
+    ]
+    assert shown(words) == "python -m benchmarks.chaos --seeds 1 2 --bare --only 'kill decode'"
+    assert shown([]) == "python -m benchmarks.chaos"
