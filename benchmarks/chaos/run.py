@@ -122,7 +122,7 @@ class Run:
         say: Callable[[str], None],
     ) -> None:
         self._setup, self._seed, self._port, self._say = setup, seed, port, say
-        self._schedule = Schedule(setup.kinds, seed)
+        self._schedule = Schedule(setup.kinds, seed, setup.parts)
         self.harms: list[Harm] = []
         self.timeline = Timeline()
         self.tracks: dict[tuple[int, float], Track] = {}

@@ -102,18 +102,19 @@ class Fault:
 
 
 class Schedule:
-    """The faults of one run, by a seed."""
+    """The faults of one run, by a seed. `whole` has the number of members of each part when all is well."""
 
-    def __init__(self, kinds: Sequence[Kind], seed: int) -> None:
-        self._kinds = tuple(kinds)
+    def __init__(self, kinds: Sequence[Kind], seed: int, whole: Mapping[str, int]) -> None:
+        self._kinds, self._whole = tuple(kinds), whole
         self._rng = random.Random(f"faults {seed}")
 
     def next(self, well: Mapping[str, int]) -> Fault | None:
         """Draws the next fault; `well` counts the well members of each part. Returns None if no fault is possible.
 
-        An engine's role keeps one well member, and an ingress is stopped only where another one serves.
+        An engine's role keeps one well member, and an ingress is stopped only where another one serves. Serve's
+        controller is harmed only while nothing else is missing: it is what brings dead processes back.
         """
-        possible = [kind for kind in self._kinds if _possible(kind, well)]
+        possible = [kind for kind in self._kinds if self._possible(kind, well)]
         if not possible:
             return None
         (kind,) = self._rng.choices(possible, [kind.weight for kind in possible])
@@ -122,11 +123,12 @@ class Schedule:
             seconds = kind.least_s * (kind.most_s / kind.least_s) ** self._rng.random()
         return Fault(kind, seconds, self._rng.randrange(2**31))
 
-
-def _possible(kind: Kind, well: Mapping[str, int]) -> bool:
-    role = role_of(kind.part)
-    if role in ENGINES:
-        return well.get(role, 0) >= NEEDED.get(kind.action, 2)
-    if role == "ingress" and kind.action == "stop":
-        return well.get(role, 0) >= 2
-    return well.get(role, 0) >= 1
+    def _possible(self, kind: Kind, well: Mapping[str, int]) -> bool:
+        role = role_of(kind.part)
+        if role == "controller":
+            return all(well.get(part, 0) >= number for part, number in self._whole.items())
+        if role in ENGINES:
+            return well.get(role, 0) >= NEEDED.get(kind.action, 2)
+        if role == "ingress" and kind.action == "stop":
+            return well.get(role, 0) >= 2
+        return well.get(role, 0) >= 1

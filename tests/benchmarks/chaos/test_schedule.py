@@ -11,7 +11,8 @@ WELL = {"prefill": 3, "decode": 4, "router": 1, "ingress": 2, "controller": 1, "
 
 def test_a_seed_decides_all() -> None:
     schedules = [
-        [s.next(WELL) for _ in range(50)] for s in (Schedule(SIM, 1), Schedule(SIM, 1), Schedule(SIM, 2))
+        [s.next(WELL) for _ in range(50)]
+        for s in (Schedule(SIM, 1, WELL), Schedule(SIM, 1, WELL), Schedule(SIM, 2, WELL))
     ]
     assert schedules[0] == schedules[1]
     assert schedules[0] != schedules[2]
@@ -19,7 +20,7 @@ def test_a_seed_decides_all() -> None:
 
 def test_every_kind_comes_about_as_often_as_it_weighs() -> None:
     """2,000 draws: a kind of share p comes 2,000 p times, give or take five standard deviations."""
-    schedule, seen = Schedule(SIM, 3), Counter[str]()
+    schedule, seen = Schedule(SIM, 3, WELL), Counter[str]()
     for _ in range(2000):
         fault = schedule.next(WELL)
         assert fault is not None
@@ -34,27 +35,34 @@ def test_every_kind_comes_about_as_often_as_it_weighs() -> None:
 @pytest.mark.parametrize("kinds", [SIM, VLLM])
 def test_a_role_keeps_a_well_engine(kinds: tuple[object, ...]) -> None:
     for role in ENGINES:
-        schedule = Schedule(kinds, 1)  # type: ignore[arg-type]
+        schedule = Schedule(kinds, 1, WELL)  # type: ignore[arg-type]
         parts = {role_of(fault.kind.part) for _ in range(300) if (fault := schedule.next(WELL | {role: 1}))}
         assert role not in parts
         assert parts
 
 
 def test_poison_needs_a_third_engine_of_its_role() -> None:
-    schedule = Schedule([kind for kind in SIM if kind.action == "poison"], 1)
+    schedule = Schedule([kind for kind in SIM if kind.action == "poison"], 1, WELL)
     assert schedule.next(WELL | {"decode": 2, "prefill": 2}) is None
     assert schedule.next(WELL | {"decode": 2}) is not None
 
 
 def test_an_ingress_is_stopped_only_where_another_serves() -> None:
     kinds = [kind for kind in SIM if kind.part == "ingress"]
-    schedule = Schedule(kinds, 1)
+    schedule = Schedule(kinds, 1, WELL)
     actions = {fault.kind.action for _ in range(100) if (fault := schedule.next({"ingress": 1}))}
     assert actions == {"kill"}
-    assert Schedule(kinds, 1).next({"ingress": 0}) is None
+    assert Schedule(kinds, 1, WELL).next({"ingress": 0}) is None
 
 
 def test_a_victim_is_chosen_by_the_draw_whatever_the_order() -> None:
-    fault = Schedule(SIM, 5).next(WELL)
+    fault = Schedule(SIM, 5, WELL).next(WELL)
     assert fault is not None
     assert fault.victim(["a", "b", "c"]) == fault.victim(["c", "a", "b"])
+
+
+def test_the_controller_is_spared_while_a_process_is_to_come_back() -> None:
+    kinds = [kind for kind in SIM if kind.part == "controller"]
+    assert Schedule(kinds, 1, WELL).next(WELL) is not None
+    for part in WELL:
+        assert Schedule(kinds, 1, WELL).next(WELL | {part: WELL[part] - 1}) is None
