@@ -10,9 +10,10 @@ from logging.handlers import MemoryHandler
 def handlers_kept() -> Iterator[None]:
     """Gives every MemoryHandler its target back that it had before the block.
 
-    `logging.config.dictConfig`, which vLLM's start calls, closes all handlers of the process, and a closed MemoryHandler
-    has no target. Ray Serve's logger writes through one. A restarted Serve controller asks each replica
-    for the file behind it, and stops a replica that cannot answer: without the target it would stop every vLLM engine.
+    `logging.config.dictConfig`, which vLLM's start calls, closes all handlers of the process, and a closed
+    MemoryHandler has no target. Ray Serve's logger writes through one. A restarted Serve controller asks each replica
+    for the file behind it, and stops a replica that cannot answer: without the target it would stop every vLLM
+    engine.
     """
     loggers = [logging.root, *logging.root.manager.loggerDict.values()]
     targets = [
