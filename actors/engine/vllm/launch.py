@@ -22,6 +22,7 @@ from multiprocessing import spawn
 from pathlib import Path
 from typing import Any
 
+from actors.engine.logs import handlers_kept
 from actors.engine.vllm import plugin
 from actors.engine.vllm.config import (
     SCHEDULERS,
@@ -104,6 +105,7 @@ def _hold(host: str, port: int) -> socket.socket:
     return held
 
 
+@handlers_kept()
 def launch(config: VllmEngineConfig, ledger: Ledger, clock: PhaseClock) -> Any:
     """Returns a ready AsyncLLM. It blocks, so it must be called outside the event loop. Raises vLLM's errors."""
     device = resolve_device(config)
