@@ -27,8 +27,15 @@ class Intake:
             raise ApiError(404, message, param="model", code="model_not_found")
 
     def check_tools(self, plan: Plan, engines: Iterable[EngineInfo]) -> None:
-        """Raises `ApiError` 400 if tool calls are asked for and no engine parses them."""
-        if plan.engine_chat is not None and not any("tools" in info.features for info in engines):
+        """Raises `ApiError` 400 if tool calls are asked for and no engine parses them. Where nothing is left that could
+        decode, the request waits as any other does.
+        """
+        decoders = [info.features for info in engines if info.role != "prefill"]
+        if (
+            plan.engine_chat is not None
+            and decoders
+            and not any("tools" in features for features in decoders)
+        ):
             message = "'tools': no engine here parses tool calls; leave them out."
             raise bad_request(message, "tools", "unsupported_parameter")
 

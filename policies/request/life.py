@@ -114,7 +114,8 @@ class Life(Effects):
         self.stage, self._rows = _QUEUED, TABLE[None]
         self._until_s = self._ask_s = self.lease_until_s = math.inf
         self.attempt_id, self.attempts = "", 0
-        self.retries = self.migrations = self.kills = 0
+        self.retries = self.migrations = 0
+        self.kills = 0.0
         self._killed_at: Task = "prefill"
         self.on_budget = False
         self._held_until_s = 0.0
@@ -467,7 +468,7 @@ class Life(Effects):
             self._fail(Failure(status, message, code, retry_after_s), "failed", gone, blame)
 
     def _killed_again(self, blame: Blame, now_s: float, silent_s: float) -> bool:
-        """Counts a death of the engine that worked on the request; returns whether that is once too often. A request
+        """Counts a death or stall of the engine that worked on the request; returns whether that is too much. A request
         that came while the engine was silent, or that had got its tokens, is not at fault.
         """
         engine_id, task, code = blame
@@ -478,7 +479,9 @@ class Life(Effects):
         if code not in troubles.DEADLY or acquitted or not computes or taken_s is None:
             return False
         if 0 <= now_s - silent_s - taken_s <= troubles.SUSPECT_S:
-            self.kills = 1 + (self.kills if task == self._killed_at else 0)
+            died = code == "engine_dead" or (code == troubles.ENGINE_LOST and silent_s == 0)
+            before = self.kills if task == self._killed_at else 0.0
+            self.kills = before + (1.0 if died else troubles.SILENT_KILL)
             self._killed_at = task
         return self.kills >= troubles.MOST_KILLS
 

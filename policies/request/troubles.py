@@ -1,8 +1,8 @@
 """Rules for what follows when engines fail a request: codes of failures, bounds, and the errors that end a request.
 
 A request whose prompt or parameters kill its engine would kill every engine that it is given to. It is suspected when
-an engine dies or stalls under it soon after it took it, and refused when that has happened twice in a row with the same
-task, prefill or decode. `ACQUITTED_TOKENS` tokens, from whichever engine, acquit it for good. A request that came to an
+an engine dies or stalls under it soon after it took it, and refused when two engines have died in a row with the same
+task, prefill or decode; two that stalled count as one that died. `ACQUITTED_TOKENS` tokens, from whichever engine, acquit it for good. A request that came to an
 engine which had fallen silent before is no suspect.
 
 Not claimed: that all engines but two are safe from a request that kills at a position far in its output. What bounds
@@ -24,8 +24,13 @@ POOL_TIMEOUT = "pool_timeout"
 DEADLY = frozenset({ENGINE_LOST, "engine_dead", STALLED})
 """Codes that say that an engine died, or is as good as dead."""
 
-MOST_KILLS = 2
-"""Engines that may die under a request; it is not given to a third one."""
+SILENT_KILL = 0.5
+"""Deaths that an engine counts as which only fell silent or stalled. It may go on, and in a cluster under stress two of
+these soon after one another are chance: `make chaos` met them once in 4,491 requests.
+"""
+
+MOST_KILLS = 2.0
+"""Deaths of engines under a request after which no other engine gets it."""
 
 SUSPECT_S = 10.0
 """Seconds from the moment an engine takes a request for which its death is laid at the request's door.
@@ -77,7 +82,7 @@ the distance from the class `batch` to `interactive`, so that no new request of 
 
 POISON = Failure(
     500,
-    "Two engines died or stalled while they worked on this request, so it is not given to a third one.",
+    "Engines died or stalled, one after the other, when they got this request, so no other one gets it.",
     "request_kills_engines",
 )
 

@@ -1,4 +1,5 @@
-"""Real vLLM engines, KV over NIXL: clients leave at every stage, an ingress and a decode replica are killed.
+"""Real vLLM engines, KV over NIXL: clients leave at every stage, an ingress, Serve's controller and a decode
+replica are killed.
 
 One app for all tests (`vllm_app`; start-up is the larger part). Reads are held for 0.5 s by the connector, so that the
 transfer stage can be hit. Asserted is always the same: every counter is 0, every engine's KV
@@ -15,7 +16,7 @@ import psutil
 import pytest
 
 from tests.chaos.crowd import Crowd, leave_at
-from tests.live.serving import PATIENCE_S, App, still_running
+from tests.live.serving import PATIENCE_S, App, command_line, still_running
 from tests.live.vllm_app import SLOTS
 
 pytestmark = [pytest.mark.live, pytest.mark.vllm, pytest.mark.chaos, pytest.mark.timeout(900)]
@@ -79,6 +80,26 @@ def test_a_killed_ingress_leaves_no_transfer_behind(vllm_app: App) -> None:
     vllm_app.wait(lambda s: s["ready"], "a new ingress")
     vllm_app.wait_idle()
     crowd.leave()
+    answers(vllm_app)
+
+
+def test_a_restarted_serve_controller_keeps_the_engines(vllm_app: App) -> None:
+    """A controller stops a replica that does not answer where its log is. That a killed ingress comes back shows that the new
+    controller has met all replicas."""
+    engines = {name: vllm_app.replica_pid(name) for name in ("PrefillEngine", "DecodeEngine")}
+    controller = next(p for p in vllm_app.processes() if "ServeController" in command_line(p))
+    controller.kill()
+    alive = still_running([controller], timeout_s=60)
+    assert not alive
+    ingress = vllm_app.replica_pid("Ingress")
+    os.kill(ingress, signal.SIGKILL)
+    vllm_app.wait(
+        lambda s: s["ready"] and vllm_app.replica_pids("Ingress") not in ([], [ingress]), "an ingress"
+    )
+    assert {name: vllm_app.replica_pid(name) for name in engines} == engines
+    states = {engine["id"]: engine["state"] for engine in vllm_app.status()["engines"]}
+    assert set(states.values()) == {"ready"}, states
+    vllm_app.wait_idle()
     answers(vllm_app)
 
 

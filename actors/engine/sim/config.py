@@ -4,6 +4,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from actors.engine.sim.links import SimLink
 from actors.engine.watchdog import StallLimits
@@ -105,8 +106,10 @@ class SimEngineConfig:
         changed = ", ".join(f"{name}={value}" for name, value in sorted(self.timing.items()))
         source = f"{base.source}; set by configuration: {changed}"
         # Numbers from a file arrive as floats; a field that counts (bytes, tokens) stays an integer.
-        given = {n: int(v) if isinstance(getattr(base, n), int) else v for n, v in self.timing.items()}
-        return dataclasses.replace(base, source=source, **given)  # type: ignore[arg-type]
+        given: dict[str, Any] = {
+            n: int(v) if isinstance(getattr(base, n), int) else v for n, v in self.timing.items()
+        }
+        return dataclasses.replace(base, source=source, **given)
 
     def compatibility_group(self) -> str:
         """Returns the name of the group of engines between which KV may move. Derived, it holds model, block size and

@@ -203,7 +203,8 @@ class SimRanks:
 def _sum(terms: Iterable[T | None]) -> T | None:
     """Returns the sum, or None if a term is None."""
     known = list(terms)
-    return None if any(term is None for term in known) else sum(known)  # type: ignore[arg-type,return-value]
+    numbers = [term for term in known if term is not None]
+    return sum(numbers) if len(numbers) == len(known) else None
 
 
 def _mean(terms: Iterable[float | None]) -> float | None:

@@ -44,10 +44,26 @@ async def lose_router(made: Rig) -> None:
     await until(lambda: not made.connections.router_connected())
 
 
-async def take_over(made: Rig, directory: Path) -> None:
-    """Starts a router that the ingress finds, and to which the engines announce themselves."""
+async def lose_engines(made: Rig) -> None:
+    for engine in made.engines.values():
+        engine.kill()
+    await until(lambda: made.connections.ready() == "no engine is ready")
+
+
+async def listen_again(made: Rig) -> None:
+    for engine in made.engines.values():
+        engine.server, _ = await listen(engine.address, engine._channel)
+
+
+async def start_router(made: Rig, directory: Path) -> None:
+    """Starts a router that the ingress finds; it knows no engine."""
     made.router = make_router(directory)
     await made.router.start([f"unix:{directory}/router.sock"])
+
+
+async def take_over(made: Rig, directory: Path) -> None:
+    """Starts a router that the ingress finds, and to which the engines announce themselves."""
+    await start_router(made, directory)
     for engine in made.engines.values():
         await engine.announce(made.router)
     await until(lambda: not made.connections.decides_here())
@@ -184,13 +200,10 @@ async def test_an_engine_that_is_lost_or_comes_counts_at_once(tmp_path: Path) ->
 async def test_a_request_waits_for_engines_that_are_connected_again_soon(tmp_path: Path) -> None:
     """All connections end at once, as after a stop of this process; a request comes before they stand again."""
     async with alone(tmp_path, pair(tmp_path)) as made:
-        for engine in made.engines.values():
-            engine.kill()
-        await until(lambda: made.connections.ready() == "no engine is ready")
+        await lose_engines(made)
         task = post(made)
         await until(lambda: stages(made) == ["queued"])
-        for engine in made.engines.values():
-            engine.server, _ = await listen(engine.address, engine._channel)
+        await listen_again(made)
         assert (await task).status_code == 200
 
 
@@ -199,18 +212,15 @@ async def test_a_router_that_knows_no_engine_gets_no_request_from_an_ingress_tha
 ) -> None:
     """All processes lose one another, as after a stop of this one and the router; the two find each other first."""
     async with alone(tmp_path, pair(tmp_path)) as made:
-        for engine in made.engines.values():
-            engine.kill()
-        await until(lambda: made.connections.ready() == "no engine is ready")
+        await lose_engines(made)
         task = post(made)
-        made.router = make_router(tmp_path)
-        await made.router.start([f"unix:{tmp_path}/router.sock"])
+        await start_router(made, tmp_path)
         await until(lambda: made.connections.router_connected() and made.connections.fleet is not None)
         await asyncio.sleep(0.2)
         assert made.connections.decides_here()
         assert stages(made) == ["queued"]
+        await listen_again(made)
         for engine in made.engines.values():
-            engine.server, _ = await listen(engine.address, engine._channel)
             await engine.announce(made.router)
         assert (await task).status_code == 200
         assert not made.connections.decides_here()
@@ -221,12 +231,9 @@ async def test_the_router_says_in_the_end_that_there_is_no_engine(
 ) -> None:
     monkeypatch.setattr(connections, "HANDOVER_S", 0.3)
     async with alone(tmp_path, pair(tmp_path)) as made:
-        for engine in made.engines.values():
-            engine.kill()
-        await until(lambda: made.connections.ready() == "no engine is ready")
+        await lose_engines(made)
         task = post(made)
-        made.router = make_router(tmp_path)
-        await made.router.start([f"unix:{tmp_path}/router.sock"])
+        await start_router(made, tmp_path)
         answer = await task
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_engine")
         assert not made.connections.decides_here()
@@ -237,15 +244,27 @@ async def test_a_request_is_told_when_no_engine_comes_back(
 ) -> None:
     monkeypatch.setattr(fallback, "HOLD_S", 0.3)
     async with alone(tmp_path, pair(tmp_path)) as made:
-        for engine in made.engines.values():
-            engine.kill()
-        await until(lambda: made.connections.ready() == "no engine is ready")
+        await lose_engines(made)
         gone, stays = post(made), post(made)
         await until(lambda: stages(made) == ["queued"] * 2)
         gone.cancel()
         answer = await stays
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_engine")
         await until(lambda: not made.connections.live)
+
+
+async def test_tool_calls_are_no_bad_request_while_every_engine_is_gone(tmp_path: Path) -> None:
+    """An engine that parses tool calls may come back; while one is there that does not, the request is at fault."""
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    async with alone(tmp_path, pair(tmp_path)) as made:
+        answer = await post(made, tools=tools)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
+        await lose_engines(made)
+        await take_over(made, tmp_path)
+        await lose_engines(made)
+        await until(lambda: not made.connections.engines())
+        answer = await post(made, tools=tools)
+        assert answer.status_code == 503
 
 
 async def test_a_router_that_comes_back_decides_what_waits(tmp_path: Path) -> None:
