@@ -269,7 +269,14 @@ def sim_config(config: Config, seed: int) -> SimConfig:
         ),
         prefill=("round_robin", {}),
         decode=(policy, params),
-        dispatch=DispatchConfig(max_queue=UNBOUNDED, queue_timeout_s=600.0, seed=seed),
+        # Algorithm 1 chooses among all workers with memory, whatever their queues, and so do its rivals.
+        dispatch=DispatchConfig(
+            max_queue=UNBOUNDED,
+            queue_timeout_s=600.0,
+            overcommit_slots=UNBOUNDED,
+            overcommit="always",
+            seed=seed,
+        ),
         control=ControlPlane(hop_s=0.0, ingress_s=0.0, progress_s=0.1, request_timeout_s=600.0),
         network=Fabric(
             topology,
