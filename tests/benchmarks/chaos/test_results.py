@@ -47,8 +47,8 @@ def result(seed: int, **more: Any) -> dict[str, Any]:
     found: dict[str, Any] = {
         "engines": "sim", "machine": {}, "seed": seed, "minutes": 2.0, "commit": "abc", "code": code_digest(CODE),
         "requests": 10, "right": 9, "near_ties": 0, "unended": 0, "failed": {}, "wrong": {},
-        "apart": {"kill ingress: cut": 1}, "notes": {}, "increases": {"sluice_retries_total": 3}, "forms": {"short": 10},
-        "leaks": {},
+        "apart": {"kill ingress: cut": 1}, "notes": {}, "increases": {"sluice_retries_total": 3},
+        "forms": {"short": 10}, "leaks": {},
         "faults": [
             [1.0, "kill decode", "d", 0.0, 1.5, 3, 1.2, 8.0, False, 0.0],
             [9.0, "stop decode", "d", 20.0, 5.0, 9, 4.0, 24.5, True, 7.5],
