@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.chaos.totals import added_up
-from benchmarks.plots import COLOURS, QUIET, figure
+from benchmarks.plots import COLOURS, QUIET, figure, with_palette
 
 BIN_S = 5.0
 
@@ -133,6 +133,7 @@ def draw(path: Path, run: Mapping[str, Any]) -> None:
         axes.tick_params(colors=QUIET)
     made.tight_layout()
     made.savefig(path, dpi=110, metadata={"Software": None})
+    with_palette(path)
 
 
 def _rates(line: Mapping[str, Any]) -> tuple[list[float], list[float]]:
