@@ -1,4 +1,4 @@
-"""Which policies a simulation was built with, and all of their parameters.
+"""The policies with which a simulation was built, and all of their parameters.
 
 A configuration names a policy and some parameters; the others have their defaults. Results keep them all, so that a
 result says what ran even after a default has changed.

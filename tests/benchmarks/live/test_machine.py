@@ -1,4 +1,4 @@
-"""What a live result says of the code that it measured, at both ends of the measurement."""
+"""The code that a live result says it measured, at both ends of the measurement."""
 
 import json
 from pathlib import Path
