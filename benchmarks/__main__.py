@@ -236,10 +236,11 @@ def _finish(
 ) -> None:
     """Compares the results with the paper's, draws the plots, writes the results file and prints the comparison."""
     rows = list(experiment.compare(results))
-    files = _drawn(experiment, results, options.out)
+    folder = (options.out / registry.place(name)).parent
+    files = _drawn(experiment, results, folder)
     code = runner.code_of(experiment)
     stored = Stored.now(results, experiment.SUMMARY, rows, files, code, _command(name, args))
-    path = results_io.save(options.out, stored, _also_stored(experiment))
+    path = results_io.save(folder, stored, _also_stored(experiment))
     shown = "".join(f"\n{line}" for line in report.stand_ins(results))
     print(
         f"\n{name}: {experiment.SUMMARY}{shown}\n\n{report.text_table(rows)}\n\nwritten to {path}", flush=True

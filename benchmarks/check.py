@@ -1,19 +1,24 @@
 """Checks every figure that a document shows against the committed results, and where these come from.
 
-- The rows of every experiment are computed again from the stored measures, and docs/results.md and the predictors' page
-  are made again.
-- Each number in README.md, docs and the READMEs of the benchmarks that cites a results file is compared with it,
-  rounded to the decimals that are shown. A text may leave out the sign ("18.6 % shorter" for -18.6).
+- Every results file that there should be is there, in its own place (`document.expected`, `provenance.MISSING`).
+- The rows of every experiment, with their notes, units and aims, are computed again from the stored measures, and so
+  are docs/results.md, the predictors' page and the pages of faults. The rows of the other files are made from what was
+  measured, so there is nothing that could differ. Their plots are there and whole.
+- An experiment's results are of its full size, of seeds from 0, and of the variants that its code has now, if that code
+  is the present one.
+- Each number in README.md, CHANGELOG.md, docs and the READMEs that cites a results file is compared with it, rounded to
+  the decimals that are shown, with its sign.
 - A figure that cites no file and is not marked as given is a problem (`benchmarks.figures`).
-- A results file whose runs are of several states of the code, of code in no commit, or of other code than that of the
-  commit that they name, is a problem (`benchmarks.provenance`). That the code has changed since is none; such files are
-  listed.
+- A results file whose runs are of several states of the code, of code in no commit, of other code than that of the
+  commit that they name, or of a commit that a fresh clone lacks, is a problem (`benchmarks.provenance`). That the code
+  has changed since is none; such files are listed, here and in docs/results.md.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,13 +26,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import figures, provenance
-from benchmarks.checkout import ROOT, Origin, code_at, code_digest
-from benchmarks.document import OTHERS, document, section
+from benchmarks.chaos.report import page_of
+from benchmarks.checkout import ROOT, Origin, code_at, code_digest, no_history
+from benchmarks.document import OTHERS, document, expected, section
 from benchmarks.experiments import registry
 from benchmarks.experiments.base import ExperimentError
 from benchmarks.predictors.page import markdown
-from benchmarks.results_io import RUNS, Stored, load
+from benchmarks.results_io import RUNS, Stored, load, row_as_json
 from benchmarks.runner import code_of
+from benchmarks.workloads.catalog import as_if_present
 
 # The tolerance, relative and absolute; stored measures have nine digits.
 TOLERANCE = 1e-6
@@ -40,6 +47,8 @@ GENERATED = (
     "docs/policies.md",
 )
 """Documents whose numbers are not marked: two are made from results here, two from the code of metrics and policies."""
+WITH_BLOCKS = ("docs/api.md",)
+"""Documents in which a script writes blocks from code, whose numbers are not marked."""
 
 
 @dataclass(slots=True)
@@ -66,12 +75,24 @@ class Checked:
 def check(root: Path = ROOT) -> Checked:
     """Checks the results and documents of the checkout at `root`."""
     checked, results = Checked(), root / "benchmarks/results"
+    _complete(results, checked)
     stored = _experiments(results, checked)
     _others(results, checked)
     _made_again(root, results, checked)
     _documents(root, results, checked)
     _say_origins(root, results, stored, checked)
     return checked
+
+
+def _complete(results: Path, checked: Checked) -> None:
+    """Checks that the results files that there should be are there, as far as they have been measured."""
+    for file in expected():
+        there = (results / file).exists()
+        if not there and file not in provenance.MISSING:
+            how = OTHERS[file].command if file in OTHERS else f"python -m benchmarks run {Path(file).stem}"
+            checked.problems.append(f"{file} is not there: {how}")
+        elif there and file in provenance.MISSING:
+            checked.problems.append(f"{file} is there: take it off MISSING (benchmarks/provenance.py)")
 
 
 def _experiments(results: Path, checked: Checked) -> dict[str, Stored]:
@@ -84,31 +105,83 @@ def _experiments(results: Path, checked: Checked) -> dict[str, Stored]:
         checked.files += 1
         try:
             stored = found[file] = load(path)
-            rows = list(_wrong_rows(file, stored))
+            rows = [*_misplaced(file, stored), *_other_size(file, stored), *_wrong_rows(file, stored)]
         except ExperimentError as error:
             checked.problems.append(str(error))
             continue
         checked.rows += len(stored.rows)
         checked.problems += rows
+        plots = [path.parent / stored.results.experiment / plot for plot in stored.plots]
+        checked.problems += _broken_plots(results, plots)
         checked.problems += provenance.problems(file, provenance.of_experiment(stored), stored.command)
     return found
 
 
+def _misplaced(file: str, stored: Stored) -> Iterator[str]:
+    place = f"experiments/{registry.place(stored.results.experiment)}"
+    if file != place:
+        yield f"{file} has results of {stored.results.experiment}, whose place is {place}"
+
+
+def _other_size(file: str, stored: Stored) -> Iterator[str]:
+    """Yields a sentence if the results are of a reduced size, of chosen seeds, or of variants that the code lacks.
+
+    Variants are compared where the code is the present one. Older code may have had others.
+    """
+    results = stored.results
+    if results.quick:
+        yield f"{file} is of the reduced size (--quick): run it without"
+    if results.seeds != tuple(range(len(results.seeds))):
+        yield f"{file} has the seeds {results.seeds}, not all from 0 on"
+    experiment = registry.load(results.experiment)
+    if {origin.code for origin in provenance.of_experiment(stored)} != {code_of(experiment)}:
+        return
+    with as_if_present():
+        now = {variant.name: json.loads(json.dumps(variant.config)) for variant in experiment.variants(False)}
+    for name in sorted(now.keys() | results.variants.keys()):
+        if now.get(name) != results.variants.get(name):
+            yield f"{file}: the variant {name!r} is not the one that the same code has: run it again"
+
+
 def _wrong_rows(file: str, stored: Stored) -> Iterator[str]:
     """Yields a sentence for each row that the experiment does not make from the stored measures."""
-    rows = registry.load(stored.results.experiment).compare(stored.results)
+    experiment = registry.load(stored.results.experiment)
+    if stored.summary != experiment.SUMMARY:
+        yield f"{file}: its summary is not the experiment's: python -m benchmarks remake"
+    rows = experiment.compare(stored.results)
     if [row.name for row in rows] != [row.name for row in stored.rows]:
         yield f"{file}: its rows have other names than the experiment gives now: python -m benchmarks remake"
         return
-    for new, old in zip(rows, stored.rows, strict=True):
-        if not all(_same(getattr(new, part), getattr(old, part)) for part in ("paper", "ours", "half_width")):
-            yield f"{file}: {old.name!r} is {old.ours} in the file, {new.ours} from its measures"
+    for new, old in zip(map(row_as_json, rows), map(row_as_json, stored.rows), strict=True):
+        for part in sorted(new.keys() | old.keys()):
+            if not _same(new.get(part), old.get(part)):
+                yield (
+                    f"{file}: {old['name']!r}: {part} is {old.get(part)!r} in the file, {new.get(part)!r} from its"
+                    " measures"
+                )
 
 
-def _same(a: float | None, b: float | None) -> bool:
-    if a is None or b is None:
-        return a is b
-    return math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, float) and isinstance(b, float):
+        return math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    return type(a) is type(b) and a == b
+
+
+def _broken_plots(results: Path, plots: list[Path]) -> Iterator[str]:
+    """Yields a sentence for each plot that is missing or not a whole PNG file."""
+    for path in plots:
+        if not path.exists():
+            yield f"{path.relative_to(results)} is missing"
+        elif not _is_png(path.read_bytes()):
+            yield f"{path.relative_to(results)} is no whole PNG file"
+
+
+def _is_png(data: bytes) -> bool:
+    """Returns whether the data begins with the header of a picture that has pixels, and ends as a PNG file does."""
+    if not data.startswith(b"\x89PNG\r\n\x1a\n") or data[12:16] != b"IHDR" or data[-8:-4] != b"IEND":
+        return False
+    width, height = struct.unpack(">II", data[16:24])
+    return b"IDAT" in data and width > 0 and height > 0
 
 
 def _others(results: Path, checked: Checked) -> None:
@@ -118,13 +191,27 @@ def _others(results: Path, checked: Checked) -> None:
         if file in OTHERS:
             checked.files += 1
             whole = _read(path)
+            of_known = provenance.paths_of_other(whole) is not None
+            commands = provenance.commands(whole)
             checked.problems += provenance.problems(
-                file, provenance.of_other(whole), str(whole.get("command", ""))
+                file, provenance.of_other(whole), "; ".join(commands), of_known
             )
+            checked.problems += _other_command(file, commands)
+            if OTHERS[file].drawn:
+                checked.problems += _broken_plots(results, [path.with_suffix(".png")])
         elif not file.startswith("experiments/"):
             checked.problems.append(
                 f"{file} has no reader (benchmarks/document.py), so no document can show it"
             )
+
+
+def _other_command(file: str, commands: list[str]) -> Iterator[str]:
+    """Yields a sentence for each command of a file that is not the one that makes it, or of a reduced size."""
+    module, *options = OTHERS[file].command.removeprefix("python -m ").replace(" --traces DIR", "").split()
+    for command in commands:
+        ran, *given = command.removeprefix("python -m ").split()
+        if ran != module or not set(options) <= set(given) or "--quick" in set(given) - set(options):
+            yield f"{file} was made by `{command}`, and is to be made by `{OTHERS[file].command}`"
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -136,7 +223,14 @@ def _made_again(root: Path, results: Path, checked: Checked) -> None:
     """Checks that the pages that are made from results are what the results say."""
     pages = {root / "docs/results.md": document(results)}
     if (results / PREDICTORS).exists():
-        pages[results / "predictors/README.md"] = markdown(_read(results / PREDICTORS))
+        whole = _read(results / PREDICTORS)
+        pages[results / "predictors/README.md"] = markdown(whole)
+        plots = [results / "predictors" / f"{name}.png" for name in whole["traces"]]
+        checked.problems += _broken_plots(results, plots)
+    for file in OTHERS:
+        if file.startswith("chaos/") and (results / file).exists():
+            path = results / file
+            pages[path.with_suffix(".md")] = page_of(_read(path)["runs"], f"{path.stem}.png")
     for path, made in pages.items():
         if not path.exists() or path.read_text("utf-8") != made:
             checked.problems.append(
@@ -145,8 +239,9 @@ def _made_again(root: Path, results: Path, checked: Checked) -> None:
 
 
 def _documents(root: Path, results: Path, checked: Checked) -> None:
-    paths = [root / "README.md", *sorted((root / "docs").glob("*.md"))]
-    paths += sorted((root / "benchmarks").rglob("README.md"))
+    paths = [*sorted(root.glob("*.md")), *sorted((root / "docs").glob("*.md"))]
+    for folder in ("benchmarks", "deploy", "examples", "predictors"):
+        paths += sorted((root / folder).rglob("README.md"))
     for path in paths:
         name = path.relative_to(root).as_posix()
         if name in GENERATED:
@@ -162,6 +257,12 @@ def _documents(root: Path, results: Path, checked: Checked) -> None:
             f" `<!-- given: {figure} -->` to its line if nobody measured it (benchmarks/figures.py)"
             for line, figure in figures.unmarked(text)
         ]
+        checked.problems += [
+            f"{name}:{line}: what begins here has no end, so nothing after it would be looked at"
+            for line in figures.unclosed(text)
+        ]
+        if "<!-- generated:" in text and name not in WITH_BLOCKS:
+            checked.problems.append(f"{name} has a generated block, but no script writes any (WITH_BLOCKS)")
         for one in figures.cited(text):
             checked.cited += 1
             checked.problems += [f"{name}:{one.line}: {problem}" for problem in _wrong_figure(one, results)]
@@ -176,7 +277,7 @@ def _wrong_figure(one: figures.Cited, results: Path) -> Iterator[str]:
     value = None if row is None else getattr(row, one.part)
     if value is None:
         yield f"{one.file} has no figure {one.name!r} ({one.part})"
-    elif not figures.shows(one.shown, value):
+    elif not figures.shows(one.shown, -value if one.turned else value):
         yield f"{one.shown} stands for {value:.6g} ({one.file}, {one.name!r}, {one.part})"
 
 
@@ -197,7 +298,7 @@ def _say_origins(root: Path, results: Path, stored: dict[str, Stored], checked: 
             whole = _read(results / file)
             paths = provenance.paths_of_other(whole)
             made[file] = (provenance.of_other(whole), None if paths is None else partial(code_digest, paths))
-    untraced = [file for file, (origins, _) in made.items() if not origins]
+    untraced = [file for file, (origins, digest) in made.items() if not origins or digest is None]
     changed = [
         file
         for file, (origins, digest) in made.items()
@@ -207,23 +308,36 @@ def _say_origins(root: Path, results: Path, stored: dict[str, Stored], checked: 
         checked.notes.append(f"runs of other code than the present one: {', '.join(sorted(changed))}")
     if untraced:
         checked.notes.append(f"written before runs kept their origin: {', '.join(sorted(untraced))}")
-    _compare_with_commits(root, made, checked)
+    absent = sorted(file for file in provenance.MISSING if not (results / file).exists())
+    if absent:
+        checked.notes.append(f"not measured yet: {', '.join(absent)}")
+    why = no_history(root)
+    if why is None:
+        _compare_with_commits(root, made, checked)
+    else:
+        checked.notes.append(
+            f"NOTHING IS KNOWN OF THE CODE THAT MADE THE RESULTS: {why}, so no commit could be looked up"
+        )
 
 
 def _compare_with_commits(
     root: Path, made: dict[str, tuple[list[Origin], Digest | None]], checked: Checked
 ) -> None:
-    """Finds runs whose digest is not that of their commit. Notes the commits that the checkout at `root` lacks."""
-    commits = sorted({origin.commit for origins, _ in made.values() for origin in origins if origin.clean})
-    missing = []
-    for commit in commits:
+    """Finds runs whose commit is not in the history of the checkout at `root`, or whose digest is not the commit's."""
+    of_commit: dict[str, list[str]] = {}
+    for file, (origins, digest) in made.items():
+        for commit in {origin.commit for origin in origins if origin.clean and digest is not None}:
+            of_commit.setdefault(commit, []).append(file)
+    for commit, files in sorted(of_commit.items()):
         with code_at(commit, root) as then:
             if then is None:
-                missing.append(commit)
+                checked.problems.append(
+                    f"{', '.join(files)}: the commit {commit} is not in the history of this checkout, so nobody can"
+                    " find the code again"
+                )
                 continue
-            for file, (origins, digest) in made.items():
+            for file in files:
+                origins, digest = made[file]
                 here = {origin.code for origin in origins if origin.clean and origin.commit == commit}
-                if here and digest is not None and here != {digest(then)}:
+                if digest is not None and here != {digest(then)}:
                     checked.problems.append(f"{file} names commit {commit}, whose code is another one")
-    if missing:
-        checked.notes.append(f"commits that are not in this checkout: {', '.join(missing)}")

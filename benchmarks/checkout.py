@@ -12,15 +12,20 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = ("actors", "app", "benchmarks", "policies", "predictors", "sluice")
 """The packages of this project."""
+PRODUCT = ("actors", "app", "policies", "predictors", "sluice")
+"""The packages of the application, without its benchmarks."""
+DIGEST = "v2"
+"""The version of the way in which `code_digest` is computed, with which every digest begins."""
 
 # A run depends on these too: profiles, heatmaps and excerpts of traces lie beside the code.
 _SUFFIXES = (".py", ".yaml", ".json", ".xz")
@@ -32,23 +37,40 @@ _LIBRARIES = ("lightgbm", "numba", "numpy", "scikit-learn")
 class Origin:
     """Where a run comes from: the code that ran, and the machine.
 
-    `code` is a digest of the files on which the run depends. `clean` says whether they are those of `commit`.
+    `code` is a digest of the files on which the run depends. `clean` says whether they are those of `commit`. `traces`
+    names the files of published traces that the run could read, each with a digest of its content.
     """
 
     code: str
     commit: str
     clean: bool
     machine: str
+    traces: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the fields by name."""
-        return asdict(self)
+        """Returns the fields by name; `traces` only where there are any."""
+        return {name: value for name, value in asdict(self).items() if name != "traces" or value}
+
+    @staticmethod
+    def of(stored: Mapping[str, Any]) -> Origin:
+        """Returns the origin that `as_json` gave. Raises TypeError for anything else."""
+        return Origin(**{**stored, "traces": tuple(stored.get("traces", ()))})
 
 
-def origin_of(paths: Iterable[str]) -> Origin:
+def origin_of(paths: Iterable[str], traces: Iterable[str] = ()) -> Origin:
     """Returns the origin of a run that starts now and depends on `paths`, files or folders relative to the checkout."""
     paths = list(paths)
-    return Origin(code_digest(paths), head(), is_clean(paths), machine())
+    return Origin(code_digest(paths), head(), is_clean(paths), machine(), tuple(traces))
+
+
+def depends_on(module: str, folders: Iterable[str], root: Path = ROOT) -> list[str]:
+    """Returns the folders and files on which a measurement by `module` depends, ordered by name.
+
+    They are `folders` and all files beyond them that the module imports, directly or not.
+    """
+    folders = sorted(folders)
+    beyond = [file for file in imported(module, root) if not file.startswith(tuple(f"{f}/" for f in folders))]
+    return sorted({*folders, *beyond})
 
 
 def commit(root: Path = ROOT) -> str:
@@ -101,13 +123,14 @@ def cpu_model() -> str:
 def code_digest(paths: Iterable[str], root: Path = ROOT) -> str:
     """Returns a digest of the names and contents of all code and data files under `paths`.
 
-    The paths are files or folders, relative to the checkout.
+    The paths are files or folders, relative to the checkout. The digest begins with the version of this computation
+    (`DIGEST`), so that digests of two versions cannot be taken for those of two states of the code.
     """
     whole = hashlib.sha256()
     for file in _files(paths, root):
         whole.update(file.relative_to(root).as_posix().encode())
         whole.update(hashlib.sha256(file.read_bytes()).digest())
-    return whole.hexdigest()[:16]
+    return f"{DIGEST}:{whole.hexdigest()[:16]}"
 
 
 def _files(paths: Iterable[str], root: Path) -> list[Path]:
@@ -123,10 +146,13 @@ def _files(paths: Iterable[str], root: Path) -> list[Path]:
 
 @contextmanager
 def code_at(commit: str, root: Path = ROOT) -> Iterator[Path | None]:
-    """Gives the folder in which this project's packages lie as they were at a commit of the checkout at `root`, or None
-    if the checkout does not have the commit. The folder is gone after the context.
+    """Gives the folder in which this project's packages and configuration files lie as they were at a commit, or None
+    if the present commit of the checkout at `root` does not come after that one. The folder is gone after the context.
+
+    A commit that a fresh clone would lack (of a branch that was thrown away, say) is refused although it may be here.
     """
-    packages = _git(root, "ls-tree", "--name-only", commit, *OURS)
+    reached = _git(root, "merge-base", "--is-ancestor", commit, "HEAD") is not None
+    packages = _git(root, "ls-tree", "--name-only", commit, *OURS, "deploy") if reached else None
     if packages is None:
         yield None
         return
@@ -140,6 +166,14 @@ def code_at(commit: str, root: Path = ROOT) -> Iterator[Path | None]:
         with tarfile.open(fileobj=io.BytesIO(whole.stdout)) as tar:
             tar.extractall(name, filter="data")
         yield Path(name)
+
+
+def no_history(root: Path = ROOT) -> str | None:
+    """Returns the reason for which commits cannot be looked up at `root`, or None where they can be."""
+    shallow = _git(root, "rev-parse", "--is-shallow-repository")
+    if shallow is None:
+        return "this is no git checkout"
+    return "this is a shallow clone" if shallow == "true" else None
 
 
 def imported(module: str, root: Path = ROOT) -> list[str]:
@@ -168,8 +202,13 @@ def _file_of(module: str, root: Path) -> str | None:
 
 def _imports(file: Path) -> Sequence[str]:
     """Returns the names that could be modules among all that `file` imports, with the packages around them."""
+    return _named_in(file.read_text("utf-8"))
+
+
+@lru_cache(maxsize=1024)
+def _named_in(text: str) -> Sequence[str]:
     named: list[str] = []
-    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             named += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:

@@ -1,7 +1,8 @@
 """Makes `docs/results.md` from the committed results.
 
 Each results file yields rows (`Row`). An experiment's file contains its rows; for each other file a reader below makes
-them. `benchmarks.check` compares all documents with them.
+them from what was measured, not from means or ratios that the file may also have. `benchmarks.check` compares all
+documents with them.
 """
 
 from __future__ import annotations
@@ -14,10 +15,15 @@ from typing import Any
 
 from benchmarks import provenance, report
 from benchmarks.chaos.totals import added_up
-from benchmarks.checkout import ROOT
-from benchmarks.experiments import registry
+from benchmarks.checkout import ROOT, code_digest
+from benchmarks.experiments import agreement, registry
 from benchmarks.experiments.base import Row
+from benchmarks.live import balance_report
+from benchmarks.live.composition_report import Block
+from benchmarks.live.composition_report import rows as block_rows
+from benchmarks.live.versus import ratio_of
 from benchmarks.results_io import load
+from benchmarks.runner import code_of
 from benchmarks.seeds import spread
 
 RESULTS = ROOT / "benchmarks/results"
@@ -28,12 +34,19 @@ FEW_ROWS = 30
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The section of one results file. `origin` is a text that names its command, commit, and seeds or machine."""
+    """The section of one results file.
+
+    `origin` is a text that names its command, commit, and seeds or machine. `commit` and `code` are those of its runs,
+    and `since` says whether that code is still the present one (`provenance.since`).
+    """
 
     file: str
     title: str
     rows: tuple[Row, ...]
     origin: str
+    commit: str
+    code: str
+    since: str
     plots: tuple[str, ...] = ()
 
 
@@ -70,8 +83,13 @@ _WAITS = {
 
 
 def _balance(whole: Any) -> Iterator[Row]:
-    base = whole["rows"][0]
-    for row in whole["rows"]:
+    # A file that was written before samples were kept has one sum for all rounds, and rows.
+    rounds = whole.get("rounds", [whole])
+    rows = whole.get("rows") or balance_report.table(
+        whole["config"]["window_s"], balance_report.blocks_of(rounds)
+    )
+    base = rows[0]
+    for row in rows:
         yield Row(f"{row['policy']}: imbalance", None, row["imbalance_tokens"], "tokens")
         if row is not base:
             ratio = base["imbalance_tokens"] / row["imbalance_tokens"]
@@ -82,13 +100,14 @@ def _balance(whole: Any) -> Iterator[Row]:
                 yield Row(f"{row['policy']}: {what}", None, row[key], "s")
         if "departures" in row:
             yield Row(f"{row['policy']}: forecast departures", None, row["departures"])
-    yield Row("requests served", None, whole["served"])
-    yield Row("requests lost", None, sum(whole["lost"].values()))
-    yield Row("events that replay to another decision", None, whole["replay_differs"])
+    yield Row("requests served", None, sum(one["served"] for one in rounds))
+    yield Row("requests lost", None, sum(sum(one["lost"].values()) for one in rounds))
+    yield Row("events that replay to another decision", None, sum(one["replay_differs"] for one in rounds))
 
 
 def _composition(whole: Any) -> Iterator[Row]:
-    for row in whole["rows"]:
+    live, simulated = ([Block(**block) for block in whole[side]] for side in ("live", "simulated"))
+    for row in block_rows(live, simulated):
         load_ = "all loads" if row["load"] is None else f"load {row['load']:g}"
         if row["case"] == "NetKV":
             continue
@@ -143,9 +162,10 @@ def _decisions(whole: Any) -> Iterator[Row]:
 
 def _predictors(whole: Any) -> Iterator[Row]:
     for name, trace in whole["traces"].items():
-        against, learned = trace["lightgbm_against_survival"], trace["evaluations"]["lightgbm"]["overall"]
-        yield Row(f"{name}: Brier, LightGBM against survival", None, 100.0 * against["brier"], "%")
-        error = against["conditional_mae"]
+        survival, learned = (trace["evaluations"][which]["overall"] for which in ("survival", "lightgbm"))
+        brier = learned["brier"] / survival["brier"] - 1.0
+        yield Row(f"{name}: Brier, LightGBM against survival", None, 100.0 * brier, "%")
+        error = learned["conditional_mae_tokens"] / survival["conditional_mae_tokens"] - 1.0
         yield Row(f"{name}: conditional MAE, LightGBM against survival", None, 100.0 * error, "%")
         yield Row(f"{name}: ECE of LightGBM", None, learned["ece"])
         if trace["signal"] is not None:
@@ -154,121 +174,149 @@ def _predictors(whole: Any) -> Iterator[Row]:
 
 def _dtype(whole: Any) -> Iterator[Row]:
     has = ", ".join(whole["bf16_instructions"]) or "no"
-    for ratio in whole["ratios"]:
-        name = f"{ratio['measure'].rpartition(',')[0]}: float32 / bfloat16"
-        half_width = (ratio["high"] - ratio["low"]) / 2
-        yield Row(name, None, ratio["ratio"], half_width=half_width, note=f"{has} instructions for bfloat16")
+    for measure, seconds in whole["seconds"].items():
+        ratio = ratio_of("", measure, seconds["bfloat16"], seconds["float32"])
+        name, half_width = f"{measure.rpartition(',')[0]}: float32 / bfloat16", (ratio.high - ratio.low) / 2
+        yield Row(name, None, ratio.ratio, half_width=half_width, note=f"{has} instructions for bfloat16")
 
 
 def _validation(whole: Any) -> Iterator[Row]:
     for case in whole["cases"]:
         policies = "/".join(case["policies"])
-        for line in case["lines"]:
-            name = f"{policies}: {line['measure'].upper()} p{100 * line['quantile']:.0f}"
-            yield Row(f"{name}, live", None, line["live_ms"], "ms")
-            yield Row(f"{name}, simulated", None, line["simulated_ms"], "ms")
-            yield Row(f"{name}, simulated against live", None, line["error_percent"], "%")
+        for line in agreement.lines_of(case):
+            name = f"{policies}: {line.measure.upper()} p{100 * line.quantile:.0f}"
+            yield Row(f"{name}, live", None, line.live_ms, "ms")
+            yield Row(f"{name}, simulated", None, line.simulated_ms, "ms")
+            yield Row(f"{name}, simulated against live", None, line.error_percent, "%")
 
 
 Reader = Callable[[Any], Iterator[Row]]
-OTHERS: dict[str, tuple[str, str, Reader]] = {
-    "experiments/validate_live/sim.json": (
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """A results file that `python -m benchmarks run` did not write.
+
+    `command` is the command that writes it, and `read` makes its rows from what was measured. `drawn` says that a plot
+    of the same name lies beside it.
+    """
+
+    title: str
+    command: str
+    read: Reader
+    drawn: bool = False
+
+
+OTHERS: dict[str, Other] = {
+    "experiments/validate_live/sim.json": Other(
         "Simulator against a live app on sim engines",
         "python -m benchmarks.experiments.validate_live",
         _validation,
+        drawn=True,
     ),
-    "experiments/validate_live/vllm.json": (
+    "experiments/validate_live/vllm.json": Other(
         "Simulator against a live app on vLLM's CPU engines",
         "python -m benchmarks.experiments.validate_live --engines vllm",
         _validation,
+        drawn=True,
     ),
-    "predictors/results.json": (
+    "predictors/results.json": Other(
         "Predictors of answer length, on the last fifth of each trace",
         "python -m benchmarks.predictors --traces DIR",
         _predictors,
     ),
-    "decisions/decisions.json": ("Time of a decision", "python -m benchmarks.decisions", _decisions),
-    "overhead/overhead-sim.json": (
+    "decisions/decisions.json": Other("Time of a decision", "python -m benchmarks.decisions", _decisions),
+    "overhead/overhead-sim.json": Other(
         "What Sluice adds to an engine: sim engines",
         "python -m benchmarks.live.overhead --only sim",
         _overhead,
+        drawn=True,
     ),
-    "overhead/overhead-vllm.json": (
+    "overhead/overhead-vllm.json": Other(
         "What Sluice adds to an engine: vLLM's CPU engines (few requests)",
         "python -m benchmarks.live.overhead --only vllm --quick",
         _overhead,
+        drawn=True,
     ),
-    "overhead/coldstart-sim.json": (
+    "overhead/coldstart-sim.json": Other(
         "Cold start, sim engines",
         "python -m benchmarks.live.coldstart --config deploy/sim.yaml",
         _coldstart,
     ),
-    "overhead/coldstart-cpu.json": (
+    "overhead/coldstart-cpu.json": Other(
         "Cold start, one vLLM engine to prefill and one to decode",
         "python -m benchmarks.live.coldstart",
         _coldstart,
     ),
-    "dtype/dtype.json": (
+    "dtype/dtype.json": Other(
         "What float32 costs against bfloat16 on a CPU",
         "python -m benchmarks.live.dtype",
         _dtype,
     ),
-    "switching/switching-sim.json": (
+    "switching/switching-sim.json": Other(
         "Every policy switched under load, sim engines",
         "python -m benchmarks.live.switching",
         _switching,
     ),
-    "switching/switching-vllm.json": (
+    "switching/switching-vllm.json": Other(
         "Every policy switched under load, vLLM's CPU engines",
         "python -m benchmarks.live.switching --engines vllm",
         _switching,
     ),
-    "chaos/sim.json": ("Faults under load, sim engines", "python -m benchmarks.chaos", _chaos),
-    "chaos/sim-bare.json": (
-        "Faults under load, sim engines without Ray",
-        "python -m benchmarks.chaos --bare",
-        _chaos,
+    "chaos/sim.json": Other(
+        "Faults under load, sim engines", "python -m benchmarks.chaos", _chaos, drawn=True
     ),
-    "chaos/vllm.json": (
+    "chaos/sim-bare.json": Other(
+        "Faults under load, sim engines without Ray", "python -m benchmarks.chaos --bare", _chaos, drawn=True
+    ),
+    "chaos/vllm.json": Other(
         "Faults under load, vLLM's CPU engines",
         "python -m benchmarks.chaos --engines vllm",
         _chaos,
+        drawn=True,
     ),
-    "chaos/sim-soak.json": (
+    "chaos/sim-soak.json": Other(
         "An hour with a fault a minute, sim engines",
         "python -m benchmarks.chaos --soak",
         _chaos,
+        drawn=True,
     ),
-    "balance/balance.json": (
+    "balance/balance.json": Other(
         "Imbalance live: 16 decode sim engines near saturation",
         "python -m benchmarks.live.balance",
         _balance,
+        drawn=True,
     ),
-    "balance/waits.json": (
+    "balance/waits.json": Other(
         "Imbalance and waits live, with a pool that waits for a minute: 8 decode sim engines",
         "python -m benchmarks.live.balance --setup waits",
         _balance,
+        drawn=True,
     ),
-    "balance/waits-vllm.json": (
+    "balance/waits-vllm.json": Other(
         "Imbalance and waits live, with a pool that waits for a minute: 2 decode engines of vLLM",
         "python -m benchmarks.live.balance --setup waits-vllm",
         _balance,
+        drawn=True,
     ),
-    "netkv_tiers/netkv_tiers.json": (
+    "netkv_tiers/netkv_tiers.json": Other(
         "KV transfers live on two network tiers, one four times slower",
         "python -m benchmarks.live.netkv_tiers",
         _tiers,
     ),
-    "composition/composition.json": (
+    "composition/composition.json": Other(
         "The composition live, beside the simulator on the same requests",
         "python -m benchmarks.live.composition",
         _composition,
+        drawn=True,
     ),
 }
-"""The results files that `python -m benchmarks run` did not write, in the document's order.
+"""The results files that `python -m benchmarks run` did not write, in the document's order."""
 
-Each has a title, the command that writes it, and the function that reads its rows.
-"""
+
+def expected() -> list[str]:
+    """Returns the results files that there should be, relative to the folder of results."""
+    return [*(f"experiments/{registry.place(name)}" for name in registry.EXPERIMENTS), *OTHERS]
 
 
 # ------------------------------------------------------------------------------------------------------ the document
@@ -276,8 +324,8 @@ Each has a title, the command that writes it, and the function that reads its ro
 
 def sections(results: Path = RESULTS) -> list[Section]:
     """Returns the document's sections: experiments in the registry's order, then the other files that exist."""
-    at = {path.stem: path for path in sorted((results / "experiments").rglob("*.json"))}
-    found = [_of_experiment(results, at[name]) for name in registry.EXPERIMENTS if name in at]
+    places = [results / "experiments" / registry.place(name) for name in registry.EXPERIMENTS]
+    found = [_of_experiment(results, path) for path in places if path.exists()]
     found += [_of_other(results, file) for file in OTHERS if (results / file).exists()]
     return found
 
@@ -293,10 +341,14 @@ def _of_experiment(results: Path, path: Path) -> Section:
     stored = load(path)
     file = path.relative_to(results)
     plots = tuple((file.parent / stored.results.experiment / plot).as_posix() for plot in stored.plots)
-    made_by = provenance.shown(provenance.of_experiment(stored)) or f"commit {stored.commit}"
+    origins = provenance.of_experiment(stored)
+    made_by = provenance.shown(origins) or f"commit {stored.commit}"
+    present = code_of(registry.load(stored.results.experiment)) if origins else ""
     origin = f"`{stored.command}`, {stored.date}, {_seeds(stored.results.seeds)}; {made_by}"
     summary = ". ".join([stored.summary, *report.stand_ins(stored.results)])
-    return Section(file.as_posix(), summary, stored.rows, origin, plots)
+    commit, code = provenance.commits(origins) or stored.commit, provenance.codes(origins)
+    since = provenance.since(origins, present)
+    return Section(file.as_posix(), summary, stored.rows, origin, commit, code, since, plots)
 
 
 def _seeds(seeds: Sequence[int]) -> str:
@@ -304,12 +356,30 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 
 def _of_other(results: Path, file: str) -> Section:
-    title, command, read = OTHERS[file]
+    other = OTHERS[file]
     whole = json.loads((results / file).read_text("utf-8"))
-    where = provenance.shown(provenance.of_other(whole)) or _unknown_code(whole)
+    origins, paths = provenance.of_other(whole), provenance.paths_of_other(whole)
+    where = provenance.shown(origins) or _unknown_code(whole)
+    present = code_digest(paths) if origins and paths is not None else ""
     plot = Path(file).with_suffix(".png")
     plots = (plot.as_posix(),) if (results / plot).exists() else ()
-    return Section(file, title, tuple(read(whole)), f"`{command}`; {where}", plots)
+    ran = " and ".join(f"`{command}`" for command in provenance.commands(whole) or [other.command])
+    commit = provenance.commits(origins) or _unknown_commit(whole)
+    return Section(
+        file,
+        other.title,
+        tuple(other.read(whole)),
+        f"{ran}; {where}",
+        commit,
+        provenance.codes(origins),
+        provenance.since(origins, present),
+        plots,
+    )
+
+
+def _unknown_commit(whole: Any) -> str:
+    machine = whole.get("machine", "")
+    return str(whole.get("commit") or (machine["commit"] if isinstance(machine, dict) else ""))
 
 
 def _unknown_code(whole: Any) -> str:
@@ -323,7 +393,7 @@ def _unknown_code(whole: Any) -> str:
 def document(results: Path = RESULTS) -> str:
     """Returns the text of docs/results.md."""
     shown = sections(results)
-    parts = [_HEAD, "\n".join(f"- [{one.title}](#{_anchor(one)})" for one in shown)]
+    parts = [_HEAD, _contents(shown)]
     for one in shown:
         source = f"[{one.file}](../benchmarks/results/{one.file}): {one.origin}."
         parts.append(f'<a id="{_anchor(one)}"></a>\n\n## {one.title}\n\n{source}')
@@ -338,6 +408,16 @@ def document(results: Path = RESULTS) -> str:
             parts.append(f"<details>{summary}\n\n{table}\n\n</details>" if folded else table)
         parts += [f"![{Path(plot).stem}](../benchmarks/results/{plot})" for plot in one.plots]
     return "\n\n".join(parts) + "\n"
+
+
+def _contents(shown: Sequence[Section]) -> str:
+    """Returns the table of all results files with the code that made them."""
+    lines = ["| results | commit | code | code since |", "|---|---|---|---|"]
+    lines += [
+        f"| [{one.title}](#{_anchor(one)}) | {one.commit} | {one.code} | {one.since} |".replace("  ", " ")
+        for one in shown
+    ]
+    return "\n".join(lines)
 
 
 def _anchor(one: Section) -> str:
@@ -361,4 +441,5 @@ compares them. *paper*: as the paper prints it; *ours*: mean over the seeds, wit
 *difference*: ours against the paper's, in per cent of it, or in points where the unit is a percentage. What an
 experiment had to assume, where a figure differs and why, is in its module's docstring (`benchmarks/experiments`).
 Workloads named `synthetic`, and excerpts of a trace, are not the trace. Figures of different machines are not compared.
-*code*: the digest of the code that made the runs; a file without one was written before runs kept it."""
+*code*: the digest of the code that made the runs; a file without one was written before runs kept it. *code since*:
+whether that code is the *same* today or has *changed*, in which case the figures are of the named commit."""

@@ -5,7 +5,9 @@ of thousands (`4,775`). A document cites a results file with a mark behind the n
 
     11.6 <!-- ours: experiments/balance_route_table1.json | recurring-long: imbalance of JSQ over br_h oracle -->
 
-where `paper`, `half_width` or `difference` may take the place of `ours`. A number that nobody has measured, such as a
+where `paper`, `half_width` or `difference` may take the place of `ours`. The number must be the figure rounded to the
+decimals that are shown, sign and all, and show at least two digits of it unless it is exact. Where the words turn the
+sign round ("18.6 % shorter" for -18.6), so does the mark: `-ours`. A number that nobody has measured, such as a
 setting, a limit or a part of an example, is given: a mark anywhere in its line names it,
 
     after 4 s of silence, and 10 s of the handshake <!-- given: 4 s, 10 s -->
@@ -28,8 +30,9 @@ _UNITS = (
 _FIGURE = re.compile(
     rf"(?<![\w.,:/#-])(?:{_NUMBER}(?: ?(?:{_UNITS})(?![\w/])| of \d+)|\d{{1,3}}(?:,\d{{3}})+(?:\.\d+)?(?![\w.,]\d))"
 )
-_MARK = re.compile(rf"({_NUMBER})\D{{0,24}}?<!-- (ours|paper|half_width|difference): (\S+) \| (.+?) -->")
-_ANY_MARK = re.compile(r"<!-- (?:ours|paper|half_width|difference): ")
+_PARTS = "-?(?:ours|paper|half_width|difference)"
+_MARK = re.compile(rf"({_NUMBER})\D{{0,24}}?<!-- ({_PARTS}): (\S+) \| (.+?) -->")
+_ANY_MARK = re.compile(rf"<!-- {_PARTS}: ")
 _GIVEN = re.compile(r"<!-- given: (.+?) -->")
 _ANY_COMMENT = re.compile(r"<!--.*?-->")
 _CODE = re.compile(r"`[^`]*`")
@@ -38,19 +41,23 @@ _LINK = re.compile(r"\]\([^)]*\)")
 
 @dataclass(frozen=True, slots=True)
 class Cited:
-    """A number in a document and the figure that it cites: `part` of the row `name` of the results file `file`."""
+    """A number in a document and the figure that it cites: `part` of the row `name` of the results file `file`.
+
+    `turned` says that the number has the other sign.
+    """
 
     line: int
     shown: str
     part: str
     file: str
     name: str
+    turned: bool = False
 
 
 def cited(text: str) -> list[Cited]:
     """Returns the cited numbers of a document, in its order."""
     return [
-        Cited(number, *mark.groups())
+        Cited(number, mark[1], mark[2].removeprefix("-"), mark[3], mark[4], mark[2].startswith("-"))
         for number, line in enumerate(text.splitlines(), 1)
         for mark in _MARK.finditer(line)
     ]
@@ -61,6 +68,30 @@ def malformed(text: str) -> Iterator[int]:
     for number, line in enumerate(text.splitlines(), 1):
         if len(_ANY_MARK.findall(line)) != len(_MARK.findall(line)):
             yield number
+
+
+def given(text: str) -> Iterator[str]:
+    """Yields each figure that a mark of the document names as given, in its order."""
+    for mark in _GIVEN.findall(text):
+        yield from mark.split(", ")
+
+
+def unclosed(text: str) -> Iterator[int]:
+    """Yields the number of the line in which code (` ``` `) or a generated block begins that does not end.
+
+    What follows such a line would not be looked at.
+    """
+    begun: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            begun = {} if begun.pop("```", None) else {**begun, "```": number}
+        elif line.startswith("<!-- generated:"):
+            if "generated" in begun:
+                yield begun["generated"]
+            begun["generated"] = number
+        elif line.startswith("<!-- end -->"):
+            begun.pop("generated", None)
+    yield from begun.values()
 
 
 def unmarked(text: str) -> Iterator[tuple[int, str]]:
@@ -83,10 +114,13 @@ def unmarked(text: str) -> Iterator[tuple[int, str]]:
 
 
 def shows(text: str, value: float) -> bool:
-    """Returns whether the number `text` is `value` rounded to the decimals of `text`, which may leave out the sign."""
+    """Returns whether the number `text` is `value` rounded to the decimals of `text`, with at least two digits of it.
+
+    An exact number may have one digit.
+    """
     plain = text.replace(",", "").replace("−", "-")
-    decimals = len(plain.partition(".")[2])
-    rounded = round(value, decimals)
-    return math.isclose(float(plain), rounded) or (
-        plain[0].isdigit() and math.isclose(float(plain), abs(rounded))
-    )
+    shown = float(plain)
+    if math.isclose(shown, value, rel_tol=1e-9):
+        return True
+    digits = len(plain.strip("+-").replace(".", "").lstrip("0"))
+    return digits >= 2 and math.isclose(shown, round(value, len(plain.partition(".")[2])))

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from benchmarks.checkout import Origin
+from benchmarks.checkout import DIGEST, Origin
 from benchmarks.results_io import Stored
 
 UNTRACED = frozenset(
     {
         "balance/balance.json",
+        "chaos/sim-soak.json",
         "composition/composition.json",
         "decisions/decisions.json",
         "experiments/balance_route_bound.json",
@@ -49,9 +50,25 @@ UNTRACED = frozenset(
         "switching/switching-vllm.json",
     }
 )
-"""Committed files that were written before runs kept their origin, relative to `benchmarks/results`.
+"""Committed files that were written before runs kept their origin, or the folders of which their digests are, relative
+to `benchmarks/results`.
 
 The set only shrinks: a file leaves it when it is measured again, and no file may enter it.
+"""
+
+MISSING = frozenset(
+    {
+        "balance/waits-vllm.json",
+        "balance/waits.json",
+        "chaos/sim.json",
+        "chaos/vllm.json",
+        "experiments/defaults.json",
+        "experiments/overcommit.json",
+    }
+)
+"""Results that have not been measured yet, relative to `benchmarks/results`.
+
+The set only shrinks: a file leaves it when it is committed.
 """
 
 
@@ -68,7 +85,7 @@ def of_other(whole: Mapping[str, Any]) -> list[Origin]:
     `code`, `commit` and `clean` (`benchmarks.chaos`); earlier runs have a `+` behind the commit instead of `clean`.
     """
     if "origin" in whole:
-        return [Origin(**whole["origin"])]
+        return [Origin.of(whole["origin"])]
     runs = [
         {"clean": not str(run.get("commit", "+")).endswith("+")} | run | {"machine": run.get("machine", {})}
         for run in whole.get("runs", ())
@@ -83,11 +100,43 @@ def of_other(whole: Mapping[str, Any]) -> list[Origin]:
 
 
 def paths_of_other(whole: Mapping[str, Any]) -> list[str] | None:
-    """Returns the files and folders of which the digests in another results file are; None if it does not say so."""
+    """Returns the files and folders of which the digests in another results file are.
+
+    None means that one of its runs does not say so, or that they do not all say the same.
+    """
     runs = whole.get("runs") or [whole]
-    machine = runs[0].get("machine") if isinstance(runs[0], dict) else None
-    found = machine.get("code_of") if isinstance(machine, dict) else whole.get("code_of")
-    return found if isinstance(found, list) else None
+    found: list[Any] = []
+    for run in runs if isinstance(runs, list) else [whole]:
+        machine = run.get("machine") if isinstance(run, dict) else None
+        found.append((machine if isinstance(machine, dict) else {}).get("code_of", run.get("code_of")))
+    same = all(isinstance(one, list) and one and one == found[0] for one in found)
+    return found[0] if same else None
+
+
+def commands(whole: Mapping[str, Any]) -> list[str]:
+    """Returns the different commands that made the runs in another results file; none if it does not know them."""
+    runs: list[Mapping[str, Any]] = [run for run in whole.get("runs", ()) if isinstance(run, dict)]
+    runs = runs or [whole]
+    return list(dict.fromkeys(str(run["command"]) for run in runs if run.get("command")))
+
+
+def commits(origins: Iterable[Origin]) -> str:
+    """Returns the commits of the runs as text; an empty text where they are not known."""
+    made = dict.fromkeys(f"{origin.commit}{'' if origin.clean else ' and changes'}" for origin in origins)
+    return ", ".join(made)
+
+
+def codes(origins: Iterable[Origin]) -> str:
+    """Returns the digests of the code that ran as text; an empty text where they are not known."""
+    return ", ".join(dict.fromkeys(origin.code for origin in origins))
+
+
+def since(origins: Iterable[Origin], present: str) -> str:
+    """Returns whether the runs' code is that with the digest `present`: same or changed; unknown without a digest."""
+    digests = {origin.code for origin in origins}
+    if not digests or not present:
+        return "unknown"
+    return "same" if digests == {present} else "changed"
 
 
 def _from_facts(machine: Any, run: Mapping[str, Any]) -> Origin | None:
@@ -109,15 +158,26 @@ def shown(origins: Iterable[Origin]) -> str:
         f"commit {commit}{'' if clean else ' and changes'}, code {code}" for commit, code, clean in codes
     ]
     machines = dict.fromkeys(origin.machine for origin in made)
-    return "; ".join([" and ".join(texts), *machines]) if made else ""
+    traces = dict.fromkeys(trace for origin in made for trace in origin.traces)
+    return "; ".join([" and ".join(texts), *machines, *traces]) if made else ""
 
 
-def problems(file: str, origins: list[Origin], command: str) -> Iterator[str]:
-    """Yields a sentence for each reason for which the file should not be committed as it is."""
-    if not origins:
+def problems(file: str, origins: list[Origin], command: str, code_of_known: bool = True) -> Iterator[str]:
+    """Yields a sentence for each reason for which the file should not be committed as it is.
+
+    `code_of_known` says whether it is known of which files and folders its digests are.
+    """
+    if not origins or not code_of_known:
         if file not in UNTRACED:
-            yield f"{file} does not say which code made its runs: measure it again"
+            missing = (
+                "which code made its runs" if not origins else "of which files its digest is (`code_of`)"
+            )
+            yield f"{file} does not say {missing}: measure it again"
         return
+    if not all(origin.code.startswith(f"{DIGEST}:") for origin in origins):
+        yield f"{file} has a digest that is computed in another way now (not {DIGEST}): measure it again"
+    if not command:
+        yield f"{file} does not say which command made it: measure it again"
     if file in UNTRACED:
         yield f"{file} says which code made its runs: take it off UNTRACED (benchmarks/provenance.py)"
     if "--keep-stale" in command:

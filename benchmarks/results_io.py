@@ -1,9 +1,10 @@
 """Writes and reads results as JSON files, and stores finished runs, so that an interrupted sweep can go on.
 
-A results file has everything that is needed to make the results again: the experiment, its resolved configs, seeds,
-command and date, and for every run the code that made it (`Origin`: its digest, the commit, whether the code was that
-of the commit, the machine). It has the rows of paper | ours, and for each variant the measures that rows and plots have
-read, with one value for each seed. It has no paths and no wall time.
+A results file has everything that is needed to make the results again: the experiment, its configs, the policies that
+its runs built with all of their parameters, seeds, command and date, and for every run the code that made it (`Origin`:
+its digest, the commit, whether the code was that of the commit, the machine, the traces). It has the rows of paper |
+ours, and for each variant the measures that rows and plots have read, with one value for each seed. It has no paths and
+no wall time.
 """
 
 from __future__ import annotations
@@ -84,11 +85,20 @@ def checked_metrics(metrics: Mapping[str, Any]) -> dict[str, float | None]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A finished run. `resolved` are the policies that it built, each with all of its parameters."""
+
+    metrics: dict[str, float | None]
+    origin: Origin
+    resolved: Mapping[str, Any]
+
+
 class RunCache:
     """The store of finished runs of one experiment in `folder`, one file for each.
 
-    Runs made with other code than that of the origin `here` are ignored, unless `keep_stale` is set. Runs that were
-    stored before runs kept their origin are always ignored.
+    Runs made with other code than that of the origin `here`, or with other traces, are ignored, unless `keep_stale` is
+    set. Runs that were stored before runs kept their origin are always ignored.
     """
 
     def __init__(self, folder: Path, experiment: str, here: Origin, keep_stale: bool = False) -> None:
@@ -97,10 +107,11 @@ class RunCache:
         self._here = here
         self._keep_stale = keep_stale
 
-    def get(self, config: Config, seed: int) -> tuple[dict[str, float | None], Origin] | None:
-        """Returns the run's metrics and its origin, or None if it is not stored or was made with other code.
+    def get(self, config: Config, seed: int) -> Run | None:
+        """Returns the run, or None if it is not stored or was made with other code or other traces.
 
-        Raises ExperimentError if its file is damaged.
+        A run of code that was in no commit counts as of the present commit if the same code is in it now. Raises
+        ExperimentError if the run's file is damaged.
         """
         path = self._path(config, seed)
         if not path.exists():
@@ -109,19 +120,23 @@ class RunCache:
             found = json.loads(path.read_text("utf-8"))
             if "origin" not in found:
                 return None
-            origin = Origin(**found["origin"])
-            if origin.code != self._here.code and not self._keep_stale:
+            origin = Origin.of(found["origin"])
+            same = (origin.code, origin.traces) == (self._here.code, self._here.traces)
+            if not same and not self._keep_stale:
                 return None
-            return checked_metrics(found["metrics"]), origin
+            if same and self._here.clean and not origin.clean:
+                origin = replace(origin, commit=self._here.commit, clean=True)
+            return Run(checked_metrics(found["metrics"]), origin, found.get("resolved", {}))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ExperimentError(
                 f"{path}: not a finished run: {error!r}; delete it to run it again"
             ) from error
 
-    def put(self, config: Config, seed: int, metrics: Metrics) -> None:
+    def put(self, config: Config, seed: int, metrics: Metrics, resolved: Mapping[str, Any]) -> None:
         """Stores a run. An interrupted write leaves no file."""
         self._folder.mkdir(parents=True, exist_ok=True)
         whole = {"config": config, "seed": seed, "origin": self._here.as_json(), "metrics": metrics}
+        whole["resolved"] = resolved
         write_text(self._path(config, seed), json.dumps(whole, indent=1, allow_nan=False) + "\n")
 
     def _path(self, config: Config, seed: int) -> Path:
@@ -156,7 +171,7 @@ def save(folder: Path, stored: Stored, also: Iterable[str] = ()) -> Path:
         "date": stored.date,
         "origins": [origin.as_json() for origin in origins],
         "plots": list(stored.plots),
-        "rows": [rounded(_row(row), DIGITS) for row in stored.rows],
+        "rows": [row_as_json(row) for row in stored.rows],
         "variants": {name: _variant(results, name, also, origins) for name in results.variants},
     }
     path = folder / f"{results.experiment}.json"
@@ -175,7 +190,7 @@ def _nested(value: Any, levels: int, newline: str) -> str:
     deeper = newline + " "
     if isinstance(value, list):
         return "[" + ",".join(deeper + _nested(v, levels - 1, deeper) for v in value) + newline + "]"
-    entries = (f"{json.dumps(k)}: {_nested(v, levels - 1, deeper)}" for k, v in value.items())
+    entries = (f"{json.dumps(str(k))}: {_nested(v, levels - 1, deeper)}" for k, v in value.items())
     return "{" + ",".join(deeper + entry for entry in entries) + newline + "}"
 
 
@@ -199,6 +214,8 @@ def _variant(results: Results, name: str, also: Iterable[str], origins: Sequence
     }
     seen = {metric: values for metric, values in measures.items() if any(v is not None for v in values)}
     whole: dict[str, Any] = {"config": results.variants[name], "measures": seen}
+    if results.resolved.get(name):
+        whole["resolved"] = results.resolved[name]
     if len(origins) > 1:
         whole["origin"] = [origins.index(results.origins[name][seed]) for seed in results.seeds]
     return whole
@@ -213,14 +230,18 @@ def rounded(value: Any, digits: int) -> Any:
     return [rounded(entry, digits) for entry in value] if isinstance(value, list | tuple) else value
 
 
-def _row(row: Row) -> dict[str, Any]:
-    """Returns a row as JSON data without its empty fields. Its numbers and booleans may be numpy's."""
+def row_as_json(row: Row) -> dict[str, Any]:
+    """Returns a row as a results file keeps it: without its empty fields, with numbers of `DIGITS` digits.
+
+    The row's numbers and booleans may be numpy's.
+    """
     figures = {name: getattr(row, name) for name in ("paper", "ours", "half_width", "difference")}
-    found = {name: None if value is None else float(value) for name, value in figures.items()}
-    whole = {**asdict(row), **found, "met": None if row.met is None else bool(row.met)}
-    return {
+    floats = {name: None if value is None else float(value) for name, value in figures.items()}
+    whole = {**asdict(row), **floats, "met": None if row.met is None else bool(row.met)}
+    found = {
         name: value for name, value in whole.items() if name in ("paper", "ours") or value not in (None, "")
     }
+    return {name: rounded(value, DIGITS) for name, value in found.items()}
 
 
 def load(path: Path) -> Stored:
@@ -236,6 +257,7 @@ def load(path: Path) -> Stored:
             variants={name: v["config"] for name, v in whole["variants"].items()},
             runs={name: _runs(v, whole["seeds"]) for name, v in whole["variants"].items()},
             origins=_origins(whole),
+            resolved={name: v["resolved"] for name, v in whole["variants"].items() if "resolved" in v},
         )
         about = (whole[name] for name in ("code", "command", "commit", "date"))
         return Stored(results, whole["summary"], rows, tuple(whole["plots"]), *about)
@@ -257,7 +279,7 @@ def _runs(variant: Mapping[str, Any], seeds: Sequence[int]) -> dict[int, dict[st
 
 def _origins(whole: Mapping[str, Any]) -> dict[str, dict[int, Origin]]:
     """Returns the origins of a file's runs, or none where the file does not know them."""
-    known = [Origin(**origin) for origin in whole.get("origins", ())]
+    known = [Origin.of(origin) for origin in whole.get("origins", ())]
     if not known:
         return {}
     seeds = whole["seeds"]

@@ -11,13 +11,13 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 from benchmarks.checkout import ROOT, Origin, code_digest, imported, origin_of
 from benchmarks.experiments.base import (
@@ -31,12 +31,16 @@ from benchmarks.experiments.base import (
 )
 from benchmarks.progress import Progress
 from benchmarks.results_io import RUNS, RunCache, checked_metrics
+from benchmarks.sim.built import BUILT
+from benchmarks.workloads.catalog import traces_of
 
 # Policies are found by name, and profiles and excerpts of traces are read as files, so imports do not show them all.
 _NOT_IMPORTED = ("policies", "benchmarks/sim/profiles", "benchmarks/workloads/excerpts")
 
 Job = tuple[Variant, int]
-Finish = Callable[[Job, dict[str, float | None]], None]
+Outcome: TypeAlias = tuple[dict[str, float | None], dict[str, Any]]
+"""The metrics of a run, and the policies that it built (`benchmarks.sim.built`)."""
+Finish = Callable[[Job, Outcome], None]
 
 
 class Runs(Protocol):
@@ -88,10 +92,11 @@ def run(name: str, experiment: Experiment, options: Options) -> Results:
     variants = _variants(name, experiment, options)
     seeds = range(_seeds(experiment, options))
     paths = code_paths(experiment)
-    here = origin_of(paths)
+    here = origin_of(paths, traces_of(paths))
     cache = RunCache(options.out / RUNS, name, here, options.keep_stale)
     runs: dict[str, dict[int, dict[str, float | None]]] = {v.name: {} for v in variants}
     origins: dict[str, dict[int, Origin]] = {v.name: {} for v in variants}
+    resolved: dict[str, Mapping[str, Any]] = {}
     todo: list[Job] = []
     # The order is seed by seed, so that an interrupted sweep has whole seeds.
     for seed in seeds:
@@ -100,21 +105,24 @@ def run(name: str, experiment: Experiment, options: Options) -> Results:
             if found is None:
                 todo.append((variant, seed))
             else:
-                runs[variant.name][seed], origins[variant.name][seed] = found
+                runs[variant.name][seed], origins[variant.name][seed] = found.metrics, found.origin
+                resolved.setdefault(variant.name, found.resolved)
 
-    def finish(job: Job, metrics: dict[str, float | None]) -> None:
+    def finish(job: Job, outcome: Outcome) -> None:
         variant, seed = job
+        metrics, built = outcome
         if code_digest(paths) != here.code:
             raise ExperimentError(
                 f"{name}: the code has changed since the start; what had finished before is kept, and the same command"
                 " runs everything with the present code"
             )
-        cache.put(variant.config, seed, metrics)
+        cache.put(variant.config, seed, metrics, built)
+        resolved.setdefault(variant.name, built)
         runs[variant.name][seed], origins[variant.name][seed] = metrics, here
 
     if todo:
         run_all(name, experiment, todo, options.jobs, finish)
-    return Results(name, options.quick, {v.name: v.config for v in variants}, runs, origins)
+    return Results(name, options.quick, {v.name: v.config for v in variants}, runs, origins, resolved)
 
 
 def _variants(name: str, experiment: Experiment, options: Options) -> list[Variant]:
@@ -159,20 +167,18 @@ def run_all(name: str, experiment: Runs, todo: Sequence[Job], jobs: int, finish:
         )
 
 
-def _outcomes(
-    experiment: Runs, todo: Sequence[Job], jobs: int
-) -> Iterator[tuple[Job, dict[str, float | None] | Exception]]:
-    """Yields each job with its metrics or its exception, in the order in which they end."""
+def _outcomes(experiment: Runs, todo: Sequence[Job], jobs: int) -> Iterator[tuple[Job, Outcome | Exception]]:
+    """Yields each job with its outcome or its exception, in the order in which they end."""
     if jobs == 1 or len(todo) == 1:
         for variant, seed in todo:
             try:
-                yield (variant, seed), checked_metrics(experiment.run_one(variant.config, seed))
+                yield (variant, seed), _outcome(experiment, variant.config, seed)
             except Exception as error:
                 # A failed run must not end the sweep; it is reported when the sweep ends.
                 yield (variant, seed), error
         return
     with _pool(jobs) as pool:
-        futures: dict[Future[dict[str, float | None]], Job] = {
+        futures: dict[Future[Outcome], Job] = {
             pool.submit(_one, experiment.__name__, variant.config, seed): (variant, seed)
             for variant, seed in todo
         }
@@ -225,5 +231,10 @@ def _exit_after_parent() -> None:
     os._exit(1)
 
 
-def _one(module: str, config: Config, seed: int) -> dict[str, float | None]:
-    return checked_metrics(importlib.import_module(module).run_one(config, seed))
+def _one(module: str, config: Config, seed: int) -> Outcome:
+    return _outcome(importlib.import_module(module), config, seed)
+
+
+def _outcome(experiment: Runs, config: Config, seed: int) -> Outcome:
+    BUILT.clear()
+    return checked_metrics(experiment.run_one(config, seed)), dict(BUILT)

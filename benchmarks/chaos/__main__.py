@@ -17,13 +17,12 @@ import dataclasses
 import functools
 import random
 import re
-import shlex
 import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +31,16 @@ import psutil
 from benchmarks.chaos.answers import Answer
 from benchmarks.chaos.asks import Ask, difference, sim_ask
 from benchmarks.chaos.clients import Judge
-from benchmarks.chaos.report import draw, lines_of, slopes_of, table_of, write_page
+from benchmarks.chaos.report import draw, lines_of, page_of, slopes_of, table_of
 from benchmarks.chaos.results import Kept, is_bad, machine_facts, result_of
 from benchmarks.chaos.run import Run
 from benchmarks.chaos.setups import Setup, sim_setup, vllm_setup
 from benchmarks.chaos.totals import added_up
 from benchmarks.chaos.vllm_asks import References, drawn, fixed_asks
 from benchmarks.live.load import run_fast
+from benchmarks.live.machine import at_the_end, command, save
 from benchmarks.live.servers import ROOT, Server, running
+from benchmarks.results_io import write_text
 
 OUT = ROOT / "benchmarks" / "results" / "chaos"
 SOAK_EVERY_S = 60.0
@@ -69,16 +70,22 @@ def main(argv: list[str] | None = None) -> int:
     setup = _setup(args)
     name = "-".join([args.engines, *["bare"] * args.bare, *["soak"] * args.soak])
     kept, bad = Kept(args.out / f"{name}.json"), False
-    command = shown(sys.argv[1:] if argv is None else argv)
+    said = command("benchmarks.chaos", argv)
     for seed in args.seeds:
         if kept.has(seed, minutes) and not args.again:
             print(f"seed {seed}: kept already")
             continue
-        result = run_once(setup, seed, minutes, command, args.logs)
+        result = run_once(setup, seed, minutes, said, args.logs)
         bad = bad or is_bad(result)
-        kept.add(result)
+        machine = at_the_end(result["machine"])
+        if machine is None:
+            # prints that the code has changed, and keeps the run where nothing reads it
+            save(args.out / f"{name}-{seed}.json", result)
+            bad = True
+            continue
+        kept.add(result | {part: machine[part] for part in ("commit", "clean")} | {"machine": machine})
         draw(args.out / f"{name}.png", result)
-        write_page(args.out / f"{name}.md", kept.runs, f"{name}.png")
+        write_text(args.out / f"{name}.md", page_of(kept.runs, f"{name}.png"))
         for at_s, cause, form, message in result["details"]:
             print(f"  {at_s} s: {cause}: {form}: {message}")
         print(
@@ -89,12 +96,10 @@ def main(argv: list[str] | None = None) -> int:
     return int(bad)
 
 
-def run_once(
-    setup: Setup, seed: int, minutes: float, command: str, logs: Path | None = None
-) -> dict[str, Any]:
+def run_once(setup: Setup, seed: int, minutes: float, said: str, logs: Path | None = None) -> dict[str, Any]:
     """Serves an application, harms it for `minutes`, and returns what was found; the application has ended then.
 
-    If something is bad, the logs of all its processes go to `logs`.
+    `said` is the command, which the result keeps. If something is bad, the logs of all its processes go to `logs`.
     """
     begun_s, machine = time.monotonic(), machine_facts()
 
@@ -105,7 +110,7 @@ def run_once(
         served = setup.command(Path(folder))
         with running(served, say) as server:
             result = run_fast(
-                _harm(setup, seed, minutes, served.port, server.pid, Path(folder), say, command, machine)
+                _harm(setup, seed, minutes, served.port, server.pid, Path(folder), say, said, machine)
             )
             if logs is not None and is_bad(result):
                 _keep_logs(server, logs / f"seed-{seed}")
@@ -133,7 +138,7 @@ async def _harm(
     root_pid: int,
     folder: Path,
     say: Any,
-    command: str,
+    said: str,
     machine: Any,
 ) -> dict[str, Any]:
     stop = asyncio.Event()
@@ -149,24 +154,12 @@ async def _harm(
         judge, make = references.judge, functools.partial(drawn, fixed, long_share=setup.long_share)
     run = Run(setup, seed, port, root_pid, folder / "orders", judge, say)
     await run.go(minutes, make, stop)
-    return result_of(run, setup, seed, command, machine)
+    return result_of(run, setup, seed, said, machine)
 
 
 def _judge(ask: Ask, answer: Answer) -> tuple[str, str] | None:
     why = difference(ask, answer)
     return None if why is None else ("wrong", why)
-
-
-def shown(argv: Sequence[str]) -> str:
-    """Returns the command as results keep it, without the folders of this machine."""
-    kept: list[str] = []
-    words = iter(argv)
-    for word in words:
-        if word in ("--out", "--logs"):
-            next(words, None)
-        elif not word.startswith(("--out=", "--logs=")):
-            kept.append(word)
-    return shlex.join(["python", "-m", "benchmarks.chaos", *kept])
 
 
 def _setup(args: argparse.Namespace) -> Setup:

@@ -68,8 +68,8 @@ def slopes_of(run: Mapping[str, Any], least_s: float = 600.0) -> list[str]:
     return lines if lived else []
 
 
-def write_page(path: Path, runs: Sequence[Mapping[str, Any]], picture: str) -> None:
-    """Writes the page of all kept runs."""
+def page_of(runs: Sequence[Mapping[str, Any]], picture: str) -> str:
+    """Returns the page of all kept runs, in Markdown."""
     total, last = added_up(runs), runs[-1]
     parts = ", ".join(f"{number} {part}" for part, number in last["config"]["parts"].items())
     text = [
@@ -99,7 +99,7 @@ def write_page(path: Path, runs: Sequence[Mapping[str, Any]], picture: str) -> N
             *slopes,
             "",
         ]
-    path.write_text("\n".join(text), "utf-8")
+    return "\n".join(text)
 
 
 def draw(path: Path, run: Mapping[str, Any]) -> None:

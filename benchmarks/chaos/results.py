@@ -13,12 +13,13 @@ from benchmarks.chaos.harm import Harm
 from benchmarks.chaos.processes import Track, slope_per_hour
 from benchmarks.chaos.run import Run
 from benchmarks.chaos.setups import Setup
-from benchmarks.checkout import code_digest, head, is_clean
-from benchmarks.live.machine import facts
+from benchmarks.checkout import code_digest, depends_on
+from benchmarks.live.machine import LIVE_CODE, facts
 from benchmarks.results_io import json_lines, rounded, write_text
 
-CODE = ("app", "actors", "policies", "predictors", "benchmarks/chaos")
-"""The folders whose code decides what a run finds."""
+CODE = (*LIVE_CODE, "benchmarks/chaos")
+"""The folders that decide what a run finds, beside the files that `MODULE` imports."""
+MODULE = "benchmarks.chaos.__main__"
 
 WARM_S = 120.0
 """Seconds of a process's life that its slope leaves out, while caches and pools fill up. ASSUMPTION."""
@@ -69,9 +70,7 @@ def result_of(run: Run, setup: Setup, seed: int, command: str, machine: Mapping[
             "args": dict(setup.args),
         },
         "command": command,
-        "commit": head(),
-        "clean": is_clean(CODE),
-        "code": code_digest(CODE),
+        **{part: machine[part] for part in ("commit", "clean", "code", "code_of")},
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
         "machine": dict(machine),
         "requests": tally.requests,
@@ -161,7 +160,7 @@ class Kept:
 
     def has(self, seed: int, minutes: float) -> bool:
         """Returns whether a whole run of this seed and length, by the present code, is kept."""
-        code = code_digest(CODE)
+        code = code_digest(depends_on(MODULE, CODE))
         return any(
             run["seed"] == seed and run["code"] == code and run["minutes"] >= 0.98 * minutes
             for run in self.runs
@@ -178,4 +177,4 @@ class Kept:
 
 def machine_facts() -> dict[str, Any]:
     """Returns the facts about the machine, before the run."""
-    return facts(CODE)
+    return facts(MODULE, CODE)

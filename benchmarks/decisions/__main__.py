@@ -11,28 +11,29 @@ well under a millisecond.
 
 import argparse
 import dataclasses
-import json
+import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from benchmarks.decisions import dispatching, journal, state, ticks
 from benchmarks.decisions.measure import HEADER, Timing
-from benchmarks.live.machine import facts
+from benchmarks.live.machine import command, facts, save
 from policies.routing.registry import prepare
 
 CODE = ("policies", "predictors", "benchmarks/decisions")
-"""The folders whose code is timed."""
+"""The folders whose code is timed, beside the files that this module imports."""
 
 
-def main() -> None:
-    """Prints the table; with --out also writes it as JSON."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the table; with --out also writes it as JSON. Returns 1 if the code changed meanwhile, else 0."""
     parser = argparse.ArgumentParser(prog="benchmarks.decisions", description=__doc__)
     parser.add_argument("--calls", type=int, default=200, help="calls per row (default 200)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="one size of cluster and pool, a smaller index")
     parser.add_argument("--out", type=Path, help="write the rows as JSON")
-    args = parser.parse_args()
-    machine = facts(CODE)
+    args = parser.parse_args(argv)
+    machine = facts("benchmarks.decisions.__main__", CODE)
     shown = f"{machine['cpu']}, {machine['cores']} cores, load {machine['load_1min_before']:.1f}"
     print(f"Python {machine['python']}, {shown}, seed {args.seed}\n{HEADER}")
     prepare()
@@ -56,12 +57,15 @@ def main() -> None:
         print("\n" + "\n".join("\n".join(ticks.growth(policy, rows)) for policy in batch))
     if args.out is not None:
         result = {
+            "command": command("benchmarks.decisions", argv),
             "seed": args.seed,
             "calls": args.calls,
             "machine": machine,
         }
-        args.out.write_text(json.dumps({**result, "rows": [dataclasses.asdict(r) for r in rows]}, indent=1))
+        if not save(args.out, {**result, "rows": [dataclasses.asdict(r) for r in rows]}, levels=2):
+            return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

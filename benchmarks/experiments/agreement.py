@@ -6,9 +6,9 @@ no side effects, except that `figure` draws.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -94,6 +94,26 @@ def compare(live: Sequence[Times], simulated: Sequence[Sequence[Times]]) -> list
                 )
             )
     return lines
+
+
+def as_json(times: Sequence[Times]) -> list[list[float | None]]:
+    """Returns the times as results keep them: a list [ttft, tpot, jct] for each request, in seconds with six digits."""
+    found = [(one.ttft_s, one.tpot_s, one.jct_s) for one in times]
+    return [[None if s is None else float(f"{s:.6g}") for s in one] for one in found]
+
+
+def lines_of(case: Mapping[str, Any]) -> list[Line]:
+    """Returns the lines of a stored case, computed again from its requests' times.
+
+    Files that were written before these were kept have the quantiles only.
+    """
+    if "live" not in case:
+        return [Line(**{name: line[name] for name in Line.__dataclass_fields__}) for line in case["lines"]]
+    return compare(_times(case["live"]), [_times(run) for run in case["simulated"]])
+
+
+def _times(stored: Sequence[Sequence[float | None]]) -> list[Times]:
+    return [Times(ttft_s or 0.0, tpot_s, jct_s or 0.0) for ttft_s, tpot_s, jct_s in stored]
 
 
 def values(times: Sequence[Times], measure: str) -> np.ndarray:

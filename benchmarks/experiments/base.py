@@ -83,7 +83,10 @@ class Row:
 @dataclass(frozen=True, slots=True)
 class Results:
     """All finished runs of an experiment: `runs[variant][seed]` are its metrics, and `origins[variant][seed]` says
-    which code made them, as far as that is known. `read` collects the (variant, metric) pairs that rows and plots have
+    which code made them, as far as that is known.
+
+    `resolved[variant]` are the policies that its first run built, by task, with all of their parameters; it is missing
+    where the run built none in the simulator. `read` collects the (variant, metric) pairs that rows and plots have
     asked for.
     """
 
@@ -92,6 +95,7 @@ class Results:
     variants: Mapping[str, Config]
     runs: Mapping[str, Mapping[int, Metrics]] = field(repr=False)
     origins: Mapping[str, Mapping[int, Origin]] = field(default_factory=dict, repr=False)
+    resolved: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     read: set[tuple[str, str]] = field(default_factory=set, repr=False, compare=False)
 
     @property

@@ -34,6 +34,11 @@ EXPERIMENTS: dict[str, str] = {
 NEEDED = ("SUMMARY", "variants", "run_one", "compare", "plots")
 
 
+def place(name: str) -> str:
+    """Returns the path of an experiment's results file in the folder of all results; its plots lie beside it."""
+    return f"netkv/{name}.json" if name.startswith("netkv_") else f"{name}.json"
+
+
 def load(name: str) -> Experiment:
     """Returns the experiment `name`. Raises ExperimentError for an unknown name or a module that lacks a part."""
     if name not in EXPERIMENTS:

@@ -44,7 +44,7 @@ from benchmarks.experiments.twin import (
     simulated_times,
     vllm_setup,
 )
-from benchmarks.live.machine import facts
+from benchmarks.live.machine import command, facts, save
 from benchmarks.live.openloop import Answer
 from benchmarks.live.proctree import cpu_by_role, machine_busy_s, snapshot
 from benchmarks.live.servers import ROOT, Server, ServerError, running
@@ -176,10 +176,8 @@ def document(setup: Setup, cases: Sequence[Comparison], used: dict[str, Any]) ->
                 "client_late_ms": case.client_late_ms,
                 "busy_cores": case.cores,
                 "disturbed_replays_late_p95_ms": case.disturbed_ms,
-                "lines": [
-                    {**asdict(line), "error_percent": line.error_percent, "met": line.met}
-                    for line in agreement.compare(case.live, case.simulated)
-                ],
+                "live": agreement.as_json(case.live),
+                "simulated": [agreement.as_json(run) for run in case.simulated],
             }
             for case in cases
         ],
@@ -216,7 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--attempts", type=int, default=3, help="replays at most, while they are disturbed")
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the results (default %(default)s)")
     args = parser.parse_args(argv)
-    machine, begun_s = facts(), time.monotonic()
+    machine, begun_s = facts("benchmarks.experiments.validate_live"), time.monotonic()
 
     def say(text: str) -> None:
         print(f"[{time.monotonic() - begun_s:6.1f} s] {text}", flush=True)
@@ -229,14 +227,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"validate_live: {error}", file=sys.stderr)
         return 1
     whole = document(setup, cases, used) | {"seed": args.seed, "machine": machine}
-    whole["command"] = f"python -m benchmarks.experiments.validate_live --engines {args.engines}"
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / f"{args.engines}.json").write_text(json.dumps(whole, indent=1) + "\n")
+    whole["command"] = command("benchmarks.experiments.validate_live", argv)
+    if not save(args.out / f"{args.engines}.json", whole, levels=4):
+        return 1
     figure = agreement.figure({case.name: (case.live, case.simulated) for case in cases})
     plots.save(args.out, args.engines, figure)
     for case in cases:
         print(report(case))
-    missed = any(line["met"] is False for case in whole["cases"] for line in case["lines"])
+    missed = any(line.met is False for case in whole["cases"] for line in agreement.lines_of(case))
     print(f"written to {args.out}")
     return 1 if missed else 0
 

@@ -1,13 +1,14 @@
 """Measures imbalance, throughput and waits of decode policies, which are switched under load on one app.
 
     python -m benchmarks.live.balance                       part of `make bench-policies`; about 12 minutes
-    python -m benchmarks.live.balance --setup waits         entries wait in the pool for about a minute; 25 minutes
-    python -m benchmarks.live.balance --setup waits-vllm    the same on real engines; 25 minutes
+    python -m benchmarks.live.balance --setup waits         entries wait in the pool for about a minute; 30 minutes
+    python -m benchmarks.live.balance --setup waits-vllm    the same on real engines; 30 minutes
     python -m benchmarks.live.balance --policies join_shortest_queue balance_route_0 --rounds 1
 
-The app serves more connections than it has slots, so that the prompt pool is never empty. The length predictor is on,
-and learns from the answers of the run itself. The policy is changed through the admin API while answers stream. In
-every round, each policy is measured for one window after a settling time. Imbalance is max - min over the decode
+The app serves more connections than it has slots, so that the prompt pool is never empty. Every round starts an app
+and draws other requests. The length predictor is on, and learns from the answers of the round. The policy is changed
+through the admin API while answers stream; each policy is measured for one window after a settling time. A finished
+round is kept (`benchmarks.live.kept`), and the same command goes on after it. Imbalance is max - min over the decode
 engines of L_g, the KV tokens of their running requests. It is read from the router's journal at the router's clock
 ticks (5 a second), as are the waits in the pool; TTFT is the client's. Every answer is checked; the exit status is 1 if
 one was lost, cut or refused. (`benchmarks.live.switching` checks explanations.)
@@ -16,11 +17,11 @@ one was lost, cut or refused. (`benchmarks.live.switching` checks explanations.)
 import argparse
 import json
 import random
-import statistics
 import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -28,12 +29,13 @@ from typing import Any
 
 import httpx
 
+from benchmarks.live import machine as record
+from benchmarks.live.balance_report import block_of, blocks_of, table
+from benchmarks.live.kept import Parts
 from benchmarks.live.load import Load, LoadResult, body_of, drive
-from benchmarks.live.machine import facts
 from benchmarks.live.servers import ROOT, Server, ServerError, running
-from benchmarks.live.stats import percentile
 from benchmarks.live.targets import MODEL, EngineOptions, sluice_app
-from benchmarks.loads import Seen, Window, look
+from benchmarks.loads import Window, look
 from benchmarks.plots import bars, figure, save
 
 POLICIES = (
@@ -81,8 +83,8 @@ class Setup:
     output_median: int = 60
     output_sigma: float = 0.6
     output_max: int = 400
-    # The first policy serves for this long before the first window, so that the predictor has seen answers.
-    learn_s: float = 0.0
+    # In each round the first policy serves for this long before its window, so that the predictor has seen answers.
+    learn_s: float = 30.0
     settle_s: float = 10.0
     window_s: float = 12.0
     rounds: int = 2
@@ -94,8 +96,8 @@ class Setup:
         return round(self.decode_engines * self.slots * (1 + self.extra))
 
     @property
-    def total_s(self) -> float:
-        return self.learn_s + len(self.policies) * self.rounds * (self.settle_s + self.window_s)
+    def round_s(self) -> float:
+        return self.learn_s + len(self.policies) * (self.settle_s + self.window_s)
 
 
 # A slot is held for some 200 tokens of 50 ms, so 64 slots end 5 to 6 requests a second, and 5 requests a slot more than
@@ -179,11 +181,11 @@ def _group(role: str, replicas: int, kind: str, options: dict[str, Any]) -> dict
     return {"name": role, "role": role, "kind": kind, "replicas": replicas, "options": options}
 
 
-def bodies(setup: Setup, count: int) -> list[bytes]:
-    """Returns `count` request bodies drawn with the seed; a word of a prompt is one token of the sim model, and about
-    two of a real one.
+def bodies(setup: Setup, count: int, round_: int = 0) -> list[bytes]:
+    """Returns `count` request bodies drawn with the seed for a round; a word of a prompt is one token of the sim model,
+    and about two of a real one.
     """
-    rng = random.Random(setup.seed)
+    rng = random.Random(1_000 * setup.seed + round_)
     model, word = ("sim", "w{i}-{k}") if setup.engines == "sim" else (MODEL, "sea")
 
     def draw(median: int, sigma: float, most: int) -> int:
@@ -198,17 +200,31 @@ def bodies(setup: Setup, count: int) -> list[bytes]:
     return made
 
 
-def run(setup: Setup, server: Server, say: Any) -> tuple[list[Window], LoadResult]:
+def one_round(setup: Setup, round_: int, say: Any) -> dict[str, Any]:
+    """Starts an app, measures each policy in one window, and returns what was found, as the result keeps it."""
+    with tempfile.TemporaryDirectory(prefix="sluice-balance-") as name:
+        folder = Path(name)
+        with running(command(setup, folder), say) as server:
+            windows, load = run(setup, round_, server, say)
+            # for the journal's last lines
+            time.sleep(1.0)
+            seen, differ = look(folder / "journal", windows)
+    blocks = [block_of(policy, what, ttft_s(load, windows, policy)) for policy, what in seen.items()]
+    lost = dict(load.failures)
+    return {"round": round_, "served": load.served, "lost": lost, "replay_differs": differ, "blocks": blocks}
+
+
+def run(setup: Setup, round_: int, server: Server, say: Any) -> tuple[list[Window], LoadResult]:
     """Loads the app and switches its policy; returns the measured windows and how the load ended. The times of first
     texts in it are since the epoch.
     """
     load = Load(
         server.command.port,
         "/v1/completions",
-        bodies(setup, 800),
+        bodies(setup, 800, round_),
         setup.connections,
         10**9,
-        setup.total_s + 2.0,
+        setup.round_s + 2.0,
         grace_s=setup.grace_s,
     )
     results: list[LoadResult] = []
@@ -218,15 +234,14 @@ def run(setup: Setup, server: Server, say: Any) -> tuple[list[Window], LoadResul
     windows = []
     with httpx.Client(base_url=f"http://127.0.0.1:{server.command.port}", timeout=30) as client:
         time.sleep(setup.learn_s)
-        for _ in range(setup.rounds):
-            for policy in setup.policies:
-                answer = client.put("/sluice/admin/policy", json={"decode": choice(setup, policy)})
-                answer.raise_for_status()
-                time.sleep(setup.settle_s)
-                start_s = time.time()
-                time.sleep(setup.window_s)
-                windows.append(Window(policy, start_s, time.time()))
-                say(f"{policy}: measured for {setup.window_s:.0f} s")
+        for policy in setup.policies:
+            answer = client.put("/sluice/admin/policy", json={"decode": choice(setup, policy)})
+            answer.raise_for_status()
+            time.sleep(setup.settle_s)
+            start_s = time.time()
+            time.sleep(setup.window_s)
+            windows.append(Window(policy, start_s, time.time()))
+            say(f"round {round_}, {policy}: measured for {setup.window_s:.0f} s")
     thread.join(timeout=90 + setup.grace_s)
     if not results:
         raise ServerError("the load did not end")
@@ -241,42 +256,6 @@ def ttft_s(load: LoadResult, windows: Sequence[Window], policy: str) -> list[flo
     return [took_s for at_s, took_s in pairs if any(w.start_s <= at_s < w.end_s for w in mine)]
 
 
-def table(
-    setup: Setup, seen: dict[str, Seen], load: LoadResult, windows: Sequence[Window]
-) -> list[dict[str, Any]]:
-    """Returns one row for each policy. `tok_s` counts the output of the requests that ended in the windows, `wait`
-    figures are of those that left the pool, and `departures` are the departures that were forecast.
-    """
-    base = statistics.fmean(seen[setup.policies[0]].imbalance)
-    rows = []
-    for policy, what in seen.items():
-        imbalance = statistics.fmean(what.imbalance)
-        took_s = ttft_s(load, windows, policy)
-        rows.append(
-            {
-                "policy": policy,
-                "imbalance_tokens": round(imbalance),
-                f"below_{setup.policies[0]}": round(base / imbalance, 2),
-                "mean_load_tokens": round(statistics.fmean(what.mean_load)),
-                "pool": round(statistics.fmean(what.pool), 1),
-                "pool_empty_share": round(sum(p == 0 for p in what.pool) / len(what.pool), 3),
-                "tok_s": round(what.tokens / (setup.window_s * setup.rounds)),
-                "wait_mean_s": _rounded(statistics.fmean(what.waits_s) if what.waits_s else None),
-                "wait_p99_s": _rounded(percentile(what.waits_s, 0.99) if what.waits_s else None),
-                "wait_longest_s": _rounded(max(what.waits_s, default=None)),
-                "ttft_mean_s": _rounded(statistics.fmean(took_s) if took_s else None),
-                "ttft_p99_s": _rounded(percentile(took_s, 0.99) if took_s else None),
-                "departures": what.departures,
-                "samples": len(what.imbalance),
-            }
-        )
-    return rows
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 3)
-
-
 def draw(rows: Sequence[dict[str, Any]], setup: Setup, folder: Path) -> None:
     """Writes a plot with a bar for each policy, named as the setup."""
     made, (axes,) = figure()
@@ -286,7 +265,7 @@ def draw(rows: Sequence[dict[str, Any]], setup: Setup, folder: Path) -> None:
     save(folder, setup.name, made)
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns 0 if no request was lost and the journal replays to the same decisions, else 1."""
     parser = argparse.ArgumentParser(prog="benchmarks.live.balance", description=__doc__)
     parser.add_argument("--setup", choices=list(SETUPS), default="balance", help="default %(default)s")
@@ -299,34 +278,42 @@ def main() -> int:
         "--params", type=json.loads, help='parameters by policy: {"balance_route_h": {"beta": 3}}'
     )
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the result (default %(default)s)")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     named = ("rounds", "settle_s", "window_s", "seed", "params")
     changes = {name: value for name in named if (value := getattr(args, name)) is not None}
     setup = replace(SETUPS[args.setup], **changes)
     if args.policies:
         setup = replace(setup, policies=tuple(args.policies))
-    machine, begun_s = facts(), time.monotonic()
+    machine, begun_s = record.facts("benchmarks.live.balance"), time.monotonic()
+    kept = Parts(f"balance-{setup.name}", machine, asdict(setup))
 
     def say(text: str) -> None:
         print(f"[{time.monotonic() - begun_s:6.1f} s] {text}", flush=True)
 
-    say(f"{setup.connections} connections, about {setup.total_s:.0f} s of load")
-    with tempfile.TemporaryDirectory(prefix="sluice-balance-") as name:
-        folder = Path(name)
-        with running(command(setup, folder), say) as server:
-            windows, load = run(setup, server, say)
-            time.sleep(1.0)  # the journal's last lines
-            seen, differ = look(folder / "journal", windows)
-    rows = table(setup, seen, load, windows)
+    say(f"{setup.connections} connections, {setup.rounds} rounds of about {setup.round_s:.0f} s of load")
+    rounds = []
+    for round_ in range(setup.rounds):
+        found = kept.get(str(round_))
+        if found is None:
+            found = kept.put(str(round_), one_round(setup, round_, say))
+        else:
+            say(f"round {round_}: kept already, from {found['ended_at']}")
+        rounds.append(found)
+    rows = table(setup.window_s, blocks_of(rounds))
     _print(rows)
-    lost = dict(load.failures)
+    served, differ = (sum(one[count] for one in rounds) for count in ("served", "replay_differs"))
+    lost = sum((Counter(one["lost"]) for one in rounds), Counter())
     print(
-        f"{load.served} requests served, {sum(lost.values())} lost {lost or ''}; {differ} events replay otherwise"
+        f"{served} requests served, {lost.total()} lost {dict(lost) or ''}; {differ} events replay otherwise"
     )
-    args.out.mkdir(parents=True, exist_ok=True)
-    result = {"config": asdict(setup), "machine": machine, "rows": rows, "served": load.served}
-    result |= {"lost": lost, "replay_differs": differ}
-    (args.out / f"{setup.name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    result = {
+        "command": record.command("benchmarks.live.balance", argv),
+        "config": asdict(setup),
+        "machine": machine,
+    }
+    if not record.save(args.out / f"{setup.name}.json", result | {"rounds": rounds}, levels=5):
+        return 1
+    kept.forget()
     draw(rows, setup, args.out)
     return 1 if lost or differ else 0
 

@@ -9,7 +9,6 @@ coldstart.md; the exit status is 1 when the server did not start or stop.
 """
 
 import argparse
-import json
 import re
 import signal
 import sys
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.live import measure
-from benchmarks.live.machine import facts
+from benchmarks.live.machine import command, facts, save
 from benchmarks.live.report import memory_table, table
 from benchmarks.live.servers import ROOT, Command, Server, ServerError, free_ports, python, running
 
@@ -44,6 +43,7 @@ class Result:
 
     config: dict[str, Any]
     machine: dict[str, Any]
+    command: str
     starts: list[Start] = field(default_factory=list)
 
 
@@ -96,7 +96,9 @@ def main(argv: list[str] | None = None) -> int:
     args = _arguments(argv)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
-    result, status = Result({"config": args.config, "runs": args.runs}, facts()), 0
+    said = command("benchmarks.live.coldstart", argv)
+    result = Result({"config": args.config, "runs": args.runs}, facts("benchmarks.live.coldstart"), said)
+    status = 0
     try:
         for _ in range(args.runs):
             result.starts.append(one(args.config))
@@ -107,15 +109,17 @@ def main(argv: list[str] | None = None) -> int:
         status = 130
     if result.starts:
         print("\n" + markdown(result))
-        _write(result, Path(args.out))
+        status = status if _write(result, Path(args.out)) else 1
     return status
 
 
-def _write(result: Result, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+def _write(result: Result, folder: Path) -> bool:
+    """Writes the result and its report; returns False if the code has changed since the beginning."""
     name = f"coldstart-{Path(result.config['config']).stem}"
-    (folder / f"{name}.json").write_text(json.dumps(asdict(result), indent=1) + "\n")
+    if not save(folder / f"{name}.json", asdict(result)):
+        return False
     (folder / f"{name}.md").write_text(markdown(result))
+    return True
 
 
 def _wait_printed(server: Server) -> list[tuple[float, str]]:

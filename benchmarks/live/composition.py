@@ -49,7 +49,8 @@ from benchmarks.experiments.composition_twin import (
 from benchmarks.live import composition_report as report
 from benchmarks.live import openloop
 from benchmarks.live.composition_report import Block, Stream
-from benchmarks.live.machine import facts
+from benchmarks.live.machine import command as said
+from benchmarks.live.machine import facts, save
 from benchmarks.live.netkv_tiers import scrape
 from benchmarks.live.proctree import cpu_by_role, machine_busy_s, snapshot
 from benchmarks.live.servers import ROOT, Server, ServerError, running
@@ -260,7 +261,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status (module docstring)."""
     args = _arguments(argv)
     setup = Setup(**{name: getattr(args, name) for name in (*CHOSEN, "seed")})
-    machine, begun_s = facts(), time.monotonic()
+    machine, begun_s = facts("benchmarks.live.composition"), time.monotonic()
 
     def say(text: str) -> None:
         print(f"[{time.monotonic() - begun_s:6.1f} s] {text}", flush=True)
@@ -278,7 +279,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for problem in sorted(set(lost))[:3]:
         print(f"lost: {problem}", file=sys.stderr)
     whole: dict[str, Any] = {
-        "command": f"python -m benchmarks.live.composition{' --quick' if args.quick else ''} --seed {args.seed}",
+        "command": said("benchmarks.live.composition", argv),
         "config": asdict(setup),
         "cases": [asdict(case) for case in cases(setup.cluster)],
         "machine": machine,
@@ -287,8 +288,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "live": [asdict(block) for block in live],
         "simulated": [asdict(block) for block in twins],
     }
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "composition.json").write_text(json.dumps(whole, indent=1) + "\n")
+    if not save(args.out / "composition.json", whole):
+        return 1
     report.draw(live, twins, args.out)
     say(f"written to {args.out}")
     return 1 if lost else 0

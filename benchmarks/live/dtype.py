@@ -12,7 +12,6 @@ the result says which kind was measured.
 """
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -21,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.live import load, proctree, targets
-from benchmarks.live.machine import facts
+from benchmarks.live.machine import command, facts, save
 from benchmarks.live.measure import CHAT, MeasureError, first_answer, prompts
 from benchmarks.live.servers import ROOT, Server, running
 from benchmarks.live.versus import ratio_of
@@ -80,8 +79,8 @@ def rounds_of(rounds: int, seed: int) -> dict[str, dict[str, list[float]]]:
         for side in SIDES:
             (Path(folder) / side).mkdir()
             options = targets.EngineOptions(dtype=side)
-            command = targets.sluice_vllm(Path(folder) / side, options, disaggregated=False)
-            servers[side] = stack.enter_context(running(command, lambda text: print(text, flush=True)))
+            app = targets.sluice_vllm(Path(folder) / side, options, disaggregated=False)
+            servers[side] = stack.enter_context(running(app, lambda text: print(text, flush=True)))
             first_answer(servers[side], targets.MODEL, TOKENS)
             measured(servers[side], short[rounds], long[rounds])
         for number in range(rounds):
@@ -93,7 +92,7 @@ def rounds_of(rounds: int, seed: int) -> dict[str, dict[str, list[float]]]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command and returns 0."""
+    """Runs the command; returns 0, or 1 if the code changed meanwhile."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.live.dtype",
         description=__doc__,
@@ -103,11 +102,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "dtype" / "dtype.json")
     args = parser.parse_args(argv)
-    started_s, machine = time.time(), facts()
+    started_s, machine = time.time(), facts("benchmarks.live.dtype")
     found = rounds_of(args.rounds, args.seed)
     ratios = [ratio_of("float32 / bfloat16", name, *found[name].values()) for name in found]
     result = {
-        "command": "python -m benchmarks.live.dtype",
+        "command": command("benchmarks.live.dtype", argv),
         "machine": machine,
         "commit": machine["commit"],
         "bf16_instructions": bf16_instructions(),
@@ -120,12 +119,11 @@ def main(argv: list[str] | None = None) -> int:
         "seconds": found,
         "ratios": [asdict(ratio) for ratio in ratios],
     }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    unchanged = save(args.out, result)
     for ratio in ratios:
         interval = f"{ratio.ratio:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
         print(f"{ratio.measure}: bfloat16 {ratio.base:.4f}, float32 {ratio.ours:.4f}, ratio {interval}")
-    return 0
+    return 0 if unchanged else 1
 
 
 if __name__ == "__main__":

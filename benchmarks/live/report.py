@@ -1,11 +1,11 @@
 """Presents the results of `benchmarks.live.overhead` as Markdown and as a picture."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.live.machine import save
 from benchmarks.live.measure import Measurement, TreeState
 from benchmarks.live.profile import Profile
 
@@ -23,6 +23,7 @@ class Results:
 
     config: dict[str, Any]
     machine: dict[str, Any]
+    command: str
     cases: list[Measurement] = field(default_factory=list)
     trees: list[TreeState] = field(default_factory=list)
     profiles: list[Profile] = field(default_factory=list)
@@ -174,10 +175,13 @@ def summary(results: Results) -> list[str]:
 
 
 def write(results: Results, folder: Path, name: str = "overhead") -> list[Path]:
-    """Writes NAME.json, NAME.md and NAME.png into `folder`; returns their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Writes NAME.json, NAME.md and NAME.png into `folder`; returns their paths.
+
+    The list is empty if the code has changed since the beginning (`machine.save`).
+    """
     files = [folder / f"{name}.json", folder / f"{name}.md", folder / f"{name}.png"]
-    files[0].write_text(json.dumps(asdict(results), indent=1) + "\n")
+    if not save(files[0], asdict(results)):
+        return []
     files[1].write_text(markdown(results))
     draw(results, files[2])
     return files

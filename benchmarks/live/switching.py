@@ -9,12 +9,11 @@ lost, cut or refused, or if the explanation of a decision does not name the poli
 """
 
 import argparse
-import json
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import cycle, islice
 from pathlib import Path
@@ -23,7 +22,8 @@ from typing import Any
 import httpx
 
 from benchmarks.live.load import Load, LoadResult, body_of, drive
-from benchmarks.live.machine import facts
+from benchmarks.live.machine import command as said
+from benchmarks.live.machine import facts, save
 from benchmarks.live.servers import ROOT, Command, ServerError, running
 from benchmarks.live.targets import MODEL, EngineOptions, sluice_app
 
@@ -125,15 +125,15 @@ class Run:
         )
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns 0 if nothing was lost and every decision was explained by the policy that was set."""
     parser = argparse.ArgumentParser(prog="benchmarks.live.switching", description=__doc__)
     parser.add_argument("--engines", choices=("sim", "vllm"), default="sim")
     parser.add_argument("--hold-s", type=float, help="seconds under each pair of policies (3, vllm: 8)")
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the result (default %(default)s)")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     sim = args.engines == "sim"
-    machine, begun_s = facts(), time.monotonic()
+    machine, begun_s = facts("benchmarks.live.switching"), time.monotonic()
 
     def say(text: str) -> None:
         print(f"[{time.monotonic() - begun_s:6.1f} s] {text}", flush=True)
@@ -146,11 +146,11 @@ def main() -> int:
     print(f"{len(run.rows)} pairs of policies; {load.served} answers, {sum(load.failures.values())} lost")
     for problem in [*run.problems, *map(str, load.failures.items())]:
         print(problem)
-    result = {"engines": args.engines, "machine": machine, "served": load.served, "rows": run.rows}
+    result = {"command": said("benchmarks.live.switching", argv), "engines": args.engines, "machine": machine}
+    result |= {"served": load.served, "rows": run.rows}
     result |= {"lost": dict(load.failures), "problems": run.problems}
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / f"switching-{args.engines}.json").write_text(json.dumps(result, indent=1) + "\n")
-    return 1 if load.failures or run.problems else 0
+    unchanged = save(args.out / f"switching-{args.engines}.json", result)
+    return 1 if load.failures or run.problems or not unchanged else 0
 
 
 if __name__ == "__main__":

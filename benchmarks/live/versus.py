@@ -29,7 +29,7 @@ from scipy.special import stdtrit
 
 from benchmarks.checkout import commit
 from benchmarks.live import measure, targets, wrk
-from benchmarks.live.machine import facts
+from benchmarks.live.machine import command, facts, save
 from benchmarks.live.measure import COMPLETIONS, Plan
 from benchmarks.live.servers import ROOT, Command, Server, python, running
 
@@ -215,7 +215,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--wrk", help="path of wrk, where it is not on PATH")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "versus")
     args = parser.parse_args(argv)
-    base, started_s = args.base.resolve(), time.time()
+    base, started_s, machine = args.base.resolve(), time.time(), facts("benchmarks.live.versus")
     samples: list[dict[str, Any]] = []
     if args.only != "decisions":
         samples += serve_rounds(base, args.rounds, args.seed, wrk.find(args.wrk))
@@ -226,14 +226,15 @@ def main(argv: list[str] | None = None) -> int:
     result = {
         "base": commit(base),
         "ours": commit(ROOT),
-        "machine": facts(),
+        "command": command("benchmarks.live.versus", argv),
+        "machine": machine,
         "rounds": args.rounds,
         "seed": args.seed,
         "took_s": round(time.time() - started_s),
         "ratios": [asdict(r) for r in found],
     }
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "versus.json").write_text(json.dumps(result, indent=1) + "\n")
+    if not save(args.out / "versus.json", result):
+        return 1
     (args.out / "versus.md").write_text(
         f"# {result['ours']} against {result['base']}, {args.rounds} rounds in turn\n\n{table(found)}\n"
     )

@@ -17,11 +17,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.checkout import origin_of
+from benchmarks.checkout import code_digest, depends_on, origin_of
+from benchmarks.live.machine import command
 from benchmarks.plots import with_palette
 from benchmarks.predictors import cost
 from benchmarks.predictors.page import markdown
 from benchmarks.results_io import json_lines, rounded, write_text
+from benchmarks.workloads.catalog import digest_of
 from predictors.lgbm_fit import LgbmConfig
 from predictors.permutation import permuted_brier
 from predictors.report import plot
@@ -30,7 +32,7 @@ from predictors.traces import TraceError
 from predictors.train import load_source, train_and_judge
 
 CODE = ("predictors", "benchmarks/predictors")
-"""The folders whose code decides the results."""
+"""The folders whose code decides the results, beside the files that this module imports."""
 
 # The number of significant digits of a stored figure.
 DIGITS = 6
@@ -53,7 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"bench-predictors: skipped: none of {sorted(TRACES.values())} (or .xz) in {args.traces}")
         return 0
     args.out.mkdir(parents=True, exist_ok=True)
-    origin = origin_of(CODE)
+    code = depends_on("benchmarks.predictors.__main__", CODE)
+    origin = origin_of(code, [digest_of(path) for path in found.values()])
     config = LgbmConfig(threads=args.threads, seed=args.seed)
     results: dict[str, Any] = {}
     for name, path in found.items():
@@ -66,9 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     print("== cost", flush=True)
     costs = cost.measure(config, args.seed, lambda line: print(f"  {line}", flush=True))
     whole = {
-        "command": "python -m benchmarks.predictors",
+        "command": command("benchmarks.predictors", argv),
         "origin": origin.as_json(),
-        "code_of": list(CODE),
+        "code_of": code,
         "versions": library_versions(),
         "seed": args.seed,
         "config": asdict(config),
@@ -76,6 +79,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         "cost": costs,
     }
     whole = rounded(whole, DIGITS)
+    if code_digest(code) != origin.code:
+        write_text(args.out / "results.json.aside", json_lines(whole, 5))
+        print(
+            "bench-predictors: the code changed meanwhile: kept in results.json.aside, no result",
+            file=sys.stderr,
+        )
+        return 1
     write_text(args.out / "results.json", json_lines(whole, 5))
     write_text(args.out / "README.md", markdown(json.loads(json.dumps(whole))))
     print(f"written to {args.out}")

@@ -55,7 +55,7 @@ def made_by(whole: Mapping[str, Any]) -> str:
     """
     if "origin" not in whole:
         return f"commit {whole['commit']}, seed {whole['seed']}; {whole['machine']}"
-    origin = Origin(**whole["origin"])
+    origin = Origin.of(whole["origin"])
     changed = "" if origin.clean else " and changes"
     return f"commit {origin.commit}{changed}, code {origin.code}, seed {whole['seed']}; {origin.machine}"
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from benchmarks.sim.build import Links, build_engines, hashes_of
+from benchmarks.sim.built import note
 from benchmarks.sim.config import SimConfig
 from benchmarks.sim.engine import Meter, Worker
 from benchmarks.sim.forecasts import Forecasts
@@ -71,9 +72,10 @@ class Cluster:
         progress: Progress | None,
     ) -> None:
         self.config, self.kernel, self.meter = config, Kernel(), Meter()
-        self.dispatcher = Dispatcher(
-            config.dispatch, prefill_policy(*config.prefill), decode_policy(*config.decode)
-        )
+        prefill, decode = prefill_policy(*config.prefill), decode_policy(*config.decode)
+        note("prefill", config.prefill[0], prefill)
+        note("decode", config.decode[0], decode)
+        self.dispatcher = Dispatcher(config.dispatch, prefill, decode)
         self.journal = None if journal is None else JournalWriter(journal, self.dispatcher, "simulation")  # type: ignore[arg-type]
         self._workload, self._progress = workload, progress
         self._links = Links(config, self.kernel)

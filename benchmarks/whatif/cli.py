@@ -127,8 +127,8 @@ def _run(configs: dict[str, Any], seeds: int, jobs: int) -> dict[str, dict[int, 
     runs: dict[str, dict[int, dict[str, float | None]]] = {name: {} for name in configs}
     todo = [(Variant(name, config), seed) for seed in range(seeds) for name, config in configs.items()]
 
-    def finish(job: runner.Job, metrics: dict[str, float | None]) -> None:
-        runs[job[0].name][job[1]] = metrics
+    def finish(job: runner.Job, outcome: runner.Outcome) -> None:
+        runs[job[0].name][job[1]], _ = outcome
 
     runner.run_all("simulate", build, todo, jobs, finish)
     return runs

@@ -8,14 +8,18 @@ generated and need no file.
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.checkout import ROOT
 from benchmarks.workloads import standins, transform
 from benchmarks.workloads.azure2024 import load_azure2024
 from benchmarks.workloads.prefixes import Sharing, ideal_hit_share, share_prefixes
@@ -274,10 +278,55 @@ def find_trace(file: str, traces: Path | None = None) -> Path:
     raise WorkloadError(f"{folder} holds neither {file} nor {file}.xz")
 
 
+def traces_of(files: Iterable[str], root: Path = ROOT) -> tuple[str, ...]:
+    """Returns the published traces on this machine that the source `files` name, each with a digest of its content.
+
+    The files are relative to `root`. Those that are shipped with the project are part of the digest of the code. A
+    trace that is named and not read counts too. The catalogue itself does not name any.
+    """
+    own = Path(__file__).resolve()
+    sources = [root / file for file in files if file.endswith(".py")]
+    texts = [path.read_text("utf-8") for path in sources if path.is_file() and path.resolve() != own]
+    found = set()
+    for name, source in WORKLOADS.items():
+        if isinstance(source, SyntheticSource) or source.shipped or not available(name):
+            continue
+        if any(f'"{name}"' in text for text in texts):
+            found.add(digest_of(file_of(source)))
+    return tuple(sorted(found))
+
+
+def digest_of(path: Path) -> str:
+    """Returns the name of a trace's file and a digest of its content."""
+    seen = path.stat()
+    return f"{path.name} sha256:{_sha256(path, seen.st_mtime_ns, seen.st_size)[:16]}"
+
+
+@lru_cache(maxsize=64)
+def _sha256(path: Path, mtime_ns: int, size: int) -> str:
+    """Returns the digest of a file; a file that was touched since is read again."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@contextmanager
+def as_if_present() -> Iterator[None]:
+    """Within this context all workloads count as available, so that experiments name the variants of a machine that has
+    all traces. Nothing may be built in it.
+    """
+    _assumed.append(True)
+    try:
+        yield
+    finally:
+        _assumed.pop()
+
+
+_assumed: list[bool] = []
+
+
 def available(name: str, traces: Path | None = None) -> bool:
     """Returns whether the workload `name` can be built on this machine: it is generated, or its file is present."""
     source = WORKLOADS[name]
-    if isinstance(source, SyntheticSource):
+    if _assumed or isinstance(source, SyntheticSource):
         return True
     try:
         file_of(source, traces)

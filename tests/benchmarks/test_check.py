@@ -12,20 +12,25 @@ from benchmarks import __main__ as program
 from benchmarks import check as check_module
 from benchmarks import figures, provenance, runner
 from benchmarks.check import check
-from benchmarks.checkout import ROOT, Origin
-from benchmarks.document import RESULTS, document, section
+from benchmarks.checkout import ROOT, Origin, code_digest
+from benchmarks.document import OTHERS, RESULTS, document, expected, section
 from benchmarks.experiments import registry
 from benchmarks.predictors.page import markdown
 
 FILE = "experiments/deepflow_heatmap.json"
+PLOT = "experiments/deepflow_heatmap/deepflow_heatmap.png"
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """A checkout with one experiment's results and the document of it."""
-    (tmp_path / "benchmarks/results/experiments").mkdir(parents=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout, with history, in which only one experiment has results, and the document of it."""
+    (tmp_path / "benchmarks/results/experiments/deepflow_heatmap").mkdir(parents=True)
     (tmp_path / "docs").mkdir()
-    shutil.copy(RESULTS / FILE, tmp_path / "benchmarks/results" / FILE)
+    for file in (FILE, PLOT):
+        shutil.copy(RESULTS / file, tmp_path / "benchmarks/results" / file)
+    monkeypatch.setattr(check_module, "expected", lambda: [FILE])
+    monkeypatch.setattr(check_module, "no_history", lambda root: None)
+    monkeypatch.setattr(provenance, "MISSING", frozenset())
     (tmp_path / "README.md").write_text("# Sluice\n")
     redocument(tmp_path)
     return tmp_path
@@ -48,6 +53,10 @@ def test_a_marked_figure_must_be_the_rows(root: Path) -> None:
     row = section(root / "benchmarks/results", FILE).rows[0]
     assert row.ours is not None and row.paper is not None
     name = f"{FILE} | {row.name}"
+    (root / "docs/design.md").write_text(f"{-row.ours:.1f} % below <!-- -ours: {name} -->")
+    assert (check(root).problems, check(root).cited) == ([], 1)
+    (root / "docs/design.md").write_text(f"{row.ours:.1f} % below <!-- -ours: {name} -->")
+    assert len(check(root).problems) == 1
     right = f"| cells | {row.ours:.1f} % <!-- ours: {name} --> | > {row.paper:g} % <!-- paper: {name} --> |\n"
     (root / "docs/design.md").write_text(right)
     assert (check(root).problems, check(root).cited) == ([], 2)
@@ -69,6 +78,7 @@ def test_a_row_that_the_measures_do_not_give_is_found(root: Path) -> None:
     file.write_text(json.dumps(whole))
     problems = check(root).problems
     assert any("from its measures" in p for p in problems) and any("docs/results.md" in p for p in problems)
+    assert any("ours is" in p for p in problems)
     whole["rows"][0]["name"] = "another"
     file.write_text(json.dumps(whole))
     assert any("other names" in p for p in check(root).problems)
@@ -135,7 +145,7 @@ def test_a_results_file_that_no_document_can_show_is_found(root: Path) -> None:
 
 # ------------------------------------------------------------------------------------------------------------- origins
 
-HERE = {"code": "aa", "commit": "abc", "clean": True, "machine": "m"}
+HERE = {"code": "v2:aa", "commit": "abc", "clean": True, "machine": "m"}
 
 
 def made_by(*origins: dict[str, object], command: str = "") -> Callable[[dict[str, object]], None]:
@@ -154,14 +164,15 @@ def made_by(*origins: dict[str, object], command: str = "") -> Callable[[dict[st
     [
         ([HERE], "", []),
         ([HERE, {**HERE, "machine": "another"}], "", []),
-        ([HERE, {**HERE, "code": "bb"}], "", ["runs of 2 states of the code"]),
+        ([HERE, {**HERE, "code": "v2:bb"}], "", ["runs of 2 states of the code"]),
         ([{**HERE, "clean": False}], "", ["code that was in no commit"]),
         ([HERE], "python -m benchmarks run x --keep-stale", ["written with --keep-stale"]),
         (
-            [HERE, {**HERE, "code": "bb", "clean": False}],
+            [HERE, {**HERE, "code": "v2:bb", "clean": False}],
             "run x --keep-stale",
             ["--keep-stale", "2 states", "in no commit"],
         ),
+        ([{**HERE, "code": "aa"}], "", ["computed in another way"]),
         ([], "", ["does not say which code made its runs"]),
     ],
 )
@@ -173,6 +184,7 @@ def test_committed_runs_are_of_one_state_of_the_code_which_is_in_a_commit(
     said: list[str],
 ) -> None:
     monkeypatch.setattr(provenance, "UNTRACED", frozenset())
+    monkeypatch.setattr(check_module, "_compare_with_commits", lambda *anything: None)
     change(root, made_by(*origins, command=command))
     problems = check(root).problems
     assert [text in problem for text, problem in zip(said, problems, strict=True)] == [True] * len(said)
@@ -184,24 +196,36 @@ def test_a_file_of_before_runs_kept_their_origin_is_noted_and_leaves_the_list_wh
     assert FILE in provenance.UNTRACED
     checked = check(root)
     assert checked.problems == [] and checked.notes == [f"written before runs kept their origin: {FILE}"]
+    assert "| unknown |" in (root / "docs/results.md").read_text()
     change(root, made_by(HERE))
-    assert ["take it off UNTRACED" in problem for problem in check(root).problems] == [True]
+    assert "take it off UNTRACED" in check(root).problems[0]
 
 
 def test_runs_of_other_code_than_the_present_one_are_noted(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(provenance, "UNTRACED", frozenset())
+    monkeypatch.setattr(check_module, "_compare_with_commits", lambda *anything: None)
     change(root, made_by(HERE))
-    assert check(root).notes == [
-        f"runs of other code than the present one: {FILE}",
-        "commits that are not in this checkout: abc",
-    ]
+    assert check(root).notes == [f"runs of other code than the present one: {FILE}"]
+    assert "| abc | v2:aa | changed |" in (root / "docs/results.md").read_text()
     present = runner.code_of(registry.load("deepflow_heatmap"))
     change(root, made_by({**HERE, "code": present}))
     checked = check(root)
-    assert (checked.problems, checked.notes) == ([], ["commits that are not in this checkout: abc"])
-    assert f"code {present}" in (root / "docs/results.md").read_text()
+    assert (checked.problems, checked.notes) == ([], [])
+    assert f"| abc | {present} | same |" in (root / "docs/results.md").read_text()
+
+
+def test_a_commit_that_nobody_else_has_is_found_and_without_history_it_is_said_that_nothing_was(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provenance, "UNTRACED", frozenset())
+    change(root, made_by(HERE))
+    [problem] = check(root).problems
+    assert problem.startswith(f"{FILE}: the commit abc is not in the history")
+    monkeypatch.setattr(check_module, "no_history", lambda root: "this is a shallow clone")
+    checked = check(root)
+    assert checked.problems == [] and checked.notes[-1].startswith("NOTHING IS KNOWN OF THE CODE")
 
 
 def test_runs_that_name_a_commit_with_other_code_are_found(
@@ -220,10 +244,79 @@ def test_runs_that_name_a_commit_with_other_code_are_found(
     assert check(root).problems == [f"{FILE} names commit abc, whose code is another one"]
 
 
+def other_file(root: Path, name: str, whole: dict[str, object]) -> None:
+    (root / "benchmarks/results" / name).parent.mkdir(exist_ok=True)
+    (root / "benchmarks/results" / name).write_text(json.dumps(whole))
+    redocument(root)
+
+
+SWITCHING = "switching/switching-sim.json"
+
+
+@pytest.mark.parametrize(
+    ("facts", "command", "said"),
+    [
+        ({}, "python -m benchmarks.live.switching", []),
+        ({"code_of": None}, "python -m benchmarks.live.switching", ["of which files its digest is"]),
+        ({"code_of": []}, "python -m benchmarks.live.switching", ["of which files its digest is"]),
+        (
+            {"code": "v2:bb"},
+            "python -m benchmarks.live.switching",
+            ["names commit abc, whose code is another one"],
+        ),
+        ({}, "", ["which command made it"]),
+        ({}, "python -m benchmarks.live.balance", ["is to be made by"]),
+        ({}, "python -m benchmarks.live.switching --quick", ["is to be made by"]),
+    ],
+)
+def test_another_results_file_says_which_files_its_digest_is_of_and_which_command_ran(
+    root: Path, monkeypatch: pytest.MonkeyPatch, facts: dict[str, object], command: str, said: list[str]
+) -> None:
+    @contextmanager
+    def at(commit: str, where: Path) -> Iterator[Path | None]:
+        yield ROOT
+
+    monkeypatch.setattr(provenance, "UNTRACED", frozenset({FILE}))
+    monkeypatch.setattr(check_module, "code_at", at)
+    machine = {"cpu": "c", "cores": 2, "python": "3", "commit": "abc", "clean": True}
+    machine |= {"code_of": ["benchmarks/seeds.py"], "code": code_digest(["benchmarks/seeds.py"])} | facts
+    whole = {"machine": machine, "command": command, "rows": [], "served": 1, "lost": {}}
+    other_file(root, SWITCHING, whole)
+    problems = check(root).problems
+    assert [text in problem for text, problem in zip(said, problems, strict=True)] == [True] * len(said)
+    # the document shows the command that ran
+    assert f"`{command or OTHERS[SWITCHING].command}`" in (root / "docs/results.md").read_text()
+
+
+def test_a_results_file_that_should_be_there_is_missed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        check_module, "expected", lambda: [FILE, SWITCHING, "experiments/netkv/netkv_load.json"]
+    )
+    assert check(root).problems == [
+        f"{SWITCHING} is not there: python -m benchmarks.live.switching",
+        "experiments/netkv/netkv_load.json is not there: python -m benchmarks run netkv_load",
+    ]
+    monkeypatch.setattr(
+        provenance, "MISSING", frozenset({SWITCHING, "experiments/netkv/netkv_load.json", FILE})
+    )
+    checked = check(root)
+    assert ["take it off MISSING" in problem for problem in checked.problems] == [True]
+    assert (
+        "not measured yet: experiments/netkv/netkv_load.json, switching/switching-sim.json" in checked.notes
+    )
+
+
+def test_all_experiments_and_live_measurements_have_a_results_file() -> None:
+    files = expected()
+    assert len(set(files)) == len(files) == len(registry.EXPERIMENTS) + len(OTHERS)
+    assert set(provenance.UNTRACED) | set(provenance.MISSING) <= set(files)
+    assert not set(provenance.UNTRACED) & set(provenance.MISSING)
+
+
 @pytest.mark.parametrize(
     ("whole", "origins"),
     [
-        ({"origin": HERE}, [Origin("aa", "abc", True, "m")]),
+        ({"origin": HERE}, [Origin("v2:aa", "abc", True, "m")]),
         ({"machine": {"cpu": "c", "cores": 2, "python": "3.11", "commit": "abc"}}, []),
         (
             {
@@ -260,6 +353,107 @@ def test_the_origin_of_other_results_files(whole: dict[str, object], origins: li
     assert provenance.of_other(whole) == origins
 
 
+def change_row(name: str, value: object) -> Callable[[dict[str, object]], None]:
+    def how(whole: dict[str, object]) -> None:
+        rows = whole["rows"]
+        assert isinstance(rows, list)
+        rows[0][name] = value
+
+    return how
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        (change_row("note", "twice the paper's"), 'note is "twice the paper\'s" in the file'),
+        (change_row("unit", "s"), "unit is 's' in the file"),
+        (change_row("aim", "any"), "aim is 'any' in the file"),
+        (change_row("met", False), "met is False in the file"),
+        (lambda whole: whole.update(summary="Ours is better"), "its summary is not the experiment's"),
+        (lambda whole: whole.update(quick=True), "of the reduced size"),
+        (lambda whole: whole.update(seeds=[0, 1, 7]), "not all from 0 on"),
+    ],
+)
+def test_a_change_of_words_or_size_is_found_even_if_the_document_is_made_again(
+    root: Path, how: Callable[[dict[str, object]], None], said: str
+) -> None:
+    change(root, how)
+    assert any(said in problem for problem in check(root).problems)
+
+
+def test_a_variant_that_the_same_code_does_not_have_is_found(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shorter(whole: dict[str, object]) -> None:
+        variants = whole["variants"]
+        assert isinstance(variants, dict)
+        variants["1/s"]["config"]["length_s"] = 6.0
+
+    monkeypatch.setattr(provenance, "UNTRACED", frozenset())
+    monkeypatch.setattr(check_module, "_compare_with_commits", lambda *anything: None)
+    present = runner.code_of(registry.load("deepflow_heatmap"))
+    change(root, made_by({**HERE, "code": present}))
+    change(root, shorter)
+    assert ["the variant '1/s' is not the one" in problem for problem in check(root).problems] == [True]
+    # other code may have had other variants
+    change(root, made_by(HERE))
+    assert check(root).problems == []
+
+
+def test_results_lie_in_the_place_of_their_experiment_only(root: Path) -> None:
+    folder = root / "benchmarks/results/experiments"
+    shutil.copytree(folder / "deepflow_heatmap", folder / "old/deepflow_heatmap")
+    shutil.copy(folder / "deepflow_heatmap.json", folder / "old/deepflow_heatmap.json")
+    problems = check(root).problems
+    assert any("whose place is experiments/deepflow_heatmap.json" in problem for problem in problems)
+
+
+def test_a_plot_that_is_missing_or_no_picture_is_found(root: Path) -> None:
+    plot = root / "benchmarks/results" / PLOT
+    whole = plot.read_bytes()
+    for data in (b"", whole[:-20], b"x" * 100, whole[:33] + whole[-12:]):
+        plot.write_bytes(data)
+        assert check(root).problems == [f"{PLOT} is no whole PNG file"]
+    plot.unlink()
+    assert f"{PLOT} is missing" in check(root).problems
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("<!-- generated: fields -->\nIt took 12 ms.", 1),
+        ("a\n```\nIt took 12 ms.", 2),
+        ("<!-- generated: a -->\n<!-- generated: b -->\n<!-- end -->", 1),
+        ("```\n99 ms\n```\n<!-- generated: x -->\n98 ms\n<!-- end -->", None),
+    ],
+)
+def test_a_block_that_does_not_end_hides_nothing(root: Path, text: str, line: int | None) -> None:
+    (root / "docs/api.md").write_text(text)
+    said = f"docs/api.md:{line}: what begins here has no end, so nothing after it would be looked at"
+    assert check(root).problems == ([] if line is None else [said])
+    # in other documents no script writes blocks
+    (root / "docs/api.md").unlink()
+    (root / "docs/design.md").write_text("<!-- generated: x -->\nIt took 12 ms.\n<!-- end -->")
+    assert ["no script writes any" in problem for problem in check(root).problems] == [True]
+
+
+GIVEN = Path(__file__).parent / "given.txt"
+
+
+def test_the_figures_that_nobody_measured_are_those_of_the_list() -> None:
+    """Whoever adds one to a document adds it to the list, and whoever reviews the list asks whether it is measured."""
+    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    for folder in ("benchmarks", "deploy", "examples", "predictors"):
+        documents += (ROOT / folder).rglob("README.md")
+    found = {
+        f"{path.relative_to(ROOT)}: {figure}"
+        for path in documents
+        for figure in figures.given(path.read_text())
+    }
+    listed = GIVEN.read_text().splitlines()
+    assert listed == sorted(found)
+
+
 def test_the_command_prints_what_it_checked(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -285,8 +479,17 @@ def test_the_command_prints_what_it_checked(
         ("11.6", 11.6049, True),
         ("11.6", 11.66, False),
         ("16,356", 16_355.7, True),
-        ("18.6", -18.61, True),  # "18.6 % shorter"
+        ("18.6", -18.61, False),
         ("-18.6", 18.61, False),
+        ("+11.2", 11.23, True),
+        # one digit of two or more says little
+        ("1", 0.85, False),
+        ("0.9", 0.85, False),
+        ("0.0", 0.03, False),
+        ("0.85", 0.85, True),
+        ("0.5", 0.5, True),
+        ("42", 42.0, True),
+        ("100", 99.7, True),
         ("\u221218.6", -18.61, True),
         ("7,700", 7_712.0, False),  # to be shown as it is
         ("0", 0.0, True),

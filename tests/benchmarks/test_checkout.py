@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.checkout import code_at, code_digest, head, imported, is_clean
+from benchmarks.checkout import code_at, code_digest, depends_on, head, imported, is_clean, no_history
 
 
 @pytest.fixture
@@ -69,6 +69,32 @@ def test_the_digest_can_be_computed_again_from_the_commit(root: Path) -> None:
     assert not then.exists()
     with code_at("0123456", root) as then:
         assert then is None
+
+
+def test_a_commit_that_a_fresh_clone_would_lack_is_refused(
+    root: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    git(root, "checkout", "-qb", "thrown-away")
+    (root / "policies/two.py").write_text("c = 3\n")
+    git(root, "-c", "user.name=n", "-c", "user.email=e", "commit", "-qam", "m")
+    lost = head(root)
+    with code_at(lost, root) as then:
+        assert then is not None
+    git(root, "checkout", "-q", "-")
+    with code_at(lost, root) as then:
+        assert then is None
+    assert no_history(root) is None
+    shallow = tmp_path_factory.mktemp("clone") / "shallow"
+    subprocess.run(["git", "clone", "-q", "--depth", "1", f"file://{root}", str(shallow)], check=True)
+    assert no_history(shallow) == "this is a shallow clone"
+    assert no_history(shallow.parent) == "this is no git checkout"
+
+
+def test_a_measurement_depends_on_its_folders_and_on_what_its_module_imports_beyond_them(root: Path) -> None:
+    (root / "actors").mkdir()
+    (root / "actors/live.py").write_text("import policies.one\n")
+    assert depends_on("actors.live", ["policies"], root) == ["actors/live.py", "policies"]
+    assert depends_on("actors.live", [], root)[:2] == ["actors/live.py", "policies/__init__.py"]
 
 
 def test_outside_a_checkout_nothing_is_clean(tmp_path: Path) -> None:

@@ -16,8 +16,11 @@ from benchmarks import report, results_io, runner
 from benchmarks.checkout import Origin, code_digest
 from benchmarks.experiments import registry
 from benchmarks.experiments.base import ExperimentError, Results, Row, Variant
-from benchmarks.results_io import RunCache, Stored, checked_metrics, config_key
+from benchmarks.results_io import Run, RunCache, Stored, checked_metrics, config_key
 from benchmarks.runner import Options
+from benchmarks.sim.built import note
+from policies.routing.netkv.netkv import NetKV
+from policies.routing.registry import decode_policy
 from tests.benchmarks import toy_experiment
 
 TOY = "tests.benchmarks.toy_experiment"
@@ -94,7 +97,8 @@ def test_runs_of_code_that_changes_meanwhile_are_not_kept(toy, tmp_path, monkeyp
     watched.write_text("1")
     monkeypatch.setattr(runner, "code_paths", lambda experiment: [str(watched)])
     monkeypatch.setattr(runner, "code_digest", lambda paths: watched.read_text())
-    monkeypatch.setattr(runner, "origin_of", lambda paths: Origin(watched.read_text(), "c", True, "m"))
+    made = lambda paths, traces: Origin(watched.read_text(), "c", True, "m")  # noqa: E731
+    monkeypatch.setattr(runner, "origin_of", made)
     one = toy.run_one
 
     def then_changed(config, seed):
@@ -124,14 +128,64 @@ def test_runs_of_several_origins_stay_told_apart_in_the_results_file(tmp_path):
 
 def test_stored_runs_without_an_origin_are_run_again(tmp_path):
     cache = RunCache(tmp_path, "e", Origin("code", "c", True, "m"), keep_stale=True)
-    cache.put({}, 0, {"x": 1.0})
-    assert cache.get({}, 0) == ({"x": 1.0}, Origin("code", "c", True, "m"))
+    cache.put({}, 0, {"x": 1.0}, {})
+    assert cache.get({}, 0) == Run({"x": 1.0}, Origin("code", "c", True, "m"), {})
     (stored,) = (tmp_path / "e").iterdir()
     whole = json.loads(stored.read_text())
     stored.write_text(
         json.dumps({**whole, "origin": None} | {"code": "code"}).replace('"origin": null, ', "")
     )
     assert cache.get({}, 0) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "clean", "taken"),
+    [
+        ("code", True, Origin("code", "c2", True, "m")),
+        ("code", False, Origin("code", "c1", False, "m")),
+        ("b", True, None),
+    ],
+)
+def test_a_run_of_uncommitted_code_counts_as_of_the_commit_that_has_the_same_code(
+    tmp_path, code, clean, taken
+):
+    RunCache(tmp_path, "e", Origin("code", "c1", False, "m")).put({}, 0, {"x": 1.0}, {})
+    found = RunCache(tmp_path, "e", Origin(code, "c2", clean, "n")).get({}, 0)
+    assert (found and found.origin) == taken
+
+
+def test_a_run_of_other_traces_is_run_again(tmp_path):
+    here = Origin("code", "c", True, "m", ("a.xz sha256:1",))
+    RunCache(tmp_path, "e", here).put({}, 0, {"x": 1.0}, {})
+    assert RunCache(tmp_path, "e", here).get({}, 0) == Run({"x": 1.0}, here, {})
+    for traces in ((), ("a.xz sha256:2",)):
+        assert RunCache(tmp_path, "e", replace(here, traces=traces)).get({}, 0) is None
+
+
+def test_results_keep_all_parameters_of_the_policies_that_ran(toy, tmp_path, monkeypatch):
+    one = toy.run_one
+
+    def built(config, seed):
+        note("decode", "netkv", decode_policy("netkv", {"step_base_s": 5.0}))
+        return one(config, seed)
+
+    monkeypatch.setattr(toy, "run_one", built)
+    assert program.main(["run", "toy", "--quick", "--jobs", "1", "--out", str(tmp_path)]) == 0
+    resolved = results_io.load(tmp_path / "toy.json").results.resolved["rho 0.5"]
+    assert resolved["decode"]["name"] == "netkv" and resolved["decode"]["params"]["step_base_s"] == 5.0
+    # what the configuration leaves out has its default
+    assert resolved["decode"]["params"]["step_per_seq_s"] == NetKV().step_per_seq_s
+    # kept runs have them, too
+    assert runner.run("toy", toy, options(tmp_path)).resolved["rho 0.2"] == resolved
+
+
+def test_an_experiment_has_one_place_below_the_folder_of_results(toy, tmp_path, monkeypatch):
+    monkeypatch.setitem(registry.EXPERIMENTS, "netkv_toy", TOY)
+    assert program.main(["run", "netkv_toy", "toy", "--quick", "--jobs", "1", "--out", str(tmp_path)]) == 0
+    assert results_io.load(tmp_path / "netkv/netkv_toy.json").results.experiment == "netkv_toy"
+    assert (tmp_path / "netkv/netkv_toy/wait.png").exists() and (tmp_path / "toy.json").exists()
+    places = [registry.place(name) for name in registry.EXPERIMENTS]
+    assert len(set(places)) == len(places)
 
 
 @pytest.mark.parametrize("clean", [True, False])
@@ -199,7 +253,7 @@ def test_a_key_depends_on_all_of_the_config_and_the_seed_but_not_on_its_order():
 def test_a_stored_run_is_whole_or_not_there(tmp_path, monkeypatch):
     cache = RunCache(tmp_path, "e", Origin("code", "c", True, "m"))
     with pytest.raises(ValueError):
-        cache.put({}, 0, {"x": float("nan")})
+        cache.put({}, 0, {"x": float("nan")}, {})
     assert cache.get({}, 0) is None
 
 

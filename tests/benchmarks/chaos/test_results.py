@@ -5,15 +5,23 @@ from typing import Any
 
 import pytest
 
-from benchmarks.chaos.__main__ import shown
 from benchmarks.chaos.clients import Gap
 from benchmarks.chaos.harm import Harm
 from benchmarks.chaos.processes import Sample, Track, slope_per_hour
 from benchmarks.chaos.report import lines_of
-from benchmarks.chaos.results import CODE, LONG_MINUTES, Kept, blame, is_bad, process_facts
+from benchmarks.chaos.results import (
+    CODE,
+    LONG_MINUTES,
+    MODULE,
+    Kept,
+    blame,
+    is_bad,
+    process_facts,
+)
 from benchmarks.chaos.schedule import Fault, Kind
 from benchmarks.chaos.totals import added_up
-from benchmarks.checkout import code_digest
+from benchmarks.checkout import code_digest, depends_on
+from benchmarks.live.machine import command
 
 
 def harm(at_s: float, whole_s: float | None) -> Harm:
@@ -45,7 +53,8 @@ def test_a_gap_is_blamed_on_a_fault(start_s: float, end_s: float, blamed: int) -
 
 def result(seed: int, **more: Any) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "engines": "sim", "machine": {}, "seed": seed, "minutes": 2.0, "commit": "abc", "code": code_digest(CODE),
+        "engines": "sim", "machine": {}, "seed": seed, "minutes": 2.0, "commit": "abc",
+        "code": code_digest(depends_on(MODULE, CODE)),
         "requests": 10, "right": 9, "near_ties": 0, "unended": 0, "failed": {}, "wrong": {},
         "apart": {"kill ingress: cut": 1}, "notes": {}, "increases": {"sluice_retries_total": 3},
         "forms": {"short": 10}, "leaks": {},
@@ -123,8 +132,11 @@ def test_the_command_that_results_keep_names_no_folder_of_the_machine() -> None:
         "--only",
         "kill decode",
     ]
-    assert shown(words) == "python -m benchmarks.chaos --seeds 1 2 --bare --only 'kill decode'"
-    assert shown([]) == "python -m benchmarks.chaos"
+    assert (
+        command("benchmarks.chaos.__main__", words)
+        == "python -m benchmarks.chaos --seeds 1 2 --bare --only 'kill decode'"
+    )
+    assert command("benchmarks.chaos", []) == "python -m benchmarks.chaos"
 
 
 def test_the_memory_of_a_process_that_lives_long_is_kept_by_the_minute() -> None:

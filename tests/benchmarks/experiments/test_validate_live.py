@@ -11,7 +11,7 @@ from actors.engine.sim.config import SimEngineConfig
 from actors.router.server import FORECAST_S, TICK_S
 from app.config import AppConfig
 from app.ingress.config import IngressConfig
-from benchmarks.experiments import validate_live
+from benchmarks.experiments import agreement, validate_live
 from benchmarks.experiments.twin import Mix, Setup, lone_requests, sim_setup, simulated_times
 from benchmarks.sim import profiles
 from benchmarks.sim.config import ControlPlane
@@ -87,7 +87,7 @@ def test_a_short_run_against_a_live_app(tmp_path: Path, capsys: pytest.CaptureFi
     whole = json.loads((tmp_path / "sim.json").read_text())
     assert [case["policies"] for case in whole["cases"]] == [list(PAIR), ["predicted_ttft", "netkv"]]
     sent = len(Mix(5.0, 3.0, (64, 512), (32, 160)).requests(0))
-    assert all(case["requests"] == sent and len(case["lines"]) == 6 for case in whole["cases"])
+    assert all(case["requests"] == sent and len(agreement.lines_of(case)) == 6 for case in whole["cases"])
     assert whole["control"]["ingress_s"] >= 0
     assert (tmp_path / "sim.png").stat().st_size > 10_000
     assert "TTFT p95" in capsys.readouterr().out

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.checkout import code_digest
 from benchmarks.live import coldstart, overhead
 from benchmarks.live.measure import Measurement, TreeState, add_difference, add_modelled, bodies, prompts
 from benchmarks.live.profile import Profile, Spot
@@ -18,6 +19,9 @@ MACHINE = {
     "python": "3.11",
     "commit": "abc",
     "load_1min_before": 0.1,
+    "clean": True,
+    "code_of": ["benchmarks/seeds.py"],
+    "code": code_digest(["benchmarks/seeds.py"]),
 }
 
 
@@ -58,7 +62,7 @@ def results(*cases: Measurement) -> Results:
         [Spot("g (x.py)", 0.1, 0.9)],
         [Spot("f (x.py:3)", 0.4, 0.4)],
     )
-    return Results({"seed": 0}, MACHINE, list(cases), [tree], [profile], ["a note"])
+    return Results({"seed": 0}, MACHINE, "", list(cases), [tree], [profile], ["a note"])
 
 
 def test_the_figures_that_tell_most() -> None:
@@ -145,7 +149,7 @@ def test_phases_of_a_cold_start() -> None:
 def test_quick_is_smaller(tmp_path: Path) -> None:
     def plan(*options: str) -> tuple[int, float]:
         args = overhead._arguments([*options, "--wrk", "none"])
-        chosen = overhead.Bench(args, tmp_path).plan(32, 6000, 20.0)
+        chosen = overhead.Bench(args, tmp_path, "").plan(32, 6000, 20.0)
         return chosen.requests, chosen.max_s
 
     assert plan() == (6000, 20.0)
@@ -157,7 +161,7 @@ def test_quick_is_smaller(tmp_path: Path) -> None:
 def test_cold_start_report() -> None:
     tree = results().trees[0]
     start = coldstart.Start(33.25, 0.041, [(0.0, "starting Ray"), (33.0, "ready: m on http://x")], tree)
-    text = coldstart.markdown(coldstart.Result({"config": "deploy/sim.yaml"}, MACHINE, [start]))
+    text = coldstart.markdown(coldstart.Result({"config": "deploy/sim.yaml"}, MACHINE, "", [start]))
     assert "Ready after 33.2 s" in text
     assert "the first token then took 41 ms" in text
     assert "| starting Ray | 0.0 |" in text

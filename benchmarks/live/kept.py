@@ -1,0 +1,51 @@
+"""The finished parts of a long measurement, which are kept, so that the same command goes on after an interruption."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.checkout import ROOT, code_digest
+from benchmarks.results_io import json_lines, write_text
+
+FOLDER = ROOT / "build" / "live"
+
+
+class Parts:
+    """The parts of one measurement, in one file.
+
+    The file's name has a digest of the code, the machine and the configuration, so a part is taken up only by a run
+    that would measure the same. A part during which the code has changed is not kept. Each part has the time at which
+    it ended.
+    """
+
+    def __init__(
+        self, name: str, machine: Mapping[str, Any], config: Mapping[str, Any], folder: Path | None = None
+    ) -> None:
+        known = [machine[fact] for fact in ("code", "cpu", "cores", "python", "packages")]
+        key = hashlib.sha256(json.dumps([known, config], sort_keys=True).encode()).hexdigest()[:16]
+        self.path = (folder or FOLDER) / f"{name}-{key}.json"
+        self._machine = machine
+        self._parts: dict[str, dict[str, Any]] = {}
+        if self.path.exists():
+            self._parts = json.loads(self.path.read_text("utf-8"))
+
+    def get(self, part: str) -> dict[str, Any] | None:
+        """Returns a finished part, or None."""
+        return self._parts.get(part)
+
+    def put(self, part: str, found: Mapping[str, Any]) -> dict[str, Any]:
+        """Keeps a finished part and returns it with the time, `ended_at`. An interrupted write leaves the old file."""
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ")
+        # as a later run would read it
+        self._parts[part] = json.loads(json.dumps({**found, "ended_at": now}))
+        if code_digest(self._machine["code_of"]) == self._machine["code"]:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(self.path, json_lines(self._parts, 3))
+        return self._parts[part]
+
+    def forget(self) -> None:
+        """Deletes the file, after the result has been written."""
+        self.path.unlink(missing_ok=True)
