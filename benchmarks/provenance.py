@@ -60,7 +60,6 @@ MISSING = frozenset(
     {
         "balance/waits-vllm.json",
         "balance/waits.json",
-        "chaos/sim.json",
         "chaos/vllm.json",
         "experiments/defaults.json",
         "experiments/overcommit.json",
