@@ -1,27 +1,22 @@
 """NetKV experiment 2 (VI-D, Table III): every RAG prompt made 1K to 64K tokens long, arrivals as they are.
 
-All but five rows agree within 3 points. What makes them agree at 1K to 16K are the bursts (`netkv_common`): prompts of
-one length that come at one time end their prefill at one time, and three or four transfers leave each prefill instance
-together; so NetKV keeps 67 to 72 % of them in the pod at any length. With ticks spread 96 % of those of 4K go there, at
--20.1 and -12.8 %. The others:
+docs/results.md has our figures beside the paper's. What makes 1K to 16K agree are the bursts (`netkv_common`): prompts
+of one length that come at one time end their prefill at one time, and several transfers leave each prefill instance
+together; so NetKV keeps a constant share of them in the pod at any length. With ticks spread nearly all of those of 4K
+would go there. The others:
 
-- 8K and 16K vs CLA* (-6.6 and -7.9 %, the paper -10.2 and -17.6). With 177 ms + 76 us a token of prefill and 94.5 us of
-  RR's transfers (Table II), the paper's NetKV moves 0.66, 0.70, 0.69 and 0.61 of what RR takes at 1K, 4K, 8K and 16K
-  (ours 0.72, 0.70, 0.70 and 0.66), a constant share; but its CLA* saves a constant time, 88 to 95 ms at 4K, 8K and 16K,
-  a text of some 1,000 tokens. Nothing has more hits than CLA* (VI-G: it decides as CA does), so of what NetKV saves at
-  16K hits are at most 6 %, and tiers must cut 35 % where all in the pod, alone, is 40 %. Yet its TBT says that NetKV
-  crowds the pod less there than at 8K (+0.17 and +0.26 ms). No sharing does both: half of a prompt gives NetKV's
-  share and too good a CLA* (11 and 13 % below RR), a text of 2,048 tokens ("2K shared") gives CLA* within 1.4 points
-  from 4K on, and then NetKV, whose hits it limits as well, has -12.5 and -12.6 % vs RR (the paper -15.2 and -20.2). All
-  in the pod ("Topo-Only") gives -13.0 % vs CLA* at 16K.
+- 8K and 16K vs CLA*. With 177 ms + 76 us a token of prefill and 94.5 us of RR's transfers (Table II), the paper's NetKV
+  moves 0.66, 0.70, 0.69 and 0.61 of what RR takes at 1K, 4K, 8K and 16K, a constant share; but its CLA* saves a
+  constant time, 88 to 95 ms at 4K, 8K and 16K, a text of some 1,000 tokens. Nothing has more hits than CLA* (VI-G: it
+  decides as CA does), so of what the paper's NetKV saves at 16K hits are at most 6 %, and tiers must cut 35 % where all
+  in the pod, alone, is 40 %. Yet its TBT says that NetKV crowds the pod less there than at 8K (+0.17 and +0.26 ms). No
+  sharing does both: half of a prompt gives NetKV's share and too good a CLA*; a text of 2,048 tokens (the rows "2K
+  shared") gives CLA*'s time, and limits NetKV's hits as well.
 - 32K: the paper is overloaded, whatever the scheduler; our prefill rack's uplinks carry 100 GB/s and drain the 65 GB/s
-  that 32K ask for. The paper follows 49 GB/s (250 % load) and not 65: with 62 GB/s and 2K shared it is -7.6 and -5.7 %
-  (the paper -6.7 and -4.3). Its TBT (+0.03 ms, so NetKV has no choice left) rather tells of full KV memory. A quarter
-  of it, as if a request's whole KV had to fit into one GPU's 45 GB, does overload 32K and 64K (waits of 3.5 and 33 s
-  for memory; +0.7 and +5.6 % at 32K, +0.5 and -0.6 % at 64K, two or three seeds) but costs NetKV its gain at 250 % load
-  (-9 and +2 %, the paper -19.4 and -13.3), where the paper waits for nothing.
-- 64K vs CLA* (+4.7 %, the paper +0.2): ours is overloaded as well, at a length where CLA* still saves 7 % of its bytes
-  and NetKV 4. With 2K shared, which leaves nothing to save, both rows agree (+1.3 and +1.5 %).
+  that 32K ask for. The paper follows 49 GB/s (250 % load) and not 65; the row with 62 GB/s shows what that would do.
+  The paper's TBT (+0.03 ms, so NetKV has no choice left) rather tells of full KV memory.
+- 64K vs CLA*: ours is overloaded as well, at a length where CLA* still saves some of its bytes. With 2K shared, which
+  leaves nothing to save, both rows agree.
 """
 
 from __future__ import annotations

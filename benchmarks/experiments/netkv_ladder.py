@@ -1,29 +1,25 @@
 """NetKV experiment 6 (VI-H, Table IV): what each part of NetKV adds to CLA*, and what own transfers should count for.
 
-Static and Full: RAG -11.7 % (the paper -11.9 and -12.1), chatbot -8.2 (-5.2 and -5.4), long context -10.2 (-13.6 and
--13.5 by Table IV's times, of which it prints -12.1 as the mean's change). Full equals Static: without background there
-is no congestion to tell.
+docs/results.md has our figures beside the paper's. The paper's for Static and Full are -11.9 and -12.1 % (RAG), -5.2
+and -5.4 (chatbot), and -13.6 and -13.5 by Table IV's times for long context, of which it prints -12.1 as the mean's
+change. Full equals Static: without background there is no congestion to tell.
 
-Topo-Only gains more than Static here (-14 to -17 %), in the paper less (-5 to -11). B_eff = B / (1 + n) says that a
-second own transfer halves the first one's share of its tier. Where each flow draws one of 8 NICs and 16 uplinks two
-rarely meet, bursts or not, and a transfer sent to the slower tier instead takes twice as long for certain. With one
-fixed NIC an instance they do meet: Topo-Only is -12.1 % at 100 %, and at 250 % it gains nothing (-0.5 %) where Full has
--3.5. The paper does not print its links. What they would have to do: with all of RAG in the pod its Topo-Only moves
-10.2K tokens in 650 ms (1,627 less 977), which alone take 534, or 440 with CLA*'s hits: 1.2 to 1.5 times alone, where
-its RR takes 1.1 to 1.2 times (993 ms; 891 alone, 855 with hits). So in the pod there must be a link that transfers meet
-on and round robin's do not, such as the four receivers' own. Ours takes 1.3 times alone and RR 1.2.
+Topo-Only gains more than Static here, in the paper less (-5 to -11 %). B_eff = B / (1 + n) says that a second own
+transfer halves the first one's share of its tier. Where each flow draws one of 8 NICs and 16 uplinks two rarely meet,
+bursts or not, and a transfer sent to the slower tier instead takes twice as long for certain. With one fixed NIC an
+instance (the rows "one NIC") they do meet. The paper does not print its links. What they would have to do: with all of
+RAG in the pod its Topo-Only moves 10.2K tokens in 650 ms (1,627 less 977), which alone take 534, or 440 with CLA*'s
+hits: 1.2 to 1.5 times alone, where its RR takes 1.1 to 1.2 times (993 ms; 891 alone, 855 with hits). So in the pod
+there must be a link that transfers meet on and round robin's do not, such as the four receivers' own.
 
-Chatbot's ticks spread would give -12 %: its prompts move in a fraction of a second, so that only bursts make transfers
-meet, and only then NetKV sends 26 % beyond the pod. What is left to the paper's -5: Table IV's 629 ms less a prefill
-of 177 ms + 76 us a token and a transfer of 87.4 us a token (1/3 in the pod, alone, nothing hit) are 2.8K tokens (3.4K
-here), of which NetKV's 595 ms leave 75 us a token: 14 % less, where its RAG's fall by 26 % (835 to 620 ms), over the
-same tiers at the same rate. Ours fall by 21 and 25 %.
+Chatbot's prompts move in a fraction of a second, so that only bursts make transfers meet. What is left to the paper's
+-5: Table IV's 629 ms less a prefill of 177 ms + 76 us a token and a transfer of 87.4 us a token (1/3 in the pod, alone,
+nothing hit) are 2.8K tokens, of which NetKV's 595 ms leave 75 us a token: 14 % less, where its RAG's fall by 26 % (835
+to 620 ms), over the same tiers at the same rate.
 
 NetKV-Uplinks is ours: n is divided by the tier's uplinks, which are the flows of its bandwidth that fit at once
-(`Topology.tier_uplinks`: 16 and 32 on tiers 2 and 3; 2 and 4 with one NIC). It is within 1.4 % of the better of
-Topo-Only and Full, or better, in all seven cells: over all NICs 6 to 8 % shorter than Full at 100 to 250 % (chatbot 6,
-RAG 6 to 7, long 8), with one NIC 4.5 % shorter than Topo-Only at 250 %. An operator should tell the uplinks (`uplinks`
-in the router's network file).
+(`Topology.tier_uplinks`: 16 and 32 on tiers 2 and 3; 2 and 4 with one NIC). It needs no choice between Topo-Only and
+Full. An operator should tell the uplinks (`uplinks` in the router's network file).
 """
 
 from __future__ import annotations

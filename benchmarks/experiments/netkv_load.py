@@ -1,30 +1,25 @@
 """NetKV experiment 1 (VI-C, Table II): mean TTFT over load, and the tiers of Table VI.
 
-TTFT of RR, CLA* and NetKV: 1,932 / 1,782 / 1,573 ms at 100 % and 2,202 / 1,983 / 1,750 at 250 %, the paper 1,969 /
-1,812 / 1,598 and 2,224 / 2,068 / 1,793. NetKV sends 75 % within the pod, the paper 69. Chatbot's NetKV is as flat as
-the paper's (689, 691, 692 ms at 75 to 200 %). Where we differ by more than 3 points, and why:
+docs/results.md has our figures beside the paper's. TTFT of RR, CLA* and NetKV in the paper: 1,969 / 1,812 / 1,598 ms at
+100 % and 2,224 / 2,068 / 1,793 at 250 %; its NetKV sends 69 % within the pod. Where we differ by more than 3 points,
+and why:
 
-- RAG, NetKV-Full vs CLA* at 200 % (-9.5 %, the paper -14.3): the difference is CLA*'s. From 100 to 200 % the paper's
-  transfers grow by 20 % under RR, 22 under CLA*, 18 under NetKV; ours by 17, 11 and 19. In the paper CLA* saves 158,
-  176 and 155 ms of RR's at 100, 200 and 250 %, as if fewer bytes did not ease full links; here they do, it saves 150,
-  226 and 220 of them with the same hits. At 250 % the paper's gain falls (-13.3), ours rises (-11.6). Over 20 windows
-  it is -9.7 +- 1.3 at 200 % (`netkv_windows`); "rag-conversation" (-10.4) is the same.
-- Long context vs RR (the peak -15.0 %, the paper -23.9 at 75 %): what would have to be so, by the paper's peaks: RR
-  has 8,112 ms at 75 %, NetKV 6,175 and CLA* at most 7,025 (at no load is NetKV more than 12.1 % below it; Table IV's
-  own 7,121 and 6,160 are 13.5 %, so its figures part by 1.4 points), so CLA* is at least 13.4 % below RR. With 177 ms
-  + 76 us a token of prefill and at least 52.4 us of transfer (in the pod, alone) NetKV's prompts have at most 46.7K
-  tokens; RR's transfers then take 94 us a token, as in Table II, and CLA*'s 71, a quarter less over the same tiers, of
-  which hits at p_share 0.1 save at most a tenth (all of the prompt, at each that shares). Were it the tiers instead,
-  CLA* would have 40 points more of its bytes in the pod than RR, 73 % where it places blindly. In ours CLA* is 1.6 +-
-  1.9 % below RR at 75 %. Neither bursts nor (with spread ticks) one NIC an instance, nor a quarter of the KV memory
-  (-9.6 and -8.4 %, three seeds) bring it there. Few requests in its one window may: the paper prints no rate. With 1
-  request/s at 100 %, 15 a window and not 41, 20 windows are -16.1 % vs RR and -13.4 vs CLA* in the mean, with
-  deviations of 5.3 and 7.3; four are within 3 points of -23.9, and CLA* is 13 % below RR in two (deviation 7.5). That
-  NetKV's 6,175 and 6,160 ms at 75 and 100 % do not grow speaks for so few, its TBT (+0.10 ms, RAG +0.23) for as many
-  as here.
-- SLO attainment is 3 to 6 points higher: the thinned tail is lighter than the paper's.
+- RAG, NetKV-Full vs CLA* at 200 % (the paper -14.3): the difference is CLA*'s. From 100 to 200 % the paper's transfers
+  grow by 20 % under RR, 22 under CLA*, 18 under NetKV. In the paper CLA* saves 158, 176 and 155 ms of RR's at 100, 200
+  and 250 %, as if fewer bytes did not ease full links; here they do, with the same hits. `netkv_windows` has the same
+  over 20 windows.
+- Long context vs RR (the paper's peak -23.9 at 75 %): what would have to be so, by the paper's peaks: RR has 8,112 ms
+  at 75 %, NetKV 6,175 and CLA* at most 7,025 (at no load is NetKV more than 12.1 % below it; Table IV's own 7,121 and
+  6,160 are 13.5 %, so its figures part by 1.4 points), so CLA* is at least 13.4 % below RR. With 177 ms + 76 us a token
+  of prefill and at least 52.4 us of transfer (in the pod, alone) NetKV's prompts have at most 46.7K tokens; RR's
+  transfers then take 94 us a token, as in Table II, and CLA*'s 71, a quarter less over the same tiers, of which hits at
+  p_share 0.1 save at most a tenth (all of the prompt, at each that shares). Were it the tiers instead, CLA* would have
+  40 points more of its bytes in the pod than RR, where it places blindly. Few requests in its one window may bring that
+  about: the paper prints no rate. That NetKV's 6,175 and 6,160 ms at 75 and 100 % do not grow speaks for so few, its
+  TBT (+0.10 ms, RAG +0.23) for as many as here.
+- SLO attainment: the thinned tail is lighter than the paper's.
 
-"Spread" rows: the trace's ticks spread over their 3 s, as all rows here were at first.
+"Spread" rows: the trace's ticks spread over their 3 s.
 """
 
 from __future__ import annotations

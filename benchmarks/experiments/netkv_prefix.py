@@ -1,8 +1,8 @@
 """NetKV experiment 5 (VI-G, Fig. 3): the share of requests that share a prefix, 0 to 0.9.
 
-The gain is as flat as the paper's (9 to 12 %), 4 to 7 points lower. The paper contradicts itself here: at p_share 0.7,
-its experiment 1's point, it gives the same transfers (835 and 620 ms), of which 215 ms are 11.9 % of CLA*'s TTFT (Table
-II: -11.8 %), not 15.4; for 15.4 the rest of the TTFT would have to be 560 ms, where Table II has 977. Ours is -11.7 %.
+The gain is as flat as the paper's, and lower (docs/results.md). The paper contradicts itself here: at p_share 0.7, its
+experiment 1's point, it gives the same transfers (835 and 620 ms), of which 215 ms are 11.9 % of CLA*'s TTFT (Table II:
+-11.8 %), not 15.4; for 15.4 the rest of the TTFT would have to be 560 ms, where Table II has 977.
 """
 
 from __future__ import annotations

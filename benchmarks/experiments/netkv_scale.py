@@ -3,10 +3,8 @@
 Every second pod has four prefill instances in its first rack (`clusters.netkv_instances`). The paper's decision latency
 is measured where the router is (`benchmarks.decisions`), not in virtual time.
 
-The figures agree within 3 points except at 256 GPUs (-17.4 %; the paper has -13.6, which is the same in its estimator
-from 128 on). Our three windows have different requests at every size. From 128 GPUs on, CLA*'s transfers take 856 to
-952 ms (the paper: 851), the longest at 256, and NetKV's 578 to 663 (the paper: 603). The gain remains although CLA*
-sends only 2 % within the pod at 1,024 GPUs, because only cross-pod transfers are slower.
+Our windows have different requests at every size; the paper's estimator gives one figure from 128 GPUs on (-13.6 %;
+transfers of 851 ms under CLA*, 603 under NetKV). docs/results.md has ours beside them.
 """
 
 from __future__ import annotations

@@ -1,21 +1,19 @@
 """NetKV experiment 3 (VI-E, Fig. 1): cross-pod oversubscription and background traffic, NetKV-Full against CLA*.
 
-At 1:1 and 2:1 tiers 2 and 3 are equally fast (`clusters.netkv_config`), and NetKV gains nothing (RAG's transfers: 276
-and 282 ms; at 2:1 it loses 1 to 2 %, giving up hits for the tier less used), where the paper keeps 1.3 to 4 %. Only
-the count of own transfers tells such tiers apart, and it helps only where one sender's transfers share the B of their
-tier, as in (4). In the paper they cannot: two thirds of RAG's 1.5 requests/s a sender, 10.2K tokens at 104.8 us, are
-1.1 times tier 3's B at 100 % load and 2.7 times at 250 %, where RR's transfers take only 25 % longer. So its gain at
-1:1 contradicts its Table II, unless NetKV's hits are better than CLA*'s, which decides by hits (VI-G).
+docs/results.md has our figures beside the paper's. At 1:1 and 2:1 tiers 2 and 3 are equally fast
+(`clusters.netkv_config`), and NetKV gains nothing here, where the paper keeps 1.3 to 4 %. Only the count of own
+transfers tells such tiers apart, and it helps only where one sender's transfers share the B of their tier, as in (4).
+In the paper they cannot: two thirds of RAG's 1.5 requests/s a sender, 10.2K tokens at 104.8 us, are 1.1 times tier 3's
+B at 100 % load and 2.7 times at 250 %, where RR's transfers take only 25 % longer. So its gain at 1:1 contradicts its
+Table II, unless NetKV's hits are better than CLA*'s, which decides by hits (VI-G).
 
-At 8:1 with 40 % background we gain 40 to 43 %, the paper 11 to 16. RAG's CLA* is near the paper's (4,051 ms; 3,644),
-NetKV's transfers are not: 1,358 ms, the paper's 2,087 (3,063 less 976). Alone on its path a prompt of 10.5K tokens
-takes 918 ms within the pod (50 Gbit/s * 0.6) and 3,665 ms beyond (12.5 * 0.6), so the paper's NetKV sends 43 %
-beyond; at 4:1 without background, where that tier is half as fast and not a quarter, it sends 31 % (Table VI).
-Algorithm 1 cannot: it fills tiers until (1 + n2) / B2 = (1 + n3) / B3, so of requests without hits, each counted
-once, at most B3 / (B2 + B3) go beyond, however many are in flight: a third at 4:1 (ours 26 %), a fifth at 8:1 (ours 6
-%). With a fifth beyond, transfers take 1,468 ms; with every request counted as the four flows that it is made of (two
-seeds, 14 % beyond) 1,461, and the gain is 35 %. The paper's 2,087 is not Algorithm 1 over the bandwidths that it
-prints.
+At 8:1 with 40 % background our gain is larger than the paper's 11 to 16 %. Our CLA* is near the paper's (3,644 ms),
+NetKV's transfers are shorter than the paper's 2,087 (3,063 less 976). Alone on its path a prompt of 10.5K tokens takes
+918 ms within the pod (50 Gbit/s * 0.6) and 3,665 ms beyond (12.5 * 0.6), so the paper's NetKV sends 43 % beyond; at 4:1
+without background, where that tier is half as fast and not a quarter, it sends 31 % (Table VI). Algorithm 1 cannot: it
+fills tiers until (1 + n2) / B2 = (1 + n3) / B3, so of requests without hits, each counted once, at most B3 / (B2 + B3)
+go beyond, however many are in flight: a third at 4:1, a fifth at 8:1. The paper's 2,087 is not Algorithm 1 over the
+bandwidths that it prints.
 
 Background is the same share on every link, so it never changes the order of tiers: Full equals Static.
 """

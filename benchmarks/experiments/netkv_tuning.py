@@ -1,10 +1,7 @@
 """CLA*'s weights (NetKV VI-A): a 10 x 10 grid in [0.1, 2.0]^2 at 80 % load, on a slice before every measured window.
 
-The chosen weights have the least mean TTFT of the slice, with one run for each point. All points of the grid lie within
-2 % for chatbot and long context, and within 5.6 % for RAG, where the best, (0.52, 0.94), is 0.9 % below the paper's
-(1, 1). `netkv_common.TUNED` keeps the paper's weights. With the ticks spread, over six draws, RAG's best and (1, 1)
-were 0.7 % apart, while one draw differed from another by 8 %; and (1, 1) was the stronger baseline in the measured
-windows.
+The chosen weights have the least mean TTFT of the slice, with one run for each point. `netkv_common.TUNED` keeps the
+paper's weights, (1, 1): docs/results.md has the grid's best beside them, and one run does not tell them apart.
 """
 
 from __future__ import annotations

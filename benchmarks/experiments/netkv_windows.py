@@ -2,12 +2,10 @@
 
 The paper measures one window, trace seconds 60 to 75, with five seeds. They differ by 4 to 33 ms in mean TTFT, so they
 cannot have changed its requests. A peak in the paper is the largest value over the loads of that window. Here the
-requests and all draws differ between windows, so the spread is that of a single measurement such as the paper's. Its
-deviation is 1 to 4 points.
+requests and all draws differ between windows, so the spread is that of a single measurement such as the paper's.
 
-Over 20 windows RAG at 100 % is -17.7 and -10.2 % (paper -18.8, -11.8), chatbot at 200 % -11.5 and -9.0 (-12.6, -6.8).
-RAG vs CLA* at 200 % (-9.7; -14.3) and long context vs RR (-12.5; -23.9) miss by more than windows differ:
-`netkv_load` says what would have to be so.
+docs/results.md has the means over the windows and the share of windows near the paper's figures. Where a mean misses
+the paper's figure by more than windows differ, `netkv_load` says what would have to be so.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ from benchmarks.checkout import ROOT, code_digest
 from benchmarks.results_io import json_lines, write_text
 
 FOLDER = ROOT / "build" / "live"
+# The facts about a machine that may differ between two parts of one measurement.
+_PASSING = ("load_1min_before", "commit", "clean")
 
 
 class Parts:
@@ -24,7 +26,7 @@ class Parts:
     def __init__(
         self, name: str, machine: Mapping[str, Any], config: Mapping[str, Any], folder: Path | None = None
     ) -> None:
-        known = [machine[fact] for fact in ("code", "cpu", "cores", "python", "packages")]
+        known = {name: fact for name, fact in machine.items() if name not in _PASSING}
         key = hashlib.sha256(json.dumps([known, config], sort_keys=True).encode()).hexdigest()[:16]
         self.path = (folder or FOLDER) / f"{name}-{key}.json"
         self._machine = machine

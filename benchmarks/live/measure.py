@@ -32,6 +32,9 @@ _WORDS = (
 )
 
 
+ADDED = ("ttft_p50", "ttft_p95", "tpot_p50", "tpot_mean")
+
+
 class MeasureError(RuntimeError):
     """The error of a server whose answers are wrong, so that nothing can be measured; the message says what it did."""
 
@@ -51,7 +54,8 @@ class Plan:
 class Measurement:
     """One row of a report. CPU times are by role of the process; `ttft`, `tpot` and `e2e` are each a Summary as dict.
 
-    `other_cores` is the number of cores that other programs kept busy during the measurement (0 on a quiet machine).
+    `added` is what the row took beyond `base`, both in milliseconds by the names in `ADDED`. `other_cores` is the
+    number of cores that other programs kept busy during the measurement (0 on a quiet machine).
     """
 
     target: str
@@ -72,6 +76,7 @@ class Measurement:
     failures: dict[str, int]
     other_cores: float
     events_per_request: float | None = None
+    base: dict[str, float] = field(default_factory=dict)
     added: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -234,24 +239,23 @@ def add_modelled(case: Measurement, ttft_s: float, step_s: float) -> None:
     """
     if case.ttft_ms is None or case.tpot_ms is None:
         return
-    case.added = {
-        "ttft_p50": case.ttft_ms["p50"] - ttft_s * 1e3,
-        "ttft_p95": case.ttft_ms["p95"] - ttft_s * 1e3,
-        "tpot_p50": case.tpot_ms["p50"] - step_s * 1e3,
-        "tpot_mean": case.tpot_ms["mean"] - step_s * 1e3,
-    }
+    _add(case, (ttft_s * 1e3, ttft_s * 1e3, step_s * 1e3, step_s * 1e3))
 
 
 def add_difference(case: Measurement, base: Measurement) -> None:
     """Adds to `case` the milliseconds that it took beyond another server's case at the same concurrency."""
     if case.ttft_ms is None or case.tpot_ms is None or base.ttft_ms is None or base.tpot_ms is None:
         return
-    case.added = {
-        "ttft_p50": case.ttft_ms["p50"] - base.ttft_ms["p50"],
-        "ttft_p95": case.ttft_ms["p95"] - base.ttft_ms["p95"],
-        "tpot_p50": case.tpot_ms["p50"] - base.tpot_ms["p50"],
-        "tpot_mean": case.tpot_ms["mean"] - base.tpot_ms["mean"],
-    }
+    _add(case, (base.ttft_ms["p50"], base.ttft_ms["p95"], base.tpot_ms["p50"], base.tpot_ms["mean"]))
+
+
+def _add(case: Measurement, base_ms: Sequence[float]) -> None:
+    """Adds to `case` what it took beyond TTFT p50 and p95, and time per token p50 and mean, of its base."""
+    assert case.ttft_ms is not None
+    assert case.tpot_ms is not None
+    own_ms = (case.ttft_ms["p50"], case.ttft_ms["p95"], case.tpot_ms["p50"], case.tpot_ms["mean"])
+    case.base = dict(zip(ADDED, base_ms, strict=True))
+    case.added = {name: own - base for name, own, base in zip(ADDED, own_ms, base_ms, strict=True)}
 
 
 @dataclass(slots=True)

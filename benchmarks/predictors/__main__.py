@@ -1,8 +1,8 @@
 """`python -m benchmarks.predictors --traces DIR --out benchmarks/results/predictors`.
 
 On the last 20 % by time of each trace that is in DIR (default: $SLUICE_TRACES): every realisation, every
-metric; then what a call, a fit and the memory cost. Writes results.json, README.md and a PNG per trace. A few
-minutes on one core.
+metric; then what a call, a fit and the memory cost. Writes results.json, README.md and a PNG per trace. A trace that
+is finished is kept, and the same command goes on after it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.checkout import code_digest, depends_on, origin_of
+from benchmarks.live.kept import Parts
 from benchmarks.live.machine import command
 from benchmarks.plots import with_palette
 from benchmarks.predictors import cost
@@ -59,10 +60,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     origin = origin_of(code, [digest_of(path) for path in found.values()])
     config = LgbmConfig(threads=args.threads, seed=args.seed)
     results: dict[str, Any] = {}
+    known = {"code_of": code, "code": origin.code, "machine": origin.machine, "traces": origin.traces}
+    kept = Parts(
+        "predictors", known, {"config": asdict(config), "requests": args.requests, "seed": args.seed}
+    )
     for name, path in found.items():
         print(f"== {name}", flush=True)
+        done = kept.get(name)
+        if done is not None and (args.out / f"{name}.png").exists():
+            print(f"  kept already, from {done['ended_at']}", flush=True)
+            results[name] = done["judged"]
+            continue
         try:
-            results[name] = _judge(name, path, config, args)
+            results[name] = kept.put(name, {"judged": _judge(name, path, config, args)})["judged"]
         except TraceError as error:
             print(f"bench-predictors: {error}", file=sys.stderr)
             return 2
@@ -87,6 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 1
     write_text(args.out / "results.json", json_lines(whole, 5))
+    kept.forget()
     write_text(args.out / "README.md", markdown(json.loads(json.dumps(whole))))
     print(f"written to {args.out}")
     return 0

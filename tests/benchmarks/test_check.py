@@ -119,6 +119,39 @@ def test_all_documents_are_looked_through_but_for_those_that_are_made_from_code(
     assert all("'12 ms' cites no results file" in problem for problem in problems)
 
 
+def spoil(value: object, keys: tuple[str, ...]) -> object:
+    """Returns the results with every number below one of the keys, means and ratios, changed."""
+    if isinstance(value, dict):
+        return {key: spoil(doubled(inner) if key in keys else inner, keys) for key, inner in value.items()}
+    return [spoil(inner, keys) for inner in value] if isinstance(value, list) else value
+
+
+def doubled(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: doubled(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [doubled(inner) for inner in value]
+    return value * 2 + 1 if isinstance(value, float) else value
+
+
+@pytest.mark.parametrize(
+    ("file", "keys"),
+    [
+        ("composition/composition.json", ("rows",)),
+        ("dtype/dtype.json", ("ratios",)),
+        ("predictors/results.json", ("lightgbm_against_survival",)),
+        ("overhead/overhead-sim.json", ("requests_per_s", "tokens_per_s")),
+        ("experiments/validate_live/sim.json", ("error_percent", "met")),
+    ],
+)
+def test_the_rows_of_a_live_measurement_are_of_what_was_measured_not_of_means_beside_it(
+    file: str, keys: tuple[str, ...]
+) -> None:
+    whole = json.loads((RESULTS / file).read_text())
+    rows = list(OTHERS[file].read(whole))
+    assert rows and list(OTHERS[file].read(spoil(whole, keys))) == rows
+
+
 def test_the_predictors_page_is_made_from_its_results(root: Path) -> None:
     folder = root / "benchmarks/results/predictors"
     shutil.copytree(RESULTS / "predictors", folder)
