@@ -397,7 +397,7 @@ def test_bypass_decides_one_entry_for_the_largest_margin() -> None:
 def test_bypass_fills_a_worker_a_little_above_its_slots() -> None:
     workers = [worker("w0", kv_tokens=100, slots_used=9), worker("w1", kv_tokens=40, slots_used=10)]
     feasible = [(entry("a", 50), workers)]
-    view = snapshot(workers)
+    view = dataclasses.replace(snapshot(workers), overcommit_slots=2)
     (made,) = BalanceRoute0(bypass=True).assign(feasible, view, random.Random(0))
     # both have 8 slots, so w1 has as many as it may have, though its margin is larger
     assert made.decision.worker == "w0"
