@@ -256,7 +256,7 @@ class Room:
         return more if len(more) > len(fits) else fits
 
     def _for_many_slots(self, request: Request) -> list[Worker]:
-        """Returns the workers for a request with more sequences than some worker has slots: its need differs by worker."""
+        """Returns the workers for a request whose need differs by worker: its sequences exceed the slots of some."""
         lookups = self._lookups
         hits = lookups.hits if lookups is not None and lookups.take(request, 1) else NO_HITS
         return [w for w, _, _ in self._open if has_room(request, w, self._reserve, self._extra, hits)]
