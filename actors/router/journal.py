@@ -88,7 +88,7 @@ class _Entry(NamedTuple):
     actions: Sequence[Action]
     failure: str | None
     weight: int
-    """Its memory, in multiples of an ordinary record."""
+    """The memory of the entry, in multiples of an ordinary record."""
 
 
 class _Chunk(NamedTuple):
