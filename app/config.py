@@ -30,6 +30,7 @@ from actors.router.network.file import read_network_file
 from actors.wire.sockets import port_range
 from app.profile.file import load_heatmap
 from policies.dispatch.dispatcher import DispatchConfig
+from policies.routing.base import check_overcommit
 from policies.routing.flowkv.regimes import RegimeThresholds
 from policies.routing.registry import decode_policy, prefill_policy
 
@@ -276,8 +277,8 @@ class AppConfig(_Strict):
                 )
             group.engine_config(group.name, self.model.path, self.model.served_name)
         prefill_policy(self.router.prefill.name, self.router.prefill.params)
-        decode_policy(self.router.decode.name, self.router.decode.params)
-        self.router.dispatch_config()
+        decode = decode_policy(self.router.decode.name, self.router.decode.params)
+        check_overcommit(decode, self.router.dispatch_config().overcommit_slots_of(decode))
         self.router.predictor_config()
         file = self.router.network_config().file
         # A file that is not here lies on the router's node, which reads it when it starts.

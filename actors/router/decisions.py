@@ -23,6 +23,12 @@ RESCUE = {"name": "lease rescue (dispatcher)", "params": {}, "formula": "cost = 
 
 PROBE = {"name": "probe of a quarantined worker (dispatcher)", "params": {}, "formula": "cost = 0"}
 
+# ASSUMPTION: 26 MB at some 0.4 kB a candidate with its terms, and eight candidates for each of two decisions a request
+MOST_CANDIDATES = 65_536
+"""Most ranked candidates in the ring, over all decisions. A decision without a ranking counts as one."""
+MOST_DECISIONS = 256
+"""Most decisions about one request that the ring holds; a request that is retried without end drops its oldest."""
+
 Policy = PrefillPolicy | DecodePolicy
 
 Quarantined = tuple[tuple[WorkerId, str], ...]
@@ -40,12 +46,16 @@ class Made(NamedTuple):
 
 @dataclass(slots=True)
 class DecisionLog:
-    """Keeps the decisions about the last `capacity` requests, dropping the oldest first, and totals since the start."""
+    """Keeps the decisions about the last `capacity` requests, and totals since the start. The oldest request is dropped
+    first, earlier if the decisions rank more than `MOST_CANDIDATES` candidates.
+    """
 
     capacity: int = 4096
     totals: Counter[str] = field(default_factory=Counter)
     buckets: list[int] = field(default_factory=lambda: [0] * (len(DECISION_BOUNDS_S) + 1))
     sum_s: float = 0.0
+    candidates: int = 0
+    """Number of ranked candidates in the ring."""
     _ring: OrderedDict[str, list[Made]] = field(default_factory=OrderedDict)
     # a client's own x-request-id -> the request's id
     _named: OrderedDict[str, str] = field(default_factory=OrderedDict)
@@ -68,10 +78,17 @@ class DecisionLog:
             self.sum_s += each_s
             self.buckets[bisect.bisect_left(DECISION_BOUNDS_S, each_s)] += 1
             policy = prefill if isinstance(action, RoutePrefill) else decode
-            made = Made(now_s, action, policy, quarantined)
-            self._ring.setdefault(request_id_of(action.attempt_id), []).append(made)
-            if len(self._ring) > self.capacity:
-                self._ring.popitem(last=False)
+            self._keep(request_id_of(action.attempt_id), Made(now_s, action, policy, quarantined))
+
+    def _keep(self, request_id: str, made: Made) -> None:
+        decisions = self._ring.setdefault(request_id, [])
+        decisions.append(made)
+        self.candidates += _candidates(made)
+        if len(decisions) > MOST_DECISIONS:
+            self.candidates -= _candidates(decisions.pop(0))
+        while len(self._ring) > self.capacity or self.candidates > MOST_CANDIDATES:
+            _, dropped = self._ring.popitem(last=False)
+            self.candidates -= sum(map(_candidates, dropped))
 
     def name(self, attempt_id: RequestId, client_request_id: str) -> None:
         """Stores the id by which the client calls this request. If a client uses an id twice, it names the later
@@ -119,6 +136,10 @@ def described(policy: Policy) -> dict[str, Any]:
     """Returns a description of a policy for people: its name, all its parameters, and its formula in terms of them."""
     choice = choice_of(policy)
     return {"name": choice.name, "params": dict(choice.params), "formula": policy.formula}
+
+
+def _candidates(made: Made) -> int:
+    return 1 if isinstance(made.action, Reject) else max(1, len(made.action.decision.ranking))
 
 
 def _shown(made: Made) -> dict[str, Any]:

@@ -51,9 +51,8 @@ class PredictorConfig:
     Forecasts are made for the `horizon` of the decode policy. `window_tokens` is their H while that policy has none, so
     that the predictor is watched under every policy. `refresh_tokens` (k), `gate` and `floor_tokens` belong to the
     state machine of a forecast (`predictors.forecast`). `total_at_arrival` says whether total lengths are forecast at
-    arrival; with None they are while the policy in use reads them. A refit starts
-    when `refit_every_s` have passed and there are `refit_outcomes` new outcomes; after drift a tenth of that time is
-    enough.
+    arrival; with None they are while the policy in use reads them. A refit starts when `refit_every_s` have passed and
+    there are `refit_outcomes` new outcomes; after drift a tenth of that time is enough.
     """
 
     enabled: bool = False

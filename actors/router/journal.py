@@ -24,8 +24,10 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from actors.router.worker_thread import WorkerThread
-from policies.dispatch.dispatcher import Action, Dispatcher
+from policies.dispatch.dispatcher import Action, Dispatcher, Reject
+from policies.engine_model.blocks import Change, Cleared
 from policies.journal.lines import CodecError, action_line, error_line, header_line, record_text
+from policies.network.oracle import Oracle
 from policies.routing.params import Number, Whole, check
 from policies.state import events as ev
 
@@ -37,8 +39,18 @@ SLICE = 64
 BYTES_PER_RECORD = 2048
 """ASSUMPTION: average memory in bytes of a record that waits to be written."""
 
-KV_HASHES_PER_EVENT = 32
-"""ASSUMPTION: number of block hashes that weigh as much in the ring as one ordinary event."""
+# ASSUMPTION for these four: a hash takes some 40 bytes, an item of progress 170, a candidate 400 and a pair 270
+HASHES_PER_RECORD = 32
+"""Number of block hashes, in KV events or of a prompt, that weigh as much as an ordinary record."""
+
+ITEMS_PER_RECORD = 16
+"""Number of items of ProgressedMany that weigh as much as an ordinary record."""
+
+CANDIDATES_PER_RECORD = 5
+"""Number of ranked candidates in the decisions of an event that weigh as much as an ordinary record."""
+
+PAIRS_PER_RECORD = 8
+"""Number of an oracle's estimates of pairs that weigh as much as an ordinary record."""
 
 _PREFIX, _SUFFIX = "journal-", ".jsonl"
 
@@ -50,7 +62,8 @@ class JournalConfig:
 
     The folder keeps the newest `files` files of at most `max_bytes` each; older ones are deleted. (A log without its
     first file can be read but not replayed.) Every `flush_s` new records are written. `ring_events` bounds the ring,
-    which takes some 2 kB an event; 0 means no ring. `stop_s` is how long `stop` waits for a disk that does not answer.
+    which takes some 2 kB an event; a large event counts as several. 0 means no ring. `stop_s` is how long `stop` waits
+    for a disk that does not answer.
     """
 
     folder: str | None = None
@@ -74,6 +87,8 @@ class _Entry(NamedTuple):
     event: ev.Event
     actions: Sequence[Action]
     failure: str | None
+    weight: int
+    """The memory of the entry, in multiples of an ordinary record."""
 
 
 class _Chunk(NamedTuple):
@@ -96,6 +111,7 @@ class RouterJournal:
         self._ring: deque[_Entry] = deque()
         self._ring_weight = 0
         self._pending: deque[_Entry] = deque()
+        self._pending_weight = 0
         self._max_pending = max(16 * SLICE, config.max_unwritten_bytes // BYTES_PER_RECORD)
         self._chunks: deque[_Chunk] = deque()
         # one thread, so that writes never overtake each other
@@ -122,19 +138,21 @@ class RouterJournal:
 
     def record(self, event: ev.Event, actions: Sequence[Action], error: Exception | None = None) -> None:
         """Records one handled event, with the actions or the error that it led to."""
-        entry = _Entry(self.n, event, actions, None if error is None else error_line(error))
+        failure = None if error is None else error_line(error)
+        entry = _Entry(self.n, event, actions, failure, _weight(event, actions))
         self.n += 1
         if self._writer is not None:
-            if len(self._pending) < self._max_pending:
+            if self._pending_weight < self._max_pending:
                 self._pending.append(entry)
+                self._pending_weight += entry.weight
             else:
                 # a write hangs, or the disk is slower than the events come
                 self._counts["records_dropped"] += 1
         if self.config.ring_events:
             self._ring.append(entry)
-            self._ring_weight += _weight(event)
+            self._ring_weight += entry.weight
             while self._ring_weight > self.config.ring_events:
-                self._ring_weight -= _weight(self._ring.popleft().event)
+                self._ring_weight -= self._ring.popleft().weight
 
     # ----------------------------------------------------------------------------------------------------- writing
 
@@ -178,7 +196,9 @@ class RouterJournal:
 
     async def _encode_pending(self) -> None:
         for _ in range(0, len(self._pending), SLICE):
-            self._encode([self._pending.popleft() for _ in range(min(SLICE, len(self._pending)))])
+            entries = [self._pending.popleft() for _ in range(min(SLICE, len(self._pending)))]
+            self._pending_weight -= sum([entry.weight for entry in entries])
+            self._encode(entries)
             await asyncio.sleep(0)
 
     def _encode(self, entries: list[_Entry]) -> None:
@@ -300,15 +320,26 @@ def _decisions(entry: _Entry) -> str:
     return "".join([f"{at}{action_line(action)[1:]}\n" for action in entry.actions])
 
 
-def _weight(event: ev.Event) -> int:
-    """Returns the weight of an event in the ring, in multiples of an ordinary event."""
-    if isinstance(event, ev.KvBatch):
-        parts: Sequence[object] = event.changes
-    elif isinstance(event, ev.KvSnapshot):
-        parts = event.chains
-    else:
-        return 1
-    return 1 + sum(len(getattr(part, "hashes", ())) for part in parts) // KV_HASHES_PER_EVENT
+def _weight(event: ev.Event, actions: Sequence[Action]) -> int:
+    """Returns the memory of an event with its actions, in multiples of an ordinary record."""
+    weight = 1
+    match event:
+        case ev.ProgressedMany():
+            weight += len(event.items) // ITEMS_PER_RECORD
+        case ev.Arrived() | ev.Adopted():
+            weight += len(event.request.block_hashes) // HASHES_PER_RECORD
+        case ev.KvBatch():
+            weight += _hashes(event.changes) // HASHES_PER_RECORD
+        case ev.KvSnapshot():
+            weight += _hashes(event.chains) // HASHES_PER_RECORD
+        case ev.OracleRefreshed(oracle=Oracle(pairs=pairs)):
+            weight += len(pairs) // PAIRS_PER_RECORD
+    candidates = sum([len(action.decision.ranking) for action in actions if not isinstance(action, Reject)])
+    return weight + candidates // CANDIDATES_PER_RECORD
+
+
+def _hashes(changes: Sequence[Change]) -> int:
+    return sum([len(change.hashes) for change in changes if not isinstance(change, Cleared)])
 
 
 def _age(path: Path) -> tuple[float, str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Annotated, Any
 
-from policies.routing.base import Overcommit
+from policies.routing.base import DecodePolicy, Overcommit, overcommit_of
 from policies.routing.params import Number, OneOf, Whole, check
 from policies.state.outliers import OutlierLimits
 from policies.state.views import PoolEntry
@@ -44,7 +44,7 @@ class DispatchConfig:
     # `python -m benchmarks run overcommit`: each further one makes NetKV's first tokens later in a cluster of few slots
     overcommit_slots: Annotated[int, Whole(0, unit="slots")] = 1
     """Sequences that a decode worker may get beyond its slots, when `overcommit` allows it (NetKV IV, BalanceRoute
-    D.6).
+    D.6). A policy's own limit, as the `bypass_slots` of BR-0, may be smaller and is refused if it is larger.
     """
     overcommit: Annotated[str, OneOf((BY_POLICY, *Overcommit))] = BY_POLICY
     """When workers without a free slot are offered. By policy, it is those policies that weigh the queue there which
@@ -84,6 +84,14 @@ class DispatchConfig:
         """A function that returns the time after which a pool entry that fits nowhere is starving."""
         limit_s = self.starvation_s
         return _OVERDUE_FROM_S if limit_s is None else lambda entry: entry.entered_s + limit_s
+
+    def overcommit_for(self, decode: DecodePolicy) -> Overcommit:
+        """Returns when a decode policy is offered workers without a free slot."""
+        return overcommit_of(decode) if self.overcommit == BY_POLICY else Overcommit(self.overcommit)
+
+    def overcommit_slots_of(self, decode: DecodePolicy) -> int:
+        """Returns the number of sequences that a worker may get beyond its slots under a decode policy."""
+        return 0 if self.overcommit_for(decode) is Overcommit.NEVER else self.overcommit_slots
 
     @property
     def outlier_limits(self) -> OutlierLimits:

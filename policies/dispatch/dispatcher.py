@@ -7,17 +7,18 @@ that these rules allow:
   (`policies.state.outliers`). A quarantined worker gets single requests as probes (`probes`).
 - Prefill: a prefill worker must compute fewer prompts than it has slots, its KV use with this prompt must stay within
   `kv_high_water` (a worker with no charge of ours is exempt), and its group must have a usable decode worker. A
-  colocated worker must have room to decode the request instead. Without any prefill or colocated worker, decode workers
-  compute prompts themselves (`RoutePrefill.degraded`), so that the loss of all prefill workers slows serving instead of
-  ending it. A request with a `mode` goes only to workers that serve this mode; where there is none, it is rejected with
-  503. Where no worker is ready at all, it is rejected as well, but not before `absence_s` after the last one was lost.
+  colocated worker must have room to decode the request instead, by the rule for decode. Without any prefill or
+  colocated worker, decode workers compute prompts themselves (`RoutePrefill.degraded`), so that the loss of all prefill
+  workers slows serving instead of ending it. A request with a `mode` goes only to workers that serve this mode; where
+  there is none, it is rejected with 503. Where no worker is ready at all, it is rejected as well, but not before
+  `absence_s` after the last one was lost.
 - Decode: a worker must be of the KV's group, with free KV for what the prompt adds to its own plus `reserve_tokens`
   for each sequence (a worker without any sequence is exempt). It may have `overcommit_slots` sequences more than slots,
   if the policy weighs the queue that they form in the engine; for any other policy it must have the free slots
   (`feasibility`).
 - Rescue: a pool entry whose lease is renewed no more and ends within `lease_margin_s` goes to the least loaded decode
-  worker with KV room, even if that has no free slot. Without such a worker it is prefilled once more (at most
-  `max_prefills` times in all) or rejected with 503.
+  worker with KV room for what the prompt adds, even if that has no free slot. Without such a worker it is prefilled
+  once more (at most `max_prefills` times in all) or rejected with 503.
 - A full queue rejects its least urgent request with 429. A request that waited longer than `queue_timeout_s` is
   rejected with 503.
 
@@ -50,7 +51,7 @@ import math
 import random
 
 from policies.dispatch.actions import Action, Reject, RouteDecode, RoutePrefill
-from policies.dispatch.config import BY_POLICY, DispatchConfig
+from policies.dispatch.config import DispatchConfig
 from policies.dispatch.feasibility import (
     FeasibleEntries,
     Room,
@@ -69,11 +70,10 @@ from policies.routing.base import (
     DecodePolicy,
     LooksAhead,
     Needs,
-    Overcommit,
     PolicyError,
     PrefillPolicy,
     assign,
-    overcommit_of,
+    check_overcommit,
 )
 from policies.routing.netkv.network_term import transfer_intent
 from policies.routing.registry import decode_policy, prefill_policy
@@ -85,10 +85,12 @@ from policies.state.views import PoolEntry, Request, RequestId, Role, Snapshot, 
 class Dispatcher:
     """The decisions of one router, by the rules of this module's docstring.
 
-    Callers change it through `handle` only: everything that the dispatcher needs to know comes as an event.
+    Callers change it through `handle` only: everything that the dispatcher needs to know comes as an event. The
+    constructor raises ValueError where the decode policy and the limits contradict each other.
     """
 
     def __init__(self, config: DispatchConfig, prefill: PrefillPolicy, decode: DecodePolicy) -> None:
+        check_overcommit(decode, config.overcommit_slots_of(decode))
         self.config = config
         self.prefill = prefill
         self.decode = decode
@@ -120,12 +122,7 @@ class Dispatcher:
     @property
     def overcommit_slots(self) -> int:
         """Number of sequences that a decode worker may get beyond its slots, by the limits and the present policy."""
-        return 0 if self._overcommit is Overcommit.NEVER else self.config.overcommit_slots
-
-    @property
-    def _overcommit(self) -> Overcommit:
-        given = self.config.overcommit
-        return overcommit_of(self.decode) if given == BY_POLICY else Overcommit(given)
+        return self.config.overcommit_slots_of(self.decode)
 
     @property
     def needs(self) -> Needs:
@@ -199,8 +196,9 @@ class Dispatcher:
             prefill = prefill_policy(event.prefill.name, event.prefill.params)
         if event.decode is not None:
             decode = decode_policy(event.decode.name, event.decode.params)
-        self.config = self.config.changed(event.dispatch)
-        self.prefill, self.decode = prefill, decode
+        config = self.config.changed(event.dispatch)
+        check_overcommit(decode, config.overcommit_slots_of(decode))
+        self.config, self.prefill, self.decode = config, prefill, decode
         self._leases.restart(self.config.lease_margin_s)
         self.state.limit_outliers(self.config.outlier_limits)
 
@@ -340,7 +338,13 @@ class Dispatcher:
     def _prefill_fits(self, request: Request, worker: Worker, now_s: float) -> bool:
         config = self.config
         return may_prefill(
-            request, worker, now_s, config.status_stale_s, config.kv_high_water, config.reserve_tokens
+            request,
+            worker,
+            now_s,
+            config.status_stale_s,
+            config.kv_high_water,
+            config.reserve_tokens,
+            self.state.hits,
         )
 
     # ---------------------------------------------------------------------------------------------------- decode
@@ -397,7 +401,7 @@ class Dispatcher:
             worker = snapshot.workers[worker_id]
             if worker.role is not Role.DECODE or not is_fresh(worker, now_s, config.status_stale_s):
                 continue
-            probe = first_probe(entries, worker, config.reserve_tokens)
+            probe = first_probe(entries, worker, config.reserve_tokens, snapshot.hits)
             if probe is not None:
                 decision = probe_decision(worker, now_s)
                 actions.append(self._route_decode(Assignment(probe.request.attempt_id, decision), snapshot))
@@ -405,8 +409,8 @@ class Dispatcher:
         return entries
 
     def _rooms(self, snapshot: Snapshot) -> dict[str, Room]:
-        config = self.config
-        return rooms_of(snapshot, self._pools, config.reserve_tokens, config.status_stale_s, self._overcommit)
+        config, overcommit = self.config, self.config.overcommit_for(self.decode)
+        return rooms_of(snapshot, self._pools, config.reserve_tokens, config.status_stale_s, overcommit)
 
     def _assign(self, feasible: FeasibleEntries, snapshot: Snapshot) -> tuple[Assignment, ...]:
         """Returns the policy's assignments. Raises PolicyError when one of them is not feasible."""
@@ -447,7 +451,7 @@ class Dispatcher:
         snapshot, request = self.state.snapshot(now_s, (entry,)), entry.request
         if now_s < request.deadline_s:
             ids = self._pools.decode_by_group.get(entry.group, ())
-            decision = rescue(entry, fresh(snapshot, ids, self.config.status_stale_s))
+            decision = rescue(entry, fresh(snapshot, ids, self.config.status_stale_s), snapshot.hits)
             if decision is not None and now_s < entry.lease_until_s:
                 return self._route_decode(Assignment(request.attempt_id, decision), snapshot)
             if self.state.prefills(request.attempt_id) < self.config.max_prefills:

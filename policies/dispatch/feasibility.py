@@ -39,8 +39,23 @@ Placeable = tuple[PoolEntry, Sequence[Worker]]
 # ASSUMPTION: a lookup takes up to 0.2 ms (`python -m benchmarks.decisions`), and a round 10 ms at most for all of them.
 MOST_LOOKUPS = 50
 """Most entries of a round for which hits are looked up because a worker lacks free KV for the whole prompt. Later ones
-fit where the whole prompt fits.
+fit where the whole prompt fits. A look that finds nothing counts too, unless no worker can cache that much.
 """
+
+
+@dataclass(slots=True)
+class Lookups:
+    """The hits that one round may still look up, in all groups together: `left` entries."""
+
+    hits: PrefixHits = NO_HITS
+    left: int = MOST_LOOKUPS
+
+    def take(self, request: Request, tokens: int) -> bool:
+        """Returns whether hits of at least `tokens` tokens may be looked up for the request, and then counts it."""
+        if not self.left or not self.hits.may_be_cached(request, tokens):
+            return False
+        self.left -= 1
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +149,18 @@ def has_room(
     slots = min(request.slots, worker.slots)
     if worker.slots + overcommit_slots - worker.slots_used < slots:
         return False
-    need = request.prompt_tokens + reserve_tokens * slots
+    return worker.slots_used == 0 or has_kv(request, worker, reserve_tokens * slots, hits)
+
+
+def has_kv(request: Request, worker: Worker, reserve_tokens: int, hits: PrefixHits) -> bool:
+    """Whether the free KV of a worker suffices for what a prompt adds there and `reserve_tokens` more."""
+    need = request.prompt_tokens + reserve_tokens
     missing = need - (worker.kv_capacity_tokens - worker.kv_tokens_in_use)
-    if worker.slots_used == 0 or missing <= 0:
+    if missing <= 0:
         return True
-    return worker.id in hits.tokens_in_use(request, missing)
+    if not hits.may_be_cached(request, missing):
+        return False
+    return hits.tokens_in_use_on(worker.id, request) >= missing
 
 
 def may_prefill(
@@ -148,14 +170,16 @@ def may_prefill(
     status_stale_s: float,
     kv_high_water: float,
     reserve_tokens: int,
+    hits: PrefixHits = NO_HITS,
 ) -> bool:
     """Whether a READY worker may compute the prompt now. Its last report must be fresh. A prefill worker must compute
-    fewer prompts than it has slots and have KV room; a worker of another role must have room to decode the request.
+    fewer prompts than it has slots and have KV room; a worker of another role must have room to decode the request, in
+    which `hits` count.
     """
     if not is_fresh(worker, now_s, status_stale_s):
         return False
     if worker.role is not Role.PREFILL:
-        return has_room(request, worker, reserve_tokens, 0)
+        return has_room(request, worker, reserve_tokens, 0, hits)
     if worker.prefilling >= worker.slots:
         return False
     used = worker.kv_tokens_in_use + request.prompt_tokens
@@ -166,8 +190,8 @@ class Room:
     """The workers of one group that have room for a pool entry (`has_room`).
 
     Entries that fit the same workers share one list, made once, so P entries and G workers cost P log G, not P * G.
-    An entry that fits on further workers by its hits there has a list of its own. With `beside_free_slots` there is no
-    room anywhere unless some worker has a free slot.
+    An entry that fits on further workers by its hits there has a list of its own. All groups of a round share
+    `lookups`. With `beside_free_slots` there is no room anywhere unless some worker has a free slot.
     """
 
     def __init__(
@@ -175,12 +199,11 @@ class Room:
         workers: Sequence[Worker],
         reserve_tokens: int,
         overcommit_slots: int,
-        hits: PrefixHits = NO_HITS,
+        lookups: Lookups | None = None,
         beside_free_slots: bool = False,
     ) -> None:
         self._reserve, self._extra = reserve_tokens, overcommit_slots
-        self._hits = None if hits is NO_HITS else hits
-        self._lookups = MOST_LOOKUPS
+        self._lookups = None if lookups is None or lookups.hits is NO_HITS else lookups
         # workers that may take a sequence: worker, how many, free KV in tokens
         self._open: list[tuple[Worker, int, float]] = []
         for w in workers:
@@ -206,14 +229,12 @@ class Room:
         """Whether the request may fit on some worker. Only False is certain; it takes no look at hits."""
         if request.prompt_tokens <= self.most_tokens:
             return True
-        return self._hits is not None and self._lookups > 0 and bool(self._open)
+        return self._lookups is not None and self._lookups.left > 0 and bool(self._open)
 
     def for_request(self, request: Request) -> list[Worker]:
         """Returns the workers that have room for the request, in the order given."""
-        hits = self._hits
-        if request.slots > self._fewest_slots:  # the need differs by worker
-            reserve, extra, known = self._reserve, self._extra, NO_HITS if hits is None else hits
-            return [w for w, _, _ in self._open if has_room(request, w, reserve, extra, known)]
+        if request.slots > self._fewest_slots:
+            return self._for_many_slots(request)
         need = request.prompt_tokens + self._reserve * request.slots
         # needs that lie between the same two amounts of free KV fit the same workers
         smaller = bisect_left(self._rooms, need)
@@ -222,18 +243,23 @@ class Room:
         if fits is None:
             fits = [w for w, slots, room in self._open if room >= need and slots >= request.slots]
             self._lists[key] = fits
-        if hits is None or not smaller or not self._lookups:
+        if self._lookups is None or not smaller:
             return fits
         # some workers have too little free KV for the whole prompt, the best of them by `missing`
-        missing = need - self._rooms[smaller - 1]
-        warm = hits.tokens_in_use(request, math.ceil(missing))
-        if not warm:
+        missing = math.ceil(need - self._rooms[smaller - 1])
+        if not self._lookups.take(request, missing):
             return fits
-        self._lookups -= 1
+        warm = self._lookups.hits.tokens_in_use(request, missing)
         more = [
             w for w, slots, room in self._open if slots >= request.slots and room + warm.get(w.id, 0) >= need
         ]
         return more if len(more) > len(fits) else fits
+
+    def _for_many_slots(self, request: Request) -> list[Worker]:
+        """Returns the workers for a request whose need differs by worker: its sequences exceed the slots of some."""
+        lookups = self._lookups
+        hits = lookups.hits if lookups is not None and lookups.take(request, 1) else NO_HITS
+        return [w for w, _, _ in self._open if has_room(request, w, self._reserve, self._extra, hits)]
 
 
 class FeasibleEntries(Sequence[Placeable]):
@@ -331,9 +357,10 @@ def rooms_of(
     """Returns the room of every group that has usable decode workers, by group. Only workers with a fresh report have
     room.
     """
-    extra, hits, beside = snapshot.overcommit_slots, snapshot.hits, overcommit is Overcommit.BESIDE_FREE_SLOTS
+    extra, beside = snapshot.overcommit_slots, overcommit is Overcommit.BESIDE_FREE_SLOTS
+    lookups = Lookups(snapshot.hits)
     return {
-        group: Room(fresh(snapshot, ids, status_stale_s), reserve_tokens, extra, hits, beside)
+        group: Room(fresh(snapshot, ids, status_stale_s), reserve_tokens, extra, lookups, beside)
         for group, ids in pools.decode_by_group.items()
     }
 

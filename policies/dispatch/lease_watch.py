@@ -5,9 +5,10 @@ are overdue.
 import heapq
 from collections.abc import Sequence
 
-from policies.routing.base import Decision, Ranked, Reason
+from policies.dispatch.feasibility import has_kv
+from policies.routing.base import RANKED, Decision, Ranked, Reason
 from policies.state.reducer import ClusterState, PoolKey, pool_key
-from policies.state.views import PoolEntry, RequestId, Worker
+from policies.state.views import NO_HITS, PoolEntry, PrefixHits, RequestId, Worker
 
 
 class LeaseWatch:
@@ -58,49 +59,50 @@ class LeaseWatch:
 
 class OverdueEntries:
     """The pool entries whose leases are renewed no more (`PoolEntry.overdue_from_s`), found without looking at all that
-    wait.
+    wait or all that are overdue. Whether an entry has left the pool or its lease was renewed is looked at when it comes
+    first.
     """
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
-        self._coming: list[tuple[float, RequestId]] = []  # heap: overdue from, id
-        self._overdue: set[RequestId] = set()
+        self._coming: list[tuple[float, PoolKey]] = []  # heap: overdue from, key
+        self._overdue: list[PoolKey] = []  # heap
 
     def add(self, entries: Sequence[PoolEntry]) -> None:
         """Starts to watch entries that have come into the pool."""
         for entry in entries:
-            heapq.heappush(self._coming, (entry.overdue_from_s, entry.request.attempt_id))
-        if len(self._coming) > 1024 + 4 * self._state.pool_size:
-            self._coming = [(e.overdue_from_s, e.request.attempt_id) for e in self._state.waiting()]
+            heapq.heappush(self._coming, (entry.overdue_from_s, pool_key(entry)))
+        if len(self._coming) + len(self._overdue) > 1024 + 4 * self._state.pool_size:
+            self._coming = [(e.overdue_from_s, pool_key(e)) for e in self._state.waiting()]
+            self._overdue = []
             heapq.heapify(self._coming)
 
     def first(self, now_s: float) -> PoolKey | None:
         """Returns the key of the most urgent entry that is overdue by now; None when none is."""
         while self._coming and self._coming[0][0] < now_s:
-            self._overdue.add(heapq.heappop(self._coming)[1])
-        if not self._overdue:
-            return None
-        keys: list[PoolKey] = []
-        for attempt_id in list(self._overdue):
-            entry = self._state.find_waiting(attempt_id)
-            if entry is not None and entry.overdue_from_s < now_s:
-                keys.append(pool_key(entry))
-                continue
-            self._overdue.remove(attempt_id)
-            if entry is not None:  # its lease was renewed
-                heapq.heappush(self._coming, (entry.overdue_from_s, attempt_id))
-        return min(keys, default=None)
+            heapq.heappush(self._overdue, heapq.heappop(self._coming)[1])
+        while self._overdue:
+            key = self._overdue[0]
+            entry = self._state.find_waiting(key[2])
+            if entry is not None and pool_key(entry) == key:
+                if entry.overdue_from_s < now_s:
+                    return key
+                # its lease was renewed
+                heapq.heappush(self._coming, (entry.overdue_from_s, key))
+            heapq.heappop(self._overdue)
+        return None
 
 
-def rescue(entry: PoolEntry, workers: Sequence[Worker]) -> Decision | None:
-    """Chooses the least loaded of `workers` with KV room for the prompt, even without a free slot.
+def rescue(entry: PoolEntry, workers: Sequence[Worker], hits: PrefixHits = NO_HITS) -> Decision | None:
+    """Chooses the least loaded of `workers` with KV room for what the prompt adds there, even without a free slot. The
+    ranking holds the best RANKED of them.
 
     Returns None when no worker has KV room.
     """
-    room = [w for w in workers if w.free_kv_tokens >= entry.request.prompt_tokens]
+    room = [w for w in workers if has_kv(entry.request, w, 0, hits)]
     if not room:
         return None
-    ranked = sorted(room, key=lambda w: (w.slots_used / w.slots, w.id))
+    ranked = heapq.nsmallest(RANKED, room, key=lambda w: (w.slots_used / w.slots, w.id))
     ranking = tuple(
         Ranked(w.id, w.slots_used / w.slots, {"slot_usage": w.slots_used / w.slots}) for w in ranked
     )

@@ -6,9 +6,9 @@ gets the first waiting request that fits. A request that has failed before is ne
 
 from collections.abc import Sequence
 
-from policies.dispatch.feasibility import Room
+from policies.dispatch.feasibility import Lookups, Room
 from policies.routing.base import Decision, Ranked, Reason
-from policies.state.views import PoolEntry, Worker
+from policies.state.views import NO_HITS, PoolEntry, PrefixHits, Worker
 
 
 def probe_decision(worker: Worker, now_s: float) -> Decision:
@@ -18,11 +18,13 @@ def probe_decision(worker: Worker, now_s: float) -> Decision:
     return Decision(worker.id, (Ranked(worker.id, 0.0, terms),), Reason.PROBE)
 
 
-def first_probe(entries: Sequence[PoolEntry], worker: Worker, reserve_tokens: int) -> PoolEntry | None:
+def first_probe(
+    entries: Sequence[PoolEntry], worker: Worker, reserve_tokens: int, hits: PrefixHits = NO_HITS
+) -> PoolEntry | None:
     """Returns the first pool entry by which a quarantined decode worker can be tried, or None. The worker must have a
     free slot, because a queue inside the engine would hide how fast it is.
     """
-    room = Room([worker], reserve_tokens, 0)
+    room = Room([worker], reserve_tokens, 0, Lookups(hits))
     for entry in entries:
         request = entry.request
         if entry.group == worker.group and not request.avoid and room.for_request(request):

@@ -127,6 +127,7 @@ class BandwidthEstimator:
         self._flows: dict[str, _Flow] = {}
         self._links: dict[tuple[str, int], _Link] = {}
         self._samples: dict[Pair, deque[_Sample]] = {}
+        # the tiers of the pairs that have samples
         self._tiers: dict[Pair, int] = {}
 
     def routed(
@@ -150,8 +151,6 @@ class BandwidthEstimator:
         self._flows[attempt_id] = flow
         if flow.link is not None:
             self._links.setdefault(flow.link, _Link()).open[attempt_id] = flow
-        if tier is not None:
-            self._tiers[pair] = tier
 
     def dropped(self, attempt_id: str) -> None:
         """Forgets a transfer that was cancelled, failed, or had nothing to move. Unknown ids are no error."""
@@ -243,6 +242,8 @@ class BandwidthEstimator:
     def _learn(self, ended: _Ended, share_s: float) -> None:
         samples = self._samples.setdefault(ended.flow.pair, deque(maxlen=self.config.window))
         samples.append(_Sample(ended.n_bytes, share_s, ended.flow.latency_s, ended.end_s))
+        if ended.flow.link is not None:
+            self._tiers[ended.flow.pair] = ended.flow.link[1]
 
 
 class _Intervals:

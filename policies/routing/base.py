@@ -72,7 +72,9 @@ class Reason(StrEnum):
     gains.
     """
     OVERDUE = "overdue"
-    """The entry had waited too long, so it was placed first, whatever its size."""
+    """The entry's lease is about to end, or it has waited for longer than the policy's `max_wait_s`. So it was placed
+    first, whatever its size.
+    """
     PROBE = "probe"
     """The worker is quarantined, and this request shows whether it works again (`policies.state.outliers`)."""
 
@@ -182,6 +184,15 @@ def overcommit_of(policy: DecodePolicy) -> Overcommit:
     return Overcommit(getattr(policy, "overcommits", Overcommit.NEVER))
 
 
+def check_overcommit(policy: DecodePolicy, slots: int) -> None:
+    """Raises ValueError if a decode policy was told to use more than the `slots` sequences beyond a worker's slots that
+    the dispatcher allows. A policy with such a parameter has a method `check_overcommit`.
+    """
+    check = getattr(policy, "check_overcommit", None)
+    if check is not None:
+        check(slots)
+
+
 def assign(
     policy: DecodePolicy, feasible: Feasible, snapshot: Snapshot, rng: random.Random
 ) -> tuple[Assignment, ...]:
@@ -198,11 +209,6 @@ def assign(
         if decision is not None:
             return (Assignment(entry.request.attempt_id, decision),)
     return ()
-
-
-def first_feasible(feasible: Feasible) -> tuple[PoolEntry, Sequence[Worker]] | None:
-    """Returns the first entry that fits on any worker, with those workers, or None if no entry fits."""
-    return next(((entry, workers) for entry, workers in feasible if workers), None)
 
 
 def least_cost(policy: str, ranked: Sequence[Ranked], rng: random.Random) -> Decision:

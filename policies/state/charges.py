@@ -56,6 +56,8 @@ class LiveRequest:
     """Time of the decision for the decode worker; None before it, after an adoption, and if the worker had no room."""
     finishes_at_tokens: float | None = None
     """Forecast length of each sequence at its end, in generated tokens; None: the request is expected to stay."""
+    hit_blocks: dict[WorkerId, int] = field(default_factory=dict)
+    """Blocks at the prompt's head that the request shares with others, by worker (`held_blocks`)."""
 
     @property
     def colocated(self) -> bool:
@@ -202,7 +204,7 @@ class Load:
     """Sum of all that bookings have added to `kv_tokens` and taken back; progress adds the rest."""
     foreign_kv_tokens: int = 0
     blocks: HeldBlocks = field(default_factory=HeldBlocks)
-    """The prompt blocks of the requests charged to the worker."""
+    """The prompt blocks of the requests charged to the worker, with the copies of each."""
     status: ev.EngineStatus | None = None
     sending: int = 0
     transfers: dict[tuple[WorkerId, int], int] = field(default_factory=dict)
@@ -224,7 +226,7 @@ class Load:
 
     @property
     def own_kv_tokens_in_use(self) -> int:
-        """KV tokens that the worker's requests keep in memory: a block of several requests counts once."""
+        """KV tokens that the worker's requests keep in memory: a block that several requests share counts once."""
         return self.kv_tokens - self.blocks.shared_tokens
 
     @property

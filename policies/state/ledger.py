@@ -13,8 +13,9 @@ cannot drift, whatever ends the request.
 
 A prefill worker is also charged `sending` from POOLED to TRANSFERRING, and the transfer itself while TRANSFERRING. A
 decode worker is also charged the departure of every request that has a forecast. KV tokens are charged for every
-request, because each reads its own; whose blocks another request of the worker holds too is counted beside them
-(`held_blocks`), because they are in memory once.
+request, because each reads its own. The tokens in blocks that requests of the worker share are counted beside them
+(`held_blocks`), because these blocks are in memory once. A request shares those that its worker has cached when it is
+sent there, and on a prefill worker those that the engine reports as cached when the prompt is done.
 
 At every moment a worker's charges are those of the requests that name it. A request may name a worker that is not
 known: a router that has restarted learns of requests before it learns of their engines, and a link may break and come
@@ -32,7 +33,7 @@ from policies.state.charges import Held, LiveRequest, Load, SlotDepartures
 from policies.state.outliers import Outliers
 from policies.state.pool import Pool
 from policies.state.prefix_index import PrefixIndex
-from policies.state.views import PoolEntry, RequestId, WorkerId
+from policies.state.views import PoolEntry, Request, RequestId, WorkerId
 
 
 @dataclass(slots=True)
@@ -110,17 +111,40 @@ class Ledger:
         if live.request.block_hashes:
             self._book_blocks(live, before)
 
+    def shared(self, live: LiveRequest, worker: WorkerId, blocks: int) -> None:
+        """Notes that the engine of a worker that the request names has found its first `blocks` blocks in its cache."""
+        load, before = self.loads.get(worker), live.hit_blocks.get(worker, 0)
+        blocks = min(blocks, len(live.request.block_hashes))
+        if load is None or blocks <= before:
+            return
+        load.blocks.share(live.request, before, blocks)
+        live.hit_blocks[worker] = blocks
+        self.dirty.add(worker)
+        self.freed_workers.add(worker)
+
+    def cache_known(self, worker: WorkerId) -> None:
+        """Counts the blocks that requests of a worker share by its cache, which has become known as a whole. Before,
+        each request that was adopted had copies of its own.
+        """
+        index = self.prefix[self.loads[worker].up.group]
+        for live in self.live.values():
+            at_sender = live.prefill_worker == worker and live.stage is not Stage.PREFILLING
+            if at_sender or (live.decode_worker == worker and live.stage is Stage.DECODING):
+                self.shared(live, worker, index.blocks_held(worker, live.request.block_hashes))
+
     def appeared(self, load: Load) -> None:
         """Adds a worker that was not known, with the charges and pool entries of the requests that name it."""
         worker = load.up.worker
         self.loads[worker] = load
-        for live in self.live.values():
-            if live.prefill_worker == worker or live.decode_worker == worker:
-                self._book(live, +1, worker)
-                load.blocks.add(live.request)
-                self.enter_pool(live)
+        named = [live for live in self.live.values() if worker in (live.prefill_worker, live.decode_worker)]
+        for live in named:
+            self._book(live, +1, worker)
+            self.enter_pool(live)
             if live.decode_worker == worker:
                 self._book_transfer(live, +1)
+        # a request shares the blocks of one that shares less
+        for live in sorted(named, key=lambda live: live.hit_blocks.get(worker, 0)):
+            live.hit_blocks[worker] = load.blocks.add(live.request, live.hit_blocks.get(worker, 0))
 
     def vanished(self, worker: WorkerId) -> None:
         """Removes a worker with its charges and pool entries. The requests go on naming it, as it may come back."""
@@ -197,13 +221,21 @@ class Ledger:
         """Moves the blocks of `live` from the workers `before` to those that it names now. Workers that it goes on to
         name keep them.
         """
-        old, new = {*before}, {live.prefill_worker, live.decode_worker}
-        for worker in old - new:
-            if worker in self.loads:
-                self.loads[worker].blocks.remove(live.request)
-        for worker in new - old:
-            if worker in self.loads:
-                self.loads[worker].blocks.add(live.request)
+        named, request = (live.prefill_worker, live.decode_worker), live.request
+        for worker in dict.fromkeys(before):
+            if worker is not None and worker not in named:
+                hits = live.hit_blocks.pop(worker, 0)
+                if worker in self.loads:
+                    self.loads[worker].blocks.remove(request, hits)
+        for worker in dict.fromkeys(named):
+            load = self.loads.get(worker) if worker is not None and worker not in before else None
+            if load is not None:
+                live.hit_blocks[load.up.worker] = load.blocks.add(request, self._hits_in_use(load, request))
+
+    def _hits_in_use(self, load: Load, request: Request) -> int:
+        """Returns the number of blocks at the prompt's head that a worker has cached and a request there uses."""
+        index, held = self.prefix.get(load.up.group), load.blocks.blocks_held(request)
+        return index.blocks_held(load.up.worker, request.block_hashes, held) if index and held else 0
 
     def _book_transfer(self, live: LiveRequest, sign: int) -> None:
         """Adds (+1) or takes back (-1) the transfer of `live` at its sender, if both ends are known."""

@@ -17,11 +17,12 @@ block by block. So the answer is exact.
 A feed carries an epoch (one life of the engine's publisher) and sequence numbers. After a gap, later batches are held
 back until the missing ones are replayed. When too many are held back, the worker's content is dropped and a snapshot is
 wanted (`wanted` lists these requests). A new epoch or a `drop` hides the old content at once by clearing one bit; its
-entries are removed a few at a time. At `max_blocks` new blocks are refused and counted: the index is then incomplete,
-but what it says is still true.
+entries are removed a few at a time (`sweep`). At `max_blocks` new blocks are refused and counted: the index is then
+incomplete, but what it says is still true.
 """
 
 import sys
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -88,7 +89,7 @@ class PrefixIndex:
 
     def apply(self, worker: str, epoch: str, seq: int, changes: tuple[Change, ...]) -> None:
         """Applies one batch of a worker's events, or holds it back after a gap. A batch that came before is ignored."""
-        self._sweep()
+        self.sweep()
         feed = self._feed(worker, epoch)
         if seq < feed.next_seq:
             return
@@ -123,6 +124,25 @@ class PrefixIndex:
         self._irregular &= ~(1 << feed.bit)
         del self._names[feed.bit]
         self._dead.append((feed.bit, feed.held))
+
+    def sweep(self) -> None:
+        """Removes up to `SWEEP_BLOCKS` entries of dropped content; every batch and every tick does it. A bit is free
+        again when no entry of it is left.
+        """
+        if not self._dead:
+            return
+        budget = SWEEP_BLOCKS
+        while self._dead and budget:
+            bit, held = self._dead[-1]
+            while held and budget:
+                self._unmask(held.popitem()[0], bit)
+                budget -= 1
+            if not held:
+                self._dead.pop()
+                self._free_bits.append(bit)
+        if not self._masks:
+            # an emptied dict keeps the memory of its largest size
+            self._masks, self._parents = {}, {}
 
     @property
     def wanted(self) -> dict[str, Wanted]:
@@ -201,6 +221,18 @@ class PrefixIndex:
                 if not workers:
                     return
         drops.append((len(hashes), workers))
+
+    def blocks_held(self, worker: str, hashes: Sequence[int], most: int | None = None) -> int:
+        """Returns how many blocks at the head of the chain `hashes` one worker holds; with `most`, of its first `most`
+        blocks.
+        """
+        feed, end = self._feeds.get(worker), len(hashes) if most is None else most
+        if feed is None:
+            return 0
+        held = feed.held
+        if feed.missing:
+            return next((n for n in range(end) if hashes[n] not in held), end)
+        return bisect_left(hashes, True, 0, end, key=lambda block: block not in held)
 
     def holds(self, block: int) -> bool:
         """Whether some worker may hold a block; entries of dropped content that are still to be removed count too."""
@@ -327,18 +359,6 @@ class PrefixIndex:
             del self._masks[block]
             self._parents.pop(block, None)
 
-    def _sweep(self) -> None:
-        """Removes up to `SWEEP_BLOCKS` entries of dropped content. A bit is free again when no entry of it is left."""
-        budget = SWEEP_BLOCKS
-        while self._dead and budget:
-            bit, held = self._dead[-1]
-            while held and budget:
-                self._unmask(held.popitem()[0], bit)
-                budget -= 1
-            if not held:
-                self._dead.pop()
-                self._free_bits.append(bit)
-
 
 @dataclass(frozen=True, slots=True)
 class IndexHits:
@@ -369,20 +389,30 @@ class IndexHits:
         self.memo[request.attempt_id] = (version, hits)
         return hits
 
+    def may_be_cached(self, request: Request, tokens: int) -> bool:
+        """Whether some worker may cache the first `tokens` tokens of the prompt; no lookup is needed to know."""
+        last = -(-tokens // max(1, request.block_tokens))
+        if last > len(request.block_hashes):
+            return False
+        block = request.block_hashes[last - 1]
+        return any(index.holds(block) for index in self.indexes.values())
+
     def tokens_in_use(self, request: Request, at_least: int = 1) -> Mapping[WorkerId, int]:
         """Returns of `tokens` those in blocks that requests of the worker use already, by worker, where these are at
-        least `at_least`. Whether any worker caches that much is asked first, because for most requests none does.
+        least `at_least`. Nothing is looked up unless that much may be cached, because for most requests it is not.
         """
-        last = -(-at_least // max(1, request.block_tokens))
-        if last > len(request.block_hashes):
-            return {}
-        block = request.block_hashes[last - 1]
-        if not any(index.holds(block) for index in self.indexes.values()):
+        if not self.may_be_cached(request, at_least):
             return {}
         found: dict[WorkerId, int] = {}
         for worker, hit_tokens in self.tokens(request).items():
-            if hit_tokens >= at_least and worker in self.loads:
-                tokens = min(hit_tokens, self.loads[worker].blocks.tokens_held(request))
-                if tokens >= at_least:
-                    found[worker] = tokens
+            tokens = self.tokens_in_use_on(worker, request) if hit_tokens >= at_least else 0
+            if tokens >= at_least:
+                found[worker] = tokens
         return found
+
+    def tokens_in_use_on(self, worker: WorkerId, request: Request) -> int:
+        """Returns `tokens_in_use` of one worker."""
+        hit_tokens, load = self.tokens(request).get(worker, 0), self.loads.get(worker)
+        if not hit_tokens or load is None:
+            return 0
+        return min(hit_tokens, load.blocks.blocks_held(request) * request.block_tokens)

@@ -21,6 +21,7 @@ from policies.state.standing import Standing
 from policies.state.views import (
     NO_HITS,
     PoolEntry,
+    PrefixHits,
     Request,
     RequestId,
     Role,
@@ -65,18 +66,23 @@ class ClusterState:
             self._views = dict(sorted(views.items())) if joined else views
             ledger.dirty.clear()
         shown = tuple(self.waiting()) if pool is None else tuple(pool)
-        hits = IndexHits(ledger.prefix, ledger.loads, ledger.hit_memo) if ledger.prefix else NO_HITS
         return Snapshot(
             now_s,
             self._views,
             shown,
             dict(ledger.last_chosen),
             ledger.oracle,
-            hits,
+            self.hits,
             ledger.pool.typical,
             overcommit_slots,
             ledger.departures.tokens_each,
         )
+
+    @property
+    def hits(self) -> PrefixHits:
+        """The prefix cache hits of the present state; the view is valid until the next event."""
+        ledger = self._ledger
+        return IndexHits(ledger.prefix, ledger.loads, ledger.hit_memo) if ledger.prefix else NO_HITS
 
     def worker(self, worker: WorkerId) -> Worker | None:
         """Returns the present view of one worker; None when the worker is gone."""

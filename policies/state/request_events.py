@@ -40,6 +40,8 @@ def _prefill_done(ledger: Ledger, event: ev.PrefillDone) -> None:
         tokens = live.request.prompt_tokens - event.cached_tokens + PROMPT_TOKENS
         load.standing.computed_tokens += tokens
     ledger.move(live, Stage.POOLED, prefill_worker=worker)
+    if live.request.block_hashes:
+        ledger.shared(live, worker, event.cached_tokens // live.request.block_tokens)
     ledger.hold(live, Held(event.now_s, event.lease_until_s, event.kv_bytes, event.cached_tokens))
 
 
@@ -204,6 +206,8 @@ def _tick(ledger: Ledger, event: ev.Tick) -> None:
             # a stream may last for minutes: its first tokens show that the worker works
             outliers.works(worker, event.now_s)
     outliers.compare(event.now_s)
+    for index in ledger.prefix.values():
+        index.sweep()
 
 
 HANDLERS: Handlers = {

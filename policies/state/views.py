@@ -152,7 +152,7 @@ class Worker:
     """One worker as the router sees it: its facts, the router's charges to it, and the engine's last report.
 
     `kv_tokens` are the KV tokens of the requests that the router charged to it (L_g of BalanceRoute for a decode
-    worker). `shared_kv_tokens` of them are in KV blocks that another of these requests holds too: they are read for
+    worker). `shared_kv_tokens` of them are in KV blocks that a request shares with another of them: they are read for
     each request, but kept in memory once. `foreign_kv_tokens` are KV tokens in use beyond all these, by the engine's
     last report. `status_at_s` is None until the first report. `slots` is BalanceRoute's beta_max, `slots_used` its
     beta; it may be above `slots`, and the rest then queues in the engine.
@@ -194,7 +194,7 @@ class Worker:
 
     @property
     def kv_tokens_in_use(self) -> int:
-        """KV tokens in memory that cannot be evicted: each shared block once, foreign ones included."""
+        """KV tokens in memory that cannot be evicted: each copy of a block once, foreign ones included."""
         return self.kv_tokens - self.shared_kv_tokens + self.foreign_kv_tokens
 
     @property
@@ -221,10 +221,20 @@ class PrefixHits(Protocol):
         """
         ...
 
+    def may_be_cached(self, request: Request, tokens: int) -> bool:
+        """Whether some worker may cache the first `tokens` (>= 1) tokens of the prompt. Only False is certain; the
+        answer costs less than a lookup.
+        """
+        ...
+
     def tokens_in_use(self, request: Request, at_least: int = 1) -> Mapping[WorkerId, int]:
         """Returns of `tokens` those in blocks that requests of the worker use already, by worker: the request would
         need no free KV for them. Workers with fewer than `at_least` (>= 1) are left out.
         """
+        ...
+
+    def tokens_in_use_on(self, worker: WorkerId, request: Request) -> int:
+        """Returns `tokens_in_use` of one worker."""
         ...
 
 
@@ -240,9 +250,15 @@ class KnownHits:
     def tokens(self, request: Request) -> Mapping[WorkerId, int]:
         return self.by_request.get(request.attempt_id, {})
 
+    def may_be_cached(self, request: Request, tokens: int) -> bool:
+        return request.attempt_id in self.by_request or request.attempt_id in self.in_use
+
     def tokens_in_use(self, request: Request, at_least: int = 1) -> Mapping[WorkerId, int]:
         known = self.in_use.get(request.attempt_id, {})
         return {worker: tokens for worker, tokens in known.items() if tokens >= at_least}
+
+    def tokens_in_use_on(self, worker: WorkerId, request: Request) -> int:
+        return self.in_use.get(request.attempt_id, {}).get(worker, 0)
 
 
 NO_HITS = KnownHits()

@@ -89,6 +89,7 @@ def _kv_batch(ledger: Ledger, event: ev.KvBatch) -> None:
 def _kv_snapshot(ledger: Ledger, event: ev.KvSnapshot) -> None:
     index = _index_of(ledger, event.worker)
     index.restore(event.worker, event.epoch, event.next_seq, event.chains)
+    ledger.cache_known(event.worker)
 
 
 def _index_of(ledger: Ledger, worker: WorkerId) -> PrefixIndex:

@@ -6,8 +6,8 @@ the paper's text lacks).
 
 `stages` describes the two stages, `loads` the loads and margins (symbol -> field), and `kernel` the subset search.
 With `bypass` (D.6) each entry is decided at once: argmax_g F({r}, g) over all feasible workers that have no more than
-`bypass_slots` sequences above beta_max. Virtual load and slots are the same fields; the dispatcher's `overcommit_slots`
-bounds it as well.
+`bypass_slots` sequences above beta_max. An entry that would exceed this everywhere waits, and the next one is decided.
+Virtual load and slots are the same fields.
 Deviations: priorities, ageing, overdue entries and KV room (see `stages`).
 Not claimed: any forecast of which requests finish when (BR-H has one).
 """
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from policies.routing.balance.stages import MAX_WINDOW, Aim, StageLimits, groups
-from policies.routing.base import Assignment, Feasible, Needs, Overcommit, Ranked, first_feasible, least_cost
-from policies.routing.params import Number, Whole, check
+from policies.routing.base import Assignment, Feasible, Needs, Overcommit, Ranked, least_cost
+from policies.routing.params import BadParameter, Number, Whole, check
 from policies.state.views import Snapshot, Worker
 
 
@@ -50,10 +50,9 @@ class BalanceRoute0:
     """Free KV kept for each sequence besides its prompt, as `DispatchConfig.reserve_tokens`."""
     bypass: bool = False
     """Whether each entry is decided at once instead of in rounds (BalanceRoute D.6)."""
-    # ASSUMPTION: the paper has "a small fixed margin above the batch limit" and gives no value
-    bypass_slots: Annotated[int, Whole(0, unit="slots")] = 2
-    """Sequences that a worker may get with `bypass` beyond its slots, as far as the dispatcher's `overcommit_slots`
-    allows it.
+    bypass_slots: Annotated[int, Whole(0, unit="slots")] | None = None
+    """Sequences that a worker may get with `bypass` beyond its slots. With null the dispatcher's `overcommit_slots` are
+    the limit. A number must not be larger than these, so it is the smaller of the two limits.
     """
     name: str = "balance_route_0"
 
@@ -64,6 +63,17 @@ class BalanceRoute0:
     def overcommits(self) -> Overcommit:
         """The bypass fills workers above their slots (BalanceRoute D.6); the rounds do not."""
         return Overcommit.ALWAYS if self.bypass else Overcommit.NEVER
+
+    def check_overcommit(self, slots: int) -> None:
+        """Raises BadParameter if the bypass is to send more sequences beyond a worker's slots than the `slots` that the
+        dispatcher allows.
+        """
+        if self.bypass and self.bypass_slots is not None and self.bypass_slots > slots:
+            raise BadParameter(
+                f"policy {self.name}: bypass_slots is {self.bypass_slots}, but the dispatcher allows {slots}: set its "
+                f'overcommit_slots to {self.bypass_slots} or more (and overcommit not to "never"), or bypass_slots to '
+                f"{slots} or less, or to null for as many as the dispatcher allows"
+            )
 
     def assign(self, feasible: Feasible, snapshot: Snapshot, rng: random.Random) -> tuple[Assignment, ...]:
         if self.bypass:
@@ -81,20 +91,21 @@ class BalanceRoute0:
         )
 
     def _at_once(self, feasible: Feasible, snapshot: Snapshot, rng: random.Random) -> tuple[Assignment, ...]:
-        head = first_feasible(feasible)
-        if head is None:
-            return ()
-        ((entry, allowed),), workers = groups([head], snapshot)[0]
-        slots, w = entry.request.slots, entry.request.prompt_tokens
-        ids = {worker.id for worker in allowed if self._below_cap(worker, slots)}
-        if not ids:
-            return ()
-        ranked = [self._ranked(worker, w, workers) for worker in workers if worker.id in ids]
-        return (Assignment(entry.request.attempt_id, least_cost(self.name, ranked, rng)),)
-
-    def _below_cap(self, worker: Worker, slots: int) -> bool:
-        """Whether a worker's sequences stay within the cap of the bypass (D.6) with `slots` more."""
-        return worker.slots_used + min(slots, worker.slots) <= worker.slots + self.bypass_slots
+        extra = snapshot.overcommit_slots if self.bypass_slots is None else self.bypass_slots
+        # most entries share their list of workers
+        full: set[tuple[int, int]] = set()
+        for entry, allowed in feasible:
+            slots, w = entry.request.slots, entry.request.prompt_tokens
+            if (id(allowed), slots) in full:
+                continue
+            ids = {worker.id for worker in allowed if _below_cap(worker, slots, extra)}
+            if not ids:
+                full.add((id(allowed), slots))
+                continue
+            ((_, workers),) = groups([(entry, allowed)], snapshot)
+            ranked = [self._ranked(worker, w, workers) for worker in workers if worker.id in ids]
+            return (Assignment(entry.request.attempt_id, least_cost(self.name, ranked, rng)),)
+        return ()
 
     def _ranked(self, worker: Worker, w: int, workers: list[Worker]) -> Ranked:
         """Returns a worker with its cost -F({r}, g) for a request of `w` tokens."""
@@ -102,3 +113,8 @@ class BalanceRoute0:
         margin = max(loads) - worker.kv_tokens
         score = float(w - len(loads) * max(0, w - margin))
         return Ranked(worker.id, -score, {"score": score, "margin_tokens": float(margin)})
+
+
+def _below_cap(worker: Worker, slots: int, extra: int) -> bool:
+    """Whether a worker's sequences stay within the cap of the bypass (D.6) with `slots` more: its slots and `extra`."""
+    return worker.slots_used + min(slots, worker.slots) <= worker.slots + extra

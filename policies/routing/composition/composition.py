@@ -33,8 +33,9 @@ The first design did not have the following terms and rules (docs/composition.md
   one. When slots are scarce no entry queues in an engine: in the pool it can take whatever slot frees first.
 - The window takes the W entries with the lowest rent minus age, not the W largest. Choosing the largest first would
   schedule the entries that slow every step the most. Without forecasts the W entries are the oldest.
-- Overdue entries (older than `max_wait_s`, or with two thirds of their lease gone) go before all others, each to its
-  best worker as long as a slot is free for it, so that no long entry waits without end behind shorter ones.
+- Overdue entries (older than `max_wait_s`, or with two thirds of their lease gone since it began or was last renewed)
+  go before all others, each to its best worker as long as a slot is free for it, so that no long entry waits without
+  end behind shorter ones.
 
 When slots are scarce all 2^W subsets of the window are valued at once. BR-H's two probes would not be exact,
 because the value depends on more than w. Both stages give the same result as brute force. With `credit` "tokens"

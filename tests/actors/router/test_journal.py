@@ -15,10 +15,12 @@ from pathlib import Path
 import pytest
 
 from actors.router.journal import SLICE, JournalConfig, RouterJournal
-from policies.dispatch.dispatcher import DispatchConfig, Dispatcher
-from policies.engine_model.blocks import Stored
+from policies.dispatch.dispatcher import Action, DispatchConfig, Dispatcher, Reject, RoutePrefill
+from policies.engine_model.blocks import Cleared, Removed, Stored
 from policies.journal.lines import JournalError
 from policies.journal.replay import Step, replay
+from policies.network.oracle import Oracle, PairEstimate
+from policies.routing.base import Decision, Ranked, Reason
 from policies.routing.registry import decode_policy, prefill_policy
 from policies.state import events as ev
 from policies.state.views import Request, Role
@@ -191,6 +193,50 @@ def test_the_ring_is_bounded_and_block_hashes_weigh(tmp_path: Path) -> None:
     journal.record(batch, dispatcher.handle(batch))
     assert journal.status()["ring_events"] == 50 - 20
     assert files(tmp_path) == []
+
+
+REQUEST = Request("r", 0.0, 10_240, 8, block_hashes=tuple(range(640)), block_tokens=16)
+RANKING = tuple(Ranked(f"w{i}", 0.0, {}) for i in range(100))
+PAIRS = {("p", f"n{i}"): PairEstimate(1e9, 0.0) for i in range(160)}
+
+
+@pytest.mark.parametrize(
+    ("event", "actions", "weight"),
+    [
+        (ev.Tick(0.0), (), 1),
+        (ev.ProgressedMany(0.0, tuple((f"r{i}", 1) for i in range(320))), (), 21),
+        (ev.Arrived(0.0, REQUEST), (), 21),
+        (ev.Adopted(0.0, REQUEST, "pooled", "p", None, 0, 30.0, 1), (), 21),
+        (ev.KvSnapshot(0.0, "w", "e", 0, (Stored(tuple(range(640))),)), (), 21),
+        (ev.KvBatch(0.0, "w", "e", 0, (Cleared(), Removed(tuple(range(640))))), (), 21),
+        (ev.OracleRefreshed(0.0, Oracle(pairs=PAIRS)), (), 21),
+        (ev.OracleRefreshed(0.0, None), (), 1),
+        (
+            ev.Tick(0.0),
+            (RoutePrefill("r", Decision("w0", RANKING, Reason.LEAST_COST), False, False, 0.0),),
+            21,
+        ),
+        (ev.Tick(0.0), (Reject("r", 503, "pool_timeout", 1.0),), 1),
+    ],
+)
+def test_large_records_weigh_in_the_ring_and_in_what_waits_to_be_written(
+    event: ev.Event, actions: tuple[Action, ...], weight: int, tmp_path: Path
+) -> None:
+    journal, _ = made(tmp_path, max_unwritten_bytes=1, ring_events=1000)
+    for _ in range(2000):
+        journal.record(event, actions)
+    status = journal.status()
+    assert status["ring_events"] == 1000 // weight
+    # one more than fits is the first that is refused
+    assert status["unwritten_records"] == -(-16 * SLICE // weight)
+    assert status["records_dropped"] == 2000 - -(-16 * SLICE // weight)
+
+
+async def test_what_was_written_weighs_no_more(tmp_path: Path) -> None:
+    journal, dispatcher = made(tmp_path, max_unwritten_bytes=1)
+    feed(journal, dispatcher, 100)
+    await journal.stop()
+    assert (journal._pending_weight, journal.status()["records_dropped"]) == (0, 0)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from policies.dispatch.lease_watch import LeaseWatch, OverdueEntries, rescue
 from policies.routing.base import Reason
 from policies.state import events as ev
 from policies.state.reducer import ClusterState
-from policies.state.views import Request, Role
+from policies.state.views import PoolEntry, Request, RequestId, Role
 
 
 def cluster(*leases_until_s: float) -> ClusterState:
@@ -115,3 +115,41 @@ def test_an_entry_is_overdue_when_two_thirds_of_a_lease_have_passed_without_a_re
     state.apply(ev.Closed(42.0, "r0", "finished"))
     assert overdue.first(60.0) is None
     assert overdue.first(60.1) == (0, 0.0, "r1")
+
+
+class Watched(ClusterState):
+    """A state that counts how often an entry of the pool was asked for."""
+
+    asked = 0
+
+    def find_waiting(self, attempt_id: RequestId) -> PoolEntry | None:
+        self.asked += 1
+        return super().find_waiting(attempt_id)
+
+
+def test_the_first_of_many_overdue_entries_is_found_without_a_look_at_the_others() -> None:
+    state = Watched()
+    state.apply(ev.EngineUp(0.0, "p", Role.PREFILL, "g", "n", 8, 10_000))
+    overdue = OverdueEntries(state)
+    for i in range(1000):
+        enter(state, f"r{i:03d}", 30.0, now_s=i / 1000)
+    overdue.add(state.take_entered())
+    assert overdue.first(60.0) == (0, 0.0, "r000")
+    state.asked = 0
+    for i in range(1000):
+        assert overdue.first(60.0) == (0, i / 1000, f"r{i:03d}")
+        state.apply(ev.Closed(60.0, f"r{i:03d}", "cancelled"))
+    assert overdue.first(60.0) is None
+    # each is looked at once while it is first and once after it has left
+    assert state.asked <= 2000
+
+
+def test_overdue_entries_do_not_grow_with_what_has_left_or_was_renewed() -> None:
+    state = cluster()
+    overdue = OverdueEntries(state)
+    for i in range(5000):
+        enter(state, f"r{i}", 20.0)
+        overdue.add(state.take_entered())
+        assert overdue.first(19.0) == (0, 0.0, f"r{i}")
+        state.apply(ev.Closed(0.0, f"r{i}", "finished"))
+    assert len(overdue._coming) + len(overdue._overdue) <= 1024 + 4

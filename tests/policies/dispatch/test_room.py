@@ -1,10 +1,16 @@
 """Tests that shared lists of feasible workers obey `has_room`; tests of overcommit and of a batch policy."""
 
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.dispatch.dispatcher import DispatchConfig, Dispatcher, RouteDecode
-from policies.dispatch.feasibility import MOST_LOOKUPS, Room
+from policies.dispatch.feasibility import MOST_LOOKUPS, Lookups, Room
 from policies.routing.balance.balance_route_0 import BalanceRoute0
 from policies.routing.base import Reason
 from policies.routing.simple.join_shortest_queue import JoinShortestQueue
@@ -59,7 +65,7 @@ def test_hits_on_blocks_in_use_lower_the_need_on_their_worker_alone(facts, reque
         f"r{i}": {f"w{w}": min(tokens, hit) for w, hit in hits.items()}
         for i, (tokens, _, hits) in enumerate(requests)
     }
-    room = Room(workers, 7, overcommit, KnownHits({}, in_use))
+    room = Room(workers, 7, overcommit, Lookups(KnownHits({}, in_use)))
     for i, (tokens, n, _) in enumerate(requests):
         request, expected = Request(f"r{i}", 0.0, tokens, 1, n), []
         for w in workers:
@@ -82,17 +88,52 @@ def test_beside_free_slots_there_is_room_in_queues_while_some_slot_is_free() -> 
     assert not Room([full], 0, 0)
 
 
-def test_hits_are_looked_up_for_a_bounded_number_of_entries() -> None:
-    full = worker("w", slots_used=1, kv_tokens=950, kv_capacity_tokens=1000)
+@dataclass(frozen=True)
+class WatchedHits(KnownHits):
+    """Hits that note the requests for which they are looked up."""
+
+    looked_up: list[str] = field(default_factory=list)
+
+    def tokens_in_use(self, request: Request, at_least: int = 1) -> Mapping[str, int]:
+        self.looked_up.append(request.attempt_id)
+        return KnownHits.tokens_in_use(self, request, at_least)
+
+
+@pytest.mark.parametrize("useful", [True, False])
+def test_hits_are_looked_up_for_a_bounded_number_of_entries(useful: bool) -> None:
+    full = [
+        worker(name, slots_used=1, kv_tokens=950, kv_capacity_tokens=1000, group=name) for name in ("w", "v")
+    ]
     asked = [Request(f"r{i}", 0.0, 100, 1) for i in range(2 * MOST_LOOKUPS)]
-    room = Room([full], 0, 0, KnownHits({}, {request.attempt_id: {"w": 90} for request in asked}))
-    assert [bool(room.for_request(request)) for request in asked] == [True] * MOST_LOOKUPS + [
-        False
-    ] * MOST_LOOKUPS
+    cached = {request.attempt_id: {"w" if useful else "x": 90} for request in asked}
+    hits = WatchedHits({}, cached)
+    lookups = Lookups(hits)
+    room, other = (Room([one], 0, 0, lookups) for one in full)
+    found = [bool(room.for_request(request)) for request in asked]
+    assert found == [useful] * MOST_LOOKUPS + [False] * MOST_LOOKUPS
+    assert hits.looked_up == [request.attempt_id for request in asked[:MOST_LOOKUPS]]
     assert not room.may_fit(asked[-1])
+    # all groups of a round share the bound
+    assert not other.may_fit(asked[0])
 
 
-def dispatcher(decode: BalanceRoute0, slots: int, **config: int) -> Dispatcher:
+def test_what_cannot_be_cached_is_not_looked_up_and_does_not_count() -> None:
+    full = worker("w", slots_used=1, kv_tokens=950, kv_capacity_tokens=1000)
+    lookups = Lookups(hits := WatchedHits({}, {"warm": {"w": 90}}))
+    room = Room([full], 0, 0, lookups)
+    assert not any(room.for_request(Request(f"r{i}", 0.0, 100, 1)) for i in range(2 * MOST_LOOKUPS))
+    assert room.for_request(Request("warm", 0.0, 100, 1)) == [full]
+    assert hits.looked_up == ["warm"]
+
+
+def test_a_request_of_many_sequences_counts_once_however_many_workers_there_are() -> None:
+    small = [worker(f"w{i}", slots=1, slots_used=1, kv_tokens=950, kv_capacity_tokens=1000) for i in range(9)]
+    asked = [Request(f"r{i}", 0.0, 100, 1, slots=2) for i in range(2 * MOST_LOOKUPS)]
+    room = Room(small, 0, 1, Lookups(KnownHits({}, {one.attempt_id: {"w3": 90} for one in asked})))
+    assert [room.for_request(one) for one in asked] == [[small[3]]] * MOST_LOOKUPS + [[]] * MOST_LOOKUPS
+
+
+def dispatcher(decode: BalanceRoute0, slots: int, **config: Any) -> Dispatcher:
     d = Dispatcher(DispatchConfig(**config), JoinShortestQueue(), decode)
     for name, role in (("p", Role.PREFILL), ("d0", Role.DECODE), ("d1", Role.DECODE)):
         d.handle(ev.EngineUp(0.0, name, role, "g", "n", 64 if role is Role.PREFILL else slots, 100_000))
@@ -100,8 +141,8 @@ def dispatcher(decode: BalanceRoute0, slots: int, **config: int) -> Dispatcher:
     return d
 
 
-def prefilled(d: Dispatcher, attempt_id: str, tokens: int) -> list[RouteDecode]:
-    d.handle(ev.Arrived(1.0, Request(attempt_id, 1.0, tokens, 64)))
+def prefilled(d: Dispatcher, attempt_id: str, tokens: int, slots: int = 1) -> list[RouteDecode]:
+    d.handle(ev.Arrived(1.0, Request(attempt_id, 1.0, tokens, 64, slots=slots)))
     actions = d.handle(ev.PrefillDone(1.0, attempt_id, 31.0, 1, 0))
     return [a for a in actions if isinstance(a, RouteDecode)]
 
@@ -130,3 +171,37 @@ def test_bypass_fills_a_worker_above_its_slots_by_the_overcommit_only() -> None:
     d = dispatcher(BalanceRoute0(bypass=True), slots=1, overcommit_slots=1)
     assert [len(prefilled(d, f"r{i}", 100)) for i in range(5)] == [1, 1, 1, 1, 0]
     assert {w: d.state.snapshot(1.0).workers[w].slots_used for w in ("d0", "d1")} == {"d0": 2, "d1": 2}
+
+
+CONTRADICTION = (
+    "bypass_slots is 2, but the dispatcher allows {0}: set its overcommit_slots to 2 or more (and overcommit not to "
+    '"never"), '
+    "or bypass_slots to {0} or less, or to null for as many as the dispatcher allows"
+)
+
+
+@pytest.mark.parametrize(
+    ("limits", "allowed"), [({}, 1), ({"overcommit_slots": 9, "overcommit": "never"}, 0)]
+)
+def test_a_cap_of_the_bypass_above_the_dispatchers_is_refused(limits: dict[str, Any], allowed: int) -> None:
+    message = re.escape(CONTRADICTION.format(allowed))
+    with pytest.raises(ValueError, match=message):
+        dispatcher(BalanceRoute0(bypass=True, bypass_slots=2), 1, **limits)
+    d = dispatcher(BalanceRoute0(), 1, **limits)
+    choice = ev.PolicyChoice("balance_route_0", {"bypass": True, "bypass_slots": 2})
+    with pytest.raises(ValueError, match=message):
+        d.handle(ev.PoliciesChanged(1.0, decode=choice))
+    assert not getattr(d.decode, "bypass", None)
+    wider = {"overcommit_slots": 2, "overcommit": "by_policy"}
+    d.handle(ev.PoliciesChanged(1.0, decode=choice, dispatch=wider))
+    assert d.overcommit_slots == 2
+    with pytest.raises(ValueError, match=re.escape(CONTRADICTION.format(1))):
+        d.handle(ev.PoliciesChanged(1.0, dispatch={"overcommit_slots": 1}))
+    assert d.overcommit_slots == 2
+
+
+def test_the_bypass_takes_the_dispatchers_limit_by_default() -> None:
+    d = dispatcher(BalanceRoute0(bypass=True), 1, overcommit_slots=3)
+    assert [len(prefilled(d, f"r{i}", 100)) for i in range(9)] == [1] * 8 + [0]
+    # without the bypass its cap means nothing
+    dispatcher(BalanceRoute0(bypass_slots=7), 1)

@@ -208,6 +208,17 @@ def test_cold_start_and_old_data() -> None:
     assert estimator._samples == {}
 
 
+def test_pairs_that_give_no_sample_are_not_remembered() -> None:
+    estimator = BandwidthEstimator(EstimatorConfig())
+    for i in range(100):
+        estimator.routed(f"r{i}", "p", ("n1", f"n{i}"), 1, 0.0, 0.0)
+        estimator.dropped(f"r{i}")
+    alone(estimator, 100, 1000, 1.0)
+    assert estimator._tiers == {}
+    assert estimator.pairs(1000.0) == {}
+    assert (estimator._tiers, estimator._samples, estimator._links) == ({}, {}, {})
+
+
 def test_congestion_is_what_the_tiers_pairs_fall_short_of_its_bandwidth() -> None:
     estimator = BandwidthEstimator(EstimatorConfig(min_samples=1))
     for i, (node, seconds) in enumerate([("a", 2.0), ("b", 4.0), ("c", 8.0)]):

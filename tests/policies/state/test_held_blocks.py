@@ -1,9 +1,10 @@
-"""Tests that KV blocks of several requests are counted once, whatever the order of events, and that hits on them count
-as KV in use.
+"""Tests that KV blocks that requests share are counted once, that copies which the engine makes are counted each,
+whatever the order of events, and that hits on shared blocks count as KV in use.
 """
 
 import contextlib
 import random
+from collections import Counter
 from itertools import pairwise
 
 import pytest
@@ -34,22 +35,55 @@ CHAINS = st.lists(
 )
 
 
-@given(CHAINS, st.randoms())
-def test_shared_tokens_are_the_sum_minus_the_union(chains: list[tuple[int, ...]], rng: random.Random) -> None:
+@given(CHAINS, st.randoms(), st.sampled_from(["all", "none", "some"]))
+def test_shared_tokens_are_what_holdings_exceed_the_copies_by(
+    chains: list[tuple[int, ...]], rng: random.Random, cached: str
+) -> None:
     blocks, held = HeldBlocks(), []
     for i, chain in enumerate(chains):
-        held.append(request(f"r{i}", *chain))
-        blocks.add(held[-1])
+        one = request(f"r{i}", *chain)
+        hits = {"all": len(chain), "none": 0, "some": rng.randint(0, len(chain))}[cached]
+        held.append((one, blocks.add(one, hits)))
         if rng.random() < 0.3:
-            blocks.remove(held.pop(rng.randrange(len(held))))
-        union = {block for one in held for block in one.block_hashes}
-        assert blocks.shared_tokens == BLOCK * (sum(len(one.block_hashes) for one in held) - len(union))
+            blocks.remove(*held.pop(rng.randrange(len(held))))
+        if held and rng.random() < 0.3:
+            at = rng.randrange(len(held))
+            one, before = held[at]
+            now = {"all": before, "none": before, "some": rng.randint(before, len(one.block_hashes))}[cached]
+            blocks.share(one, before, now)
+            held[at] = one, now
+        holders = Counter(block for one, _ in held for block in one.block_hashes)
+        assert blocks.holders == holders
+        assert all(0 < further < holders[block] for block, further in blocks.copies.items())
+        most = BLOCK * (holders.total() - len(holders))
+        assert blocks.shared_tokens == most - BLOCK * blocks.copies.total()
+        # who hits all that is held shares it, and who hits nothing has a copy of every block
+        assert blocks.shared_tokens == {"all": most, "none": 0}.get(cached, blocks.shared_tokens)
         for asked in chains:
-            head = next((n for n, block in enumerate(asked) if block not in union), len(asked))
-            assert blocks.tokens_held(request("q", *asked)) == BLOCK * head
-    for one in held:
-        blocks.remove(one)
-    assert (blocks.shared_tokens, len(blocks.holders)) == (0, 0)
+            head = next((n for n, block in enumerate(asked) if block not in holders), len(asked))
+            assert blocks.blocks_held(request("q", *asked)) == head
+    for one, hits in held:
+        blocks.remove(one, hits)
+    assert (blocks.shared_tokens, len(blocks.holders), len(blocks.copies)) == (0, 0, 0)
+
+
+def test_a_copy_goes_with_the_request_that_made_it_and_the_last_one_stays() -> None:
+    # tokens in memory of one block: a and b pulled it at once, c hit it when it was cached
+    blocks = HeldBlocks()
+    a, b, c = (request(name, 1) for name in "abc")
+    hits = {one.attempt_id: blocks.add(one, n) for one, n in ((a, 1), (b, 0), (c, 1))}
+    assert hits == {"a": 0, "b": 0, "c": 1}
+
+    def in_memory() -> int:
+        return BLOCK * blocks.holders.total() - blocks.shared_tokens
+
+    assert in_memory() == 2 * BLOCK
+    blocks.remove(a, 0)
+    assert in_memory() == BLOCK
+    blocks.remove(b, 0)
+    assert in_memory() == BLOCK
+    blocks.remove(c, 1)
+    assert in_memory() == 0
 
 
 def cluster() -> ClusterState:
@@ -66,23 +100,97 @@ def decode(state: ClusterState, one: Request, worker: str = "d") -> None:
     state.apply(ev.DecodeRouted(0.0, one.attempt_id, worker))
 
 
-def test_a_system_prompt_of_three_requests_is_in_memory_once() -> None:
-    # 10 blocks of 16 tokens are the same: 3 * (160 + 20) tokens to read, 160 + 3 * 20 in memory
-    state, head = cluster(), tuple(range(10))
+HEAD = tuple(range(10))
+"""A system prompt of 160 tokens."""
+
+
+def stored(state: ClusterState, worker: str, *hashes: int, seq: int = 0) -> None:
+    state.apply(ev.KvBatch(0.0, worker, "e", seq, (Stored(hashes),)))
+
+
+def used(state: ClusterState, worker: str) -> tuple[int, int, int]:
+    """Returns a worker's KV tokens to read, those of them that are shared, and those in memory."""
+    view = state.snapshot(0.0).workers[worker]
+    return view.kv_tokens, view.shared_kv_tokens, view.kv_tokens_in_use
+
+
+def three(state: ClusterState) -> None:
+    """Sends a, b and c to d, which have the system prompt in common and 20 more tokens each. Their KV moves at once."""
     for name in "abc":
-        decode(state, request(name, *head, rest=20))
-    worker = state.snapshot(0.0).workers["d"]
-    assert (worker.kv_tokens, worker.shared_kv_tokens, worker.free_kv_tokens) == (540, 320, 1000 - 220)
-    assert state.snapshot(0.0).workers["p"].shared_kv_tokens == 320
+        decode(state, request(name, *HEAD, rest=20))
+
+
+def test_requests_that_pull_one_system_prompt_at_once_have_a_copy_each() -> None:
+    state = cluster()
+    three(state)
+    assert used(state, "d") == (540, 0, 540)
     for name in "abc":
         state.apply(ev.Admitted(1.0, name))
-    assert state.snapshot(1.0).workers["p"].shared_kv_tokens == 0
+    stored(state, "d", *HEAD)
+    assert used(state, "d") == (540, 0, 540)
+    # the blocks are cached and in use: who comes now shares them
+    decode(state, request("e", *HEAD, rest=20))
+    assert used(state, "d") == (720, 160, 560)
+    for name, left in (("a", 380), ("b", 200), ("c", 180), ("e", 0)):
+        state.apply(ev.Closed(2.0, name, "finished"))
+        assert used(state, "d")[2] == left
+
+
+def test_requests_that_come_when_the_system_prompt_is_cached_share_it() -> None:
+    # the first pulls it; later ones find 160 tokens in use: 3 * (160 + 20) to read, 160 + 3 * 20 in memory
+    state = cluster()
+    decode(state, request("a", *HEAD, rest=20))
+    stored(state, "d", *HEAD)
+    for name in "bc":
+        decode(state, request(name, *HEAD, rest=20))
+    assert used(state, "d") == (540, 320, 220)
     state.apply(ev.Closed(2.0, "a", "finished"))
-    assert state.snapshot(2.0).workers["d"].free_kv_tokens == 1000 - 200
-    state.apply(ev.Closed(2.0, "b", "finished"))
-    state.apply(ev.Closed(2.0, "c", "finished"))
-    worker = state.snapshot(2.0).workers["d"]
-    assert (worker.kv_tokens, worker.shared_kv_tokens) == (0, 0)
+    assert used(state, "d")[2] == 200
+    for name in "bc":
+        state.apply(ev.Closed(2.0, name, "finished"))
+    assert used(state, "d") == (0, 0, 0)
+
+
+def test_a_hit_on_idle_blocks_is_charged_to_the_first_and_shared_by_the_next() -> None:
+    state = cluster()
+    stored(state, "d", *HEAD)
+    three(state)
+    assert used(state, "d") == (540, 320, 220)
+
+
+def test_a_prefill_worker_shares_what_its_engine_reports_as_cached() -> None:
+    # three prompts wait on p; the first computes the head, the others hit it
+    state = cluster()
+    for name in "abc":
+        state.apply(ev.Arrived(0.0, request(name, *HEAD, rest=20)))
+        state.apply(ev.PrefillRouted(0.0, name, "p", colocated=False))
+    assert used(state, "p") == (540, 0, 540)
+    for name, cached, in_memory in (("a", 0, 540), ("b", 160, 380), ("c", 160, 220)):
+        state.apply(ev.PrefillDone(0.0, name, 30.0, 1, cached))
+        assert used(state, "p")[2] == in_memory
+    for name in "abc":
+        state.apply(ev.DecodeRouted(0.0, name, "d"))
+        state.apply(ev.Admitted(1.0, name))
+    assert used(state, "p") == (0, 0, 0)
+
+
+def test_an_engine_without_a_prefix_cache_shares_nothing() -> None:
+    state = cluster()
+    for name in "abc":
+        decode(state, request(name, *HEAD, rest=20))
+        state.apply(ev.Admitted(1.0, name))
+    assert used(state, "d") == (540, 0, 540)
+
+
+def test_adopted_requests_share_what_the_snapshot_of_the_cache_names() -> None:
+    state = cluster()
+    for name in "abc":
+        one = request(name, *HEAD, rest=20)
+        state.apply(ev.Adopted(0.0, one, "decoding", None, "d", 0, 0.0, 0))
+    assert used(state, "d") == (540, 0, 540)
+    state.apply(ev.KvSnapshot(0.0, "d", "e", 7, (Stored(HEAD),)))
+    assert used(state, "d") == (540, 320, 220)
+    assert state.take_freed_workers() == {"d"}
 
 
 @pytest.mark.parametrize(
@@ -90,10 +198,10 @@ def test_a_system_prompt_of_three_requests_is_in_memory_once() -> None:
     # 220 tokens are ours: the rest of the report is another's, or copies that the engine keeps of one block
     [(0, 0), (220, 0), (300, 80), (540, 320)],
 )
-def test_what_a_report_shows_beyond_the_union_is_foreign(reported: int, foreign: int) -> None:
-    state, head = cluster(), tuple(range(10))
-    for name in "abc":
-        decode(state, request(name, *head, rest=20))
+def test_what_a_report_shows_beyond_what_is_ours_is_foreign(reported: int, foreign: int) -> None:
+    state = cluster()
+    stored(state, "d", *HEAD)
+    three(state)
     state.apply(ev.EngineStatus(1.0, "d", 3, 0, reported))
     worker = state.snapshot(1.0).workers["d"]
     assert worker.foreign_kv_tokens == foreign
@@ -111,13 +219,13 @@ def test_only_hits_on_blocks_in_use_need_no_memory() -> None:
     assert hits.tokens_in_use(asked, 80) == {"d": 80}
     assert hits.tokens_in_use(asked, 81) == {}
     assert hits.tokens_in_use(asked, 1000) == {}
-    # b holds all blocks, but only 8 of them are cached: the others are still on their way
+    # b is to hold all blocks, but only 8 of them are cached: the others are on their way
     decode(state, request("b", *range(10)))
     assert state.snapshot(0.0).hits.tokens_in_use(asked) == {"d": 128}
 
 
 def test_blocks_are_those_of_the_requests_that_name_a_worker_in_any_history() -> None:
-    seen = 0
+    sharing = copying = 0
     for seed in range(30):
         life = Life(random.Random(seed))
         d = Dispatcher(
@@ -131,17 +239,22 @@ def test_blocks_are_those_of_the_requests_that_name_a_worker_in_any_history() ->
         ledger = d.state._ledger
         for name, load in ledger.loads.items():
             mine = [r for r in ledger.live.values() if name in (r.prefill_worker, r.decode_worker)]
-            chains = [r.request.block_hashes for r in mine]
-            shared = sum(map(len, chains)) - len({block for chain in chains for block in chain})
+            holders = Counter(block for r in mine for block in r.request.block_hashes)
+            copies = load.blocks.copies
+            assert load.blocks.holders == holders
+            assert all(0 < further < holders[block] for block, further in copies.items())
+            shared = holders.total() - len(holders) - copies.total()
             assert load.blocks.shared_tokens == BLOCK * shared
-            seen += shared > 0
-    assert seen > 10
+            sharing += shared > 0
+            copying += copies.total() > 0
+    assert min(sharing, copying) > 5
 
 
 def test_a_worker_that_comes_back_holds_the_blocks_of_the_requests_that_name_it() -> None:
-    state, head = cluster(), tuple(range(10))
-    for name in "ab":
-        decode(state, request(name, *head))
+    state = cluster()
+    stored(state, "d", *HEAD)
+    for name in "ba":
+        decode(state, request(name, *HEAD))
     views = []
     for event in (
         ev.Tick(1.0),

@@ -9,7 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.engine_model.blocks import Change, Cleared, Removed, Stored
-from policies.state.prefix_index import MAX_HELD_BACK, PrefixIndex, Wanted
+from policies.state import events as ev
+from policies.state.prefix_index import MAX_HELD_BACK, SWEEP_BLOCKS, PrefixIndex, Wanted
+from policies.state.reducer import ClusterState
+from policies.state.views import Role
 
 # Three prompts that share a head: 1 2 3 4 5, 1 2 30 40, 7 8
 PARENT = {1: None, 2: 1, 3: 2, 4: 3, 5: 4, 30: 2, 40: 30, 7: None, 8: 7}
@@ -168,3 +171,30 @@ def test_a_long_chain_over_many_workers(seed: int) -> None:
     for w, n in held.items():
         index.apply(w, "e", 0, (Stored(chain[:n]),))
     assert index.lookup(chain) == {w: n for w, n in held.items() if n}
+
+
+def test_the_blocks_of_one_worker_are_those_of_the_lookup() -> None:
+    index = fed((Stored((1, 2, 3, 4, 5)),), (Removed((2,)),), worker="gap")
+    index.apply("whole", "e", 0, (Stored((1, 2, 3)),))
+    for chain in (*CHAINS, (), (9,)):
+        found = index.lookup(chain)
+        for worker in ("gap", "whole", "nobody"):
+            assert index.blocks_held(worker, chain) == found.get(worker, 0)
+    assert index.blocks_held("whole", (1, 2, 3), 2) == 2
+
+
+def test_ticks_sweep_a_group_that_has_gone_and_give_its_memory_back() -> None:
+    state = ClusterState()
+    state.apply(ev.EngineUp(0.0, "w", Role.DECODE, "g", "n", 8, 1000))
+    state.apply(ev.KvBatch(0.0, "w", "e", 0, (Stored(tuple(range(1, 2001))),)))
+    state.apply(ev.EngineDown(1.0, "w"))
+    index = state.prefix_index("g")
+    assert index is not None
+    version, least = index.version, PrefixIndex().memory_bytes()
+    assert index.blocks == 2000
+    for _ in range(-(-2000 // SWEEP_BLOCKS)):
+        state.apply(ev.Tick(1.0))
+    assert (index.blocks, index.memory_bytes()) == (0, least)
+    # answers that were kept for this version are valid still
+    assert state.prefix_index("g") is index
+    assert index.version == version

@@ -397,13 +397,23 @@ def test_bypass_decides_one_entry_for_the_largest_margin() -> None:
 def test_bypass_fills_a_worker_a_little_above_its_slots() -> None:
     workers = [worker("w0", kv_tokens=100, slots_used=9), worker("w1", kv_tokens=40, slots_used=10)]
     feasible = [(entry("a", 50), workers)]
-    view = snapshot(workers)
+    view = dataclasses.replace(snapshot(workers), overcommit_slots=2)
     (made,) = BalanceRoute0(bypass=True).assign(feasible, view, random.Random(0))
     # both have 8 slots, so w1 has as many as it may have, though its margin is larger
     assert made.decision.worker == "w0"
     assert not BalanceRoute0(bypass=True, bypass_slots=1).assign(feasible, view, random.Random(0))
     (most,) = BalanceRoute0(bypass=True, bypass_slots=3).assign(feasible, view, random.Random(0))
     assert most.decision.worker == "w1"
+
+
+def test_an_entry_above_the_cap_of_the_bypass_does_not_block_those_that_fit() -> None:
+    # 8 slots and one more: three sequences more do not stay within the cap, one does
+    workers = [worker("w0", slots_used=7), worker("w1", slots_used=8)]
+    feasible = [(entry(name, 50, slots=slots), workers) for name, slots in (("a", 3), ("b", 3), ("c", 1))]
+    view = dataclasses.replace(snapshot(workers), overcommit_slots=9)
+    (made,) = BalanceRoute0(bypass=True, bypass_slots=1).assign(feasible, view, random.Random(0))
+    assert made.attempt_id == "c"
+    assert not BalanceRoute0(bypass=True, bypass_slots=1).assign(feasible[:2], view, random.Random(0))
 
 
 def test_the_decision_shows_score_sum_margin_and_the_other_workers() -> None:
