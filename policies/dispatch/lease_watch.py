@@ -1,9 +1,10 @@
-"""The leases of the prompt pool: which entry must be rescued first, which worker can still take it, and which entries
-are overdue.
+"""The entries of the prompt pool that cannot wait: which must be rescued first as its lease ends, which worker can still
+take it, and which entries starve.
 """
 
 import heapq
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 from policies.routing.base import Decision, Ranked, Reason
 from policies.state.reducer import ClusterState, PoolKey, pool_key
@@ -56,40 +57,50 @@ class LeaseWatch:
         return due_s, entry.request.attempt_id, entry.entered_s
 
 
-class OverdueEntries:
-    """The pool entries whose leases are renewed no more (`PoolEntry.overdue_from_s`), found without looking at all that
-    wait.
+class StarvingEntries:
+    """The pool entries that starve if they fit nowhere, found without looking at all that wait. When an entry begins to
+    starve is known as it comes, and does not change with its lease; `of` says which rule holds.
     """
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
-        self._coming: list[tuple[float, RequestId]] = []  # heap: overdue from, id
-        self._overdue: set[RequestId] = set()
+        self._rule: object = None
+        self._starves_from_s: Callable[[PoolEntry], float] = _never
+        self._coming: list[tuple[float, PoolKey]] = []  # heap: starves from, key
+        self._starving: list[PoolKey] = []  # heap
+
+    def of(self, rule: object, starves_from_s: Callable[[PoolEntry], float]) -> None:
+        """Sets the function that returns when an entry begins to starve; `rule` is equal as long as it is the same."""
+        if rule != self._rule:
+            self._rule, self._starves_from_s = rule, starves_from_s
+            self._restart()
 
     def add(self, entries: Sequence[PoolEntry]) -> None:
         """Starts to watch entries that have come into the pool."""
         for entry in entries:
-            heapq.heappush(self._coming, (entry.overdue_from_s, entry.request.attempt_id))
-        if len(self._coming) > 1024 + 4 * self._state.pool_size:
-            self._coming = [(e.overdue_from_s, e.request.attempt_id) for e in self._state.waiting()]
-            heapq.heapify(self._coming)
+            heapq.heappush(self._coming, (self._starves_from_s(entry), pool_key(entry)))
+        if len(self._coming) + len(self._starving) > 1024 + 4 * self._state.pool_size:
+            self._restart()
 
     def first(self, now_s: float) -> PoolKey | None:
-        """Returns the key of the most urgent entry that is overdue by now; None when none is."""
+        """Returns the key of the most urgent entry that starves by now; None when none does."""
         while self._coming and self._coming[0][0] < now_s:
-            self._overdue.add(heapq.heappop(self._coming)[1])
-        if not self._overdue:
-            return None
-        keys: list[PoolKey] = []
-        for attempt_id in list(self._overdue):
-            entry = self._state.find_waiting(attempt_id)
-            if entry is not None and entry.overdue_from_s < now_s:
-                keys.append(pool_key(entry))
-                continue
-            self._overdue.remove(attempt_id)
-            if entry is not None:  # its lease was renewed
-                heapq.heappush(self._coming, (entry.overdue_from_s, attempt_id))
-        return min(keys, default=None)
+            heapq.heappush(self._starving, heapq.heappop(self._coming)[1])
+        while self._starving:
+            entry = self._state.find_waiting(self._starving[0][2])
+            if entry is not None and pool_key(entry) == self._starving[0]:
+                return self._starving[0]
+            heapq.heappop(self._starving)
+        return None
+
+    def _restart(self) -> None:
+        self._starving = []
+        self._coming = [(self._starves_from_s(e), pool_key(e)) for e in self._state.waiting()]
+        heapq.heapify(self._coming)
+
+
+def _never(entry: PoolEntry) -> float:
+    return math.inf
 
 
 def rescue(entry: PoolEntry, workers: Sequence[Worker]) -> Decision | None:

@@ -40,7 +40,9 @@ def _prefill_done(ledger: Ledger, event: ev.PrefillDone) -> None:
         tokens = live.request.prompt_tokens - event.cached_tokens + PROMPT_TOKENS
         load.standing.computed_tokens += tokens
     ledger.move(live, Stage.POOLED, prefill_worker=worker)
-    ledger.hold(live, Held(event.now_s, event.lease_until_s, event.kv_bytes, event.cached_tokens))
+    lease_s = event.lease_until_s - event.now_s
+    held = Held(event.now_s, event.lease_until_s, event.kv_bytes, event.cached_tokens, lease_s=lease_s)
+    ledger.hold(live, held)
 
 
 def _lease_renewed(ledger: Ledger, event: ev.LeaseRenewed) -> None:
@@ -186,7 +188,9 @@ def _adopted(ledger: Ledger, event: ev.Adopted) -> None:
         ledger.move(live, Stage.TRANSFERRING, prefill_worker=prefill, decode_worker=decode)
     elif event.stage == "pooled":
         ledger.move(live, Stage.POOLED, prefill_worker=prefill)
-        ledger.hold(live, Held(event.now_s, event.lease_until_s, event.kv_bytes, 0))
+        entered_s = event.now_s if event.entered_s is None else event.entered_s
+        held = Held(entered_s, event.lease_until_s, event.kv_bytes, 0, event.renewed_s, event.lease_s)
+        ledger.hold(live, held)
     else:
         ledger.move(live, Stage.PREFILLING, prefill_worker=prefill, decode_worker=decode)
 

@@ -1,6 +1,9 @@
 """Tests that pool entries are rescued in the order in which their leases end, if they still wait then."""
 
-from policies.dispatch.lease_watch import LeaseWatch, OverdueEntries, rescue
+import math
+
+from policies.dispatch.config import DispatchConfig
+from policies.dispatch.lease_watch import LeaseWatch, StarvingEntries, rescue
 from policies.routing.base import Reason
 from policies.state import events as ev
 from policies.state.reducer import ClusterState
@@ -103,15 +106,21 @@ def test_a_renewal_puts_an_entry_off_and_its_last_one_makes_it_due() -> None:
     assert first is not None and (first.request.attempt_id, first.entered_s) == ("r0", 0.0)
 
 
-def test_an_entry_is_overdue_when_two_thirds_of_a_lease_have_passed_without_a_renewal() -> None:
-    state = cluster(30.0, 90.0)
-    overdue = OverdueEntries(state)
-    overdue.add(state.take_entered())
-    assert overdue.first(20.0) is None
-    assert overdue.first(20.1) == (0, 0.0, "r0")
+def test_an_entry_starves_when_two_thirds_of_its_first_lease_have_passed_renewed_or_not() -> None:
+    state, config = cluster(30.0, 90.0), DispatchConfig()
+    starving = StarvingEntries(state)
+    starving.of("by lease", config.starves_from_s)
+    starving.add(state.take_entered())
+    state.apply(ev.LeaseRenewed(10.0, "r0", 40.0))
+    assert starving.first(20.0) is None
+    assert starving.first(20.1) == (0, 0.0, "r0")
     state.apply(ev.LeaseRenewed(21.0, "r0", 51.0))
-    assert overdue.first(41.0) is None
-    assert overdue.first(41.1) == (0, 0.0, "r0")
+    assert starving.first(22.0) == (0, 0.0, "r0")
     state.apply(ev.Closed(42.0, "r0", "finished"))
-    assert overdue.first(60.0) is None
-    assert overdue.first(60.1) == (0, 0.0, "r1")
+    assert starving.first(60.0) is None
+    assert starving.first(60.1) == (0, 0.0, "r1")
+    starving.of("later", DispatchConfig(starvation_s=70.0).starves_from_s)
+    assert starving.first(70.0) is None
+    assert starving.first(70.1) == (0, 0.0, "r1")
+    starving.of("never", DispatchConfig(starvation_s=math.inf).starves_from_s)
+    assert starving.first(1e9) is None
