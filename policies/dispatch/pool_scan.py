@@ -61,9 +61,7 @@ class PoolScan:
 
     def unblocked(self) -> bool:
         """Whether the last scan ended at a starving entry, and since then any entry has left the pool."""
-        return (
-            self._progress.blocked_by is not None and self._progress.left_pool != self._state.left_pool
-        )
+        return self._progress.blocked_by is not None and self._progress.left_pool != self._state.left_pool
 
     def scan(
         self,

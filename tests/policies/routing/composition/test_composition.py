@@ -314,8 +314,15 @@ def test_a_pool_that_waits_for_minutes_is_ordered_by_value_not_by_arrival() -> N
 def test_an_entry_about_to_miss_its_objective_goes_first_until_it_has_missed_it() -> None:
     workers = [worker("w0")]
     pool = [entry("large", 100, lease_s=1e6), entry("soon", 10, lease_s=1e6, ttft_slo_s=30.0)]
-    for now_s, reason in ((20.0, Reason.FILL), (20.1, Reason.OVERDUE), (30.0, Reason.OVERDUE), (30.1, Reason.FILL)):
-        view = dataclasses.replace(snapshot([SENDER, *workers], pool, ORACLE, now_s=now_s), overdue_by_slo=True)
+    for now_s, reason in (
+        (20.0, Reason.FILL),
+        (20.1, Reason.OVERDUE),
+        (30.0, Reason.OVERDUE),
+        (30.1, Reason.FILL),
+    ):
+        view = dataclasses.replace(
+            snapshot([SENDER, *workers], pool, ORACLE, now_s=now_s), overdue_by_slo=True
+        )
         made = Composition().assign([(e, workers) for e in pool], view, random.Random(0))
         assert {a.attempt_id: a.decision.reason for a in made}["soon"] == reason
     assert {reason for _, reason in place(Composition(), workers, pool, now_s=25.0).values()} == {Reason.FILL}
