@@ -3,8 +3,9 @@
 Rules that every engine keeps (each is a test in tests/actors/engine):
 
 - `prefill` and `decode` return at once; results arrive through the `Sink` given at `start`, on the event loop.
-- Each prefill ends in exactly one of PrefillDone / Failed / (nothing, after cancel). Each decode sends `Admitted`
-  once, then Tokens whose last piece per choice carries `finish`, or one Failed; after cancel nothing more is sent.
+- Each prefill ends in exactly one of PrefillDone / Failed / (nothing, after cancel). Each decode sends `Reading` once
+  when it begins to read KV, `Admitted` once, then Tokens whose last piece per choice carries `finish`, or one Failed;
+  after cancel nothing more is sent.
 - `cancel` works in every stage (queued, computing, leased, transferring, decoding) and frees slot and blocks;
   cancelling a leased prefill releases its KV. A running transfer first runs to its end: blocks are never reused
   while they are read.
@@ -31,6 +32,7 @@ from actors.wire.messages import (
     Out,
     Prefill,
     PrefillDone,
+    Reading,
     Status,
 )
 from policies.engine_model.blocks import Change
@@ -40,6 +42,7 @@ class Sink(Protocol):
     """The receiver of an engine's results. Calls are synchronous, on the engine's event loop, and never raise."""
 
     def prefill_done(self, msg: PrefillDone) -> None: ...
+    def reading(self, msg: Reading) -> None: ...
     def admitted(self, msg: Admitted) -> None: ...
     def tokens(self, items: list[Out]) -> None:
         """Takes all output of one engine step, for any number of requests."""
@@ -86,6 +89,11 @@ class Engine(Protocol):
     def release(self, attempt_id: str) -> None: ...
     def renew(self, attempt_id: str, lease_s: float) -> None:
         """Makes the lease of a finished prefill last for `lease_s` from now on, unless it lasts longer already."""
+
+    def lease_rank(self, attempt_id: str) -> int:
+        """Returns the data-parallel rank that holds the KV of a finished prefill (0 where there is one rank, and for an
+        unknown lease).
+        """
 
     def status(self) -> Status: ...
     def metrics(self) -> EngineMetrics: ...

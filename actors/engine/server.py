@@ -35,6 +35,7 @@ from actors.wire.messages import (
     Out,
     Prefill,
     PrefillDone,
+    Reading,
     ReleaseKV,
     RenewKV,
     Status,
@@ -42,12 +43,12 @@ from actors.wire.messages import (
 )
 from actors.wire.sockets import listen, remove_sockets
 from policies.engine_model.blocks import Change
-from policies.engine_model.leases import renewal_s
+from policies.engine_model.leases import renewal_s, tokens_too_many
 from policies.request.stage import Task
 
 log = logging.getLogger(__name__)
 
-M = TypeVar("M", PrefillDone, KVRenewed, Admitted, Failed)
+M = TypeVar("M", PrefillDone, KVRenewed, Reading, Admitted, Failed)
 
 CLOSE_S = 5.0
 """Seconds that a peer gets to read its queued messages when the engine stops. ASSUMPTION: peers read at once."""
@@ -93,7 +94,7 @@ _ENDS_WORK: dict[EngineState, tuple[str, str]] = {
 @dataclass(slots=True, eq=False)
 class _Request:
     """One request of one connection. `task` is what the engine does now; `leased_until_s` is when its lease ends, which
-    was first granted at `leased_s` for `lease_s`.
+    was first granted at `leased_s` for `lease_s`, on the KV of `leased_tokens` tokens that rank `leased_rank` holds.
     """
 
     client: "_Client"
@@ -104,6 +105,8 @@ class _Request:
     leased_until_s: float | None = None
     leased_s: float = 0.0
     lease_s: float = 0.0
+    leased_tokens: int = 0
+    leased_rank: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -391,14 +394,29 @@ class EngineServer:
         request = client.requests.get(attempt_id)
         now_s = asyncio.get_running_loop().time()
         if request is not None and request.leased_until_s is not None and now_s < request.leased_until_s:
-            status, most_s = self.engine.status(), self.engine.info().max_lease_s
-            lease_s = renewal_s(
-                request.lease_s, most_s, now_s - request.leased_s, status.kv_usage, status.waiting
-            )
+            most_s, age_s = self.engine.info().max_lease_s, now_s - request.leased_s
+            lease_s = renewal_s(request.lease_s, most_s, age_s, self._is_to_end(request))
             if lease_s is not None:
                 self.engine.renew(request.key, lease_s)
                 return
         client.channel.send(KVRenewed(attempt_id, 0.0))
+
+    def _is_to_end(self, request: _Request) -> bool:
+        """Whether the request's rank is full and has prompts waiting, so that its oldest leases, of which this is one,
+        must end.
+        """
+        status, info, rank = self.engine.status(), self.engine.info(), request.leased_rank
+        counts = status.ranks[rank] if status.ranks else status
+        tokens = info.kv_blocks * info.block_size_tokens // info.dp_ranks
+        too_many = tokens_too_many(counts.kv_usage, tokens, counts.waiting)
+        if not too_many:
+            return False
+        older = [
+            held.leased_tokens
+            for held in self._leased.values()
+            if held.leased_rank == rank and (held.leased_s, held.key) < (request.leased_s, request.key)
+        ]
+        return sum(older) < too_many
 
     def _unlease(self, request: _Request) -> None:
         request.leased_until_s = None
@@ -442,6 +460,7 @@ class EngineServer:
         self._leased[request.key] = request
         request.leased_s, request.lease_s = asyncio.get_running_loop().time(), msg.lease_s
         request.leased_until_s = request.leased_s + msg.lease_s
+        request.leased_tokens, request.leased_rank = msg.prompt_tokens, self.engine.lease_rank(request.key)
         self._task_ended(request)
         request.client.channel.send(self._named(msg, request))
 
@@ -457,6 +476,12 @@ class EngineServer:
             self._leased.pop(request.key, None)
             self._leased[request.key] = request
         request.client.channel.send(self._named(msg, request))
+
+    def reading(self, msg: Reading) -> None:
+        """Sends the ingress the message that its decode has a slot, and that its KV is read now."""
+        request = self._requests.get(msg.attempt_id)
+        if request is not None:
+            request.client.channel.send(self._named(msg, request))
 
     def admitted(self, msg: Admitted) -> None:
         """Sends the ingress the message that its decode has a slot and its KV."""

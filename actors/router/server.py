@@ -22,7 +22,7 @@ from actors.router.ingresses import Ingresses
 from actors.router.journal import RouterJournal
 from actors.router.kv_feed import KvFeed
 from actors.router.network.feed import NetworkConfig, RouterNetwork
-from actors.router.workers import failure_of, place_of, request_of, worker_of
+from actors.router.workers import adopted_of, failure_of, place_of, request_of, worker_of
 from actors.wire import messages as wire
 from actors.wire.channel import Channel, Generations, Identity
 from actors.wire.sockets import listen, remove_sockets
@@ -245,19 +245,7 @@ class RouterServer:
 
     def _adopt(self, channel: Channel, message: wire.Adopt) -> None:
         self._ingresses.own(channel, message.submit.attempt_id)
-        now_s = clock_s()
-        self._feed(
-            ev.Adopted(
-                now_s,
-                self._request(message.submit, now_s),
-                message.stage,
-                worker_of(message.engine_id, message.dp_rank),
-                worker_of(message.decode_engine_id, message.decode_dp_rank),
-                message.tokens,
-                now_s + message.lease_s,
-                message.kv_bytes,
-            )
-        )
+        self._feed(adopted_of(message, clock_s(), self.engines.workers))
 
     def _request(self, message: wire.Submit, now_s: float) -> Request:
         """Returns the submitted request. It avoids all ranks of the engines that `message.avoid` names."""

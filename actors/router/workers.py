@@ -6,10 +6,11 @@ Slots and KV blocks are divided evenly among the ranks, as the engines divide th
 engine's name is the name of their barrier group.
 """
 
+import dataclasses
 from collections.abc import Callable
 
 from actors.wire.kv import unpack_hashes
-from actors.wire.messages import Closed, EngineInfo, EngineState, Status, Submit
+from actors.wire.messages import Adopt, Closed, EngineInfo, EngineState, Status, Submit
 from policies.state import events as ev
 from policies.state.reducer import role_of
 from policies.state.views import Health, Request, WorkerId
@@ -101,6 +102,29 @@ def failure_of(
         return None
     blamed = workers((message.engine_id,))
     return ev.AttemptFailed(now_s, message.attempt_id, blamed, message.task, message.code)
+
+
+def adopted_of(
+    message: Adopt, now_s: float, workers: Callable[[tuple[str, ...]], tuple[WorkerId, ...]]
+) -> ev.Adopted:
+    """Returns the event of an attempt that a router adopts at `now_s`, which arrived when it reached its ingress.
+    `workers` returns the workers of engines. Raises ValueError if the bytes of a block hash are incomplete.
+    """
+    submit, renewed_ago_s = message.submit, message.renewed_ago_s
+    request = request_of(submit, now_s, workers(submit.avoid))
+    return ev.Adopted(
+        now_s,
+        dataclasses.replace(request, arrived_s=now_s - submit.age_s),
+        message.stage,
+        worker_of(message.engine_id, message.dp_rank),
+        worker_of(message.decode_engine_id, message.decode_dp_rank),
+        message.tokens,
+        now_s + message.lease_s,
+        message.kv_bytes,
+        entered_s=now_s - message.pooled_ago_s,
+        renewed_s=None if renewed_ago_s is None else now_s - renewed_ago_s,
+        lease_s=message.granted_s,
+    )
 
 
 def request_of(message: Submit, now_s: float, avoid: tuple[WorkerId, ...]) -> Request:

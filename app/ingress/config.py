@@ -28,7 +28,9 @@ class IngressConfig:
     prefill_limit_s: Annotated[float, Number(above=0)] = 300.0
     """Longest time that an engine may take for a prompt, from the decision on, before it has stalled."""
     transfer_limit_s: Annotated[float, Number(above=0)] = 120.0
-    """Longest time that a decode engine may take to admit a request."""
+    """Longest time that a decode engine may take to read a request's KV once it has a slot for it. A request may wait
+    there for the slot as long as its lease is renewed.
+    """
     token_gap_limit_s: Annotated[float, Number(above=0)] = 120.0
     """Longest time between two tokens of a request; vLLM may preempt a request for others of a higher priority."""
     drain_s: Annotated[float, Number(above=0)] = 15.0

@@ -35,6 +35,7 @@ from actors.wire.messages import (
     Out,
     PrefillDone,
     Progress,
+    Reading,
     Reject,
     RouteDecode,
     RoutePrefill,
@@ -306,7 +307,9 @@ class IngressConnections:
                 )
                 self._happens(message.attempt_id, done)
             case KVRenewed():
-                self._happens(message.attempt_id, ev.Renewed(message.lease_s))
+                self._happens(message.attempt_id, ev.Renewed(message.lease_s, link.info.id))
+            case Reading():
+                self._happens(message.attempt_id, ev.Reading())
             case Admitted():
                 admitted = ev.Admitted(
                     message.transfer_bytes, message.transfer_s, message.descriptors, message.cached_tokens

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from actors.router.workers import failure_of, place_of, request_of, ups, worker_of, workers_of
+from actors.router.workers import adopted_of, failure_of, place_of, request_of, ups, worker_of, workers_of
 from actors.wire.messages import (
     Adopt,
     Closed,
@@ -133,19 +133,7 @@ class LocalRouter:
                         self._say(attempt_id, life.Unknown())
                 self._feed(ev.ProgressedMany(now_s, tuple(message.grown)))
             case Adopt():
-                submit = message.submit
-                self._feed(
-                    ev.Adopted(
-                        now_s,
-                        request_of(submit, now_s, self._workers(submit.avoid)),
-                        message.stage,
-                        worker_of(message.engine_id, message.dp_rank),
-                        worker_of(message.decode_engine_id, message.decode_dp_rank),
-                        message.tokens,
-                        now_s + message.lease_s,
-                        message.kv_bytes,
-                    )
-                )
+                self._feed(adopted_of(message, now_s, self._workers))
             case Closed():
                 failed = failure_of(message, now_s, self._workers)
                 if failed is not None:

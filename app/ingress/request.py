@@ -186,11 +186,18 @@ class IngressRequest(Connected):
     def adopt(self) -> None:
         kv_engine = self.prefill_engine or self.decode_engine
         kv_rank = self.prefill_rank if self.prefill_engine else self.decode_rank
-        lease_s, kv_bytes = 0.0, 0
+        lease_s, kv_bytes, waited = 0.0, 0, dict[str, float | None]()
         if self.stage is Stage.POOLED:
             assert self.prefilled is not None
-            lease_s = self.lease_until_s - self._connections.now_s()
+            now_s, pooled_s, renewed_s = self._connections.now_s(), self.times.pooled_s, self.times.renewed_s
+            assert pooled_s is not None
+            lease_s = self.lease_until_s - now_s
             kv_bytes = self.prefilled.kv_bytes
+            waited = {
+                "pooled_ago_s": now_s - pooled_s,
+                "granted_s": self.prefilled.lease_s,
+                "renewed_ago_s": None if renewed_s is None else now_s - renewed_s,
+            }
         self._connections.to_router(
             Adopt(
                 self._submit(),
@@ -202,6 +209,7 @@ class IngressRequest(Connected):
                 kv_bytes,
                 dp_rank=kv_rank,
                 decode_dp_rank=self.decode_rank,
+                **waited,  # type: ignore[arg-type]  # three times
             )
         )
 

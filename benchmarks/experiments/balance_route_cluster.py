@@ -24,6 +24,7 @@ load were that of the whole trace, and the heaviest worker were as far above the
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -348,6 +349,9 @@ def sim_config(config: Config, case: StandIn, load: Load, seed: int) -> SimConfi
             kv_high_water=1.0,
             overcommit_slots=1 << 20 if policy in BASELINES else 0,
             overcommit="always" if policy in BASELINES else "never",
+            # the paper has neither rule
+            starvation_s=math.inf,
+            overdue_by_slo=False,
             seed=seed,
         ),
         control=ControlPlane(
@@ -359,6 +363,8 @@ def sim_config(config: Config, case: StandIn, load: Load, seed: int) -> SimConfi
             forecast_s=0.25,
             kv_events=False,
             request_timeout_s=1e6,
+            prefill_limit_s=math.inf,
+            transfer_limit_s=math.inf,
         ),
         forecasts=forecasts,
         seed=seed,

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from itertools import islice, takewhile
 from typing import Any
@@ -184,7 +185,15 @@ def sim_config(config: Config, seed: int) -> SimConfig:
         ),
         prefill=("predicted_ttft", {}),
         decode=(config["policy"], config["params"]),
-        dispatch=DispatchConfig(queue_timeout_s=600.0, max_queue=MANY, seed=seed, **_limits(config)),
+        # the policies alone are compared: the papers' parts know neither of the dispatcher's two rules
+        dispatch=DispatchConfig(
+            queue_timeout_s=600.0,
+            max_queue=MANY,
+            starvation_s=math.inf,
+            overdue_by_slo=False,
+            seed=seed,
+            **_limits(config),
+        ),
         control=ControlPlane(status_s=0.25, progress_s=0.25, forecast_s=0.25),
         network=Fabric(topology),
         forecasts=_forecasting(config),

@@ -11,6 +11,7 @@ quarters of the prompt.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -149,8 +150,19 @@ def sim_config(
         specs,
         prefill=prefill,
         decode=("join_shortest_queue", {}),
-        dispatch=DispatchConfig(max_queue=1_000_000, queue_timeout_s=3_600.0, seed=seed),
-        control=ControlPlane(progress_s=0.2, request_timeout_s=3_600.0),
+        dispatch=DispatchConfig(
+            max_queue=1_000_000,
+            queue_timeout_s=3_600.0,
+            starvation_s=math.inf,
+            overdue_by_slo=False,
+            seed=seed,
+        ),
+        control=ControlPlane(
+            progress_s=0.2,
+            request_timeout_s=3_600.0,
+            prefill_limit_s=math.inf,
+            transfer_limit_s=math.inf,
+        ),
         seed=seed,
         **more,
     )

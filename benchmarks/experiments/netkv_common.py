@@ -273,15 +273,25 @@ def sim_config(config: Config, seed: int) -> SimConfig:
         ),
         prefill=("round_robin", {}),
         decode=(policy, params),
-        # Algorithm 1 chooses among all workers with memory, whatever their queues, and so do its rivals.
+        # Algorithm 1 chooses among all workers with memory, whatever their queues, and so do its rivals. The paper lets
+        # nothing starve and nothing go first, and gives up no stage.
         dispatch=DispatchConfig(
             max_queue=UNBOUNDED,
             queue_timeout_s=600.0,
             overcommit_slots=UNBOUNDED,
             overcommit="always",
+            starvation_s=math.inf,
+            overdue_by_slo=False,
             seed=seed,
         ),
-        control=ControlPlane(hop_s=0.0, ingress_s=0.0, progress_s=0.1, request_timeout_s=600.0),
+        control=ControlPlane(
+            hop_s=0.0,
+            ingress_s=0.0,
+            progress_s=0.1,
+            request_timeout_s=600.0,
+            prefill_limit_s=math.inf,
+            transfer_limit_s=math.inf,
+        ),
         network=Fabric(
             topology,
             _background(config),

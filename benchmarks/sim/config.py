@@ -150,10 +150,16 @@ class ControlPlane:
     max_retries: int = 2
     lease_margin_s: float = 2.0
     request_timeout_s: float = 600.0
+    # as `IngressConfig`
+    prefill_limit_s: float = 300.0
+    transfer_limit_s: float = 120.0
 
     def __post_init__(self) -> None:
         zero = ("hop_s", "ingress_s", "max_retries", "lease_margin_s")
-        above = ("status_s", "status_always_s", "tick_s", "progress_s", "forecast_s", "request_timeout_s")
+        above = (
+            "status_s", "status_always_s", "tick_s", "progress_s", "forecast_s", "request_timeout_s",
+            "prefill_limit_s", "transfer_limit_s",
+        )  # fmt: skip
         _require(
             "control plane",
             [(getattr(self, k) >= 0, f"{k} is {getattr(self, k)}: must be >= 0") for k in zero]

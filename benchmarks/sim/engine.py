@@ -22,7 +22,7 @@ from benchmarks.sim.config import EngineSpec
 from benchmarks.sim.kernel import Kernel, Timer
 from benchmarks.sim.records import StepStats
 from policies.engine_model.blocks import BlockPool, Change
-from policies.engine_model.leases import LeaseTable, renewal_s
+from policies.engine_model.leases import LeaseTable, renewal_s, tokens_too_many
 from policies.engine_model.scheduler import EngineModel, Sequence, SequenceStage, StepResult, Steps
 from policies.state.views import Role
 
@@ -104,8 +104,10 @@ class Worker:
         left of it, or None if it was not renewed.
         """
         spec = self.spec
-        age_s, kv_usage = self.leases.age_s(key, now_s), self.pool.used / self.pool.total
-        lease_s = renewal_s(spec.lease_s, spec.max_lease_s, age_s, kv_usage, self.n_waiting)
+        kv_tokens = self.pool.total * spec.block_size_tokens
+        too_many = tokens_too_many(self.pool.used / self.pool.total, kv_tokens, self.n_waiting)
+        is_to_end = too_many > 0 and self.leases.older_tokens(key) < too_many
+        lease_s = renewal_s(spec.lease_s, spec.max_lease_s, self.leases.age_s(key, now_s), is_to_end)
         return None if lease_s is None else self.leases.renew(key, lease_s, now_s)
 
     def read_ended(self, key: str) -> None:

@@ -10,7 +10,7 @@ the same. The simulation deviates in these points:
 - A cancellation reaches its engine at once.
 - A decision of the router travels over the ingress to an engine; the life gets its event when it reaches the engine.
 - An engine may give a preempted request back to the router (`EngineSpec.preempted`), which no live engine does.
-- An engine reports only the first and the last token of its output.
+- An engine reports only the first and the last token of its output, so no gap between tokens is too long.
 """
 
 import math
@@ -234,7 +234,7 @@ class SimRequest(Life):
             left_s = None if key is None else worker.renew(key, ingress.kernel.now_s)
             if left_s is not None:
                 ingress.kernel.after(left_s, lambda: ingress.expire(worker))
-            renewed = life_events.Renewed(left_s or 0.0)
+            renewed = life_events.Renewed(left_s or 0.0, worker.name)
             ingress.later(ONE_WAY, self, lambda: ingress.happens(self, renewed))
 
         ingress.later(ONE_WAY, self, answer)
@@ -309,7 +309,13 @@ class Ingress:
     refused: int = 0
 
     def __post_init__(self) -> None:
-        self.limits = Limits(self.config.control.max_retries, self.config.control.lease_margin_s)
+        control = self.config.control
+        self.limits = Limits(
+            control.max_retries,
+            control.lease_margin_s,
+            prefill_s=control.prefill_limit_s,
+            transfer_s=control.transfer_limit_s,
+        )
 
     # --------------------------------------------------------------------------------------------------- the events
 
@@ -394,6 +400,7 @@ class Ingress:
         """Notes that a sequence has its slot and blocks; a transfer begins where its KV lies on another engine."""
         request: SimRequest = seq.owner  # type: ignore[assignment]
         if seq.stage is SequenceStage.TRANSFERRING:
+            self.happens(request, life_events.Reading())
             self.later(ASK_AND_GRANT, request, lambda: self._begin_pull(request))
             return
         record = request.record

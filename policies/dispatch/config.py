@@ -12,7 +12,11 @@ from policies.state.outliers import OutlierLimits
 from policies.state.views import PoolEntry
 
 BY_POLICY = "by_policy"
-_OVERDUE_FROM_S: Callable[[PoolEntry], float] = attrgetter("overdue_from_s")
+_BY_LEASE: Callable[[PoolEntry], float] = attrgetter("starves_from_s")
+
+
+def _by_lease_or_slo(entry: PoolEntry) -> float:
+    return min(entry.starves_from_s, entry.slo_from_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +39,16 @@ class DispatchConfig:
     # ASSUMPTION: the slowest pull that shall still succeed within vLLM's lease of 30 s
     lease_margin_s: Annotated[float, Number(low=0, unit="s")] = 8.0
     """A pool entry is rescued this long before its lease ends, but not before two thirds of the lease have passed."""
-    starvation_s: Annotated[float, Number(low=0, unit="s")] | None = None
+    starvation_s: Annotated[float, Number(low=0, unit="s", endless=True)] | None = None
     """Age from which a pool entry that fits nowhere is starving: no entry behind it may be sent before it. With null it
-    starves when it is overdue: its lease is about to end because it is renewed no more (the papers have no such rule).
+    is two thirds of the entry's lease as granted (20 s with the default of 30 s), or with `overdue_by_slo` of its TTFT
+    objective if that is sooner. With infinity none ever starves, as in the papers, which have no such rule.
+    """
+    # Whoever gives a class an objective wants it met; without one in `class_slo` nothing changes. Beyond the objective
+    # an entry is no more overdue by it, so that an overloaded pool is not served first come, first served.
+    overdue_by_slo: bool = True
+    """Whether a pool entry is placed before all others while it is about to miss its TTFT objective, from two thirds of
+    it on; without that only entries are whose lease is about to end (the papers have no such rule).
     """
     reserve_tokens: Annotated[int, Whole(0, unit="tokens")] = 16
     """Free KV that a decode worker must have for each sequence in addition to the prompt."""
@@ -83,7 +94,9 @@ class DispatchConfig:
     def starves_from_s(self) -> Callable[[PoolEntry], float]:
         """A function that returns the time after which a pool entry that fits nowhere is starving."""
         limit_s = self.starvation_s
-        return _OVERDUE_FROM_S if limit_s is None else lambda entry: entry.entered_s + limit_s
+        if limit_s is None:
+            return _by_lease_or_slo if self.overdue_by_slo else _BY_LEASE
+        return lambda entry: entry.entered_s + limit_s
 
     def overcommit_for(self, decode: DecodePolicy) -> Overcommit:
         """Returns when a decode policy is offered workers without a free slot."""

@@ -23,8 +23,8 @@ that these rules allow:
   rejected with 503.
 
 Entries are served by (priority, arrival). Nothing overtakes the head of the prefill queue. In the pool an entry that
-fits nowhere is passed over until it starves, which is when its lease is about to end, or with `starvation_s` at this
-age; then nothing behind it is sent before it. Leases are renewed while entries wait (`policies.request.life`).
+fits nowhere is passed over until it starves (`starvation_s`); then nothing behind it is sent before it. Leases are
+renewed while entries wait (`policies.request.life`).
 
 Most events change nothing for waiting requests, so each event wakes only the part that it may have helped:
 
@@ -49,6 +49,7 @@ behind it, and all others are decided as if it were not there.
 
 import math
 import random
+from collections.abc import Sequence
 
 from policies.dispatch.actions import Action, Reject, RouteDecode, RoutePrefill
 from policies.dispatch.config import DispatchConfig
@@ -354,7 +355,7 @@ class Dispatcher:
         left, blocked_by = self.config.tick_admissions, None
         entries = self._send_probes(entries, now_s, actions)
         while True:
-            snapshot = self.state.snapshot(now_s, entries, self.overcommit_slots)
+            snapshot = self._shown(entries, now_s)
             rooms = self._rooms(snapshot)
             feasible = FeasibleEntries(entries, rooms, self.config.starves_from_s, now_s)
             try:
@@ -378,7 +379,7 @@ class Dispatcher:
         for entry in entries:
             if not left:
                 break
-            snapshot = self.state.snapshot(now_s, (entry,), self.overcommit_slots)
+            snapshot = self._shown((entry,), now_s)
             feasible = FeasibleEntries((entry,), self._rooms(snapshot), self.config.starves_from_s, now_s)
             if not feasible.placeable():
                 continue
@@ -407,6 +408,10 @@ class Dispatcher:
                 actions.append(self._route_decode(Assignment(probe.request.attempt_id, decision), snapshot))
                 entries = [entry for entry in entries if entry is not probe]
         return entries
+
+    def _shown(self, entries: Sequence[PoolEntry], now_s: float) -> Snapshot:
+        """Returns the snapshot on which a policy places `entries`."""
+        return self.state.snapshot(now_s, entries, self.overcommit_slots, self.config.overdue_by_slo)
 
     def _rooms(self, snapshot: Snapshot) -> dict[str, Room]:
         config, overcommit = self.config, self.config.overcommit_for(self.decode)

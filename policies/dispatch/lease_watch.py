@@ -1,9 +1,10 @@
-"""The leases of the prompt pool: which entry must be rescued first, which worker can still take it, and which entries
-are overdue.
+"""The entries of the prompt pool that cannot wait: which must be rescued first as its lease ends, which worker can
+still take it, and which entries starve.
 """
 
 import heapq
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 from policies.dispatch.feasibility import has_kv
 from policies.routing.base import RANKED, Decision, Ranked, Reason
@@ -57,40 +58,50 @@ class LeaseWatch:
         return due_s, entry.request.attempt_id, entry.entered_s
 
 
-class OverdueEntries:
-    """The pool entries whose leases are renewed no more (`PoolEntry.overdue_from_s`), found without looking at all that
-    wait or all that are overdue. Whether an entry has left the pool or its lease was renewed is looked at when it comes
-    first.
+class StarvingEntries:
+    """The pool entries that starve if they fit nowhere, found without looking at all that wait. When an entry begins to
+    starve is known as it comes, and does not change with its lease; `of` says which rule holds.
     """
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
-        self._coming: list[tuple[float, PoolKey]] = []  # heap: overdue from, key
-        self._overdue: list[PoolKey] = []  # heap
+        self._rule: object = None
+        self._starves_from_s: Callable[[PoolEntry], float] = _never
+        self._coming: list[tuple[float, PoolKey]] = []  # heap: starves from, key
+        self._starving: list[PoolKey] = []  # heap
+
+    def of(self, rule: object, starves_from_s: Callable[[PoolEntry], float]) -> None:
+        """Sets the function that returns when an entry begins to starve; `rule` is equal as long as it is the same."""
+        if rule != self._rule:
+            self._rule, self._starves_from_s = rule, starves_from_s
+            self._restart()
 
     def add(self, entries: Sequence[PoolEntry]) -> None:
         """Starts to watch entries that have come into the pool."""
         for entry in entries:
-            heapq.heappush(self._coming, (entry.overdue_from_s, pool_key(entry)))
-        if len(self._coming) + len(self._overdue) > 1024 + 4 * self._state.pool_size:
-            self._coming = [(e.overdue_from_s, pool_key(e)) for e in self._state.waiting()]
-            self._overdue = []
-            heapq.heapify(self._coming)
+            heapq.heappush(self._coming, (self._starves_from_s(entry), pool_key(entry)))
+        if len(self._coming) + len(self._starving) > 1024 + 4 * self._state.pool_size:
+            self._restart()
 
     def first(self, now_s: float) -> PoolKey | None:
-        """Returns the key of the most urgent entry that is overdue by now; None when none is."""
+        """Returns the key of the most urgent entry that starves by now; None when none does."""
         while self._coming and self._coming[0][0] < now_s:
-            heapq.heappush(self._overdue, heapq.heappop(self._coming)[1])
-        while self._overdue:
-            key = self._overdue[0]
-            entry = self._state.find_waiting(key[2])
-            if entry is not None and pool_key(entry) == key:
-                if entry.overdue_from_s < now_s:
-                    return key
-                # its lease was renewed
-                heapq.heappush(self._coming, (entry.overdue_from_s, key))
-            heapq.heappop(self._overdue)
+            heapq.heappush(self._starving, heapq.heappop(self._coming)[1])
+        while self._starving:
+            entry = self._state.find_waiting(self._starving[0][2])
+            if entry is not None and pool_key(entry) == self._starving[0]:
+                return self._starving[0]
+            heapq.heappop(self._starving)
         return None
+
+    def _restart(self) -> None:
+        self._starving = []
+        self._coming = [(self._starves_from_s(e), pool_key(e)) for e in self._state.waiting()]
+        heapq.heapify(self._coming)
+
+
+def _never(entry: PoolEntry) -> float:
+    return math.inf
 
 
 def rescue(entry: PoolEntry, workers: Sequence[Worker], hits: PrefixHits = NO_HITS) -> Decision | None:

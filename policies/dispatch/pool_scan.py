@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from policies.dispatch.config import DispatchConfig
-from policies.dispatch.lease_watch import OverdueEntries
+from policies.dispatch.lease_watch import StarvingEntries
 from policies.state.reducer import ClusterState, PoolKey, pool_key
 from policies.state.views import PoolEntry
 
@@ -57,18 +57,11 @@ class PoolScan:
     def __init__(self, state: ClusterState) -> None:
         self._state = state
         self._progress = _Progress()
-        self._overdue = OverdueEntries(state)
+        self._starving = StarvingEntries(state)
 
     def unblocked(self) -> bool:
-        """Whether the last scan ended at a starving entry, and since then any entry has left the pool or the lease of
-        that one was renewed.
-        """
-        blocking = self._progress.blocked_by
-        if blocking is None:
-            return False
-        # a renewed lease is another entry of the same request
-        waits = self._state.find_waiting(blocking.request.attempt_id) is blocking
-        return not waits or self._progress.left_pool != self._state.left_pool
+        """Whether the last scan ended at a starving entry, and since then any entry has left the pool."""
+        return self._progress.blocked_by is not None and self._progress.left_pool != self._state.left_pool
 
     def scan(
         self,
@@ -79,7 +72,8 @@ class PoolScan:
         place: PlaceEntries,
     ) -> None:
         """Passes the entries that may fit now to `place`. `entered` are the entries that came with this event."""
-        self._overdue.add(entered)
+        self._starving.of((config.starvation_s, config.overdue_by_slo), config.starves_from_s)
+        self._starving.add(entered)
         if room_came or self._progress.unfinished:
             self._scan_on(room_came, entered, now_s, config, place)
         elif entered:
@@ -118,15 +112,7 @@ class PoolScan:
         self, entered: Sequence[PoolEntry], now_s: float, config: DispatchConfig, place: PlaceEntries
     ) -> None:
         """Tries only the new entries, and of these only the ones ahead of every starving entry."""
-        first = self._first_starving(now_s, config)
+        first = self._starving.first(now_s)
         ordered = sorted((e for e in entered if first is None or pool_key(e) < first), key=pool_key)
         placed = place(ordered[: config.tick_entries])
         self._progress.unfinished = placed.bounded or len(ordered) > config.tick_entries
-
-    def _first_starving(self, now_s: float, config: DispatchConfig) -> PoolKey | None:
-        """Returns the key of the most urgent entry that starves by now, or None."""
-        if config.starvation_s is None:
-            return self._overdue.first(now_s)
-        before_s = now_s - config.starvation_s
-        starving = [key for key in self._state.oldest_of_each_priority() if key[1] < before_s]
-        return starving[0] if starving else None

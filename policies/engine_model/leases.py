@@ -10,12 +10,14 @@ Every lease ends exactly once. The call that ends it returns it, and the caller 
 
 A request may wait for a decode slot for longer than a lease, so its ingress has the lease renewed as long as it waits
 (`policies.request.life`). The lender decides by `renewal_s`, which bounds what it lends: no lease lasts longer than
-`max_lease_s` in all, and none is renewed while prompts wait at an engine whose KV is full. The lease then runs out; the
-router places the entry before all others when it is overdue (`PoolEntry.overdue_from_s`), and rescues it at last. The
-last renewal is longer than the others, so that this takes effect well before the end.
+`max_lease_s` in all, and while prompts wait at an engine whose KV is full, the oldest leases are not renewed, as many
+as hold what is too much (`tokens_too_many`). Such a lease then runs out; the router places the entry before all others
+when it is overdue (`PoolEntry.overdue_from_s`), and rescues it at last. The last renewal is longer than the others, so
+that this takes effect well before the end.
 """
 
 import heapq
+import itertools
 from dataclasses import dataclass
 
 from policies.engine_model.blocks import Allocation
@@ -28,7 +30,7 @@ MAX_LEASE_S = 600.0
 # ASSUMPTION: above the router's `kv_high_water` of 0.9, which stops new prompts first: an engine refuses renewals only
 # where that was not enough.
 FULL_KV = 0.95
-"""Share of an engine's KV above which it renews no lease while prompts wait for their turn."""
+"""Share of an engine's KV above which it lets its oldest leases end while prompts wait for their turn."""
 
 
 # ASSUMPTION: with the router's rule that an entry is overdue after two thirds of a lease, this leaves a ninth of
@@ -37,15 +39,22 @@ LAST_TERM_FROM = 2.0 / 3.0
 """The share of `max_lease_s` after which a renewal lends the KV for all the time that is left."""
 
 
-def renewal_s(
-    lease_s: float, max_lease_s: float, age_s: float, kv_usage: float, waiting: int
-) -> float | None:
+def tokens_too_many(kv_usage: float, kv_tokens: int, waiting: int) -> float:
+    """Returns the KV in tokens that leases must give back, because prompts wait at a full engine; 0 if none must.
+
+    `kv_usage` is the share of the `kv_tokens` of the engine, or of one of its ranks, that is in use, with leases;
+    `waiting` is the number of prompts that wait there.
+    """
+    return max(0.0, kv_usage - FULL_KV) * kv_tokens if waiting else 0.0
+
+
+def renewal_s(lease_s: float, max_lease_s: float, age_s: float, is_to_end: bool = False) -> float | None:
     """Returns for how long a lease may last from now on, or None if it may not be renewed.
 
     `lease_s` is the duration that the engine grants at once, and `age_s` the time since it first granted this lease.
-    `kv_usage` is the share of the engine's KV in use, with leases; `waiting` is the number of prompts that wait there.
+    `is_to_end`: leases must give back KV (`tokens_too_many`), and those that are older hold less than that.
     """
-    if waiting and kv_usage > FULL_KV:
+    if is_to_end:
         return None
     left_s = max_lease_s - age_s
     if left_s <= 0:
@@ -96,6 +105,11 @@ class LeaseTable:
         """Returns the time since a lease was first granted; 0 for a lease that has ended."""
         lease = self._leases.get(key)
         return 0.0 if lease is None else now_s - lease.granted_s
+
+    def older_tokens(self, key: str) -> int:
+        """Returns the tokens of all leases that were granted before the lease `key`."""
+        older = itertools.takewhile(lambda lease: lease.key != key, self._leases.values())
+        return sum([lease.tokens for lease in older])
 
     def renew(self, key: str, lease_s: float, now_s: float) -> float | None:
         """Makes a lease last for `lease_s` from now on, unless it lasts longer already. Returns the seconds that are

@@ -1,6 +1,6 @@
 """The lines of a dispatcher's journal, in JSON: every event, every action, every failure. `replay` decides them again.
 
-    {"journal": 3, "version": .., "first": 0, "dispatch": {..}, "prefill": {"name", "params"}, "decode": {..}}   header
+    {"journal": 4, "version": .., "first": 0, "dispatch": {..}, "prefill": {"name", "params"}, "decode": {..}}   header
     {"n": 0, "follow": 2, "event": "Arrived", "now_s": .., "request": {..}}
     {"action": "RoutePrefill", "attempt_id": .., "decision": {"worker", "ranking", "reason"}, ..}
     {"error": "StaleEvent", "message": ".."}
@@ -23,7 +23,7 @@ from policies.journal.codec import CodecError, Decode, Encode, decoder, dumps, e
 from policies.routing.base import DecodePolicy, PrefillPolicy
 from policies.state import events as ev
 
-FORMAT = 3
+FORMAT = 4
 
 
 class JournalError(ValueError):

@@ -62,11 +62,18 @@ class RenewalDue(NamedTuple):
 
 
 class Renewed(NamedTuple):
-    """The prefill engine has renewed the lease on the prompt's KV, which now lasts for `lease_s` more seconds; 0 means
-    that it was not renewed and ends when it would have ended.
+    """The prefill engine `engine_id` has renewed the lease on the prompt's KV, which now lasts for `lease_s` more
+    seconds; 0 means that it was not renewed and ends when it would have ended.
     """
 
     lease_s: float
+    engine_id: str
+
+
+class Reading(NamedTuple):
+    """The decode engine has a slot and KV blocks for the request, and begins to read the KV. Until then the request
+    waits there for its turn.
+    """
 
 
 class Admitted(NamedTuple):
@@ -164,6 +171,7 @@ Event = (
     | PrefillDone
     | RenewalDue
     | Renewed
+    | Reading
     | Admitted
     | Output
     | Preempted

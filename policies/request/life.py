@@ -45,6 +45,13 @@ ASKS_PER_LEASE = 3
 leaves time for another. ASSUMPTION: vLLM's own heartbeats come six times, because it sends them without an answer.
 """
 
+# ASSUMPTION: an ordinary renewal gains a third of a lease. Two answers that name the same end differ by the time that
+# they took, which is far less.
+LEAST_GAIN = 0.1
+"""The share of a lease by which a renewal must put off its end. Once a lender agrees to no later end, all its answers
+name the same one, and none of them may count as a renewal.
+"""
+
 LEAST_LEFT_S = 0.001
 """Least time that an engine is given, so that a request whose deadline has come is ended by DeadlinePassed, not by its
 engine.
@@ -61,8 +68,9 @@ class Limits:
 
     A pooled request is given up some time before its lease ends: `lease_margin_s`, but at most a fifth of the lease as
     it was first granted.
-    An engine has stalled for a request if the prompt takes longer than `prefill_s`, or the transfer with the admission
-    longer than `transfer_s`, or if no token comes for `token_gap_s`.
+    An engine has stalled for a request if the prompt takes longer than `prefill_s`, or reading the KV longer than
+    `transfer_s`, or if no token comes for `token_gap_s`. It may have the request wait for a slot before it reads, as
+    long as the lease lasts; when that has been over for `transfer_s`, it has stalled, too.
     """
 
     max_retries: int
@@ -77,14 +85,17 @@ class Limits:
 class Times:
     """Times at which the present attempt reached its stages, in seconds of the driver's clock; None: not reached yet.
 
-    `first_s` and `last_s` are the times of the first and the latest token. `first_s` belongs to the request and stays
-    when another attempt begins.
+    `renewed_s` is that of the last renewal of its lease, `reading_s` that at which the decode engine began to read its
+    KV. `first_s` and `last_s` are the times of the first and the latest token. `first_s` belongs to the request and
+    stays when another attempt begins.
     """
 
     submitted_s: float
     routed_s: float | None = None
     pooled_s: float | None = None
+    renewed_s: float | None = None
     decode_routed_s: float | None = None
+    reading_s: float | None = None
     first_s: float | None = None
     last_s: float | None = None
 
@@ -233,7 +244,7 @@ class Life(Effects):
 
     def _prefill_done(self, event: ev.PrefillDone, now_s: float) -> None:
         """Tell the router, which chooses a decode engine."""
-        self.times.pooled_s = now_s
+        self.times.pooled_s, self.times.renewed_s = now_s, None
         self.prefilled = event
         self.lease_until_s = now_s + event.lease_s
         until_s = now_s + (event.lease_s - self._lease_margin_s(event))
@@ -249,15 +260,20 @@ class Life(Effects):
         self.renew_lease(self.prefill_engine)
 
     def _renewed(self, event: ev.Renewed, now_s: float) -> None:
-        """Wait on, and tell the router of a longer lease if it waits, too; a refusal changes nothing."""
+        """Wait on, and tell the router of a longer lease if it waits, too; a refusal changes nothing, nor does the late
+        answer of an engine that held the KV before.
+        """
         assert self.prefilled is not None
-        if now_s + event.lease_s <= self.lease_until_s:
+        gain_s = now_s + event.lease_s - self.lease_until_s
+        if event.engine_id != self.prefill_engine or gain_s < LEAST_GAIN * self.prefilled.lease_s:
             return
-        self.lease_until_s = now_s + event.lease_s
+        self.lease_until_s, self.times.renewed_s = now_s + event.lease_s, now_s
         if self.stage is _POOLED:
             self._until_s = self.lease_until_s - self._lease_margin_s(self.prefilled)
-            self._wake_at(min(self._until_s, self._ask_s, self.deadline_s))
             self.report_renewal(event.lease_s)
+        elif self.times.reading_s is None:
+            self._until_s = self.lease_until_s + self.limits.transfer_s
+        self._wake_at(min(self._until_s, self._ask_s, self.deadline_s))
 
     def _lease_margin_s(self, granted: ev.PrefillDone) -> float:
         return min(self.limits.lease_margin_s, granted.lease_s / 5)
@@ -267,10 +283,16 @@ class Life(Effects):
         self.times.decode_routed_s = now_s
         if self.send_decode(event, max(self.deadline_s - now_s, LEAST_LEFT_S)):
             self.decode_engine, self.decode_rank = event.engine_id, event.rank
-            # the decode engine may have it wait for a slot, for longer than the lease
-            self._enter(_TRANSFERRING, now_s + self.limits.transfer_s, self._ask_s)
+            # the decode engine may have it wait for a slot, for longer than the lease as it stands
+            self._enter(_TRANSFERRING, self.lease_until_s + self.limits.transfer_s, self._ask_s)
         else:
             self._not_connected(event.engine_id, "decode", now_s)
+
+    def _reading(self, event: ev.Reading, now_s: float) -> None:
+        """Note that the request waits for a slot no more: from now on the transfer takes its time."""
+        self.times.reading_s = now_s
+        self._until_s = now_s + self.limits.transfer_s
+        self._wake_at(min(self._until_s, self._ask_s, self.deadline_s))
 
     def _admitted(self, event: ev.Admitted, now_s: float) -> None:
         """Note that tokens can come; the prefill engine holds nothing any more."""
@@ -643,6 +665,7 @@ TABLE: dict[Stage | None, dict[type, Row]] = {
     _TRANSFERRING: {
         ev.Admitted: Row(Life._admitted, (_DECODING,)),
         ev.Output: Row(Life._output, (_DECODING, _DONE)),
+        ev.Reading: Row(Life._reading, (_TRANSFERRING,)),
         ev.RenewalDue: Row(Life._renewal_due, (_TRANSFERRING,)),
         ev.Renewed: Row(Life._renewed, (_TRANSFERRING,)),
         **_at_engines(_TRANSFERRING),

@@ -34,16 +34,19 @@ class Range(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A finite number with low <= value <= high and, if given, value > above."""
+    """A number with low <= value <= high and, if given, value > above. It is finite; `endless` allows infinity, too."""
 
     low: float = -math.inf
     high: float = math.inf
     above: float | None = None
     unit: str = ""
+    endless: bool = False
 
     def allows(self, value: object) -> bool:
-        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        if not isinstance(value, int | float) or isinstance(value, bool):
             return False
+        if not math.isfinite(value):
+            return self.endless and value == math.inf
         return self.low <= value <= self.high and (self.above is None or value > self.above)
 
     def __str__(self) -> str:
@@ -52,7 +55,8 @@ class Number:
         lower = f">= {_short(self.low)}" if self.low > -math.inf else ""
         lower = f"> {_short(self.above)}" if self.above is not None else lower
         upper = f"<= {_short(self.high)}" if self.high < math.inf else ""
-        return f"a number {' and '.join(part for part in (lower, upper) if part) or 'finite'}"
+        number = f"a number {' and '.join(part for part in (lower, upper) if part) or 'finite'}"
+        return f"{number} or infinity" if self.endless else number
 
 
 def _short(bound: float) -> str:

@@ -28,13 +28,16 @@ from policies.state.views import (
 
 
 class Held(NamedTuple):
-    """The KV of a finished prefill, held under a lease since `entered_s`, which was last renewed at `renewed_s`."""
+    """The KV of a finished prefill, held under a lease since `entered_s`, which was last renewed at `renewed_s` and
+    granted for `lease_s` seconds at first.
+    """
 
     entered_s: float
     lease_until_s: float
     kv_bytes: int
     cached_tokens: int
     renewed_s: float | None = None
+    lease_s: float | None = None
 
 
 @dataclass(slots=True)

@@ -196,6 +196,9 @@ class KvSnapshot:
 class Adopted:
     """An ingress has a request under way that this router does not know, because the router was restarted, or knows in
     another stage. What was known of the request is replaced. Its workers need not be known yet.
+
+    A pooled request has waited since `entered_s` (None: since now). Its lease was granted for `lease_s` seconds at
+    first, and last renewed at `renewed_s` (None: never).
     """
 
     now_s: float
@@ -206,6 +209,9 @@ class Adopted:
     tokens: int
     lease_until_s: float
     kv_bytes: int
+    entered_s: float | None = None
+    renewed_s: float | None = None
+    lease_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,15 +56,6 @@ class Pool:
         keys = self._order[start:] if most is None else self._order[start : start + most]
         return [self.entries[attempt_id] for _, _, attempt_id in keys]
 
-    def oldest_of_each_priority(self) -> list[PoolKey]:
-        """Returns the key of the longest-waiting entry of each priority in the pool, most urgent priority first."""
-        keys: list[PoolKey] = []
-        at = 0
-        while at < len(self._order):
-            keys.append(self._order[at])
-            at = bisect_left(self._order, (keys[-1][0] + 1,))
-        return keys
-
     def take_entered(self) -> list[PoolEntry]:
         """Returns the entries that came since the last call and are still in the pool, oldest first."""
         entered, self._entered = self._entered, []

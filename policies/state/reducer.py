@@ -46,12 +46,16 @@ class ClusterState:
     # --------------------------------------------------------------------------------------------------- queries
 
     def snapshot(
-        self, now_s: float, pool: Sequence[PoolEntry] | None = None, overcommit_slots: int = 0
+        self,
+        now_s: float,
+        pool: Sequence[PoolEntry] | None = None,
+        overcommit_slots: int = 0,
+        overdue_by_slo: bool = False,
     ) -> Snapshot:
         """Returns a frozen view of the cluster; it shares unchanged workers with the view before.
 
         `pool` limits the view to these pool entries (None: all entries), so that its cost does not grow with a backlog.
-        `overcommit_slots` is passed on to the policies.
+        `overcommit_slots` and `overdue_by_slo` are passed on to the policies.
         """
         ledger = self._ledger
         if ledger.dirty:
@@ -76,6 +80,7 @@ class ClusterState:
             ledger.pool.typical,
             overcommit_slots,
             ledger.departures.tokens_each,
+            overdue_by_slo,
         )
 
     @property
@@ -101,10 +106,6 @@ class ClusterState:
         in which they should be served.
         """
         return self._ledger.pool.waiting(after, most)
-
-    def oldest_of_each_priority(self) -> list[PoolKey]:
-        """Returns the key of the longest-waiting entry of each priority in the pool, most urgent priority first."""
-        return self._ledger.pool.oldest_of_each_priority()
 
     def take_freed_workers(self) -> set[WorkerId]:
         """Returns the ids of the workers where slots or KV were given back since the last call."""

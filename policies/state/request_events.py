@@ -42,7 +42,9 @@ def _prefill_done(ledger: Ledger, event: ev.PrefillDone) -> None:
     ledger.move(live, Stage.POOLED, prefill_worker=worker)
     if live.request.block_hashes:
         ledger.shared(live, worker, event.cached_tokens // live.request.block_tokens)
-    ledger.hold(live, Held(event.now_s, event.lease_until_s, event.kv_bytes, event.cached_tokens))
+    lease_s = event.lease_until_s - event.now_s
+    held = Held(event.now_s, event.lease_until_s, event.kv_bytes, event.cached_tokens, lease_s=lease_s)
+    ledger.hold(live, held)
 
 
 def _lease_renewed(ledger: Ledger, event: ev.LeaseRenewed) -> None:
@@ -188,7 +190,9 @@ def _adopted(ledger: Ledger, event: ev.Adopted) -> None:
         ledger.move(live, Stage.TRANSFERRING, prefill_worker=prefill, decode_worker=decode)
     elif event.stage == "pooled":
         ledger.move(live, Stage.POOLED, prefill_worker=prefill)
-        ledger.hold(live, Held(event.now_s, event.lease_until_s, event.kv_bytes, 0))
+        entered_s = event.now_s if event.entered_s is None else event.entered_s
+        held = Held(entered_s, event.lease_until_s, event.kv_bytes, 0, event.renewed_s, event.lease_s)
+        ledger.hold(live, held)
     else:
         ledger.move(live, Stage.PREFILLING, prefill_worker=prefill, decode_worker=decode)
 

@@ -1,5 +1,6 @@
 """Frozen views: all that a policy may read. `ClusterState.snapshot` builds them; snapshots share equal parts."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -60,13 +61,16 @@ class Request:
 # ASSUMPTION: a lease that is renewed is renewed for the first time when a third of it has passed
 # (`policies.request.life.ASKS_PER_LEASE`); then one answer has failed to come in time.
 OVERDUE_SHARE = 2.0 / 3.0
-"""The share of a lease after which its pool entry is overdue if the lease has not been renewed."""
+"""The share of a lease after which its pool entry is overdue if the lease has not been renewed. The same share of a
+TTFT objective has passed when a first token is about to miss it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolEntry:
     """A finished prefill that waits for a decode worker. Its KV stays on `prefill_worker` until `lease_until_s`, which
     its ingress puts off as long as the entry waits and the engine agrees; it last did so at `renewed_s` (None: never).
+    The lease was granted for `lease_s` seconds at first (None: it was never renewed, so its end says so).
     """
 
     request: Request
@@ -77,15 +81,40 @@ class PoolEntry:
     kv_bytes: int
     cached_tokens: int
     renewed_s: float | None = None
+    lease_s: float | None = None
     overdue_from_s: float = field(init=False)
     """Time from which the entry is overdue: `OVERDUE_SHARE` of its lease has passed without a renewal, so that the
     lease is about to end.
     """
+    starves_from_s: float = field(init=False)
+    """Time from which an entry that fits nowhere starves: `OVERDUE_SHARE` of the lease as it was granted has passed,
+    whether it was renewed since or not.
+    """
+    slo_from_s: float = field(init=False)
+    """Time from which the first token is about to miss its TTFT objective; infinity without an objective."""
 
     def __post_init__(self) -> None:
+        lease_s = self.lease_until_s - self.entered_s if self.lease_s is None else self.lease_s
         since_s = self.entered_s if self.renewed_s is None else self.renewed_s
         overdue_from_s = since_s + OVERDUE_SHARE * (self.lease_until_s - since_s)
+        slo_s = self.request.terms.ttft_slo_s
+        slo_from_s = math.inf if slo_s is None else self.request.arrived_s + OVERDUE_SHARE * slo_s
+        object.__setattr__(self, "lease_s", lease_s)
         object.__setattr__(self, "overdue_from_s", overdue_from_s)
+        object.__setattr__(self, "starves_from_s", self.entered_s + OVERDUE_SHARE * lease_s)
+        object.__setattr__(self, "slo_from_s", slo_from_s)
+
+    def is_overdue(self, now_s: float, by_slo: bool) -> bool:
+        """Whether the entry goes before all others: its lease is about to end, or, with `by_slo`, its first token is
+        about to miss its TTFT objective. One that has missed it gains nothing by going first.
+        """
+        if self.overdue_from_s < now_s:
+            return True
+        return by_slo and self.slo_from_s < now_s <= self._slo_until_s
+
+    @property
+    def _slo_until_s(self) -> float:
+        return self.request.arrived_s + (self.request.terms.ttft_slo_s or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +302,7 @@ class Snapshot:
     ("prefill", "decode"), for policies that choose workers in turn. `oracle` is the network's cost oracle (None: the
     network is not known). `hits` says where prompts are cached. `typical` describes recent pool entries (None: there
     were none). `overcommit_slots` is the number of sequences that a decode worker may get beyond its slots.
+    `overdue_by_slo` says whether TTFT objectives make entries overdue (`PoolEntry.is_overdue`).
     `usual_output_tokens` are the output tokens that the workers generate for each sequence that ends, of late (None:
     none has ended).
     """
@@ -286,3 +316,4 @@ class Snapshot:
     typical: TypicalEntry | None = None
     overcommit_slots: int = 0
     usual_output_tokens: float | None = None
+    overdue_by_slo: bool = False

@@ -1,7 +1,10 @@
-"""A pool that waits for minutes: BR-0 and BR-H order it as if leases had no end, and no request loses its KV."""
+"""A pool that waits for minutes: BR-0 and BR-H order it as if leases had no end, and no request loses its KV; not under
+the default bounds either, with little KV, or where messages take a different time each.
+"""
 
 import dataclasses
 import json
+import math
 import random
 from typing import Any
 
@@ -26,6 +29,7 @@ T = TimingProfile(
     transfer_latency_s=0.001,
 )
 LEASE_S = 30.0
+POLICIES = ("join_shortest_queue", "netkv", "balance_route_0", "composition")
 
 
 def played(
@@ -107,3 +111,36 @@ def test_nobody_is_starved_under_lasting_load(decode: str) -> None:
     assert "lease_rescue" not in reasons
     assert bounded.peaks["retries"] == 0
     assert all(record.finished_s is not None for record in bounded.requests)
+
+
+def crowd(
+    decode: str, lease_s: float = LEASE_S, prefill_blocks: int = 1 << 20, **limits: Any
+) -> tuple[Any, list[dict[str, Any]]]:
+    """Returns the result of a run with prompts of 900 tokens every 2 s and one of 4,000 among them, for a decode engine
+    with 10,000 tokens of KV, and its decode decisions. Eleven small ones fit at once, and each stays for 30 s.
+    """
+    work = [WorkloadRequest(f"r{i}", 2.0 * i, 900, 30) for i in range(200)]
+    work.insert(10, WorkloadRequest("large", 19.0, 4000, 30))
+    prefill = EngineSpec("p", Role.PREFILL, 1, T, lease_s=lease_s, slots=8, kv_blocks=prefill_blocks)
+    worker = EngineSpec("d", Role.DECODE, 1, T, slots=64, kv_blocks=625, block_size_tokens=16)
+    lines: list[str] = []
+    config = SimConfig(
+        (prefill, worker),
+        decode=(decode, {}),
+        control=dataclasses.replace(IDEAL, request_timeout_s=1e6),
+        dispatch=DispatchConfig(queue_timeout_s=1e6, **limits),
+    )
+    result = Cluster(config, iter(work), lines.append, None).run()
+    events = [json.loads(line) for line in "".join(lines).splitlines()]
+    return result, [line for line in events if line.get("action") == "RouteDecode"]
+
+
+@pytest.mark.parametrize("decode", POLICIES)
+def test_a_large_prompt_among_small_ones_waits_no_longer_than_they_do(decode: str) -> None:
+    """It fits nowhere as long as every gap is filled at once. Two thirds of its lease are its patience."""
+    _, made = crowd(decode)
+    (waited_s,) = [route["waited_s"] for route in made if route["attempt_id"] == "large"]
+    assert waited_s < 60.0
+    _, paper = crowd(decode, starvation_s=math.inf)
+    (waited_s,) = [route["waited_s"] for route in paper if route["attempt_id"] == "large"]
+    assert waited_s > 300.0

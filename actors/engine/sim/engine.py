@@ -44,6 +44,7 @@ from actors.wire.messages import (
     Out,
     Prefill,
     PrefillDone,
+    Reading,
     Status,
 )
 from policies.engine_model.blocks import Allocation, BlockPool, Change
@@ -257,6 +258,14 @@ class SimEngine:
         """Renews the lease of `attempt_id` and answers at once."""
         self._sink.renewed(KVRenewed(attempt_id, self.renew_lease(attempt_id, lease_s)))
 
+    def lease_rank(self, attempt_id: str) -> int:
+        """Returns 0: this engine has one rank."""
+        return 0
+
+    def holds_lease(self, attempt_id: str) -> bool:
+        """Whether this engine holds KV of `attempt_id` under a lease."""
+        return self._leases.holds(attempt_id)
+
     def renew_lease(self, attempt_id: str, lease_s: float) -> float:
         """Makes the lease of `attempt_id` last for `lease_s` from now on. Returns the seconds that are left of it, or 0
         if it has ended.
@@ -340,6 +349,7 @@ class SimEngine:
             return
         task = decode_of(seq)
         if seq.stage is SequenceStage.TRANSFERRING:
+            self._sink.reading(Reading(task.attempt_id))
             self._reads.begin(task)
         elif not task.started:
             task.started = True

@@ -67,6 +67,10 @@ class LeaseKeeper:
         for key, _ in self._held.of(attempt_id):
             self._ended(self._table.release(key))
 
+    def holds(self, attempt_id: str) -> bool:
+        """Whether there is a lease of `attempt_id`."""
+        return bool(self._held.of(attempt_id))
+
     def renew(self, attempt_id: str, lease_s: float) -> float:
         """Makes the leases of `attempt_id` last for `lease_s` from now on. Returns the seconds that are left of the
         last one, or 0 if there is none.

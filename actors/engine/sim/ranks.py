@@ -142,6 +142,10 @@ class SimRanks:
         left_s = max(rank.renew_lease(attempt_id, lease_s) for rank in self.ranks)
         self._sink.renewed(KVRenewed(attempt_id, left_s))
 
+    def lease_rank(self, attempt_id: str) -> int:
+        """Returns the rank that holds the KV of a finished prefill; 0 if none does."""
+        return next((number for number, rank in enumerate(self.ranks) if rank.holds_lease(attempt_id)), 0)
+
     def _rank(self, number: int | None) -> SimEngine | None:
         """Returns rank `number`, or None if it does not exist. With `number` None it returns the rank with the fewest
         requests.

@@ -48,7 +48,12 @@ class VllmEngine:
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="vllm-start")
         self._leases = AttemptLeases()
         self._ledger = Ledger(
-            self._on_transfer, self._on_lease_ended, self._on_step, self._on_overdue, self._on_renewed
+            self._on_transfer,
+            self._on_lease_ended,
+            self._on_step,
+            self._on_overdue,
+            self._on_renewed,
+            self._on_reading,
         )
         self._watch: CoreWatch | None = None
         self._kv_feeds: list[KvEventFeed] = []
@@ -195,6 +200,11 @@ class VllmEngine:
         else:
             self._runner.renewals.ask(attempt_id, lease_s)
 
+    def lease_rank(self, attempt_id: str) -> int:
+        """Returns the rank that holds the KV of a finished prefill; 0 if none does."""
+        held = self._leases.of(attempt_id)
+        return held[-1][1] if held else 0
+
     def _refuse(self, attempt_id: str, kind: Task) -> None:
         message = f"engine {self._config.engine_id} does not run"
         self._sink.failed(Failed(attempt_id, kind, "draining", message, True))
@@ -211,6 +221,10 @@ class VllmEngine:
     def _on_renewed(self, request_id: str) -> None:
         if self._runner is not None:
             self._runner.renewals.renewed(request_id)
+
+    def _on_reading(self, request_id: str) -> None:
+        if self._runner is not None:
+            self._runner.on_reading(request_id)
 
     def _on_overdue(self, request_id: str) -> None:
         if self._runner is not None:

@@ -27,7 +27,7 @@ from actors.engine.vllm.renewals import Renewals
 from actors.engine.vllm.stats import Transfer
 from actors.engine.vllm.task import BadHandle, EngineTask, Stream, decode_handle, out, prefill_done
 from actors.engine.vllm.tools import ToolParsing
-from actors.wire.messages import Admitted, Decode, Failed, KVRenewed, Out, Prefill, Resume
+from actors.wire.messages import Admitted, Decode, Failed, KVRenewed, Out, Prefill, Reading, Resume
 from policies.request.stage import Task
 
 if TYPE_CHECKING:
@@ -472,6 +472,12 @@ class TaskRunner:
             and not task.admitted
         ):
             self._admit(task, (task.remote or {}).get("remote_prefill_cached_tokens") or 0)
+
+    def on_reading(self, request_id: str) -> None:
+        """Tells the ingress that a decode has its blocks and that its KV is read now."""
+        stream = self.streams.get(request_id)
+        if stream is not None and not stream.task.ended and not stream.task.admitted:
+            self._sink.reading(Reading(stream.task.attempt_id))
 
     def on_overdue(self, request_id: str) -> None:
         """Fails the decode whose read of KV takes too long. Its blocks stay until the read has ended."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actors.engine.protocol import EngineMetrics
-from actors.engine.vllm.connector import ENDED, HELLO, LISTENER, OVERDUE, RENEWED, TRANSFERS
+from actors.engine.vllm.connector import ENDED, HELLO, LISTENER, OVERDUE, READING, RENEWED, TRANSFERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,7 @@ class Ledger:
     on_step: Callable[[int], None] = lambda core: None
     on_overdue: Callable[[str], None] = lambda request_id: None
     on_lease_renewed: Callable[[str], None] = lambda request_id: None
+    on_reading: Callable[[str], None] = lambda request_id: None
     cores: dict[int, CoreCounts] = field(default_factory=dict)
     hellos: list[Hello] = field(default_factory=list)
     totals: Totals = field(default_factory=Totals)
@@ -105,6 +106,8 @@ class Ledger:
         totals.leases_expired += len(data.get("num_kv_expired_reqs", ()))
         for entry in data.get(HELLO, ()):
             self.hellos.append(Hello(*entry))
+        for request_id in data.get(READING, ()):
+            self.on_reading(request_id)
         for entry in data.get(TRANSFERS, ()):
             transfer = Transfer(*entry)
             if transfer.ok:

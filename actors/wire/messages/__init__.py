@@ -7,7 +7,7 @@ engines itself, streams the tokens to the client, and reports to the router what
     ingress -> router   Submit, PrefillReported, LeaseRenewed, Progress, Transferred, Adopt, Closed, Admin
     router  -> ingress  RoutePrefill, RouteDecode, Reject, Unknown, Fleet, FleetStatus, AdminAnswer
     ingress -> engine   Prefill, Decode, Cancel, ReleaseKV, RenewKV
-    engine  -> ingress  PrefillDone, KVRenewed, Admitted, Tokens, Failed
+    engine  -> ingress  PrefillDone, KVRenewed, Reading, Admitted, Tokens, Failed
     engine  -> router   Announce, Status, KvEvents, KvState
     router  -> engine   KvReplay, KvStop
     engine  -> engine   Pull, PullGrant, Sent, Pulled (sim engine only)
@@ -67,6 +67,7 @@ from actors.wire.messages.work import (
     Out,
     Prefill,
     PrefillDone,
+    Reading,
     ReleaseKV,
     RenewKV,
     Resume,
@@ -90,6 +91,7 @@ Message = (
     | RenewKV
     | PrefillDone
     | KVRenewed
+    | Reading
     | Admitted
     | Tokens
     | Failed
@@ -154,6 +156,7 @@ __all__ = [
     "PullGrant",
     "Pulled",
     "Quarantined",
+    "Reading",
     "Reject",
     "ReleaseKV",
     "RenewKV",

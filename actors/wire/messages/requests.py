@@ -129,8 +129,10 @@ class Adopt(Wire, frozen=True):
     After a reconnect to the router, the ingress sends one for each attempt that has an engine.
 
     `engine_id` is the engine that computes or holds the attempt's KV, and `decode_engine_id` the one that decodes it
-    (the same engine for a colocated attempt). `dp_rank` and `decode_dp_rank` are the ranks there. `lease_s` is the
-    remaining time of a pooled attempt's lease.
+    (the same engine for a colocated attempt). `dp_rank` and `decode_dp_rank` are the ranks there.
+
+    A pooled attempt came into the pool `pooled_ago_s` ago. `lease_s` is the remaining time of its lease, which was
+    granted for `granted_s` at first and last renewed `renewed_ago_s` ago (None: never).
     """
 
     submit: Submit
@@ -142,6 +144,9 @@ class Adopt(Wire, frozen=True):
     kv_bytes: int = 0
     dp_rank: int | None = None
     decode_dp_rank: int | None = None
+    pooled_ago_s: float = 0.0
+    granted_s: float | None = None
+    renewed_ago_s: float | None = None
 
 
 class Closed(Wire, frozen=True):

@@ -96,6 +96,14 @@ class KVRenewed(Wire, frozen=True):
     lease_s: float
 
 
+class Reading(Wire, frozen=True):
+    """The decode engine has a slot and KV blocks for the attempt, and begins to read its KV. It is not sent where
+    nothing is read.
+    """
+
+    attempt_id: str
+
+
 class PrefillDone(Wire, frozen=True):
     """The attempt's KV is ready for `lease_s` under `handle`, which is opaque bytes that the decode engine understands.
 

@@ -47,7 +47,7 @@ def balance(
     sequences = np.array([request.slots for request in requests])
     priority = np.array([request.terms.priority for request in requests])
     entries = entry_table(AgedEntry, prompts, sequences, kind)
-    rules = _rules_and_ages(feasible, entries, len(workers), aim, limits, snapshot.now_s)
+    rules = _rules_and_ages(feasible, entries, len(workers), aim, limits, snapshot)
     n = len(entries)
     done, chosen, totals = table(AdmissionRow, n), np.empty(n, np.int64), table(Totals, 1)
     totals["free"] = sum(group.free)
@@ -65,12 +65,12 @@ def balance(
 
 
 def _rules_and_ages(
-    feasible: Feasible, entries: Table, workers: int, aim: Aim, limits: StageLimits, now_s: float
+    feasible: Feasible, entries: Table, workers: int, aim: Aim, limits: StageLimits, snapshot: Snapshot
 ) -> Rules:
     """Returns the kernel's rules, and fills in which entries are overdue and what their ages add to a score."""
-    n, per_s = len(entries), 0.0
+    n, per_s, now_s, by_slo = len(entries), 0.0, snapshot.now_s, snapshot.overdue_by_slo
     entered_s = np.fromiter([entry.entered_s for entry, _ in feasible], np.float64, n)
-    entries["overdue"] = np.fromiter([entry.overdue_from_s for entry, _ in feasible], np.float64, n) < now_s
+    entries["overdue"] = np.fromiter([e.is_overdue(now_s, by_slo) for e, _ in feasible], np.bool_, n)
     if limits.max_wait_s is not None:
         entries["overdue"] |= entered_s < now_s - limits.max_wait_s
     if limits.ageing_s is not None:

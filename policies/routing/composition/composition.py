@@ -9,7 +9,7 @@
     weight_r    cost_weight * TTFT objective / slack, 1..max    -> Terms.ttft_slo_s, Request.arrived_s; `max_weight`
     credit_r    weight * (wait until the next chance to be admitted + an upper bound of all costs), so that without a
                 balance term and rent every feasible set is worth more than none  -> `wait_s`
-    age_r       ageing * seconds in the pool                    -> PoolEntry.entered_s; `ageing`
+    age_r       seconds in the pool / ageing_s                  -> PoolEntry.entered_s; `ageing_s`
     rent(r, g)  what others lose while r holds its slot         -> `slot_rent`; `rent_weight`, `near_scarcity`
     N           requests delayed when that worker's step grows: N = B (u + (1 - u) occupancy^k) + Q f
                 B the running requests of its barrier or, without one, its own -> Worker.slots_used, .barrier
@@ -33,13 +33,13 @@ The first design did not have the following terms and rules (docs/composition.md
   one. When slots are scarce no entry queues in an engine: in the pool it can take whatever slot frees first.
 - The window takes the W entries with the lowest rent minus age, not the W largest. Choosing the largest first would
   schedule the entries that slow every step the most. Without forecasts the W entries are the oldest.
-- Overdue entries (older than `max_wait_s`, or with two thirds of their lease gone since it began or was last renewed)
-  go before all others, each to its best worker as long as a slot is free for it, so that no long entry waits without
-  end behind shorter ones.
+- Overdue entries (`PoolEntry.is_overdue`, and those older than `max_wait_s`, if it is set) go before all others, each
+  to its best worker as long as a slot is free for it. Entries whose leases are renewed are never overdue by them,
+  however long they wait; age brings them forward.
 
 When slots are scarce all 2^W subsets of the window are valued at once. BR-H's two probes would not be exact,
 because the value depends on more than w. Both stages give the same result as brute force. With `credit` "tokens"
-the credit is `credit_s_per_token` * s_r. With cost_weight and ageing 0 and no rent the value is then F_H up to a
+the credit is `credit_s_per_token` * s_r. With cost_weight 0, no ageing and no rent the value is then F_H up to a
 factor, with alpha : beta = credit_s_per_token / sum_h gamma^h : N s D / sum_h gamma^h.
 Not claimed: a joint choice over several workers, or which of several equal paths a transfer takes.
 """

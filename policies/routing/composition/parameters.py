@@ -21,7 +21,7 @@ class Parameters:
     # ASSUMPTION: a token has 100 kB of KV, which is read at 1 TB/s.
     seconds_per_kv_token: Annotated[float, Number(low=0.0, unit="s")] = 1e-7
     """Time by which a KV token makes a decode step longer."""
-    # ASSUMPTION: the next three defaults, `near_scarcity` and `ageing` are the best of the few values that
+    # ASSUMPTION: the next three defaults, `near_scarcity` and `ageing_s` are the best of the few values that
     # docs/composition.md lists, on seeds 100 to 105 of `python -m benchmarks run composition`.
     hold_steps: Annotated[float, Number(low=0.0, unit="steps")] = 300.0
     """D, the number of decode steps for which an overflow lasts."""
@@ -51,14 +51,16 @@ class Parameters:
     """Weight of the wait that a held slot causes to the pool."""
     near_scarcity: Annotated[float, Number(low=0.0)] = 3.0
     """Exponent of the occupancy; the power is the estimated chance that no near slot is free."""
-    # With 0 the mean wait is least, and its 95th percentile twice as long.
-    ageing: Annotated[float, Number(low=0.0)] = 1.0
-    """Request-seconds by which an entry's value grows for each second in the pool."""
+    # With null the mean wait is least, and its 95th percentile twice as long.
+    ageing_s: Annotated[float, Number(above=0.0, unit="s")] | None = 1.0
+    """Wait in the pool that is worth one request-second. With null waits do not count."""
     window: Annotated[int, Whole(1, MAX_WINDOW, "entries")] = 8
     """W, the number of pool entries from which stage 2 chooses."""
     abundance: Annotated[float, Number(low=0.0, unit="slots")] = 1.0
     """Free slots per pool entry at or above which each entry takes its best worker."""
-    max_wait_s: Annotated[float, Number(low=0.0, unit="s")] = 60.0  # ASSUMPTION
-    """Wait in the pool after which an entry is placed before all others."""
+    max_wait_s: Annotated[float, Number(low=0.0, unit="s")] | None = None
+    """Wait in the pool after which an entry is overdue and is placed before all others. With null only entries are
+    overdue that must not wait by the dispatcher's rule (`PoolEntry.is_overdue`).
+    """
     reserve_tokens: Annotated[int, Whole(0, 1_000_000, "tokens")] = 16
     """Free KV kept for each sequence besides its prompt, as `DispatchConfig.reserve_tokens`."""

@@ -75,7 +75,7 @@ OWN_RULES = (
 )
 """The parameters of the policy that the kernel's rules have under the same name."""
 
-_entry_facts = attrgetter("request", "prefill_worker", "entered_s", "overdue_from_s", "kv_bytes")
+_entry_facts = attrgetter("request", "prefill_worker", "entered_s", "kv_bytes")
 
 
 class Group(NamedTuple):
@@ -305,7 +305,7 @@ def _entries(group: Group, kind: Integers, kinds: int) -> tuple[Table, Floats, l
     """
     now_s, policy = group.snapshot.now_s, group.policy
     requests, sender, *times = zip(*[_entry_facts(entry) for entry, _ in group.feasible], strict=True)
-    entered_s, overdue_from_s, kv_bytes = np.array(times, np.float64)
+    entered_s, kv_bytes = np.array(times, np.float64)
     prompt = np.array([request.prompt_tokens for request in requests], np.float64)
     sequences = np.array([request.slots for request in requests], np.float64)
     priority = np.array([request.terms.priority for request in requests], np.float64)
@@ -317,11 +317,15 @@ def _entries(group: Group, kind: Integers, kinds: int) -> tuple[Table, Floats, l
     rows["prompt"], rows["priority"] = np.maximum(1, prompt), priority
     rows["flow_class"] = number if policy.strict_priorities else 0
     rows["dearest"] = (rows["sender"] * len(priorities) + number) * kinds + kind
-    rows["overdue"] = (entered_s < now_s - policy.max_wait_s) | (overdue_from_s < now_s)
+    by_slo = group.snapshot.overdue_by_slo
+    rows["overdue"] = [entry.is_overdue(now_s, by_slo) for entry, _ in group.feasible]
+    if policy.max_wait_s is not None:
+        rows["overdue"] |= entered_s < now_s - policy.max_wait_s
     rows["kv_bytes"], rows["arrived_s"] = kv_bytes, arrived_s
     rows["slo_s"] = [request.terms.ttft_slo_s or 0.0 for request in requests]
     rows["hold"] = holds(requests, sequences, group.typical)
-    rows["age_s"] = policy.ageing * np.maximum(0.0, now_s - entered_s)
+    if policy.ageing_s is not None:
+        rows["age_s"] = np.maximum(0.0, now_s - entered_s) / policy.ageing_s
     return rows, entered_s, list(senders), priorities
 
 

@@ -60,6 +60,30 @@ async def test_work_is_charged_whoever_reconnects_first(
     assert charged(router) == {"p": (0, 0, 0), "d": (0, 0, 0)}
 
 
+@pytest.mark.parametrize("renewed_ago_s", [None, 2.0])
+async def test_a_pooled_attempt_keeps_its_age_and_its_lease_over_a_restart(
+    router: RouterServer, renewed_ago_s: float | None
+) -> None:
+    """It has waited for 300 s, and 25 of its last 30 s are left: it is not overdue, but its age counts."""
+    waited: dict[str, float | None] = {
+        "pooled_ago_s": 300.0,
+        "granted_s": 30.0,
+        "renewed_ago_s": renewed_ago_s,
+    }
+    submit = wire.Submit("x", prompt_tokens=10, max_tokens=4, age_s=303.0)
+    adopt = wire.Adopt(submit, "pooled", "p", lease_s=25.0, kv_bytes=7, **waited)  # type: ignore[arg-type]
+    await reconnected(router, ("i", "p"), adopt)
+    state = router.dispatcher.state
+    (entry,) = state.waiting()
+    left_s = entry.lease_until_s - entry.entered_s
+    assert left_s == pytest.approx(325.0)
+    assert entry.entered_s - entry.request.arrived_s == pytest.approx(3.0)
+    assert entry.lease_s == 30.0
+    assert entry.starves_from_s - entry.entered_s == pytest.approx(20.0)
+    since_s = 0.0 if renewed_ago_s is None else 298.0
+    assert entry.overdue_from_s - entry.entered_s == pytest.approx(since_s + (325.0 - since_s) * 2 / 3)
+
+
 @pytest.mark.parametrize("order", list(itertools.permutations("ipd")), ids="".join)
 async def test_an_adopted_prefill_that_ends_is_routed_on_at_once(
     router: RouterServer, order: tuple[str, ...]

@@ -1,6 +1,9 @@
 """Tests that pool entries are rescued in the order in which their leases end, if they still wait then."""
 
-from policies.dispatch.lease_watch import LeaseWatch, OverdueEntries, rescue
+import math
+
+from policies.dispatch.config import DispatchConfig
+from policies.dispatch.lease_watch import LeaseWatch, StarvingEntries, rescue
 from policies.routing.base import Reason
 from policies.state import events as ev
 from policies.state.reducer import ClusterState
@@ -103,18 +106,24 @@ def test_a_renewal_puts_an_entry_off_and_its_last_one_makes_it_due() -> None:
     assert first is not None and (first.request.attempt_id, first.entered_s) == ("r0", 0.0)
 
 
-def test_an_entry_is_overdue_when_two_thirds_of_a_lease_have_passed_without_a_renewal() -> None:
-    state = cluster(30.0, 90.0)
-    overdue = OverdueEntries(state)
-    overdue.add(state.take_entered())
-    assert overdue.first(20.0) is None
-    assert overdue.first(20.1) == (0, 0.0, "r0")
+def test_an_entry_starves_when_two_thirds_of_its_first_lease_have_passed_renewed_or_not() -> None:
+    state, config = cluster(30.0, 90.0), DispatchConfig()
+    starving = StarvingEntries(state)
+    starving.of("by lease", config.starves_from_s)
+    starving.add(state.take_entered())
+    state.apply(ev.LeaseRenewed(10.0, "r0", 40.0))
+    assert starving.first(20.0) is None
+    assert starving.first(20.1) == (0, 0.0, "r0")
     state.apply(ev.LeaseRenewed(21.0, "r0", 51.0))
-    assert overdue.first(41.0) is None
-    assert overdue.first(41.1) == (0, 0.0, "r0")
+    assert starving.first(22.0) == (0, 0.0, "r0")
     state.apply(ev.Closed(42.0, "r0", "finished"))
-    assert overdue.first(60.0) is None
-    assert overdue.first(60.1) == (0, 0.0, "r1")
+    assert starving.first(60.0) is None
+    assert starving.first(60.1) == (0, 0.0, "r1")
+    starving.of("later", DispatchConfig(starvation_s=70.0).starves_from_s)
+    assert starving.first(70.0) is None
+    assert starving.first(70.1) == (0, 0.0, "r1")
+    starving.of("never", DispatchConfig(starvation_s=math.inf).starves_from_s)
+    assert starving.first(1e9) is None
 
 
 class Watched(ClusterState):
@@ -127,29 +136,31 @@ class Watched(ClusterState):
         return super().find_waiting(attempt_id)
 
 
-def test_the_first_of_many_overdue_entries_is_found_without_a_look_at_the_others() -> None:
+def test_the_first_of_many_starving_entries_is_found_without_a_look_at_the_others() -> None:
     state = Watched()
     state.apply(ev.EngineUp(0.0, "p", Role.PREFILL, "g", "n", 8, 10_000))
-    overdue = OverdueEntries(state)
+    starving = StarvingEntries(state)
+    starving.of("by lease", DispatchConfig().starves_from_s)
     for i in range(1000):
         enter(state, f"r{i:03d}", 30.0, now_s=i / 1000)
-    overdue.add(state.take_entered())
-    assert overdue.first(60.0) == (0, 0.0, "r000")
+    starving.add(state.take_entered())
+    assert starving.first(60.0) == (0, 0.0, "r000")
     state.asked = 0
     for i in range(1000):
-        assert overdue.first(60.0) == (0, i / 1000, f"r{i:03d}")
+        assert starving.first(60.0) == (0, i / 1000, f"r{i:03d}")
         state.apply(ev.Closed(60.0, f"r{i:03d}", "cancelled"))
-    assert overdue.first(60.0) is None
+    assert starving.first(60.0) is None
     # each is looked at once while it is first and once after it has left
     assert state.asked <= 2000
 
 
-def test_overdue_entries_do_not_grow_with_what_has_left_or_was_renewed() -> None:
+def test_starving_entries_do_not_grow_with_what_has_left() -> None:
     state = cluster()
-    overdue = OverdueEntries(state)
+    starving = StarvingEntries(state)
+    starving.of("by lease", DispatchConfig().starves_from_s)
     for i in range(5000):
         enter(state, f"r{i}", 20.0)
-        overdue.add(state.take_entered())
-        assert overdue.first(19.0) == (0, 0.0, f"r{i}")
+        starving.add(state.take_entered())
+        assert starving.first(19.0) == (0, 0.0, f"r{i}")
         state.apply(ev.Closed(0.0, f"r{i}", "finished"))
-    assert len(overdue._coming) + len(overdue._overdue) <= 1024 + 4
+    assert len(starving._coming) + len(starving._starving) <= 1024 + 4

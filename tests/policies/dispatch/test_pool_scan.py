@@ -1,5 +1,7 @@
 """Tests of which pool entries an event tries: after room came all from the front, otherwise only the new ones."""
 
+import math
+
 from policies.dispatch.config import DispatchConfig
 from policies.dispatch.pool_scan import Placement, PoolScan
 from policies.request.terms import Terms
@@ -21,8 +23,11 @@ class Pool:
         self.scan = PoolScan(self.state)
         self.answer = NOTHING_FITS
 
-    def enter(self, attempt_id: str, now_s: float = 0.0, priority: int = 0) -> None:
-        self.state.apply(ev.Arrived(now_s, Request(attempt_id, now_s, 10, 8, terms=Terms(priority=priority))))
+    def enter(
+        self, attempt_id: str, now_s: float = 0.0, priority: int = 0, ttft_slo_s: float | None = None
+    ) -> None:
+        terms = Terms(priority=priority, ttft_slo_s=ttft_slo_s)
+        self.state.apply(ev.Arrived(now_s, Request(attempt_id, now_s, 10, 8, terms=terms)))
         self.state.apply(ev.PrefillRouted(now_s, attempt_id, "p", colocated=False))
         self.state.apply(ev.PrefillDone(now_s, attempt_id, 99.0, 1, 0))
 
@@ -77,27 +82,40 @@ def test_a_starving_entry_keeps_new_ones_out_until_it_has_left() -> None:
     assert pool.scan.unblocked()
 
 
-def test_without_a_limit_an_entry_starves_when_its_lease_is_renewed_no_more() -> None:
+def test_without_a_limit_an_entry_starves_by_its_lease_as_granted() -> None:
     config = DispatchConfig(tick_entries=2)
     assert config.starvation_s is None
     pool = Pool()
-    # its lease ends at 99 s, so it is overdue from 66 s on
+    # its lease was granted for 99 s, so it starves from 66 s on, however often it is renewed
     pool.enter("old")
     assert pool.tried(room_came=True, now_s=1.0, config=config) == ["old"]
+    pool.state.apply(ev.LeaseRenewed(59.0, "old", 158.0))
     pool.enter("b", now_s=60.0)
     assert pool.tried(room_came=False, now_s=60.0, config=config) == ["b"]
     pool.answer = Placement(bounded=False, slots_left=True, blocked_by=pool.state.pool_entry("old"))
     assert pool.tried(room_came=True, now_s=67.0, config=config) == ["old", "b"]
     pool.enter("c", now_s=67.0)
     assert pool.tried(room_came=False, now_s=67.0, config=config) == []
+    pool.state.apply(ev.LeaseRenewed(68.0, "old", 167.0))
     assert not pool.scan.unblocked()
-    pool.state.apply(ev.LeaseRenewed(68.0, "old", 129.0))
-    assert pool.scan.unblocked()
-    pool.answer = NOTHING_FITS
-    pool.tried(room_came=True, now_s=68.0, config=config)
-    pool.tried(room_came=False, now_s=68.0, config=config)
     pool.enter("d", now_s=69.0)
-    assert pool.tried(room_came=False, now_s=69.0, config=config) == ["d"]
-    # overdue again from 68 + 61 * 2 / 3 on
-    pool.enter("e", now_s=110.0)
-    assert pool.tried(room_came=False, now_s=110.0, config=config) == []
+    assert pool.tried(room_came=False, now_s=69.0, config=config) == []
+    # one that never starves keeps nothing out
+    endless = DispatchConfig(tick_entries=2, starvation_s=math.inf)
+    pool.enter("e", now_s=70.0)
+    assert pool.tried(room_came=False, now_s=70.0, config=endless) == ["e"]
+
+
+def test_an_objective_that_ends_sooner_than_the_lease_makes_an_entry_starve_sooner() -> None:
+    config = DispatchConfig(tick_entries=2)
+    pool = Pool()
+    pool.enter("old", ttft_slo_s=9.0)
+    pool.answer = FULL
+    pool.tried(room_came=True, config=config)
+    pool.enter("a", now_s=6.0)
+    assert pool.tried(room_came=False, now_s=6.0, config=config) == ["a"]
+    pool.enter("b", now_s=6.1)
+    assert pool.tried(room_came=False, now_s=6.1, config=config) == []
+    by_lease = DispatchConfig(tick_entries=2, overdue_by_slo=False)
+    pool.enter("c", now_s=6.2)
+    assert pool.tried(room_came=False, now_s=6.2, config=by_lease) == ["c"]

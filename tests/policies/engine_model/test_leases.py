@@ -1,10 +1,11 @@
 """Tests that each lease ends exactly once, and never while somebody reads it."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.engine_model.blocks import Allocation
-from policies.engine_model.leases import FULL_KV, LeaseTable, renewal_s
+from policies.engine_model.leases import FULL_KV, LeaseTable, renewal_s, tokens_too_many
 
 
 def alloc() -> Allocation:
@@ -134,37 +135,47 @@ def test_a_lost_reader_leaves_a_renewed_lease_its_time() -> None:
 
 
 def test_the_last_renewal_covers_all_that_is_left() -> None:
-    assert renewal_s(30.0, 600.0, 390.0, 0.5, 3) == 30.0
-    assert renewal_s(30.0, 600.0, 400.0, 0.5, 3) == 200.0
-    assert renewal_s(30.0, 600.0, 599.0, 0.5, 3) == 1.0
-    assert renewal_s(30.0, 600.0, 600.0, 0.5, 3) is None
+    assert renewal_s(30.0, 600.0, 390.0) == 30.0
+    assert renewal_s(30.0, 600.0, 400.0) == 200.0
+    assert renewal_s(30.0, 600.0, 599.0) == 1.0
+    assert renewal_s(30.0, 600.0, 600.0) is None
     # never longer than it would have lasted: nothing is renewed
-    assert renewal_s(30.0, 30.0, 10.0, 0.5, 3) == 20.0
+    assert renewal_s(30.0, 30.0, 10.0) == 20.0
 
 
-def test_no_lease_is_renewed_while_prompts_wait_for_its_kv() -> None:
-    assert renewal_s(30.0, 600.0, 10.0, kv_usage=0.96, waiting=1) is None
-    assert renewal_s(30.0, 600.0, 10.0, kv_usage=0.96, waiting=0) == 30.0
-    assert renewal_s(30.0, 600.0, 10.0, kv_usage=0.95, waiting=1) == 30.0
+def test_leases_give_back_what_is_too_much_while_prompts_wait() -> None:
+    assert tokens_too_many(kv_usage=0.97, kv_tokens=10_000, waiting=1) == pytest.approx(200.0)
+    assert tokens_too_many(kv_usage=0.97, kv_tokens=10_000, waiting=0) == 0.0
+    assert tokens_too_many(kv_usage=FULL_KV, kv_tokens=10_000, waiting=1) == 0.0
+    assert renewal_s(30.0, 600.0, 10.0, is_to_end=True) is None
+
+
+def test_the_leases_that_were_granted_before_one_are_older() -> None:
+    table = LeaseTable(30.0)
+    for n, key in enumerate("abc"):
+        table.grant(key, alloc(), 10 * (n + 1), now_s=0.0)
+    table.renew("a", 90.0, now_s=5.0)
+    assert [table.older_tokens(key) for key in "abc"] == [0, 10, 30]
+    table.release("a")
+    assert table.older_tokens("c") == 20
 
 
 @given(
     st.floats(0.1, 100),
     st.floats(0.1, 1000),
-    st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1), st.integers(0, 3)), min_size=1, max_size=60),
+    st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=60),
 )
 def test_no_lease_lasts_longer_than_its_bound_however_it_is_renewed(
-    lease_s: float, max_lease_s: float, asks: list[tuple[float, float, int]]
+    lease_s: float, max_lease_s: float, asks: list[tuple[float, bool]]
 ) -> None:
     table = LeaseTable(lease_s)
     table.grant("a", alloc(), 5, now_s=0.0)
     now_s, end_s = 0.0, lease_s
-    for part, kv_usage, waiting in asks:
+    for part, pressed in asks:
         now_s += part * lease_s
         if table.expire(now_s):
             break
-        granted_s = renewal_s(lease_s, max_lease_s, table.age_s("a", now_s), kv_usage, waiting)
-        pressed = waiting > 0 and kv_usage > FULL_KV
+        granted_s = renewal_s(lease_s, max_lease_s, table.age_s("a", now_s), pressed)
         assert (granted_s is None) == (pressed or now_s >= max_lease_s)
         if granted_s is not None:
             left_s = table.renew("a", granted_s, now_s)

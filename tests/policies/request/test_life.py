@@ -16,6 +16,7 @@ from policies.request.events import (
     Output,
     Preempted,
     PrefillDone,
+    Reading,
     Reject,
     RenewalDue,
     Renewed,
@@ -281,7 +282,7 @@ def test_a_new_router_is_asked_about_a_request_that_waits() -> None:
 
 def test_a_pooled_request_that_a_router_adopts_keeps_the_end_of_its_lease() -> None:
     life = at(Stage.POOLED)
-    life.on(Renewed(15.0), NOW_S + 18)
+    life.on(Renewed(15.0, "p"), NOW_S + 18)
     life.on(Unknown(), NOW_S + 20)
     assert life.lease_until_s == 133.0
     life.on(RouteDecode("d"), NOW_S + 21)
@@ -347,13 +348,14 @@ def waits(life: Recorder, until_s: float, answer: float | None) -> float:
     """Lets time pass, with a lender that answers each question by `answer` seconds. Returns when the life was woken
     last.
     """
-    now_s, asked = NOW_S, 0
-    while life.wake_at_s <= until_s and now(life) is Stage.POOLED:
+    now_s, stage = NOW_S, now(life)
+    asked = len(life.of("renew"))
+    while life.wake_at_s <= until_s and now(life) is stage:
         now_s = life.wake_at_s
         life.wake(now_s)
-        if answer is not None and len(life.of("renew")) > asked and now(life) is Stage.POOLED:
+        if answer is not None and len(life.of("renew")) > asked and now(life) is stage:
             asked += 1
-            life.on(Renewed(answer), now_s)
+            life.on(Renewed(answer, "p"), now_s)
     return now_s
 
 
@@ -373,16 +375,37 @@ def test_a_request_that_waits_for_minutes_keeps_its_kv() -> None:
 def test_a_request_that_waits_for_its_decode_engine_keeps_its_kv() -> None:
     """The engine may have it wait for a slot; the router needs to know nothing of this."""
     life = at(Stage.TRANSFERRING)
-    life.forbear(life.wake_at_s + 1e6)
-    for asked in range(1, 5):
-        life.wake(NOW_S + 10.0 * asked)
-        life.on(Renewed(30.0), NOW_S + 10.0 * asked)
-    assert life.of("renew") == [("renew", "p")] * 4
-    assert not life.of("report_renewal")
-    life.on(Admitted(), NOW_S + 45)
-    assert not life.on(RenewalDue(), NOW_S + 50)
-    life.wake(NOW_S + 50)
-    assert len(life.of("renew")) == 4
+    assert waits(life, NOW_S + 300, answer=30.0) == NOW_S + 300
+    assert now(life) is Stage.TRANSFERRING
+    assert life.of("renew") == [("renew", "p")] * 30
+    assert not life.of("report_renewal", "retried")
+    life.on(Reading(), NOW_S + 301)
+    life.on(Admitted(), NOW_S + 305)
+    assert not life.on(RenewalDue(), NOW_S + 310)
+    life.wake(NOW_S + 310)
+    assert len(life.of("renew")) == 30
+
+
+def test_a_transfer_takes_its_time_from_the_moment_at_which_the_engine_has_a_slot() -> None:
+    life = at(Stage.TRANSFERRING, transfer_s=50.0)
+    waits(life, NOW_S + 200, answer=30.0)
+    life.on(Reading(), NOW_S + 201)
+    # a renewal that comes while the KV is read gives the read no more time
+    waits(life, NOW_S + 250, answer=30.0)
+    assert now(life) is Stage.TRANSFERRING
+    assert life.wake_at_s == NOW_S + 251
+    life.wake(NOW_S + 251)
+    assert life.of("retried") == [("retried", "decode", "stalled")]
+    assert life.avoid == ("d",)
+
+
+def test_an_engine_that_has_forgotten_a_request_has_stalled_some_time_after_its_lease() -> None:
+    life = at(Stage.TRANSFERRING, transfer_s=50.0)
+    # two renewals, then none: the lease ends at 150 s
+    waits(life, NOW_S + 25, answer=30.0)
+    assert life.lease_until_s == NOW_S + 50
+    assert waits(life, NOW_S + 500, answer=None) == NOW_S + 100
+    assert life.of("retried") == [("retried", "decode", "stalled")]
 
 
 @pytest.mark.parametrize("answer", [None, 0.0], ids=["no answer", "a refusal"])
@@ -396,11 +419,37 @@ def test_a_lease_that_is_not_renewed_ends_when_it_would_have_ended(answer: float
     assert life.of("retried") == [("retried", "decode", "pool_timeout")]
 
 
+def test_an_answer_that_names_the_same_end_is_no_renewal() -> None:
+    """A lender that agrees to no later end names it again at every question; its answers take 0 to 2 s."""
+    life = at(Stage.POOLED)
+    life.on(Renewed(200.0, "p"), NOW_S + 10)
+    for asked_s, took_s in ((20.0, 0.002), (30.0, 2.0), (40.0, 0.0), (50.0, 1e-9)):
+        life.on(Renewed(210.0 - asked_s, "p"), NOW_S + asked_s + took_s)
+    assert life.of("report_renewal") == [("report_renewal", 200.0)]
+    assert (life.lease_until_s, life.times.renewed_s) == (NOW_S + 210, NOW_S + 10)
+    # a tenth of the lease of 30 s is a renewal
+    life.on(Renewed(153.0, "p"), NOW_S + 60)
+    assert life.of("report_renewal")[1:] == [("report_renewal", 153.0)]
+
+
+def test_an_answer_of_the_engine_that_held_the_kv_before_renews_nothing() -> None:
+    """The router had the prompt computed again elsewhere, in the same attempt; the first engine's answer comes late."""
+    life = at(Stage.POOLED)
+    life.wake(NOW_S + 10)
+    life.on(RoutePrefill("q", colocated=False), NOW_S + 10)
+    life.on(PrefillDone(30.0, 7, 0, b"h"), NOW_S + 11)
+    life.on(Renewed(100.0, "p"), NOW_S + 12)
+    assert life.lease_until_s == NOW_S + 41
+    assert not life.of("report_renewal")
+    life.on(Renewed(100.0, "q"), NOW_S + 13)
+    assert life.lease_until_s == NOW_S + 113
+
+
 def test_one_answer_that_is_lost_loses_no_lease() -> None:
     life = at(Stage.POOLED)
     life.wake(110.0)
     life.wake(120.0)
-    life.on(Renewed(30.0), 120.5)
+    life.on(Renewed(30.0, "p"), 120.5)
     life.wake(128.0)
     assert now(life) is Stage.POOLED
     assert life.lease_until_s == 150.5
@@ -408,14 +457,14 @@ def test_one_answer_that_is_lost_loses_no_lease() -> None:
 
 def test_the_last_renewal_may_be_shorter_and_never_shortens_a_lease() -> None:
     life = at(Stage.POOLED)
-    life.on(Renewed(12.0), NOW_S + 1)  # 130 s is later
+    life.on(Renewed(12.0, "p"), NOW_S + 1)  # 130 s is later
     assert life.lease_until_s == NOW_S + 30
     assert not life.of("report_renewal")
-    life.on(Renewed(12.0), NOW_S + 20)
-    assert life.lease_until_s == NOW_S + 32
-    life.wake(129.9)
+    life.on(Renewed(14.0, "p"), NOW_S + 20)
+    assert life.lease_until_s == NOW_S + 34
+    life.wake(131.9)
     assert now(life) is Stage.POOLED
-    life.wake(130.0)
+    life.wake(132.0)
     assert now(life) is Stage.QUEUED
 
 

@@ -12,6 +12,7 @@ from policies.request.events import (
     EngineUnfit,
     Event,
     Output,
+    Reading,
     RouteDecode,
     RoutePrefill,
     Start,
@@ -227,6 +228,8 @@ def test_an_engine_that_takes_too_long_is_left(
     stage: Stage, way: dict[Stage, Event], limit: str, blamed: tuple[str, str], told: list[tuple[str, str]]
 ) -> None:
     life = at(stage, way, **{limit: 50.0})
+    if stage is Stage.TRANSFERRING:
+        life.on(Reading(), NOW_S)
     # the lease is renewed while a decode engine takes its time
     assert life.wake_at_s == (110.0 if stage is Stage.TRANSFERRING else 150.0)
     life.wake(149.9)

@@ -26,6 +26,9 @@ RENEWED = "sluice_leases_renewed"
 HELLO = "sluice_hello"
 """Key in stats: [compatibility hash, bytes of a KV block, Unix times of process, imports, load] of each worker."""
 
+READING = "sluice_reading"
+"""Key in stats: ids of the requests that have their blocks, so that the read of their KV begins."""
+
 OVERDUE = "sluice_overdue"
 """Key in stats: ids of the requests whose reads take longer than allowed."""
 

@@ -9,7 +9,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import (
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats import NixlKVConnectorStats
 
-from actors.engine.vllm.connector import ENDED, HELLO, LISTENER, OVERDUE, RENEWED, TRANSFERS
+from actors.engine.vllm.connector import ENDED, HELLO, LISTENER, OVERDUE, READING, RENEWED, TRANSFERS
 
 
 @dataclass
@@ -41,7 +41,7 @@ class SluiceMetadata(NixlConnectorMetadata):
 class SluiceStats(NixlKVConnectorStats):
     """NIXL's stats, with Sluice's lists (`actors.engine.vllm.connector`)."""
 
-    OURS = (TRANSFERS, ENDED, RENEWED, HELLO, OVERDUE, LISTENER)
+    OURS = (TRANSFERS, ENDED, RENEWED, HELLO, READING, OVERDUE, LISTENER)
 
     def reset(self) -> None:
         super().reset()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import NixlPullConnectorScheduler
 
-from actors.engine.vllm.connector import ENDED, HELLO, LEASE, LISTENER, RELEASE, RENEW
+from actors.engine.vllm.connector import ENDED, HELLO, LEASE, LISTENER, READING, RELEASE, RENEW
 from actors.engine.vllm.connector.listener import HandshakeListener, ListenerCounts
 from actors.engine.vllm.connector.messages import SluiceMetadata, SluiceStats
 from actors.engine.vllm.connector.transfer import TABLE_SLOTS
@@ -173,7 +173,9 @@ class SluiceScheduler(NixlPullConnectorScheduler):
         self._keep_listening()
         ours = SluiceMetadata()
         for request_id, (request, blocks, *_) in self._reqs_need_recv.items():
-            if not any(blocks):
+            if any(blocks):
+                self.stats.data[READING].append(request_id)
+            else:
                 self._gives_back_until_s = time.monotonic() + GIVE_BACK_S
             lease = (request.kv_transfer_params or {}).get(LEASE)
             if lease is not None:

@@ -1,5 +1,6 @@
 """A round of BR-0 or BR-H, every admission checked against brute force over all workers, entries and subsets."""
 
+import dataclasses
 import itertools
 import random
 from collections.abc import Sequence
@@ -34,6 +35,7 @@ class Fleet:
     lists: int = 1
     sizes: int = 60  # largest prompt
     leases_s: tuple[float, ...] = (1e6,)
+    by_slo: bool = False
 
     def build(self) -> tuple[Snapshot, list[tuple[PoolEntry, Sequence[Worker]]], list[Worker]]:
         rng = random.Random(self.seed)
@@ -50,10 +52,12 @@ class Fleet:
                 lease_s=rng.choice(self.leases_s),
                 slots=rng.randint(1, self.sequences),
                 priority=rng.randrange(self.priorities),
+                ttft_slo_s=rng.choice([None, rng.uniform(50.0, 200.0)]),
             )
             for i in range(self.pool)
         ]
-        return snapshot(workers, entries, now_s=100.0), [(e, rng.choice(lists)) for e in entries], workers
+        view = dataclasses.replace(snapshot(workers, entries, now_s=100.0), overdue_by_slo=self.by_slo)
+        return view, [(e, rng.choice(lists)) for e in entries], workers
 
     def _worker(self, i: int, rng: random.Random) -> Worker:
         used = rng.randint(0, 12)
@@ -82,6 +86,7 @@ FLEETS = st.builds(
     lists=st.integers(1, 4),
     sizes=st.sampled_from([3, 60, 400]),
     leases_s=st.sampled_from([(1e6,), (1e6, 120.0)]),
+    by_slo=st.booleans(),
 )
 LIMITS = st.builds(
     StageLimits,
@@ -112,8 +117,9 @@ class Checker:
         aim: Aim,
         limits: StageLimits,
         now_s: float,
+        by_slo: bool = False,
     ) -> None:
-        self.aim, self.limits, self.now_s = aim, limits, now_s
+        self.aim, self.limits, self.now_s, self.by_slo = aim, limits, now_s, by_slo
         self.workers = {w.id: w for w in workers}
         self.left = {e.request.attempt_id: e for e, _ in feasible}
         self.allowed = {e.request.attempt_id: {w.id for w in to} for e, to in feasible}
@@ -169,7 +175,9 @@ class Checker:
     def is_overdue(self, e: PoolEntry) -> bool:
         most_s = self.limits.max_wait_s
         old = most_s is not None and e.entered_s < self.now_s - most_s
-        return old or self.now_s > e.entered_s + (e.lease_until_s - e.entered_s) * (2.0 / 3.0)
+        slo_s = e.request.terms.ttft_slo_s
+        soon = self.by_slo and slo_s is not None and slo_s * (2.0 / 3.0) < self.now_s <= slo_s
+        return old or soon or self.now_s > e.entered_s + (e.lease_until_s - e.entered_s) * (2.0 / 3.0)
 
     def check(self, w: str, chosen: list[PoolEntry], reason: Reason, terms: dict[str, float]) -> None:
         """One admission, and books it."""
@@ -248,7 +256,7 @@ def check(
     """A round, checked; its admissions, and reason and size of each set."""
     view, feasible, workers = fleet.build()
     made = balance(feasible, view, workers, aim, limits, random.Random(5))
-    checker, kinds = Checker(feasible, workers, aim, limits, view.now_s), []
+    checker, kinds = Checker(feasible, workers, aim, limits, view.now_s, view.overdue_by_slo), []
     for decision, group in itertools.groupby(made, key=lambda a: id(a.decision)):
         some = list(group)
         shown = some[0].decision

@@ -81,7 +81,7 @@ def test_with_cost_0_and_credit_by_tokens_the_value_is_f_h_up_to_a_factor(
         reserve_tokens=0,
         credit="tokens",
         credit_s_per_token=credit,
-        ageing=0.0,
+        ageing_s=None,
         cost_weight=0.0,
     )
     workers = fleet(drops)
@@ -216,10 +216,10 @@ def test_a_slower_step_costs_more_the_fewer_slots_are_left_and_the_more_wait() -
         assert made.tables.workers["slowdown"][0] == pytest.approx(1e-3 * waiting)
 
 
-def one_slot(pool: list[PoolEntry], usual: TypicalEntry, **params: Any) -> set[str]:
+def one_slot(pool: list[PoolEntry], usual: TypicalEntry, now_s: float = 1.0, **params: Any) -> set[str]:
     """The identifiers of the attempts that get the only free slot, on far."""
     workers = [worker("near", slots_used=8), worker("far", slots_used=7)]
-    view = dataclasses.replace(snapshot([SENDER, *workers], pool, ORACLE), typical=usual)
+    view = dataclasses.replace(snapshot([SENDER, *workers], pool, ORACLE, now_s=now_s), typical=usual)
     policy = Composition(abundance=99.0, **params)
     made = policy.assign([(e, workers[1:]) for e in view.pool], view, random.Random(0))
     return {a.attempt_id for a in made}
@@ -286,11 +286,46 @@ def test_overdue_entries_go_first_each_to_its_best_worker() -> None:
         ),
     ]
     for now_s, reason in ((59.0, Reason.FILL), (61.0, Reason.OVERDUE)):
-        placed = place(Composition(seconds_per_kv_token=1e-9), workers, pool, now_s=now_s)
+        placed = place(Composition(seconds_per_kv_token=1e-9, max_wait_s=60.0), workers, pool, now_s=now_s)
         assert placed == {"old": ("near", reason), "new": ("near", Reason.FILL)}
     short_lease = [dataclasses.replace(entry, lease_until_s=entry.entered_s + 30.0) for entry in pool]
     for now_s, reason in ((19.0, Reason.FILL), (21.0, Reason.OVERDUE)):
         assert place(Composition(), workers, short_lease[:1], now_s=now_s)["old"][1] == reason
+
+
+def test_a_pool_that_waits_for_minutes_is_ordered_by_value_not_by_arrival() -> None:
+    """Leases that are renewed make nothing overdue, and a second is worth little where `ageing_s` says so."""
+    usual = TypicalEntry(1.0, 100.0)
+    pool = [
+        dataclasses.replace(
+            entry(f"r{i}", 100, entered_s=30.0 * i, predicted_tokens=tokens),
+            lease_until_s=325.0,
+            renewed_s=295.0,
+        )
+        for i, tokens in enumerate((150.0, 120.0, 20.0, 90.0))
+    ]
+    more: dict[str, Any] = {"now_s": 300.0, "seconds_per_kv_token": 0.0}
+    assert one_slot(pool, usual, ageing_s=None, **more) == {"r2"}
+    assert one_slot(pool, usual, ageing_s=1e4, **more) == {"r2"}
+    assert one_slot(pool, usual, ageing_s=1.0, **more) == {"r0"}
+    assert one_slot(pool, usual, ageing_s=None, max_wait_s=60.0, **more) == {"r0"}
+
+
+def test_an_entry_about_to_miss_its_objective_goes_first_until_it_has_missed_it() -> None:
+    workers = [worker("w0")]
+    pool = [entry("large", 100, lease_s=1e6), entry("soon", 10, lease_s=1e6, ttft_slo_s=30.0)]
+    for now_s, reason in (
+        (20.0, Reason.FILL),
+        (20.1, Reason.OVERDUE),
+        (30.0, Reason.OVERDUE),
+        (30.1, Reason.FILL),
+    ):
+        view = dataclasses.replace(
+            snapshot([SENDER, *workers], pool, ORACLE, now_s=now_s), overdue_by_slo=True
+        )
+        made = Composition().assign([(e, workers) for e in pool], view, random.Random(0))
+        assert {a.attempt_id: a.decision.reason for a in made}["soon"] == reason
+    assert {reason for _, reason in place(Composition(), workers, pool, now_s=25.0).values()} == {Reason.FILL}
 
 
 @pytest.mark.parametrize(("window", "chosen"), [(2, {"r1", "r3"}), (6, {"r1", "r2"})])

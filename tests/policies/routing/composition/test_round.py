@@ -48,6 +48,7 @@ class Fleet:
     # all workers and entries are, so that draws decide
     alike: bool = False
     overcommit: int = 0
+    by_slo: bool = False
 
     def build(self) -> tuple[Snapshot, list[tuple[PoolEntry, Sequence[Worker]]]]:
         rng = random.Random(self.seed)
@@ -79,6 +80,7 @@ class Fleet:
             typical=usual,
             hits=KnownHits(hits, in_use),
             overcommit_slots=self.overcommit,
+            overdue_by_slo=self.by_slo,
             usual_output_tokens=rng.choice([None, 44.0]),
         )
         return view, [(e, rng.choice(lists)) for e in pool]
@@ -171,6 +173,7 @@ FLEETS = st.builds(
     forecasts=st.sampled_from(["some", "none", "no usual"]),
     alike=st.booleans(),
     overcommit=st.integers(0, 3),
+    by_slo=st.booleans(),
 )
 POLICIES = st.builds(
     Composition,
@@ -184,10 +187,10 @@ POLICIES = st.builds(
     credit=st.sampled_from(["wait", "tokens"]),
     rent_weight=st.sampled_from([0.0, 1.0, 50.0]),
     near_scarcity=st.sampled_from([0.0, 3.0, 2.5]),
-    ageing=st.sampled_from([0.0, 1.0, 0.3]),
+    ageing_s=st.sampled_from([None, 1.0, 3.0]),
     window=st.integers(1, 6),
     abundance=st.sampled_from([0.0, 1.0, 99.0]),
-    max_wait_s=st.sampled_from([0.0, 60.0, 1000.0]),
+    max_wait_s=st.sampled_from([None, 0.0, 60.0, 1000.0]),
     reserve_tokens=st.sampled_from([0, 3]),
 )
 
@@ -373,7 +376,9 @@ class Checker:
         return found
 
     def age_s(self, e: PoolEntry) -> float:
-        return self.policy.ageing * max(0.0, NOW_S - e.entered_s)
+        if self.policy.ageing_s is None:
+            return 0.0
+        return max(0.0, NOW_S - e.entered_s) / self.policy.ageing_s
 
     def slowdown(self, w: str) -> float:
         """N s D / sum_h gamma^h."""
@@ -399,13 +404,18 @@ class Checker:
 
     # -------------------------------------------------------------------------------------------------- the choices
 
+    def is_overdue(self, e: PoolEntry) -> bool:
+        """By its lease, which was never renewed, by `max_wait_s`, or by an objective that it is about to miss."""
+        most_s, slo_s = (e.lease_until_s - e.entered_s) * 2 / 3, e.request.terms.ttft_slo_s
+        if self.policy.max_wait_s is not None:
+            most_s = min(most_s, self.policy.max_wait_s)
+        soon = self.view.overdue_by_slo and slo_s is not None and slo_s * 2 / 3 < NOW_S <= slo_s
+        return soon or e.entered_s < NOW_S - most_s
+
     def check(self, w: str, chosen: list[PoolEntry], reason: Reason, score: float) -> None:
         """One admission, and books it."""
         policy, near = self.policy, {"rel": 1e-9, "abs": 1e-7}
-        most_s = {
-            i: min(policy.max_wait_s, (e.lease_until_s - e.entered_s) * 2 / 3) for i, e in self.left.items()
-        }
-        overdue = [e for i, e in self.left.items() if e.entered_s < NOW_S - most_s[i] and self.fits_any(e)]
+        overdue = [e for e in self.left.values() if self.is_overdue(e) and self.fits_any(e)]
         rest = sorted(
             (e for e in self.left.values() if self.fits_any(e)), key=lambda e: e.request.terms.priority
         )
