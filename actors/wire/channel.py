@@ -129,7 +129,8 @@ class Channel(asyncio.Protocol):
         self._closed = False
         self._handshake_timer: LoopTimeout | None = None
         self._pings: LoopTicks | None = None
-        self._awake_s = -math.inf  # when the loop went on after it had stood still
+        # when the loop went on after it had stood still
+        self._awake_s = -math.inf
         self._peer = Silence(SILENT_PINGS)  # what the peer sends
         self._reader = Silence(SILENT_PINGS)  # what the peer reads
         self._written_bytes = self._read_bytes = 0  # of what we sent

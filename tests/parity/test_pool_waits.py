@@ -137,7 +137,7 @@ def crowd(
 
 @pytest.mark.parametrize("decode", POLICIES)
 def test_a_large_prompt_among_small_ones_waits_no_longer_than_they_do(decode: str) -> None:
-    """It fits nowhere as long as every gap is filled at once. Two thirds of its lease are its patience."""
+    """The prompt fits nowhere as long as every gap is filled at once. Two thirds of its lease are its patience."""
     _, made = crowd(decode)
     (waited_s,) = [route["waited_s"] for route in made if route["attempt_id"] == "large"]
     assert waited_s < 60.0

@@ -64,7 +64,7 @@ async def test_work_is_charged_whoever_reconnects_first(
 async def test_a_pooled_attempt_keeps_its_age_and_its_lease_over_a_restart(
     router: RouterServer, renewed_ago_s: float | None
 ) -> None:
-    """It has waited for 300 s, and 25 of its last 30 s are left: it is not overdue, but its age counts."""
+    """The attempt has waited for 300 s, and 25 of its last 30 s are left: it is not overdue, but its age counts."""
     waited: dict[str, float | None] = {
         "pooled_ago_s": 300.0,
         "granted_s": 30.0,
