@@ -16,6 +16,7 @@ leases stay, because another engine can read the KV without the core that stands
 
 import asyncio
 import logging
+import math
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar, runtime_checkable
 
@@ -306,9 +307,9 @@ class EngineServer:
         request = client.requests.get(attempt_id)
         refusal: Failed | None = None
         if self._engine_state in _ENDS_WORK:
-            refusal = Failed(
-                attempt_id, task, *_ENDS_WORK[self._engine_state], retryable=True, silent_s=self._stood_s()
-            )
+            # What comes to a dead core has not killed it.
+            silent_s = math.inf if self._engine_state == "down" else self._stood_s()
+            refusal = Failed(attempt_id, task, *_ENDS_WORK[self._engine_state], True, silent_s=silent_s)
         elif self._draining:
             refusal = Failed(attempt_id, task, "draining", "the engine takes no new work", True)
         elif request is not None and request.task is not None:

@@ -115,7 +115,8 @@ class Track:
 def members(root_pid: int, known: Mapping[int, Member] | None = None) -> dict[int, Member]:
     """Returns the processes of all parts below `root_pid`, by pid; those in `known` are taken over as they are.
 
-    A process gets its part from its title, so one that has just started may be missing.
+    A process gets its part from its title, so one that has just started may be missing, and a worker has the title of
+    its engine core at first.
     """
     found: dict[int, Member] = {}
     try:
@@ -126,7 +127,8 @@ def members(root_pid: int, known: Mapping[int, Member] | None = None) -> dict[in
         try:
             started_s = process.create_time()
             old = (known or {}).get(process.pid)
-            if old is not None and old.started_s == started_s and (old.engine_id or old.part not in _ENGINES):
+            known_for_good = old is not None and old.started_s == started_s and old.part != "core"
+            if old is not None and known_for_good and (old.engine_id or old.part not in _ENGINES):
                 if old.alive():
                     found[process.pid] = old
                 continue

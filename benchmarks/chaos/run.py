@@ -90,7 +90,11 @@ class Survey:
         if member.name in self._harmer.harmed or not member.alive() or member.stopped():
             return False
         if member.part in ENGINES:
-            return member.engine_id in ready
+            # Ingresses that have no router may not know yet that a core has died.
+            own = [m for m in self.members.values() if m.engine_id == member.engine_id]
+            running = [m for m in own if m.alive() and not m.stopped()]
+            has_core = "core" not in self._setup.parts or any(m.part == "core" for m in running)
+            return member.engine_id in ready and has_core and len(running) == len(own)
         return connected if member.part == "router" else True
 
     def is_whole(self, part: str) -> bool:

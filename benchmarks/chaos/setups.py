@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from benchmarks.chaos.asks import STEP_S
 from benchmarks.chaos.schedule import SIM, VLLM, Kind, role_of
+from benchmarks.chaos.totals import VLLM_STALL_S
 from benchmarks.live.servers import ROOT, Command
 from benchmarks.live.targets import MODEL, EngineOptions, sluice_app
 
@@ -80,7 +81,11 @@ def sim_setup(
 
 def vllm_setup(clients: int = 6, every_s: float = 5.0, ingresses: int = 2) -> Setup:
     """Returns one prefill and two decode engines of vLLM with SmolLM2-135M in float32, on the cores of this machine."""
-    options = {**asdict(EngineOptions(max_model_len=2048, slots=16)), "tool_parser": "hermes"}
+    options = {
+        **asdict(EngineOptions(max_model_len=2048, slots=16)),
+        "tool_parser": "hermes",
+        "stall_s": VLLM_STALL_S,
+    }
     args = {
         "model": {"path": MODEL},
         "engines": [

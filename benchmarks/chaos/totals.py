@@ -6,7 +6,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-AIM_S = {"kill": 2.0, "stop": 6.0, "stall": 7.0}
+VLLM_STALL_S = 6.0
+"""The `stall_s` of the vLLM engines that are harmed."""
+
+AIM_S = {"kill": 2.0, "stop": 6.0, "stall": 7.0, "stop core": VLLM_STALL_S + 2.0}
 """Longest stall of a stream in seconds that a single fault should cause, by what is done: a process dies, a process
 falls silent, the steps of an engine stand still (2 s more than the engines' `stall_s`). Set before the first run.
 """
@@ -55,7 +58,7 @@ def _of_kind(kind: str, faults: Sequence[tuple[Sequence[Any], bool]]) -> dict[st
     whether it was alone; only those are compared with the aim.
     """
     rows, single = [row for row, _ in faults], [row[4] for row, alone in faults if alone]
-    aim_s = AIM_S.get(kind.partition(" ")[0])
+    aim_s = AIM_S.get(kind, AIM_S.get(kind.partition(" ")[0]))
     stalls = sorted(row[4] for row in rows)
     whole = [row[7] - row[3] for row in rows if row[7] is not None]
     return {

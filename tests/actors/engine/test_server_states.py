@@ -1,6 +1,7 @@
 """The end of running work at a stalled, dead or drained engine: every open task fails, retryable, over real sockets."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,8 @@ async def test_all_open_work_moves_elsewhere_and_new_work_is_refused(
     c.client.decode("new", PROMPT)
     failed = await c.client.wait("new", Failed)
     assert (failed.code, failed.retryable) == (code, True)
+    # what comes to an engine that stands still or is dead has not brought it down
+    assert failed.silent_s == (4.5 if state == "stalled" else math.inf)
     assert c.server.status().state == c.server.info().state == state
     # The engine holds nothing of it any more, so that a core that goes on does no work for nobody.
     await c.rests()
