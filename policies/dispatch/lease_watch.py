@@ -1,5 +1,5 @@
-"""The entries of the prompt pool that cannot wait: which must be rescued first as its lease ends, which worker can still
-take it, and which entries starve.
+"""The entries of the prompt pool that cannot wait: which must be rescued first as its lease ends, which worker can
+still take it, and which entries starve.
 """
 
 import heapq

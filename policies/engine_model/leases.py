@@ -10,10 +10,10 @@ Every lease ends exactly once. The call that ends it returns it, and the caller 
 
 A request may wait for a decode slot for longer than a lease, so its ingress has the lease renewed as long as it waits
 (`policies.request.life`). The lender decides by `renewal_s`, which bounds what it lends: no lease lasts longer than
-`max_lease_s` in all, and while prompts wait at an engine whose KV is full, the oldest leases are not renewed, as many as
-hold what is too much (`tokens_too_many`). Such a lease then runs out; the router places the entry before all others when
-it is overdue (`PoolEntry.overdue_from_s`), and rescues it at last. The last renewal is longer than the others, so that
-this takes effect well before the end.
+`max_lease_s` in all, and while prompts wait at an engine whose KV is full, the oldest leases are not renewed, as many
+as hold what is too much (`tokens_too_many`). Such a lease then runs out; the router places the entry before all others
+when it is overdue (`PoolEntry.overdue_from_s`), and rescues it at last. The last renewal is longer than the others, so
+that this takes effect well before the end.
 """
 
 import heapq

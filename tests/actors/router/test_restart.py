@@ -64,8 +64,12 @@ async def test_work_is_charged_whoever_reconnects_first(
 async def test_a_pooled_attempt_keeps_its_age_and_its_lease_over_a_restart(
     router: RouterServer, renewed_ago_s: float | None
 ) -> None:
-    """It has waited for 300 s, and 25 of its last 30 s are left: it is not overdue, but its age counts."""
-    waited: dict[str, float | None] = {"pooled_ago_s": 300.0, "granted_s": 30.0, "renewed_ago_s": renewed_ago_s}
+    """The attempt has waited for 300 s, and 25 of its last 30 s are left: it is not overdue, but its age counts."""
+    waited: dict[str, float | None] = {
+        "pooled_ago_s": 300.0,
+        "granted_s": 30.0,
+        "renewed_ago_s": renewed_ago_s,
+    }
     submit = wire.Submit("x", prompt_tokens=10, max_tokens=4, age_s=303.0)
     adopt = wire.Adopt(submit, "pooled", "p", lease_s=25.0, kv_bytes=7, **waited)  # type: ignore[arg-type]
     await reconnected(router, ("i", "p"), adopt)
