@@ -69,8 +69,8 @@ class Limits:
     A pooled request is given up some time before its lease ends: `lease_margin_s`, but at most a fifth of the lease as
     it was first granted.
     An engine has stalled for a request if the prompt takes longer than `prefill_s`, or reading the KV longer than
-    `transfer_s`, or if no token comes for `token_gap_s`. It may have the request wait for a slot before it reads, as
-    long as the lease lasts; when that has been over for `transfer_s`, it has stalled, too.
+    `transfer_s`, or if no token comes for `token_gap_s`. It may have the request wait for a slot before it reads, for
+    as long as the lease lasts; when that has been over for `transfer_s`, it has stalled, too.
     """
 
     max_retries: int

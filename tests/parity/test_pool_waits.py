@@ -14,8 +14,13 @@ from benchmarks.sim.cluster import Cluster
 from benchmarks.sim.config import IDEAL, EngineSpec, SimConfig
 from benchmarks.workloads.record import WorkloadRequest
 from policies.dispatch.dispatcher import DispatchConfig
+from policies.engine_model.blocks import Allocation
+from policies.engine_model.leases import MAX_LEASE_S, LeaseTable, renewal_s
 from policies.engine_model.timing import TimingProfile
-from policies.state.views import Role
+from policies.request.events import Renewed
+from policies.request.stage import Stage
+from policies.state.views import PoolEntry, Request, Role
+from tests.policies.request.recorder import NOW_S, at, now
 
 T = TimingProfile(
     source="test",
@@ -119,7 +124,7 @@ def crowd(
     """Returns the result of a run with prompts of 900 tokens every 2 s and one of 4,000 among them, for a decode engine
     with 10,000 tokens of KV, and its decode decisions. Eleven small ones fit at once, and each stays for 30 s.
     """
-    work = [WorkloadRequest(f"r{i}", 2.0 * i, 900, 30) for i in range(200)]
+    work = [WorkloadRequest(f"r{i}", 2.0 * i, 900, 30) for i in range(150)]
     work.insert(10, WorkloadRequest("large", 19.0, 4000, 30))
     prefill = EngineSpec("p", Role.PREFILL, 1, T, lease_s=lease_s, slots=8, kv_blocks=prefill_blocks)
     worker = EngineSpec("d", Role.DECODE, 1, T, slots=64, kv_blocks=625, block_size_tokens=16)
@@ -137,10 +142,47 @@ def crowd(
 
 @pytest.mark.parametrize("decode", POLICIES)
 def test_a_large_prompt_among_small_ones_waits_no_longer_than_they_do(decode: str) -> None:
-    """The prompt fits nowhere as long as every gap is filled at once. Two thirds of its lease are its patience."""
+    """A large prompt fits nowhere as long as every gap is filled at once. Two thirds of its lease are its patience."""
     _, made = crowd(decode)
     (waited_s,) = [route["waited_s"] for route in made if route["attempt_id"] == "large"]
     assert waited_s < 60.0
     _, paper = crowd(decode, starvation_s=math.inf)
     (waited_s,) = [route["waited_s"] for route in paper if route["attempt_id"] == "large"]
-    assert waited_s > 300.0
+    assert waited_s > 200.0
+
+
+def test_a_full_prefill_engine_lets_its_oldest_leases_end_and_the_rest_keeps_its_order() -> None:
+    """Some twenty prompts fill the engine and more wait for its KV, for minutes."""
+    result, made = crowd("balance_route_0", prefill_blocks=1200, kv_high_water=1.0)
+    late = [route["decision"]["reason"] for route in made if route["waited_s"] > LEASE_S]
+    assert len(late) > 50
+    assert late.count("overdue") < 0.5 * len(late)
+    assert not late.count("lease_rescue")
+    assert result.peaks["retries"] == 0
+    assert all(record.finished_s is not None for record in result.requests)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_entry_is_overdue_at_the_same_time_however_long_messages_take(seed: int) -> None:
+    """After two thirds of `max_lease_s` all answers name the same end. The last renewal is the one at 400 s, of 200 s,
+    so that the entry is overdue from 533 s on; no later answer may put that off.
+    """
+    rng = random.Random(seed)
+    life = at(Stage.POOLED, timeout_s=1e6)
+    leases = LeaseTable(LEASE_S)
+    leases.grant("a", Allocation([], 1), 5, NOW_S - rng.uniform(0.0, 0.02))
+    entry = PoolEntry(Request("r1", NOW_S, 5, 8), "p", "g", NOW_S, NOW_S + LEASE_S, 1, 0)
+    while now(life) is Stage.POOLED and life.wake_at_s < NOW_S + 590.0:
+        now_s = life.wake_at_s
+        life.wake(now_s)
+        now_s += rng.uniform(0.0, 0.02)
+        lease_s = renewal_s(LEASE_S, MAX_LEASE_S, leases.age_s("a", now_s))
+        left_s = None if lease_s is None else leases.renew("a", lease_s, now_s)
+        reports = len(life.of("report_renewal"))
+        now_s += rng.uniform(0.0, 0.02)
+        life.on(Renewed(left_s or 0.0, "p"), now_s)
+        if len(life.of("report_renewal")) > reports:
+            now_s += rng.uniform(0.0, 0.02)
+            entry = dataclasses.replace(entry, lease_until_s=now_s + (left_s or 0.0), renewed_s=now_s)
+    assert entry.overdue_from_s - NOW_S == pytest.approx(400.0 + 200.0 * 2 / 3, abs=0.2)
+    assert entry.starves_from_s == NOW_S + 20.0

@@ -34,10 +34,8 @@ class BalanceRoute0:
     """W, the number of pool entries from which stage 2 chooses."""
     abundance: Annotated[float, Number(low=0.0, unit="slots")] = 2.0
     """Free slots per worker at or above which stage 1 runs."""
-    # ASSUMPTION: half of the longest lease. The paper has no value, because it has no such rule. On four workers of two
-    # slots with waits of 200 s on average (the cluster of tests/parity/test_pool_waits.py with 400 requests, seeds 4
-    # and 5) the imbalance is 349 tokens and the longest wait 1,030 s without ageing; 348 and 1,030 s with 1,200 s of
-    # it, 374 and 690 s with 300 s, 381 and 380 s with 60 s, and 929 and 320 s with a `max_wait_s` of 10 s.
+    # ASSUMPTION: half of the longest lease, so that an entry that was passed over for as long as a lease lasts stands
+    # two mean prompts further ahead. The paper has no value, because it has no such rule.
     ageing_s: Annotated[float, Number(above=0.0, unit="s")] | None = 300.0
     """Wait in the pool that is worth as much as one prompt of the pool's mean length. With null waits do not count."""
     pool_wide: bool = False

@@ -20,15 +20,16 @@ some sizes under lasting load (the paper leaves that to the pool's TTL).
 
 `pool_wide` seeks the best single entry in the whole pool, by bisection, and takes it also where it beats the best
 subset of the window. Near saturation most ticks have one free slot and every request overflows, and the W largest
-rarely include the one that does least harm (a closed loop of 16 workers: the imbalance of BR-0 is 6 % lower with it, of
-BR-H 30 %). The paper looks inside its window only, and only if no subset is above 0; so does the default.
+rarely include the one that does least harm. The paper looks inside its window only, and only if no subset is above 0;
+so does the default.
 
 Before both stages, overdue entries are placed in the order of service, each on the worker of largest margin among those
-it fits: entries whose lease is about to end because it is renewed no more (`PoolEntry.overdue_from_s`), and those
-that have waited longer than `max_wait_s`, if it is set. Entries whose leases are renewed are never overdue, however
-long they wait. Every admission is subtracted from slots and KV room and added to the load at once, so that a batch fits
-as a whole. Workers with equal keys are ordered by one seeded draw per worker and round. Entries that fit nowhere stay
-in the pool. A worker is tried only for entries for which the dispatcher calls it feasible.
+it fits: entries whose lease is about to end because it is renewed no more, or whose first token is about to miss its
+TTFT objective (`PoolEntry.is_overdue`), and those that have waited longer than `max_wait_s`, if it is set. Without an
+objective entries whose leases are renewed are never overdue, however long they wait. Every admission is subtracted from
+slots and KV room and added to the load at once, so that a batch fits as a whole. Workers with equal keys are ordered by
+one seeded draw per worker and round. Entries that fit nowhere stay in the pool. A worker is tried only for entries for
+which the dispatcher calls it feasible.
 """
 
 import functools
@@ -51,7 +52,7 @@ class StageLimits(NamedTuple):
     `window` is W. `abundance` is the number of free slots per worker from which stage 1 runs. `reserve_tokens` is the
     KV kept free per sequence. `ageing_s` is the wait that is worth one prompt of the pool's mean length (None:
     nothing). `pool_wide` seeks the best single entry in the whole pool. `max_wait_s` is a wait after which an entry is
-    overdue, besides those whose lease is about to end (None: only those).
+    overdue, besides those by `PoolEntry.is_overdue` (None: only those).
     """
 
     window: int

@@ -9,8 +9,9 @@ import pytest
 
 from actors.engine.sim.config import SimEngineConfig
 from actors.engine.sim.engine import SimEngine
+from actors.engine.sim.ranks import sim_engine
 from actors.wire.channel import Channel, Identity
-from actors.wire.messages import Closed, Failed, Out, PrefillDone, Pulled, Tokens
+from actors.wire.messages import Admitted, Closed, Failed, Out, Prefill, PrefillDone, Pulled, Reading, Tokens
 from actors.wire.sockets import connect
 from tests.actors.engine.rig import Client, Node, Rig, until
 
@@ -165,6 +166,61 @@ async def test_ended_leases_are_forgotten(rig: Rig) -> None:
     await p.prefilled("last", PROMPT)
     assert len(p.server._requests) == 1
     await p.rests()
+
+
+async def test_a_full_engine_refuses_its_oldest_leases_and_no_more_than_it_must(rig: Rig) -> None:
+    """Six prompts of four blocks fill 24 of 25 blocks, which is 96 %. A further one has no room: one lease must end."""
+    p = await node(rig, "p", "prefill", kv_blocks=25, max_model_len=200, slots=8)
+    for i in range(6):
+        await p.prefilled(f"r{i}", [i, *PROMPT])
+    assert min([await p.client.renewed(f"r{i}") for i in range(6)]) > 0.0
+    p.client.prefill("waits", [99, *PROMPT])
+    await until(lambda: p.engine.status().waiting == 1, "a prompt that waits")
+    assert p.engine.status().kv_usage > 0.95
+    answers = [await p.client.renewed(f"r{i}") for i in range(6)]
+    assert [answer > 0.0 for answer in answers] == [False, True, True, True, True, True]
+    p.client.release("r0")
+    await p.client.wait("waits", PrefillDone)
+    for name in ("waits", *(f"r{i}" for i in range(1, 6))):
+        p.client.release(name)
+    await p.rests()
+
+
+async def test_one_full_rank_refuses_its_own_leases_only(rig: Rig) -> None:
+    config = SimEngineConfig("p", "prefill", kv_blocks=25, max_model_len=200, slots=8, dp_ranks=2)
+    p = await rig.node(sim_engine(config), "p")
+    held = [f"r{i}" for i in range(6)]
+    for i, name in enumerate(held):
+        p.client.channel.send(Prefill(name, [i, *PROMPT], {"max_tokens": 8}, 60.0, dp_rank=1))
+        await p.client.wait(name, PrefillDone)
+    p.client.channel.send(Prefill("other", [50, *PROMPT], {"max_tokens": 8}, 60.0, dp_rank=0))
+    await p.client.wait("other", PrefillDone)
+    p.client.channel.send(Prefill("waits", [99, *PROMPT], {"max_tokens": 8}, 60.0, dp_rank=1))
+    await until(lambda: p.engine.status().ranks[1].waiting == 1, "a prompt that waits")
+    # both ranks together are far from full
+    assert p.engine.status().kv_usage < 0.6
+    assert await p.client.renewed("other") > 0.0
+    assert [await p.client.renewed(name) > 0.0 for name in held] == [False, True, True, True, True, True]
+    for name in (*held, "other"):
+        p.client.release(name)
+    await p.client.wait("waits", PrefillDone)
+    p.client.release("waits")
+    await p.rests()
+
+
+async def test_a_decode_says_when_its_kv_is_read_and_not_while_it_waits_for_a_slot(rig: Rig) -> None:
+    p = await node(rig, "p", "prefill")
+    d = await node(rig, "d", "decode", slots=1, timing=SLOW)
+    done = [await p.prefilled(name, [n, *PROMPT]) for n, name in enumerate(("first", "second"))]
+    d.client.decode("first", [0, *PROMPT], done[0].handle, max_tokens=500)
+    await d.client.wait("first", Out)
+    d.client.decode("second", [1, *PROMPT], done[1].handle)
+    await until(lambda: d.engine.status().waiting == 1, "a request that waits for its slot")
+    assert [type(m) for m in d.client.of("first")[:3]] == [Reading, Admitted, Out]
+    assert not d.client.of("second")
+    d.client.cancel("first")
+    await d.client.text("second")
+    assert [type(m) for m in d.client.of("second")[:2]] == [Reading, Admitted]
 
 
 async def test_info_and_status(rig: Rig) -> None:

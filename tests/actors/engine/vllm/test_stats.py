@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from actors.engine.vllm.connector import ENDED, HELLO, RENEWED, TRANSFERS
+from actors.engine.vllm.connector import ENDED, HELLO, READING, RENEWED, TRANSFERS
 from actors.engine.vllm.stats import Hello, Ledger, Transfer
 
 
@@ -69,3 +69,10 @@ def test_tokens_are_those_that_this_engine_computed() -> None:
             SimpleNamespace(prompt_token_stats=prompt, num_generation_tokens=3, num_preempted_reqs=1)
         )
     assert (book.totals.prefill_tokens, book.totals.decode_tokens, book.totals.preemptions) == (20, 6, 2)
+
+
+def test_reads_that_begin_are_handed_on_before_the_transfers_of_the_step() -> None:
+    calls: list[object] = []
+    book = Ledger(calls.append, calls.append, on_reading=calls.append)
+    book.scheduler(0, scheduler(0, 0, 0, 0.0, {READING: ["a"], TRANSFERS: [["b", True, 1, 0.5, 3, 0.0]]}))
+    assert calls == ["a", Transfer("b", True, 1, 0.5, 3, 0.0)]
