@@ -30,6 +30,10 @@ class LoopTicks:
         """Stops the ticks. Idempotent."""
         self._timer.cancel()
 
+    def late_s(self) -> float:
+        """Returns by how many seconds the next tick is overdue."""
+        return max(0.0, self._loop.time() - self._due_s)
+
     def _arm(self) -> None:
         self._due_s = self._loop.time() + self._period_s
         self._timer = self._loop.call_later(self._period_s, self._fire)

@@ -150,8 +150,9 @@ def _chaos(whole: Any) -> Iterator[Row]:
     yield Row("requests failed", None, sum(total["failed"].values()) + total["unended"])
     yield Row("wrong texts", None, sum(total["wrong"].values()))
     yield Row("runs that left something behind", None, len(total["leaks"]))
-    for name, word in (("migrations", "migration"), ("retries", "retries")):
-        yield Row(name, None, sum(count for key, count in total["counters"].items() if word in key))
+    if total["counters"] is not None:
+        for name, word in (("migrations", "migration"), ("retries", "retries")):
+            yield Row(name, None, sum(count for key, count in total["counters"].items() if word in key))
     for kind, figures in total["kinds"].items():
         yield Row(f"{kind}: longest stall of {figures['number']}", None, figures["stall_longest_s"], "s")
 
@@ -267,6 +268,9 @@ OTHERS: dict[str, Other] = {
     ),
     "chaos/sim.json": Other(
         "Faults under load, sim engines", "python -m benchmarks.chaos", _chaos, drawn=True
+    ),
+    "chaos/sim-bare.json": Other(
+        "Faults under load, sim engines without Ray", "python -m benchmarks.chaos --bare", _chaos, drawn=True
     ),
     "chaos/vllm.json": Other(
         "Faults under load, vLLM's CPU engines",

@@ -29,8 +29,7 @@ HEAD = """# Policies
 
 - **Not sure, or one prefill and one decode engine:** keep `join_shortest_queue`, the default of both.
 - **Prompts share prefixes (chat, RAG, agents):** prefill by `predicted_ttft`; fit its two constants to your engines.
-- **KV moves between racks or pods:** decode by `netkv`, and describe the network under `router.network`. Where slots
-  run out, set its `queue` to `slot`: the paper's queue term counts an iteration where a slot takes seconds to free.
+- **KV moves between racks or pods:** decode by `netkv`, and describe the network under `router.network`.
 - **Data-parallel decode ranks that end each step together:** decode by `balance_route_h` with a predictor, else
   `balance_route_0`.
 - **Both of these, under load:** decode by `composition`, with the network and a predictor.

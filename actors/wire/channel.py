@@ -17,6 +17,7 @@ in which the owner gives back everything bound to the connection.
 import asyncio
 import hmac
 import logging
+import math
 import secrets
 import struct
 from collections.abc import Callable
@@ -97,7 +98,8 @@ class Channel(asyncio.Protocol):
     `on_open(channel)` runs when the handshake is done, and `on_message(channel, message)` for each message after it.
     `on_close(channel, reason)` runs exactly once, also if the handshake failed. `broken` then says whether the
     connection ended because of a message: its kind was unknown, its shape was wrong, or its handler failed. `silent`
-    says whether it ended because the peer was silent or read nothing.
+    says whether it ended because the peer was silent or read nothing, and `stood_still` whether this process had stood
+    still shortly before, so that the peer may have lost it and not it the peer.
     """
 
     def __init__(
@@ -112,6 +114,7 @@ class Channel(asyncio.Protocol):
         self.open = False
         self.broken = False
         self.silent = False
+        self.stood_still = False
         self._on_message = on_message
         self._on_open = on_open
         self._on_close = on_close
@@ -126,6 +129,7 @@ class Channel(asyncio.Protocol):
         self._closed = False
         self._handshake_timer: LoopTimeout | None = None
         self._pings: LoopTicks | None = None
+        self._awake_s = -math.inf  # when the loop went on after it had stood still
         self._peer = Silence(SILENT_PINGS)  # what the peer sends
         self._reader = Silence(SILENT_PINGS)  # what the peer reads
         self._written_bytes = self._read_bytes = 0  # of what we sent
@@ -234,6 +238,8 @@ class Channel(asyncio.Protocol):
         if self._closed:
             return
         self._closed, self.open = True, False
+        if self._pings is not None and (self._pings.late_s() > PING_S or self._awake_since_s() < PING_S):
+            self.stood_still = True
         for timer in (self._handshake_timer, self._pings):
             if timer is not None:
                 timer.cancel()
@@ -324,9 +330,14 @@ class Channel(asyncio.Protocol):
 
     # -------------------------------------------------------------------------------------------------- silence
 
+    def _awake_since_s(self) -> float:
+        return self._loop.time() - self._awake_s
+
     def _ping(self, lived: bool) -> None:
         """Runs each second of an open channel, also while what is queued leaves a closed one."""
         assert self._transport is not None
+        if not lived:
+            self._awake_s = self._loop.time()
         unread_bytes = self._transport.get_write_buffer_size()
         read_bytes = self._written_bytes - unread_bytes
         self._reader.heard = not unread_bytes or read_bytes > self._read_bytes

@@ -43,7 +43,8 @@ class EngineLink:
         self.info = info
         self.live: dict[str, Life] = {}
         self.retired = False
-        # how long the engine had been silent when it was lost; infinite if it was never connected
+        # how long the engine had been silent when it was lost; infinite if it was never connected, or if this process
+        # had stood still
         self.silent_s = 0.0
         # seconds since the engine left the router's list; None while it is listed
         self.missing_s: float | None = None
@@ -101,7 +102,7 @@ class EngineLink:
             channel.send(message)
 
     def _ended(self, channel: Channel) -> None:
-        self.silent_s = SILENT_S if channel.silent else 0.0
+        self.silent_s = math.inf if channel.stood_still else SILENT_S if channel.silent else 0.0
         self._on_end(channel)
 
     def _down(self, reason: str) -> None:

@@ -5,28 +5,29 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.chaos.totals import added_up
-from benchmarks.plots import COLOURS, QUIET, figure
+from benchmarks.plots import COLOURS, QUIET, figure, with_palette
 
 BIN_S = 5.0
 
 
 def lines_of(total: Mapping[str, Any]) -> list[str]:
     """Returns the sums over runs as lines of text."""
-    migrated = _counted(total["counters"], "migration")
-    retried = _counted(total["counters"], "retries")
     lines = [
         f"runs {total['runs']}, {total['minutes']} minutes, seeds {', '.join(map(str, total['seeds']))}, "
         f"commits {', '.join(total['commits'])}",
         f"faults {total['faults']}",
         f"requests {total['requests']}: right {total['right']} ({total['near_ties']} after a near tie), "
         f"failed {sum(total['failed'].values())}, wrong {sum(total['wrong'].values())}, unended {total['unended']}",
-        f"migrated {migrated:g}, retried {retried:g}",
     ]
+    counters: Mapping[str, int] | None = total["counters"]
+    if counters is not None:
+        migrated, retried = _counted(counters, "migration"), _counted(counters, "retries")
+        lines.append(f"migrated {migrated:g}, retried {retried:g}")
     lines += [f"  failed: {cause}: {count}" for cause, count in _most(total["failed"])]
     lines += [f"  wrong: {form}: {count}" for form, count in _most(total["wrong"])]
     lines += [f"  apart: {cause}: {count}" for cause, count in _most(total["apart"])]
     lines += [f"  note: {cause}: {count}" for cause, count in _most(total["notes"])]
-    lines += [f"  counter: {name}: {count:g}" for name, count in sorted(total["counters"].items())]
+    lines += [f"  counter: {name}: {count:g}" for name, count in sorted((counters or {}).items())]
     lines += [f"  LEAK: {leak}" for leak in total["leaks"]] or ["leaks: none"]
     return lines
 
@@ -132,6 +133,7 @@ def draw(path: Path, run: Mapping[str, Any]) -> None:
         axes.tick_params(colors=QUIET)
     made.tight_layout()
     made.savefig(path, dpi=110, metadata={"Software": None})
+    with_palette(path)
 
 
 def _rates(line: Mapping[str, Any]) -> tuple[list[float], list[float]]:

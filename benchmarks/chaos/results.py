@@ -24,6 +24,9 @@ MODULE = "benchmarks.chaos.__main__"
 WARM_S = 120.0
 """Seconds of a process's life that its slope leaves out, while caches and pools fill up. ASSUMPTION."""
 
+LONG_MINUTES = 10
+"""Minutes from which the memory of a process is kept minute by minute."""
+
 GAPS = 30
 """Gaps that a result describes one by one."""
 
@@ -79,14 +82,14 @@ def result_of(run: Run, setup: Setup, seed: int, command: str, machine: Mapping[
         "apart": dict(tally.apart),
         "notes": dict(tally.notes),
         "unended": run.open_at_end,
-        "counters": dict(sorted(run.survey.watch.totals.items())),
+        "increases": dict(sorted(run.survey.watch.totals.items())),
         "leaks": run.leaks,
         "details": [list(detail) for detail in tally.details],
         "frozen_s": round(run.clients.clock.frozen_s, 1),
         "faults": [_fault(harm, blamed.get(i, [])) for i, harm in enumerate(run.harms)],
         "longest_gaps": _longest(blamed, run.harms),
         "gaps_without_fault": sorted((round(g.seconds, 2) for g in blamed.get(-1, [])), reverse=True)[:10],
-        "processes": [_process(track) for track in run.tracks.values()],
+        "processes": [process_facts(track) for track in run.tracks.values()],
         "timeline": {
             "at_s": run.timeline.at_s,
             "ended": run.timeline.ended,
@@ -120,11 +123,13 @@ def _fault(harm: Harm, gaps: Sequence[Gap]) -> list[Any]:
     ]  # fmt: skip
 
 
-def _process(track: Track) -> dict[str, Any]:
+def process_facts(track: Track) -> dict[str, Any]:
+    """Returns the growth of a process's memory and open files over its life."""
     samples = track.samples
     warm = [s for s in samples if s.t_s >= samples[0].t_s + WARM_S]
     rss = slope_per_hour([(s.t_s, s.rss_bytes / 2**20) for s in warm])
     fds = slope_per_hour([(s.t_s, s.fds) for s in warm])
+    by_minute = {int((s.t_s - samples[0].t_s) / 60.0): s.rss_bytes for s in samples}
     return {
         "name": track.name,
         "lived_s": round(samples[-1].t_s - samples[0].t_s),
@@ -132,7 +137,11 @@ def _process(track: Track) -> dict[str, Any]:
         "fds": [samples[0].fds, samples[-1].fds],
         "rss_mib_per_h": None if rss is None else round(rss, 2),
         "fds_per_h": None if fds is None else round(fds, 2),
-    }
+    } | (
+        {"rss_mib_by_minute": [round(rss_bytes / 2**20) for rss_bytes in by_minute.values()]}
+        if len(by_minute) > LONG_MINUTES
+        else {}
+    )
 
 
 def is_bad(result: Mapping[str, Any]) -> bool:

@@ -25,8 +25,11 @@ def added_up(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "near_ties": sum(run["near_ties"] for run in runs),
         "unended": sum(run["unended"] for run in runs),
     }
-    for name in ("failed", "wrong", "apart", "notes", "counters", "forms"):
+    for name in ("failed", "wrong", "apart", "notes", "forms"):
         total[name] = dict(sum((Counter(run[name]) for run in runs), Counter()))
+    # Runs of before counted the counters of a process again with each new connection to it, and do not have them.
+    counted = all("increases" in run for run in runs)
+    total["counters"] = dict(sum((Counter(run["increases"]) for run in runs), Counter())) if counted else None
     total["leaks"] = [{"seed": run["seed"], **run["leaks"]} for run in runs if run["leaks"]]
     rows = [(row, _is_alone(row, run["faults"])) for run in runs for row in run["faults"]]
     total["kinds"] = {

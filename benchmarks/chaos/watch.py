@@ -8,7 +8,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from app.ingress.metrics import INGRESS
@@ -32,7 +32,6 @@ class Seen:
     connection: Connection
     status: dict[str, Any] | None = None
     answered: bool = False
-    counters: dict[str, float] = field(default_factory=dict)
 
 
 class Watch:
@@ -43,6 +42,8 @@ class Watch:
         self._ingresses = ingresses
         self.seen: dict[int, Seen] = {}
         self.totals: Counter[str] = Counter()
+        self._last: dict[int, dict[str, float]] = {}
+        """The counters of each process by pid, which outlive the connection to it."""
 
     async def look(self) -> None:
         """Asks all ingresses once."""
@@ -52,7 +53,7 @@ class Watch:
                 self.seen.pop(pid).connection.drop()
         if len(self.seen) < len(alive):
             await self._reach(list(alive.values()))
-        await asyncio.gather(*(self._ask(seen) for seen in self.seen.values()))
+        await asyncio.gather(*(self._ask(pid, seen) for pid, seen in self.seen.items()))
 
     def statuses(self) -> list[dict[str, Any]]:
         """Returns the last status of each ingress that answered just now."""
@@ -78,7 +79,7 @@ class Watch:
             if len(self.seen) == len(members):
                 return
 
-    async def _ask(self, seen: Seen) -> None:
+    async def _ask(self, pid: int, seen: Seen) -> None:
         try:
             status, body = await get(seen.connection, "/sluice/status", TIMEOUT_S)
             seen.status, seen.answered = json.loads(body), status == 200
@@ -86,17 +87,23 @@ class Watch:
         except (OSError, TimeoutError):
             seen.answered = False
             return
+        self.count(pid, text.decode())
+
+    def count(self, pid: int, metrics: str) -> None:
+        """Adds to `totals` by how much the counters of a process have grown since they were last counted. `metrics` is
+        the text that it shows.
+        """
         now: dict[str, float] = {}
-        for name, labels, value in _LINE.findall(text.decode()):
+        for name, labels, value in _LINE.findall(metrics):
             # The totals of engines and router, which every ingress shows, are not its own.
             if name in _COUNTERS:
                 key = f"{name}{{{_kept(labels)}}}" if labels else name
                 now[key] = now.get(key, 0.0) + float(value)
+        last = self._last.get(pid, {})
         for key, amount in now.items():
-            more = amount - seen.counters.get(key, 0.0)
-            if more > 0:
+            if (more := amount - last.get(key, 0.0)) > 0:
                 self.totals[key] += int(more)
-        seen.counters = now
+        self._last[pid] = now
 
 
 def _kept(labels: str) -> str:

@@ -5,7 +5,7 @@ How small the imbalance can become depends on the pool and on the search. This e
 without transfers: a slot that becomes free is filled at once. Pool and arrivals are those of Table 1, and all lengths
 are known.
 
-    rule      BR-H's choice at H = 0 with the parameters of Table 1 (`balance_route_cluster.BR_H`)
+    rule      BR-H's choice at H = 0 with the parameters of Table 1 (`balance_route_cluster.OURS`)
     search    each of the best `candidates` by that rule is tried: the rule then decides the next `departures`
               departures, with the true lengths and arrivals; the candidate with the least mean of max - min is taken
 
@@ -195,7 +195,7 @@ def run_one(config: Config, seed: int) -> Metrics:
     rows = cluster.rows_of(case, "held_out", seed)
     arrivals = np.array([(r.prompt_tokens, r.output_tokens) for r in rows], dtype=np.float64)
     sizing = cluster.Sizing.of(rows, WORKERS, case.slots, profiles.load(cluster.PROFILE))
-    params = cluster.BR_H
+    params = cluster.OURS
     age_per_step = sizing.step_s / params["ageing_s"]
     rule = Rule(params["beta"], params["pool_lag"], params["center"], age_per_step)
     state = State(arrivals, WORKERS, case.slots, case.pool * WORKERS * float(arrivals[:, 0].mean()))

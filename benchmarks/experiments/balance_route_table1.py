@@ -12,36 +12,13 @@ requests, and BR chooses among a pool of over a hundred. So the load of those th
 between routers and seeds, which hides the effect of balance. The upper limit of the measured throughput is `without
 barrier idle`: the same batches if every step lasted as long as the mean worker's.
 
-There are two rules of BR-H. `br_h` aims at the mean load, and assumes that departures are refilled while the pool lasts
-(its `center`, `pool_lag` and `refill`). `envelope` has the paper's aim and projection, with `pool_lag` and `ageing`,
-which keep its pool useful. BR-0 is the paper's.
+There are two rules of BR-H. `br_h` is the paper's own (its defaults, without ageing), `ours` aims at the mean load,
+assumes that departures are refilled while the pool lasts (`center`, `pool_lag`, `refill`), and looks for the best
+single entry in the whole pool. Both stand beside the paper's figures. BR-0 is the paper's own. The baselines send every
+request on at once, as the paper's do; BalanceRoute keeps requests in the pool until a slot is free.
 
-What was found (five seeds; numbers in benchmarks/results/experiments/balance_route_table1.json):
-
-- Long contexts: the imbalance of `br_h` is 11.6 times below JSQ's on `recurring-long` with the oracle and 11.6 with
-  LightGBM, 10.5 and 10.6 on `reasoning-long`. What is left has two parts. While every slot runs it is
-  11,000 and 9,000 tokens; a search that knows all lengths and arrivals still leaves 7,700 and 4,200
-  (`balance_route_bound`). The rest are slots that stand empty for the two or three steps in which 3 GB of KV arrive,
-  whatever is chosen.
-- Forecasts gain nothing here, the oracle's neither: the rules differ by less than seeds do, whatever predicts. In a
-  saturated group a slot that becomes free is filled again at once, so the drop that the paper's projection sees never
-  comes. Filling it ahead costs: with the aim at the mean, true lengths raise the imbalance from 15,100 to 24,600
-  (three seeds of the training part). Hence `refill`. With it all predictors decide alike while the pool lasts (what
-  differs began before it was full), so the share of the oracle's gain that LightGBM keeps under `br_h` says no more
-  than that. Under `envelope`, where forecasts count, it keeps 100 and 100 % of that rule's oracle's, same load.
-- So expected departures (a share of a request leaving in each step) instead of the gate were not built: the most that
-  they could bring is what the oracle has on survival under `envelope`, 0.0 and 0.1 % of throughput (within its noise).
-- LightGBM once stood behind survival on `recurring-long` (40,100 against 28,700 tokens, two seeds of an earlier rule).
-  Its forecasts are right: of those with p in 0.5-0.75 / 0.75-0.9 / above, 71 / 95 / 100 % finish within H (300 requests
-  of the training part, every 16 tokens), and they cover a third of what finishes; exact match's cover 38 %, survival's
-  gate never opens. Runs of one rule differ by a tenth to a third between seeds and, from any small change, within one,
-  which is enough to explain it (that rule was not run again); under `envelope` the two are equal within their spread.
-- `reasoning` (short prompts, long outputs) gains less, and the ceiling is the trace's: 68 % of a running
-  context is its own output, the median margin at an admission is 14,600 tokens, the largest prompt in the pool 660 on
-  the average; 91 % of the admissions find nothing that would fill their margin, whatever is predicted. There BR-0,
-  which always takes the largest, is the best.
-- Azure's contexts are short, so no count of slots comes near the paper's Azure-2024 imbalance at its 70 running
-  requests; only ratios between routers compare there. LightGBM matches survival there, or decides as it does.
+In a saturated group a slot that becomes free is filled again at once, so the drop that the paper's projection sees
+never comes; hence `refill`. A search that knows all lengths and arrivals is in `balance_route_bound`.
 """
 
 from __future__ import annotations
@@ -119,7 +96,7 @@ def variants(quick: bool) -> list[Variant]:
             rule, _, predictor = method.partition(" ")
             if predictor in ("client", "exact_match") and predictor != SIGNAL.get(name):
                 continue
-            if rule == "envelope" and (quick or PAPER.get(name) is not PROPRIETARY or predictor == "client"):
+            if rule == "br_h" and (quick or name not in PAPER):
                 continue
             made.append(Variant(f"{name}/{method}", cluster.config_of(name, method, 8, quick)))
     return made
@@ -136,10 +113,15 @@ def compare(results: Results) -> list[Row]:
         if not methods:
             continue
         for method in methods:
-            paper = PAPER.get(case, {}).get(method)
+            paper = PAPER.get(case, {}).get(in_paper(method))
             rows += figures(results, f"{case}/{method}", f"{case}, {method}", paper)
         rows += _aims(results, case)
     return rows
+
+
+def in_paper(method: str) -> str:
+    """Returns the paper's name of a method: our BR-H stands beside the same figures as the paper's own."""
+    return method.replace("ours ", "br_h ")
 
 
 def figures(results: Results, variant: str, name: str, paper: tuple[float, float, float] | None) -> list[Row]:
@@ -159,10 +141,10 @@ def _aims(results: Results, case: str) -> list[Row]:
     jsq = f"{case}/join_shortest_queue"
     rows = []
     for method, least, theirs in (
+        ("ours oracle", 9.0, 215_110 / 23_577),
+        ("ours lightgbm", 6.0, 215_110 / 36_277),
         ("br_h oracle", 9.0, 215_110 / 23_577),
         ("br_h lightgbm", 6.0, 215_110 / 36_277),
-        ("envelope oracle", 9.0, 215_110 / 23_577),
-        ("envelope lightgbm", 6.0, 215_110 / 36_277),
     ):
         if f"{case}/{method}" not in results.variants:
             continue
@@ -173,15 +155,15 @@ def _aims(results: Results, case: str) -> list[Row]:
                 theirs if paper else None,
                 ratio,
                 "x",
-                aim=f">= {least:g}" if heavy and method.startswith("br_h") else "",
-                met=ratio >= least if heavy and method.startswith("br_h") else None,
+                aim=f">= {least:g}" if heavy else "",
+                met=ratio >= least if heavy else None,
                 note="paper: exact match" if paper and method.endswith("lightgbm") else "",
             )
         )
     rows += [
         _kept(results, case, method, metric) for metric in (SAME, RAW) for method in _deployed(results, case)
     ]
-    for name, method in (("best baseline", best_baseline(results, case, RAW)), ("oracle", "br_h oracle")):
+    for name, method in (("best baseline", best_baseline(results, case, RAW)), ("oracle", "ours oracle")):
         free = results.spread(f"{case}/{method}", "barrier_free_tok_s")
         rows.append(
             Row(
@@ -192,12 +174,12 @@ def _aims(results: Results, case: str) -> list[Row]:
                 free.half_width,
             )
         )
-    if results.measured(f"{case}/br_h oracle", "full_imbalance_tokens"):  # short runs may have no such step
-        full = results.spread(f"{case}/br_h oracle", "full_imbalance_tokens")
-        name = f"{case}, br_h oracle: imbalance while every slot runs"
+    if results.measured(f"{case}/ours oracle", "full_imbalance_tokens"):  # short runs may have no such step
+        full = results.spread(f"{case}/ours oracle", "full_imbalance_tokens")
+        name = f"{case}, ours oracle: imbalance while every slot runs"
         rows.append(Row(name, None, full.mean, "tokens", full.half_width))
     reference = SIGNAL.get(case) or "survival"
-    change = results.paired(f"{case}/br_h {reference}", f"{case}/br_h lightgbm", SAME)
+    change = results.paired(f"{case}/ours {reference}", f"{case}/ours lightgbm", SAME)
     percent = change.relative_percent
     met = None if percent is None else percent >= -1.0
     rows.append(
@@ -229,17 +211,17 @@ def _kept(results: Results, case: str, method: str, metric: str) -> Row:
     The share is None where the oracle gains nothing.
     """
     base = results.mean(f"{case}/{best_baseline(results, case, metric)}", metric)
-    rule = "envelope" if method.startswith("envelope") else "br_h"
+    rule = "br_h" if method.startswith("br_h") else "ours"
     oracle = results.mean(f"{case}/{rule} oracle", metric) - base
     share = None
     if oracle > 0:
         share = 100.0 * (results.mean(f"{case}/{method}", metric) - base) / oracle
     table = PAPER.get(case, {})
     theirs = None
-    if method in table:
+    if in_paper(method) in table:
         best = max(table[m][2] for m in cluster.BASELINES)
-        theirs = 100.0 * (table[method][2] - best) / (table["br_h oracle"][2] - best)
-    aimed = method == "br_h lightgbm" and case in SIGNAL
+        theirs = 100.0 * (table[in_paper(method)][2] - best) / (table["br_h oracle"][2] - best)
+    aimed = method == "ours lightgbm" and case in SIGNAL
     return Row(
         f"{case}: share of the oracle's gain, {NAMES[metric]}, {method}",
         theirs,

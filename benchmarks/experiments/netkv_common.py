@@ -115,16 +115,20 @@ WORKLOADS: Mapping[str, Workload] = {
 }
 
 _STEP = {"step_base_s": PROFILE.decode_base_s, "step_per_seq_s": PROFILE.decode_per_seq_s}
+_QUEUE = {"queue": "iterations"}  # the paper's
 SCHEDULERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "RR": ("round_robin", {}),
-    "LA": ("netkv", {"variant": "cla", "cache_weight": 0.0}),  # least beta: least T_queue + T_decode
+    "LA": (
+        "netkv",
+        {"variant": "cla", "cache_weight": 0.0, **_QUEUE},
+    ),  # least beta: least T_queue + T_decode
     "CA": ("cache_aware", {}),
-    "CLA*": ("netkv", {"variant": "cla"}),
-    "NetKV-Topo-Only": ("netkv", {"variant": "topo_only", **_STEP}),
-    "NetKV-Static": ("netkv", {"variant": "static", **_STEP}),
-    "NetKV-Full": ("netkv", {"variant": "full", **_STEP}),
+    "CLA*": ("netkv", {"variant": "cla", **_QUEUE}),
+    "NetKV-Topo-Only": ("netkv", {"variant": "topo_only", **_STEP, **_QUEUE}),
+    "NetKV-Static": ("netkv", {"variant": "static", **_STEP, **_QUEUE}),
+    "NetKV-Full": ("netkv", {"variant": "full", **_STEP, **_QUEUE}),
     # Ours: the oracle also tells the tiers' uplinks.
-    "NetKV-Uplinks": ("netkv", {"variant": "full", **_STEP}),
+    "NetKV-Uplinks": ("netkv", {"variant": "full", **_STEP, **_QUEUE}),
 }
 LADDER = ("CLA*", "NetKV-Topo-Only", "NetKV-Static", "NetKV-Full")
 # workload -> CLA*'s (cache_weight, load_weight); see `netkv_tuning`
@@ -269,7 +273,14 @@ def sim_config(config: Config, seed: int) -> SimConfig:
         ),
         prefill=("round_robin", {}),
         decode=(policy, params),
-        dispatch=DispatchConfig(max_queue=UNBOUNDED, queue_timeout_s=600.0, seed=seed),
+        # Algorithm 1 chooses among all workers with memory, whatever their queues, and so do its rivals.
+        dispatch=DispatchConfig(
+            max_queue=UNBOUNDED,
+            queue_timeout_s=600.0,
+            overcommit_slots=UNBOUNDED,
+            overcommit="always",
+            seed=seed,
+        ),
         control=ControlPlane(hop_s=0.0, ingress_s=0.0, progress_s=0.1, request_timeout_s=600.0),
         network=Fabric(
             topology,

@@ -1,9 +1,9 @@
 """The number of sequences that a decode worker may get beyond its slots (`DispatchConfig.overcommit_slots`), chosen.
 
 NetKV may send an entry to a near worker whose slots are all taken instead of a far one with a free slot; the entry then
-queues in the near engine (NetKV IV-C). The paper counts one iteration for each blocked predecessor. "NetKV, slot"
-counts the steps until a slot frees (`queue`), by the output tokens for each sequence that ends; the composition does so
-by its forecasts, or without them as NetKV does. With 0 nothing queues.
+queues in the near engine (NetKV IV-C). The paper counts one iteration for each blocked predecessor ("NetKV, the
+paper's"). "NetKV" counts the steps until a slot frees (`queue`), by the output tokens for each sequence that ends; the
+composition does so by its forecasts, or without them as NetKV does. With 0 nothing queues.
 
 The cluster is that of `composition_cluster`. With "long" outputs a worker has 8 slots, one of which frees every 150
 steps (some 4 s), so the paper's T_queue is far too short. With "short" outputs it has 3, one of which frees every 40
@@ -35,10 +35,10 @@ SUMMARY = (
 )
 SEEDS = (4, 1)
 FIRST_SEED = 100
-SLOT = {**cluster.STEP, "queue": "slot"}
+PAPERS_OWN = {**cluster.STEP, "queue": "iterations"}
 POLICIES: Mapping[str, tuple[str, Mapping[str, Any], str | None]] = {
+    "NetKV, the paper's": ("netkv", PAPERS_OWN, None),
     "NetKV": ("netkv", cluster.STEP, None),
-    "NetKV, slot": ("netkv", SLOT, None),
     "composition": ("composition", OWN, "client"),
     "composition, no forecasts": ("composition", OWN, None),
 }

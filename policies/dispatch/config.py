@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Annotated, Any
 
-from policies.routing.params import Number, Whole, check
+from policies.routing.base import Overcommit
+from policies.routing.params import Number, OneOf, Whole, check
 from policies.state.outliers import OutlierLimits
 from policies.state.views import PoolEntry
 
+BY_POLICY = "by_policy"
 _OVERDUE_FROM_S: Callable[[PoolEntry], float] = attrgetter("overdue_from_s")
 
 
@@ -41,8 +43,12 @@ class DispatchConfig:
     """Free KV that a decode worker must have for each sequence in addition to the prompt."""
     # `python -m benchmarks run overcommit`: each further one makes NetKV's first tokens later in a cluster of few slots
     overcommit_slots: Annotated[int, Whole(0, unit="slots")] = 1
-    """Sequences that a decode worker may get beyond its slots, if the policy weighs their queue (NetKV IV, BalanceRoute
+    """Sequences that a decode worker may get beyond its slots, when `overcommit` allows it (NetKV IV, BalanceRoute
     D.6).
+    """
+    overcommit: Annotated[str, OneOf((BY_POLICY, *Overcommit))] = BY_POLICY
+    """When workers without a free slot are offered. By policy, it is those policies that weigh the queue there which
+    want it; "always" makes a router that keeps no request back of any policy, as the papers' baselines are.
     """
     max_prefills: Annotated[int, Whole(1)] = 2
     """Most times that one request may be prefilled."""

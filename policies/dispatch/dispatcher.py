@@ -50,7 +50,7 @@ import math
 import random
 
 from policies.dispatch.actions import Action, Reject, RouteDecode, RoutePrefill
-from policies.dispatch.config import DispatchConfig
+from policies.dispatch.config import BY_POLICY, DispatchConfig
 from policies.dispatch.feasibility import (
     FeasibleEntries,
     Room,
@@ -120,7 +120,12 @@ class Dispatcher:
     @property
     def overcommit_slots(self) -> int:
         """Number of sequences that a decode worker may get beyond its slots, by the limits and the present policy."""
-        return 0 if overcommit_of(self.decode) is Overcommit.NEVER else self.config.overcommit_slots
+        return 0 if self._overcommit is Overcommit.NEVER else self.config.overcommit_slots
+
+    @property
+    def _overcommit(self) -> Overcommit:
+        given = self.config.overcommit
+        return overcommit_of(self.decode) if given == BY_POLICY else Overcommit(given)
 
     @property
     def needs(self) -> Needs:
@@ -400,8 +405,8 @@ class Dispatcher:
         return entries
 
     def _rooms(self, snapshot: Snapshot) -> dict[str, Room]:
-        config, overcommit = self.config, overcommit_of(self.decode)
-        return rooms_of(snapshot, self._pools, config.reserve_tokens, config.status_stale_s, overcommit)
+        config = self.config
+        return rooms_of(snapshot, self._pools, config.reserve_tokens, config.status_stale_s, self._overcommit)
 
     def _assign(self, feasible: FeasibleEntries, snapshot: Snapshot) -> tuple[Assignment, ...]:
         """Returns the policy's assignments. Raises PolicyError when one of them is not feasible."""

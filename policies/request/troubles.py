@@ -2,8 +2,8 @@
 
 A request whose prompt or parameters kill its engine would kill every engine that it is given to. It is suspected when
 an engine dies or stalls under it soon after it took it, and refused when two engines have died in a row with the same
-task, prefill or decode; two that stalled count as one that died. `ACQUITTED_TOKENS` tokens, from whichever engine, acquit it for good. A request that came to an
-engine which had fallen silent before is no suspect.
+task, prefill or decode; two that stalled count as one that died. `ACQUITTED_TOKENS` tokens, from whichever engine,
+acquit it for good. A request that came to an engine which had fallen silent before is no suspect.
 
 Not claimed: that all engines but two are safe from a request that kills at a position far in its output. What bounds
 that one is `max_migrations`.

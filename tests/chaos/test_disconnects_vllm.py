@@ -84,8 +84,9 @@ def test_a_killed_ingress_leaves_no_transfer_behind(vllm_app: App) -> None:
 
 
 def test_a_restarted_serve_controller_keeps_the_engines(vllm_app: App) -> None:
-    """A controller stops a replica that does not answer where its log is. That a killed ingress comes back shows that the new
-    controller has met all replicas."""
+    """A controller stops a replica that does not answer where its log is. That a killed ingress comes back shows that
+    the new controller has met all replicas.
+    """
     engines = {name: vllm_app.replica_pid(name) for name in ("PrefillEngine", "DecodeEngine")}
     controller = next(p for p in vllm_app.processes() if "ServeController" in command_line(p))
     controller.kill()

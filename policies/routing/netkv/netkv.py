@@ -16,9 +16,10 @@ ladder is included.
                     Snapshot.overcommit_slots more than beta_max. So an entry may queue on a near worker whose batch is
                     full rather than move its KV to a far one; each decision shows the queue as `queue_s`
 
-The paper has one iteration for each blocked predecessor: it assumes that a full batch frees a slot with every step. It
-does so where slots are about as many as output tokens. A batch of 8 with outputs of 1,000 tokens frees one in 125
-steps. With `queue` "slot", ours, the term is the wait for a slot, in which the new request counts too:
+`queue` "iterations" is the paper's term, one iteration for each blocked predecessor: it assumes that a full batch frees
+a slot with every step. It does so where slots are about as many as output tokens. A batch of 8 with outputs of 1,000
+tokens frees one in 125 steps. With `queue` "slot", ours and the default, the term is the wait for a slot, in which the
+new request counts too:
 
     T_queue = max(0, q_d - (beta_max - beta_d) + 1) * o / beta_max * t_iter(beta_d)
     o: output tokens for each sequence that ends -> Snapshot.usual_output_tokens
@@ -80,7 +81,7 @@ class NetKV:
     load_weight: Annotated[float, Number(low=0.0)] = 1.0
     """Weight of the load in the variant "cla"."""
     # "iterations" is the paper's; `python -m benchmarks run overcommit` compares the two.
-    queue: Annotated[str, OneOf(QUEUES)] = "iterations"
+    queue: Annotated[str, OneOf(QUEUES)] = "slot"
     """Queue term: a step for each blocked predecessor ("iterations"), or the steps until a full batch frees a slot by
     the usual output of a sequence ("slot").
     """

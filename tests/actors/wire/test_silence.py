@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -77,6 +78,23 @@ async def test_bytes_of_any_kind_are_a_sign_of_life(server: tuple[Side, str]) ->
     writer.write(data[head + 10 * wire.SILENT_PINGS :])
     await until(lambda: side.messages)
     writer.close()
+
+
+@pytest.mark.parametrize(("stands_s", "ping_s"), [(0.0, 60.0), (3 * PING_S, PING_S)])
+async def test_a_connection_that_ends_while_this_process_stands_still_says_so(
+    server: tuple[Side, str], stands_s: float, ping_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "PING_S", ping_s)
+    side, address = server
+    _, writer = await raw(address)
+    writer.write(frame(HELLO))
+    await until(lambda: side.opened)
+    writer.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+    # nothing of this process runs meanwhile
+    time.sleep(stands_s)  # noqa: ASYNC251
+    await until(lambda: side.reasons)
+    assert side.channels[0].stood_still == (stands_s > 0)
+    assert not side.channels[0].silent
 
 
 async def test_a_peer_that_speaks_but_does_not_read_is_lost(server: tuple[Side, str]) -> None:

@@ -7,8 +7,17 @@ import pytest
 
 from benchmarks.chaos.clients import Gap
 from benchmarks.chaos.harm import Harm
-from benchmarks.chaos.processes import slope_per_hour
-from benchmarks.chaos.results import CODE, MODULE, Kept, blame, is_bad
+from benchmarks.chaos.processes import Sample, Track, slope_per_hour
+from benchmarks.chaos.report import lines_of
+from benchmarks.chaos.results import (
+    CODE,
+    LONG_MINUTES,
+    MODULE,
+    Kept,
+    blame,
+    is_bad,
+    process_facts,
+)
 from benchmarks.chaos.schedule import Fault, Kind
 from benchmarks.chaos.totals import added_up
 from benchmarks.checkout import code_digest, depends_on
@@ -47,8 +56,8 @@ def result(seed: int, **more: Any) -> dict[str, Any]:
         "engines": "sim", "machine": {}, "seed": seed, "minutes": 2.0, "commit": "abc",
         "code": code_digest(depends_on(MODULE, CODE)),
         "requests": 10, "right": 9, "near_ties": 0, "unended": 0, "failed": {}, "wrong": {},
-        "apart": {"kill ingress: cut": 1}, "notes": {}, "counters": {"sluice_retries_total": 3}, "forms": {"short": 10},
-        "leaks": {},
+        "apart": {"kill ingress: cut": 1}, "notes": {}, "increases": {"sluice_retries_total": 3},
+        "forms": {"short": 10}, "leaks": {},
         "faults": [
             [1.0, "kill decode", "d", 0.0, 1.5, 3, 1.2, 8.0, False, 0.0],
             [9.0, "stop decode", "d", 20.0, 5.0, 9, 4.0, 24.5, True, 7.5],
@@ -69,6 +78,10 @@ def test_runs_add_up_and_are_kept(tmp_path: Path) -> None:
     assert (total["runs"], total["requests"], total["faults"]) == (2, 20, 4)
     assert total["failed"] == {"hang": 2}
     assert total["counters"] == {"sluice_retries_total": 6}
+    # a run that counted the counters otherwise has none
+    other = {key: value for key, value in again.runs[0].items() if key != "increases"}
+    assert added_up([other, again.runs[1]])["counters"] is None
+    assert not any("retries" in line for line in lines_of(added_up([other])))
     stopped = total["kinds"]["stop decode"]
     assert (stopped["number"], stopped["stall_longest_s"], stopped["not_waited_for"]) == (2, 5.0, 2)
     assert stopped["late_longest_s"] == 7.5
@@ -124,3 +137,15 @@ def test_the_command_that_results_keep_names_no_folder_of_the_machine() -> None:
         == "python -m benchmarks.chaos --seeds 1 2 --bare --only 'kill decode'"
     )
     assert command("benchmarks.chaos", []) == "python -m benchmarks.chaos"
+
+
+def test_the_memory_of_a_process_that_lives_long_is_kept_by_the_minute() -> None:
+    def lived(minutes: int) -> Track:
+        samples = [Sample(100.0 + 30.0 * n, (50 + n) * 2**20, 9) for n in range(2 * minutes)]
+        return Track("router", samples)
+
+    short, long = process_facts(lived(LONG_MINUTES)), process_facts(lived(LONG_MINUTES + 2))
+    assert "rss_mib_by_minute" not in short
+    # the last sample of each minute
+    assert long["rss_mib_by_minute"] == [51 + 2 * n for n in range(LONG_MINUTES + 2)]
+    assert long["rss_mib_per_h"] == 120.0

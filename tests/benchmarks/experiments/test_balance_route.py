@@ -12,7 +12,10 @@ from benchmarks.experiments.base import Results
 from benchmarks.sim import profiles
 from benchmarks.sim.records import RunResult, StepStats
 from benchmarks.workloads.record import WorkloadRequest
+from policies.dispatch.dispatcher import Dispatcher
 from policies.engine_model.timing import TimingProfile
+from policies.routing.registry import decode_policy
+from policies.routing.simple.join_shortest_queue import JoinShortestQueue
 
 T = TimingProfile(
     source="test",
@@ -82,12 +85,20 @@ def test_figures_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["barrier_free_tok_s"] == pytest.approx(40 / 21 * 42 / 35)
 
 
+@pytest.mark.parametrize("method", cluster.METHODS)
+def test_only_the_baselines_send_every_request_on_at_once(method: str) -> None:
+    load = cluster.load_of(SMALL, 2, 4.0, 500, 1_000, 0)
+    config = cluster.sim_config(cluster.config_of("recurring-long", method, 2, quick=True), SMALL, load, 0)
+    dispatcher = Dispatcher(config.dispatch, JoinShortestQueue(), decode_policy(*config.decode))
+    assert (dispatcher.overcommit_slots > 100_000) == (method in cluster.BASELINES)
+
+
 def test_balance_routing_is_more_balanced_than_jsq(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(cluster.CASES, "recurring-long", SMALL)
     sizes = {"warmup_steps": 600, "steps": 1_500, "train_requests": 700}
     found = {
         method: cluster.run_one(cluster.config_of("recurring-long", method, 4, quick=True) | sizes, seed=0)
-        for method in ("join_shortest_queue", "br_0", "br_h oracle", "br_h survival")
+        for method in ("join_shortest_queue", "br_0", "br_h oracle", "ours oracle", "ours survival")
     }
     jsq = found.pop("join_shortest_queue")
     for metrics in found.values():

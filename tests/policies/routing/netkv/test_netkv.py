@@ -227,23 +227,23 @@ def test_an_iteration_of_the_queue_is_as_long_as_the_batch_that_runs(
 )
 def test_the_queue_may_be_the_wait_for_a_slot_by_the_usual_outputs(used: int, steps: int) -> None:
     facts, step = {"slots_used": used}, {"step_base_s": 0.1, "step_per_seq_s": 0.01}
-    decision = decide(d1=facts, outputs=40.0, queue="slot", **step)
+    decision = decide(d1=facts, outputs=40.0, **step)
     assert term(decision, "d1", "queue_s") == pytest.approx(steps * 0.18)
     assert term(decision, "d1", "first_step_s") == pytest.approx(0.1 + 0.01 * min(used + 1, 9))
     # the paper's, and ours before any request has finished
-    paper = decide(d1=facts, outputs=40.0, **step), decide(d1=facts, queue="slot", **step)
+    paper = decide(d1=facts, outputs=40.0, queue="iterations", **step), decide(d1=facts, **step)
     assert [term(one, "d1", "queue_s") for one in paper] == [pytest.approx(max(0, used - 8) * 0.18)] * 2
 
 
 def test_with_the_wait_for_a_slot_an_entry_waits_in_the_pool_while_no_slot_is_free() -> None:
     full = [worker("d1", slots_used=8), worker("d2", slots_used=9)]
     view = snapshot([SENDER, worker("d3"), *full], [ENTRY], ORACLE, HITS)
-    assert assign(NetKV(queue="slot"), [(ENTRY, full)], view, random.Random(0)) == ()
-    (made,) = assign(NetKV(), [(ENTRY, full)], view, random.Random(0))
+    assert assign(NetKV(), [(ENTRY, full)], view, random.Random(0)) == ()
+    (made,) = assign(NetKV(queue="iterations"), [(ENTRY, full)], view, random.Random(0))
     assert made.decision.worker == "d2"
     # an entry behind it that fits on a free slot is not held up
     other = entry("other", 10, kv_bytes=1)
-    (made,) = assign(NetKV(queue="slot"), [(ENTRY, full), (other, [worker("d3")])], view, random.Random(0))
+    (made,) = assign(NetKV(), [(ENTRY, full), (other, [worker("d3")])], view, random.Random(0))
     assert (made.attempt_id, made.decision.worker) == ("other", "d3")
 
 
