@@ -298,11 +298,15 @@ def _say_origins(root: Path, results: Path, stored: dict[str, Stored], checked: 
             whole = _read(results / file)
             paths = provenance.paths_of_other(whole)
             made[file] = (provenance.of_other(whole), None if paths is None else partial(code_digest, paths))
-    untraced = [file for file, (origins, digest) in made.items() if not origins or digest is None]
+    untraced = [
+        file for file, (origins, digest) in made.items() if not provenance.traced(origins) or digest is None
+    ]
     changed = [
         file
         for file, (origins, digest) in made.items()
-        if origins and digest is not None and {origin.code for origin in origins} != {digest(ROOT)}
+        if file not in untraced
+        and digest is not None
+        and {origin.code for origin in origins} != {digest(ROOT)}
     ]
     if changed:
         checked.notes.append(f"runs of other code than the present one: {', '.join(sorted(changed))}")
@@ -326,7 +330,9 @@ def _compare_with_commits(
     """Finds runs whose commit is not in the history of the checkout at `root`, or whose digest is not the commit's."""
     of_commit: dict[str, list[str]] = {}
     for file, (origins, digest) in made.items():
-        for commit in {origin.commit for origin in origins if origin.clean and digest is not None}:
+        if digest is None or not provenance.traced(origins):
+            continue
+        for commit in {origin.commit for origin in origins if origin.clean}:
             of_commit.setdefault(commit, []).append(file)
     for commit, files in sorted(of_commit.items()):
         with code_at(commit, root) as then:

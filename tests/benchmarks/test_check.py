@@ -205,7 +205,7 @@ def made_by(*origins: dict[str, object], command: str = "") -> Callable[[dict[st
             "run x --keep-stale",
             ["--keep-stale", "2 states", "in no commit"],
         ),
-        ([{**HERE, "code": "aa"}], "", ["computed in another way"]),
+        ([{**HERE, "code": "aa"}], "", ["in the present way (v2)"]),
         ([], "", ["does not say which code made its runs"]),
     ],
 )
