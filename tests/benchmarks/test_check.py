@@ -1,5 +1,6 @@
 """Figures of the documents against the results files that they come from, and where these come from."""
 
+import ast
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -485,6 +486,26 @@ def test_the_figures_that_nobody_measured_are_those_of_the_list() -> None:
     }
     listed = GIVEN.read_text().splitlines()
     assert listed == sorted(found)
+
+
+OF_DOCSTRINGS = Path(__file__).parent / "given_in_docstrings.txt"
+
+
+def docstrings(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            yield ast.get_docstring(node) or ""
+
+
+def test_docstrings_of_experiments_have_figures_of_papers_and_settings_only() -> None:
+    """A docstring can cite no results file, so it may not say what was measured; docs/results.md does."""
+    found = {
+        f"{path.stem}: {figure}"
+        for path in (ROOT / "benchmarks/experiments").glob("*.py")
+        for text in docstrings(path)
+        for _, figure in figures.unmarked(text)
+    }
+    assert OF_DOCSTRINGS.read_text().splitlines() == sorted(found)
 
 
 def test_the_command_prints_what_it_checked(
