@@ -13,9 +13,10 @@ from benchmarks import __main__ as program
 from benchmarks import check as check_module
 from benchmarks import figures, provenance, runner
 from benchmarks.check import check
-from benchmarks.checkout import ROOT, Origin, code_digest
+from benchmarks.checkout import ROOT, Origin, code_digest, depends_on
 from benchmarks.document import OTHERS, RESULTS, document, expected, section
 from benchmarks.experiments import registry
+from benchmarks.live.machine import LIVE_CODE
 from benchmarks.predictors.page import markdown
 
 FILE = "experiments/deepflow_heatmap.json"
@@ -294,6 +295,16 @@ SWITCHING = "switching/switching-sim.json"
         ({"code_of": None}, "python -m benchmarks.live.switching", ["of which files its digest is"]),
         ({"code_of": []}, "python -m benchmarks.live.switching", ["of which files its digest is"]),
         (
+            {"code_of": ["benchmarks/seeds.py"], "code": code_digest(["benchmarks/seeds.py"])},
+            "python -m benchmarks.live.switching",
+            ["its digest leaves out benchmarks/__init__.py, "],
+        ),
+        (
+            {"code_of": ["benchmarks"], "code": code_digest(["benchmarks"])},
+            "python -m benchmarks.live.switching",
+            ["its digest leaves out actors, app, policies"],
+        ),
+        (
             {"code": "v2:bb"},
             "python -m benchmarks.live.switching",
             ["names commit abc, whose code is another one"],
@@ -313,7 +324,8 @@ def test_another_results_file_says_which_files_its_digest_is_of_and_which_comman
     monkeypatch.setattr(provenance, "UNTRACED", frozenset({FILE}))
     monkeypatch.setattr(check_module, "code_at", at)
     machine = {"cpu": "c", "cores": 2, "python": "3", "commit": "abc", "clean": True}
-    machine |= {"code_of": ["benchmarks/seeds.py"], "code": code_digest(["benchmarks/seeds.py"])} | facts
+    code_of = depends_on("benchmarks.live.switching", LIVE_CODE)
+    machine |= {"code_of": code_of, "code": code_digest(code_of)} | facts
     whole = {"machine": machine, "command": command, "rows": [], "served": 1, "lost": {}}
     other_file(root, SWITCHING, whole)
     problems = check(root).problems
