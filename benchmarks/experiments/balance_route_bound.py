@@ -13,10 +13,7 @@ The search gives only an upper bound on the least imbalance, because a longer se
 a slot is also empty while its KV is in transfer: one worker then lacks a mean context, for the two or three steps that
 3 GB take. This adds to the imbalance of `rule`; `balance_route_table1` counts those steps separately.
 
-What was found (three seeds): on `recurring-long` the rule leaves 11,400 tokens, and the two searches 7,900 and 7,700.
-On `reasoning-long` it is 9,300, 4,800 and 4,200. So four times the search gains little more. With the slots that wait
-for KV, the imbalance of a router that knew everything would be some 13 to 14 times below JSQ's; in Table 1 it is 10.5
-to 11.6 times below.
+Two searches of different size show whether more of it would find much less (docs/results.md).
 
 Not claimed: that such a search could be deployed. It knows every length, and the requests that are still to come.
 """

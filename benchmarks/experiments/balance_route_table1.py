@@ -8,8 +8,8 @@ recurring prompts, survival given the client and exact match are survival itself
 
 There are two throughputs: as measured, and *same load*, which takes the mean load of the whole trace in place of the
 mean load of the requests that happened to run (`balance_route_cluster`). A window of 14,000 steps admits some 700
-requests, and BR chooses among a pool of over a hundred. So the load of those that run first differs by up to 10 %
-between routers and seeds, which hides the effect of balance. The upper limit of the measured throughput is `without
+requests, and BR chooses among a pool of over a hundred. So the load of those that run first differs between
+routers and seeds, which hides the effect of balance. The upper limit of the measured throughput is `without
 barrier idle`: the same batches if every step lasted as long as the mean worker's.
 
 There are two rules of BR-H. `br_h` is the paper's own (its defaults, without ageing), `ours` aims at the mean load,

@@ -4,16 +4,10 @@ Two colocated engines and a pair of disaggregated ones (1P1D); a code-generation
 values are not in the text, which says (5.3.2): PD-aware beats round robin at some rates ("e.g., 10 reqs/s"), matches it
 at low ones, and is worse at very high ones, where the disaggregated pair overloads. The load correction of
 `routing.deepflow.pd_heatmap` (ours) is meant to stay near the best at high rates too; "PD-aware, k = 0" and "combined,
-k = 0" are the paper's.
-Here that form has a longer JCT than round robin at every rate (8 to 102 %): it overloads the colocated engines, the
-other way round than in the paper. Predictor accuracy from 0.5 to 1.0 makes no difference.
+k = 0" are the paper's. Here that form overloads the colocated engines, the other way round than in the paper.
 
-At 2/s five stretches of 200 requests cannot decide 1 %: PD-aware was 1.3 +- 3.5 and combined 4.4 +- 6.7 % behind the
-load-aware policy. Over 57 such stretches they are 0.2 and 2.9 % ahead (seeds 0 to 31: 1.7 +- 1.5 behind, 1.6 +- 2.4
-ahead; 100 to 124: 2.7 +- 2.9 and 4.5 +- 3.0 ahead), so it was noise. Hence 1,000 requests a run at 2 and 5/s here; such
-stretches have bursts that queue (5 s of JCT, not 1.7). Tried for the load correction on seeds 100 to 124, and no
-better: the least loaded engine of a kind for the kind's mean (0.3 +- 1.7 ahead), for combined with bounds of 0.3, 0.01,
-0.003 and 0.001 (2.0, 1.9, 1.5, 0.9 ahead).
+At low rates short runs cannot tell policies apart, hence 1,000 requests a run at 2 and 5/s. Such stretches have bursts
+that queue. The load correction was chosen on seeds 100 to 124, which are not measured here.
 
 The heatmap is `deepflow_setup.heatmap`, all rates added, made on a seed of its own.
 """

@@ -10,9 +10,9 @@ What the paper does not say, and its own figures do; each is fitted once, for al
   which rules out as many bytes/s), long context as many prompt tokens/s as RAG has on the whole stand-in trace.
 - A transfer has one path, on which its tier's B is all that it gets, and few others are on it: one flow (its four
   shards keep together) over one of its server's 8 NICs, one a GPU; 16 uplinks a rack, 32 a pod. Tried instead: four
-  paths a transfer, of which four at 25 Gbit/s fill a NIC, so that tiers hardly differ (CLA* 714 ms, NetKV 704);
-  2 NICs a server (the prefill rack's uplinks are overloaded, 4 to 9 s); one fixed NIC an instance, as "sharing the
-  source NIC" may mean (full at 250 %: round robin takes 1,859 ms there, the paper's 1,246).
+  paths a transfer, of which four at 25 Gbit/s fill a NIC, so that tiers hardly differ; 2 NICs a server, with which the
+  prefill rack's uplinks are overloaded; one fixed NIC an instance, as "sharing the source NIC" may mean, which is full
+  at 250 %, where the paper's round robin takes 1,246 ms.
 - RAG prompts have about 10,000 tokens in the mean: uniform placement without contention takes 87 us a token (1/3 at
   50, 2/3 at 25 Gbit/s), and round robin's 993 ms grow by 20 % when the rate doubles, so some 860 ms are no contention.
   Mooncake conversation has 14,988 between 4K and 64K; transfers, and the reductions that they allow, are longer for
@@ -23,11 +23,11 @@ What the paper does not say, and its own figures do; each is fitted once, for al
   paper's 23K rows in an hour are 20 a tick, the stand-in's half as many. A workload keeps of a tick the share that it
   keeps of the stand-in's rows (`Workload.burst`), and one factor compresses bursts and pauses alike: RAG at 100 % has
   12.6 requests every 2.1 s, three for each prefill instance, whose transfers meet. With the ticks spread (`spread`)
-  few meet: NetKV sends 81 to 100 % within the pod (Table VI: 69 %; with bursts 70 to 75 %) and gains at short prompts
-  two to four times what the paper does (`netkv_context`, `netkv_load`).
+  few meet: NetKV then sends more within the pod than Table VI has (69 %), and gains more at short prompts than the
+  paper's does (`netkv_load` has rows of both).
 - A window has the same requests at every load: TTFT less transfer is the same within 2 ms at 100, 200 and 250 %, where
   other requests would move the mean prefill by some 50 ms, and what CLA* saves of RR's transfers (158, 176, 155 ms)
-  does not grow as it does when more requests fit into 15 s (hits of 17, 23, 23 % of prompt tokens). So warm-up and
+  does not grow as it does when more requests fit into 15 s and hit more. So warm-up and
   window are stretches of the trace ("trace seconds", VI-A): 5 and 15 s at 100 %, less above, more below.
 
 A run: 5 s of warm-up, 15 s measured, at 100 %; ten windows of the trace (five where there are fewer seeds), one a seed,

@@ -1,7 +1,7 @@
 """Validates the simulator: it runs one workload on a live Sluice through Ray Serve and simulated, and compares them.
 
-    python -m benchmarks.experiments.validate_live --engines sim     2 prefill + 4 decode sim engines, about 4 minutes
-    python -m benchmarks.experiments.validate_live --engines vllm    1 + 1 vLLM engines, SmolLM2, about 8 minutes
+    python -m benchmarks.experiments.validate_live --engines sim     2 prefill + 4 decode sim engines
+    python -m benchmarks.experiments.validate_live --engines vllm    1 + 1 vLLM engines, SmolLM2
 
 Both sides get the same arrivals (Poisson), prompt and output lengths, policies and limits. The simulator's parameters
 are measured before, on other requests than those that are compared:

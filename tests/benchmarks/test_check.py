@@ -1,5 +1,6 @@
 """Figures of the documents against the results files that they come from, and where these come from."""
 
+import ast
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -12,9 +13,10 @@ from benchmarks import __main__ as program
 from benchmarks import check as check_module
 from benchmarks import figures, provenance, runner
 from benchmarks.check import check
-from benchmarks.checkout import ROOT, Origin, code_digest
+from benchmarks.checkout import ROOT, Origin, code_digest, depends_on
 from benchmarks.document import OTHERS, RESULTS, document, expected, section
 from benchmarks.experiments import registry
+from benchmarks.live.machine import LIVE_CODE
 from benchmarks.predictors.page import markdown
 
 FILE = "experiments/deepflow_heatmap.json"
@@ -205,7 +207,7 @@ def made_by(*origins: dict[str, object], command: str = "") -> Callable[[dict[st
             "run x --keep-stale",
             ["--keep-stale", "2 states", "in no commit"],
         ),
-        ([{**HERE, "code": "aa"}], "", ["computed in another way"]),
+        ([{**HERE, "code": "aa"}], "", ["in the present way (v2)"]),
         ([], "", ["does not say which code made its runs"]),
     ],
 )
@@ -293,6 +295,16 @@ SWITCHING = "switching/switching-sim.json"
         ({"code_of": None}, "python -m benchmarks.live.switching", ["of which files its digest is"]),
         ({"code_of": []}, "python -m benchmarks.live.switching", ["of which files its digest is"]),
         (
+            {"code_of": ["benchmarks/seeds.py"], "code": code_digest(["benchmarks/seeds.py"])},
+            "python -m benchmarks.live.switching",
+            ["its digest leaves out benchmarks/__init__.py, "],
+        ),
+        (
+            {"code_of": ["benchmarks"], "code": code_digest(["benchmarks"])},
+            "python -m benchmarks.live.switching",
+            ["its digest leaves out actors, app, policies"],
+        ),
+        (
             {"code": "v2:bb"},
             "python -m benchmarks.live.switching",
             ["names commit abc, whose code is another one"],
@@ -312,7 +324,8 @@ def test_another_results_file_says_which_files_its_digest_is_of_and_which_comman
     monkeypatch.setattr(provenance, "UNTRACED", frozenset({FILE}))
     monkeypatch.setattr(check_module, "code_at", at)
     machine = {"cpu": "c", "cores": 2, "python": "3", "commit": "abc", "clean": True}
-    machine |= {"code_of": ["benchmarks/seeds.py"], "code": code_digest(["benchmarks/seeds.py"])} | facts
+    code_of = depends_on("benchmarks.live.switching", LIVE_CODE)
+    machine |= {"code_of": code_of, "code": code_digest(code_of)} | facts
     whole = {"machine": machine, "command": command, "rows": [], "served": 1, "lost": {}}
     other_file(root, SWITCHING, whole)
     problems = check(root).problems
@@ -485,6 +498,26 @@ def test_the_figures_that_nobody_measured_are_those_of_the_list() -> None:
     }
     listed = GIVEN.read_text().splitlines()
     assert listed == sorted(found)
+
+
+OF_DOCSTRINGS = Path(__file__).parent / "given_in_docstrings.txt"
+
+
+def docstrings(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            yield ast.get_docstring(node) or ""
+
+
+def test_docstrings_of_experiments_have_figures_of_papers_and_settings_only() -> None:
+    """A docstring can cite no results file, so it may not say what was measured; docs/results.md does."""
+    found = {
+        f"{path.stem}: {figure}"
+        for path in (ROOT / "benchmarks/experiments").glob("*.py")
+        for text in docstrings(path)
+        for _, figure in figures.unmarked(text)
+    }
+    assert OF_DOCSTRINGS.read_text().splitlines() == sorted(found)
 
 
 def test_the_command_prints_what_it_checked(

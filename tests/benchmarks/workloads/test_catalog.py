@@ -8,7 +8,16 @@ import pytest
 
 from benchmarks.workloads import catalog
 from benchmarks.workloads.azure2024 import load_azure2024
-from benchmarks.workloads.catalog import WORKLOADS, TraceSource, WorkloadSpec, available, build
+from benchmarks.workloads.catalog import (
+    WORKLOADS,
+    TraceSource,
+    WorkloadSpec,
+    as_if_present,
+    available,
+    build,
+    or_excerpt,
+    traces_of,
+)
 from benchmarks.workloads.prefixes import Sharing, ideal_hit_share
 from benchmarks.workloads.record import WorkloadError
 from benchmarks.workloads.transform import LengthFilter
@@ -210,3 +219,26 @@ def test_every_named_trace_says_which_file_it_is():
     synthetic = [n for n in WORKLOADS if not isinstance(WORKLOADS[n], TraceSource)]
     assert all(n.startswith("synthetic-") for n in synthetic)
     assert catalog.traces_dir() is None or catalog.traces_dir().is_dir()
+
+
+def test_the_traces_that_source_files_name_are_told_apart_by_their_content(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLUICE_TRACES", str(tmp_path))
+    (tmp_path / "a.py").write_text('TRACE = "mooncake-conversation"\n')
+    (tmp_path / "b.py").write_text('TRACE = "mooncake-conversation-excerpt"\n')
+    assert traces_of(["a.py", "b.py"], tmp_path) == ()
+    trace = tmp_path / "mooncake_conversation_trace.jsonl"
+    trace.write_text("1")
+    (tmp_path / "mooncake_synthetic_trace.jsonl").write_text("1")
+    (first,) = traces_of(["a.py", "b.py"], tmp_path)
+    assert first.startswith("mooncake_conversation_trace.jsonl sha256:")
+    # shipped rows are part of the code, and what nobody names is not read
+    assert traces_of(["b.py", "absent.py"], tmp_path) == ()
+    trace.write_text("22")
+    assert traces_of(["a.py"], tmp_path) not in ((), (first,))
+
+
+def test_variants_can_be_named_as_if_all_traces_were_here(monkeypatch):
+    monkeypatch.delenv("SLUICE_TRACES", raising=False)
+    with as_if_present():
+        assert or_excerpt("mooncake-conversation") == "mooncake-conversation"
+    assert or_excerpt("mooncake-conversation") == "mooncake-conversation-excerpt"
