@@ -8,7 +8,7 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.dispatch.dispatcher import DispatchConfig, Dispatcher
@@ -35,6 +35,7 @@ CHAINS = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(CHAINS, st.randoms(), st.sampled_from(["all", "none", "some"]))
 def test_shared_tokens_are_what_holdings_exceed_the_copies_by(
     chains: list[tuple[int, ...]], rng: random.Random, cached: str
