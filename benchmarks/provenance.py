@@ -16,9 +16,7 @@ from benchmarks.results_io import Stored
 UNTRACED = frozenset(
     {
         "balance/balance.json",
-        "chaos/sim-bare.json",
         "chaos/sim-soak.json",
-        "chaos/sim.json",
         "composition/composition.json",
         "decisions/decisions.json",
         "experiments/balance_route_bound.json",
