@@ -20,7 +20,6 @@ UNTRACED = frozenset(
         "composition/composition.json",
         "decisions/decisions.json",
         "experiments/balance_route_bound.json",
-        "experiments/balance_route_sensitivity.json",
         "experiments/balance_route_table1.json",
         "experiments/balance_route_table2.json",
         "experiments/composition.json",

@@ -79,9 +79,8 @@ def compare(results: Results) -> list[Row]:
             if variant not in results.variants:
                 continue
             rows += figures(results, variant, f"G = {workers}, {method}", PAPER[workers][in_paper(method)])
-        gains = [
-            (method, metric) for method in ("br_0", "br_h oracle", "ours oracle") for metric in (RAW, SAME)
-        ]
+        run = [m for m in ("br_0", "br_h oracle", "ours oracle") if f"{workers}/{m}" in results.variants]
+        gains = [(method, metric) for method in run for metric in (RAW, SAME)]
         rows += [_gain(results, workers, method, metric) for method, metric in gains]
     return rows
 
