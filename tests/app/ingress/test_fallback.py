@@ -284,6 +284,11 @@ async def test_a_router_that_comes_back_decides_what_waits(tmp_path: Path) -> No
         d.admit(order[0])
         await until(lambda: stages(made) == ["decoding", "pooled", "prefilling", "queued"])
         before = made.metric("sluice_fallback_decisions_total", task="decode")
+        # it has waited for five minutes, with a renewal five seconds ago
+        times = made.connections.live[order[1]].times
+        assert times.pooled_s is not None
+        times.pooled_s -= 300.0
+        times.renewed_s = times.pooled_s + 295.0
         await take_over(made, tmp_path)
         await until(lambda: made.router.status().in_flight == 4)
         status = made.router.status()
@@ -292,6 +297,10 @@ async def test_a_router_that_comes_back_decides_what_waits(tmp_path: Path) -> No
         assert (workers["p"].prefilling, workers["d"].slots_used) == (1, 1)
         entry = made.router.dispatcher.state.pool_entry(order[1])
         assert entry.kv_bytes == 4096
+        assert entry.renewed_s is not None
+        assert entry.renewed_s - entry.entered_s == pytest.approx(295.0)
+        assert entry.lease_until_s - entry.entered_s > 300.0
+        assert entry.lease_s == 30.0
         # the slot becomes free: the router sends the pooled request there
         d.token(order[0], finish="stop")
         assert (await tasks[0]).status_code == 200

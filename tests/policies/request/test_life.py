@@ -387,14 +387,15 @@ def test_a_request_that_waits_for_its_decode_engine_keeps_its_kv() -> None:
 
 
 def test_a_transfer_takes_its_time_from_the_moment_at_which_the_engine_has_a_slot() -> None:
-    life = at(Stage.TRANSFERRING, transfer_s=50.0)
-    waits(life, NOW_S + 200, answer=30.0)
-    life.on(Reading(), NOW_S + 201)
+    life = at(Stage.TRANSFERRING, transfer_s=5.0)
+    waits(life, NOW_S + 205, answer=30.0)
+    life.on(Reading(), NOW_S + 208)
     # a renewal that comes while the KV is read gives the read no more time
-    waits(life, NOW_S + 250, answer=30.0)
+    assert waits(life, NOW_S + 212, answer=30.0) == NOW_S + 210
+    assert life.lease_until_s == NOW_S + 240
     assert now(life) is Stage.TRANSFERRING
-    assert life.wake_at_s == NOW_S + 251
-    life.wake(NOW_S + 251)
+    assert life.wake_at_s == NOW_S + 213
+    life.wake(NOW_S + 213)
     assert life.of("retried") == [("retried", "decode", "stalled")]
     assert life.avoid == ("d",)
 
