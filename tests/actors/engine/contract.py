@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from actors.engine.protocol import Engine
-from actors.wire.messages import Admitted, Failed, Out, PrefillDone
+from actors.wire.messages import Admitted, Failed, Out, PrefillDone, Reading
 from tests.actors.engine.rig import Node, Rig, until
 
 PROMPT = list(range(10, 60))
@@ -248,7 +248,7 @@ class EngineContract:
         assert d.used > 0
         await d.rests()
         await p.rests()
-        assert d.client.of("r") == []
+        assert {type(message) for message in d.client.of("r")} <= {Reading}
 
     async def test_cancel_a_decode_under_way(self, rig: Rig) -> None:
         c = await rig.node(self.make("colocated", "c", slow=True), "c")
@@ -300,7 +300,7 @@ class EngineContract:
         assert (await d.client.wait("r", Failed)).code == "deadline"
         await p.rests()
         await d.rests()
-        assert len(d.client.of("r")) == 1
+        assert [type(m) for m in d.client.of("r") if not isinstance(m, Reading)] == [Failed]
 
     async def test_drain_refuses_new_work_and_waits_for_the_rest(self, rig: Rig) -> None:
         c = await rig.node(self.make("colocated", "c", slow=True), "c")

@@ -16,7 +16,7 @@ import pytest
 
 from actors.engine.sim.config import SimEngineConfig
 from actors.engine.sim.engine import SimEngine
-from actors.wire.messages import EngineInfo, Failed, PrefillDone
+from actors.wire.messages import EngineInfo, Failed, PrefillDone, Reading
 from tests.actors.engine.rig import Client, Rig, until
 
 PROMPT = list(range(10, 60))
@@ -100,7 +100,7 @@ async def test_kill_of_the_prefill_engine_fails_its_pulls_only(hosts: Any, tmp_p
             assert (failed.code, failed.retryable) == ("kv_load", True)
         assert await d.client.text("local")
         await d.rests()
-        assert d.client.of("r9") == []
+        assert {type(message) for message in d.client.of("r9")} <= {Reading}
 
 
 async def test_kill_of_the_decode_engine_frees_the_prefill_side(hosts: Any, tmp_path: Path) -> None:

@@ -71,9 +71,9 @@ def test_three_requests_by_hand() -> None:
     assert result.steps.busy_s == pytest.approx(2.6 + 2.61 + 2.62 + 2.7 + 2.71 + 2.55 + 2.56 + 2.57 + 2.58)
 
 
-@pytest.mark.parametrize(("policy", "sooner_s"), [("netkv", 0.4), ("join_shortest_queue", 0.0)])
+@pytest.mark.parametrize(("overcommit", "sooner_s"), [("always", 0.4), ("by_policy", 0.0)])
 def test_an_engine_queues_what_it_has_no_slot_for_and_takes_it_without_a_word_to_the_router(
-    policy: str, sooner_s: float
+    overcommit: str, sooner_s: float
 ) -> None:
     """Four hops less: the end of a to the ingress and on to the router, its decision back and on to the engine."""
     began: list[float | None] = []
@@ -81,8 +81,7 @@ def test_an_engine_queues_what_it_has_no_slot_for_and_takes_it_without_a_word_to
         config = SimConfig(
             (spec("p", Role.PREFILL), spec("d", Role.DECODE, 1, slots=1)),
             control=ControlPlane(hop_s=0.1, status_s=0.1, progress_s=0.1),
-            decode=(policy, {}),
-            dispatch=DispatchConfig(overcommit_slots=extra),
+            dispatch=DispatchConfig(overcommit_slots=extra, overcommit=overcommit),
         )
         result = simulate(
             config, [request("a", 0.0, 10, 3), request("b", 0.0, 20, 2), request("c", 0.0, 5, 4)]
@@ -346,10 +345,10 @@ def test_a_pool_that_waits_for_minutes_keeps_its_leases(max_lease_s: float, retr
 
 
 def test_a_request_that_waits_for_a_slot_in_its_decode_engine_keeps_its_lease() -> None:
-    """netkv sends b to the worker whose only slot a takes for some 280 s; b's lease is of 12 s."""
+    """The router sends b at once to the worker whose only slot a takes for some 280 s; b's lease is of 12 s."""
     engines = (spec("p", Role.PREFILL, lease_s=12.0), spec("d", Role.DECODE, 1, slots=1))
     config = SimConfig(
-        engines, control=IDEAL, decode=("netkv", {}), dispatch=DispatchConfig(overcommit_slots=1)
+        engines, control=IDEAL, dispatch=DispatchConfig(overcommit_slots=1, overcommit="always")
     )
     cluster = Cluster(config, iter([request("a", 0.0, 10, 100), request("b", 1.0, 10, 2)]), None, None)
     result = cluster.run()

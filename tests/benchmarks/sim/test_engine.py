@@ -14,6 +14,7 @@ from benchmarks.workloads.record import WorkloadRequest
 from policies.engine_model.timing import TimingProfile
 from policies.state.views import Role
 
+SMALL_KV = 45
 T = TimingProfile("test", 0.01, 1e-4, 0.02, 1e-3, 1e-5, 100, 1e6, 1e-3)
 
 
@@ -64,9 +65,9 @@ def different(a: RunResult, b: RunResult) -> list[str]:
     ("barrier", "kv_blocks", "decode"),
     [
         ("", 1000, "round_robin"),
-        ("", 60, "join_shortest_queue"),
+        ("", SMALL_KV, "join_shortest_queue"),
         ("b", 1000, "balance_route_0"),
-        ("b", 60, "netkv"),
+        ("b", SMALL_KV, "netkv"),
     ],
 )
 def test_jumping_is_stepping(
@@ -80,5 +81,5 @@ def test_jumping_is_stepping(
     assert different(jumped, stepped) == []
     assert jumped.steps.imbalance_sum > 0
     assert jumped.kernel_events < stepped.kernel_events
-    if kv_blocks == 60:
+    if kv_blocks == SMALL_KV:
         assert jumped.peaks["preemptions"] > 0

@@ -12,7 +12,7 @@ import pytest
 from actors.engine.sim.config import SimEngineConfig
 from actors.engine.sim.engine import SimEngine
 from actors.engine.sim.links import SimLink
-from actors.wire.messages import Admitted, Failed, Out
+from actors.wire.messages import Admitted, Failed, Out, Reading
 from policies.engine_model import text
 from policies.engine_model.blocks import Stored, block_hashes
 from tests.actors.engine.rig import Node, Rig, until
@@ -86,7 +86,7 @@ async def test_a_cancelled_read_over_a_link_is_let_end_and_leaves_nothing(rig: R
     d.client.cancel("r")
     await d.rests()
     await p.rests()
-    assert not d.client.of("r")
+    assert d.client.of("r") == [Reading("r")]
 
 
 async def test_a_sender_that_goes_in_the_middle_fails_the_read(rig: Rig) -> None:
