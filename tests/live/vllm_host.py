@@ -33,7 +33,7 @@ class Pipe:
         body = ENCODER.encode(message)
         os.write(self._fd, struct.pack(">I", len(body)) + body)
 
-    prefill_done = admitted = renewed = failed = write
+    prefill_done = reading = admitted = renewed = failed = write
 
     def tokens(self, items: list[Out]) -> None:
         self.write(Tokens(items))
