@@ -114,6 +114,8 @@ def test_a_killed_decode_replica_takes_its_processes_along_and_comes_back(vllm_a
     os.kill(victim.pid, signal.SIGKILL)
     alive = still_running([victim, *tree], timeout_s=60)
     assert not alive, f"orphans of the killed replica: {alive}"
+    # Whoever waits for the replacement has its lease renewed; the leases of those that leave are given back.
+    crowd.leave()
     survivors = vllm_app.wait(
         lambda s: all(
             e["kv_blocks_used"] == 0 and e["leases"] == 0 for e in s["engines"] if e["role"] == "prefill"
@@ -121,7 +123,6 @@ def test_a_killed_decode_replica_takes_its_processes_along_and_comes_back(vllm_a
         "the prefill engine's blocks are free again",
     )
     assert survivors["replica"]["stages"]["decoding"] == 0
-    crowd.leave()
     vllm_app.wait(
         lambda s: any(e["role"] == "decode" and e["state"] == "ready" for e in s["engines"]),
         "replacement",
