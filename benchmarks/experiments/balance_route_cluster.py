@@ -84,6 +84,11 @@ OURS: dict[str, Any] = {
 }
 # The parameters of the papers' own BR-0 and BR-H that are not their defaults: waits do not count.
 PAPERS_OWN: dict[str, Any] = {"ageing_s": None}
+# W of the paper's own forms, by where the single best is sought (`balance_route_tuning`).
+TUNED: dict[str, dict[str, int]] = {
+    "br_0": {"of the window": 8, "of the pool": 8},
+    "br_h": {"of the window": 8, "of the pool": 8},
+}
 
 BASELINES = ("random", "round_robin", "power_of_two", "join_shortest_queue")
 PREDICTORS = ("oracle", "survival", "client", "exact_match", "lightgbm")
@@ -291,9 +296,10 @@ def config_of(case: str, method: str, workers: int, quick: bool, **params: Any) 
     if method in BASELINES:
         return config | {"policy": method, "params": {}}
     if method == "br_0":
-        return config | {"policy": "balance_route_0", "params": PAPERS_OWN}
+        own = {**PAPERS_OWN, "window": TUNED["br_0"]["of the window"]}
+        return config | {"policy": "balance_route_0", "params": {**own, **params}}
     rule, predictor = method.split(" ")
-    own = {"br_h": PAPERS_OWN, "ours": OURS}[rule]
+    own = OURS if rule == "ours" else {**PAPERS_OWN, "window": TUNED[rule]["of the window"]}
     return config | {"policy": "balance_route_h", "predictor": predictor, "params": {**own, **params}}
 
 

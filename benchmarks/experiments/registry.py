@@ -8,6 +8,7 @@ from typing import cast
 from benchmarks.experiments.base import Experiment, ExperimentError
 
 EXPERIMENTS: dict[str, str] = {
+    "balance_route_tuning": "benchmarks.experiments.balance_route_tuning",
     "balance_route_table1": "benchmarks.experiments.balance_route_table1",
     "balance_route_table2": "benchmarks.experiments.balance_route_table2",
     "balance_route_sensitivity": "benchmarks.experiments.balance_route_sensitivity",
