@@ -61,7 +61,6 @@ MISSING = frozenset(
         "balance/waits.json",
         "chaos/vllm.json",
         "experiments/defaults.json",
-        "experiments/overcommit.json",
     }
 )
 """Results that have not been measured yet, relative to `benchmarks/results`.

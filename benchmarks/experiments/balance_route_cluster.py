@@ -84,18 +84,17 @@ OURS: dict[str, Any] = {
 }
 # The parameters of the papers' own BR-0 and BR-H that are not their defaults: waits do not count.
 PAPERS_OWN: dict[str, Any] = {"ageing_s": None}
-# W of the paper's own forms, by where the single best is sought (`balance_route_tuning`).
-TUNED: dict[str, dict[str, int]] = {
-    "br_0": {"of the window": 8, "of the pool": 8},
-    "br_h": {"of the window": 8, "of the pool": 8},
-}
+# W of the paper's own forms (`balance_route_tuning`).
+TUNED = {"br_0": 8, "br_h": 8}
 
 BASELINES = ("random", "round_robin", "power_of_two", "join_shortest_queue")
 PREDICTORS = ("oracle", "survival", "client", "exact_match", "lightgbm")
 METHODS = (
     *BASELINES,
     "br_0",
+    "br_0_pool",
     *(f"br_h {predictor}" for predictor in PREDICTORS),
+    *(f"br_h_pool {predictor}" for predictor in PREDICTORS),
     *(f"ours {predictor}" for predictor in PREDICTORS),
 )
 
@@ -284,7 +283,8 @@ class Source:
 def config_of(case: str, method: str, workers: int, quick: bool, **params: Any) -> dict[str, Any]:
     """Returns the config of a method of METHODS; `params` replace parameters of BR-H.
 
-    "br_0" and "br_h" are the paper's own; "ours" is BR-H with what was added to it.
+    "br_0" and "br_h" are the paper's own, whose single best is of the window; "br_0_pool" and "br_h_pool" are the same
+    with the single best of the whole pool, as 3.2 may also be read; "ours" is BR-H with what was added to it.
     """
     config: dict[str, Any] = {
         "case": case,
@@ -295,12 +295,15 @@ def config_of(case: str, method: str, workers: int, quick: bool, **params: Any) 
     }
     if method in BASELINES:
         return config | {"policy": method, "params": {}}
-    if method == "br_0":
-        own = {**PAPERS_OWN, "window": TUNED["br_0"]["of the window"]}
-        return config | {"policy": "balance_route_0", "params": {**own, **params}}
-    rule, predictor = method.split(" ")
-    own = OURS if rule == "ours" else {**PAPERS_OWN, "window": TUNED[rule]["of the window"]}
-    return config | {"policy": "balance_route_h", "predictor": predictor, "params": {**own, **params}}
+    rule, _, predictor = method.partition(" ")
+    if rule == "ours":
+        own = {**OURS, **params}
+    else:
+        window = TUNED[rule.removesuffix("_pool")]
+        own = {**PAPERS_OWN, "window": window, "pool_wide": rule.endswith("_pool"), **params}
+    if not predictor:
+        return config | {"policy": "balance_route_0", "params": own}
+    return config | {"policy": "balance_route_h", "predictor": predictor, "params": own}
 
 
 def run_one(config: Config, seed: int) -> Metrics:
