@@ -123,19 +123,22 @@ class LivePredictor:
 
     def adopt_promoted(self, folder: Path) -> bool:
         """Loads the folder's promoted model if it is not the one in use. Returns True if it was adopted. A file
-        that is refused is counted in `stats` and changes nothing else.
+        that is refused is counted in `stats` and changes nothing else. Loading may take long: a process that serves
+        calls `read_promoted` in a thread instead, and then `adopt` or `refuse`.
         """
         try:
-            version = read_pointer(folder).current
-            if version is None or (self._metadata is not None and version == self._metadata.version):
-                return False
-            model, metadata = load(folder / f"{version}{SUFFIX}")
+            read = read_promoted(folder, self.model_version)
         except ModelRefused as error:
-            self._refused += 1
-            self._last_refusal = str(error)
+            self.refuse(error)
             return False
-        self.adopt(model, metadata)
-        return True
+        if read is not None:
+            self.adopt(*read)
+        return read is not None
+
+    def refuse(self, error: ModelRefused) -> None:
+        """Counts a promoted model that could not be loaded; the model in use stays."""
+        self._refused += 1
+        self._last_refusal = str(error)
 
     def revert(self) -> bool:
         """Returns to the previous model, or to survival if there was none. Returns False if no model is in use."""
@@ -152,6 +155,11 @@ class LivePredictor:
         return None if self._watch is None else self._watch.report()
 
     @property
+    def model_version(self) -> str | None:
+        """The version of the model in use, or None if none is."""
+        return None if self._metadata is None else self._metadata.version
+
+    @property
     def model_windows(self) -> WindowRange | None:
         """The windows for which the model in use answers, or None if none is in use. Memorised survival answers for
         all others.
@@ -161,7 +169,7 @@ class LivePredictor:
     def stats(self) -> LiveStats:
         """Returns the counters for metrics."""
         return LiveStats(
-            model_version=None if self._metadata is None else self._metadata.version,
+            model_version=self.model_version,
             outcomes=self._outcomes,
             censored=self._censored,
             predictions=self._predictions,
@@ -178,3 +186,13 @@ class LivePredictor:
             kept.append(sample)
         if len(self._pending) > _SAMPLED_REQUESTS:
             self._pending.popitem(last=False)
+
+
+def read_promoted(folder: Path, in_use: str | None) -> tuple[LgbmPredictor, Metadata] | None:
+    """Loads the folder's promoted model. Returns None if nothing was promoted or it is the version `in_use`. Raises
+    ModelRefused if it cannot be loaded.
+    """
+    version = read_pointer(folder).current
+    if version is None or version == in_use:
+        return None
+    return load(folder / f"{version}{SUFFIX}")

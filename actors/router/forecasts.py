@@ -11,6 +11,7 @@ written in a thread. A disk that fails or hangs therefore costs only outcomes, w
 """
 
 import asyncio
+import importlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -26,10 +27,11 @@ from policies.routing.params import Number, Whole, check
 from policies.state.events import ForecastMade
 from predictors.feed import ForecastFeed
 from predictors.forecast import ForecastConfig
-from predictors.live import LivePredictor
+from predictors.live import LivePredictor, read_promoted
 from predictors.outcomes import OutcomeLog
 from predictors.promote import RefitJob, RefitResult
 from predictors.protocol import Arrival, Outcome, Sampling, TextSignals
+from predictors.store import ModelRefused
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +77,7 @@ class PredictorConfig:
 
 class Forecasts:
     """The predictors of one router. All times are on the router's clock. Without `run_refit` models are read but never
-    fitted.
+    fitted. With a folder, making one takes the seconds in which LightGBM is imported: make it before requests come.
     """
 
     def __init__(self, config: PredictorConfig, run_refit: RunRefit | None = None) -> None:
@@ -101,7 +103,12 @@ class Forecasts:
         self._counts = {"refits": 0, "promotions": 0, "refit_failures": 0, "outcomes_dropped": 0}
         self._write_errors = 0  # only the thread writes it
         if self._folder is not None:
-            self._adopt(self._folder)
+            # 3 s of CPU on two cores: a router that did it at its first adoption was silent, and taken for lost
+            importlib.import_module("lightgbm")
+            if self.predictor.adopt_promoted(self._folder / "models"):
+                self._check_window()
+            elif self.predictor.stats().refused_models:
+                self._say_refused(self._folder)
 
     # -------------------------------------------------------------------------------------------- life of a request
 
@@ -205,7 +212,7 @@ class Forecasts:
                 log.warning(
                     "%d lines of the log in %s are damaged and taught nothing", result.damaged_lines, folder
                 )
-            if result.promoted and self._adopt(folder):
+            if result.promoted and await self._adopt(folder):
                 self._counts["promotions"] += 1
         except Exception:
             # the model in use stays, and the next interval tries again
@@ -214,18 +221,24 @@ class Forecasts:
         finally:
             self._refit = None
 
-    def _adopt(self, folder: Path) -> bool:
+    async def _adopt(self, folder: Path) -> bool:
         """Takes the promoted model into use if it is a new one, and returns whether it did. Logs why a model is
-        refused.
+        refused. The file is read in the thread, so that requests do not wait for it.
         """
-        refused = self.predictor.stats().refused_models
-        adopted = self.predictor.adopt_promoted(folder / "models")
-        stats = self.predictor.stats()
-        if stats.refused_models > refused:
-            log.error("the promoted model in %s is refused: %s", folder, stats.last_refusal)
-        if adopted:
+        in_use = self.predictor.model_version
+        try:
+            read = await self._disk.call(partial(read_promoted, folder / "models", in_use))
+        except ModelRefused as error:
+            self.predictor.refuse(error)
+            self._say_refused(folder)
+            return False
+        if read is not None:
+            self.predictor.adopt(*read)
             self._check_window()
-        return adopted
+        return read is not None
+
+    def _say_refused(self, folder: Path) -> None:
+        log.error("the promoted model in %s is refused: %s", folder, self.predictor.stats().last_refusal)
 
     async def stop(self) -> None:
         """Closes the outcome log within STOP_S, or logs how many outcomes are lost, and cancels a running refit.

@@ -4,6 +4,9 @@ import asyncio
 import multiprocessing
 import os
 import random
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -24,6 +27,7 @@ from policies.state import events as ev
 from predictors.outcomes import read_log
 from predictors.promote import RefitJob, RefitResult, refit
 from predictors.protocol import FinishReason, WindowRange
+from predictors.store import ModelRefused
 from tests.actors.router.test_server import engine, peer, until
 
 
@@ -246,6 +250,44 @@ async def test_a_refit_runs_elsewhere_and_its_promoted_model_serves(tmp_path: Pa
     assert again.gauges()["predictor_model_in_use"] == 1  # a restarted router starts with it
     await forecasts.stop()
     await again.stop()
+
+
+async def test_the_loop_goes_on_while_a_promoted_model_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    reading, go_on = threading.Event(), threading.Event()
+
+    def slow(folder: Path, in_use: str | None) -> None:
+        reading.set()
+        assert go_on.wait(60)
+        raise ModelRefused(f"{folder}: damaged")
+
+    async def promoted(job: RefitJob) -> RefitResult:
+        return RefitResult("new", True, "better", 3, 0)
+
+    monkeypatch.setattr("actors.router.forecasts.read_promoted", slow)
+    config = PredictorConfig(enabled=True, folder=str(tmp_path), refit_every_s=1.0, refit_outcomes=2)
+    forecasts = Forecasts(config, promoted)
+    now_s = learn(forecasts, [5, 6, 7])
+    forecasts.maintain(now_s)
+    forecasts.maintain(now_s + 2)
+    await until(reading.is_set)
+    assert forecasts.totals()["predictor_models_refused"] == 0
+    go_on.set()
+    await until(lambda: forecasts.totals()["predictor_models_refused"] == 1)
+    assert "the promoted model" in caplog.text
+    assert forecasts.totals()["predictor_promotions"] == 0
+    await forecasts.stop()
+
+
+def test_lightgbm_is_imported_before_requests_come(tmp_path: Path) -> None:
+    """At the first adoption its import would keep a router from its connections for seconds."""
+    script = (
+        "import sys\nfrom actors.router.forecasts import Forecasts, PredictorConfig\n"
+        f"Forecasts(PredictorConfig(enabled=True, folder={str(tmp_path)!r}))\n"
+        "assert 'lightgbm' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=100)
 
 
 async def test_a_refit_that_fails_leaves_the_model_and_is_counted(tmp_path: Path) -> None:
