@@ -60,7 +60,6 @@ MISSING = frozenset(
         "balance/waits-vllm.json",
         "balance/waits.json",
         "chaos/vllm.json",
-        "experiments/balance_route_tuning.json",
         "experiments/defaults.json",
     }
 )

@@ -85,7 +85,7 @@ OURS: dict[str, Any] = {
 # The parameters of the papers' own BR-0 and BR-H that are not their defaults: waits do not count.
 PAPERS_OWN: dict[str, Any] = {"ageing_s": None}
 # W of the paper's own forms (`balance_route_tuning`).
-TUNED = {"br_0": 8, "br_h": 8}
+TUNED = {"br_0": 12, "br_h": 12}
 
 BASELINES = ("random", "round_robin", "power_of_two", "join_shortest_queue")
 PREDICTORS = ("oracle", "survival", "client", "exact_match", "lightgbm")
