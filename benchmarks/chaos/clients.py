@@ -20,8 +20,9 @@ GAP_S = 0.5
 HANG_S = 100.0
 """Seconds without progress after which a request counts as failed; the longest stop lasts 60 s."""
 
-GREET_S = 2.0
-"""Seconds in which a new connection must be answered; an ingress that is stopped does not answer."""
+GREET_S = 6.0
+"""Seconds of this process's own running time in which a new connection must be answered, as the aim for a stall after a
+silent process is; an ingress that is stopped does not answer."""
 
 REQUESTS_A_CONNECTION = 10
 """Requests after which a client connects anew, so that its next ones may reach another ingress."""

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from typing import Any, cast
 
+from actors.loop_timeout import within
 from benchmarks.live.http1 import BadResponse, ResponseParser
 
 Piece = Callable[[bytes], object]
@@ -102,23 +103,32 @@ class Connection(asyncio.Protocol):
 
 
 async def connect(port: int, timeout_s: float) -> Connection:
-    """Returns a new connection to a loopback port. Raises OSError or TimeoutError."""
+    """Returns a new connection to a loopback port. Raises OSError, or TimeoutError after `timeout_s` seconds for which
+    this loop ran.
+    """
     loop = asyncio.get_running_loop()
-    async with asyncio.timeout(timeout_s):
-        _, connection = await loop.create_connection(Connection, "127.0.0.1", port)
-    return connection
+    connecting = asyncio.ensure_future(loop.create_connection(Connection, "127.0.0.1", port))
+    if not await within(timeout_s, connecting):
+        connecting.cancel()
+        raise TimeoutError
+    return connecting.result()[1]
 
 
 async def get(connection: Connection, path: str, timeout_s: float) -> tuple[int, bytes]:
-    """Returns (status, body) of a GET. Raises OSError or TimeoutError, after which the connection is dropped."""
+    """Returns (status, body) of a GET. Raises OSError, or TimeoutError after `timeout_s` seconds for which this loop
+    ran; the connection is then dropped.
+    """
     pieces: list[bytes] = []
+    request = f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode()
+    asking = asyncio.ensure_future(connection.ask(request, pieces.append))
     try:
-        async with asyncio.timeout(timeout_s):
-            status = await connection.ask(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode(), pieces.append)
-    except (OSError, TimeoutError):
+        if not await within(timeout_s, asking):
+            asking.cancel()
+            raise TimeoutError
+        return asking.result(), b"".join(pieces)
+    except OSError:  # a TimeoutError is one
         connection.drop()
         raise
-    return status, b"".join(pieces)
 
 
 def post_bytes(path: str, body: dict[str, Any], **headers: str) -> bytes:
