@@ -60,7 +60,6 @@ MISSING = frozenset(
         "balance/waits-vllm.json",
         "balance/waits.json",
         "chaos/vllm.json",
-        "experiments/defaults.json",
     }
 )
 """Results that have not been measured yet, relative to `benchmarks/results`.
