@@ -58,7 +58,6 @@ The set only shrinks: a file leaves it when it is measured again, and no file ma
 MISSING = frozenset(
     {
         "balance/waits-vllm.json",
-        "chaos/vllm.json",
     }
 )
 """Results that have not been measured yet, relative to `benchmarks/results`.
