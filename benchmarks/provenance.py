@@ -31,7 +31,6 @@ UNTRACED = frozenset(
         "experiments/netkv/netkv_tuning.json",
         "experiments/netkv/netkv_whole.json",
         "experiments/netkv/netkv_windows.json",
-        "experiments/scale.json",
         "experiments/validate_live/sim.json",
         "experiments/validate_live/vllm.json",
         "netkv_tiers/netkv_tiers.json",
