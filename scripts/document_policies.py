@@ -27,7 +27,10 @@ HEAD = """# Policies
 
 ## How to choose
 
-- **Not sure, or one prefill and one decode engine:** keep `join_shortest_queue`, the default of both.
+- **Not sure:** keep the defaults, prefill by `join_shortest_queue` and decode by `composition`. Untuned and without
+  forecasts this pair has the least largest regret of 15 over five situations (`python -m benchmarks run defaults`).
+- **One decode engine, or thousands of requests/s through one router:** decode by `join_shortest_queue`, which costs
+  the router a fraction of the composition's CPU time for a request ([results.md](results.md), "Time of a decision").
 - **Prompts share prefixes (chat, RAG, agents):** prefill by `predicted_ttft`; fit its two constants to your engines.
 - **KV moves between racks or pods:** decode by `netkv`, and describe the network under `router.network`.
 - **Data-parallel decode ranks that end each step together:** decode by `balance_route_h` with a predictor, else

@@ -70,7 +70,9 @@ def bare() -> Command:
 
 
 def sim(folder: Path, timing: SimTiming, prefill: int, decode: int) -> Command:
-    """Returns the command of Sluice on `prefill` + `decode` sim engines."""
+    """Returns the command of Sluice on `prefill` + `decode` sim engines. It decides as the other routers measured
+    beside it do, by the shortest queue.
+    """
     changed = {
         name: value for name, value in asdict(timing).items() if name != "kv_bytes_per_token"
     }  # the profile's
@@ -79,7 +81,12 @@ def sim(folder: Path, timing: SimTiming, prefill: int, decode: int) -> Command:
         {"name": "prefill", "role": "prefill", "kind": "sim", "replicas": prefill, "options": options},
         {"name": "decode", "role": "decode", "kind": "sim", "replicas": decode, "options": options},
     ]
-    args = {"model": {"path": "sim", "name": "sim"}, "engines": engines}
+    shortest = {"name": "join_shortest_queue"}
+    args = {
+        "model": {"path": "sim", "name": "sim"},
+        "engines": engines,
+        "router": {"prefill": shortest, "decode": shortest},
+    }
     return sluice_app("Sluice, sim engines", folder / "sim.yaml", args, 120.0)
 
 
