@@ -7,13 +7,14 @@ GPU.
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from actors.engine.cores import split_ranks
 from actors.wire.messages import Role
 from policies.engine_model.leases import MAX_LEASE_S
 
 Device = Literal["cpu", "cuda"]
+Integrity = Literal["off", "sampled", "full"]
 
 CONNECTOR = "SluiceConnector"
 CONNECTOR_MODULE = "actors.engine.vllm.connector.connector"
@@ -55,7 +56,11 @@ class VllmEngineConfig:
     is not longer, no lease is renewed.
 
     `engine_args` go to vLLM's AsyncEngineArgs unchanged; a name that vLLM does not know is refused at the start.
-    `connector_args` go to the KV connector (`hold_reads_s` delays every read, for tests). `kv_events` says whether the
+    `connector_args` go to the KV connector (`hold_reads_s` delays every read, for tests). Reads of KV wait for permits of
+    the node's flow agent at `flow_agent` (`unix:/path` or `tcp:host:port`); without an address they are posted at once.
+    `flow_node` names this engine's node, and with it the ports of its network link, to the agents (by default
+    `side_channel_host`). `integrity` says how many of the blocks that are read are compared with the lender's by
+    checksums. `kv_events` says whether the
     engine reports its prefix cache, if vLLM has one, to the router. A core that is silent for `stall_s`, or for a
     multiple of its longest step, is stalled (`actors.engine.watchdog`); after `replace_after_stalls` times as long the
     engine is replaced. With `data_parallel_size` above 1 the router places
@@ -82,6 +87,9 @@ class VllmEngineConfig:
     side_channel_host: str = "127.0.0.1"
     side_channel_port: int | None = None
     kv_buffer_device: Device | None = None
+    flow_agent: str = ""
+    flow_node: str = ""
+    integrity: Integrity = "off"
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     trust_remote_code: bool = False
@@ -118,6 +126,14 @@ class VllmEngineConfig:
         _require(
             self.replace_after_stalls > 1,
             f"replace_after_stalls must be above 1, got {self.replace_after_stalls}",
+        )
+        _require(
+            not self.flow_agent or self.flow_agent.startswith(("unix:", "tcp:")),
+            f"flow_agent must be empty, unix:/path or tcp:host:port, got {self.flow_agent!r}",
+        )
+        _require(
+            self.integrity in get_args(Integrity),
+            f"integrity must be one of {', '.join(get_args(Integrity))}, got {self.integrity!r}",
         )
         _require(self.cores is None or len(self.cores) > 0, "cores must be None or name at least one core")
         for name in self.engine_args:
@@ -178,7 +194,13 @@ def kv_transfer_args(config: VllmEngineConfig, device: Device) -> dict[str, Any]
         "kv_role": _KV_ROLE[config.role],
         "kv_buffer_device": config.kv_buffer_device or device,
         "kv_load_failure_policy": "fail",
-        "kv_connector_extra_config": {"kv_lease_duration": config.lease_s, **config.connector_args},
+        "kv_connector_extra_config": {
+            "kv_lease_duration": config.lease_s,
+            "flow_agent": config.flow_agent,
+            "flow_node": config.flow_node or config.side_channel_host,
+            "integrity": config.integrity,
+            **config.connector_args,
+        },
     }
 
 
