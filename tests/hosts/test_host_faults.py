@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.hosts.network import TMP_PATH, Host
 from sluice import Sluice
 from tests.hosts import clock
 from tests.hosts.checks import (
@@ -25,7 +26,6 @@ from tests.hosts.checks import (
 )
 from tests.hosts.cluster import ADMIN_KEY, SPARE, Cluster, HostsApp, cluster, replica, small
 from tests.hosts.load import load
-from tests.hosts.network import TMP_PATH, Host
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(1200), needs_hosts]
 
