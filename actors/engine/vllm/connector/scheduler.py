@@ -76,6 +76,7 @@ class SluiceScheduler(NixlPullConnectorScheduler):
         transfer_config = vllm_config.kv_transfer_config
         assert transfer_config is not None
         self._node = str(transfer_config.get_from_extra_config("flow_node", ""))
+        self._step = 0
         self._pace = Pace()
         self._gives_back_until_s = 0.0
         self._listen_error: Exception | None = None
@@ -158,6 +159,7 @@ class SluiceScheduler(NixlPullConnectorScheduler):
         else:
             self._leased.add(request.request_id)
             if handle is not None and opened is not None:
+                handle[BATCH] = f"{self.engine_id}@{self._step}"
                 handle[LEASE] = {"slot": opened[0], "generation": opened[1], "tables": self._tables}
                 handle[LEASE]["node"] = self._node
                 if self._sums:
@@ -175,6 +177,7 @@ class SluiceScheduler(NixlPullConnectorScheduler):
             self.stats.data[ENDED].append(request_id)
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> SluiceMetadata:
+        self._step += 1
         ordered = self._reqs_need_recv or self._releases or self._renewals
         if scheduler_output.total_num_scheduled_tokens > 0 or ordered:
             self._pace.event()
