@@ -56,8 +56,8 @@ class VllmEngineConfig:
     is not longer, no lease is renewed.
 
     `engine_args` go to vLLM's AsyncEngineArgs unchanged; a name that vLLM does not know is refused at the start.
-    `connector_args` go to the KV connector (`hold_reads_s` delays every read, for tests). Reads of KV wait for permits of
-    the node's flow agent at `flow_agent` (`unix:/path` or `tcp:host:port`); without an address they are posted at once.
+    `connector_args` go to the KV connector (`hold_reads_s` delays every read, for tests). Reads of KV wait for permits
+    of the node's flow agent at `flow_agent` (`unix:/path` or `tcp:host:port`); without an address none waits.
     `flow_node` names this engine's node, and with it the ports of its network link, to the agents (by default
     `side_channel_host`). `integrity` says how many of the blocks that are read are compared with the lender's by
     checksums. `kv_events` says whether the

@@ -84,9 +84,12 @@ class FlowThread:
     # ------------------------------------------------------------------------------------------ the step's thread
 
     def submit(self, read: ChunkedRead) -> None:
-        """Reads, as soon as there is a permit. The read's state says when it has ended."""
+        """Reads, as soon as there is a permit. The read's state says when it has ended; after `stop` it fails."""
         read.submitted_s = self._clock()
-        self._command(read)
+        if self._stopping:
+            read.drop()
+        else:
+            self._command(read)
 
     def abort(self, request_id: str) -> None:
         """Posts nothing more for this request; its reads end behind the chunks in flight."""

@@ -285,4 +285,3 @@ class ChunkedRead:
         while self._unreleased:
             self._agent.release_xfer_handle(self._unreleased[-1])
             self._unreleased.pop()
-

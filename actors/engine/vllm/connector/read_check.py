@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from actors.engine.vllm.connector.chunked_read import ChunkedRead
-from actors.engine.vllm.connector.integrity import Fetch, SumsTable, chosen
+from actors.engine.vllm.connector.integrity import Fetch, SumsAt, SumsTable, chosen
 from actors.engine.vllm.connector.lease_table import (
     PROBE_TIMEOUT_S,
     GenerationProbe,
@@ -96,7 +96,8 @@ class ReadChecks:
             wrong = check.differ.result()
             return f"{CORRUPT} in {wrong} of {len(check.indices)} descriptors" if wrong else ""
         if check.fetch is not None:
-            return self._compare(check, now_s)
+            self._compare(check, check.fetch, now_s)
+            return None
         if check.probe is None:
             if now_s >= check.again_s:
                 source = check.read.terms.source
@@ -107,44 +108,40 @@ class ReadChecks:
             return None
         if not held:
             return GIVEN_BACK
-        if self.sums is None or lease.sums is None or not self._comparable(check.read):
+        theirs = lease.sums
+        if self.sums is None or theirs is None or check.read.remote.extent != (theirs.count, theirs.bytes):
             return ""
-        if not check.probe.summed:
-            return self._look_again(check, now_s)
-        self._fetch(check)
+        if check.probe.summed:
+            self._fetch(check, self.sums, theirs, lease.generation)
+        else:
+            self._look_again(check, now_s)
         return None
-
-    def _comparable(self, read: ChunkedRead) -> bool:
-        lease = read.terms.lease
-        assert lease is not None and lease.sums is not None
-        return read.remote.extent == (lease.sums.count, lease.sums.bytes)
 
     def _look_again(self, check: _Check, now_s: float) -> None:
         if now_s - check.begun_s > PROBE_TIMEOUT_S:
             raise TimeoutError(f"the lender's checksums were not ready in {PROBE_TIMEOUT_S} s")
         check.probe, check.again_s = None, now_s + _AGAIN_S
 
-    def _fetch(self, check: _Check) -> None:
-        lease, read = check.read.terms.lease, check.read
-        assert lease is not None and lease.sums is not None and self.sums is not None
-        share = max(lease.sums.share, self.sums.at.share)
-        check.indices = np.flatnonzero(chosen(read.remote.indices, lease.generation, share))
-        if not len(check.indices):
+    def _fetch(self, check: _Check, ours: SumsTable, theirs: SumsAt, generation: int) -> None:
+        """Begins to read the checksums of what was read. If none was chosen, the check has ended."""
+        read = check.read
+        share = max(theirs.share, ours.at.share)
+        check.indices = np.flatnonzero(chosen(read.remote.indices, generation, share))
+        if len(check.indices):
+            remote = read.remote.indices[check.indices]
+            check.fetch = Fetch(self._agent, self._backends, read.terms.source.agent, theirs, remote)
+        else:
             check.differ = concurrent.futures.Future()
             check.differ.set_result(0)
-            return
-        remote = read.remote.indices[check.indices]
-        check.fetch = Fetch(self._agent, self._backends, read.terms.source.agent, lease.sums, remote)
 
-    def _compare(self, check: _Check, now_s: float) -> None:
-        assert check.fetch is not None and self.sums is not None
-        expected = check.fetch.poll()
-        if expected is None:
-            if now_s - check.begun_s > PROBE_TIMEOUT_S:
-                raise TimeoutError(f"the lender's checksums were not read in {PROBE_TIMEOUT_S} s")
-            return
-        local = check.read.local
-        check.differ = self.sums.compare(local.blocks, local.indices[check.indices], expected)
+    def _compare(self, check: _Check, fetch: Fetch, now_s: float) -> None:
+        """Begins to compare, once the checksums are there. Raises TimeoutError if they take too long."""
+        expected = fetch.poll()
+        if expected is not None and self.sums is not None:
+            local = check.read.local
+            check.differ = self.sums.compare(local.blocks, local.indices[check.indices], expected)
+        elif now_s - check.begun_s > PROBE_TIMEOUT_S:
+            raise TimeoutError(f"the lender's checksums were not read in {PROBE_TIMEOUT_S} s")
 
     def _leave(self, check: _Check) -> None:
         if check.probe is not None:

@@ -86,7 +86,9 @@ class SluiceScheduler(NixlPullConnectorScheduler):
 
     def set_xfer_handshake_metadata(self, metadata: dict[tuple[int, int], Any]) -> None:
         self._tables = [(pp, tp, payload.lease_table) for (pp, tp), payload in sorted(metadata.items())]
-        self._sums = [(pp, tp, payload.sums) for (pp, tp), payload in sorted(metadata.items()) if payload.sums]
+        self._sums = [
+            (pp, tp, payload.sums) for (pp, tp), payload in sorted(metadata.items()) if payload.sums
+        ]
         for payload in metadata.values():
             times = [payload.born_at_s, payload.imported_at_s, payload.loaded_at_s]
             self.stats.data[HELLO].append([payload.compatibility_hash, payload.kv_block_bytes, *times])

@@ -43,8 +43,9 @@ READ_FLOOR_BYTES_PER_S = 50e6
 """Bandwidth below which a read counts as stuck. ASSUMPTION: no network on which moving KV pays is slower."""
 
 HOLD_SHARE = 2 / 3
-"""Longest hold of a read as a share of the lease: the margin is for the read itself, and heartbeats renew the lease only
-as long as the core steps."""
+"""Longest hold of a read as a share of the lease: the margin is for the read itself, and heartbeats renew the lease
+only as long as the core steps."""
+
 
 @dataclass
 class _HeldRead:
@@ -101,7 +102,9 @@ class SluiceWorker(NixlPullConnectorWorker):
         self._checks = ReadChecks(nixl, backends, GenerationProbe(nixl, backends))
         super().register_kv_caches(kv_caches)
         name = f"{self.engine_id}/{self.tp_rank}"
-        client = ReadsClient(self._flow_agent, self._node, name, os.environ.get("SLUICE_WIRE_SECRET", "").encode() or None)
+        client = ReadsClient(
+            self._flow_agent, self._node, name, os.environ.get("SLUICE_WIRE_SECRET", "").encode() or None
+        )
         self._reads = FlowThread(self._checks, client, name, scheduled=bool(self._flow_agent))
         self._agent.submit = self._reads.submit
         self._kv_block_bytes = sum(self.block_len_per_layer) * self._physical_blocks_per_logical_kv_block
@@ -345,7 +348,16 @@ class SluiceWorker(NixlPullConnectorWorker):
         self._flows.pop(request_id, None)
         corrupt = facts.refused.startswith(CORRUPT)
         self.xfer_stats.data[TRANSFERS].append(
-            [request_id, ok, facts.bytes, facts.seconds, facts.descriptors, held_s, corrupt, facts.unscheduled]
+            [
+                request_id,
+                ok,
+                facts.bytes,
+                facts.seconds,
+                facts.descriptors,
+                held_s,
+                corrupt,
+                facts.unscheduled,
+            ]
         )
 
     def _expire_given_back(self, late: set[str]) -> None:

@@ -38,8 +38,8 @@ def until(holds: Callable[[], Any]) -> None:
 
 
 class Pair:
-    """A lender with a lease table and `LAYERS` regions of `BLOCKS` blocks, and a borrower with regions of its own. As in
-    vLLM, descriptor `layer * BLOCKS + block` is a block of a layer.
+    """A lender with a lease table and `LAYERS` regions of `BLOCKS` blocks, and a borrower with regions of its own. As
+    in vLLM, descriptor `layer * BLOCKS + block` is a block of a layer.
     """
 
     def __init__(self, block_bytes: int = 4096) -> None:
@@ -67,9 +67,7 @@ class Pair:
 
     def blocks(self, array: Any) -> Any:
         """The descriptors of an array: address, length, device."""
-        rows = [
-            (array.ctypes.data + i * self.block_bytes, self.block_bytes, 0) for i in range(DESCRIPTORS)
-        ]
+        rows = [(array.ctypes.data + i * self.block_bytes, self.block_bytes, 0) for i in range(DESCRIPTORS)]
         return np.array(rows, dtype=np.uint64)
 
     def lend(self, request_id: str, slot: int = 3, sums: bool = False) -> Lease:
@@ -98,7 +96,7 @@ class Pair:
             ReadTerms(request_id=request_id, source=self.source, lease=lease, flow=flow_terms)
         )
         read = self.borrower.make_prepped_xfer(
-            "READ", self.local, indices, self.remote, indices, notif_msg=notification
+            "READ", self.local, indices.copy(), self.remote, indices.copy(), notif_msg=notification
         )
         assert self.borrower.end() == (1, notification)
         assert isinstance(read, ChunkedRead)
@@ -116,5 +114,5 @@ class Pair:
         return bool((mine[chosen] == theirs[chosen]).all())
 
     def notifications(self) -> list[bytes]:
-        """What the lender was told."""
+        """Messages that came to the lender."""
         return [message for messages in self.lender.get_new_notifs().values() for message in messages]

@@ -10,15 +10,15 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed; `make setup` installs it")
 pytest.importorskip("nixl._api", reason="NIXL is not installed; `make setup` installs it")
 
-from actors.engine.vllm.connector.chunked_read import (  # noqa: E402
+from actors.engine.vllm.connector.chunked_read import (
     MAX_CHUNKS,
     ChunkedRead,
     ReadTerms,
     Side,
     cut,
 )
-from actors.engine.vllm.connector.lease_table import Source  # noqa: E402
-from tests.actors.engine.vllm.connector.pair import BLOCKS, DESCRIPTORS, Pair, until  # noqa: E402
+from actors.engine.vllm.connector.lease_table import Source
+from tests.actors.engine.vllm.connector.pair import BLOCKS, DESCRIPTORS, Pair, until
 
 
 @pytest.fixture(scope="module")

@@ -8,13 +8,13 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed; `make setup` installs it")
 pytest.importorskip("nixl._api", reason="NIXL is not installed; `make setup` installs it")
 
-from actors.engine.vllm.connector.lease_table import (  # noqa: E402
+from actors.engine.vllm.connector.lease_table import (
     BACK_OFF_S,
     GenerationProbe,
     Probe,
     Source,
 )
-from tests.actors.engine.vllm.connector.pair import Pair, until  # noqa: E402
+from tests.actors.engine.vllm.connector.pair import Pair, until
 
 
 @pytest.fixture(scope="module")

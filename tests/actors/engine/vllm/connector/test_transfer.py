@@ -47,9 +47,7 @@ def test_a_read_of_nobody_keeps_its_message(pair: Pair) -> None:
     pair.forget()
     indices = np.arange(2, dtype=np.int32)
     borrower = pair.borrower
-    handle = borrower.make_prepped_xfer(
-        "READ", pair.local, indices, pair.remote, indices, notif_msg=b"plain"
-    )
+    handle = borrower.make_prepped_xfer("READ", pair.local, indices, pair.remote, indices, notif_msg=b"plain")
     borrower.transfer(handle)
     until(lambda: borrower.check_xfer_state(handle) == "DONE")
     borrower.get_xfer_telemetry(handle)
