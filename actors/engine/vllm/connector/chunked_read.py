@@ -29,7 +29,7 @@ MAX_CHUNKS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowTerms:
-    """What a flow scheduler needs to know of a read, beside its bytes. `due_s` and `hold_s` are seconds from the read's
+    """Terms of a read for a flow scheduler, beside its bytes. `due_s` and `hold_s` are seconds from the read's
     submission: its deadline (None if it is implicit), and the longest hold.
     """
 
@@ -57,8 +57,8 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadTerms:
-    """What a read belongs to: its request, the worker that it reads from, its lease (None: unknown, so the read is not
-    checked), and what a flow scheduler is told.
+    """Owner and terms of a read: its request, the worker that it reads from, its lease (None: unknown, so the read is
+    not checked), and its terms for a flow scheduler.
     """
 
     request_id: str

@@ -30,7 +30,7 @@ class SluicePayload(NixlHandshakePayload):
 class SluiceMetadata(NixlConnectorMetadata):
     """The scheduler half's orders for one step: leases to open (request -> slot, generation), blocks that are lent from
     now on (request -> generation, block ids by group), requests whose leases to release, seconds for which leases are
-    to last from now on, the remote leases against which reads are checked, and what a flow scheduler is told of reads
+    to last from now on, the remote leases against which reads are checked, and the terms of reads for a flow scheduler
     (`chunked_read.FlowTerms`).
     """
 

@@ -234,7 +234,7 @@ class SluiceWorker(NixlPullConnectorWorker):
                 )  # fmt: skip
 
     def _post_due_reads(self) -> None:
-        """Posts the held reads whose time has come. A flow scheduler's permits would be taken here."""
+        """Posts the reads held by `hold_reads_s` whose time has come."""
         now_s = time.perf_counter()
         for req_id in [attempt_id for attempt_id, held in self._held.items() if held.due_s <= now_s]:
             held = self._held.pop(req_id)

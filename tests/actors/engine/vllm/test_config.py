@@ -152,6 +152,8 @@ def test_a_buffer_in_host_memory_can_be_chosen_on_cuda() -> None:
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization must be in"),
         ({"cores": ()}, "cores must be None or name"),
         ({"model": ""}, "model must name"),
+        ({"flow_agent": "/run/flow.sock"}, "flow_agent must be empty, unix:/path or tcp:host:port"),
+        ({"integrity": "on"}, "integrity must be one of off, sampled, full"),
         ({"engine_args": {"max_num_seqs": 4}}, "engine_args.max_num_seqs: set slots"),
         ({"engine_args": {"kv_transfer_config": {}}}, "engine_args.kv_transfer_config"),
     ],
