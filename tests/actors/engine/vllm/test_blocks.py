@@ -238,19 +238,19 @@ def test_the_end_whose_block_is_older_goes_first() -> None:
 @pytest.mark.parametrize(
     ("n", "oldest", "after", "chosen"),
     [
-        (2, [7, 1, 2, 3, 10, 11], None, [10, 11]),  # the run that fits exactly
-        (
-            4,
-            [7, 1, 2, 3, 10, 11],
-            None,
-            [1, 2, 3, 7],
-        ),  # the longest whole, then the shortest that holds the rest
+        # the run that fits exactly
+        (2, [7, 1, 2, 3, 10, 11], None, [10, 11]),
+        # the longest whole, then the shortest that holds the rest
+        (4, [7, 1, 2, 3, 10, 11], None, [1, 2, 3, 7]),
         (5, [7, 1, 2, 3, 10, 11], None, [1, 2, 3, 10, 11]),
-        (2, [7, 1, 2, 3, 10, 11], 1, [2, 3]),  # behind the request's last block
-        (3, [7, 1, 2, 3, 10, 11], 9, [10, 11, 7]),  # then by best fit
-        (2, [7, 1, 2, 3, 10, 11], 20, [10, 11]),  # nothing free behind it
+        # behind the request's last block, then by best fit
+        (2, [7, 1, 2, 3, 10, 11], 1, [2, 3]),
+        (3, [7, 1, 2, 3, 10, 11], 9, [10, 11, 7]),
+        # nothing is free behind it
+        (2, [7, 1, 2, 3, 10, 11], 20, [10, 11]),
         (6, [7, 1, 2, 3, 10, 11], None, [1, 2, 3, 7, 10, 11]),
-        (1, [20, 10, 30], None, [20]),  # of equals the oldest
+        # of equals the oldest
+        (1, [20, 10, 30], None, [20]),
     ],
 )
 def test_best_fit_among_the_oldest(n: int, oldest: list[int], after: int | None, chosen: list[int]) -> None:
