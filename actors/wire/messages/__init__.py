@@ -9,7 +9,7 @@ engines itself, streams the tokens to the client, and reports to the router what
     ingress -> engine   Prefill, Decode, Cancel, ReleaseKV, RenewKV
     engine  -> ingress  PrefillDone, KVRenewed, Reading, Admitted, Tokens, Failed
     engine  -> router   Announce, Status, KvEvents, KvState
-    router  -> engine   KvReplay, KvStop
+    router  -> engine   KvReplay, KvStop, SetRole
     engine  -> engine   Pull, PullGrant, Sent, Pulled (sim engine only)
 
 Ownership is bound to the connection. When the connection of an ingress closes, each engine aborts all work that came
@@ -33,6 +33,7 @@ from actors.wire.messages.engines import (
     Pulled,
     PullGrant,
     Sent,
+    SetRole,
     Status,
 )
 from actors.wire.messages.requests import (
@@ -84,6 +85,7 @@ Message = (
     | KvReplay
     | KvStop
     | KvState
+    | SetRole
     | Prefill
     | Decode
     | Cancel
@@ -165,6 +167,7 @@ __all__ = [
     "RouteDecode",
     "RoutePrefill",
     "Sent",
+    "SetRole",
     "Status",
     "Submit",
     "Tokens",
