@@ -48,10 +48,10 @@ class Reportable(Protocol):
 
 
 class Reporter:
-    """Keeps the router informed. It sends Announce at each connect and change of state or role. It sends Status
-    when the status changes (at most 10 a second) and at least every second. If the router asked for them, it sends KvEvents within a
-    tenth of a second of each change of the prefix cache. An engine has one Reporter for its whole life, since it
-    mirrors the cache.
+    """Keeps the router informed. It sends Announce at each connect and change of state or role. It sends Status when
+    the status changes (at most 10 a second) and at least every second. If the router asked for them, it sends KvEvents
+    within a tenth of a second of each change of the prefix cache. An engine has one Reporter for its whole life, since
+    it mirrors the cache.
     """
 
     def __init__(self, me: Identity, server: Reportable, find_router: Find) -> None:

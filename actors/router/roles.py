@@ -1,8 +1,8 @@
 """The roles of engines: the router orders an idle engine to serve the other role for a while, and back.
 
 FlowKV's role switch decides (`policies.routing.flowkv.role_switch`); here its orders become messages. An engine obeys
-by announcing itself in its new role. Its running work and its leases end where they are, because their charges belong to
-the worker and not to its role.
+by announcing itself in its new role. Its running work and its leases end where they are, because their charges belong
+to the worker and not to its role.
 """
 
 import logging

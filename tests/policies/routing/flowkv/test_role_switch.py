@@ -9,7 +9,8 @@ from policies.routing.flowkv.role_switch import Engine, RoleSwitchConfig, RoleSw
 from policies.state.views import Health, Quarantine, Role, Snapshot, Worker
 
 P, D = Role.PREFILL, Role.DECODE
-THRESHOLDS = RegimeThresholds()  # busy above 0.5, overloaded above 0.9, idle below 0.2
+# busy above 0.5, overloaded above 0.9, idle below 0.2
+THRESHOLDS = RegimeThresholds()
 CONFIG = RoleSwitchConfig(switch_s=10.0, after_s=2.0)
 
 
@@ -58,7 +59,8 @@ def test_an_idle_engine_is_lent_after_the_role_has_been_busy_for_a_while_and_com
 
 def test_one_engine_is_lent_at_a_time_and_a_busy_role_keeps_it() -> None:
     fleet = busy_prefill()
-    fleet.scores["p0"] = 3.0  # C^p = 3.1 / 2 with d1, 3.2 / 3 with d2, both above 0.5
+    # C^p = 3.1 / 2 with d1, 3.2 / 3 with d2, both above 0.5
+    fleet.scores["p0"] = 3.0
     fleet.look(0.0)
     assert fleet.look(2.0) == [("d1", P)]
     assert fleet.look(3.0) == []
