@@ -15,6 +15,7 @@ from policies.engine_model.leases import MAX_LEASE_S
 
 Device = Literal["cpu", "cuda"]
 Integrity = Literal["off", "sampled", "full"]
+BlockAllocator = Literal["segments", "flowkv", "stock"]
 
 CONNECTOR = "SluiceConnector"
 CONNECTOR_MODULE = "actors.engine.vllm.connector.connector"
@@ -24,6 +25,9 @@ SCHEDULERS = {
     False: "actors.engine.vllm.scheduler.CoreScheduler",
     True: "actors.engine.vllm.scheduler.AsyncCoreScheduler",
 }
+
+BLOCK_ALLOCATOR = "block_allocator"
+"""Name under which the scheduler finds the choice in the connector's configuration."""
 
 _KV_ROLE = {"prefill": "kv_producer", "decode": "kv_consumer", "colocated": "kv_both"}
 _GIB = 1 << 30
@@ -61,10 +65,12 @@ class VllmEngineConfig:
     `flow_node` names this engine's node, and with it the ports of its network link, to the agents (by default
     `side_channel_host`). `integrity` says how many of the blocks that are read are compared with the lender's by
     checksums. `kv_events` says whether the
-    engine reports its prefix cache, if vLLM has one, to the router. A core that is silent for `stall_s`, or for a
-    multiple of its longest step, is stalled (`actors.engine.watchdog`); after `replace_after_stalls` times as long the
-    engine is replaced. With `data_parallel_size` above 1 the router places
-    requests on single ranks; this was written from vLLM's source and has not been run (it takes an engine core a rank).
+    engine reports its prefix cache, if vLLM has one, to the router. `block_allocator` says which free KV blocks a
+    request gets (`actors.engine.vllm.blocks`): runs among the oldest (`segments`), runs whatever their age (`flowkv`),
+    or the oldest in vLLM's own order (`stock`). A core that is silent for `stall_s`, or for a multiple of its longest
+    step, is stalled (`actors.engine.watchdog`); after `replace_after_stalls` times as long the engine is replaced. With
+    `data_parallel_size` above 1 the router places requests on single ranks; this was written from vLLM's source and has
+    not been run (it takes an engine core a rank).
     """
 
     engine_id: str
@@ -90,6 +96,7 @@ class VllmEngineConfig:
     flow_agent: str = ""
     flow_node: str = ""
     integrity: Integrity = "off"
+    block_allocator: BlockAllocator = "segments"
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     trust_remote_code: bool = False
@@ -113,6 +120,11 @@ class VllmEngineConfig:
         ):
             value = getattr(self, name)
             _require(value is None or value >= 1, f"{name} must be at least 1, got {value}")
+        known = get_args(BlockAllocator)
+        _require(
+            self.block_allocator in known,
+            f"block_allocator must be one of {', '.join(known)}, got {self.block_allocator!r}",
+        )
         # vLLM renews leases every lease/6 whole seconds, so below 6 it would renew them at every step.
         _require(self.lease_s >= 6, f"lease_s must be at least 6 whole seconds, got {self.lease_s}")
         _require(self.max_lease_s > 0, f"max_lease_s must be positive, got {self.max_lease_s}")
@@ -196,6 +208,7 @@ def kv_transfer_args(config: VllmEngineConfig, device: Device) -> dict[str, Any]
         "kv_load_failure_policy": "fail",
         "kv_connector_extra_config": {
             "kv_lease_duration": config.lease_s,
+            BLOCK_ALLOCATOR: config.block_allocator,
             "flow_agent": config.flow_agent,
             "flow_node": config.flow_node or config.side_channel_host,
             "integrity": config.integrity,

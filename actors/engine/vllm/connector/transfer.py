@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from actors.engine.vllm.connector.chunked_read import Blocks, ChunkedRead, ReadTerms, Side
+from actors.engine.vllm.connector.pairs import aligned
 
 # Longest sleep of NIXL's progress thread if it shares its core with the model (see tuned_agents).
 CPU_DELAY_US = 1000
@@ -143,13 +144,14 @@ class TransferAgent:
         **kwargs: Any,
     ) -> Any:
         """Makes a transfer as NIXL's agent does. Between `begin` and `end` it makes a chunked read, without its
-        message.
+        message, and with its index pairs sorted, so that NIXL joins neighbours.
         """
         if self._terms is None:
             return self.nixl.make_prepped_xfer(
                 operation, local, local_indices, remote, remote_indices, notif_msg=notif_msg, **kwargs
             )
-        mine, theirs = (np.asarray(indices, dtype=np.int32) for indices in (local_indices, remote_indices))
+        pairs = aligned(local_indices, remote_indices)
+        mine, theirs = (indices.astype(np.int32, copy=False) for indices in pairs)
         blocks = self._blocks[id(local)]
         read = ChunkedRead(
             self.nixl,

@@ -47,6 +47,7 @@ def test_cpu_arguments() -> None:
             "kv_load_failure_policy": "fail",
             "kv_connector_extra_config": {
                 "kv_lease_duration": 30,
+                "block_allocator": "segments",
                 "flow_agent": "",
                 "flow_node": "127.0.0.1",
                 "integrity": "off",

@@ -43,6 +43,17 @@ def test_a_read_of_a_request_is_accounted_and_its_message_held_back(pair: Pair) 
     assert pair.notifications() == []
 
 
+def test_a_read_of_descending_blocks_is_one_descriptor(pair: Pair) -> None:
+    pair.forget()
+    read = pair.read("down", indices=np.array([1, 0], dtype=np.int32))
+    read.post(0, 1, time.monotonic())
+    until(lambda: read.poll(time.monotonic()))
+    assert read.descriptors == 1
+    assert pair.same([0, 1])
+    read.end(time.monotonic())
+    read.release()
+
+
 def test_a_read_of_nobody_keeps_its_message(pair: Pair) -> None:
     pair.forget()
     indices = np.arange(2, dtype=np.int32)
