@@ -80,12 +80,14 @@ class Telemetry:
 @dataclass(frozen=True, slots=True)
 class Side:
     """One side of a read: NIXL's descriptor list, the indices in it, and for the local side the list's addresses and
-    lengths ([descriptors, 3], as vLLM describes them to NIXL; empty for a remote side). `extent` is the number of
-    descriptors of the list and the bytes of them all.
+    lengths ([descriptors, 3], as vLLM describes them to NIXL; empty for a remote side). `asked` are the indices as vLLM
+    paired them, by which the read is checked. `extent` is the number of descriptors of the list and the bytes of them
+    all.
     """
 
     descriptors: Any
     indices: Indices
+    asked: Indices
     blocks: Blocks
     extent: tuple[int, int]
 

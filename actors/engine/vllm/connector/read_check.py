@@ -126,9 +126,9 @@ class ReadChecks:
         """Begins to read the checksums of what was read. If none was chosen, the check has ended."""
         read = check.read
         share = max(theirs.share, ours.at.share)
-        check.indices = np.flatnonzero(chosen(read.remote.indices, generation, share))
+        check.indices = np.flatnonzero(chosen(read.remote.asked, generation, share))
         if len(check.indices):
-            remote = read.remote.indices[check.indices]
+            remote = read.remote.asked[check.indices]
             check.fetch = Fetch(self._agent, self._backends, read.terms.source.agent, theirs, remote)
         else:
             check.differ = concurrent.futures.Future()
@@ -139,7 +139,7 @@ class ReadChecks:
         expected = fetch.poll()
         if expected is not None and self.sums is not None:
             local = check.read.local
-            check.differ = self.sums.compare(local.blocks, local.indices[check.indices], expected)
+            check.differ = self.sums.compare(local.blocks, local.asked[check.indices], expected)
         elif now_s - check.begun_s > PROBE_TIMEOUT_S:
             raise TimeoutError(f"the lender's checksums were not read in {PROBE_TIMEOUT_S} s")
 

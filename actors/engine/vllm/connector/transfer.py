@@ -150,14 +150,14 @@ class TransferAgent:
             return self.nixl.make_prepped_xfer(
                 operation, local, local_indices, remote, remote_indices, notif_msg=notif_msg, **kwargs
             )
-        pairs = aligned(local_indices, remote_indices)
-        mine, theirs = (indices.astype(np.int32, copy=False) for indices in pairs)
+        asked = [np.array(indices, dtype=np.int32) for indices in (local_indices, remote_indices)]
+        mine, theirs = aligned(*asked)
         blocks = self._blocks[id(local)]
         read = ChunkedRead(
             self.nixl,
             self._terms,
-            Side(local, mine, blocks, self._extents[id(local)]),
-            Side(remote, theirs, blocks[:0], self._extents[id(remote)]),
+            Side(local, mine, asked[0], blocks, self._extents[id(local)]),
+            Side(remote, theirs, asked[1], blocks[:0], self._extents[id(remote)]),
         )
         self._notification = notif_msg or self._notification
         self._reads += 1

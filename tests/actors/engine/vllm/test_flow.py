@@ -128,7 +128,7 @@ def test_a_block_that_changes_after_its_checksum_is_found(pair: Pair, checked: F
     assert read.refused == f"{CORRUPT} in 1 of {DESCRIPTORS} descriptors"
 
 
-def test_swapped_blocks_are_found(pair: Pair, checked: FlowThread) -> None:
+def test_blocks_that_a_wrong_order_swaps_are_found(pair: Pair, checked: FlowThread) -> None:
     lease = pair.lend("swap", sums=True)
     read = pair.read("swap", lease)
     read.local.indices[[3, 9]] = 9, 3

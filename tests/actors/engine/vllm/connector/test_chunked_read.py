@@ -167,7 +167,7 @@ class Scripted:
 def scripted(nixl: Scripted, count: int) -> ChunkedRead:
     blocks = np.array([(i * 10, 10, 0) for i in range(count)], dtype=np.uint64)
     indices = np.arange(count, dtype=np.int32)
-    side = Side(None, indices, blocks, (count, 10 * count))
+    side = Side(None, indices, indices, blocks, (count, 10 * count))
     read = ChunkedRead(nixl, ReadTerms(request_id="r", source=Source("there", (0, 0))), side, side)
     read.divide(10)
     return read
