@@ -9,7 +9,7 @@ engines itself, streams the tokens to the client, and reports to the router what
     ingress -> engine   Prefill, Decode, Cancel, ReleaseKV, RenewKV
     engine  -> ingress  PrefillDone, KVRenewed, Reading, Admitted, Tokens, Failed
     engine  -> router   Announce, Status, KvEvents, KvState
-    router  -> engine   KvReplay, KvStop
+    router  -> engine   KvReplay, KvStop, SetRole
     engine  -> engine   Pull, PullGrant, Sent, Pulled (sim engine only)
     worker  -> agent    JoinNode, SubmitFlow, ChunkDone, WithdrawFlow, Unscheduled
     agent   -> worker   Permitted, FlowRefused, Beat
@@ -40,6 +40,7 @@ from actors.wire.messages.engines import (
     Pulled,
     PullGrant,
     Sent,
+    SetRole,
     Status,
 )
 from actors.wire.messages.flows import (
@@ -108,6 +109,7 @@ Message = (
     | KvReplay
     | KvStop
     | KvState
+    | SetRole
     | Prefill
     | Decode
     | Cancel
@@ -213,6 +215,7 @@ __all__ = [
     "RoutePrefill",
     "Sent",
     "SetFlowPolicy",
+    "SetRole",
     "Status",
     "Submit",
     "SubmitFlow",
