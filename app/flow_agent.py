@@ -33,7 +33,7 @@ short enough for nobody to miss the processes of an application that has ended."
 
 
 class FlowShare(NamedTuple):
-    """What an engine replica knows of flow scheduling: its configuration, and the names given to nodes."""
+    """Configuration of flow scheduling as an engine replica gets it, with the names given to nodes."""
 
     config: FlowConfig
     named_nodes: tuple[str, ...]

@@ -264,7 +264,7 @@ def _stage_params(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
         stage, _, rest = key.partition(".")
         if stage not in STAGES or not rest:
             if len(named) != 1:
-                raise UsageError(f"--param {text}: say for which policy, as prefill.{text} or flow.{text}")
+                raise UsageError(f"--param {text}: say for which policy, as prefill.{text} or decode.{text}")
             stage, rest = next(iter(named)), key
         if stage not in named:
             raise UsageError(f"--param {text}: parameters come with their policy: add --{stage} NAME")
