@@ -32,6 +32,7 @@ from app.profile.file import load_heatmap
 from policies.dispatch.dispatcher import DispatchConfig
 from policies.routing.base import check_overcommit
 from policies.routing.flowkv.regimes import RegimeThresholds
+from policies.routing.flowkv.role_switch import RoleSwitchConfig
 from policies.routing.registry import decode_policy, prefill_policy
 
 SIM_MODEL = "sim"
@@ -146,7 +147,7 @@ class RouterConfig(_Strict):
     """The router's policies and settings.
 
     `dispatch` holds fields of `DispatchConfig`, `predictor` of `PredictorConfig`, `network` of `NetworkConfig`,
-    `journal` of `JournalConfig`, and `regimes` of `RegimeThresholds`.
+    `journal` of `JournalConfig`, `regimes` of `RegimeThresholds`, and `role_switch` of `RoleSwitchConfig`.
     """
 
     # the pair with the least largest regret over five situations, untuned: `python -m benchmarks run defaults`
@@ -158,6 +159,7 @@ class RouterConfig(_Strict):
     network: dict[str, Any] = Field(default_factory=dict)
     journal: dict[str, Any] = Field(default_factory=dict)
     regimes: dict[str, Any] = Field(default_factory=dict)
+    role_switch: dict[str, Any] = Field(default_factory=dict)
     resources: dict[str, float] = Field(
         default_factory=dict, description="custom Ray resources, to pin it to nodes"
     )
@@ -173,6 +175,9 @@ class RouterConfig(_Strict):
 
     def regime_thresholds(self) -> RegimeThresholds:
         return from_options(RegimeThresholds, self.regimes, "router.regimes")
+
+    def role_switch_config(self) -> RoleSwitchConfig:
+        return from_options(RoleSwitchConfig, self.role_switch, "router.role_switch")
 
     def dispatch_config(self) -> DispatchConfig:
         return from_options(DispatchConfig, self.dispatch, "router.dispatch")
@@ -294,6 +299,7 @@ class AppConfig(_Strict):
                 )
         self.router.journal_config()
         self.router.regime_thresholds()
+        self.router.role_switch_config()
         last_port = (self.ingress.metrics_port or 0) + (self.ingress.replicas or 1) - 1
         if last_port > 65535:
             raise ValueError(

@@ -124,6 +124,7 @@ class RouterReplica:
             journal,
             generation,
             router.regime_thresholds(),
+            router.role_switch_config(),
         )
         await self._server.start(listen_addresses(wire, "router"))
         garbage.settle()

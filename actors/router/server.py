@@ -22,6 +22,7 @@ from actors.router.ingresses import Ingresses
 from actors.router.journal import RouterJournal
 from actors.router.kv_feed import KvFeed
 from actors.router.network.feed import NetworkConfig, RouterNetwork
+from actors.router.roles import Roles
 from actors.router.workers import adopted_of, failure_of, place_of, request_of, worker_of
 from actors.wire import messages as wire
 from actors.wire.channel import Channel, Generations, Identity
@@ -30,6 +31,7 @@ from policies.dispatch.dispatcher import Action, Dispatcher, Reject, RouteDecode
 from policies.request.stage import Outcome
 from policies.routing.base import Needs, PolicyError
 from policies.routing.flowkv.regimes import RegimeThresholds
+from policies.routing.flowkv.role_switch import RoleSwitchConfig
 from policies.routing.registry import prepare
 from policies.state import events as ev
 from policies.state.views import Request, WorkerId
@@ -48,7 +50,8 @@ class RouterServer:
     """One router. After `start`, `addresses` are those at which ingresses and engines can connect.
 
     `generation` is higher than that of every router before it (`actors.wire.channel.Identity`), or 0 if it is unknown.
-    `regimes` are the thresholds by which the router reports how loaded its fleet is.
+    `regimes` are the thresholds by which the router reports how loaded its fleet is, and `role_switch` says for how
+    long it lends idle engines to the other role (by default it lends none).
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class RouterServer:
         journal: RouterJournal | None = None,
         generation: int = 0,
         regimes: RegimeThresholds | None = None,
+        role_switch: RoleSwitchConfig | None = None,
     ) -> None:
         self.me = dataclasses.replace(me, generation=generation, generations=Generations(generation))
         self.dispatcher = dispatcher
@@ -87,6 +91,9 @@ class RouterServer:
             journal,
             regimes,
         )
+        self._roles = Roles(
+            dispatcher, self.engines, role_switch or RoleSwitchConfig(), regimes or RegimeThresholds()
+        )
         self._admin = RouterAdmin(dispatcher, self.decisions, journal, self._feed, self._policies_changed)
         self._quarantine_version = 0
         self._quarantined: tuple[tuple[WorkerId, str], ...] = ()
@@ -108,6 +115,7 @@ class RouterServer:
             self.addresses += (bound,)
         self._tasks = [asyncio.create_task(self._every(TICK_S, self._tick))]
         self._tasks += [asyncio.create_task(self._every(STATUS_S, self._broadcast_status))]
+        self._tasks += [asyncio.create_task(self._every(STATUS_S, self._roles.look))]
         if self._forecasts is not None:
             self._tasks += [asyncio.create_task(self._every(FORECAST_S, self._refresh_forecasts))]
         self._network.start(self._feed)
@@ -171,6 +179,7 @@ class RouterServer:
                 self._progress(channel, message)
             case wire.Transferred():
                 self._network.transferred(message, clock_s())
+                self.decisions.transferred(message.items, clock_s())
             case wire.Closed():
                 failed = failure_of(message, clock_s(), self.engines.workers)
                 self._close(message.attempt_id, message.outcome, message.output_tokens, failed)
@@ -317,7 +326,7 @@ class RouterServer:
             case RouteDecode():
                 self._network.routed(action.intent, clock_s())
                 engine_id, rank = place_of(action.decision.worker)
-                owner.send(wire.RouteDecode(action.attempt_id, engine_id, rank))
+                owner.send(wire.RouteDecode(action.attempt_id, engine_id, rank, action.kv_due_s))
             case Reject():
                 self._ingresses.disown(action.attempt_id)
                 if self._forecasts is not None:
@@ -371,6 +380,7 @@ class RouterServer:
                 "policy_errors": float(self._policy_errors),
                 "internal_errors": float(self._internal_errors),
                 "protocol_errors": float(self._protocol_errors),
+                "role_switches": float(self._roles.switches),
             }
             | {f"silent_peers_{kind}": float(count) for kind, count in self._silent_peers.items()},
         )

@@ -88,6 +88,7 @@ ROUTER: dict[str, Metric] = _listed(
     ("protocol_errors", "connections",
         "Connections to the router that ended because a message could not be taken: its kind is unknown, its shape is "
         "wrong, or its handler failed."),
+    ("role_switches", "orders", "Orders to an engine to serve another role, or its own again (FlowKV's role switch)."),
     (r"silent_peers_(\w+)", "connections",
         "Connections that the router ended because nothing came from the peer, or it read nothing, for some seconds.",
         "peer"),
