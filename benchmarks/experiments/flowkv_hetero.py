@@ -242,6 +242,13 @@ def compare(results: Results) -> list[Row]:
                 _reduction(results, task, "colocated, in turn", "tpot_mean_s", None, host_s),
             ]
     rows.append(_order(results))
+    for task in TASKS:
+        for share in _shares(results):
+            gain, half = results.reduction_percent(
+                _name(task, "colocated", share, 0.0), _name(task, OURS, share, 0.0), "jct_mean_s"
+            )
+            name = f"{task}, {100 * share:g} % of what the four L20 prefill: E2E below colocated"
+            rows.append(Row(name, None, gain, "%", half))
     for host_s in HOST_S:
         host = f"; host {1e3 * host_s:g} ms a step" if host_s else ""
         for task in TASKS:
