@@ -42,7 +42,7 @@ class BadRunError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured: everything that decides a figure beside the code and the machine."""
+    """The measurement: everything that decides a figure beside the code and the machine."""
 
     policies: tuple[str, ...]
     loads: tuple[float, ...]

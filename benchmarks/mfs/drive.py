@@ -23,7 +23,7 @@ PARAMS = {"max_tokens": 1, "temperature": 0.0, "ignore_eos": True}
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What a class is promised: its first token `ttft_s` after arrival, of which `after_kv_s` follow the KV."""
+    """A class is promised its first token `ttft_s` after arrival, of which `after_kv_s` follow the KV."""
 
     ttft_s: float
     after_kv_s: float
