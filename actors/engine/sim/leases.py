@@ -39,9 +39,8 @@ class LeaseKeeper:
         self._reads: dict[Channel, set[str]] = {}
         self._pacer = LinkPacer(dict(links), self._sent)
         self._readers: dict[str, Channel] = {}  # by key, for paced reads only
-        self._parts: dict[
-            str, tuple[str, int]
-        ] = {}  # by the pacer's key: lease and number of a chunk on its way
+        # by the pacer's key: lease and number of a chunk on its way
+        self._parts: dict[str, tuple[str, int]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
 

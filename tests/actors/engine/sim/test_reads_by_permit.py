@@ -127,8 +127,8 @@ async def test_an_agent_that_goes_holds_no_read_up(site: Site) -> None:
 
 
 async def test_a_cancelled_read_posts_nothing_more_and_leaves_nothing(site: Site) -> None:
-    agent = await site.start_agent(whole_read_when_alone=False)
-    # 1 MB at 200 kB/s: 5 s, of which the test sees the beginning
+    # 1 MB at 200 kB/s: 5 s in chunks of 64 KiB, of which the test sees the beginning
+    agent = await site.start_agent(whole_read_when_alone=False, port_bytes_per_s=2e5)
     p = await site.node("p", "prefill", links={"*": SimLink(2e5)})
     d = await site.node("d", "decode", timing={"transfer_bandwidth_bytes_per_s": 2e5})
     await site.joined(p, d)
