@@ -118,11 +118,12 @@ class SimEngineConfig:
         derived = f"sim:{self.model}:{self.block_size_tokens}:{self.timing_profile().kv_bytes_per_token}"
         return self.group or derived
 
-    def info(self, addresses: tuple[str, ...]) -> EngineInfo:
-        """Returns the engine's announcement. The server fills in its node and replica."""
+    def info(self, addresses: tuple[str, ...], role: Role) -> EngineInfo:
+        """Returns the engine's announcement while it serves `role`. The server fills in its node and replica."""
         return EngineInfo(
             id=self.engine_id,
-            role=self.role,
+            role=role,
+            home_role=None if role == self.role else self.role,
             kind="sim",
             model=self.model,
             group=self.compatibility_group(),

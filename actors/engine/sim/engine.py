@@ -45,6 +45,7 @@ from actors.wire.messages import (
     Prefill,
     PrefillDone,
     Reading,
+    Role,
     Status,
 )
 from policies.engine_model.blocks import Allocation, BlockPool, Change
@@ -78,6 +79,7 @@ class SimEngine:
         self._draining = False
         self._stopped = False
         self._dead: Exception | None = None
+        self._role = config.role
         self._faults: Faults | None = None
         if config.faults is not None:
             self._faults = Faults(config.faults, config.engine_id, self._clock.kick)
@@ -111,8 +113,12 @@ class SimEngine:
         self._reads.attach(me)
 
     def info(self) -> EngineInfo:
-        """Returns the facts about this engine that do not change while it runs."""
-        return self.config.info(self._addresses)
+        """Returns the facts about this engine, of which only the role changes while it runs."""
+        return self.config.info(self._addresses, self._role)
+
+    def set_role(self, role: Role) -> None:
+        """Serves `role` from now on. A sim engine takes prefills and decodes in any role, so only its name changes."""
+        self._role = role
 
     def status(self) -> Status:
         """Returns the present counts. `running` counts the sequences that hold a slot; `token_budget` is the share of

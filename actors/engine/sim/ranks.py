@@ -27,6 +27,7 @@ from actors.wire.messages import (
     Prefill,
     Pull,
     Pulled,
+    Role,
     Status,
 )
 from policies.engine_model.blocks import Change
@@ -82,6 +83,11 @@ class SimRanks:
             dp_ranks=n,
             barrier=self.config.barrier,
         )
+
+    def set_role(self, role: Role) -> None:
+        """Has all ranks serve `role` from now on."""
+        for rank in self.ranks:
+            rank.set_role(role)
 
     @property
     def state(self) -> EngineState:

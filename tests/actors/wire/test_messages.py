@@ -10,6 +10,7 @@ from actors.wire import messages as wire
 
 PARTS = {
     "FleetLoad",
+    "FlowRecord",
     "Part",
     "Wire",
     "Out",
