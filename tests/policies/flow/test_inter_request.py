@@ -54,7 +54,8 @@ def test_the_heaviest_request_of_an_earlier_batch_may_be_pruned() -> None:
     first = Batch("x", (RequestLoad("big", 8.0, {PORTS[0]: 700}), RequestLoad("small", 8.0, {PORTS[0]: 100})))
     second = Batch("y", (RequestLoad("late", 9.0, {PORTS[0]: 200}),))
     order = schedule([second, first], EQUAL, 5, 0.0)
-    assert order.pruned == ("big",)  # x ends at 8 as it must; y would end at 10 > 9, and big weighs most
+    # x ends at 8 as it must; y would end at 10 > 9, and big weighs most
+    assert order.pruned == ("big",)
     assert [each.finish_at for each in order.batches] == [8.0, 3.0]
 
 

@@ -26,7 +26,8 @@ def test_thresholds_fall_geometrically() -> None:
 @pytest.mark.parametrize(
     ("size", "level"),
     [
-        (1250, 1),  # MLU 1250 / (10 s * 1000 bytes/s) = 0.125 = Q_1
+        # MLU 1250 / (10 s * 1000 bytes/s) = 0.125 = Q_1
+        (1250, 1),
         (1249, 2),
         (313, 2),  # Q_2 = 0.03125
         (312, 3),
@@ -71,7 +72,8 @@ def test_mfs_orders_stages_within_and_between_levels() -> None:
         flow("loose", 100, due_s=1000.0),
         flow("no deadline", 10),
         flow("doomed", 5000, due_s=1.0),
-        flow("p2", 500, due_s=10.0),  # MLU 0.05: P_2, behind the collective of that level
+        # MLU 0.05: P_2, behind the collective of that level
+        flow("p2", 500, due_s=10.0),
         flow("reuse of the next layer", 10, stage=Stage.REUSE, rli=1),
         flow("collective", 10_000, stage=Stage.COLLECTIVE),
         flow("reuse needed now", 10, stage=Stage.REUSE),

@@ -61,7 +61,8 @@ def test_a_late_report_does_not_make_a_port_look_faster() -> None:
     made = Arbiter(flow_policy("fair"), ArbiterConfig(port_bytes_per_s=TRUE, whole_read_when_alone=False))
     now_s = 0.0
     made.apply(Submitted(flow("x", 100_000_000)), now_s)
-    for _ in range(20):  # two chunks of 10 ms are on their way; both reports are read after 20 ms
+    # two chunks of 10 ms are on their way; both reports are read after 20 ms
+    for _ in range(20):
         now_s += 0.02
         made.apply(Done("x", 500_000, 0.01), now_s)
         made.apply(Done("x", 500_000, 0.02), now_s)

@@ -72,7 +72,8 @@ def test_every_flow_ends_and_the_invariants_hold(
     name: str, config: ArbiterConfig, given_flows: list[tuple[float, Flow]]
 ) -> None:
     made = watched(name, config, given_flows)
-    made.run()  # fails where flows wait while nothing is on its way: a deadlock
+    # fails where flows wait while nothing is on its way: a deadlock
+    made.run()
     assert set(made.ended) == {each.flow_id for _, each in given_flows}
     permitted = Counter[str]()
     for _, permit in made.granted:
