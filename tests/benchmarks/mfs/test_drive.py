@@ -10,8 +10,8 @@ from actors.engine.registry import ENGINES, engine_config
 from actors.engine.server import EngineServer
 from actors.wire.channel import Identity
 from actors.wire.messages import Decode
-from benchmarks.mfs.drive import SECRET, Client, Promise
-from benchmarks.mfs.engines import Running
+from benchmarks.mfs.drive import Client, Promise
+from benchmarks.mfs.engines import SECRET, Running
 from benchmarks.mfs.report import cell
 from benchmarks.mfs.workload import KINDS, Kind, Workload, arrivals
 
@@ -25,7 +25,9 @@ async def engines(folder: Path, **options: object) -> AsyncIterator[tuple[Runnin
     for name in ("prefill-0", "decode-0", "decode-1"):
         facts = {"engine_id": name, "role": name.partition("-")[0]}
         engine = ENGINES["sim"].make(engine_config("sim", facts, options))
-        server = EngineServer(engine, Identity("engine", name, SECRET), [f"unix:{folder}/{name}"], node=name)
+        server = EngineServer(
+            engine, Identity("engine", name, SECRET.encode()), [f"unix:{folder}/{name}"], node=name
+        )
         await server.start()
         servers.append(server)
     try:
@@ -40,7 +42,7 @@ async def engines(folder: Path, **options: object) -> AsyncIterator[tuple[Runnin
 
 async def test_every_request_is_prefilled_read_and_answered_in_that_order(tmp_path: Path) -> None:
     async with engines(tmp_path) as (running, _):
-        client = Client(running, {kind: WORKLOAD.prompts(kind) for kind in KINDS}, PROMISES)
+        client = Client(running, WORKLOAD, PROMISES)
         await client.connect()
         asks = await client.run(arrivals(WORKLOAD, 500.0, 2, seed=1))
         client.close()
@@ -77,7 +79,7 @@ async def test_the_kv_is_due_when_the_promise_of_the_class_says(
     async with engines(tmp_path) as (running, servers):
         for server in servers[1:]:
             note(monkeypatch, server, seen)
-        client = Client(running, {kind: WORKLOAD.prompts(kind) for kind in KINDS}, PROMISES)
+        client = Client(running, WORKLOAD, PROMISES)
         await client.connect()
         asks = await client.run(arrivals(WORKLOAD, 500.0, 2, seed=1))
         client.close()
@@ -90,7 +92,7 @@ async def test_the_kv_is_due_when_the_promise_of_the_class_says(
 
 async def test_a_lost_engine_ends_the_run_with_a_cause(tmp_path: Path) -> None:
     async with engines(tmp_path, hold_transfers_s=3_600.0) as (running, servers):
-        client = Client(running, {kind: WORKLOAD.prompts(kind) for kind in KINDS}, PROMISES)
+        client = Client(running, WORKLOAD, PROMISES)
         await client.connect()
         first, *_ = arrivals(WORKLOAD, 500.0, 1, seed=1)
         ask = client.send(first)
