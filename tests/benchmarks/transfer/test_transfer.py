@@ -12,8 +12,9 @@ pytestmark = pytest.mark.vllm
 pytest.importorskip("vllm", reason="vLLM is not installed; `make setup` installs it")
 pytest.importorskip("nixl", reason="NIXL is not installed; `make setup` installs it")
 
-from benchmarks.transfer.__main__ import VARIANTS, comparison, counted, main, measured  # noqa: E402
+from benchmarks.transfer.__main__ import VARIANTS, counted, main, measured  # noqa: E402
 from benchmarks.transfer.pools import Load, Read, reads  # noqa: E402
+from benchmarks.transfer.report import comparison, figures  # noqa: E402
 from benchmarks.transfer.wire import Shape, Wire  # noqa: E402
 
 SMALL = Load(
@@ -108,4 +109,7 @@ def test_a_short_run_writes_its_result(tmp_path: Path, capsys: pytest.CaptureFix
     assert all(row["made"]["reads"] == 2 for row in whole["rows"])
     assert whole["machine"]["code_of"]
     assert str(tmp_path) not in whole["command"]
+    shown = list(figures(whole))
+    assert sum(row.met is not None for row in shown) == 2 + 2 + 1
+    assert len({row.name for row in shown}) == len(shown)
     assert "segments, prefix cache on" in capsys.readouterr().out
