@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from actors.engine.registry import ENGINES, engine_config, engine_kind
+from actors.flow.config import AgentConfig
 from actors.options import ConfigError, from_options, problem_line
 from actors.router.forecasts import PredictorConfig
 from actors.router.journal import JournalConfig
@@ -254,6 +255,26 @@ class WireConfig(_Strict):
         return value.encode() or None
 
 
+class FlowConfig(_Strict):
+    """Scheduling of KV transfers. `enabled` starts an agent on each node that has engines; `policy` orders the flows,
+    and `options` holds further fields of `AgentConfig`.
+    """
+
+    enabled: bool = False
+    policy: PolicyChoice = PolicyChoice(name="mfs")
+    options: dict[str, Any] = Field(default_factory=dict, description="fields of actors.flow's AgentConfig")
+
+    def agent_config(self) -> AgentConfig:
+        """Returns the configuration of every agent. Raises ConfigError or ValueError."""
+        taken = sorted({"policy", "params"} & set(self.options))
+        if taken:
+            raise ConfigError(f"flow.options.{taken[0]}: choose the policy with flow.policy")
+        policy = {"policy": self.policy.name, "params": self.policy.params}
+        made = from_options(AgentConfig, {**self.options, **policy}, "flow.options")
+        assert isinstance(made, AgentConfig)
+        return made
+
+
 class AppConfig(_Strict):
     """The whole configuration. Making one raises ValidationError or ConfigError; `parse` gives one readable message."""
 
@@ -262,6 +283,12 @@ class AppConfig(_Strict):
     router: RouterConfig = RouterConfig()
     ingress: IngressGroupConfig = IngressGroupConfig()
     wire: WireConfig = WireConfig()
+    flow: FlowConfig = FlowConfig()
+
+    @property
+    def named_nodes(self) -> tuple[str, ...]:
+        """The names that groups give to the nodes of their engines, each once."""
+        return tuple(sorted({group.topology.node for group in self.engines if group.topology.node}))
 
     @property
     def engines_on_cores(self) -> int:
@@ -298,6 +325,7 @@ class AppConfig(_Strict):
                     f"engines: {group.name} and another group put node {at.node} into different places"
                 )
         self.router.journal_config()
+        self.flow.agent_config()
         self.router.regime_thresholds()
         self.router.role_switch_config()
         last_port = (self.ingress.metrics_port or 0) + (self.ingress.replicas or 1) - 1

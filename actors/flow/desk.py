@@ -187,22 +187,17 @@ class Desk:
         opened = self._open(worker, message.flow_id)
         opened.withdrawn = True
         self.totals["withdrawn"] += 1
-        if opened.refused:
-            if not message.in_flight:
-                self._end(worker, opened, 0.0)
-            return
-        if message.in_flight:
-            self.apply(ev.Withdrawn(opened.key), now_s)
-            return
-        held_s = self.arbiter.view(opened.key, now_s).held_s
-        # a permit may be on its way to the worker: it holds the ports no longer
-        self.apply(ev.Lost((opened.key,)), now_s)
-        self._end(worker, opened, held_s)
+        held_s = 0.0
+        if not opened.refused:
+            held_s = self.arbiter.view(opened.key, now_s).held_s
+            self.apply(ev.Withdrawn(opened.key, message.posted), now_s)
+        if not message.posted:
+            self._end(worker, opened, held_s)
 
     def _unscheduled(self, worker: Worker, message: Unscheduled, now_s: float) -> None:
         opened = self._open(worker, message.flow_id)
         opened.unscheduled = message.reason
-        self.totals[f"unscheduled_{message.reason}"] += 1
+        self.totals[f"unscheduled_reads_{message.reason}"] += 1
         self.totals["unscheduled_bytes"] += message.size
         if not opened.refused:
             self.apply(ev.Unscheduled(opened.key), now_s)

@@ -111,7 +111,7 @@ class Line:
         scheme, _, rest = self._peer.address.partition(":")
         if scheme == "unix":
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            where: object = rest
+            where: str | tuple[str, int] = rest
         else:
             host, _, port = rest.rpartition(":")
             self._socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)

@@ -183,7 +183,7 @@ class Reader:
         self._held.pop(flow_id, None)
         actions: list[Action] = []
         if read.told:
-            actions.append(Send(WithdrawFlow(flow_id, bool(read.in_flight))))
+            actions.append(Send(WithdrawFlow(flow_id, read.bytes_in_flight)))
         return actions + ([] if read.in_flight else self._finish(read))
 
     def tick(self, now_s: float, lived_s: float) -> list[Action]:

@@ -17,6 +17,7 @@ from actors.router.clock import clock_s
 from actors.router.decisions import DecisionLog
 from actors.router.engines import Engines
 from actors.router.fleet import FleetReport
+from actors.router.flows import FlowAgents
 from actors.router.forecasts import Forecasts
 from actors.router.ingresses import Ingresses
 from actors.router.journal import RouterJournal
@@ -42,8 +43,10 @@ TICK_S = 0.2
 STATUS_S = 1.0
 FORECAST_S = 0.05
 
-FROM_ENGINES = frozenset((wire.Announce, wire.Status, wire.KvEvents, wire.KvState))
-"""Types of the messages that only engines send; all others come from ingresses."""
+SENDERS = dict.fromkeys((wire.Announce, wire.Status, wire.KvEvents, wire.KvState), "engine") | {
+    wire.FlowReport: "agent"
+}
+"""Kind of the peers that send a type of message; all other types come from ingresses."""
 
 
 class RouterServer:
@@ -71,6 +74,7 @@ class RouterServer:
         self.decisions = DecisionLog()
         self.addresses: tuple[str, ...] = ()
         self._ingresses = Ingresses()
+        self._flows = FlowAgents()
         self._servers: list[asyncio.Server] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._forecasts = forecasts
@@ -90,16 +94,21 @@ class RouterServer:
             forecasts,
             journal,
             regimes,
+            self._flows,
+        )
+        self._admin = RouterAdmin(
+            dispatcher, self.decisions, journal, self._feed, self._policies_changed, self._flows
         )
         self._roles = Roles(
             dispatcher, self.engines, role_switch or RoleSwitchConfig(), regimes or RegimeThresholds()
         )
-        self._admin = RouterAdmin(dispatcher, self.decisions, journal, self._feed, self._policies_changed)
         self._quarantine_version = 0
         self._quarantined: tuple[tuple[WorkerId, str], ...] = ()
         self._stale = 0
         self._protocol_errors = 0
-        self._silent_peers = {"ingress": 0, "engine": 0, "router": 0}  # by their kind
+        self._silent_peers = dict.fromkeys(
+            ("ingress", "engine", "router", "agent", "worker", "coordinator"), 0
+        )  # by their kind
         self._policy_errors = 0
         self._internal_errors = 0
 
@@ -165,6 +174,7 @@ class RouterServer:
             for attempt_id in list(ingress.requests):
                 self._close(attempt_id, "cancelled", 0)
         self.engines.lost(channel, reason)
+        self._flows.lost(channel)
 
     # ------------------------------------------------------------------------------------------------ messages
 
@@ -189,16 +199,22 @@ class RouterServer:
                 self.engines.announced(channel, message.info)
             case wire.Status():
                 self.engines.reported(message)
-            case wire.KvEvents():
-                worker = self.engines.worker(message.engine_id, message.rank)
-                self._kv_feed.events(worker, channel, message)
-            case wire.KvState():
-                worker = self.engines.worker(message.engine_id, message.rank)
-                self._kv_feed.state(worker, channel, message)
+            case wire.KvEvents() | wire.KvState():
+                self._kv_change(channel, message)
+            case wire.FlowReport():
+                self._flows.reported(channel, message)
+                self.decisions.flowed(message.ended)
             case wire.Admin():
                 channel.send(self._admin.answer(message))
             case _:
                 raise ValueError(f"a router does not take {type(message).__name__}")
+
+    def _kv_change(self, channel: Channel, message: wire.KvEvents | wire.KvState) -> None:
+        worker = self.engines.worker(message.engine_id, message.rank)
+        if isinstance(message, wire.KvState):
+            self._kv_feed.state(worker, channel, message)
+        else:
+            self._kv_feed.events(worker, channel, message)
 
     def _submit(self, channel: Channel, message: wire.Submit) -> None:
         self._ingresses.own(channel, message.attempt_id)
@@ -387,6 +403,6 @@ class RouterServer:
 
 
 def _check_sender(channel: Channel, message: wire.Message) -> None:
-    kind = "engine" if type(message) in FROM_ENGINES else "ingress"
+    kind = SENDERS.get(type(message), "ingress")
     if channel.peer is None or channel.peer.kind != kind:
         raise ValueError(f"{type(message).__name__} comes from {channel.peer_name}, which is no {kind}")

@@ -53,12 +53,12 @@ class ChunkDone(Wire, frozen=True):
 
 
 class WithdrawFlow(Wire, frozen=True):
-    """Worker -> agent: the flow posts nothing more, because its request was aborted or its read failed. Without
-    `in_flight` it ends here; otherwise ChunkDone follows for the chunks in flight, the last of them with `last`.
+    """Worker -> agent: the flow posts nothing more, because its request was aborted or its read failed. `posted`
+    of its bytes are in flight: with 0 it ends here; otherwise ChunkDone follows for them, the last one with `last`.
     """
 
     flow_id: str
-    in_flight: bool
+    posted: int
 
 
 class Unscheduled(Wire, frozen=True):

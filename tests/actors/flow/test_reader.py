@@ -156,7 +156,7 @@ def test_after_an_abort_nothing_is_posted_and_the_end_waits_for_the_chunk_in_fli
     reader.submit(flow(), CHUNKS, 9.0, 0.0)
     post = reader.received(Permitted("f", 10, 1), 0.0)[0]
     assert isinstance(post, Post)
-    assert reader.abort("f", 0.1) == [Send(WithdrawFlow("f", True))]
+    assert reader.abort("f", 0.1) == [Send(WithdrawFlow("f", 10))]
     assert reader.received(Permitted("f", 10, 1), 0.1) == []
     assert reader.tick(99.0, 99.0) == []
     assert reader.abort("f", 0.2) == []
@@ -169,7 +169,7 @@ def test_after_an_abort_nothing_is_posted_and_the_end_waits_for_the_chunk_in_fli
 def test_an_abort_of_a_held_read_ends_it_at_once() -> None:
     reader = joined()
     reader.submit(flow(), CHUNKS, 9.0, 0.0)
-    assert reader.abort("f", 0.1) == [Send(WithdrawFlow("f", False)), Finished("f", True, 0.1, None)]
+    assert reader.abort("f", 0.1) == [Send(WithdrawFlow("f", 0)), Finished("f", True, 0.1, None)]
     assert reader.abort("f", 0.1) == []
 
 
