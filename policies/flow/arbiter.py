@@ -38,7 +38,7 @@ from policies.flow.events import FlowEvent, Permit
 from policies.flow.ports import VOID, VOID_LEAST, Held, OpenPermit, PortState, PortTable
 from policies.flow.registry import flow_policy
 
-PLACED_A_TURN = 16
+PLACED_A_TURN = 4
 """Flows that one event places anew after a learned bandwidth has changed: a bound on an event's cost."""
 
 
@@ -384,7 +384,9 @@ class Arbiter:
                 share = min(share, event.seconds)
             if port.learn(event.size, share, self.config.learn_chunks):
                 for pair in port.pairs.values():
-                    self._outdated.update(dict.fromkeys(pair.flows.values()))
+                    for other in pair.flows.values():
+                        if other.due_at is not None:  # places depend on the bandwidth by their deadlines
+                            self._outdated[other] = None
         permit.at_s = now_s
         permit.egress_clock = state.pair.egress.integral(now_s)
         permit.ingress_clock = state.pair.ingress.integral(now_s)
