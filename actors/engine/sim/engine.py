@@ -232,7 +232,7 @@ class SimEngine:
         """
         try:
             self._check_open(msg.attempt_id in self._decodes)
-            task = DecodeTask(self.config, msg)
+            task = DecodeTask(self.config, msg, self._loop.time())
             first = task.new_choice(self.config.max_model_len, self.config.mean_output_tokens)
         except Refused as error:
             self._sink.failed(error.failed(msg.attempt_id, "decode"))
@@ -409,6 +409,7 @@ class SimEngine:
         """
         self._forget_decode(task)
         if task in self._reads:
+            self._reads.gone(task)
             return  # the rest is freed when the read ends
         for seq in task.seqs:
             self._model.remove(seq)
@@ -429,7 +430,7 @@ class SimEngine:
         kv_bytes = self._timing.kv_bytes(seq.prompt_tokens)
         handle = SimHandle(
             self.config.engine_id, self._addresses, key, seq.allocation.blocks, kv_bytes, seq.prompt_tokens,
-            task.prompt_hash, self._leases.batch(self._model.steps),
+            task.prompt_hash, self._leases.batch(self._model.steps), self.config.flow_node,
         )  # fmt: skip
         queue_s, compute_s = task.admitted_s - task.received_s, time.monotonic() - task.admitted_s
         self._sink.prefill_done(

@@ -10,7 +10,7 @@ engines itself, streams the tokens to the client, and reports to the router what
     engine  -> ingress  PrefillDone, KVRenewed, Reading, Admitted, Tokens, Failed
     engine  -> router   Announce, Status, KvEvents, KvState
     router  -> engine   KvReplay, KvStop, SetRole
-    engine  -> engine   Pull, PullGrant, Sent, Pulled (sim engine only)
+    engine  -> engine   Pull, PullGrant, PullChunk, Sent, Pulled (sim engine only)
     worker  -> agent    JoinNode, SubmitFlow, ChunkDone, WithdrawFlow, Unscheduled
     agent   -> worker   Permitted, FlowRefused, Beat
     agent   -> agent    both of the above: the agent of the reader is a worker of the source's agent
@@ -37,6 +37,7 @@ from actors.wire.messages.engines import (
     KvState,
     KvStop,
     Pull,
+    PullChunk,
     Pulled,
     PullGrant,
     Sent,
@@ -138,6 +139,7 @@ Message = (
     | AdminAnswer
     | Pull
     | PullGrant
+    | PullChunk
     | Sent
     | Pulled
     | JoinNode
@@ -202,6 +204,7 @@ __all__ = [
     "PromptSignals",
     "Prove",
     "Pull",
+    "PullChunk",
     "PullGrant",
     "Pulled",
     "Quarantined",

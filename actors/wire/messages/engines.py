@@ -156,11 +156,22 @@ class KvState(Wire, frozen=True):
 
 class Pull(Wire, frozen=True):
     """Sim decode engine -> sim prefill engine: the sender starts to read `n_bytes` of the attempt's KV, which the
-    receiver keeps until Pulled.
+    receiver keeps until Pulled. If `chunked`, the bytes do not move yet: a PullChunk asks for each part of them.
     """
 
     attempt_id: str
     n_bytes: int = 0
+    chunked: bool = False
+
+
+class PullChunk(Wire, frozen=True):
+    """Sim decode engine -> sim prefill engine: `n_bytes` of a chunked Pull whose grant was `paced` move now, as part
+    number `chunk`.
+    """
+
+    attempt_id: str
+    chunk: int
+    n_bytes: int
 
 
 class PullGrant(Wire, frozen=True):
@@ -176,10 +187,13 @@ class PullGrant(Wire, frozen=True):
 
 
 class Sent(Wire, frozen=True):
-    """Sim prefill engine -> sim decode engine: the bytes of a paced Pull have arrived, after `seconds`."""
+    """Sim prefill engine -> sim decode engine: the bytes of a paced Pull, or of part `chunk` of it, have arrived, after
+    `seconds`.
+    """
 
     attempt_id: str
     seconds: float
+    chunk: int = 0
 
 
 class Pulled(Wire, frozen=True):
