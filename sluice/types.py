@@ -351,7 +351,7 @@ class Decision(Result):
     `action` is RoutePrefill, RouteDecode or Reject, and `at_s` is in seconds since 1970. `decision` and `policy` belong
     to the first two actions, `status` and `reject_reason` to the last. `waited_s` is the time in the queue before a
     prefill, or in the prompt pool before a decode. `quarantined` names the workers that were then kept from the policy,
-    with the reasons.
+    with the reasons. `kv_due_s` is the time in which a RouteDecode wants the KV moved.
     """
 
     attempt_id: str
@@ -360,6 +360,7 @@ class Decision(Result):
     decision: Choice | None = None
     policy: Policy | None = None
     waited_s: float | None = None
+    kv_due_s: float | None = None
     colocated: bool = False
     degraded: bool = False
     status: int | None = None
@@ -368,11 +369,25 @@ class Decision(Result):
     quarantined: dict[str, str] = Field(default_factory=dict)
 
 
+class KvTransfer(Result):
+    """One transfer of a request's KV that ended at `at_s` (seconds since 1970). It took `seconds` without the time
+    `held_s` for which a flow scheduler held it back.
+    """
+
+    attempt_id: str
+    at_s: float
+    n_bytes: int
+    seconds: float
+    held_s: float = 0.0
+    descriptors: int = 0
+
+
 class Explanation(Result):
-    """All decisions made for a request, oldest first.
+    """All decisions made for a request, oldest first, and its KV transfers as far as the router heard of them.
 
     A request has an `attempt_id` for each try at each of its prompts.
     """
 
     id: str
     decisions: list[Decision] = Field(default_factory=list)
+    transfers: list[KvTransfer] = Field(default_factory=list)

@@ -120,7 +120,11 @@ class RouterAdmin:
                 + (f"; the newest are {newest}" if newest else "")
                 + "), and none that an ingress made without it",
             )
-        return {"id": request_id, "decisions": decisions}
+        return {
+            "id": request_id,
+            "decisions": decisions,
+            "transfers": self._decisions.transfers(request_id),
+        }
 
     def _journal_status(self, tail: object) -> dict[str, Any]:
         if self._journal is None:

@@ -171,6 +171,7 @@ class RouterServer:
                 self._progress(channel, message)
             case wire.Transferred():
                 self._network.transferred(message, clock_s())
+                self.decisions.transferred(message.items, clock_s())
             case wire.Closed():
                 failed = failure_of(message, clock_s(), self.engines.workers)
                 self._close(message.attempt_id, message.outcome, message.output_tokens, failed)
@@ -317,7 +318,7 @@ class RouterServer:
             case RouteDecode():
                 self._network.routed(action.intent, clock_s())
                 engine_id, rank = place_of(action.decision.worker)
-                owner.send(wire.RouteDecode(action.attempt_id, engine_id, rank))
+                owner.send(wire.RouteDecode(action.attempt_id, engine_id, rank, action.kv_due_s))
             case Reject():
                 self._ingresses.disown(action.attempt_id)
                 if self._forecasts is not None:

@@ -393,7 +393,7 @@ class Ingress:
                 event = life_events.RoutePrefill(action.decision.worker, action.colocated)
             case RouteDecode():
                 request.record.decode_routed_s = self.kernel.now_s
-                event = life_events.RouteDecode(action.decision.worker)
+                event = life_events.RouteDecode(action.decision.worker, None, action.kv_due_s)
         self.later(hops, request, lambda: self.happens(request, event))
 
     # ------------------------------------------------------------------------------------------- what engines report

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sluice.types import Choice, Decision, Explanation, Policies, Policy, Ranked
+from sluice.types import Choice, Decision, Explanation, KvTransfer, Policies, Policy, Ranked
 
 from .output import Exit, UsageError, connect, natural_int, table
 
@@ -58,6 +58,7 @@ def render_explanation(explanation: Explanation, top: int) -> str:
     count = f"{len(made)} decision{'s' if len(made) != 1 else ''}"
     parts = [f"request {explanation.id}: {count}"]
     parts += [_decision(number, decision, top) for number, decision in enumerate(made, start=1)]
+    parts += [_transfer(transfer) for transfer in explanation.transfers]
     return "\n\n".join(parts)
 
 
@@ -69,9 +70,10 @@ def _decision(number: int, made: Decision, top: int) -> str:
         return "\n".join([line, *_quarantined(made)])
     chosen = made.decision
     waited = "" if made.waited_s is None else f", waited {1000 * made.waited_s:.1f} ms"
+    due = "" if made.kv_due_s is None else f", KV due in {1000 * made.kv_due_s:.1f} ms"
     lines = [
         f"{number}. {at}  {_stage(made)} -> {chosen.worker}  (attempt {made.attempt_id})",
-        f"   reason   {chosen.reason}{waited}",
+        f"   reason   {chosen.reason}{waited}{due}",
         *_quarantined(made),
     ]
     if made.policy is not None:
@@ -80,6 +82,12 @@ def _decision(number: int, made: Decision, top: int) -> str:
         lines += [f"   {'numbers' if i == 0 else '':9}{line}" for i, line in enumerate(filled)]
     lines += ["   " + line for line in _ranking(chosen.ranking, chosen.worker).splitlines()]
     return "\n".join(lines)
+
+
+def _transfer(moved: KvTransfer) -> str:
+    ms, held_ms = 1000 * moved.seconds, 1000 * moved.held_s
+    size = f"{moved.n_bytes / 1e6:.3f} MB in {moved.descriptors} descriptors"
+    return f"KV moved: {size}, {ms:.1f} ms, held back for {held_ms:.1f} ms  (attempt {moved.attempt_id})"
 
 
 def _quarantined(made: Decision) -> list[str]:

@@ -423,7 +423,7 @@ class SimEngine:
         kv_bytes = self._timing.kv_bytes(seq.prompt_tokens)
         handle = SimHandle(
             self.config.engine_id, self._addresses, key, seq.allocation.blocks, kv_bytes, seq.prompt_tokens,
-            task.prompt_hash,
+            task.prompt_hash, self._leases.batch(self._model.steps),
         )  # fmt: skip
         queue_s, compute_s = task.admitted_s - task.received_s, time.monotonic() - task.admitted_s
         self._sink.prefill_done(

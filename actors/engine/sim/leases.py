@@ -62,6 +62,10 @@ class LeaseKeeper:
         self._set_timer()
         return key
 
+    def batch(self, step: int) -> str:
+        """Returns a name for the prefills that end with the engine's step of this number, unique across its lives."""
+        return f"{self._prefix}@{step}"
+
     def release(self, attempt_id: str) -> None:
         """Ends the leases of `attempt_id`: at once, or when the running read of their KV has ended."""
         for key, _ in self._held.of(attempt_id):

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 class SimHandle(msgspec.Struct, array_like=True, frozen=True):
     """The content of PrefillDone.handle between sim engines. `lease` is unique within the life of the prefill engine's
-    process.
+    process. `batch` names the step that finished the prefill: handles of one step are one batch (MFS 4.4).
     """
 
     engine_id: str
@@ -37,6 +37,7 @@ class SimHandle(msgspec.Struct, array_like=True, frozen=True):
     kv_bytes: int
     tokens: int
     prompt_hash: int
+    batch: str = ""
 
 
 class Reader(Protocol):

@@ -21,7 +21,7 @@ from actors.engine.leases import AttemptLeases
 from actors.engine.protocol import Sink
 from actors.engine.vllm import params, prompt_end, resume, seam
 from actors.engine.vllm.config import VllmEngineConfig
-from actors.engine.vllm.connector import RELEASE, RENEW
+from actors.engine.vllm.connector import DUE, RELEASE, RENEW
 from actors.engine.vllm.outbox import Outbox
 from actors.engine.vllm.renewals import Renewals
 from actors.engine.vllm.stats import Transfer
@@ -179,6 +179,8 @@ class TaskRunner:
                 self._give_up(remote)
             else:
                 task.remote = remote
+                if msg.kv_due_s is not None:
+                    remote[DUE] = msg.kv_due_s
                 children[0].extra_args = {**(children[0].extra_args or {}), "kv_transfer_params": remote}
         return children
 
@@ -450,7 +452,14 @@ class TaskRunner:
     def _admit(self, task: EngineTask, cached_tokens: int) -> None:
         task.admitted = True
         self._sink.admitted(
-            Admitted(task.attempt_id, task.transfer_bytes, task.transfer_s, task.descriptors, cached_tokens)
+            Admitted(
+                task.attempt_id,
+                task.transfer_bytes,
+                task.transfer_s,
+                task.descriptors,
+                cached_tokens,
+                task.held_s,
+            )
         )
 
     def on_transfer(self, transfer: Transfer) -> None:
@@ -465,6 +474,7 @@ class TaskRunner:
         task.transfer_bytes += transfer.bytes
         task.transfer_s = max(task.transfer_s, transfer.seconds)
         task.descriptors += transfer.descriptors
+        task.held_s = max(task.held_s, transfer.held_s)
         task.kv_failed |= not transfer.ok
         if (
             task.transfer_reports == self._config.tensor_parallel_size

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import NixlPullConnectorScheduler
 
-from actors.engine.vllm.connector import ENDED, HELLO, LEASE, LISTENER, READING, RELEASE, RENEW
+from actors.engine.vllm.connector import BATCH, ENDED, HELLO, LEASE, LISTENER, READING, RELEASE, RENEW
 from actors.engine.vllm.connector.listener import HandshakeListener, ListenerCounts
 from actors.engine.vllm.connector.messages import SluiceMetadata, SluiceStats
 from actors.engine.vllm.connector.transfer import TABLE_SLOTS
@@ -71,6 +71,7 @@ class SluiceScheduler(NixlPullConnectorScheduler):
         self._releases: list[str] = []
         self._renewals: dict[str, float] = {}
         self._tables: list[tuple[int, int, int]] = []  # pipeline rank, tensor rank, address
+        self._step = 0
         self._pace = Pace()
         self._gives_back_until_s = 0.0
         self._listen_error: Exception | None = None
@@ -152,6 +153,7 @@ class SluiceScheduler(NixlPullConnectorScheduler):
         else:
             self._leased.add(request.request_id)
             if handle is not None and opened is not None:
+                handle[BATCH] = f"{self.engine_id}@{self._step}"
                 handle[LEASE] = {"slot": opened[0], "generation": opened[1], "tables": self._tables}
         return leased, handle
 
@@ -165,6 +167,7 @@ class SluiceScheduler(NixlPullConnectorScheduler):
             self.stats.data[ENDED].append(request_id)
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> SluiceMetadata:
+        self._step += 1
         ordered = self._reqs_need_recv or self._releases or self._renewals
         if scheduler_output.total_num_scheduled_tokens > 0 or ordered:
             self._pace.event()
