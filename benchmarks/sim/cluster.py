@@ -344,8 +344,14 @@ class Cluster:
         else:
             home = source.node if request.staged is None else request.staged.home
             to = home_of(request.attempt_id, target.span)
-            driver, key = self._flows.driver, request.attempt_id
-            pull = ScheduledPull(driver, home, to, n_bytes, key, groups, self._terms_of(request), on_done)
+            driver, batches, key = self._flows.driver, self._flows.batches, request.attempt_id
+
+            def ended(arrived: bool) -> None:
+                batches.departed(key)
+                if arrived:
+                    on_done()
+
+            pull = ScheduledPull(driver, home, to, n_bytes, key, groups, self._terms_of(request), ended)
         pull.release(released)
         return pull
 
@@ -356,7 +362,10 @@ class Cluster:
         record, source, target = request.record, request.prefill, request.decode
         assert source is not None
         assert target is not None
+        setup = self.config.flows
+        assert setup is not None
         first_s = target.spec.profile.step_s(0, 1, record.prompt_tokens) + self.config.control.hop_s
+        first_s += setup.margin_s
 
         def terms() -> tuple[str, float | None, float]:
             slo_s, staged = record.ttft_slo_s, request.staged

@@ -36,7 +36,8 @@ class LayerPlan:
     node). It has `collective_bytes_per_token` bytes for each prompt token and group. Where a flow policy is configured
     (`SimConfig.flows`) and the engine spans several nodes (`EngineSpec.spans`), it is an all-to-all between these: the
     bytes are divided evenly, `pairs` sends one flow from each node to each other, and `ring` one flow from each node to
-    the next, with the weight of the flows that it stands for. Both load every port alike.
+    the next, with the weight of the flows that it stands for. Both load every port alike. An `isolated` collective has
+    ports of its own, with the bandwidth of the engine's profile, so that nothing else delays it.
     """
 
     groups: int
@@ -44,6 +45,7 @@ class LayerPlan:
     peer_node: str = ""
     priority: int = 0
     pattern: Literal["pairs", "ring"] = "pairs"
+    isolated: bool = False
 
     def __post_init__(self) -> None:
         _require(
@@ -235,12 +237,14 @@ NO_PARAMS: Mapping[str, Any] = MappingProxyType({})
 class Permits:
     """Flows by permit, as live: chunks of `chunk_s` seconds at the port's rate, at most `window` of them at a port.
 
-    The message of a permit, and that of a chunk's end, take `delay_s` each.
+    The message of a permit, and that of a chunk's end, take `delay_s` each. With `whole_reads`, one permit covers all
+    that is left of a flow while no other waits at its ports, as live.
     """
 
     chunk_s: float = 0.010
     window: int = 2
     delay_s: float = 0.0
+    whole_reads: bool = True
 
     def __post_init__(self) -> None:
         _require(
@@ -265,7 +269,8 @@ class FlowSetup:
     the node that computed it first. Their own caches must be off. `known` are block hashes that are there from the
     beginning, each with the node that has them.
 
-    A request's computation is ordered by `drop_budget`: the most requests that Algorithm 1 may prune at a time.
+    `drop_budget` is the most requests that Algorithm 1 may prune at a time. KV is due `margin_s` before the time from
+    which the decode engine's first step would make the request late.
     """
 
     policy: tuple[str, Mapping[str, Any]] = ("mfs", NO_PARAMS)
@@ -274,6 +279,7 @@ class FlowSetup:
     reuse: bool = True
     known: Mapping[int, str] = field(default_factory=dict)
     drop_budget: int = 0
+    margin_s: float = 0.005
 
     def __post_init__(self) -> None:
         _require("FlowSetup", [(self.promote_s > 0, f"promote_s is {self.promote_s}: must be > 0")])

@@ -65,7 +65,8 @@ _TIMES: dict[str, Callable[[RequestRecord], float | None]] = {
     "jct": jct_s,
     "prefill_queue": lambda r: _between(r.arrived_s, r.prefill_started_s),
     "prefill": lambda r: _between(r.prefill_started_s, r.prefill_done_s),
-    "pool": lambda r: _between(r.prefill_done_s, r.decode_routed_s),
+    # Layer by layer, a request is routed before its prefill ends: it does not wait in the pool.
+    "pool": lambda r: _not_negative(_between(r.prefill_done_s, r.decode_routed_s)),
     "transfer": lambda r: _between(r.transfer_started_s, r.transfer_done_s),
     # This is the time from the KV's arrival to the first token, which is the first step and the wait for it.
     "decode_wait": lambda r: _between(r.transfer_done_s, r.first_token_s),
@@ -94,6 +95,10 @@ def summarise(result: RunResult, window: Window | None = None) -> Metrics:
 
 def _between(start_s: float | None, end_s: float | None) -> float | None:
     return None if start_s is None or end_s is None else end_s - start_s
+
+
+def _not_negative(seconds: float | None) -> float | None:
+    return None if seconds is None else max(seconds, 0.0)
 
 
 def _distribution(name: str, values: Iterable[float | None]) -> Metrics:

@@ -79,7 +79,8 @@ class ScheduledPull:
     """A transfer as flows of stage 3 that a policy schedules: one for each layer group, from node to node.
 
     `terms()` returns what a flow needs to know when it is submitted: its batch, the seconds until its deadline (None:
-    it has none) and the seconds of computation that its request still needs.
+    it has none) and the seconds of computation that its request still needs. `on_end` is called once: with True when the
+    last byte has arrived, with False when the transfer is cancelled.
     """
 
     def __init__(
@@ -91,11 +92,11 @@ class ScheduledPull:
         key: str,
         groups: int,
         terms: Callable[[], tuple[str, float | None, float]],
-        on_done: Callable[[], None],
+        on_end: Callable[[bool], None],
     ) -> None:
         self._driver, self._source, self._target, self._key = driver, source, target, key
         self._parts = _split(max(n_bytes, groups), groups)
-        self._terms, self._on_done = terms, on_done
+        self._terms, self._on_end = terms, on_end
         self._released = 0
         self._sent: dict[int, Sent] = {}
 
@@ -122,11 +123,12 @@ class ScheduledPull:
             self._driver.cancel(sent)
         self._sent.clear()
         self._released = len(self._parts)
+        self._on_end(False)
 
     def _flow_done(self, number: int) -> None:
         del self._sent[number]
         if not self._sent and self._released == len(self._parts):
-            self._on_done()
+            self._on_end(True)
 
 
 def _split(total: int, parts: int) -> list[int]:

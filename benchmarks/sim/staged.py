@@ -14,6 +14,7 @@ Deviation: KV leaves after the group's exchange, and a group's two exchanges (di
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from benchmarks.sim.batches import Batches
 from benchmarks.sim.config import LayerPlan
@@ -24,7 +25,7 @@ from benchmarks.sim.kv_store import LentModel, Staged
 from benchmarks.sim.layers import LayeredGroup
 from benchmarks.sim.links import KvNetwork
 from policies.engine_model.scheduler import Sequence
-from policies.flow.base import Flow, Stage
+from policies.flow.base import Flow, Port, Side, Stage
 
 
 class StagedGroup(LayeredGroup):
@@ -67,11 +68,35 @@ class StagedGroup(LayeredGroup):
         for seq in members:
             staged: Staged = seq.owner.staged  # type: ignore[attr-defined]
             staged.batch = self._batch
-        load = self._layers.collective_bytes_per_token * plan.prefill_tokens * self._layers.groups
-        self._batches.began(self._batch, members, plan.first_s, self._span, load)
+        self._batches.began(self._batch, self._loads(members, plan.prefill_tokens), plan.first_s)
         for seq in members:
             self._fetch(seq)
         super()._wait()
+
+    def _loads(
+        self, members: list[Sequence], tokens: int
+    ) -> dict[str, tuple[float | None, dict[Port, int]]]:
+        """Returns by request its deadline, and the bytes that its flows will move at each port."""
+        collective = self._layers.collective_bytes_per_token * self._layers.groups * tokens
+        each = round(collective / len(members) / len(self._span))
+        found = {}
+        for seq in members:
+            owner: Any = seq.owner
+            staged: Staged = owner.staged
+            load: dict[Port, int] = {}
+            if len(self._span) > 1:
+                load = {Port(node, side): each for node in self._span for side in Side}
+            kv_bytes = self.workers[0].spec.profile.kv_bytes
+            parts = [(Port(staged.home, Side.EGRESS), kv_bytes(seq.prompt_tokens))]
+            if staged.lent_tokens and staged.lender != staged.home and not staged.fetched:
+                lent = kv_bytes(staged.lent_tokens)
+                parts += [(Port(staged.lender, Side.EGRESS), lent), (Port(staged.home, Side.INGRESS), lent)]
+            for port, n_bytes in parts:
+                load[port] = load.get(port, 0) + n_bytes
+            slo_s = owner.record.ttft_slo_s
+            due_at = None if slo_s is None else owner.record.arrived_s + slo_s
+            found[owner.attempt_id] = (due_at, load)
+        return found
 
     def _fetch(self, seq: Sequence) -> None:
         """Submits the flows of the KV that `seq` reuses, one for each group, once."""
@@ -123,14 +148,7 @@ class StagedGroup(LayeredGroup):
             self._group_done(None)
             return
         n, since_s = len(span), self.kernel.now_s
-        if layers.pattern == "pairs":
-            pairs = [(here, there) for here in span for there in span if here != there]
-            weight = 1.0
-        else:
-            pairs = [(here, span[(i + 1) % n]) for i, here in enumerate(span)]
-            weight = float(n - 1)
-        self._exchanging = len(pairs)
-        size = max(1, round(n_bytes / len(pairs)))
+        self._exchanging = 1
 
         def exchanged() -> None:
             self._exchanging -= 1
@@ -140,6 +158,18 @@ class StagedGroup(LayeredGroup):
                     self._driver.stats.collective_s += self.kernel.now_s - since_s
                 self._group_done(None)
 
+        if layers.isolated:
+            port = self.workers[0].spec.profile.transfer_bandwidth_bytes_per_s
+            self.kernel.after(n_bytes / n / port, exchanged)
+            return
+        if layers.pattern == "pairs":
+            pairs = [(here, there) for here in span for there in span if here != there]
+            weight = 1.0
+        else:
+            pairs = [(here, span[(i + 1) % n]) for i, here in enumerate(span)]
+            weight = float(n - 1)
+        self._exchanging = len(pairs)
+        size = max(1, round(n_bytes / len(pairs)))
         for number, (source, target) in enumerate(pairs):
             flow = Flow(
                 flow_id=f"{self._batch}/2/{self._done}/{number}",
@@ -160,8 +190,6 @@ class StagedGroup(LayeredGroup):
         super()._group_done(flow)
 
     def _end(self) -> None:
-        ending, batch = self._ending, self._batch
-        for seq in ending:
+        for seq in self._ending:
             self._model.computed(seq)
-        self._batches.computed(batch)
         super()._end()
