@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from actors.wire.messages import Transfer
+import msgspec
+
+from actors.wire.messages import FlowRecord, Transfer
 from policies.dispatch.dispatcher import Action, Reject, RouteDecode, RoutePrefill
 from policies.journal.lines import choice_of
 from policies.request.attempts import request_id_of
@@ -65,6 +67,8 @@ class DecisionLog:
     candidates: int = 0
     """Number of ranked candidates in the ring."""
     _ring: OrderedDict[str, list[Made]] = field(default_factory=OrderedDict)
+    # the flows of the requests in the ring, as agents reported them, by request
+    _flowed: dict[str, list[FlowRecord]] = field(default_factory=dict)
     # the transfers of the requests in the ring, by request
     _moved: dict[str, list[Moved]] = field(default_factory=dict)
     # a client's own x-request-id -> the request's id
@@ -99,6 +103,7 @@ class DecisionLog:
         while len(self._ring) > self.capacity or self.candidates > MOST_CANDIDATES:
             request_id, dropped = self._ring.popitem(last=False)
             self._moved.pop(request_id, None)
+            self._flowed.pop(request_id, None)
             self.candidates -= sum(map(_candidates, dropped))
 
     def transferred(self, transfers: Sequence[Transfer], now_s: float) -> None:
@@ -138,6 +143,23 @@ class DecisionLog:
         `request_id` is the id in the answer (chatcmpl-...), the client's x-request-id, or an attempt's id.
         """
         return [_shown(made) for made in self._ring.get(self._held_as(request_id), ())]
+
+    def flowed(self, records: Sequence[FlowRecord]) -> None:
+        """Logs flows that have ended, as their agents saw them. One of a request that the ring does not hold is
+        dropped.
+        """
+        for record in records:
+            request_id = request_id_of(record.request_id)
+            if request_id in self._ring:
+                flowed = self._flowed.setdefault(request_id, [])
+                flowed.append(record)
+                del flowed[:-MOST_DECISIONS]
+
+    def flows(self, request_id: str) -> list[dict[str, Any]]:
+        """Returns the flows of a request, as far as agents reported them, oldest first, each with its levels, its MLU
+        and the time for which it was held. `request_id` is any id that `explain` takes.
+        """
+        return [msgspec.structs.asdict(one) for one in self._flowed.get(self._held_as(request_id), ())]
 
     def transfers(self, request_id: str) -> list[dict[str, Any]]:
         """Returns the KV transfers of a request, as far as ingresses reported them, oldest first, each with the time

@@ -18,6 +18,7 @@ EXPERIMENTS: dict[str, str] = {
     "deepflow_colocation": "benchmarks.experiments.deepflow_colocation",
     "deepflow_heatmap": "benchmarks.experiments.deepflow_heatmap",
     "deepflow_scheduling": "benchmarks.experiments.deepflow_scheduling",
+    "flowkv_hetero": "benchmarks.experiments.flowkv_hetero",
     "scale": "benchmarks.experiments.scale",
     "defaults": "benchmarks.experiments.defaults",
     "netkv_tuning": "benchmarks.experiments.netkv_tuning",

@@ -88,6 +88,11 @@ class Arbiter:
     def __contains__(self, flow_id: str) -> bool:
         return flow_id in self._flows
 
+    @property
+    def started(self) -> bool:
+        """Whether an event was accepted yet."""
+        return self._now_s > -math.inf
+
     def next_tick_s(self) -> float | None:
         """Returns the time by which a `Tick` is needed if no other event comes, None if none is."""
         while self._rests and not self._rests_still(self._rests[0]):
@@ -182,14 +187,14 @@ class Arbiter:
             raise BadEvent(f"flow {event.flow_id!r}: {event.size!r} bytes done, {state.left} were left")
         if not (math.isfinite(event.seconds) and event.seconds >= 0):
             raise BadEvent(f"flow {event.flow_id!r}: {event.seconds!r} seconds: they must be finite and >= 0")
-        permit = state.permits[0]
+        permit = next((each for each in state.permits if each.size == event.size), state.permits[0])
         self._learn(state, permit, event, now_s)
         state.left -= event.size
         if permit.whole and event.size < permit.size and not event.last:
             permit.size -= event.size
             state.posted -= event.size
         else:
-            self._close(state, now_s)
+            self._close(state, permit, now_s)
         if event.last or not state.left or (state.withdrawn and not state.permits):
             self._end(state, now_s)
         elif not state.withdrawn:
@@ -294,17 +299,20 @@ class Arbiter:
         self._touch(state)
         if state.entry or state.withdrawn or state.waiting <= 0:
             return
+        if not state.counted:
+            state.counted = True
+            state.pair.egress.waiting += 1
+            state.pair.ingress.waiting += 1
         if state.ready_at > now_s and state.place is not None and state.place.rate is not None:
             self._timer += 1
             heappush(self._rests, (state.ready_at, self._timer, state))
             return
         state.pair.push(state)
-        state.pair.egress.waiting += 1
-        state.pair.ingress.waiting += 1
 
     def _dequeue(self, state: Held) -> None:
-        if state.entry:
-            state.pair.drop(state)
+        state.pair.drop(state)
+        if state.counted:
+            state.counted = False
             state.pair.egress.waiting -= 1
             state.pair.ingress.waiting -= 1
         self._touch(state)
@@ -329,13 +337,13 @@ class Arbiter:
 
         Permits that crossed the worker's message on their way are void.
         """
-        while state.permits:
-            self._close(state, now_s)
+        for permit in list(state.permits):
+            self._close(state, permit, now_s)
         self._post(state, size, True, now_s)
 
-    def _close(self, state: Held, now_s: float) -> None:
-        """Ends the oldest open permit and frees its slots."""
-        permit = state.permits.popleft()
+    def _close(self, state: Held, permit: OpenPermit, now_s: float) -> None:
+        """Ends an open permit and frees its slots."""
+        state.permits.remove(permit)
         state.posted -= permit.size
         for port in (state.pair.egress, state.pair.ingress):
             port.integral(now_s)
@@ -345,8 +353,8 @@ class Arbiter:
         self._touch(state)
 
     def _end(self, state: Held, now_s: float) -> None:
-        while state.permits:
-            self._close(state, now_s)
+        for permit in list(state.permits):
+            self._close(state, permit, now_s)
         self._dequeue(state)
         self._forget(state)
 
@@ -447,6 +455,8 @@ class Arbiter:
         """Gives a flow its next chunk, or all that is left of it if nobody else waits at its ports."""
         place = state.place
         assert place is not None
+        if place.rate is not None:
+            place = self.policy.place(state, self.ports, now_s)  # the rate that is needed from now on
         egress, ingress = state.pair.egress, state.pair.ingress
         for port in (egress, ingress):
             first = port.first()

@@ -109,9 +109,9 @@ class Flow:
             return f"size is {self.size!r}: it must be a whole number of bytes, at least 1"
         if type(self.rli) is not int or self.rli < 0:
             return f"rli is {self.rli!r}: it must be a whole number, at least 0"
-        if self.due_s is not None and not _finite(self.due_s):
+        if self.due_s is not None and not is_finite(self.due_s):
             return f"due_s is {self.due_s!r}: it must be a finite number of seconds or None"
-        if not _finite(self.compute_s) or self.compute_s < 0:
+        if not is_finite(self.compute_s) or self.compute_s < 0:
             return f"compute_s is {self.compute_s!r}: it must be a finite number of seconds, at least 0"
         return ""
 
@@ -119,7 +119,7 @@ class Flow:
 _STAGES = frozenset(Stage)
 
 
-def _finite(value: object) -> bool:
+def is_finite(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -134,6 +134,10 @@ class Place(NamedTuple):
     """The time at which the place changes if nothing happens to the flow until then; the policy is asked again."""
     rate: float | None = None
     """Bytes/s that the flow may use at most; None: as much as its ports give (Karuna's least rate otherwise)."""
+    shares: bool = False
+    """True where all flows of the level share their ports fairly. A network that enforces levels ideally then ignores
+    the key, which only makes permits take turns; else it serves the level in the order of the key.
+    """
 
 
 class FlowState:

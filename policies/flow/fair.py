@@ -26,4 +26,4 @@ class Fair:
 
     def place(self, state: FlowState, ports: Ports, now_s: float) -> Place:
         """Returns the one level of all flows, in the order of least service."""
-        return Place(1, (state.turn,))
+        return Place(1, (state.turn,), shares=True)

@@ -40,6 +40,7 @@ class Held(FlowState):
     """A flow's state with what only the arbiter needs."""
 
     __slots__ = (
+        "counted",
         "entry",
         "held_s",
         "pair",
@@ -54,9 +55,11 @@ class Held(FlowState):
     def __init__(self, flow: Flow, number: int, now_s: float, turn: float, pair: "Pair") -> None:
         super().__init__(flow, number, now_s, turn)
         self.pair = pair
-        self.permits: deque[OpenPermit] = deque()
+        self.permits: list[OpenPermit] = []
         self.entry = 0
         """Number of its valid entry in the pair's heap; 0 while it does not wait there."""
+        self.counted = False
+        """Whether its ports count it as waiting: it waits in the heap, or its rate lets it rest."""
         self.passed = 0
         """Permits to others of its level since it came to be first at a port without getting one."""
         self.ready_at = now_s

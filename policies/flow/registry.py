@@ -5,12 +5,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from policies.flow.base import FlowError, FlowPolicy
+from policies.flow.edf import EDF
 from policies.flow.fair import Fair
+from policies.flow.karuna import Karuna
 from policies.flow.mfs import MFS
+from policies.flow.sjf import SJF
 
 FLOW: dict[str, type[Any]] = {
     "mfs": MFS,
     "fair": Fair,
+    "sjf": SJF,
+    "edf": EDF,
+    "karuna": Karuna,
 }
 DEFAULT = "mfs"
 

@@ -27,7 +27,7 @@ class Hello(Wire, frozen=True):
     """
 
     version: int
-    kind: Literal["ingress", "router", "engine"]
+    kind: Literal["ingress", "router", "engine", "worker", "agent", "coordinator"]
     id: str
     nonce: bytes = b""
     generation: int = 0

@@ -15,6 +15,10 @@ class Prefill(Wire, frozen=True):
 
     `params` and `chat` are those of the decode that follows. The engine checks them, so that a request which no decode
     engine would take is refused before its prompt is computed.
+
+    `prefix` is the handle (`PrefillDone.handle`) of a prefill on another engine of the first tokens of this one; the
+    engine reads them there and computes the rest. If it cannot read them it computes them, so no prefill fails for its
+    prefix.
     """
 
     attempt_id: str
@@ -24,6 +28,7 @@ class Prefill(Wire, frozen=True):
     priority: int = 0
     dp_rank: int | None = None
     chat: bytes | None = None
+    prefix: bytes | None = None
 
 
 class Resume(Part, frozen=True):

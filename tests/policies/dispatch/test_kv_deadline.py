@@ -29,15 +29,14 @@ def decision(terms: dict[str, float]) -> Decision:
 @pytest.mark.parametrize(
     ("slo_s", "terms", "now_s", "due_s"),
     [
-        (
-            5.0,
-            TERMS,
-            12.0,
-            2.4,
-        ),  # 10 + 5 - 12 - 0.5 - 0.1: the time of the transfer itself is what is asked for
-        (5.0, {}, 12.0, 3.0),  # a policy that names no queue has none
-        (5.0, TERMS, 14.5, 0.0),  # 10 + 5 - 14.5 - 0.6 < 0: the objective cannot be met any more
-        (None, TERMS, 12.0, 22.0),  # until 8 s before the lease ends: 42 - 8 - 12
+        # 10 + 5 - 12 - 0.5 - 0.1: the time of the transfer itself is what is asked for
+        (5.0, TERMS, 12.0, 2.4),
+        # a policy that names no queue has none
+        (5.0, {}, 12.0, 3.0),
+        # 10 + 5 - 14.5 - 0.6 < 0: the objective cannot be met any more
+        (5.0, TERMS, 14.5, 0.0),
+        # until 8 s before the lease ends: 42 - 8 - 12
+        (None, TERMS, 12.0, 22.0),
         (None, TERMS, 40.0, 0.0),
     ],
 )

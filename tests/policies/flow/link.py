@@ -99,6 +99,9 @@ class Link:
                 return
             next_s = min(coming)
             if next_s > until_s:
+                for chunk, rate in zip(self.chunks, rates, strict=True):
+                    chunk.left -= rate * (until_s - self.now_s)
+                self.now_s = until_s
                 return
             passed = next_s - self.now_s
             self.now_s = next_s

@@ -130,7 +130,8 @@ def test_a_better_level_keeps_the_last_slot_of_a_port_for_itself() -> None:
         made.apply(Submitted(flow(name, 1000, source="c", due_s=1000.0)), 0.0)
     made.apply(Submitted(flow("urgent", 500, due_s=1.0)), 0.0)  # a to b: P_1, waits for b
     permits = made.apply(Submitted(flow("loose", 1000, target="d", due_s=1000.0)), 0.0)
-    assert [p.flow_id for p in permits] == ["loose"]  # a was idle: one slot, and the other one is kept
+    # a was idle: one slot, and the other one is kept
+    assert [p.flow_id for p in permits] == ["loose"]
     assert [p.flow_id for p in made.apply(Done("i", 100, 0.2), 0.2)] == ["urgent"]
 
 
