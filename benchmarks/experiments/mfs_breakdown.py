@@ -41,7 +41,9 @@ def _name(policy: str) -> str:
 def compare(results: Results) -> list[Row]:
     rows = [change(results, "mean CCT, MFS vs fair", _name("fair"), _name("mfs"), "cct_mean_s", CCT)]
     for rival in ("sjf", "edf", "karuna"):
-        rows.append(change(results, f"mean CCT, MFS vs {rival}", _name(rival), _name("mfs"), "cct_mean_s", None))
+        rows.append(
+            change(results, f"mean CCT, MFS vs {rival}", _name(rival), _name("mfs"), "cct_mean_s", None)
+        )
     for rival in ("fair", "sjf", "edf"):
         what = f"earliness of requests in time, MFS vs {rival}"
         rows.append(change(results, what, _name(rival), _name("mfs"), "earliness_slo_mean", EARLINESS))
@@ -53,7 +55,11 @@ def compare(results: Results) -> list[Row]:
         reached = found is None or found >= 1.0
         rows.append(Row(f"in time, MFS vs {rival}", None, found, "x", None, "at least 1", reached))
     for policy in POLICIES:
-        for what, key in (("in time", metric), ("short in time", f"{metric}/short"), ("long in time", f"{metric}/long")):
+        for what, key in (
+            ("in time", metric),
+            ("short in time", f"{metric}/short"),
+            ("long in time", f"{metric}/long"),
+        ):
             rows.append(Row(f"{what}, {policy}", None, 100 * results.mean(_name(policy), key), "%"))
         rows.append(Row(f"mean TTFT, {policy}", None, 1e3 * results.mean(_name(policy), "ttft_mean_s"), "ms"))
     return rows

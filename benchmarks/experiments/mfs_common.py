@@ -57,7 +57,8 @@ DECODE_S = 0.001
 # Requests whose prefixes are known before the run begins.
 HISTORY = 3_000
 POLICIES = ("fair", "sjf", "edf", "karuna", "mfs")
-# MFS 6.3: prompts of the dense model. The paper's agent trace is not published; Mooncake's synthetic one shares as much.
+# MFS 6.3: prompts of the dense model. The paper's agent trace is not published; Mooncake's synthetic one shares as
+# much.
 MOONCAKE = {"mooncake-conversation": "mooncake-conversation", "mooncake-agent": "mooncake-synthetic"}
 UNBOUNDED = 1_000_000
 
@@ -228,13 +229,15 @@ def workload_of(config: Config, seed: int) -> tuple[list[WorkloadRequest], dict[
 
 
 def alone_s(model: Model, config: Config, prompt: int, reused: int) -> float:
-    """Returns a request's TTFT in seconds at low load: reused KV first, then prefill, then the last group's KV."""
+    """Returns a request's TTFT in seconds at low load, alone under fair sharing: all groups' reused KV first, as they
+    share the port, then the groups' computation and collectives, then the last group's KV.
+    """
     groups, port = config.get("groups", 8), model.port_bytes_per_s
     group_s = (prompt - reused) * model.compute_s / (1.0 - model.exchange) / groups
-    fetch_s, send_s = (tokens * model.kv_bytes / groups / port for tokens in (reused, prompt))
-    # A group waits for its own fetch only; the slower of fetching, computing and sending sets the pace.
-    pace_s = max(group_s, fetch_s, send_s)
-    return fetch_s + group_s + (groups - 1) * pace_s + send_s + DECODE_S
+    send_s = prompt * model.kv_bytes / groups / port
+    # The slower of computing and sending a group sets the pace.
+    fetch_s = reused * model.kv_bytes / port
+    return fetch_s + group_s + (groups - 1) * max(group_s, send_s) + send_s + DECODE_S
 
 
 def sim_config(config: Config, seed: int) -> SimConfig:
@@ -299,7 +302,11 @@ def sim_config(config: Config, seed: int) -> SimConfig:
         prefill=("join_shortest_queue", {}),
         decode=("round_robin", {}),
         dispatch=DispatchConfig(
-            max_queue=UNBOUNDED, queue_timeout_s=600.0, overcommit_slots=UNBOUNDED, overcommit="always", seed=seed
+            max_queue=UNBOUNDED,
+            queue_timeout_s=600.0,
+            overcommit_slots=UNBOUNDED,
+            overcommit="always",
+            seed=seed,
         ),
         control=dataclasses.replace(
             IDEAL, kv_events=False, request_timeout_s=600.0, prefill_limit_s=600.0, transfer_limit_s=600.0

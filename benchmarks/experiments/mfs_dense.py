@@ -1,10 +1,10 @@
 """MFS in simulation on a dense model with sequence parallelism (MFS 6.3, Figures 12 and 14): Llama3-8B, TP 4 and SP 4.
 
-Prompts are those of Mooncake's traces: conversations, and agents, for which Mooncake's synthetic trace stands in, whose
-prompts are shared as much (the paper's agent trace is not published). Arrivals of a tick of the trace's clock are
-spread over it. 64 prefill GPUs in instances of 16, in 8 layer groups.
+Prompts are those of Mooncake's traces: conversations, and agents, for which Mooncake's synthetic trace stands in. It
+shares as much of its prompts; the paper's agent trace is not published. Arrivals of a tick of the trace's clock are
+spread over it. There are 64 prefill GPUs in instances of 16, in 8 layer groups.
 
-Aims, set before the runs: the paper's upper ends, 1.6x and 1.9x of Karuna's attainment, and 1.15x of its rate on agents.
+Aims, set before the runs: the paper's upper ends, 1.6x and 1.9x of Karuna's attainment, 1.15x of its rate on agents.
 """
 
 from __future__ import annotations

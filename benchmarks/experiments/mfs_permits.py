@@ -1,9 +1,9 @@
-"""What permits cost against ideal switch priorities: by chunk, window and delay of control messages.
+"""The cost of permits against ideal switch priorities, by chunk, window and delay of control messages.
 
 The paper gives each flow a switch priority. Here the arbiter of the live agents gives permits for chunks
 (`policies.flow.arbiter`), and what is posted shares the network fairly; a chunk that is posted cannot be overtaken. So
-a collective waits for at most the chunks that are posted at its ports, and a port may idle while a message travels. With
-whole reads, one permit covers a flow that is alone at its ports; what comes next then shares the port with all of it.
+a collective waits for at most the chunks that are posted at its ports, and a port may idle while a message travels.
+With whole reads, one permit covers a flow that is alone at its ports; what comes next then shares the port with it.
 
 It runs on the testbed of `mfs_testbed`, where a group's collective takes some milliseconds. The paper has no such
 figures. Aims, set before the runs: permits of 2.5 ms, two at a port, with messages of 0.2 ms and no whole reads, keep
@@ -112,7 +112,12 @@ def plots(results: Results) -> Mapping[str, Figure]:
     from benchmarks import plots as look
 
     parts = [
-        (what, unit, [p for p in sweep(results.quick) if all(p[i] == BASE[i] for i in range(4) if i != at)], at)
+        (
+            what,
+            unit,
+            [p for p in sweep(results.quick) if all(p[i] == BASE[i] for i in range(4) if i != at)],
+            at,
+        )
         for at, (what, unit) in enumerate((("chunk, ms", 1e3), ("window, chunks", 1.0), ("delay, ms", 1e3)))
     ]
     made, axes = look.figure(columns=len(parts))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 from benchmarks.experiments.base import Results, Row
 
@@ -65,7 +66,7 @@ def sustained(where: str, found: Attainments, paper: float | None) -> Row:
 def rate_at(by_rate: Mapping[float, float], share: float) -> float | None:
     """Returns the rate at which attainment falls to `share`, between the rates that ran; None where it does not."""
     points = list(by_rate.items())
-    for (low, above), (high, below) in zip(points, points[1:], strict=False):
+    for (low, above), (high, below) in pairwise(points):
         if above >= share > below:
             return low + (high - low) * (above - share) / (above - below)
     return None

@@ -55,7 +55,9 @@ def compare(results: Results) -> list[Row]:
         for what, metric, paper in zip(
             ("mean TTFT", "mean CCT"), ("ttft_mean_s", "cct_mean_s"), CONTENTION, strict=True
         ):
-            rows.append(_contention(results, f"{work}: {what} by contention", alone, fair, metric, work, paper))
+            rows.append(
+                _contention(results, f"{work}: {what} by contention", alone, fair, metric, work, paper)
+            )
         for what, metric, paper in zip(
             ("mean TTFT", "mean CCT"), ("ttft_mean_s", "cct_mean_s"), PAPER[work], strict=True
         ):

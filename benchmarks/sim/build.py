@@ -98,9 +98,7 @@ def build_engines(
                 )
                 model.store, model.span, worker.model = flows.store, worker.span, model
                 plan, network = spec.layers, links.of(spec)
-                staged = StagedGroup(
-                    kernel, worker, meter, plan, network, flows.driver, flows.batches, model
-                )
+                staged = StagedGroup(kernel, worker, meter, plan, network, flows.driver, flows.batches, model)
                 groups.append(staged)
             elif spec.layers is not None:
                 groups.append(LayeredGroup(kernel, worker, meter, spec.layers, links.of(spec)))
@@ -109,14 +107,13 @@ def build_engines(
     return workers, groups + [BarrierGroup(kernel, members, meter) for members in barriers.values()]
 
 
-def hashes_of(
-    work: WorkloadRequest, engines: Sequence[EngineSpec], reuse: bool = False
-) -> tuple[int, ...]:
+def hashes_of(work: WorkloadRequest, engines: Sequence[EngineSpec], reuse: bool = False) -> tuple[int, ...]:
     """Returns the hashes of the prompt's full blocks in the engines' block size.
 
     They are made from the hashes of the workload's blocks, which are as large or larger.
-    Returns () where no engine caches prefixes; with `reuse`, engines with layers do in any case. Raises ValueError where the workload's block size is no multiple of the
-    engines', or where the engines that cache prefixes differ in block size.
+    Returns () where no engine caches prefixes; with `reuse`, engines with layers do in any case. Raises ValueError
+    where the workload's block size is no multiple of the engines', or where the engines that cache prefixes differ in
+    block size.
     """
     if not work.block_hashes:
         return ()

@@ -370,8 +370,9 @@ class Cluster:
         def terms() -> tuple[str, float | None, float]:
             slo_s, staged = record.ttft_slo_s, request.staged
             due_s = None if slo_s is None else record.arrived_s + slo_s - first_s - self.kernel.now_s
-            computes = request.layers[0] < request.layers[1] and isinstance(source.group, StagedGroup)
-            compute_s = source.group.left_s() if computes else 0.0
+            compute_s = 0.0
+            if request.layers[0] < request.layers[1] and isinstance(source.group, StagedGroup):
+                compute_s = source.group.left_s()
             return (staged.batch if staged is not None else request.attempt_id), due_s, compute_s
 
         return terms

@@ -235,10 +235,9 @@ NO_PARAMS: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Permits:
-    """Flows by permit, as live: chunks of `chunk_s` seconds at the port's rate, at most `window` of them at a port.
-
-    The message of a permit, and that of a chunk's end, take `delay_s` each. With `whole_reads`, one permit covers all
-    that is left of a flow while no other waits at its ports, as live.
+    """Flows by permit, as in the live system: chunks that take `chunk_s` seconds at the port's rate, of which at most
+    `window` are posted at a port. The message of a permit, and that of a chunk's end, take `delay_s` each. With
+    `whole_reads`, one permit covers all that is left of a flow while no other waits at its ports (the live default).
     """
 
     chunk_s: float = 0.010

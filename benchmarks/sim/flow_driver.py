@@ -41,7 +41,7 @@ class StageStats:
 
 @dataclass(slots=True)
 class FlowStats:
-    """What a run measured of its flows in its window: `stages` by `Stage`, and the times that computation stood still.
+    """The measurements of a run's flows in its window: `stages` by `Stage`, and the times that computation stood still.
 
     `collective_s` is the time of collectives, none of which overlaps with its instance's computation, and `collectives`
     their number. `stalled_s` is the time that groups of layers waited for reused KV.
@@ -114,7 +114,9 @@ class MeasuredPorts:
 class IdealSwitches:
     """Flows on switches with as many strict priorities as the policy tells apart (module docstring)."""
 
-    def __init__(self, setup: FlowSetup, kernel: Kernel, network: Network, measuring: Callable[[], bool]) -> None:
+    def __init__(
+        self, setup: FlowSetup, kernel: Kernel, network: Network, measuring: Callable[[], bool]
+    ) -> None:
         self.stats = FlowStats()
         self._policy = flow_policy(setup.policy[0], setup.policy[1])
         self._promote_s, self._kernel, self._network = setup.promote_s, kernel, network

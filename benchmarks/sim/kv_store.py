@@ -18,7 +18,7 @@ from policies.engine_model.scheduler import EngineModel
 
 @dataclass(slots=True)
 class Staged:
-    """What the flows of one request at its prefill instance need to know.
+    """The facts about a request at its prefill instance that its flows need.
 
     `home` is the node of the instance that has the request's KV. Of its prompt, `lent_tokens` are read from `lender`;
     `fetched` says whether the flows for that have been submitted. `batch` is the last step that computes the prompt.

@@ -53,7 +53,7 @@ class ByPermit:
         return sent
 
     def cancel(self, sent: Sent) -> None:
-        """Ends a flow early. Chunks on their way arrive, as live, but their flow is withdrawn."""
+        """Withdraws a flow. Its chunks on their way still arrive, because a posted chunk is never cancelled."""
         if not sent.ended:
             sent.ended = True
             self._tell(ev.Withdrawn(sent.state.flow.flow_id))

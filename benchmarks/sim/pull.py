@@ -79,8 +79,8 @@ class ScheduledPull:
     """A transfer as flows of stage 3 that a policy schedules: one for each layer group, from node to node.
 
     `terms()` returns what a flow needs to know when it is submitted: its batch, the seconds until its deadline (None:
-    it has none) and the seconds of computation that its request still needs. `on_end` is called once: with True when the
-    last byte has arrived, with False when the transfer is cancelled.
+    it has none) and the seconds of computation that its request still needs. `on_end` is called once: with True when
+    the last byte has arrived, with False when the transfer is cancelled.
     """
 
     def __init__(

@@ -73,9 +73,7 @@ class StagedGroup(LayeredGroup):
             self._fetch(seq)
         super()._wait()
 
-    def _loads(
-        self, members: list[Sequence], tokens: int
-    ) -> dict[str, tuple[float | None, dict[Port, int]]]:
+    def _loads(self, members: list[Sequence], tokens: int) -> dict[str, tuple[float | None, dict[Port, int]]]:
         """Returns by request its deadline, and the bytes that its flows will move at each port."""
         collective = self._layers.collective_bytes_per_token * self._layers.groups * tokens
         each = round(collective / len(members) / len(self._span))

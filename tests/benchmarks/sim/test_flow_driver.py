@@ -48,7 +48,9 @@ class Sender:
         self.driver, self.kernel = driver(policy, permits)
         self.ended: dict[str, float] = {}
 
-    def send(self, name: str, stage: Stage, size_gb: float, source: int, target: int, **more: object) -> object:
+    def send(
+        self, name: str, stage: Stage, size_gb: float, source: int, target: int, **more: object
+    ) -> object:
         flow = Flow(
             flow_id=name,
             request_id=name,
@@ -205,8 +207,8 @@ def test_a_prefill_by_groups_of_layers(
 
     fair: both groups' KV at 1.0 -> computes until 1.5 -> exchanges until 3.5 -> computes until 4.0 with 1 GB of KV on
           its way since 3.5, 0.5 of it moved; the exchange of 2 GB shares its port for the next second -> 4.5 + 2 = 6.5
-    mfs:  group 0's KV at 0.5 -> computes until 1.0, as group 1's KV arrives -> exchanges until 3.0 -> computes until 3.5,
-          where 0.5 of the KV waits behind the exchange until 5.5 -> prefilled at 5.5
+    mfs:  group 0's KV at 0.5 -> computes until 1.0, when group 1's KV has arrived -> exchanges until 3.0 -> computes
+          until 3.5, as 0.5 of the KV leaves; the rest waits behind the exchange until 5.5 -> prefilled at 5.5
     """
     (record,) = (result := simulate(prefill(policy), [WORK])).requests
     found = summarise(result)
