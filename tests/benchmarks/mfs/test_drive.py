@@ -3,15 +3,18 @@
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from actors.engine.registry import ENGINES, engine_config
 from actors.engine.server import EngineServer
+from actors.flow.agent import FlowAgent
+from actors.flow.config import AgentConfig
 from actors.wire.channel import Identity
 from actors.wire.messages import Decode
 from benchmarks.mfs.drive import Client, Promise
-from benchmarks.mfs.engines import SECRET, Running
+from benchmarks.mfs.engines import SECRET, Running, Sizes, sim_options
 from benchmarks.mfs.report import cell
 from benchmarks.mfs.workload import KINDS, Kind, Workload, arrivals
 
@@ -20,11 +23,14 @@ PROMISES: dict[Kind, Promise] = {"tight": Promise(60.0, 1.0), "loose": Promise(1
 
 
 @contextlib.asynccontextmanager
-async def engines(folder: Path, **options: object) -> AsyncIterator[tuple[Running, list[EngineServer]]]:
+async def engines(
+    folder: Path, agent: str = "", **options: Any
+) -> AsyncIterator[tuple[Running, list[EngineServer]]]:
     servers = []
     for name in ("prefill-0", "decode-0", "decode-1"):
-        facts = {"engine_id": name, "role": name.partition("-")[0]}
-        engine = ENGINES["sim"].make(engine_config("sim", facts, options))
+        role = name.partition("-")[0]
+        own = sim_options(role, Sizes(), agent) | options
+        engine = ENGINES["sim"].make(engine_config("sim", {"engine_id": name, "role": role}, own))
         server = EngineServer(
             engine, Identity("engine", name, SECRET.encode()), [f"unix:{folder}/{name}"], node=name
         )
@@ -88,6 +94,29 @@ async def test_the_kv_is_due_when_the_promise_of_the_class_says(
         assert ask.asked_s is not None
         promise = PROMISES[ask.arrival.kind]
         assert due_s[ask.attempt_id] == promise.ttft_s - (ask.asked_s - ask.sent_s) - promise.after_kv_s
+
+
+@pytest.mark.parametrize("policy", ["mfs", "edf"])
+async def test_an_agent_holds_reads_that_contend_and_all_are_answered(tmp_path: Path, policy: str) -> None:
+    address = f"unix:{tmp_path}/agent"
+    agent = FlowAgent(
+        Identity("agent", "agent", SECRET.encode()),
+        "decode",
+        frozenset({"decode", "prefill"}),
+        AgentConfig(policy=policy),
+        None,
+    )
+    await agent.start([address])
+    async with engines(tmp_path, address) as (running, _):
+        client = Client(running, WORKLOAD, PROMISES)
+        await client.connect()
+        # 24 reads at once over one link
+        asks = await client.run(arrivals(WORKLOAD, 1e6, 2, seed=1))
+        client.close()
+    await agent.stop()
+    assert [ask.failed for ask in asks] == [None] * 24
+    assert sum(ask.held_s > 0 for ask in asks) > 0
+    assert all(ask.bytes > 0 for ask in asks)
 
 
 async def test_a_lost_engine_ends_the_run_with_a_cause(tmp_path: Path) -> None:
