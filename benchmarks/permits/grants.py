@@ -9,12 +9,13 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from benchmarks.decisions.measure import Timing, timed
 from policies.flow.arbiter import Arbiter
 from policies.flow.base import Flow, Stage
 from policies.flow.config import ArbiterConfig
-from policies.flow.events import Done, Ordered, Permit, Submitted
+from policies.flow.events import Done, FlowEvent, Ordered, Permit, Submitted
 from policies.flow.registry import flow_policy
 from policies.journal.flows import FlowJournal
 
@@ -81,7 +82,7 @@ class Load:
         self._left[flow.flow_id] = flow.size
         self._hear(Submitted(flow))
 
-    def _hear(self, event: Done | Submitted) -> None:
+    def _hear(self, event: FlowEvent) -> None:
         self._now_s += self._step_s
         self._posted.extend(self.apply(event, self._now_s))
 
@@ -93,7 +94,7 @@ class Load:
             last = not self._left[permit.flow_id]
             seconds = permit.size / PORT_BYTES_PER_S
             event = Done(permit.flow_id, permit.size, seconds, last)
-            yield lambda event=event: self._hear(event)
+            yield partial(self._hear, event)
             if last:
                 del self._left[permit.flow_id]
                 self._submit()
@@ -103,7 +104,7 @@ class Load:
         for _ in range(calls):
             flow = self._flow()
             self._left[flow.flow_id] = flow.size
-            yield lambda flow=flow: self._hear(Submitted(flow))
+            yield partial(self._hear, Submitted(flow))
             for end in self.chunks(1):
                 end()
 
@@ -113,8 +114,7 @@ class Load:
             batches = [f"b{number // 8}" for number in range(self._number)]
             self._rng.shuffle(batches)
             event = Ordered(tuple(dict.fromkeys(batches)))
-            self._now_s += self._step_s
-            yield lambda event=event: self._posted.extend(self.apply(event, self._now_s))
+            yield partial(self._hear, event)
 
 
 def rows(flows: int, calls: int, seed: int) -> Iterator[Timing]:
