@@ -14,7 +14,8 @@ pytest.importorskip("nixl._api", reason="NIXL is not installed; `make setup` ins
 
 SCRIPT = Path(__file__).with_name("two_workers.py")
 ROOT = SCRIPT.parents[5]
-BLOCK_BYTES = 4 * 3 * 128 * 128 * 4  # layers, heads, tokens, content, float32
+# layers x heads x tokens x content x float32
+BLOCK_BYTES = 4 * 3 * 128 * 128 * 4
 
 
 def seen(scenario: str, **options: Any) -> dict[str, Any]:
