@@ -16,13 +16,15 @@ from collections.abc import Set
 import msgspec
 
 from actors.flow.config import AgentConfig
-from actors.flow.desk import BadMessage, Desk, Log, Worker
+from actors.flow.desk import BadMessage, Desk, Worker
+from actors.flow.journal import JournalWriter, journal_of
+from actors.flow.ordering import Ordering
 from actors.wire.channel import Channel, Identity
 from actors.wire.link import Find, Link
 from actors.wire.messages import Beat, FlowReport, Message, SetFlowPolicy
 from actors.wire.sockets import listen, remove_sockets
 from policies.flow.base import Port, Side
-from policies.flow.events import Tick
+from policies.flow.events import Ordered, Tick
 
 log = logging.getLogger(__name__)
 
@@ -39,11 +41,17 @@ class FlowAgent:
         nodes: Set[str],
         config: AgentConfig | None = None,
         find_router: Find | None = None,
-        log_to: Log | None = None,
     ) -> None:
         self.me, self.node = me, node
         self.config = config or AgentConfig()
-        self.desk = Desk(self.config.made_arbiter(), nodes, log_to)
+        arbiter = self.config.made_arbiter()
+        self._journal = JournalWriter(self.config.journal) if self.config.journal else None
+        journal = journal_of(arbiter, self._journal) if self._journal is not None else None
+        self.desk = Desk(arbiter, nodes, journal)
+        self._ordering = Ordering(
+            me, self.config.coordinator, self.config.drop_share, arbiter.ports, clock_s, self._ordered
+        )
+        self.desk.book = self._ordering
         self.addresses: tuple[str, ...] = ()
         self._servers: list[asyncio.Server] = []
         self._workers: dict[Channel, Worker] = {}
@@ -63,6 +71,7 @@ class FlowAgent:
             server, bound = await listen(address, self._new_channel)
             self._servers.append(server)
             self.addresses += (bound,)
+        self._ordering.start()
         if self._router is not None:
             self._router.start()
             self._reports = asyncio.create_task(self._report_always(), name="flow reports")
@@ -77,8 +86,11 @@ class FlowAgent:
             self._reports.cancel()
         if self._tick is not None:
             self._tick.cancel()
+        await self._ordering.stop()
         if self._router is not None:
             await self._router.stop()
+        if self._journal is not None:
+            self._journal.close()
         remove_sockets(self.addresses)
         self._servers = []
 
@@ -145,6 +157,10 @@ class FlowAgent:
     def _ticked(self) -> None:
         self._tick = None
         self.desk.apply(Tick(), clock_s())
+        self._settle()
+
+    def _ordered(self, ordered: Ordered) -> None:
+        self.desk.apply(ordered, clock_s())
         self._settle()
 
     # ------------------------------------------------------------------------------------------------------ router

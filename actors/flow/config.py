@@ -25,6 +25,10 @@ class AgentConfig:
     """Period of the beats to each worker that has open flows."""
     report_s: Annotated[float, Number(above=0.0, unit="s")] = 1.0
     """Period of the reports to the router."""
+    coordinator: str = ""
+    """Address of the coordinator of several nodes; without it the agent orders its own requests."""
+    drop_share: Annotated[float, Number(0.0, 1.0)] = 0.1
+    """Share of the requests that Algorithm 1 may move to the scavenger level. ASSUMPTION: MFS names no drop budget."""
     journal: str | None = None
 
     def __post_init__(self) -> None:

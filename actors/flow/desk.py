@@ -67,10 +67,17 @@ class Worker:
     flows: dict[str, Open] = field(default_factory=dict)
 
 
-class Log(Protocol):
-    """Takes each event with the permits that followed it, for replay."""
+class Applies(Protocol):
+    """An arbiter, or the journal around one."""
 
-    def record(self, now_s: float, event: ev.FlowEvent, permits: list[ev.Permit]) -> None: ...
+    def apply(self, event: ev.FlowEvent, now_s: float) -> list[ev.Permit]: ...
+
+
+class Book(Protocol):
+    """Hears of the flows, of which it makes the order between requests."""
+
+    def arrived(self, flow: Flow, now_s: float) -> None: ...
+    def left(self, flow_id: str) -> None: ...
 
 
 class Desk:
@@ -80,13 +87,15 @@ class Desk:
     refused. The agent may change the set.
     """
 
-    def __init__(self, arbiter: Arbiter, nodes: Set[str], log: Log | None = None) -> None:
+    def __init__(self, arbiter: Arbiter, nodes: Set[str], journal: Applies | None = None) -> None:
         self.arbiter = arbiter
         self.nodes = nodes
         self.totals: Counter[str] = Counter()
         self.held_s = 0.0
         self.ended: list[FlowRecord] = []
-        self._log = log
+        self.book: Book | None = None
+        # the journal, if there is one, hears each event before the arbiter
+        self._arbiter: Applies = journal or arbiter
         self._numbers = 0
         self._owners: dict[str, tuple[Worker, str]] = {}
 
@@ -106,6 +115,8 @@ class Desk:
         self.totals["lost"] += len(worker.flows)
         for key in keys:
             del self._owners[key]
+            if self.book is not None:
+                self.book.left(key)
         worker.flows.clear()
         if keys:
             self.apply(ev.Lost(keys), now_s)
@@ -166,6 +177,8 @@ class Desk:
             del self._owners[key], worker.flows[flow.flow_id]
             raise
         self.totals["submitted"] += 1
+        if self.book is not None and not opened.refused:
+            self.book.arrived(submitted.flow, now_s)
 
     def _chunk_done(self, worker: Worker, message: ChunkDone, now_s: float) -> None:
         opened = self._open(worker, message.flow_id)
@@ -216,6 +229,8 @@ class Desk:
     def _end(self, worker: Worker, opened: Open, held_s: float) -> None:
         del worker.flows[opened.flow.flow_id]
         self._owners.pop(opened.key, None)
+        if self.book is not None:
+            self.book.left(opened.key)
         self.held_s += held_s
         self.totals["ended"] += 1
         self.totals["moved_bytes"] += opened.moved_bytes
@@ -248,9 +263,7 @@ class Desk:
         """Has the arbiter take an event, and sends the permits that follow. `opened` is the flow that the event
         submits. Raises FlowError for an event that is refused; nothing has changed then.
         """
-        permits = self.arbiter.apply(event, now_s)
-        if self._log is not None:
-            self._log.record(now_s, event, permits)
+        permits = self._arbiter.apply(event, now_s)
         if opened is not None:
             view = self.arbiter.view(opened.key, now_s)
             opened.first_level = opened.level = view.level

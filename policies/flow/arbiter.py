@@ -19,7 +19,7 @@ nothing has changed.
 
 import math
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import islice
 
 from policies.flow import events as ev
@@ -35,10 +35,10 @@ from policies.flow.base import (
 )
 from policies.flow.config import ArbiterConfig
 from policies.flow.events import FlowEvent, Permit
-from policies.flow.ports import Held, OpenPermit, PortState, PortTable
+from policies.flow.ports import VOID, VOID_LEAST, Held, OpenPermit, PortState, PortTable
 from policies.flow.registry import flow_policy
 
-PLACED_A_TURN = 16
+PLACED_A_TURN = 4
 """Flows that one event places anew after a learned bandwidth has changed: a bound on an event's cost."""
 
 
@@ -198,7 +198,8 @@ class Arbiter:
         if event.last or not state.left or (state.withdrawn and not state.permits):
             self._end(state, now_s)
         elif not state.withdrawn:
-            state.place = None  # a chunk boundary: any timer of its old place is void
+            # a chunk boundary: any timer of its old place is void
+            state.place = None
             self._place(state, now_s)
             self._enqueue(state, now_s)
 
@@ -249,8 +250,11 @@ class Arbiter:
         for state in self._flows.values():
             red = float(self._reds.get(state.flow.batch, math.inf))
             pruned = state.flow.request_id in self._pruned
-            if red != state.red or pruned != state.pruned:
-                state.red, state.pruned = red, pruned
+            if red == state.red and pruned == state.pruned:
+                continue
+            moved = pruned != state.pruned or state.flow.stage is not Stage.P2D
+            state.red, state.pruned = red, pruned
+            if moved:
                 self._place(state, now_s)
 
     def _policy_set(self, event: ev.PolicySet, now_s: float) -> None:
@@ -287,6 +291,9 @@ class Arbiter:
         if math.isfinite(place.until_s):
             self._timer += 1
             heappush(self._timers, (place.until_s, self._timer, state, place))
+            if len(self._timers) > VOID * len(self._flows) + VOID_LEAST:
+                self._timers = [timer for timer in self._timers if timer[2].place is timer[3]]
+                heapify(self._timers)
         if state.entry:
             state.pair.push(state)
             self._touch(state)
@@ -377,7 +384,9 @@ class Arbiter:
                 share = min(share, event.seconds)
             if port.learn(event.size, share, self.config.learn_chunks):
                 for pair in port.pairs.values():
-                    self._outdated.update(dict.fromkeys(pair.flows.values()))
+                    for other in pair.flows.values():
+                        if other.due_at is not None:  # places depend on the bandwidth by their deadlines
+                            self._outdated[other] = None
         permit.at_s = now_s
         permit.egress_clock = state.pair.egress.integral(now_s)
         permit.ingress_clock = state.pair.ingress.integral(now_s)
@@ -392,7 +401,8 @@ class Arbiter:
         for state in due:
             if state.posted:
                 continue  # placed at its next chunk boundary
-            state.place = None  # its timer is spent: the new place needs another
+            # its timer is spent: the new place needs another
+            state.place = None
             self._place(state, now_s)
         while self._rests and self._rests[0][0] <= now_s:
             rest = heappop(self._rests)
@@ -428,18 +438,16 @@ class Arbiter:
 
     def _best_at(self, port: PortState) -> Held | None:
         """Returns the first flow at the port that has a slot at both of its ports, None if there is none."""
-        if port.posted >= self.config.window or not port.waiting:
+        window = self.config.window
+        if port.posted >= window or not port.waiting:
             return None
-        best: Held | None = None
-        for pair in port.pairs.values():
+
+        def served(state: Held) -> bool:
+            pair = state.pair
             other = pair.ingress if pair.egress is port else pair.egress
-            if other.posted >= self.config.window:
-                continue
-            top = pair.top()
-            if top is None or (best is not None and best.rank < top.rank):
-                continue
-            if not self._kept(other, top):
-                best = top
+            return other.posted < window and not self._kept(other, state)
+
+        best = port.first_with(served)
         return None if best is None or self._kept(port, best) else best
 
     def _kept(self, port: PortState, state: Held) -> bool:
@@ -456,7 +464,8 @@ class Arbiter:
         place = state.place
         assert place is not None
         if place.rate is not None:
-            place = self.policy.place(state, self.ports, now_s)  # the rate that is needed from now on
+            # the rate that is needed from now on
+            place = self.policy.place(state, self.ports, now_s)
         egress, ingress = state.pair.egress, state.pair.ingress
         for port in (egress, ingress):
             first = port.first()

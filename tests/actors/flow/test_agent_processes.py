@@ -3,12 +3,14 @@
 import asyncio
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from actors.wire.channel import Channel, Identity
 from actors.wire.messages import PROTOCOL_VERSION, Hello, JoinNode, Message, SubmitFlow
 from actors.wire.sockets import connect
+from app.replay import main as replay_main
 from policies.flow.base import Flow, Stage
 from tests.actors.flow.rig import AgentProcess, ReadingWorker
 
@@ -175,3 +177,22 @@ async def test_an_old_protocol_is_refused(agent: AgentProcess) -> None:
     good.read("f")
     good.run(good.done("f"))
     assert good.finished["f"].unscheduled is None
+
+
+def test_the_journal_of_an_agent_replays_to_the_same_permits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    process = AgentProcess(tmp_path, SECRET, journal=str(tmp_path / "journal"))
+    try:
+        one = worker(process)
+        for number in range(30):
+            one.read(f"f{number}", due_s=1.0 + number)
+        one.run(one.done(*(f"f{number}" for number in range(30))))
+        process.signal(signal.SIGTERM)
+        process.process.wait()
+    finally:
+        process.kill()
+    assert replay_main([str(tmp_path / "journal")]) == 0
+    said = capsys.readouterr().out
+    assert "0 different" in said
+    assert "events of flows, 0 permits" not in said
