@@ -39,7 +39,7 @@ class RoutePrefill:
     waited_s: float
     """Seconds from the request's arrival to this decision."""
     prefix: PrefixFetch | None = None
-    """What was decided about a prefix that another worker holds; None: there is none, or none is ever lent."""
+    """The decision about a prefix that another worker holds; None: there is none, or none is ever lent."""
 
 
 @dataclass(frozen=True, slots=True)
