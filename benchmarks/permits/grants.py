@@ -9,12 +9,13 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from benchmarks.decisions.measure import Timing, timed
 from policies.flow.arbiter import Arbiter
 from policies.flow.base import Flow, Stage
 from policies.flow.config import ArbiterConfig
-from policies.flow.events import Done, Ordered, Permit, Submitted
+from policies.flow.events import Done, FlowEvent, Ordered, Permit, Submitted
 from policies.flow.registry import flow_policy
 from policies.journal.flows import FlowJournal
 
@@ -47,7 +48,7 @@ class Load:
         self.apply = FlowJournal(self._write, arbiter, "bench").apply if journal else arbiter.apply
         self._rng = random.Random(seed)
         self._shape = shape
-        self._number = 0
+        self.submitted = 0
         self._now_s = 0.0
         # the clock is simulated: each port ends a chunk in the time of a chunk
         self._step_s = config.chunk_s / min(shape.sources, shape.targets)
@@ -56,18 +57,21 @@ class Load:
         for _ in range(flows):
             self._submit()
 
+    def __len__(self) -> int:
+        return len(self._left)
+
     def _write(self, line: str) -> None:
         self.written += len(line)
 
     def _flow(self) -> Flow:
         rng = self._rng
-        self._number += 1
+        self.submitted += 1
         stage = rng.choice(list(Stage))
         size = int(rng.lognormvariate(17.0, 1.0))  # median 24 MB
         return Flow(
-            flow_id=f"f{self._number}",
-            request_id=f"r{self._number}",
-            batch=f"b{self._number // 8}",
+            flow_id=f"f{self.submitted}",
+            request_id=f"r{self.submitted}",
+            batch=f"b{self.submitted // 8}",
             stage=stage,
             source=f"s{rng.randrange(self._shape.sources)}",
             target=f"t{rng.randrange(self._shape.targets)}",
@@ -81,7 +85,7 @@ class Load:
         self._left[flow.flow_id] = flow.size
         self._hear(Submitted(flow))
 
-    def _hear(self, event: Done | Submitted) -> None:
+    def _hear(self, event: FlowEvent) -> None:
         self._now_s += self._step_s
         self._posted.extend(self.apply(event, self._now_s))
 
@@ -93,7 +97,7 @@ class Load:
             last = not self._left[permit.flow_id]
             seconds = permit.size / PORT_BYTES_PER_S
             event = Done(permit.flow_id, permit.size, seconds, last)
-            yield lambda event=event: self._hear(event)
+            yield partial(self._hear, event)
             if last:
                 del self._left[permit.flow_id]
                 self._submit()
@@ -103,18 +107,17 @@ class Load:
         for _ in range(calls):
             flow = self._flow()
             self._left[flow.flow_id] = flow.size
-            yield lambda flow=flow: self._hear(Submitted(flow))
+            yield partial(self._hear, Submitted(flow))
             for end in self.chunks(1):
                 end()
 
     def orders(self, calls: int) -> Iterator[Callable[[], object]]:
         """Yields calls that change the order of all batches."""
         for _ in range(calls):
-            batches = [f"b{number // 8}" for number in range(self._number)]
+            batches = [f"b{number // 8}" for number in range(self.submitted)]
             self._rng.shuffle(batches)
             event = Ordered(tuple(dict.fromkeys(batches)))
-            self._now_s += self._step_s
-            yield lambda event=event: self._posted.extend(self.apply(event, self._now_s))
+            yield partial(self._hear, event)
 
 
 def rows(flows: int, calls: int, seed: int) -> Iterator[Timing]:

@@ -54,8 +54,8 @@ def test_figures_of_known_times(name: str, quick: bool) -> None:
         assert by_name["agent: mean TTFT by contention"].ours == pytest.approx(100.0)
         assert by_name["conversation: mean CCT, MFS vs fair"].met
     if name == "mfs_breakdown":
-        assert by_name["mean CCT, MFS vs fair"].ours == pytest.approx(-40.0)
-        assert by_name["mean CCT, MFS vs fair"].met is False
+        assert by_name["at 0.7/s, MFS vs fair: mean CCT"].ours == pytest.approx(-40.0)
+        assert by_name["at 0.7/s, MFS vs fair: mean CCT"].met is False
     for figure in experiment.plots(found).values():
         plt.close(figure)
 
