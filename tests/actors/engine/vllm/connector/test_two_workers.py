@@ -18,10 +18,10 @@ ROOT = SCRIPT.parents[5]
 BLOCK_BYTES = 4 * 3 * 128 * 128 * 4
 
 
-def seen(scenario: str, **options: Any) -> dict[str, Any]:
+def seen(scenario: str, environment: dict[str, str] | None = None, **options: Any) -> dict[str, Any]:
     run = subprocess.run(
         [sys.executable, str(SCRIPT), scenario, json.dumps(options)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
         capture_output=True,
         text=True,
         timeout=300,
@@ -60,3 +60,28 @@ def test_without_its_agent_a_worker_reads_unscheduled_and_says_so(tmp_path: Path
     result = seen("plain", flow_agent=f"unix:{tmp_path / 'nobody.sock'}")
     assert (result["read"]["failed"], result["read"]["unscheduled"]) == (False, "no_agent")
     assert result["same"] is True
+
+
+@pytest.mark.timeout(400)
+def test_reads_go_by_permits_of_a_real_agent_and_without_it_when_it_is_killed(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path / 'flow.sock'}"
+    command = [
+        sys.executable, "-m", "actors.flow.host", "--node", "here", "--knows", "there", "--listen", address,
+    ]  # fmt: skip
+    agent = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    try:
+        assert agent.stdout is not None
+        assert agent.stdout.readline().startswith("ready ")
+        pid = {"FLOW_AGENT_PID": str(agent.pid)}
+        result = seen("by_permit", pid, flow_agent=address, flow_node="here")
+    finally:
+        agent.kill()
+        agent.wait()
+        agent.stdout.close()
+    assert (result["permitted"]["failed"], result["permitted"]["unscheduled"]) == (False, "")
+    assert result["same"] is True
+    assert result["alone"]["failed"] is False
+    assert result["alone"]["unscheduled"] in ("agent_lost", "no_agent", "silent")
+    assert result["still_same"] is True

@@ -4,6 +4,7 @@
 
 import json
 import os
+import signal
 import socket
 import sys
 import time
@@ -170,10 +171,32 @@ def corrupt(pair: Pair) -> dict[str, Any]:
     return seen | {"right": pair.ended("right"), "same": pair.same([5, 6], [12, 13])}
 
 
+def by_permit(pair: Pair) -> dict[str, Any]:
+    """A read by permits of the flow agent that the environment names, and one after its death."""
+    theirs, mine = [7, 3, 4, 20, 19], [10, 9, 30, 31, 2]
+
+    def scheduled() -> bool:
+        # The worker's line to its agent may still be on its way up.
+        pair.read("r", pair.lend("r", theirs), mine)
+        seen["permitted"] = pair.ended("r")
+        pair.d.worker.xfer_stats.reset()
+        return seen["permitted"]["unscheduled"] == ""
+
+    seen: dict[str, Any] = {}
+    until(scheduled)
+    seen["same"] = pair.same(theirs, mine)
+    os.kill(int(os.environ["FLOW_AGENT_PID"]), signal.SIGKILL)
+    pair.read("alone", pair.lend("alone", [5, 6]), [12, 13])
+    return seen | {"alone": pair.ended("alone"), "still_same": pair.same([5, 6], [12, 13])}
+
+
 if __name__ == "__main__":
     scenario, given = sys.argv[1], json.loads(sys.argv[2])
     pair = Pair(**given)
-    print("SEEN " + json.dumps({"plain": plain, "corrupt": corrupt}[scenario](pair)), flush=True)
+    print(
+        "SEEN " + json.dumps({"plain": plain, "corrupt": corrupt, "by_permit": by_permit}[scenario](pair)),
+        flush=True,
+    )
     pair.close()
     # NIXL's threads may wait for each other.
     os._exit(0)
