@@ -48,7 +48,7 @@ class Load:
         self.apply = FlowJournal(self._write, arbiter, "bench").apply if journal else arbiter.apply
         self._rng = random.Random(seed)
         self._shape = shape
-        self._number = 0
+        self.submitted = 0
         self._now_s = 0.0
         # the clock is simulated: each port ends a chunk in the time of a chunk
         self._step_s = config.chunk_s / min(shape.sources, shape.targets)
@@ -57,18 +57,21 @@ class Load:
         for _ in range(flows):
             self._submit()
 
+    def __len__(self) -> int:
+        return len(self._left)
+
     def _write(self, line: str) -> None:
         self.written += len(line)
 
     def _flow(self) -> Flow:
         rng = self._rng
-        self._number += 1
+        self.submitted += 1
         stage = rng.choice(list(Stage))
         size = int(rng.lognormvariate(17.0, 1.0))  # median 24 MB
         return Flow(
-            flow_id=f"f{self._number}",
-            request_id=f"r{self._number}",
-            batch=f"b{self._number // 8}",
+            flow_id=f"f{self.submitted}",
+            request_id=f"r{self.submitted}",
+            batch=f"b{self.submitted // 8}",
             stage=stage,
             source=f"s{rng.randrange(self._shape.sources)}",
             target=f"t{rng.randrange(self._shape.targets)}",
@@ -111,7 +114,7 @@ class Load:
     def orders(self, calls: int) -> Iterator[Callable[[], object]]:
         """Yields calls that change the order of all batches."""
         for _ in range(calls):
-            batches = [f"b{number // 8}" for number in range(self._number)]
+            batches = [f"b{number // 8}" for number in range(self.submitted)]
             self._rng.shuffle(batches)
             event = Ordered(tuple(dict.fromkeys(batches)))
             yield partial(self._hear, event)

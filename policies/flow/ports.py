@@ -18,6 +18,10 @@ from policies.flow.base import Flow, FlowState, Port, Side
 
 NOTICED = 0.02
 """Relative change of a learned bandwidth from which flows are placed anew."""
+SCANNED = 48
+"""Pairs of a port up to which a look at each is faster than the heap, from which every head that does not suit has to
+be taken and put back (`python -m benchmarks.permits`).
+"""
 VOID, VOID_LEAST = 4, 64
 """A heap is cleared of void entries when it has more than 4 n + 64 entries for n valid ones at most."""
 LEAST_CHUNKS = 3
@@ -183,6 +187,13 @@ class PortState:
 
     def first_with(self, suits: Callable[[Held], bool]) -> Held | None:
         """Returns the flow of least rank among the heads of the port's pairs that suits, None if none does."""
+        if len(self.pairs) <= SCANNED:
+            best: Held | None = None
+            for pair in self.pairs.values():
+                head = pair.head
+                if head is not None and (best is None or head.rank < best.rank) and suits(head):
+                    best = head
+            return best
         passed = []
         found = self.first()
         while found is not None and not suits(found):
