@@ -32,6 +32,11 @@ def flow(
     )
 
 
+def changed(book: OrderBook) -> bool:
+    """Returns whether the order must be made anew."""
+    return book.changed
+
+
 def test_batches_are_ordered_by_red_and_the_largest_request_of_a_late_one_is_pruned() -> None:
     book = OrderBook(drop_share=0.5)
     # at 100 bytes/s: b1 is due at 9 s, b2 at 2 s
@@ -40,23 +45,24 @@ def test_batches_are_ordered_by_red_and_the_largest_request_of_a_late_one_is_pru
     assert book.order(FixedPorts(100.0), 0.0) == Ordered(("b2", "b1"), ())
     # b2 now takes (50 + 900) / 100 = 9.5 s until 2 s: the request of 900 bytes is pruned, b1 then ends at 3.5 s
     book.arrived(flow("big", "b2", 2.0, 900), 0.0)
-    assert book.changed
+    assert changed(book)
     assert book.order(FixedPorts(100.0), 0.0) == Ordered(("b2", "b1"), ("r-big",))
-    assert not book.changed
+    assert not changed(book)
 
 
 def test_the_order_changes_when_a_batch_comes_or_goes_and_flows_without_deadline_have_no_part() -> None:
     book = OrderBook(drop_share=0.0)
     book.arrived(flow("free", "b0", None), 0.0)
-    assert not book.changed
+    assert not changed(book)
     book.arrived(flow("one", "b1", 1.0), 0.0)
     book.arrived(flow("two", "b1", 2.0), 0.0)
     assert book.order(FixedPorts(100.0), 0.0) == Ordered(("b1",), ())
     book.left("one")
     book.left("free")
-    assert not book.changed
+    assert not changed(book)
     book.left("two")
-    assert book.changed and book.order(FixedPorts(100.0), 0.0) == Ordered((), ())
+    assert changed(book)
+    assert book.order(FixedPorts(100.0), 0.0) == Ordered((), ())
     assert [each.due_s for each in book.open_flows(0.0)] == []
 
 
@@ -78,6 +84,18 @@ class Worker:
             self.permits.append(message)
 
 
+class Watched(FlowAgent):
+    """An agent that adds each order which it takes to `orders`."""
+
+    def __init__(self, orders: list[Ordered], node: str, config: AgentConfig) -> None:
+        self.orders = orders
+        super().__init__(Identity("agent", node), node, {"a", "y", "z"}, config)
+
+    def _ordered(self, ordered: Ordered) -> None:
+        self.orders.append(ordered)
+        super()._ordered(ordered)
+
+
 async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(20):
         while not condition():
@@ -91,22 +109,14 @@ async def test_two_agents_get_one_order_and_go_on_alone_without_their_coordinato
     coordinator = Coordinator(Identity("coordinator", "c"), 0.0, 100.0)
     await coordinator.start([f"unix:{tmp_path}/c.sock"])
     config = AgentConfig(coordinator=coordinator.addresses[0])
-    agents = [FlowAgent(Identity("agent", name), name, {"a", "y", "z"}, config) for name in "yz"]
-    workers = [Worker(), Worker()]
     orders: list[Ordered] = []
+    agents = [Watched(orders, node, config) for node in "yz"]
+    workers = [Worker(), Worker()]
     try:
         for agent, worker, node in zip(agents, workers, "yz", strict=True):
             await agent.start([f"unix:{tmp_path}/{node}.sock"])
             await worker.join(agent, node)
-            await until(lambda agent=agent: agent.coordinated)
-            apply = agent.desk.apply
-
-            def watch(event: object, now_s: float, *more: object, apply: Callable = apply) -> None:
-                if isinstance(event, Ordered):
-                    orders.append(event)
-                apply(event, now_s, *more)
-
-            agent.desk.apply = watch  # type: ignore[method-assign]
+        await until(lambda: all(agent.coordinated for agent in agents))
         if loses_coordinator:
             await coordinator.stop()
             await until(lambda: not any(agent.coordinated for agent in agents))
