@@ -25,7 +25,7 @@ READ_BYTES = 2**16
 
 
 class Turn(Enum):
-    """What happens to a line beside messages: its handshake is done, or its connection has ended."""
+    """The events of a line beside its messages: its handshake is done, or its connection has ended."""
 
     UP = auto()
     DOWN = auto()

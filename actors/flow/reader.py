@@ -84,7 +84,8 @@ class _Read:
     submitted_s: float
     bound_s: float
     waits_since_s: float | None
-    told: bool = False  # whether the agent at the present connection knows the flow
+    # whether the agent at the present connection knows the flow
+    told: bool = False
     posted: int = 0  # chunks
     in_flight: int = 0  # posts
     bytes_in_flight: int = 0

@@ -1,4 +1,4 @@
-"""What the router knows of the flow agents: their figures, and the policy that orders KV transfers.
+"""The router's knowledge of the flow agents: their figures, and the policy that orders KV transfers.
 
 Agents connect to the router as engines do, and report once a second. The router passes a change of the policy on to all
 of them, also to those that connect later. It does not schedule flows itself: agents go on as they are without it.
@@ -29,7 +29,7 @@ class FlowAgents:
         return len(self._reports)
 
     def reported(self, channel: Channel, report: FlowReport) -> None:
-        """Takes an agent's report. A new agent is told the policy that was set here. Raises ValueError for a figure
+        """Takes an agent's report. A new agent gets the policy that was set here. Raises ValueError for a figure
         that is no finite number.
         """
         if not all(map(math.isfinite, (*report.totals.values(), *report.gauges.values()))):

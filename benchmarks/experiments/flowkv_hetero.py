@@ -70,7 +70,8 @@ BLOCK_TOKENS = 16
 # 90 % of the memory (48, 96 GB) less 16.1 GB of weights and 2 GB of activations (ASSUMPTION), at 128 KiB a token.
 KV_TOKENS = {"L20": 191_000, "H20": 521_000}
 SLOTS = 256  # vLLM's max_num_seqs
-CHUNK_TOKENS = 2_048  # vLLM's max_num_batched_tokens with chunked prefill
+# vLLM's max_num_batched_tokens with chunked prefill
+CHUNK_TOKENS = 2_048
 SHARES = (0.2, 0.4, 0.6, 0.8)
 HOST_S = (0.0, 0.010)
 OURS = "P-L20/D-H20"

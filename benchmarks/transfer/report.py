@@ -1,4 +1,4 @@
-"""What each order of blocks saves of stock vLLM's descriptors and what it costs in prefix hits, from measured rows."""
+"""The descriptors that each order of blocks saves of stock vLLM's, and its cost in prefix hits, from measured rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

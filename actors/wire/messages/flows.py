@@ -112,7 +112,7 @@ class FlowOrder(Wire, frozen=True):
 
 
 class FlowRecord(Part, frozen=True):
-    """What `explain` shows of one transfer that has ended: its level when it began and when it ended, its MLU at
+    """One transfer that has ended, as `explain` shows it: its level when it began and when it ended, its MLU at
     submission (None without a deadline), bytes, chunks, the seconds it was held and it was moved, and why it was
     unscheduled ("": it was not).
     """

@@ -34,7 +34,7 @@ async def begun(model: SmallModel, prefix: bytes, **params: Any) -> Rig:
 
 
 def transfer(rig: Rig, number: int = -1) -> dict[str, Any]:
-    """What the core learns of the KV of one of its requests."""
+    """Returns the transfer parameters by which the core learns of the KV of one of its requests."""
     found: dict[str, Any] = rig.core.requests[number].sampling_params.extra_args["kv_transfer_params"]
     return found
 
