@@ -67,7 +67,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What no policy may pass.
+    """Bounds that no policy may pass.
 
     Raises BadParameter for bounds that exclude each other, or under which nothing could decode.
     """
@@ -152,8 +152,10 @@ class Step(NamedTuple):
 class ScalingPolicy(Protocol):
     """A frozen dataclass of parameters. `initial` is the state before the first step; a state is frozen, too."""
 
-    name: str
-    limits: Limits
+    name: ClassVar[str]
+
+    @property
+    def limits(self) -> Limits: ...
 
     def initial(self) -> Any: ...
 

@@ -25,7 +25,7 @@ FEW = 16
 
 @dataclass(frozen=True, slots=True)
 class ForecastState:
-    """What a forecast has learned from `seen` windows. `past` has (level, trend) after each of the last windows, and
+    """The memory of a forecast, learned from `seen` windows. `past` has (level, trend) after each of the last windows, and
     `errors[i]` the last residuals at HORIZONS[i] in requests/s; the newest are last.
     """
 

@@ -60,7 +60,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class JointState:
-    """What the policy remembers: forecast, lengths, attainment, and when it last changed what."""
+    """The memory of the policy: forecast, lengths, attainment, and when it last changed what."""
 
     window: int = -1
     forecast: ForecastState = field(default_factory=ForecastState)
@@ -378,13 +378,13 @@ class _Look:
             counts = Counts(int(prefill[best]), int(decode[best]), int(colocated[best]))
             counts, _ = limits.kept(counts, 0)
             return counts, f"budget or bounds carry {rate:.3g}/s at most: {_shown(counts)}"
-        counts, left = list(wanted), int(switches[best])
+        changed, left = list(wanted), int(switches[best])
         for i in range(3):
-            counts[i] += int(lack[i, best])
+            changed[i] += int(lack[i, best])
             given = min(left, int(over[i, best]))
-            counts[i] -= given
+            changed[i] -= given
             left -= given
-        return Counts(*counts), (
+        return Counts(*changed), (
             f"cheapest change for {rate:.3g}/s: {int(switches[best])} switch, {int(activated[best])} activate,"
             f" {int(added[best] - activated[best])} start"
         )

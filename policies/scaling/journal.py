@@ -38,7 +38,8 @@ _LINE, _READ_LINE = encoder(_Line), decoder(_Line)
 
 def header_line(policy: ScalingPolicy, state: Any, version: str) -> str:
     """Returns the first line of a journal file for `policy`, whose next step begins with `state`."""
-    encode = encoder(SCALING[policy.name][1])
+    kind: Any = SCALING[policy.name][1]
+    encode = encoder(kind)
     assert encode is not None
     return dumps(
         {
@@ -98,5 +99,6 @@ def _opened(plain: dict[str, Any]) -> tuple[ScalingPolicy, Any]:
             f" {plain.get('version')}"
         )
     policy = make(plain["policy"], plain["params"])
-    decode = decoder(SCALING[policy.name][1])
+    kind: Any = SCALING[policy.name][1]
+    decode = decoder(kind)
     return policy, plain["state"] if decode is None else decode(plain["state"])

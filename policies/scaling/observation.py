@@ -1,4 +1,4 @@
-"""What a scaling policy sees: frozen windows of each request class, and every engine.
+"""The view of a scaling policy: frozen windows of each request class, and every engine.
 
 A request misses its objective if it was late, refused, expired or failed. A request that an engine served in its first
 `settle_s` seconds does not count towards attainment: caches are cold and connections new, and more engines would not
@@ -18,7 +18,7 @@ from policies.state.views import Role
 
 
 class Duty(StrEnum):
-    """What an engine is doing for the fleet.
+    """The part that an engine plays for the fleet.
 
     Only ACTIVE engines get requests. A STARTING engine is not ready yet, a WARM engine is ready and gets no requests,
     and a DRAINING engine finishes what it has and leaves.
@@ -104,7 +104,7 @@ class Leads:
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """What one engine can do: its timing profile, slots, KV tokens, and prompt tokens in a step."""
+    """The abilities of one engine: its timing profile, slots, KV tokens, and prompt tokens in a step."""
 
     profile: TimingProfile
     slots: int = 256

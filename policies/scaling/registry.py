@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from policies.routing.flowkv.regimes import RegimeThresholds
 from policies.routing.params import BadParameter
@@ -63,5 +63,4 @@ def make(name: str, params: Mapping[str, Any]) -> ScalingPolicy:
 
 def params_of(policy: ScalingPolicy) -> dict[str, Any]:
     """Returns all parameters of a policy as plain data, from which `make` makes it again."""
-    found: dict[str, Any] = dataclasses.asdict(policy)  # type: ignore[call-overload]
-    return found
+    return dataclasses.asdict(cast(Any, policy))

@@ -1,4 +1,4 @@
-"""What the rivals share: a wanted number a role, held where nothing was reported, within the limits."""
+"""Parts that the rivals share: a wanted number a role, held where nothing was reported, within the limits."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -2,6 +2,8 @@
 bounds.
 """
 
+import dataclasses
+
 import pytest
 
 from policies.scaling.base import Limits
@@ -9,11 +11,11 @@ from policies.scaling.joint import Joint
 from policies.scaling.registry import SCALING, make
 from tests.policies.scaling.fleet import Fleet
 
-LIMITS = {"prefill_max": 24, "decode_max": 24, "warm_max": 8, "budget": 60}
+LIMITS = Limits(prefill_max=24, decode_max=24, warm_max=8, budget=60)
 
 
-def joint(**more: object) -> Joint:
-    return Joint(limits=Limits(**{**LIMITS, **more}))
+def joint(**more: int) -> Joint:
+    return Joint(limits=dataclasses.replace(LIMITS, **more))
 
 
 def test_a_steady_load_settles() -> None:

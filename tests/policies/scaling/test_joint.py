@@ -80,8 +80,8 @@ def test_requests_that_wait_are_demand() -> None:
 
 
 def test_a_short_budget_is_shared_by_need() -> None:
-    """100/s need 25 engines for prefill alone; nine are allowed. 5 and 4 carry 21.8/s, which neither 4 and 5 (17.3) nor 6
-    and 3 (18.3) do.
+    """100/s need 25 engines for prefill alone; nine are allowed. Five and four carry 21.8/s; four and five would carry
+    17.3/s, six and three 18.3/s.
     """
     policy = Joint(limits=dataclasses.replace(LIMITS, budget=9))
     step = policy.step(seen(100.0, engines(4, 5), 30), steady(policy, 100.0, 4, 5))

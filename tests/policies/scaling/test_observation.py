@@ -1,4 +1,4 @@
-"""What a policy sees: windows by class, who counts as missed, first seconds that do not count, silence."""
+"""A policy's view: windows by class, who counts as missed, first seconds that do not count, silence."""
 
 import math
 
