@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from actors.engine.registry import ENGINES, engine_config, engine_kind
+from actors.flow.config import AgentConfig
 from actors.options import ConfigError, from_options, problem_line
 from actors.router.forecasts import PredictorConfig
 from actors.router.journal import JournalConfig
@@ -32,6 +33,7 @@ from app.profile.file import load_heatmap
 from policies.dispatch.dispatcher import DispatchConfig
 from policies.routing.base import check_overcommit
 from policies.routing.flowkv.regimes import RegimeThresholds
+from policies.routing.flowkv.role_switch import RoleSwitchConfig
 from policies.routing.registry import decode_policy, prefill_policy
 
 SIM_MODEL = "sim"
@@ -146,7 +148,7 @@ class RouterConfig(_Strict):
     """The router's policies and settings.
 
     `dispatch` holds fields of `DispatchConfig`, `predictor` of `PredictorConfig`, `network` of `NetworkConfig`,
-    `journal` of `JournalConfig`, and `regimes` of `RegimeThresholds`.
+    `journal` of `JournalConfig`, `regimes` of `RegimeThresholds`, and `role_switch` of `RoleSwitchConfig`.
     """
 
     # the pair with the least largest regret over five situations, untuned: `python -m benchmarks run defaults`
@@ -158,6 +160,7 @@ class RouterConfig(_Strict):
     network: dict[str, Any] = Field(default_factory=dict)
     journal: dict[str, Any] = Field(default_factory=dict)
     regimes: dict[str, Any] = Field(default_factory=dict)
+    role_switch: dict[str, Any] = Field(default_factory=dict)
     resources: dict[str, float] = Field(
         default_factory=dict, description="custom Ray resources, to pin it to nodes"
     )
@@ -173,6 +176,9 @@ class RouterConfig(_Strict):
 
     def regime_thresholds(self) -> RegimeThresholds:
         return from_options(RegimeThresholds, self.regimes, "router.regimes")
+
+    def role_switch_config(self) -> RoleSwitchConfig:
+        return from_options(RoleSwitchConfig, self.role_switch, "router.role_switch")
 
     def dispatch_config(self) -> DispatchConfig:
         return from_options(DispatchConfig, self.dispatch, "router.dispatch")
@@ -249,6 +255,26 @@ class WireConfig(_Strict):
         return value.encode() or None
 
 
+class FlowConfig(_Strict):
+    """Scheduling of KV transfers. `enabled` starts an agent on each node that has engines; `policy` orders the flows,
+    and `options` holds further fields of `AgentConfig`.
+    """
+
+    enabled: bool = False
+    policy: PolicyChoice = PolicyChoice(name="mfs")
+    options: dict[str, Any] = Field(default_factory=dict, description="fields of actors.flow's AgentConfig")
+
+    def agent_config(self) -> AgentConfig:
+        """Returns the configuration of every agent. Raises ConfigError or ValueError."""
+        taken = sorted({"policy", "params"} & set(self.options))
+        if taken:
+            raise ConfigError(f"flow.options.{taken[0]}: choose the policy with flow.policy")
+        policy = {"policy": self.policy.name, "params": self.policy.params}
+        made = from_options(AgentConfig, {**self.options, **policy}, "flow.options")
+        assert isinstance(made, AgentConfig)
+        return made
+
+
 class AppConfig(_Strict):
     """The whole configuration. Making one raises ValidationError or ConfigError; `parse` gives one readable message."""
 
@@ -257,6 +283,12 @@ class AppConfig(_Strict):
     router: RouterConfig = RouterConfig()
     ingress: IngressGroupConfig = IngressGroupConfig()
     wire: WireConfig = WireConfig()
+    flow: FlowConfig = FlowConfig()
+
+    @property
+    def named_nodes(self) -> tuple[str, ...]:
+        """The names that groups give to the nodes of their engines, each once."""
+        return tuple(sorted({group.topology.node for group in self.engines if group.topology.node}))
 
     @property
     def engines_on_cores(self) -> int:
@@ -293,7 +325,9 @@ class AppConfig(_Strict):
                     f"engines: {group.name} and another group put node {at.node} into different places"
                 )
         self.router.journal_config()
+        self.flow.agent_config()
         self.router.regime_thresholds()
+        self.router.role_switch_config()
         last_port = (self.ingress.metrics_port or 0) + (self.ingress.replicas or 1) - 1
         if last_port > 65535:
             raise ValueError(

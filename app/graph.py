@@ -20,6 +20,7 @@ from ray.serve._private.config import DeploymentConfig
 
 from actors.engine.cores import usable_cores
 from app.config import EngineGroupConfig, parse
+from app.flow_agent import FlowShare
 from app.ingress.replica import IngressReplica
 from app.replicas import DRAIN_S, CoreShare, EngineReplica, RouterReplica
 
@@ -46,11 +47,12 @@ def build(args: Mapping[str, Any]) -> serve.Application:
     for group in config.engines:
         cores = CoreShare(first, config.engines_on_cores) if group.shares_cores else None
         first += group.replicas if group.shares_cores else 0
+        flow = FlowShare(config.flow, config.named_nodes) if config.flow.enabled else None
         engines.append(
             _application(
                 EngineReplica,
                 "".join(part.capitalize() for part in group.name.split("-")) + "Engine",
-                (config.model, group.engine, cores, config.wire),
+                (config.model, group.engine, cores, config.wire, flow),
                 router,
                 num_replicas=group.replicas,
                 ray_actor_options=_actor_options(group),

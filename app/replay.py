@@ -1,4 +1,5 @@
-"""`sluice replay`: decides a router's journal again by the pure code and says whether every decision comes out equal.
+"""`sluice replay`: decides the journal of a router, or of a flow agent, again by the pure code and says whether every
+decision and every permit comes out equal.
 
 The entry point group `sluice.commands` loads `command`; `python -m app.replay` is the same program.
 """
@@ -10,12 +11,13 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
+from policies.journal import flows
 from policies.journal.lines import JournalError
 from policies.journal.replay import Step, TornJournal, replay
 
 SHOWN = 3
 """Number of differences that are printed for one log."""
-WHAT = "the folder of router.journal, or files of it"
+WHAT = "the folder of router.journal or of flow.options.journal, or files of it"
 
 
 class ReplayCommand:
@@ -61,6 +63,28 @@ def logs(paths: Sequence[Path]) -> Iterator[tuple[str, list[Path]]]:
 
 
 def _replay(name: str, files: Sequence[Path]) -> int:
+    first = next(_lines(files[:1]), "")
+    return _replay_flows(name, files) if first.startswith('{"flow_journal"') else _replay_router(name, files)
+
+
+def _replay_flows(name: str, files: Sequence[Path]) -> int:
+    counts: Counter[str] = Counter()
+    for step in flows.replay(_lines(files)):
+        counts["events"] += 1
+        counts["permits"] += step.recorded.count('"flow_id"')
+        if not step.equal:
+            counts["different"] += 1
+            if counts["different"] <= SHOWN:
+                print(
+                    f"event {step.n}: {step.event}\n  recorded  {step.recorded}\n  replayed  {step.replayed}"
+                )
+    print(
+        f"{name}: {counts['events']} events of flows, {counts['permits']} permits, {counts['different']} different"
+    )
+    return 1 if counts["different"] else 0
+
+
+def _replay_router(name: str, files: Sequence[Path]) -> int:
     counts: Counter[str] = Counter()
     torn = ""
     try:

@@ -24,6 +24,7 @@ from actors.engine.registry import ENGINES
 from actors.wire.channel import Identity
 from app.config import EngineConfig, ModelConfig, RouterConfig, WireConfig
 from app.drain import DrainPoint, socket_directory
+from app.flow_agent import AgentKeeper, FlowShare
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -124,6 +125,7 @@ class RouterReplica:
             journal,
             generation,
             router.regime_thresholds(),
+            router.role_switch_config(),
         )
         await self._server.start(listen_addresses(wire, "router"))
         garbage.settle()
@@ -181,6 +183,7 @@ class EngineReplica:
         config: EngineConfig,
         cores: CoreShare | None,
         wire: WireConfig,
+        flow: FlowShare | None,
         router: Any,
     ) -> None:
         from actors.engine.report import Reporter
@@ -188,18 +191,24 @@ class EngineReplica:
         from actors.engine.topology import labels_of_process
 
         context = serve.get_replica_context()
+        node_id = ray.get_runtime_context().get_node_id()
+        node = config.topology.node or node_id
         engine_id = f"{config.name}-{uuid.uuid4().hex[:8]}"
         defaults: dict[str, Any] = {"side_channel_host": node_host(wire) or "127.0.0.1"}
         if cores is not None:
             shares = divide_cores(usable_cores(), cores.engines)
             defaults["cores"] = shares[(cores.at + context.rank.local_rank) % len(shares)]
+        if flow is not None:
+            self._agent = AgentKeeper(context.app_name, node_id, flow, wire)
+            await self._agent.start()
+            defaults |= {"flow_agent": self._agent.address, "flow_node": node}
         engine = make_engine(model, config, engine_id, **defaults)
         me = Identity("engine", engine_id, wire.secret())
         self._server = EngineServer(
             engine,
             me,
             listen_addresses(wire, engine_id),
-            node=config.topology.node or ray.get_runtime_context().get_node_id(),
+            node=node,
             replica=context.replica_id.unique_id,
             labels=labels_of_process() | config.topology.labels(),
         )
@@ -221,6 +230,8 @@ class EngineReplica:
         await self._server.drain(timeout_s=seconds)
 
     async def __del__(self) -> None:
+        if hasattr(self, "_agent"):
+            self._agent.stop()
         if hasattr(self, "_drain_point"):
             await self._drain_point.stop()
         if hasattr(self, "_reporter"):

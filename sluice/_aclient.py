@@ -167,9 +167,13 @@ class AsyncSluice:
         prefill_params: Mapping[str, Any] | None = None,
         decode_params: Mapping[str, Any] | None = None,
         dispatch: Mapping[str, Any] | None = None,
+        flow: str | None = None,
+        flow_params: Mapping[str, Any] | None = None,
     ) -> Policies:
         """Changes the policies in use and returns them; see `Sluice.set_policies`."""
-        call = set_policy_call(self._settings, prefill, decode, prefill_params, decode_params, dispatch)
+        call = set_policy_call(
+            self._settings, prefill, decode, prefill_params, decode_params, dispatch, flow, flow_params
+        )
         return parse(await self._answer(call), Policies)
 
     async def explain(self, request_id: str) -> Explanation:

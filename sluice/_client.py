@@ -182,13 +182,18 @@ class Sluice:
         prefill_params: Mapping[str, Any] | None = None,
         decode_params: Mapping[str, Any] | None = None,
         dispatch: Mapping[str, Any] | None = None,
+        flow: str | None = None,
+        flow_params: Mapping[str, Any] | None = None,
     ) -> Policies:
         """Changes the policies that decide, and returns them. The change lasts until the router restarts.
 
-        A policy or limit that is None stays as it is; `dispatch` has limits of the dispatcher by name. Raises
+        A policy or limit that is None stays as it is; `dispatch` has limits of the dispatcher by name, and `flow` is
+        the policy that orders KV transfers, where they are scheduled. Raises
         BadRequestError that says what is allowed; nothing is changed then.
         """
-        call = set_policy_call(self._settings, prefill, decode, prefill_params, decode_params, dispatch)
+        call = set_policy_call(
+            self._settings, prefill, decode, prefill_params, decode_params, dispatch, flow, flow_params
+        )
         return parse(self._answer(call), Policies)
 
     def explain(self, request_id: str) -> Explanation:

@@ -228,10 +228,17 @@ def set_policy_call(
     prefill_params: Mapping[str, Any] | None,
     decode_params: Mapping[str, Any] | None,
     dispatch: Mapping[str, Any] | None,
+    flow: str | None = None,
+    flow_params: Mapping[str, Any] | None = None,
 ) -> Call:
     """Returns the call that changes policies. Raises ValueError for parameters without a policy, or no change."""
     body: dict[str, Any] = {}
-    for stage, name, params in (("prefill", prefill, prefill_params), ("decode", decode, decode_params)):
+    chosen = (
+        ("prefill", prefill, prefill_params),
+        ("decode", decode, decode_params),
+        ("flow", flow, flow_params),
+    )
+    for stage, name, params in chosen:
         if name is not None:
             body[stage] = {"name": name, "params": dict(params or {})}
         elif params:
@@ -241,7 +248,7 @@ def set_policy_call(
     if dispatch:
         body["dispatch"] = dict(dispatch)
     if not body:
-        raise ValueError("nothing to change: give prefill, decode or dispatch")
+        raise ValueError("nothing to change: give prefill, decode, flow or dispatch")
     return Call("PUT", "/sluice/admin/policy", body=json.dumps(body).encode(), headers=_admin_key(settings))
 
 

@@ -318,14 +318,18 @@ class Available(Result):
 
     prefill: dict[str, Policy] = Field(default_factory=dict)
     decode: dict[str, Policy] = Field(default_factory=dict)
+    flow: dict[str, Policy] = Field(default_factory=dict)
 
 
 class Policies(Result):
-    """The policies in use, those that can be chosen (`available`), and the dispatcher's limits (`dispatch`)."""
+    """The policies in use, those that can be chosen (`available`), and the dispatcher's limits (`dispatch`). `flow` is
+    None where KV transfers are not scheduled.
+    """
 
     prefill: Policy
     decode: Policy
     dispatch: dict[str, Any] = Field(default_factory=dict)
+    flow: Policy | None = None
     available: Available = Field(default_factory=Available)
 
 
@@ -351,7 +355,7 @@ class Decision(Result):
     `action` is RoutePrefill, RouteDecode or Reject, and `at_s` is in seconds since 1970. `decision` and `policy` belong
     to the first two actions, `status` and `reject_reason` to the last. `waited_s` is the time in the queue before a
     prefill, or in the prompt pool before a decode. `quarantined` names the workers that were then kept from the policy,
-    with the reasons.
+    with the reasons. `kv_due_s` is the time in which a RouteDecode wants the KV moved.
     """
 
     attempt_id: str
@@ -360,6 +364,7 @@ class Decision(Result):
     decision: Choice | None = None
     policy: Policy | None = None
     waited_s: float | None = None
+    kv_due_s: float | None = None
     colocated: bool = False
     degraded: bool = False
     status: int | None = None
@@ -368,11 +373,49 @@ class Decision(Result):
     quarantined: dict[str, str] = Field(default_factory=dict)
 
 
+class KvFlow(Result):
+    """One KV flow of a request as the flow agent of its node ordered it.
+
+    `stage` is 1 for a fetched prefix and 3 for the prompt's KV. It began at level `first_level` (1 is the highest) with
+    the minimal link utilisation `mlu` (None without a deadline), and ended at `last_level`. It was held for `held_s`
+    and moved for `moved_s`. `unscheduled` says why a part was posted without a permit ("": nothing was).
+    """
+
+    flow_id: str
+    stage: int
+    source: str
+    target: str
+    size: int
+    first_level: int
+    last_level: int
+    mlu: float | None = None
+    due_s: float | None = None
+    chunks: int = 0
+    held_s: float = 0.0
+    moved_s: float = 0.0
+    unscheduled: str = ""
+
+
+class KvTransfer(Result):
+    """One transfer of a request's KV that ended at `at_s` (seconds since 1970). It took `seconds` without the time
+    `held_s` for which a flow scheduler held it back.
+    """
+
+    attempt_id: str
+    at_s: float
+    n_bytes: int
+    seconds: float
+    held_s: float = 0.0
+    descriptors: int = 0
+
+
 class Explanation(Result):
-    """All decisions made for a request, oldest first.
+    """All decisions made for a request, oldest first, and its KV transfers as far as the router heard of them.
 
     A request has an `attempt_id` for each try at each of its prompts.
     """
 
     id: str
     decisions: list[Decision] = Field(default_factory=list)
+    transfers: list[KvTransfer] = Field(default_factory=list)
+    flows: list[KvFlow] = Field(default_factory=list)

@@ -16,6 +16,8 @@ Rules that every engine keeps (each is a test in tests/actors/engine):
 - `status()` is cheap and synchronous, since it is called several times a second.
 - An engine of several data-parallel ranks (`info().dp_ranks`) runs a request on its `dp_rank`, or on a rank of its
   choice if that is None. It counts each rank in `status().ranks`.
+- `set_role` changes the role that the engine announces; any engine can do the work of any role, and work under way is
+  not touched.
 - An engine that can stall or lose its core while its process lives says so in `state` (`server.SelfWatching`). The
   server then fails its open work; the engine need not.
 """
@@ -33,6 +35,7 @@ from actors.wire.messages import (
     Prefill,
     PrefillDone,
     Reading,
+    Role,
     Status,
 )
 from policies.engine_model.blocks import Change
@@ -94,6 +97,9 @@ class Engine(Protocol):
         """Returns the data-parallel rank that holds the KV of a finished prefill (0 where there is one rank, and for an
         unknown lease).
         """
+
+    def set_role(self, role: Role) -> None:
+        """Serves `role` from now on: `info` names it, and the role at the start as `home_role` if that is another."""
 
     def status(self) -> Status: ...
     def metrics(self) -> EngineMetrics: ...

@@ -21,6 +21,8 @@ from actors.wire.messages import (
     KvReplay,
     KvStop,
     Message,
+    Role,
+    SetRole,
     Status,
 )
 from policies.engine_model.blocks import Change
@@ -42,13 +44,14 @@ class Reportable(Protocol):
     def status(self) -> Status: ...
     def metrics(self) -> EngineMetrics: ...
     def kv_events(self, rank: int = 0) -> list[Change]: ...
+    def set_role(self, role: Role) -> None: ...
 
 
 class Reporter:
-    """Keeps the router informed. It sends Announce at each connect and change of state. It sends Status when the status
-    changes (at most 10 a second) and at least every second. If the router asked for them, it sends KvEvents within a
-    tenth of a second of each change of the prefix cache. An engine has one Reporter for its whole life, since it
-    mirrors the cache.
+    """Keeps the router informed. It sends Announce at each connect and change of state or role. It sends Status when
+    the status changes (at most 10 a second) and at least every second. If the router asked for them, it sends KvEvents
+    within a tenth of a second of each change of the prefix cache. An engine has one Reporter for its whole life, since
+    it mirrors the cache.
     """
 
     def __init__(self, me: Identity, server: Reportable, find_router: Find) -> None:
@@ -87,6 +90,10 @@ class Reporter:
         self._link.send(self._status())
 
     def _on_message(self, channel: Channel, message: Message) -> None:
+        if isinstance(message, SetRole):
+            self._server.set_role(message.role)
+            self.announce()
+            return
         if not isinstance(message, (KvReplay, KvStop)) or not 0 <= message.rank < len(self._mirrors):
             log.warning("the router sent %s to engine %s: ignored", message, self._server.info().id)
             return

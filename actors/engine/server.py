@@ -39,6 +39,7 @@ from actors.wire.messages import (
     Reading,
     ReleaseKV,
     RenewKV,
+    Role,
     Status,
     Tokens,
 )
@@ -188,6 +189,10 @@ class EngineServer:
             labels=self._labels,
             state=self.state,
         )
+
+    def set_role(self, role: Role) -> None:
+        """Has the engine serve `role` from now on; the caller announces it."""
+        self.engine.set_role(role)
 
     def status(self) -> Status:
         """Returns the engine's present counts."""

@@ -1,7 +1,8 @@
 """Answers, as JSON, to the questions that an administrator asks the router through an ingress (`app.ingress.admin`).
 
     policy      the policies in use, with parameters and formula, and all policies to choose from
-    set_policy  {"prefill": NAME | {"name", "params"}, "decode": .., "dispatch": {..}}: changes all of these or nothing
+    set_policy  {"prefill": NAME | {"name", "params"}, "decode": .., "flow": .., "dispatch": {..}}: changes all of these
+                or nothing
     explain     {"id"}: the decisions made for a request
     journal     {"tail": n}: the state of the event log, and its last n events
 
@@ -14,6 +15,7 @@ from typing import Any
 
 from actors.router.clock import clock_s
 from actors.router.decisions import DecisionLog, described
+from actors.router.flows import FlowAgents, available
 from actors.router.journal import RouterJournal
 from actors.wire import messages as wire
 from policies.dispatch.dispatcher import DispatchConfig, Dispatcher
@@ -52,7 +54,9 @@ class RouterAdmin:
         journal: RouterJournal | None,
         feed: Callable[[ev.Event], None],
         changed: Callable[[], None],
+        flows: FlowAgents | None = None,
     ) -> None:
+        self._flows = flows or FlowAgents()
         self._dispatcher, self._decisions, self._journal = dispatcher, decisions, journal
         self._feed, self._changed = feed, changed
 
@@ -90,21 +94,28 @@ class RouterAdmin:
             "prefill": described(dispatcher.prefill),
             "decode": described(dispatcher.decode),
             "dispatch": _CONFIG(dispatcher.config),
+            "flow": self._flows.policy(),
             "available": {
                 "prefill": {name: described(kind()) for name, kind in PREFILL.items()},
                 "decode": {name: described(kind()) for name, kind in DECODE.items()},
+                "flow": available(),
             },
         }
 
     def _set_policy(self, asked: Mapping[str, Any]) -> None:
-        unknown = sorted(set(asked) - {"prefill", "decode", "dispatch"})
+        unknown = sorted(set(asked) - {"prefill", "decode", "dispatch", "flow"})
         if unknown or not asked:
             what = f"{unknown[0]!r} is not known" if unknown else "nothing is asked for"
-            raise Refused(400, f"{what}: give prefill, decode or dispatch")
-        prefill, decode = _choice("prefill", asked), _choice("decode", asked)
+            raise Refused(400, f"{what}: give prefill, decode, dispatch or flow")
+        prefill, decode, flow = (_choice(stage, asked) for stage in ("prefill", "decode", "flow"))
         dispatch = _object(asked.get("dispatch") or {}, "dispatch")
         try:
-            self._feed(ev.PoliciesChanged(clock_s(), prefill, decode, dispatch))
+            if flow is not None:
+                self._flows.check(flow)
+            if prefill is not None or decode is not None or dispatch:
+                self._feed(ev.PoliciesChanged(clock_s(), prefill, decode, dispatch))
+            if flow is not None:
+                self._flows.set_policy(flow)
         except ValueError as error:
             raise Refused(400, f"{error}; nothing was changed") from None
         self._changed()
@@ -120,7 +131,12 @@ class RouterAdmin:
                 + (f"; the newest are {newest}" if newest else "")
                 + "), and none that an ingress made without it",
             )
-        return {"id": request_id, "decisions": decisions}
+        return {
+            "id": request_id,
+            "decisions": decisions,
+            "transfers": self._decisions.transfers(request_id),
+            "flows": self._decisions.flows(request_id),
+        }
 
     def _journal_status(self, tail: object) -> dict[str, Any]:
         if self._journal is None:

@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
+import msgspec
+
+from actors.wire.messages import FlowRecord, Transfer
 from policies.dispatch.dispatcher import Action, Reject, RouteDecode, RoutePrefill
 from policies.journal.lines import choice_of
 from policies.request.attempts import request_id_of
@@ -44,6 +47,13 @@ class Made(NamedTuple):
     quarantined: Quarantined
 
 
+class Moved(NamedTuple):
+    """One KV transfer as its decode engine measured it, and when it ended, on the router's clock."""
+
+    ended_s: float
+    transfer: Transfer
+
+
 @dataclass(slots=True)
 class DecisionLog:
     """Keeps the decisions about the last `capacity` requests, and totals since the start. The oldest request is dropped
@@ -57,6 +67,10 @@ class DecisionLog:
     candidates: int = 0
     """Number of ranked candidates in the ring."""
     _ring: OrderedDict[str, list[Made]] = field(default_factory=OrderedDict)
+    # the flows of the requests in the ring, as agents reported them, by request
+    _flowed: dict[str, list[FlowRecord]] = field(default_factory=dict)
+    # the transfers of the requests in the ring, by request
+    _moved: dict[str, list[Moved]] = field(default_factory=dict)
     # a client's own x-request-id -> the request's id
     _named: OrderedDict[str, str] = field(default_factory=OrderedDict)
 
@@ -87,8 +101,21 @@ class DecisionLog:
         if len(decisions) > MOST_DECISIONS:
             self.candidates -= _candidates(decisions.pop(0))
         while len(self._ring) > self.capacity or self.candidates > MOST_CANDIDATES:
-            _, dropped = self._ring.popitem(last=False)
+            request_id, dropped = self._ring.popitem(last=False)
+            self._moved.pop(request_id, None)
+            self._flowed.pop(request_id, None)
             self.candidates -= sum(map(_candidates, dropped))
+
+    def transferred(self, transfers: Sequence[Transfer], now_s: float) -> None:
+        """Logs KV transfers that have ended, beside the decisions about their requests. One of a request that the ring
+        does not hold is dropped.
+        """
+        for transfer in transfers:
+            request_id = request_id_of(transfer.attempt_id)
+            if request_id in self._ring:
+                moved = self._moved.setdefault(request_id, [])
+                moved.append(Moved(now_s - transfer.ended_ago_s, transfer))
+                del moved[:-MOST_DECISIONS]
 
     def name(self, attempt_id: RequestId, client_request_id: str) -> None:
         """Stores the id by which the client calls this request. If a client uses an id twice, it names the later
@@ -115,12 +142,37 @@ class DecisionLog:
 
         `request_id` is the id in the answer (chatcmpl-...), the client's x-request-id, or an attempt's id.
         """
+        return [_shown(made) for made in self._ring.get(self._held_as(request_id), ())]
+
+    def flowed(self, records: Sequence[FlowRecord]) -> None:
+        """Logs flows that have ended, as their agents saw them. One of a request that the ring does not hold is
+        dropped.
+        """
+        for record in records:
+            request_id = request_id_of(record.request_id)
+            if request_id in self._ring:
+                flowed = self._flowed.setdefault(request_id, [])
+                flowed.append(record)
+                del flowed[:-MOST_DECISIONS]
+
+    def flows(self, request_id: str) -> list[dict[str, Any]]:
+        """Returns the flows of a request, as far as agents reported them, oldest first, each with its levels, its MLU
+        and the time for which it was held. `request_id` is any id that `explain` takes.
+        """
+        return [msgspec.structs.asdict(one) for one in self._flowed.get(self._held_as(request_id), ())]
+
+    def transfers(self, request_id: str) -> list[dict[str, Any]]:
+        """Returns the KV transfers of a request, as far as ingresses reported them, oldest first, each with the time
+        for which a flow scheduler held it back. `request_id` is any id that `explain` takes.
+        """
+        return [_moved(one) for one in self._moved.get(self._held_as(request_id), ())]
+
+    def _held_as(self, request_id: str) -> str:
+        """Returns the id under which the ring holds a request, or "" if it does not."""
         prefix = next((p for p in PREFIXES if request_id.startswith(p)), "")
         plain = request_id.removeprefix(prefix)
-        for candidate in (self._named.get(request_id, plain), plain, request_id_of(plain)):
-            if candidate in self._ring:
-                return [_shown(made) for made in self._ring[candidate]]
-        return []
+        candidates = (self._named.get(request_id, plain), plain, request_id_of(plain))
+        return next((candidate for candidate in candidates if candidate in self._ring), "")
 
     def newest(self, most: int) -> list[str]:
         """Returns the ids of the last `most` requests for which a decision was made, newest first."""
@@ -150,6 +202,18 @@ def _shown(made: Made) -> dict[str, Any]:
     if made.quarantined:
         shown["quarantined"] = dict(made.quarantined)
     return shown
+
+
+def _moved(moved: Moved) -> dict[str, Any]:
+    transfer = moved.transfer
+    return {
+        "at_s": moved.ended_s,
+        "attempt_id": transfer.attempt_id,
+        "n_bytes": transfer.n_bytes,
+        "seconds": transfer.seconds,
+        "held_s": transfer.held_s,
+        "descriptors": transfer.descriptors,
+    }
 
 
 _OWN_RULES = {Reason.LEASE_RESCUE: RESCUE, Reason.PROBE: PROBE}

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from actors.router.clock import clock_s
 from actors.router.decisions import DECISION_BOUNDS_S, DecisionLog
 from actors.router.engines import Engines
+from actors.router.flows import FlowAgents
 from actors.router.forecasts import Forecasts
 from actors.router.journal import RouterJournal
 from actors.router.kv_feed import KvFeed
@@ -36,10 +37,12 @@ class FleetReport:
         forecasts: Forecasts | None,
         journal: RouterJournal | None,
         thresholds: RegimeThresholds | None = None,
+        flows: FlowAgents | None = None,
     ) -> None:
         self._dispatcher, self._decisions, self._engines = dispatcher, decisions, engines
         self._kv_feed, self._network = kv_feed, network
         self._forecasts, self._journal = forecasts, journal
+        self._flows = flows or FlowAgents()
         self._regime = RegimeWatch(thresholds or RegimeThresholds())
 
     def fleet(self) -> Fleet:
@@ -109,6 +112,8 @@ class FleetReport:
         totals |= {name: float(count) for name, count in state.outlier_totals.items()}
         totals |= self._kv_feed.totals() | self._network.totals()
         gauges = self._kv_feed.gauges() | self._network.gauges(clock_s())
+        totals |= self._flows.totals()
+        gauges |= self._flows.gauges()
         load = self._load()
         gauges |= {f"load_regime_{regime}": float(regime == load.regime) for regime in Regime}
         gauges |= {"load_idle_workers": float(len(load.idle))}

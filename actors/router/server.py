@@ -17,11 +17,13 @@ from actors.router.clock import clock_s
 from actors.router.decisions import DecisionLog
 from actors.router.engines import Engines
 from actors.router.fleet import FleetReport
+from actors.router.flows import FlowAgents
 from actors.router.forecasts import Forecasts
 from actors.router.ingresses import Ingresses
 from actors.router.journal import RouterJournal
 from actors.router.kv_feed import KvFeed
 from actors.router.network.feed import NetworkConfig, RouterNetwork
+from actors.router.roles import Roles
 from actors.router.workers import adopted_of, failure_of, place_of, request_of, worker_of
 from actors.wire import messages as wire
 from actors.wire.channel import Channel, Generations, Identity
@@ -30,6 +32,7 @@ from policies.dispatch.dispatcher import Action, Dispatcher, Reject, RouteDecode
 from policies.request.stage import Outcome
 from policies.routing.base import Needs, PolicyError
 from policies.routing.flowkv.regimes import RegimeThresholds
+from policies.routing.flowkv.role_switch import RoleSwitchConfig
 from policies.routing.registry import prepare
 from policies.state import events as ev
 from policies.state.views import Request, WorkerId
@@ -40,15 +43,18 @@ TICK_S = 0.2
 STATUS_S = 1.0
 FORECAST_S = 0.05
 
-FROM_ENGINES = frozenset((wire.Announce, wire.Status, wire.KvEvents, wire.KvState))
-"""Types of the messages that only engines send; all others come from ingresses."""
+SENDERS = dict.fromkeys((wire.Announce, wire.Status, wire.KvEvents, wire.KvState), "engine") | {
+    wire.FlowReport: "agent"
+}
+"""Kind of the peers that send a type of message; all other types come from ingresses."""
 
 
 class RouterServer:
     """One router. After `start`, `addresses` are those at which ingresses and engines can connect.
 
     `generation` is higher than that of every router before it (`actors.wire.channel.Identity`), or 0 if it is unknown.
-    `regimes` are the thresholds by which the router reports how loaded its fleet is.
+    `regimes` are the thresholds by which the router reports how loaded its fleet is, and `role_switch` says for how
+    long it lends idle engines to the other role (by default it lends none).
     """
 
     def __init__(
@@ -61,12 +67,14 @@ class RouterServer:
         journal: RouterJournal | None = None,
         generation: int = 0,
         regimes: RegimeThresholds | None = None,
+        role_switch: RoleSwitchConfig | None = None,
     ) -> None:
         self.me = dataclasses.replace(me, generation=generation, generations=Generations(generation))
         self.dispatcher = dispatcher
         self.decisions = DecisionLog()
         self.addresses: tuple[str, ...] = ()
         self._ingresses = Ingresses()
+        self._flows = FlowAgents()
         self._servers: list[asyncio.Server] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._forecasts = forecasts
@@ -86,13 +94,21 @@ class RouterServer:
             forecasts,
             journal,
             regimes,
+            self._flows,
         )
-        self._admin = RouterAdmin(dispatcher, self.decisions, journal, self._feed, self._policies_changed)
+        self._admin = RouterAdmin(
+            dispatcher, self.decisions, journal, self._feed, self._policies_changed, self._flows
+        )
+        self._roles = Roles(
+            dispatcher, self.engines, role_switch or RoleSwitchConfig(), regimes or RegimeThresholds()
+        )
         self._quarantine_version = 0
         self._quarantined: tuple[tuple[WorkerId, str], ...] = ()
         self._stale = 0
         self._protocol_errors = 0
-        self._silent_peers = {"ingress": 0, "engine": 0, "router": 0}  # by their kind
+        self._silent_peers = dict.fromkeys(
+            ("ingress", "engine", "router", "agent", "worker", "coordinator"), 0
+        )  # by their kind
         self._policy_errors = 0
         self._internal_errors = 0
 
@@ -108,6 +124,7 @@ class RouterServer:
             self.addresses += (bound,)
         self._tasks = [asyncio.create_task(self._every(TICK_S, self._tick))]
         self._tasks += [asyncio.create_task(self._every(STATUS_S, self._broadcast_status))]
+        self._tasks += [asyncio.create_task(self._every(STATUS_S, self._roles.look))]
         if self._forecasts is not None:
             self._tasks += [asyncio.create_task(self._every(FORECAST_S, self._refresh_forecasts))]
         self._network.start(self._feed)
@@ -157,6 +174,7 @@ class RouterServer:
             for attempt_id in list(ingress.requests):
                 self._close(attempt_id, "cancelled", 0)
         self.engines.lost(channel, reason)
+        self._flows.lost(channel)
 
     # ------------------------------------------------------------------------------------------------ messages
 
@@ -171,6 +189,7 @@ class RouterServer:
                 self._progress(channel, message)
             case wire.Transferred():
                 self._network.transferred(message, clock_s())
+                self.decisions.transferred(message.items, clock_s())
             case wire.Closed():
                 failed = failure_of(message, clock_s(), self.engines.workers)
                 self._close(message.attempt_id, message.outcome, message.output_tokens, failed)
@@ -180,16 +199,22 @@ class RouterServer:
                 self.engines.announced(channel, message.info)
             case wire.Status():
                 self.engines.reported(message)
-            case wire.KvEvents():
-                worker = self.engines.worker(message.engine_id, message.rank)
-                self._kv_feed.events(worker, channel, message)
-            case wire.KvState():
-                worker = self.engines.worker(message.engine_id, message.rank)
-                self._kv_feed.state(worker, channel, message)
+            case wire.KvEvents() | wire.KvState():
+                self._kv_change(channel, message)
+            case wire.FlowReport():
+                self._flows.reported(channel, message)
+                self.decisions.flowed(message.ended)
             case wire.Admin():
                 channel.send(self._admin.answer(message))
             case _:
                 raise ValueError(f"a router does not take {type(message).__name__}")
+
+    def _kv_change(self, channel: Channel, message: wire.KvEvents | wire.KvState) -> None:
+        worker = self.engines.worker(message.engine_id, message.rank)
+        if isinstance(message, wire.KvState):
+            self._kv_feed.state(worker, channel, message)
+        else:
+            self._kv_feed.events(worker, channel, message)
 
     def _submit(self, channel: Channel, message: wire.Submit) -> None:
         self._ingresses.own(channel, message.attempt_id)
@@ -317,7 +342,7 @@ class RouterServer:
             case RouteDecode():
                 self._network.routed(action.intent, clock_s())
                 engine_id, rank = place_of(action.decision.worker)
-                owner.send(wire.RouteDecode(action.attempt_id, engine_id, rank))
+                owner.send(wire.RouteDecode(action.attempt_id, engine_id, rank, action.kv_due_s))
             case Reject():
                 self._ingresses.disown(action.attempt_id)
                 if self._forecasts is not None:
@@ -371,12 +396,13 @@ class RouterServer:
                 "policy_errors": float(self._policy_errors),
                 "internal_errors": float(self._internal_errors),
                 "protocol_errors": float(self._protocol_errors),
+                "role_switches": float(self._roles.switches),
             }
             | {f"silent_peers_{kind}": float(count) for kind, count in self._silent_peers.items()},
         )
 
 
 def _check_sender(channel: Channel, message: wire.Message) -> None:
-    kind = "engine" if type(message) in FROM_ENGINES else "ingress"
+    kind = SENDERS.get(type(message), "ingress")
     if channel.peer is None or channel.peer.kind != kind:
         raise ValueError(f"{type(message).__name__} comes from {channel.peer_name}, which is no {kind}")

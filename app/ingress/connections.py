@@ -281,13 +281,20 @@ class IngressConnections:
     def admitted(self, life: Life, moved: bool) -> None:
         """Notes an admission to decode for the next progress report.
 
-        If KV `moved` and the router wants transfers, the transfer is reported too.
+        If KV `moved` and the router wants transfers, or the transfer was held back, the transfer is reported too.
         """
         self._admitted.append(life.attempt_id)
         admission = life.admission
-        if moved and admission is not None and self.fleet is not None and self.fleet.wants_transfers:
-            facts = (admission.transfer_bytes, admission.transfer_s, admission.descriptors)
-            self._transferred.append((self.now_s(), Transfer(life.attempt_id, *facts, ended_ago_s=0.0)))
+        wanted = self.fleet is not None and self.fleet.wants_transfers
+        if moved and admission is not None and (wanted or admission.held_s > 0):
+            facts = (
+                admission.transfer_bytes,
+                admission.transfer_s,
+                admission.descriptors,
+                0.0,
+                admission.held_s,
+            )
+            self._transferred.append((self.now_s(), Transfer(life.attempt_id, *facts)))
         self._schedule_progress()
 
     # ------------------------------------------------------------------------------------------------ engines
@@ -312,7 +319,11 @@ class IngressConnections:
                 self._happens(message.attempt_id, ev.Reading())
             case Admitted():
                 admitted = ev.Admitted(
-                    message.transfer_bytes, message.transfer_s, message.descriptors, message.cached_tokens
+                    message.transfer_bytes,
+                    message.transfer_s,
+                    message.descriptors,
+                    message.cached_tokens,
+                    message.held_s,
                 )
                 self._happens(message.attempt_id, admitted)
             case Failed():
@@ -389,7 +400,8 @@ class IngressConnections:
                 prefill = ev.RoutePrefill(message.engine_id, message.colocated, message.dp_rank)
                 self._happens(message.attempt_id, prefill)
             case RouteDecode():
-                self._happens(message.attempt_id, ev.RouteDecode(message.engine_id, message.dp_rank))
+                decode = ev.RouteDecode(message.engine_id, message.dp_rank, message.kv_due_s)
+                self._happens(message.attempt_id, decode)
             case Reject():
                 rejected = ev.Reject(message.status, message.reason, message.retry_after_s)
                 self._happens(message.attempt_id, rejected)

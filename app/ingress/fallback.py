@@ -185,7 +185,7 @@ class LocalRouter:
                 case RouteDecode():
                     engine_id, rank = place_of(action.decision.worker)
                     self._decided("decode")
-                    self._say(action.attempt_id, life.RouteDecode(engine_id, rank))
+                    self._say(action.attempt_id, life.RouteDecode(engine_id, rank, action.kv_due_s))
                 case Reject():
                     rejected = life.Reject(action.status, action.reason, action.retry_after_s)
                     self._say(action.attempt_id, rejected)

@@ -294,6 +294,7 @@ class IngressRequest(Connected):
             spec.chat,
             route.rank,
             resume,
+            route.kv_due_s if isinstance(route, ev.RouteDecode) else None,
         )
         return self._connections.send_work(route.engine_id, self, message)
 

@@ -18,6 +18,7 @@ EXPERIMENTS: dict[str, str] = {
     "deepflow_colocation": "benchmarks.experiments.deepflow_colocation",
     "deepflow_heatmap": "benchmarks.experiments.deepflow_heatmap",
     "deepflow_scheduling": "benchmarks.experiments.deepflow_scheduling",
+    "flowkv_hetero": "benchmarks.experiments.flowkv_hetero",
     "scale": "benchmarks.experiments.scale",
     "defaults": "benchmarks.experiments.defaults",
     "netkv_tuning": "benchmarks.experiments.netkv_tuning",
@@ -30,6 +31,11 @@ EXPERIMENTS: dict[str, str] = {
     "netkv_scale": "benchmarks.experiments.netkv_scale",
     "netkv_whole": "benchmarks.experiments.netkv_whole",
     "netkv_windows": "benchmarks.experiments.netkv_windows",
+    "mfs_testbed": "benchmarks.experiments.mfs_testbed",
+    "mfs_breakdown": "benchmarks.experiments.mfs_breakdown",
+    "mfs_permits": "benchmarks.experiments.mfs_permits",
+    "mfs_moe": "benchmarks.experiments.mfs_moe",
+    "mfs_dense": "benchmarks.experiments.mfs_dense",
 }
 
 NEEDED = ("SUMMARY", "variants", "run_one", "compare", "plots")
@@ -37,7 +43,10 @@ NEEDED = ("SUMMARY", "variants", "run_one", "compare", "plots")
 
 def place(name: str) -> str:
     """Returns the path of an experiment's results file in the folder of all results; its plots lie beside it."""
-    return f"netkv/{name}.json" if name.startswith("netkv_") else f"{name}.json"
+    for family in ("netkv", "mfs"):
+        if name.startswith(f"{family}_"):
+            return f"{family}/{name}.json"
+    return f"{name}.json"
 
 
 def load(name: str) -> Experiment:

@@ -31,6 +31,8 @@ class RouteDecode:
     """Seconds that the request spent in the pool."""
     intent: TransferIntent
     """The KV transfer that this decision puts on the network."""
+    kv_due_s: float | None = None
+    """Seconds from the decision in which the KV must be on the chosen worker (`policies.dispatch.kv_deadline`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,7 @@ from policies.dispatch.feasibility import (
     may_prefill,
     rooms_of,
 )
+from policies.dispatch.kv_deadline import kv_due_s
 from policies.dispatch.lease_watch import LeaseWatch, rescue
 from policies.dispatch.pool_scan import Placement, PoolScan
 from policies.dispatch.prefill_queue import PrefillQueue
@@ -435,7 +436,9 @@ class Dispatcher:
         entry, now_s = self.state.pool_entry(assignment.attempt_id), snapshot.now_s
         intent = transfer_intent(entry, snapshot.workers[assignment.decision.worker], snapshot)
         self.state.apply(ev.DecodeRouted(now_s, assignment.attempt_id, assignment.decision.worker))
-        return RouteDecode(assignment.attempt_id, assignment.decision, now_s - entry.entered_s, intent)
+        decision, waited_s = assignment.decision, now_s - entry.entered_s
+        due_s = kv_due_s(entry, decision, now_s, self.config.lease_margin_s)
+        return RouteDecode(assignment.attempt_id, decision, waited_s, intent, due_s)
 
     # ---------------------------------------------------------------------------------------------------- leases
 

@@ -79,8 +79,8 @@ def encoder(hint: Any) -> Encode | None:
     if hint is Any:
         return _check_plain
     if isinstance(hint, type) and issubclass(hint, Enum):
-        if not issubclass(hint, str):
-            raise TypeError(f"{hint.__name__} is no StrEnum")
+        if not issubclass(hint, str | int):
+            raise TypeError(f"{hint.__name__} is neither a StrEnum nor an IntEnum")
         return None
     if _is_record(hint):
         return _record_encoder(hint)
@@ -220,7 +220,11 @@ def _literal_decoder(allowed: tuple[Any, ...]) -> Decode:
 
 
 def _enum_decoder(kind: type[Enum]) -> Decode:
+    plain = int if issubclass(kind, int) else str
+
     def decode(data: Any) -> Any:
+        if type(data) not in (plain, kind):
+            raise CodecError(f"{data!r} is no {kind.__name__}")
         try:
             return kind(data)
         except ValueError as error:

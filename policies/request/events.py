@@ -29,10 +29,13 @@ class RoutePrefill(NamedTuple):
 
 
 class RouteDecode(NamedTuple):
-    """The engine `engine_id` is to pull the KV and decode, on its data-parallel `rank` (None: the engine chooses)."""
+    """The engine `engine_id` is to pull the KV and decode, on its data-parallel `rank` (None: the engine chooses). The
+    KV must be there `kv_due_s` seconds from now (None: no time is set).
+    """
 
     engine_id: str
     rank: int | None = None
+    kv_due_s: float | None = None
 
 
 class Reject(NamedTuple):
@@ -80,12 +83,14 @@ class Admitted(NamedTuple):
     """The engine that decodes has a slot and the KV, and the prefill engine's copy has been freed.
 
     `transfer_bytes`, `transfer_s` and `descriptors` measure the pull of the KV; they are 0 where nothing was pulled.
+    A flow scheduler held the pull back for `held_s`, which `transfer_s` leaves out.
     """
 
     transfer_bytes: int = 0
     transfer_s: float = 0.0
     descriptors: int = 0
     cached_tokens: int = 0
+    held_s: float = 0.0
 
 
 class Output(NamedTuple):

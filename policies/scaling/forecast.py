@@ -25,8 +25,9 @@ FEW = 16
 
 @dataclass(frozen=True, slots=True)
 class ForecastState:
-    """The memory of a forecast, learned from `seen` windows. `past` has (level, trend) after each of the last windows, and
-    `errors[i]` the last residuals at HORIZONS[i] in requests/s; the newest are last.
+    """The memory of a forecast, learned from `seen` windows.
+
+    `past` has (level, trend) after each of the last windows, and `errors[i]` the last residuals at HORIZONS[i] in requests/s; the newest are last.
     """
 
     seen: int = 0

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sluice.types import Choice, Decision, Explanation, Policies, Policy, Ranked
+from sluice.types import Choice, Decision, Explanation, KvFlow, KvTransfer, Policies, Policy, Ranked
 
 from .output import Exit, UsageError, connect, natural_int, table
 
-STAGES = ("prefill", "decode")
+STAGES = ("prefill", "decode", "flow")
 _NAME = re.compile(r"\bw\.(?P<weight>\w+)|\b(?P<name>[A-Za-z_]\w*)\b")
 
 
@@ -58,6 +58,8 @@ def render_explanation(explanation: Explanation, top: int) -> str:
     count = f"{len(made)} decision{'s' if len(made) != 1 else ''}"
     parts = [f"request {explanation.id}: {count}"]
     parts += [_decision(number, decision, top) for number, decision in enumerate(made, start=1)]
+    parts += [_transfer(transfer) for transfer in explanation.transfers]
+    parts += [_flow(flow) for flow in explanation.flows]
     return "\n\n".join(parts)
 
 
@@ -69,9 +71,10 @@ def _decision(number: int, made: Decision, top: int) -> str:
         return "\n".join([line, *_quarantined(made)])
     chosen = made.decision
     waited = "" if made.waited_s is None else f", waited {1000 * made.waited_s:.1f} ms"
+    due = "" if made.kv_due_s is None else f", KV due in {1000 * made.kv_due_s:.1f} ms"
     lines = [
         f"{number}. {at}  {_stage(made)} -> {chosen.worker}  (attempt {made.attempt_id})",
-        f"   reason   {chosen.reason}{waited}",
+        f"   reason   {chosen.reason}{waited}{due}",
         *_quarantined(made),
     ]
     if made.policy is not None:
@@ -80,6 +83,25 @@ def _decision(number: int, made: Decision, top: int) -> str:
         lines += [f"   {'numbers' if i == 0 else '':9}{line}" for i, line in enumerate(filled)]
     lines += ["   " + line for line in _ranking(chosen.ranking, chosen.worker).splitlines()]
     return "\n".join(lines)
+
+
+def _transfer(moved: KvTransfer) -> str:
+    ms, held_ms = 1000 * moved.seconds, 1000 * moved.held_s
+    size = f"{moved.n_bytes / 1e6:.3f} MB in {moved.descriptors} descriptors"
+    return f"KV moved: {size}, {ms:.1f} ms, held back for {held_ms:.1f} ms  (attempt {moved.attempt_id})"
+
+
+def _flow(flow: KvFlow) -> str:
+    levels = f"level {flow.first_level}"
+    if flow.last_level != flow.first_level:
+        levels += f", then {flow.last_level}"
+    mlu = "no deadline" if flow.mlu is None else f"MLU {flow.mlu:.3g}"
+    size = f"{flow.size / 1e6:.3f} MB in {flow.chunks} chunks"
+    how = f"; without permits ({flow.unscheduled.replace('_', ' ')})" if flow.unscheduled else ""
+    return (
+        f"KV flow {flow.source} -> {flow.target}: {levels} ({mlu}), {size}, "
+        f"held {1000 * flow.held_s:.1f} ms, moved {1000 * flow.moved_s:.1f} ms{how}"
+    )
 
 
 def _quarantined(made: Decision) -> list[str]:
@@ -155,13 +177,14 @@ def configure_policy(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=("show", "set"), help="show the policies in use, or change them now")
     parser.add_argument("--prefill", metavar="NAME", help="set: the policy that chooses prefill engines")
     parser.add_argument("--decode", metavar="NAME", help="set: the policy that chooses decode engines")
+    parser.add_argument("--flow", metavar="NAME", help="set: the policy that orders KV transfers")
     parser.add_argument(
         "--param",
         action="append",
         default=[],
         metavar="[STAGE.]K=V",
-        help="set: a parameter (others take their defaults); STAGE. (prefill. or decode.) where both are set;"
-        " V is JSON, a word, or @FILE with JSON in it",
+        help="set: a parameter (others take their defaults); STAGE. (prefill., decode. or flow.) where several are"
+        " set; V is JSON, a word, or @FILE with JSON in it",
     )
     parser.add_argument(
         "--dispatch", action="append", default=[], metavar="K=V", help="set: a limit of the dispatcher"
@@ -174,7 +197,7 @@ def configure_policy(parser: argparse.ArgumentParser) -> None:
 def run_policy(args: argparse.Namespace) -> int:
     """Prints the policies, after changing them for `set`, and returns the exit code."""
     if args.what == "show":
-        if args.prefill or args.decode or args.param or args.dispatch:
+        if args.prefill or args.decode or args.flow or args.param or args.dispatch:
             raise UsageError(
                 "`sluice policy show` changes nothing: write `sluice policy set` to change policies"
             )
@@ -183,8 +206,10 @@ def run_policy(args: argparse.Namespace) -> int:
     else:
         params = _stage_params(args)
         dispatch = dict(_assignment(text) for text in args.dispatch)
-        if not (args.prefill or args.decode or dispatch):
-            raise UsageError("nothing to set: give --prefill NAME, --decode NAME or --dispatch K=V")
+        if not (args.prefill or args.decode or args.flow or dispatch):
+            raise UsageError(
+                "nothing to set: give --prefill NAME, --decode NAME, --flow NAME or --dispatch K=V"
+            )
         with connect(args) as client:
             policies = client.set_policies(
                 prefill=args.prefill,
@@ -192,6 +217,8 @@ def run_policy(args: argparse.Namespace) -> int:
                 prefill_params=params["prefill"],
                 decode_params=params["decode"],
                 dispatch=dispatch,
+                flow=args.flow,
+                flow_params=params["flow"],
             )
     print(_json(policies) if args.json else render_policies(policies, every=args.all))
     return Exit.OK
@@ -201,12 +228,16 @@ def render_policies(policies: Policies, *, every: bool) -> str:
     """Returns the policies in use as text, and the names of all others, or with `every` all about them."""
     lines = []
     for stage in STAGES:
-        policy: Policy = getattr(policies, stage)
+        policy: Policy | None = getattr(policies, stage)
+        if policy is None:
+            continue
         lines += [f"{stage:9}{policy.name}", f"         {policy.formula}"]
         lines += [f"         {name} = {_short(value)}" for name, value in policy.params.items()]
     lines.append("dispatch " + ", ".join(f"{name} = {value}" for name, value in policies.dispatch.items()))
     for stage in STAGES:
         known: dict[str, Policy] = getattr(policies.available, stage)
+        if not known or (stage == "flow" and policies.flow is None and not every):
+            continue
         if not every:
             lines.append(f"\nfor {stage} there are: {', '.join(sorted(known))}")
             continue

@@ -2,9 +2,9 @@
 
 import pytest
 
+from benchmarks.hosts.network import why_not
 from tests.hosts.cluster import HostsApp
 from tests.hosts.load import Load, undisturbed
-from tests.hosts.network import why_not
 from tests.hosts.rayless import RaylessApp
 
 _REASON = why_not()

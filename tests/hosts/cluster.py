@@ -22,7 +22,7 @@ import httpx
 import psutil
 import yaml
 
-from tests.hosts.network import ROOT, TMP_PATH, Host, Lan, lan
+from benchmarks.hosts.network import ROOT, TMP_PATH, Host, Lan, lan
 from tests.live.serving import PATIENCE_S, App, config_file, plain_client
 
 HEAD, WORKER, SPARE, CLIENT = "10.77.0.1", "10.77.0.2", "10.77.0.3", "10.77.0.9"

@@ -26,9 +26,9 @@ from app.ingress.connections import IngressConnections
 from app.ingress.http.listener import Listener, ListenerConfig
 from app.ingress.metrics import IngressMetrics
 from app.ingress.tokenizer import WordCodec
+from benchmarks.hosts.network import Host, Lan, lan
 from policies.dispatch.dispatcher import DispatchConfig, Dispatcher
 from policies.routing.simple.round_robin import RoundRobin
-from tests.hosts.network import Host, Lan, lan
 from tests.live.serving import PATIENCE_S, App
 
 HEAD, WORKER, CLIENT = "10.78.0.1", "10.78.0.2", "10.78.0.9"

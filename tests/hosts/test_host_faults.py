@@ -1,11 +1,12 @@
 """Faults of one host that are not the network's, and the loss of the host that runs the router.
 
 The worker has the router and an engine of each role; the head has the ingress and an engine of each role. The worker's
-Python processes see a clock that the tests set, by Debian's libfaketime: the machine's clock stays as it is.
-CLOCK_MONOTONIC is not faked, because no real clock of this kind ever jumps.
+Python processes see a wall clock that the tests set (`clock`): the machine's clock stays as it is, and CLOCK_MONOTONIC
+is everybody's, because no real clock of this kind ever jumps. Ray's own programs keep the machine's clock.
 """
 
 import contextlib
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,7 +14,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.hosts.network import TMP_PATH, Host
 from sluice import Sluice
+from tests.hosts import clock
 from tests.hosts.checks import (
     check_streams,
     grow,
@@ -23,7 +26,6 @@ from tests.hosts.checks import (
 )
 from tests.hosts.cluster import ADMIN_KEY, SPARE, Cluster, HostsApp, cluster, replica, small
 from tests.hosts.load import load
-from tests.hosts.network import TMP_PATH, Host
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(1200), needs_hosts]
 
@@ -31,33 +33,24 @@ CLIENTS, TOKENS = 12, 100
 CLOCK = TMP_PATH / "clock"
 DISK = TMP_PATH / "disk"
 DISK_BYTES = 2**20
-LIBRARIES = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
-needs_faketime = pytest.mark.skipif(
-    not LIBRARIES, reason="Debian's package faketime is not installed: no process can get a clock of its own"
-)
+LIBRARY = TMP_PATH / clock.LIBRARY
 
 
 def prepare(host: Host) -> Mapping[str, str]:
     """Gives the host a small disk for what the router writes, and its Python processes a clock that can be set."""
     host.run(["mkdir", str(DISK)])
     host.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "disk", str(DISK)])
-    set_clock(host, 0)
-    if not LIBRARIES:
+    if shutil.which("cc") is None:
         return {}
-    return {
-        "LD_PRELOAD": str(LIBRARIES[0]),
-        "FAKETIME_TIMESTAMP_FILE": str(CLOCK),
-        "FAKETIME_CACHE_DURATION": "1",
-        "DONT_FAKE_MONOTONIC": "1",
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        # Ray's own programs keep the machine's clock
-        "FAKETIME_SKIP_CMDS": "raylet,gcs_server",
-    }
+    host.run(clock.compilation(LIBRARY))
+    set_clock(host, 0)
+    return clock.environment(LIBRARY, CLOCK)
 
 
 def set_clock(host: Host, offset_s: int) -> None:
-    """Sets the clock that the host's Python processes see, against the machine's."""
-    host.run(["sh", "-c", f"printf '%+d' {offset_s} > {CLOCK}.new && mv {CLOCK}.new {CLOCK}"])
+    """Sets the wall clock that the host's Python processes see, against the machine's."""
+    # a host's files are reached through its first process
+    clock.set_offset(Path(f"/proc/{host.pid}/root{CLOCK}"), offset_s)
 
 
 def routed_away(args: dict[str, Any]) -> None:
@@ -86,19 +79,19 @@ def full(host: Host, folder: Path) -> Iterator[None]:
         host.run(["rm", str(filler)])
 
 
-@needs_faketime
+@clock.needs_compiler
 def test_a_clock_that_jumps_disturbs_nothing(running: tuple[Cluster, HostsApp]) -> None:
     cluster, app = running
     everyone = app.ready_engines()
     for deployment in ("Router", "PrefillEngine", "DecodeEngine"):
         maps = Path(f"/proc/{replica(app, cluster.away, deployment).pid}/maps").read_text()
-        assert "libfaketime" in maps
+        assert str(LIBRARY) in maps
+        assert f"{CLOCK}\n" in maps
     missing = set()
     with load(app.url, CLIENTS, TOKENS) as streams:
         streams_on_both(app)
         for offset_s in (3600, -3600, 0):
             set_clock(cluster.away, offset_s)
-            # the library reads the file once a second
             end_s = time.monotonic() + 5.0
             while time.monotonic() < end_s:
                 missing |= everyone - app.ready_engines()

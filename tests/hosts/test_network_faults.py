@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from benchmarks.hosts.network import Impairment
 from tests.hosts.checks import (
     check_streams,
     grow,
@@ -17,7 +18,6 @@ from tests.hosts.checks import (
 )
 from tests.hosts.cluster import Cluster, HostsApp, cluster
 from tests.hosts.load import load
-from tests.hosts.network import Impairment
 from tests.hosts.rayless import Rayless, RaylessApp, rayless
 
 pytestmark = [pytest.mark.timeout(1200), needs_hosts]

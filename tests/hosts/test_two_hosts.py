@@ -14,6 +14,7 @@ import pytest
 
 from actors.wire.channel import Channel, Identity, WireError
 from actors.wire.sockets import connect
+from benchmarks.hosts.network import ROOT
 from sluice import Sluice
 from tests.hosts.checks import check_streams, grow, needs_hosts, streams_on_both, wait_back
 from tests.hosts.cluster import (
@@ -32,7 +33,6 @@ from tests.hosts.cluster import (
     wire_addresses,
 )
 from tests.hosts.load import load
-from tests.hosts.network import ROOT
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(900), needs_hosts]
 

@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
+from benchmarks.hosts.network import Host
 from tests.hosts.checks import grow, needs_hosts
 from tests.hosts.cluster import FIRST_PORT, LAST_PORT, Cluster, HostsApp, cluster
 from tests.hosts.load import load
-from tests.hosts.network import Host
 from tests.live.serving import PATIENCE_S
 from tests.live.vllm_app import DTYPE, KV_TOKEN_BYTES
 

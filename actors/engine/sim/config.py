@@ -26,7 +26,8 @@ class SimEngineConfig:
     any token id is accepted. With `group` "" the compatibility group is derived. `kv_events` says whether the engine
     reports its prefix cache to the router. `dp_ranks` is the number of data-parallel ranks, each with `slots` and
     `kv_blocks` of its own; with `barrier` they step together. `faults` is a folder of orders to fail, for tests of
-    failures only (`actors.engine.sim.faults`). Steps that stand still for `stall_s` are a stall, and after
+    failures only (`actors.engine.sim.faults`). With `flow_agent`, the address of its node's flow agent, reads wait for
+    permits; `flow_node` is the node's name there. Steps that stand still for `stall_s` are a stall, and after
     `replace_after_stalls` times as long the engine is replaced, as one of vLLM is (`actors.engine.watchdog`).
     """
 
@@ -53,6 +54,8 @@ class SimEngineConfig:
     dp_ranks: int = 1
     barrier: bool = False
     faults: str | None = None
+    flow_agent: str = ""
+    flow_node: str = ""
     stall_s: float = 5.0
     replace_after_stalls: float = 3.0
 
@@ -83,6 +86,10 @@ class SimEngineConfig:
             )
         if self.barrier and self.dp_ranks == 1:
             raise ValueError("barrier is on, but there is one rank only: set dp_ranks to 2 or more")
+        if self.flow_agent and not self.flow_node:
+            raise ValueError(
+                "flow_agent is set, but flow_node is not: give the name of the node to which it belongs"
+            )
         self.timing_profile()
         self.stall_limits()
 
@@ -118,11 +125,12 @@ class SimEngineConfig:
         derived = f"sim:{self.model}:{self.block_size_tokens}:{self.timing_profile().kv_bytes_per_token}"
         return self.group or derived
 
-    def info(self, addresses: tuple[str, ...]) -> EngineInfo:
-        """Returns the engine's announcement. The server fills in its node and replica."""
+    def info(self, addresses: tuple[str, ...], role: Role) -> EngineInfo:
+        """Returns the engine's announcement while it serves `role`. The server fills in its node and replica."""
         return EngineInfo(
             id=self.engine_id,
-            role=self.role,
+            role=role,
+            home_role=None if role == self.role else self.role,
             kind="sim",
             model=self.model,
             group=self.compatibility_group(),

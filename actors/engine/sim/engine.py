@@ -45,6 +45,7 @@ from actors.wire.messages import (
     Prefill,
     PrefillDone,
     Reading,
+    Role,
     Status,
 )
 from policies.engine_model.blocks import Allocation, BlockPool, Change
@@ -78,6 +79,7 @@ class SimEngine:
         self._draining = False
         self._stopped = False
         self._dead: Exception | None = None
+        self._role = config.role
         self._faults: Faults | None = None
         if config.faults is not None:
             self._faults = Faults(config.faults, config.engine_id, self._clock.kick)
@@ -111,8 +113,12 @@ class SimEngine:
         self._reads.attach(me)
 
     def info(self) -> EngineInfo:
-        """Returns the facts about this engine that do not change while it runs."""
-        return self.config.info(self._addresses)
+        """Returns the facts about this engine, of which only the role changes while it runs."""
+        return self.config.info(self._addresses, self._role)
+
+    def set_role(self, role: Role) -> None:
+        """Serves `role` from now on. A sim engine takes prefills and decodes in any role, so only its name changes."""
+        self._role = role
 
     def status(self) -> Status:
         """Returns the present counts. `running` counts the sequences that hold a slot; `token_budget` is the share of
@@ -226,7 +232,7 @@ class SimEngine:
         """
         try:
             self._check_open(msg.attempt_id in self._decodes)
-            task = DecodeTask(self.config, msg)
+            task = DecodeTask(self.config, msg, self._loop.time())
             first = task.new_choice(self.config.max_model_len, self.config.mean_output_tokens)
         except Refused as error:
             self._sink.failed(error.failed(msg.attempt_id, "decode"))
@@ -403,6 +409,7 @@ class SimEngine:
         """
         self._forget_decode(task)
         if task in self._reads:
+            self._reads.gone(task)
             return  # the rest is freed when the read ends
         for seq in task.seqs:
             self._model.remove(seq)
@@ -423,7 +430,7 @@ class SimEngine:
         kv_bytes = self._timing.kv_bytes(seq.prompt_tokens)
         handle = SimHandle(
             self.config.engine_id, self._addresses, key, seq.allocation.blocks, kv_bytes, seq.prompt_tokens,
-            task.prompt_hash,
+            task.prompt_hash, self._leases.batch(self._model.steps), self.config.flow_node,
         )  # fmt: skip
         queue_s, compute_s = task.admitted_s - task.received_s, time.monotonic() - task.admitted_s
         self._sink.prefill_done(

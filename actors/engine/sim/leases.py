@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from actors.engine.leases import AttemptLeases
 from actors.engine.sim.links import LinkPacer, SimLink
 from actors.wire.channel import Channel, WireError
-from actors.wire.messages import Message, Pull, Pulled, PullGrant, Sent
+from actors.wire.messages import Message, Pull, PullChunk, Pulled, PullGrant, Sent
 from policies.engine_model.blocks import Allocation
 from policies.engine_model.leases import Lease, LeaseTable
 
@@ -39,6 +39,8 @@ class LeaseKeeper:
         self._reads: dict[Channel, set[str]] = {}
         self._pacer = LinkPacer(dict(links), self._sent)
         self._readers: dict[str, Channel] = {}  # by key, for paced reads only
+        # by the pacer's key: lease and number of a chunk on its way
+        self._parts: dict[str, tuple[str, int]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -61,6 +63,10 @@ class LeaseKeeper:
         self._held.granted(attempt_id, key)
         self._set_timer()
         return key
+
+    def batch(self, step: int) -> str:
+        """Returns a name for the prefills that end with the engine's step of this number, unique across its lives."""
+        return f"{self._prefix}@{step}"
 
     def release(self, attempt_id: str) -> None:
         """Ends the leases of `attempt_id`: at once, or when the running read of their KV has ended."""
@@ -92,7 +98,7 @@ class LeaseKeeper:
     # ------------------------------------------------------------------------------------------------ other engines
 
     def message(self, channel: Channel, message: Message) -> None:
-        """Takes a Pull or Pulled of a decode engine. Raises WireError for any other message."""
+        """Takes a Pull, PullChunk or Pulled of a decode engine. Raises WireError for any other message."""
         if isinstance(message, Pull):
             reads = self._reads.setdefault(channel, set())
             lease = None if message.attempt_id in reads else self._table.begin_read(message.attempt_id)
@@ -101,10 +107,20 @@ class LeaseKeeper:
                 return
             reads.add(message.attempt_id)
             reader = channel.peer.id if channel.peer is not None else ""
-            paced = message.n_bytes > 0 and self._pacer.begin(message.attempt_id, reader, message.n_bytes)
+            if message.chunked:
+                paced = self._pacer.fits(reader)
+            else:
+                paced = message.n_bytes > 0 and self._begin(
+                    message.attempt_id, message.attempt_id, 0, reader, message.n_bytes
+                )
             if paced:
                 self._readers[message.attempt_id] = channel
             channel.send(PullGrant(message.attempt_id, True, self._bytes_of(lease.tokens), paced))
+        elif isinstance(message, PullChunk):
+            reader = channel.peer.id if channel.peer is not None else ""
+            part = f"{message.attempt_id}+{message.chunk}"
+            if message.attempt_id in self._readers and message.n_bytes > 0:
+                self._begin(part, message.attempt_id, message.chunk, reader, message.n_bytes)
         elif isinstance(message, Pulled):
             reads = self._reads.get(channel, set())
             if message.attempt_id in reads:
@@ -114,7 +130,7 @@ class LeaseKeeper:
             else:
                 self._ended(self._table.release(message.attempt_id))
         else:
-            raise WireError(f"an engine sends Pull and Pulled, not {type(message).__name__}")
+            raise WireError(f"an engine sends Pull, PullChunk and Pulled, not {type(message).__name__}")
 
     def closed(self, channel: Channel) -> None:
         """Ends all reads over the lost connection of a decode engine."""
@@ -125,12 +141,23 @@ class LeaseKeeper:
 
     # ------------------------------------------------------------------------------------------------ internals
 
-    def _sent(self, key: str, seconds: float) -> None:
-        self._readers.pop(key).send(Sent(key, seconds))
+    def _begin(self, part: str, key: str, chunk: int, reader: str, n_bytes: int) -> bool:
+        """Starts to send a part of the KV under `key`. Returns False if no link fits the reader."""
+        begun = self._pacer.begin(part, reader, n_bytes)
+        if begun:
+            self._parts[part] = (key, chunk)
+        return begun
+
+    def _sent(self, part: str, seconds: float) -> None:
+        key, chunk = self._parts.pop(part)
+        self._readers[key].send(Sent(key, seconds, chunk))
 
     def _unpace(self, key: str) -> None:
-        if self._readers.pop(key, None) is not None:
-            self._pacer.drop(key)
+        if self._readers.pop(key, None) is None:
+            return
+        for part in [part for part, (of, _) in self._parts.items() if of == key]:
+            del self._parts[part]
+            self._pacer.drop(part)
 
     def _ended(self, lease: Lease | None) -> None:
         if lease is None:

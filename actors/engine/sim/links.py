@@ -109,9 +109,16 @@ class LinkPacer:
         self._begun: dict[str, tuple[_Link, float]] = {}
         self._arriving: dict[str, asyncio.TimerHandle] = {}
 
+    def fits(self, reader: str) -> bool:
+        """Whether some link leads to this reader."""
+        return self._link_to(reader) is not None
+
+    def _link_to(self, reader: str) -> _Link | None:
+        return next((link for pattern, link in self._links.items() if fnmatchcase(reader, pattern)), None)
+
     def begin(self, key: str, reader: str, n_bytes: int) -> bool:
         """Starts to send. Returns False, and sends nothing, if no pattern fits the reader."""
-        link = next((link for pattern, link in self._links.items() if fnmatchcase(reader, pattern)), None)
+        link = self._link_to(reader)
         if link is None:
             return False
         now_s = self._loop.time()

@@ -19,7 +19,7 @@ import msgspec
 
 from actors.loop_timeout import LoopTimeout
 from actors.wire.channel import Channel, Identity, WireError
-from actors.wire.messages import Message, Pull, Pulled, PullGrant, Sent
+from actors.wire.messages import Message, Pull, PullChunk, Pulled, PullGrant, Sent
 from actors.wire.sockets import connect
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 
 class SimHandle(msgspec.Struct, array_like=True, frozen=True):
     """The content of PrefillDone.handle between sim engines. `lease` is unique within the life of the prefill engine's
-    process.
+    process. `batch` names the step that finished the prefill: handles of one step are one batch (MFS 4.4). `node` is
+    the prefill engine's node by its name at the flow agents ("": its reads are not scheduled).
     """
 
     engine_id: str
@@ -37,17 +38,20 @@ class SimHandle(msgspec.Struct, array_like=True, frozen=True):
     kv_bytes: int
     tokens: int
     prompt_hash: int
+    batch: str = ""
+    node: str = ""
 
 
 class Reader(Protocol):
     """A task whose KV is read.
 
     First exactly one of `granted` and `read_failed` is called; `read_failed` may follow `granted`. After
-    `granted(paced=True)`, `sent` is called when the bytes have arrived, with the seconds that they took.
+    `granted(paced=True)`, `sent` is called when the bytes have arrived, with the seconds that they took: once, or for
+    each chunk of a chunked read.
     """
 
     def granted(self, paced: bool) -> None: ...
-    def sent(self, seconds: float) -> None: ...
+    def sent(self, seconds: float, chunk: int) -> None: ...
     def read_failed(self, reason: str) -> None: ...
 
 
@@ -58,7 +62,7 @@ class _Peer:
         self.engine_id = engine_id
         self.channel: Channel | None = None
         self.task: asyncio.Task[None] | None = None
-        self.unsent: list[Pull | Pulled] = []
+        self.unsent: list[Pull | PullChunk | Pulled] = []
         self.readers: dict[str, Reader] = {}
         self.timers: dict[str, LoopTimeout] = {}
 
@@ -77,9 +81,9 @@ class Puller:
         """Sets this engine's name on the wire. Must be called before anything is pulled."""
         self._me = me
 
-    def pull(self, handle: SimHandle, n_bytes: int, reader: Reader) -> None:
-        """Asks the prefill engine for `n_bytes` of the KV. The answer goes to `reader`, not before the next loop
-        iteration.
+    def pull(self, handle: SimHandle, n_bytes: int, reader: Reader, chunked: bool = False) -> None:
+        """Asks the prefill engine for `n_bytes` of the KV, which move at once, or `chunked`, by calls of `chunk`. The
+        answer goes to `reader`, not before the next loop iteration.
         """
         peer = self._peer(handle)
         if handle.lease in peer.readers:
@@ -88,7 +92,11 @@ class Puller:
             return
         peer.readers[handle.lease] = reader
         peer.timers[handle.lease] = LoopTimeout(self._timeout_s, lambda: self._timed_out(peer, handle.lease))
-        self._send(peer, Pull(handle.lease, n_bytes))
+        self._send(peer, Pull(handle.lease, n_bytes, chunked))
+
+    def chunk(self, handle: SimHandle, chunk: int, n_bytes: int) -> None:
+        """Asks for part number `chunk` of a chunked pull whose grant was paced."""
+        self._send(self._peer(handle), PullChunk(handle.lease, chunk, n_bytes))
 
     def end(self, handle: SimHandle) -> None:
         """Tells the prefill engine to free its copy, because the read has ended or will never begin. Never raises."""
@@ -142,7 +150,7 @@ class Puller:
             channel.send(message)
         peer.unsent.clear()
 
-    def _send(self, peer: _Peer, message: Pull | Pulled) -> None:
+    def _send(self, peer: _Peer, message: Pull | PullChunk | Pulled) -> None:
         if peer.channel is None:
             peer.unsent.append(message)
         else:
@@ -152,7 +160,7 @@ class Puller:
         if isinstance(message, Sent):
             reader = peer.readers.get(message.attempt_id)
             if reader is not None:
-                reader.sent(message.seconds)
+                reader.sent(message.seconds, message.chunk)
             return
         if not isinstance(message, PullGrant):
             raise WireError(f"engine {peer.engine_id} answered a Pull with {type(message).__name__}")

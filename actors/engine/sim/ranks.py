@@ -26,7 +26,9 @@ from actors.wire.messages import (
     Message,
     Prefill,
     Pull,
+    PullChunk,
     Pulled,
+    Role,
     Status,
 )
 from policies.engine_model.blocks import Change
@@ -82,6 +84,11 @@ class SimRanks:
             dp_ranks=n,
             barrier=self.config.barrier,
         )
+
+    def set_role(self, role: Role) -> None:
+        """Has all ranks serve `role` from now on."""
+        for rank in self.ranks:
+            rank.set_role(role)
 
     @property
     def state(self) -> EngineState:
@@ -193,7 +200,9 @@ class SimRanks:
         """Passes a message about a lease to its rank, with which the lease's key begins. Raises WireError for any other
         message.
         """
-        number = message.attempt_id.partition(".")[0] if isinstance(message, (Pull, Pulled)) else ""
+        number = (
+            message.attempt_id.partition(".")[0] if isinstance(message, (Pull, PullChunk, Pulled)) else ""
+        )
         if not number.isdecimal() or int(number) >= len(self.ranks):
             raise WireError(f"engine {self.config.engine_id} has no lease for {type(message).__name__}")
         self.ranks[int(number)].peer_message(channel, message)

@@ -59,13 +59,14 @@ class DecodeTask:
         "msg",
         "params",
         "prompt_hash",
+        "received_s",
         "seqs",
         "started",
         "timer",
         "transfer",
     )  # fmt: skip
 
-    def __init__(self, config: SimEngineConfig, msg: Decode) -> None:
+    def __init__(self, config: SimEngineConfig, msg: Decode, received_s: float) -> None:
         if msg.chat is not None:
             raise Refused(
                 "bad_request", "a sim engine cannot call tools: its text is synthetic", param="tools"
@@ -76,6 +77,8 @@ class DecodeTask:
         self.prompt_hash = text.prompt_hash(msg.tokens)
         self.handle = None if msg.handle is None else self._read_handle(msg.handle, len(msg.tokens))
         self.msg, self.attempt_id = msg, msg.attempt_id
+        # on the event loop's clock
+        self.received_s = received_s
         # There is a sequence for each choice that has started; `left` choices are not finished.
         self.seqs: list[Sequence] = []
         self.left = self.params.n

@@ -7,13 +7,14 @@ GPU.
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from actors.engine.cores import split_ranks
 from actors.wire.messages import Role
 from policies.engine_model.leases import MAX_LEASE_S
 
 Device = Literal["cpu", "cuda"]
+BlockAllocator = Literal["segments", "flowkv", "stock"]
 
 CONNECTOR = "SluiceConnector"
 CONNECTOR_MODULE = "actors.engine.vllm.connector.connector"
@@ -23,6 +24,9 @@ SCHEDULERS = {
     False: "actors.engine.vllm.scheduler.CoreScheduler",
     True: "actors.engine.vllm.scheduler.AsyncCoreScheduler",
 }
+
+BLOCK_ALLOCATOR = "block_allocator"
+"""Name under which the scheduler finds the choice in the connector's configuration."""
 
 _KV_ROLE = {"prefill": "kv_producer", "decode": "kv_consumer", "colocated": "kv_both"}
 _GIB = 1 << 30
@@ -56,10 +60,12 @@ class VllmEngineConfig:
 
     `engine_args` go to vLLM's AsyncEngineArgs unchanged; a name that vLLM does not know is refused at the start.
     `connector_args` go to the KV connector (`hold_reads_s` delays every read, for tests). `kv_events` says whether the
-    engine reports its prefix cache, if vLLM has one, to the router. A core that is silent for `stall_s`, or for a
-    multiple of its longest step, is stalled (`actors.engine.watchdog`); after `replace_after_stalls` times as long the
-    engine is replaced. With `data_parallel_size` above 1 the router places
-    requests on single ranks; this was written from vLLM's source and has not been run (it takes an engine core a rank).
+    engine reports its prefix cache, if vLLM has one, to the router. `block_allocator` says which free KV blocks a
+    request gets (`actors.engine.vllm.blocks`): runs among the oldest (`segments`), runs whatever their age (`flowkv`),
+    or the oldest in vLLM's own order (`stock`). A core that is silent for `stall_s`, or for a multiple of its longest
+    step, is stalled (`actors.engine.watchdog`); after `replace_after_stalls` times as long the engine is replaced. With
+    `data_parallel_size` above 1 the router places requests on single ranks; this was written from vLLM's source and has
+    not been run (it takes an engine core a rank).
     """
 
     engine_id: str
@@ -82,6 +88,7 @@ class VllmEngineConfig:
     side_channel_host: str = "127.0.0.1"
     side_channel_port: int | None = None
     kv_buffer_device: Device | None = None
+    block_allocator: BlockAllocator = "segments"
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     trust_remote_code: bool = False
@@ -105,6 +112,11 @@ class VllmEngineConfig:
         ):
             value = getattr(self, name)
             _require(value is None or value >= 1, f"{name} must be at least 1, got {value}")
+        known = get_args(BlockAllocator)
+        _require(
+            self.block_allocator in known,
+            f"block_allocator must be one of {', '.join(known)}, got {self.block_allocator!r}",
+        )
         # vLLM renews leases every lease/6 whole seconds, so below 6 it would renew them at every step.
         _require(self.lease_s >= 6, f"lease_s must be at least 6 whole seconds, got {self.lease_s}")
         _require(self.max_lease_s > 0, f"max_lease_s must be positive, got {self.max_lease_s}")
@@ -178,7 +190,11 @@ def kv_transfer_args(config: VllmEngineConfig, device: Device) -> dict[str, Any]
         "kv_role": _KV_ROLE[config.role],
         "kv_buffer_device": config.kv_buffer_device or device,
         "kv_load_failure_policy": "fail",
-        "kv_connector_extra_config": {"kv_lease_duration": config.lease_s, **config.connector_args},
+        "kv_connector_extra_config": {
+            "kv_lease_duration": config.lease_s,
+            BLOCK_ALLOCATOR: config.block_allocator,
+            **config.connector_args,
+        },
     }
 
 

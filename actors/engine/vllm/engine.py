@@ -12,6 +12,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from actors.engine.leases import AttemptLeases
 from actors.engine.protocol import EngineMetrics, Sink
 from actors.engine.vllm.config import VllmEngineConfig, resolve_stall_s
@@ -20,7 +22,7 @@ from actors.engine.vllm.kv_events import KvEventFeed
 from actors.engine.vllm.launch import PhaseClock, core_phases, describe, launch, remove_kv_sockets, warm_up
 from actors.engine.vllm.stats import CoreCounts, Ledger, Transfer
 from actors.engine.watchdog import StallLimits
-from actors.wire.messages import Decode, EngineInfo, EngineState, Failed, KVRenewed, Prefill, Status
+from actors.wire.messages import Decode, EngineInfo, EngineState, Failed, KVRenewed, Prefill, Role, Status
 from policies.engine_model.blocks import Change
 from policies.request.stage import Task
 
@@ -103,8 +105,13 @@ class VllmEngine:
         log.info("vLLM engine %s is ready: %s", self._config.engine_id, self.phases)
 
     def info(self) -> EngineInfo:
-        """Returns the facts about this engine that do not change while it runs."""
+        """Returns the facts about this engine, of which only the role changes while it runs."""
         return self._info
+
+    def set_role(self, role: Role) -> None:
+        """Serves `role` from now on. In vLLM a role is a matter of routing: an engine computes what it is sent."""
+        home = self._config.role
+        self._info = msgspec.structs.replace(self._info, role=role, home_role=None if role == home else home)
 
     @property
     def state(self) -> EngineState:

@@ -12,6 +12,8 @@ from typing import Any
 from vllm.exceptions import VLLMClientError
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
+from actors.engine.vllm.connector.prefix import borrowing
+
 FIELDS = frozenset({
     "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos",
     "min_tokens", "n", "logprobs", "prompt_logprobs", "presence_penalty", "frequency_penalty",
@@ -74,8 +76,11 @@ def child_params(params: SamplingParams, index: int) -> SamplingParams:
     return child
 
 
-def prefill_params(structured: StructuredOutputsParams | None = None) -> SamplingParams:
-    """Returns the parameters of a prefill: one greedy token, which is discarded, and KV kept for a decode engine.
+def prefill_params(
+    structured: StructuredOutputsParams | None = None, lent: Mapping[str, Any] | None = None
+) -> SamplingParams:
+    """Returns the parameters of a prefill: one greedy token, which is discarded, and KV kept for a decode engine. With
+    a handle `lent`, the prefix that it names is read and not computed.
 
     With the constraint `structured` of the decode that follows, the core compiles its grammar already now. A grammar
     that does not compile then fails the prefill, and not every decode after it.
@@ -86,7 +91,7 @@ def prefill_params(structured: StructuredOutputsParams | None = None) -> Samplin
         max_tokens=1,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
-        extra_args={"kv_transfer_params": {"do_remote_decode": True, "do_remote_prefill": False}},
+        extra_args={"kv_transfer_params": borrowing(lent or {})},
     )
 
 

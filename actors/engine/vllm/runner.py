@@ -21,7 +21,7 @@ from actors.engine.leases import AttemptLeases
 from actors.engine.protocol import Sink
 from actors.engine.vllm import params, prompt_end, resume, seam
 from actors.engine.vllm.config import VllmEngineConfig
-from actors.engine.vllm.connector import RELEASE, RENEW
+from actors.engine.vllm.connector import DUE, RELEASE, RENEW
 from actors.engine.vllm.outbox import Outbox
 from actors.engine.vllm.renewals import Renewals
 from actors.engine.vllm.stats import Transfer
@@ -99,13 +99,15 @@ class TaskRunner:
         """Computes the prompt and keeps its KV under a lease."""
         if not self._accepts("prefill", msg.attempt_id):
             return
-        task = EngineTask("prefill", msg)
+        task = EngineTask("prefill", msg, lent=self._lent(msg))
         try:
             request = self._request(msg, self._prefill_params(task, msg))
         except params.BadParameter as e:
+            self._forgo(task)
             self._sink.failed(Failed(msg.attempt_id, "prefill", "bad_request", str(e), False, e.param))
             return
         except Exception as e:
+            self._forgo(task)
             self._unexpected(msg.attempt_id, "prefill", e)
             return
         self._begin(task)
@@ -151,7 +153,21 @@ class TaskRunner:
         except params.REFUSALS as e:
             raise params.bad_parameter(e) from e
         task.grammar = _grammar(msg.params, asked)
-        return params.prefill_params(asked.structured_outputs)
+        return params.prefill_params(asked.structured_outputs, task.lent)
+
+    def _lent(self, msg: Prefill) -> dict[str, Any] | None:
+        """Returns the handle of the prefix that is lent to a prefill, or None. A prefill does not fail for its prefix:
+        with a handle that is none, the whole prompt is computed.
+        """
+        if msg.prefix is None:
+            return None
+        try:
+            return decode_handle(msg.prefix)
+        except BadHandle as e:
+            log.warning(
+                "%s computes its whole prompt, because its lent prefix cannot be read: %s", msg.attempt_id, e
+            )
+            return None
 
     def _choice_params(self, task: EngineTask) -> "list[SamplingParams]":
         """Returns the SamplingParams of each choice, of which the first pulls the KV. Raises BadParameter or
@@ -179,6 +195,8 @@ class TaskRunner:
                 self._give_up(remote)
             else:
                 task.remote = remote
+                if msg.kv_due_s is not None:
+                    remote[DUE] = msg.kv_due_s
                 children[0].extra_args = {**(children[0].extra_args or {}), "kv_transfer_params": remote}
         return children
 
@@ -286,8 +304,9 @@ class TaskRunner:
 
     def _forgo(self, task: EngineTask) -> None:
         """Gives the lender of a request's KV its copy back unread."""
-        if task.remote is not None:
-            self._give_up(task.remote)
+        for handle in (task.remote, task.lent):
+            if handle is not None:
+                self._give_up(handle)
 
     def _abort(self, task: EngineTask) -> None:
         """Ends a task without an answer. The core frees its blocks, and ends a running pull with the lender."""
@@ -313,6 +332,25 @@ class TaskRunner:
             core = self._llm.engine_core
             self._outbox.post(lambda: core.abort_requests_async(ids))
         self._sink.failed(Failed(task.attempt_id, task.kind, code, message, retryable, param))
+
+    def _recompute(self, task: EngineTask) -> None:
+        """Begins a prefill anew, without the prefix that was lent to it."""
+        assert isinstance(task.msg, Prefill)
+        ids, task.lent = task.open_ids(), None
+        try:
+            request = self._request(task.msg, self._prefill_params(task, task.msg))
+        except Exception as e:
+            self._fail(
+                task, "kv_load", f"the lent prefix could not be read, nor the prompt computed: {e!r}", True
+            )
+            return
+        for request_id in ids:
+            self.streams.pop(request_id, None)
+        task.streams.clear()
+        self._llm.output_processor.abort_requests(ids, internal=True)
+        core = self._llm.engine_core
+        self._outbox.post(lambda: core.abort_requests_async(ids))
+        self._submit(task, 0, request)
 
     def _on_deadline(self, task: EngineTask) -> None:
         self._flush()
@@ -450,7 +488,14 @@ class TaskRunner:
     def _admit(self, task: EngineTask, cached_tokens: int) -> None:
         task.admitted = True
         self._sink.admitted(
-            Admitted(task.attempt_id, task.transfer_bytes, task.transfer_s, task.descriptors, cached_tokens)
+            Admitted(
+                task.attempt_id,
+                task.transfer_bytes,
+                task.transfer_s,
+                task.descriptors,
+                cached_tokens,
+                task.held_s,
+            )
         )
 
     def on_transfer(self, transfer: Transfer) -> None:
@@ -461,10 +506,13 @@ class TaskRunner:
         if stream is None or stream.task.ended:
             return
         task = stream.task
+        if task.kind == "prefill":
+            return
         task.transfer_reports += 1
         task.transfer_bytes += transfer.bytes
         task.transfer_s = max(task.transfer_s, transfer.seconds)
         task.descriptors += transfer.descriptors
+        task.held_s = max(task.held_s, transfer.held_s)
         task.kv_failed |= not transfer.ok
         if (
             task.transfer_reports == self._config.tensor_parallel_size
@@ -476,13 +524,21 @@ class TaskRunner:
     def on_reading(self, request_id: str) -> None:
         """Tells the ingress that a decode has its blocks and that its KV is read now."""
         stream = self.streams.get(request_id)
-        if stream is not None and not stream.task.ended and not stream.task.admitted:
+        if stream is None or stream.task.kind == "prefill":
+            return
+        if not stream.task.ended and not stream.task.admitted:
             self._sink.reading(Reading(stream.task.attempt_id))
 
     def on_overdue(self, request_id: str) -> None:
-        """Fails the decode whose read of KV takes too long. Its blocks stay until the read has ended."""
+        """Fails the decode whose read of KV takes too long; a prefill computes its whole prompt instead. The blocks
+        stay until the read has ended.
+        """
         stream = self.streams.get(request_id)
-        if stream is not None and not stream.task.ended:
+        if stream is None or stream.task.ended:
+            return
+        if stream.task.lent is not None:
+            self._recompute(stream.task)
+        else:
             self._fail(
                 stream.task, "kv_load", "the KV could not be read from the prefill engine in time", True
             )

@@ -57,6 +57,8 @@ class EngineTask:
     # Choices (index, vLLM's request) that start after the first one's first token, on the blocks that it pulled.
     siblings: "list[tuple[int, EngineCoreRequest]]" = field(default_factory=list)
     remote: dict[str, Any] | None = None
+    # The handle of the prefix that another engine lends this prefill.
+    lent: dict[str, Any] | None = None
     admitted: bool = False
     ended: bool = False
     finished_choices: int = 0
@@ -64,6 +66,7 @@ class EngineTask:
     transfer_reports: int = 0
     transfer_bytes: int = 0
     transfer_s: float = 0.0
+    held_s: float = 0.0
     descriptors: int = 0
     kv_failed: bool = False
     # The field of the request from which a grammar for the output was made.

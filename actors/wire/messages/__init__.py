@@ -9,8 +9,15 @@ engines itself, streams the tokens to the client, and reports to the router what
     ingress -> engine   Prefill, Decode, Cancel, ReleaseKV, RenewKV
     engine  -> ingress  PrefillDone, KVRenewed, Reading, Admitted, Tokens, Failed
     engine  -> router   Announce, Status, KvEvents, KvState
-    router  -> engine   KvReplay, KvStop
-    engine  -> engine   Pull, PullGrant, Sent, Pulled (sim engine only)
+    router  -> engine   KvReplay, KvStop, SetRole
+    engine  -> engine   Pull, PullGrant, PullChunk, Sent, Pulled (sim engine only)
+    worker  -> agent    JoinNode, SubmitFlow, ChunkDone, WithdrawFlow, Unscheduled
+    agent   -> worker   Permitted, FlowRefused, Beat
+    agent   -> agent    both of the above: the agent of the reader is a worker of the source's agent
+    agent   -> coordinator   BatchArrived, BatchLeft
+    coordinator -> agent     FlowOrder
+    agent   -> router   FlowReport
+    router  -> agent    SetFlowPolicy
 
 Ownership is bound to the connection. When the connection of an ingress closes, each engine aborts all work that came
 over it and frees what that work held, and the router gives back all charges of that ingress's attempts. Messages are
@@ -30,10 +37,29 @@ from actors.wire.messages.engines import (
     KvState,
     KvStop,
     Pull,
+    PullChunk,
     Pulled,
     PullGrant,
     Sent,
+    SetRole,
     Status,
+)
+from actors.wire.messages.flows import (
+    BatchArrived,
+    BatchLeft,
+    Beat,
+    ChunkDone,
+    FlowOrder,
+    FlowRecord,
+    FlowRefused,
+    FlowReport,
+    JoinNode,
+    Permitted,
+    SetFlowPolicy,
+    SubmitFlow,
+    Unscheduled,
+    UnscheduledReason,
+    WithdrawFlow,
 )
 from actors.wire.messages.requests import (
     Admin,
@@ -84,6 +110,7 @@ Message = (
     | KvReplay
     | KvStop
     | KvState
+    | SetRole
     | Prefill
     | Decode
     | Cancel
@@ -112,8 +139,22 @@ Message = (
     | AdminAnswer
     | Pull
     | PullGrant
+    | PullChunk
     | Sent
     | Pulled
+    | JoinNode
+    | SubmitFlow
+    | Permitted
+    | ChunkDone
+    | WithdrawFlow
+    | Unscheduled
+    | FlowRefused
+    | Beat
+    | BatchArrived
+    | BatchLeft
+    | FlowOrder
+    | FlowReport
+    | SetFlowPolicy
 )
 
 __all__ = [
@@ -124,7 +165,11 @@ __all__ = [
     "Admitted",
     "Adopt",
     "Announce",
+    "BatchArrived",
+    "BatchLeft",
+    "Beat",
     "Cancel",
+    "ChunkDone",
     "Closed",
     "Decode",
     "EngineInfo",
@@ -133,9 +178,14 @@ __all__ = [
     "Fleet",
     "FleetLoad",
     "FleetStatus",
+    "FlowOrder",
+    "FlowRecord",
+    "FlowRefused",
+    "FlowReport",
     "Grown",
     "Hello",
     "Hints",
+    "JoinNode",
     "KVRenewed",
     "KvChange",
     "KvEvents",
@@ -145,6 +195,7 @@ __all__ = [
     "LeaseRenewed",
     "Message",
     "Out",
+    "Permitted",
     "Ping",
     "Prefill",
     "PrefillDone",
@@ -153,6 +204,7 @@ __all__ = [
     "PromptSignals",
     "Prove",
     "Pull",
+    "PullChunk",
     "PullGrant",
     "Pulled",
     "Quarantined",
@@ -165,10 +217,16 @@ __all__ = [
     "RouteDecode",
     "RoutePrefill",
     "Sent",
+    "SetFlowPolicy",
+    "SetRole",
     "Status",
     "Submit",
+    "SubmitFlow",
     "Tokens",
     "Transfer",
     "Transferred",
     "Unknown",
+    "Unscheduled",
+    "UnscheduledReason",
+    "WithdrawFlow",
 ]

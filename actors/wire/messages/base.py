@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 
 Role = Literal["prefill", "decode", "colocated"]
 EngineState = Literal["starting", "ready", "stalled", "quarantined", "draining", "down"]
@@ -27,7 +27,7 @@ class Hello(Wire, frozen=True):
     """
 
     version: int
-    kind: Literal["ingress", "router", "engine"]
+    kind: Literal["ingress", "router", "engine", "worker", "agent", "coordinator"]
     id: str
     nonce: bytes = b""
     generation: int = 0

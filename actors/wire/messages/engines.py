@@ -26,6 +26,8 @@ class EngineInfo(Part, frozen=True):
     `kv_blocks`. With a `barrier` all ranks end every step together.
 
     The KV of a finished prefill is held for `lease_s`, and with renewals for `max_lease_s` at most.
+
+    `home_role` is the role in which the engine was started, if the router has it serve another `role` now (SetRole).
     """
 
     id: str
@@ -48,12 +50,21 @@ class EngineInfo(Part, frozen=True):
     dp_ranks: int = 1
     barrier: bool = False
     max_lease_s: float = MAX_LEASE_S
+    home_role: Role | None = None
 
 
 class Announce(Wire, frozen=True):
-    """Engine -> router: the facts about this engine. It is sent after each connect and when `state` changes."""
+    """Engine -> router: the facts about this engine, sent after each connect and when its state or role changes."""
 
     info: EngineInfo
+
+
+class SetRole(Wire, frozen=True):
+    """Router -> engine: serve `role` from now on. The engine keeps the role until the next such order, and announces
+    itself in it. What it computes and holds then ends where it is.
+    """
+
+    role: Role
 
 
 class Status(Wire, frozen=True):
@@ -145,11 +156,22 @@ class KvState(Wire, frozen=True):
 
 class Pull(Wire, frozen=True):
     """Sim decode engine -> sim prefill engine: the sender starts to read `n_bytes` of the attempt's KV, which the
-    receiver keeps until Pulled.
+    receiver keeps until Pulled. If `chunked`, the bytes do not move yet: a PullChunk asks for each part of them.
     """
 
     attempt_id: str
     n_bytes: int = 0
+    chunked: bool = False
+
+
+class PullChunk(Wire, frozen=True):
+    """Sim decode engine -> sim prefill engine: `n_bytes` of a chunked Pull whose grant was `paced` move now, as part
+    number `chunk`.
+    """
+
+    attempt_id: str
+    chunk: int
+    n_bytes: int
 
 
 class PullGrant(Wire, frozen=True):
@@ -165,10 +187,13 @@ class PullGrant(Wire, frozen=True):
 
 
 class Sent(Wire, frozen=True):
-    """Sim prefill engine -> sim decode engine: the bytes of a paced Pull have arrived, after `seconds`."""
+    """Sim prefill engine -> sim decode engine: the bytes of a paced Pull, or of part `chunk` of it, have arrived, after
+    `seconds`.
+    """
 
     attempt_id: str
     seconds: float
+    chunk: int = 0
 
 
 class Pulled(Wire, frozen=True):

@@ -105,8 +105,8 @@ class Progress(Wire, frozen=True):
 
 
 class Transfer(Part, frozen=True):
-    """One KV transfer that has ended, as the decode engine measured it. `seconds` leaves out the time for which a flow
-    scheduler held the transfer back. `ended_ago_s` is the time between its end and this message.
+    """One KV transfer that has ended, as the decode engine measured it. `seconds` leaves out the time `held_s` for
+    which a flow scheduler held the transfer back. `ended_ago_s` is the time between its end and this message.
     """
 
     attempt_id: str
@@ -114,11 +114,12 @@ class Transfer(Part, frozen=True):
     seconds: float
     descriptors: int
     ended_ago_s: float
+    held_s: float = 0.0
 
 
 class Transferred(Wire, frozen=True):
-    """The KV transfers that have ended since the last such message; sent only if the router's Fleet has
-    `wants_transfers`.
+    """The KV transfers that have ended since the last such message: all of them if the router's Fleet has
+    `wants_transfers`, else those that a flow scheduler held back, whose holds `explain` shows.
     """
 
     items: list[Transfer]
@@ -191,11 +192,14 @@ class RoutePrefill(Wire, frozen=True):
 
 
 class RouteDecode(Wire, frozen=True):
-    """Decision: decode the attempt on `engine_id`, on its rank `dp_rank` (None: the engine chooses)."""
+    """Decision: decode the attempt on `engine_id`, on its rank `dp_rank` (None: the engine chooses). Its KV must be
+    there within `kv_due_s` seconds of the decision (None: no time is set).
+    """
 
     attempt_id: str
     engine_id: str
     dp_rank: int | None = None
+    kv_due_s: float | None = None
 
 
 class Reject(Wire, frozen=True):

@@ -15,6 +15,10 @@ class Prefill(Wire, frozen=True):
 
     `params` and `chat` are those of the decode that follows. The engine checks them, so that a request which no decode
     engine would take is refused before its prompt is computed.
+
+    `prefix` is the handle (`PrefillDone.handle`) of a prefill on another engine of the first tokens of this one; the
+    engine reads them there and computes the rest. If it cannot read them it computes them, so no prefill fails for its
+    prefix.
     """
 
     attempt_id: str
@@ -24,6 +28,7 @@ class Prefill(Wire, frozen=True):
     priority: int = 0
     dp_rank: int | None = None
     chat: bytes | None = None
+    prefix: bytes | None = None
 
 
 class Resume(Part, frozen=True):
@@ -50,6 +55,8 @@ class Decode(Wire, frozen=True):
     the original chat request if the engine must parse its output (tools); `Out.delta` then holds ready OpenAI deltas.
     With `dp_rank` None the engine chooses the data-parallel rank.
 
+    The KV is due `kv_due_s` seconds after receipt (None: no time is set): a flow scheduler orders reads by that.
+
     With `resume` only that one choice is generated (`n` is then 1), from where it was interrupted; `Out.index` is its
     `choice`. `max_tokens` and `min_tokens` still count from the first token of the choice.
     """
@@ -63,6 +70,7 @@ class Decode(Wire, frozen=True):
     chat: bytes | None = None
     dp_rank: int | None = None
     resume: Resume | None = None
+    kv_due_s: float | None = None
 
 
 class Cancel(Wire, frozen=True):
@@ -123,7 +131,8 @@ class PrefillDone(Wire, frozen=True):
 
 class Admitted(Wire, frozen=True):
     """The decode engine now holds the attempt's KV, or needs none from elsewhere. The prefill engine's copy is freed by
-    the engines themselves. The transfer took `transfer_s` for `transfer_bytes` in `descriptors` pieces.
+    the engines themselves. The transfer took `transfer_s` for `transfer_bytes` in `descriptors` pieces, without the
+    time `held_s` for which a flow scheduler held it back.
     """
 
     attempt_id: str
@@ -131,6 +140,7 @@ class Admitted(Wire, frozen=True):
     transfer_s: float = 0.0
     descriptors: int = 0
     cached_tokens: int = 0
+    held_s: float = 0.0
 
 
 class Out(Part, frozen=True):

@@ -1,5 +1,6 @@
 """FlowKV's three load regimes (algorithm 1, lines 13-31) are computed here. The router reports the regime of its fleet
-in its metrics and status (`actors.router.fleet`). An autoscaler that acts on it is planned (docs/design.md).
+in its metrics and status (`actors.router.fleet`), and `role_switch` acts on it. An autoscaler that acts on the extreme
+regime is planned (docs/design.md).
 
     C^p, C^d = means of the load scores of the prefill and of the decode nodes (a colocated node counts in both)
     C^p <= low_p  and C^d <= low_d   normal

@@ -1,6 +1,7 @@
 """Tests that the log of decisions is bounded by what it holds, whatever ranks how many candidates how often."""
 
 from actors.router.decisions import MOST_CANDIDATES, MOST_DECISIONS, DecisionLog
+from actors.wire.messages import Transfer
 from policies.dispatch.actions import Reject, RoutePrefill
 from policies.routing.base import Decision, Ranked, Reason
 from policies.routing.simple.join_shortest_queue import JoinShortestQueue
@@ -44,3 +45,16 @@ def test_small_decisions_are_bounded_by_the_number_of_requests() -> None:
         log.record(0.0, actions, 0.0, POLICY, POLICY)
     assert (log.requests, log.candidates) == (10, 30)
     assert log.newest(2) == ["r29", "r28"]
+
+
+def test_transfers_are_kept_with_their_request_and_show_how_long_they_were_held() -> None:
+    log = DecisionLog(capacity=1)
+    log.record(0.0, [decided("r-0", 1)], 0.0, POLICY, POLICY)
+    log.transferred([Transfer("r-0", 100, 0.5, 2, 1.0, 0.25), Transfer("other-0", 1, 0.1, 1, 0.0)], 10.0)
+    (moved,) = log.transfers("chatcmpl-r")
+    assert moved == {
+        "at_s": 9.0, "attempt_id": "r-0", "n_bytes": 100, "seconds": 0.5, "held_s": 0.25, "descriptors": 2,
+    }  # fmt: skip
+    assert log.transfers("other") == []
+    log.record(11.0, [decided("s-0", 1)], 0.0, POLICY, POLICY)
+    assert log.transfers("r") == [] and log._moved == {}

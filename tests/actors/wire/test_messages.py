@@ -10,6 +10,7 @@ from actors.wire import messages as wire
 
 PARTS = {
     "FleetLoad",
+    "FlowRecord",
     "Part",
     "Wire",
     "Out",
@@ -45,7 +46,7 @@ def test_every_message_of_the_modules_can_be_carried_and_imported_from_the_packa
 
 def test_a_message_is_an_array_that_begins_with_its_name() -> None:
     raw = msgspec.msgpack.encode(wire.Sent("r", 0.5))
-    assert msgspec.msgpack.decode(raw) == ["Sent", "r", 0.5]
+    assert msgspec.msgpack.decode(raw) == ["Sent", "r", 0.5, 0]
     assert msgspec.msgpack.decode(raw, type=wire.Message) == wire.Sent("r", 0.5)
 
 

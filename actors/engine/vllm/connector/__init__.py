@@ -8,6 +8,12 @@ stats. The engine's own process can import them without vLLM's connector modules
 RELEASE = "sluice_release"
 """Key in `kv_transfer_params`: ids of the requests whose leases are to be given back."""
 
+BATCH = "sluice_batch"
+"""Key in `kv_transfer_params`: name of the step that finished the prefill. Its requests are one batch of flows."""
+
+DUE = "sluice_due_s"
+"""Key in `kv_transfer_params`: seconds after receipt of a decode in which its KV is due."""
+
 RENEW = "sluice_renew"
 """Key in `kv_transfer_params`: seconds for which leases are to last from now on, by the ids of their requests."""
 

@@ -12,11 +12,13 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import HeartbeatInfo
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import NixlPullConnectorScheduler
 
-from actors.engine.vllm.connector import ENDED, HELLO, LEASE, LISTENER, READING, RELEASE, RENEW
+from actors.engine.vllm.connector import BATCH, ENDED, HELLO, LEASE, LISTENER, READING, RELEASE, RENEW
 from actors.engine.vllm.connector.listener import HandshakeListener, ListenerCounts
 from actors.engine.vllm.connector.messages import SluiceMetadata, SluiceStats
+from actors.engine.vllm.connector.prefix import borrows, unread
 from actors.engine.vllm.connector.transfer import TABLE_SLOTS
 
 if TYPE_CHECKING:
@@ -63,6 +65,8 @@ class SluiceScheduler(NixlPullConnectorScheduler):
 
     def __init__(self, vllm_config: "VllmConfig", engine_id: str, kv_cache_config: "KVCacheConfig") -> None:
         super().__init__(vllm_config, engine_id, kv_cache_config)
+        # It would pin every finished decode; `update_state_after_alloc` turns it on for one request at a time.
+        self.is_bidirectional_kv_xfer_enabled = False
         self._free_slots = list(range(TABLE_SLOTS - 1, -1, -1))
         self._generation = time.time_ns()  # unique across restarts of the engine
         self._opened: dict[str, tuple[int, int]] = {}  # request -> slot, generation
@@ -71,6 +75,7 @@ class SluiceScheduler(NixlPullConnectorScheduler):
         self._releases: list[str] = []
         self._renewals: dict[str, float] = {}
         self._tables: list[tuple[int, int, int]] = []  # pipeline rank, tensor rank, address
+        self._step = 0
         self._pace = Pace()
         self._gives_back_until_s = 0.0
         self._listen_error: Exception | None = None
@@ -134,7 +139,39 @@ class SluiceScheduler(NixlPullConnectorScheduler):
         if params and params.get("do_remote_decode") and request_id not in self._opened and self._free_slots:
             self._generation += 1
             self._opened[request_id] = self._new[request_id] = (self._free_slots.pop(), self._generation)
-        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        # vLLM orders the read of a prefill only with this switch, which would also pin every finished decode.
+        self.is_bidirectional_kv_xfer_enabled = borrows(params)
+        try:
+            super().update_state_after_alloc(request, blocks, num_external_tokens)
+        finally:
+            self.is_bidirectional_kv_xfer_enabled = False
+
+    def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int, bool]:
+        if borrows(request.kv_transfer_params) and not unread(request.kv_transfer_params):
+            # It was preempted after its read: a prefix is read once, and vLLM would wait for a second one without end.
+            return 0, False
+        return super().get_num_new_matched_tokens(request, num_computed_tokens)
+
+    def on_new_request(self, request: "Request") -> None:
+        super().on_new_request(request)
+        params = request.kv_transfer_params
+        if params is None or not unread(params):
+            return
+        # vLLM renews leases for decodes only. A prefill waits for its turn as a decode does.
+        engine_id, lent_as = params["remote_engine_id"], params["remote_request_id"]
+        beat = self._heartbeat_by_engine.setdefault(
+            engine_id,
+            HeartbeatInfo(
+                req_ids=set(),
+                host=params["remote_host"],
+                port=params["remote_port"],
+                tp_size=params["tp_size"],
+                dcp_size=params.get("dcp_size", 1),
+                pp_size=params.get("pp_size", 1),
+            ),
+        )
+        beat.req_ids.add(lent_as)
+        self._heartbeat_req_engine[request.request_id] = (engine_id, lent_as)
 
     def request_finished(self, request: "Request", block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
         params = request.kv_transfer_params
@@ -145,6 +182,9 @@ class SluiceScheduler(NixlPullConnectorScheduler):
             wishes = params[RENEW].items()
             self._renewals.update((known, lease_s) for known, lease_s in wishes if known in self._leased)
             return False, None
+        if params and unread(params):
+            # It ended before its read was ordered, so the lender learns that its blocks are not needed.
+            self._reqs_need_recv[request.request_id] = (request, (), (), False)
         leased, handle = super().request_finished(request, block_ids)
         opened = self._opened.get(request.request_id)
         if not leased:
@@ -152,6 +192,7 @@ class SluiceScheduler(NixlPullConnectorScheduler):
         else:
             self._leased.add(request.request_id)
             if handle is not None and opened is not None:
+                handle[BATCH] = f"{self.engine_id}@{self._step}"
                 handle[LEASE] = {"slot": opened[0], "generation": opened[1], "tables": self._tables}
         return leased, handle
 
@@ -165,6 +206,7 @@ class SluiceScheduler(NixlPullConnectorScheduler):
             self.stats.data[ENDED].append(request_id)
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> SluiceMetadata:
+        self._step += 1
         ordered = self._reqs_need_recv or self._releases or self._renewals
         if scheduler_output.total_num_scheduled_tokens > 0 or ordered:
             self._pace.event()

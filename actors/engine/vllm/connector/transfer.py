@@ -22,6 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from actors.engine.vllm.connector.pairs import aligned
+
 # Most leases that are checked at once; a request beyond them is served without the check.
 TABLE_SLOTS = 65536
 _WORD_BYTES = 8
@@ -116,13 +118,17 @@ class TransferAgent:
         self._request = None
         return self._reads, self._notification
 
-    def make_prepped_xfer(self, *args: Any, notif_msg: bytes = b"", **kwargs: Any) -> Any:
-        """Makes a transfer as NIXL's agent does. Between `begin` and `end` its message is removed, and it is attributed
-        to the request.
+    def make_prepped_xfer(
+        self, operation: str, local: Any, local_ids: Any, remote: Any, remote_ids: Any, notif_msg: bytes = b""
+    ) -> Any:
+        """Makes a transfer as NIXL's agent does. Between `begin` and `end` its message is removed, it is attributed to
+        the request, and its index pairs are sorted, so that NIXL joins neighbours.
         """
+        make = self._agent.make_prepped_xfer
         if self._request is None:
-            return self._agent.make_prepped_xfer(*args, notif_msg=notif_msg, **kwargs)
-        handle = self._agent.make_prepped_xfer(*args, **kwargs)
+            return make(operation, local, local_ids, remote, remote_ids, notif_msg=notif_msg)
+        local_ids, remote_ids = aligned(local_ids, remote_ids)
+        handle = make(operation, local, local_ids, remote, remote_ids)
         self._notification = notif_msg or self._notification
         self._owner[id(handle)] = self._request
         self._reads += 1

@@ -7,12 +7,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from actors.engine.sim.config import SimEngineConfig
 from actors.engine.sim.engine import SimEngine
 from actors.engine.sim.links import SimLink
-from actors.wire.messages import Admitted, Failed, Out, Reading
+from actors.engine.sim.peers import SimHandle
+from actors.wire.messages import Admitted, Failed, Out, PrefillDone, Reading
 from policies.engine_model import text
 from policies.engine_model.blocks import Stored, block_hashes
 from tests.actors.engine.rig import Node, Rig, until
@@ -453,3 +455,14 @@ def test_no_torch_vllm_or_ray_is_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+async def test_handles_of_one_step_name_the_same_batch(rig: Rig) -> None:
+    p = await node(rig, "p", "prefill")
+    p.client.prefill("a", PROMPT)
+    p.client.prefill("b", [7, *PROMPT])
+    one, other = [await p.client.wait(name, PrefillDone) for name in ("a", "b")]
+    later = await p.prefilled("c", PROMPT)
+    batches = [msgspec.msgpack.decode(done.handle, type=SimHandle).batch for done in (one, other, later)]
+    assert batches[0] == batches[1] != batches[2]
+    assert all(batches)

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from vllm.config import VllmConfig
+from vllm.config import KVTransferConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -25,10 +25,11 @@ MAX_MODEL_LEN = 512
 class SmallModel:
     """The configuration of a CPU engine for the small model, and the parts that read it."""
 
-    def __init__(self) -> None:
+    def __init__(self, transfer: KVTransferConfig | None = None) -> None:
         self.config: VllmConfig = AsyncEngineArgs(
             model=str(resolve("smollm2-135m-instruct")), dtype="float32", max_model_len=MAX_MODEL_LEN, max_num_seqs=4,
             block_size=BLOCK, enforce_eager=True, kv_cache_memory_bytes=1 << 28, scheduling_policy="priority",
+            kv_transfer_config=transfer,
         ).create_engine_config()  # fmt: skip
         self.config.cache_config.num_gpu_blocks = BLOCKS
         self.inputs = InputProcessor(self.config)

@@ -45,7 +45,7 @@ def test_cpu_arguments() -> None:
             "kv_role": "kv_producer",
             "kv_buffer_device": "cpu",
             "kv_load_failure_policy": "fail",
-            "kv_connector_extra_config": {"kv_lease_duration": 30},
+            "kv_connector_extra_config": {"kv_lease_duration": 30, "block_allocator": "segments"},
         },
     }
 
@@ -123,7 +123,7 @@ def test_roles_and_connector_arguments() -> None:
     extra = kv_transfer_args(config(lease_s=12, connector_args={"hold_reads_s": 2.5}), "cpu")[
         "kv_connector_extra_config"
     ]
-    assert extra == {"kv_lease_duration": 12, "hold_reads_s": 2.5}
+    assert extra == {"kv_lease_duration": 12, "block_allocator": "segments", "hold_reads_s": 2.5}
 
 
 def test_a_buffer_in_host_memory_can_be_chosen_on_cuda() -> None:

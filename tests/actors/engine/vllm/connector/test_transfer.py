@@ -41,14 +41,16 @@ class Pair:
     def data_region(array: Any) -> list[tuple[int, int, int, str]]:
         return [(array.ctypes.data, array.nbytes, 0, "")]
 
-    def read(self, notification: bytes) -> Any:
+    def read(self, notification: bytes, indices: tuple[int, int] = (0, 1)) -> Any:
         """A prepared read of the first two 512-byte pieces of the lender's data, as vLLM makes them."""
         pieces = [(self.data.ctypes.data + i * 512, 512, 0) for i in range(2)]
         mine = [(self.copy.ctypes.data + i * 512, 512, 0) for i in range(2)]
         local = self.borrower.prep_xfer_dlist("NIXL_INIT_AGENT", mine, "DRAM")
         remote = self.borrower.prep_xfer_dlist(self.source.agent, pieces, "DRAM")
         self.kept += [local, remote]
-        return self.borrower.make_prepped_xfer("READ", local, [0, 1], remote, [0, 1], notif_msg=notification)
+        return self.borrower.make_prepped_xfer(
+            "READ", local, list(indices), remote, list(indices), notif_msg=notification
+        )
 
     def finish(self, handle: Any) -> None:
         state = self.borrower.transfer(handle)
@@ -110,6 +112,18 @@ def test_a_read_of_a_request_is_accounted_and_its_message_held_back(pair: Pair) 
     assert facts.descriptors >= 1
     pair.borrower.release_xfer_handle(handle)
     assert pair.notifications() == []
+
+
+def test_a_read_of_descending_blocks_is_one_descriptor(pair: Pair) -> None:
+    pair.copy[:] = 0
+    pair.borrower.begin("down")
+    handle = pair.read(b"", indices=(1, 0))
+    pair.borrower.end()
+    pair.finish(handle)
+    pair.borrower.get_xfer_telemetry(handle)
+    assert pair.borrower.facts.pop("down").descriptors == 1
+    assert (pair.copy[:128] == pair.data[:128]).all()
+    pair.borrower.release_xfer_handle(handle)
 
 
 def test_a_read_of_nobody_keeps_its_message(pair: Pair) -> None:

@@ -1,0 +1,99 @@
+"""Runs the agent of a node in a process of its own, without Ray: for tests, benchmarks and other schedulers.
+
+    python -m actors.flow.host --node n1 --knows n2 --listen unix:/run/flow.sock --config '{"policy": "mfs"}'
+
+The process prints one line `ready {...}` (the addresses as JSON) once it takes connections. It ends on SIGTERM, on
+SIGINT, or when the process that started it has gone. The wire secret is taken from the environment variable
+SLUICE_WIRE_SECRET; with an address over TCP there must be one. With --coordinate it is the coordinator of the agents
+of several nodes, whose configurations name its address.
+"""
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import uuid
+from typing import Literal
+
+import uvloop
+
+from actors import garbage
+from actors.flow.agent import FlowAgent
+from actors.flow.config import AgentConfig
+from actors.flow.coordinator import Coordinator
+from actors.options import from_options
+from actors.wire.channel import Identity
+
+PARENT_CHECK_S = 0.25
+
+
+async def serve(server: FlowAgent | Coordinator, listen: list[str], parent_pid: int) -> None:
+    """Serves until a signal arrives or the parent has gone."""
+    done = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, done.set)
+    await server.start(listen)
+    garbage.settle()
+    print("ready " + json.dumps({"id": server.me.id, "addresses": server.addresses}), flush=True)
+    watch = asyncio.create_task(_watch_parent(parent_pid, done))
+    await done.wait()
+    watch.cancel()
+    await server.stop()
+
+
+async def _watch_parent(parent_pid: int, done: asyncio.Event) -> None:
+    while os.getppid() == parent_pid:  # noqa: ASYNC110  (there is no event for it)
+        await asyncio.sleep(PARENT_CHECK_S)
+    done.set()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command with the arguments `argv` (None: the process's own) and returns its exit code."""
+    parent_pid = os.getppid()
+    parser = argparse.ArgumentParser(prog="python -m actors.flow.host", description=__doc__.split("\n")[0])
+    parser.add_argument("--coordinate", action="store_true", help="coordinate agents instead of being one")
+    parser.add_argument("--node", action="append", default=[], help="a node whose ports it owns; repeatable")
+    parser.add_argument("--knows", action="append", default=[], help="another node that exists; repeatable")
+    parser.add_argument("--listen", action="append", required=True, help="unix:/path or tcp:host:port")
+    parser.add_argument("--router", help="address of a router, for reports and changes of the policy")
+    parser.add_argument("--config", default="{}", help="fields of AgentConfig as a JSON object")
+    args = parser.parse_args(argv)
+    secret = os.environ.get("SLUICE_WIRE_SECRET", "").encode() or None
+    try:
+        options = json.loads(args.config)
+        if not isinstance(options, dict):
+            raise ValueError("--config must be a JSON object")
+        if bool(args.node) == args.coordinate:
+            raise ValueError("give the agent's --node NAME, or --coordinate without one")
+        if secret is None and any(address.startswith("tcp:") for address in args.listen):
+            raise ValueError("TCP needs a secret: set SLUICE_WIRE_SECRET, the same for all processes")
+        config = from_options(AgentConfig, options, "--config")
+    except ValueError as error:
+        print(f"actors.flow.host: {error}", file=sys.stderr)
+        return 2
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    kind: Literal["agent", "coordinator"] = "coordinator" if args.coordinate else "agent"
+    me = Identity(kind, f"{kind}-{uuid.uuid4().hex[:8]}", secret)
+    uvloop.run(_serve(me, args, config, parent_pid))
+    return 0
+
+
+async def _serve(me: Identity, args: argparse.Namespace, config: AgentConfig, parent_pid: int) -> None:
+    async def find_router() -> tuple[str, ...]:
+        return (args.router,)
+
+    if args.coordinate:
+        bytes_per_s = config.arbiter_config().port_bytes_per_s
+        await serve(Coordinator(me, config.drop_share, bytes_per_s), args.listen, parent_pid)
+        return
+    nodes = frozenset((*args.node, *args.knows))
+    find = find_router if args.router else None
+    await serve(FlowAgent(me, args.node[0], nodes, config, find), args.listen, parent_pid)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""What the router knows of the flow agents: their figures, and the policy that orders KV transfers.
+
+Agents connect to the router as engines do, and report once a second. The router passes a change of the policy on to all
+of them, also to those that connect later. It does not schedule flows itself: agents go on as they are without it.
+"""
+
+import dataclasses
+import math
+from collections import Counter
+from typing import Any
+
+from actors.wire.channel import Channel
+from actors.wire.messages import FlowReport, SetFlowPolicy
+from policies.flow.registry import FLOW, flow_policy
+from policies.journal.codec import dumps, loads
+from policies.state.events import PolicyChoice
+
+
+class FlowAgents:
+    """The agents that are connected now, and the policy that was set."""
+
+    def __init__(self) -> None:
+        self._reports: dict[Channel, FlowReport] = {}
+        # figures of agents that have left, so that totals never fall
+        self._past: Counter[str] = Counter()
+        self._set: SetFlowPolicy | None = None
+
+    def __len__(self) -> int:
+        return len(self._reports)
+
+    def reported(self, channel: Channel, report: FlowReport) -> None:
+        """Takes an agent's report. A new agent is told the policy that was set here. Raises ValueError for a figure
+        that is no finite number.
+        """
+        if not all(map(math.isfinite, (*report.totals.values(), *report.gauges.values()))):
+            raise ValueError(f"agent {report.node} reports a figure that is no finite number")
+        if channel not in self._reports and self._set is not None:
+            channel.send(self._set)
+        self._reports[channel] = report
+
+    def lost(self, channel: Channel) -> None:
+        """Forgets an agent; its totals still count."""
+        report = self._reports.pop(channel, None)
+        if report is not None:
+            self._past.update(report.totals)
+
+    def check(self, choice: PolicyChoice) -> None:
+        """Raises ValueError for a policy that does not exist, a wrong parameter, or if no agent is connected."""
+        flow_policy(choice.name, choice.params)
+        if not self._reports:
+            raise ValueError("no flow agent is connected: set flow.enabled in the configuration")
+
+    def set_policy(self, choice: PolicyChoice) -> None:
+        """Has all agents use this policy. Raises ValueError as `check` does."""
+        self.check(choice)
+        self._set = SetFlowPolicy(choice.name, dumps(dict(choice.params)).encode("ascii"))
+        for channel in self._reports:
+            channel.send(self._set)
+
+    def policy(self) -> dict[str, Any] | None:
+        """Returns the policy that agents use, for people; None without agents."""
+        if not self._reports:
+            return None
+        if self._set is not None:
+            return described_flow(self._set.name, loads(self._set.params.decode("ascii")))
+        return described_flow(next(iter(self._reports.values())).policy, {})
+
+    def totals(self) -> dict[str, float]:
+        """Returns the totals of all agents, by the names of the router's metrics."""
+        total = Counter(self._past)
+        for report in self._reports.values():
+            total.update(report.totals)
+        return {f"flow_{name}": float(count) for name, count in total.items()}
+
+    def gauges(self) -> dict[str, float]:
+        """Returns the number of agents, what all of them hold, and the share of reads that went unscheduled."""
+        gauges = {"flow_agents": float(len(self._reports))}
+        if self._reports:
+            for name in ("open", "workers"):
+                gauges[f"flow_{name}"] = sum(
+                    report.gauges.get(name, 0.0) for report in self._reports.values()
+                )
+            totals = self.totals()
+            unscheduled = sum(
+                count for name, count in totals.items() if name.startswith("flow_unscheduled_reads_")
+            )
+            gauges["flow_unscheduled_share"] = unscheduled / max(1.0, totals.get("flow_submitted", 0.0))
+        return gauges
+
+
+def described_flow(name: str, params: dict[str, Any]) -> dict[str, Any]:
+    """Returns a description of a flow policy for people: its name, all its parameters, and its formula."""
+    policy: Any = flow_policy(name, params)
+    fields = [f.name for f in dataclasses.fields(policy) if f.init and f.name != "name"]
+    return {
+        "name": name,
+        "params": {field: getattr(policy, field) for field in fields},
+        "formula": policy.formula,
+    }
+
+
+def available() -> dict[str, Any]:
+    """Returns all flow policies by name, with their default parameters."""
+    return {name: described_flow(name, {}) for name in FLOW}

@@ -1,0 +1,51 @@
+"""The roles of engines: the router orders an idle engine to serve the other role for a while, and back.
+
+FlowKV's role switch decides (`policies.routing.flowkv.role_switch`); here its orders become messages. An engine obeys
+by announcing itself in its new role. Its running work and its leases end where they are, because their charges belong
+to the worker and not to its role.
+"""
+
+import logging
+
+from actors.router.clock import clock_s
+from actors.router.engines import Engines
+from actors.router.workers import workers_of
+from actors.wire.messages import SetRole
+from policies.dispatch.dispatcher import Dispatcher
+from policies.routing.flowkv.regimes import RegimeThresholds, RegimeWatch
+from policies.routing.flowkv.role_switch import Engine, RoleSwitchConfig, RoleSwitcher
+from policies.state.reducer import role_of
+
+log = logging.getLogger(__name__)
+
+
+class Roles:
+    """Looks after the roles of a router's engines. `look` is called about once a second; with `switch_s` 0 it lends
+    nothing, and only calls engines back that an earlier router has lent.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        engines: Engines,
+        config: RoleSwitchConfig,
+        thresholds: RegimeThresholds,
+    ) -> None:
+        self._dispatcher, self._engines = dispatcher, engines
+        self._watch = RegimeWatch(thresholds)
+        self._switcher = RoleSwitcher(config, thresholds)
+        self.switches = 0
+        """Number of orders that were sent."""
+
+    def look(self) -> None:
+        """Sends the orders that are due now. An engine that cannot be reached gets its order at a later look."""
+        infos = self._engines.infos()
+        engines = {info.id: Engine(role_of(info.home_role or info.role), workers_of(info)) for info in infos}
+        snapshot = self._dispatcher.state.snapshot(clock_s(), ())
+        for switch in self._switcher.look(snapshot, self._watch.look(snapshot), engines):
+            channel = self._engines.channel(switch.engine_id)
+            if channel is None:
+                continue
+            log.info("engine %s is to serve %s: %s", switch.engine_id, switch.role, switch.reason)
+            channel.send(SetRole(switch.role.value))
+            self.switches += 1

@@ -1,0 +1,318 @@
+"""Measures KV reads that are unscheduled, by EDF and by MFS over one shaped link (see the package's docstring).
+
+    python -m benchmarks.mfs [--setup link|sim] [--policies ...] [--loads ...] [--runs N] [--requests N]
+
+First, requests alone tell what the link carries and how long each class takes by itself; loads and promises come from
+that, and are the same for all policies. Then each run starts the engines for each policy, in another order each time,
+and sends the same requests. Finished parts are kept, and the same command goes on after an interruption.
+
+The setup `link` needs root, for network namespaces, and `tc`; without them it says so and ends with 2. The setup `sim`
+has 16 sim engines on this machine: one sends to all others over one simulated link, and nothing computes.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.checkout import ROOT
+from benchmarks.live import machine
+from benchmarks.live.kept import Parts
+from benchmarks.live.machine import LIVE_CODE
+from benchmarks.mfs import link, report
+from benchmarks.mfs.drive import Ask, Client, Promise
+from benchmarks.mfs.engines import UNSCHEDULED, OneMachine, OnLink, Setup, Sizes, StartError, running
+from benchmarks.mfs.workload import KINDS, Arrival, Kind, Workload, arrivals, rate
+from benchmarks.results_io import write_text
+
+MODULE = "benchmarks.mfs.__main__"
+CODE = (*LIVE_CODE, "benchmarks/hosts", "benchmarks/mfs")
+OUT = ROOT / "benchmarks" / "results" / "mfs"
+LONE = 8
+"""Requests of each class that are sent alone, over all decode engines, to learn what the link carries."""
+FIRST_LONE = 1_000
+"""Number of the first fresh prompt; those before it warm the engines up."""
+
+HELD_MS = 5.0
+"""Shortest hold that a policy makes: the reading thread's own polls and the way to the agent take less."""
+
+
+class BadRunError(Exception):
+    """A run measured something else than it should. The message says what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The measurement: everything that decides a figure beside the code and the machine."""
+
+    setup: str
+    policies: tuple[str, ...]
+    loads: tuple[float, ...]
+    runs: int
+    bits_per_s: int
+    workload: Workload
+    sizes: Sizes
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command. Returns 0, 1 if something failed, or 2 where the link cannot be made."""
+    args = _arguments(argv)
+    on_link = args.setup == "link"
+    if on_link and (reason := link.why_not()) is not None:
+        print(f"benchmarks.mfs: {reason}: nothing is measured here", file=sys.stderr)
+        return 2
+    plan = Plan(
+        setup=args.setup,
+        policies=tuple(args.policies),
+        loads=tuple(args.loads),
+        runs=args.runs,
+        bits_per_s=round(args.mbit * 1e6),
+        workload=Workload(requests=args.requests, fresh=not on_link),
+        sizes=Sizes(
+            decodes=2 if on_link else 15,
+            prefill_kv_gib=args.prefill_kv_gib,
+            decode_kv_gib=args.decode_kv_gib,
+            bytes_per_s=args.mbit * 1e6 / 8,
+        ),
+    )
+    facts, begun_s = machine.facts(MODULE, CODE), time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"[{time.monotonic() - begun_s:6.1f} s] {text}", flush=True)
+
+    parts = Parts(f"mfs-{plan.setup}", facts, asdict(plan))
+    try:
+        with contextlib.ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sluice-mfs-")))
+            pair = stack.enter_context(link.pair(plan.bits_per_s)) if on_link else None
+            setup = OneMachine(plan.sizes) if pair is None else OnLink(pair, plan.sizes)
+            bench = Bench(plan, setup, pair, folder, parts, say)
+            lone, cells = bench.measure()
+    except (StartError, BadRunError, ConnectionError) as error:
+        print(f"benchmarks.mfs: ended early, finished parts are kept: {error}", file=sys.stderr)
+        return 1
+    return _finish(plan, facts, argv, lone, cells, parts, Path(args.out))
+
+
+@dataclass
+class Bench:
+    """One measurement under way. `pair` is None where there is no real link, whose bytes could be counted."""
+
+    plan: Plan
+    setup: Setup
+    pair: link.Pair | None
+    folder: Path
+    parts: Parts
+    say: Callable[[str], None]
+
+    def measure(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Returns what lone requests told, and the cells of all policies, runs and loads."""
+        plan, parts = self.plan, self.parts
+        lone = parts.get("lone")
+        if lone is None:
+            with running(self.setup, self.folder / "lone", UNSCHEDULED, plan.sizes, self.say) as engines:
+                lone = parts.put("lone", asyncio.run(self._alone(Client(engines, plan.workload, {}))))
+        self.say(f"alone: {lone['bytes_per_s'] / 1e6:.1f} MB/s; TTFT {lone['ttft_s']}")
+        promises = {kind: _promise(lone, kind, plan.workload) for kind in KINDS}
+        cells = []
+        for run in range(plan.runs):
+            # in another order each time, so that no policy is always the first or the last
+            turned = plan.policies[run % len(plan.policies) :] + plan.policies[: run % len(plan.policies)]
+            for policy in turned:
+                names = {load: f"{policy}, run {run}, load {load:g}" for load in plan.loads}
+                if any(parts.get(name) is None for name in names.values()):
+                    folder = self.folder / f"{policy}-{run}"
+                    with running(self.setup, folder, policy, plan.sizes, self.say) as engines:
+                        client = Client(engines, plan.workload, promises)
+                        asyncio.run(self._loads(client, lone, promises, policy, run, names))
+                cells += [
+                    {"policy": policy, "run": run, "load": load, **(parts.get(name) or {})}
+                    for load, name in names.items()
+                ]
+        return lone, cells
+
+    async def _warm(self, client: Client) -> None:
+        """Has the prefill engine cache every prompt of the pool, and every decode engine read from it. Raises
+        BadRunError.
+        """
+        workload, decodes = self.plan.workload, self.plan.sizes.decodes
+        sizes = {"tight": workload.tight_prompts, "loose": workload.loose_prompts}
+        asks = [
+            await client.alone(Arrival(0.0, kind, place, place % decodes))
+            for kind in KINDS
+            for place in range(max(decodes, sizes[kind]))
+        ]
+        _check(asks)
+
+    async def _alone(self, client: Client) -> dict[str, Any]:
+        """Returns the bandwidth of loose reads without others, bytes a token, and the medians of both classes' times in
+        seconds.
+        """
+        await client.connect()
+        await self._warm(client)
+        workload, decodes = self.plan.workload, self.plan.sizes.decodes
+        first = FIRST_LONE if workload.fresh else 0
+        asks = {
+            kind: [await client.alone(Arrival(0.0, kind, first + n, n % decodes)) for n in range(LONE)]
+            for kind in KINDS
+        }
+        client.close()
+        for own in asks.values():
+            _check(own)
+        return {
+            "bytes_per_s": statistics.median(ask.bytes / _read_s(ask) for ask in asks["loose"]),
+            "token_bytes": statistics.median(ask.bytes / workload.loose_tokens for ask in asks["loose"]),
+            "ttft_s": {kind: round(_median(own, "first_s", "sent_s"), 4) for kind, own in asks.items()},
+            "transfer_s": {
+                kind: round(_median(own, "admitted_s", "reading_s"), 4) for kind, own in asks.items()
+            },
+            "after_kv_s": {
+                kind: round(_median(own, "first_s", "admitted_s"), 4) for kind, own in asks.items()
+            },
+        }
+
+    async def _loads(
+        self,
+        client: Client,
+        lone: Mapping[str, Any],
+        promises: Mapping[Kind, Promise],
+        policy: str,
+        run: int,
+        names: Mapping[float, str],
+    ) -> None:
+        plan = self.plan
+        await client.connect()
+        await self._warm(client)
+        for place, (load, name) in enumerate(names.items()):
+            if self.parts.get(name) is not None:
+                continue
+            per_s = rate(plan.workload, load, lone["bytes_per_s"], lone["token_bytes"])
+            first_fresh = FIRST_LONE + LONE + place * plan.workload.requests
+            before = self._received_bytes()
+            asks = await client.run(arrivals(plan.workload, per_s, plan.sizes.decodes, run, first_fresh))
+            cell = report.cell(asks, promises, self._received_bytes() - before)
+            _check_read(plan, policy, cell)
+            self.parts.put(name, cell)
+            tight, failures = cell["tight"], cell["failures"] or "none"
+            self.say(f"{name}: {tight['in_time']} of {tight['requests']} tight in time, failures {failures}")
+        client.close()
+
+    def _received_bytes(self) -> int:
+        return 0 if self.pair is None else self.pair.received_bytes()
+
+
+def _promise(lone: Mapping[str, Any], kind: Kind, workload: Workload) -> Promise:
+    return Promise(workload.slo_factor * lone["ttft_s"][kind], lone["after_kv_s"][kind])
+
+
+def _median(asks: Sequence[Ask], end: str, begin: str) -> float:
+    return statistics.median(getattr(ask, end) - getattr(ask, begin) for ask in asks)
+
+
+def _read_s(ask: Ask) -> float:
+    assert ask.admitted_s is not None
+    assert ask.reading_s is not None
+    return ask.admitted_s - ask.reading_s
+
+
+def _check(asks: Sequence[Ask]) -> None:
+    """Raises BadRunError unless all these requests, sent alone, were read over the link and answered."""
+    for ask in asks:
+        if ask.failed is not None or ask.reading_s is None or ask.bytes == 0:
+            raise BadRunError(f"{ask.attempt_id}, sent alone: failed {ask.failed}, read {ask.bytes} bytes")
+
+
+def _check_read(plan: Plan, policy: str, cell: Mapping[str, Any]) -> None:
+    """Raises BadRunError where prompts were not cached, the KV went another way than over the link, or reads were held
+    without a policy, or none of them with one: then the policy did not decide.
+    """
+    if plan.setup == "link":
+        _check_link(plan, cell)
+    held = sum(value > HELD_MS for kind in KINDS for value in cell[kind]["held_ms"])
+    if (held > 0) != (policy != UNSCHEDULED):
+        raise BadRunError(f"{policy}: {held} reads were held back; see the agent's log")
+
+
+def _check_link(plan: Plan, cell: Mapping[str, Any]) -> None:
+    for kind in KINDS:
+        # the last token of a prompt is always computed, and with it at most a block of others
+        if cell[kind]["least_cached_tokens"] < plan.workload.tokens(kind) / 2:
+            raise BadRunError(f"{kind} prompts were not cached ({cell[kind]['least_cached_tokens']} tokens)")
+    read_mb = sum(cell[kind]["read_mb"] for kind in KINDS)
+    if cell["wire_mb"] < read_mb:
+        raise BadRunError(f"{read_mb} MB of KV, but {cell['wire_mb']} MB over the link: see UCX_TLS")
+
+
+def _finish(
+    plan: Plan,
+    facts: Mapping[str, Any],
+    argv: Sequence[str] | None,
+    lone: Mapping[str, Any],
+    cells: Sequence[Mapping[str, Any]],
+    parts: Parts,
+    out: Path,
+) -> int:
+    """Prints the table, and writes result, table and plot."""
+    found = report.rows(cells)
+    reached = report.aims(found)
+    text = report.table(found, reached)
+    print("\n" + text)
+    whole = {
+        "command": machine.command(MODULE, argv),
+        "machine": facts,
+        "config": asdict(plan),
+        "lone": lone,
+        "rows": [asdict(row) for row in found],
+        "aims": [asdict(aim) for aim in reached],
+        "cells": cells,
+    }
+    if not machine.save(out / f"{plan.setup}.json", whole, 4):
+        return 1
+    write_text(out / f"{plan.setup}.md", text)
+    report.plot(cells, out, plan.setup)
+    parts.forget()
+    return 1 if any(cell["failures"] for cell in cells) else 0
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.mfs",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    default, sizes = Workload(), Sizes()
+    parser.add_argument("--setup", choices=("link", "sim"), default="link", help="default: %(default)s")
+    parser.add_argument(
+        "--policies", nargs="+", default=[UNSCHEDULED, "edf", "mfs"], help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--loads",
+        type=float,
+        nargs="+",
+        default=[0.8, 1.1],
+        help="shares of what the link carries (%(default)s)",
+    )
+    parser.add_argument("--runs", type=int, default=3, help="runs of each policy and load (%(default)s)")
+    parser.add_argument("--requests", type=int, default=default.requests, help="requests a run (%(default)s)")
+    parser.add_argument(
+        "--mbit", type=float, default=400.0, help="bandwidth of the link in Mbit/s (%(default)s)"
+    )
+    parser.add_argument(
+        "--prefill-kv-gib", type=float, default=sizes.prefill_kv_gib, help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--decode-kv-gib", type=float, default=sizes.decode_kv_gib, help="default: %(default)s"
+    )
+    parser.add_argument("--out", default=str(OUT), help="folder of the result")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

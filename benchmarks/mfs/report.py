@@ -1,0 +1,226 @@
+"""The figures of the runs: one row for each policy and load with all runs together, the aims, a table and a plot."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.live.stats import percentile
+from benchmarks.mfs.drive import Ask, Promise
+from benchmarks.mfs.engines import UNSCHEDULED
+from benchmarks.mfs.workload import KINDS, Kind
+
+
+def cell(asks: Sequence[Ask], promises: Mapping[Kind, Promise], wire_bytes: int) -> dict[str, Any]:
+    """Returns the figures of one run at one load.
+
+    Times are in milliseconds, in order of arrival: `ttft_ms` from sending the prompt to the first token, `transfer_ms`
+    from the moment at which the decode engine begins to read (a hold included) to that at which it has the KV.
+    `bytes_per_s` counts only time in which some read was under way. A request that failed counts as late.
+    """
+    well = [ask for ask in asks if ask.failed is None]
+    found: dict[str, Any] = {"requests": len(asks), "failures": _counts(ask.failed for ask in asks)}
+    for kind in KINDS:
+        own = [ask for ask in well if ask.arrival.kind == kind]
+        sent = sum(ask.arrival.kind == kind for ask in asks)
+        ttft_s = [_first_s(ask) for ask in own]
+        reads = [ask for ask in own if ask.reading_s is not None and ask.admitted_s is not None]
+        found[kind] = {
+            "requests": sent,
+            "ttft_ms": [round(1e3 * s, 1) for s in ttft_s],
+            "transfer_ms": [round(1e3 * _read_s(ask), 1) for ask in reads],
+            "held_ms": [round(1e3 * ask.held_s, 1) for ask in reads],
+            "in_time": sum(s <= promises[kind].ttft_s for s in ttft_s),
+            "read_mb": round(sum(ask.bytes for ask in reads) / 1e6, 3),
+            "least_cached_tokens": min((ask.cached_tokens for ask in own), default=0),
+        }
+    spans = [
+        (ask.reading_s, ask.admitted_s)
+        for ask in well
+        if ask.reading_s is not None and ask.admitted_s is not None
+    ]
+    busy_s = covered_s(spans)
+    found["busy_s"] = round(busy_s, 3)
+    found["bytes_per_s"] = round(sum(ask.bytes for ask in well) / busy_s) if busy_s > 0 else None
+    found["wire_mb"] = round(wire_bytes / 1e6, 3)
+    return found
+
+
+def covered_s(spans: Iterable[tuple[float, float]]) -> float:
+    """Returns the length of the union of intervals (beginning, end)."""
+    total, until = 0.0, -math.inf
+    for begin, end in sorted(spans):
+        total += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """All runs of a policy at a load together. Times are in milliseconds; `attainment` is over both classes."""
+
+    policy: str
+    load: float
+    runs: int
+    requests: int
+    failures: int
+    tight_transfer_p50: float
+    tight_transfer_p99: float
+    tight_ttft_p50: float
+    tight_ttft_p99: float
+    loose_transfer_p99: float
+    loose_ttft_p99: float
+    tight_in_time: float
+    loose_in_time: float
+    attainment: float
+    mb_per_s: float
+
+
+def rows(cells: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Returns a row for each policy and load among the cells, in the order in which they first come.
+
+    A cell is what `cell` returns, with `policy` and `load`. One without an answer in a class makes no row.
+    """
+    groups: dict[tuple[float, str], list[Mapping[str, Any]]] = {}
+    for one in cells:
+        groups.setdefault((one["load"], one["policy"]), []).append(one)
+    made = [_row(policy, load, own) for (load, policy), own in groups.items()]
+    return [row for row in made if row is not None]
+
+
+def _row(policy: str, load: float, own: Sequence[Mapping[str, Any]]) -> Row | None:
+    def values(kind: str, name: str) -> list[float]:
+        return [value for one in own for value in one[kind][name]]
+
+    def share(kinds: Sequence[str]) -> float:
+        asked = sum(one[kind]["requests"] for one in own for kind in kinds)
+        return float(sum(one[kind]["in_time"] for one in own for kind in kinds) / asked)
+
+    series = [values(kind, name) for kind in KINDS for name in ("transfer_ms", "ttft_ms")]
+    if not all(series):
+        return None
+    tight_transfer, tight_ttft, loose_transfer, loose_ttft = series
+    busy_s = sum(one["busy_s"] for one in own)
+    return Row(
+        policy=policy,
+        load=load,
+        runs=len(own),
+        requests=sum(one["requests"] for one in own),
+        failures=sum(sum(one["failures"].values()) for one in own),
+        tight_transfer_p50=percentile(tight_transfer, 0.5),
+        tight_transfer_p99=percentile(tight_transfer, 0.99),
+        tight_ttft_p50=percentile(tight_ttft, 0.5),
+        tight_ttft_p99=percentile(tight_ttft, 0.99),
+        loose_transfer_p99=percentile(loose_transfer, 0.99),
+        loose_ttft_p99=percentile(loose_ttft, 0.99),
+        tight_in_time=share(["tight"]),
+        loose_in_time=share(["loose"]),
+        attainment=share(KINDS),
+        mb_per_s=sum(one[kind]["read_mb"] for one in own for kind in KINDS) / busy_s,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """One aim, written down before the measurement: what is compared, its bound, and what was found."""
+
+    what: str
+    bound: str
+    found: float
+    met: bool
+
+
+def aims(found: Sequence[Row]) -> list[Aim]:
+    """Returns the aims whose rows are all there. The lower load decides on times and bytes, the higher one on
+    attainment.
+    """
+    by_load: dict[float, dict[str, Row]] = {}
+    for row in found:
+        by_load.setdefault(row.load, {})[row.policy] = row
+    if not by_load:
+        return []
+    low, high, made = by_load[min(by_load)], by_load[max(by_load)], []
+    if {UNSCHEDULED, "mfs"} <= low.keys():
+        transfers = low[UNSCHEDULED].tight_transfer_p99 / low["mfs"].tight_transfer_p99
+        ttft = low[UNSCHEDULED].tight_ttft_p99 / low["mfs"].tight_ttft_p99
+        bytes_share = low["mfs"].mb_per_s / low[UNSCHEDULED].mb_per_s
+        made.append(Aim("tight P99 of transfers, unscheduled / MFS", "at least 4", transfers, transfers >= 4))
+        made.append(Aim("tight P99 of TTFT, unscheduled / MFS", "at least 2", ttft, ttft >= 2))
+        made.append(
+            Aim("bytes/s of MFS / unscheduled", "within 2 % of 1", bytes_share, abs(bytes_share - 1) <= 0.02)
+        )
+    if {"edf", "mfs"} <= low.keys():
+        against = low["mfs"].tight_transfer_p99 / low["edf"].tight_transfer_p99
+        made.append(Aim("tight P99 of transfers, MFS / EDF", "at most 1", against, against <= 1))
+    if len(by_load) > 1 and {"edf", "mfs"} <= high.keys():
+        points = 100 * (high["mfs"].attainment - high["edf"].attainment)
+        made.append(
+            Aim("attainment of MFS less EDF's at the higher load, points", "above 0", points, points > 0)
+        )
+    return made
+
+
+def table(found: Sequence[Row], reached: Sequence[Aim]) -> str:
+    """Returns the rows and the aims as Markdown."""
+    lines = [
+        "| load | reads | tight transfer P50, P99 ms | tight TTFT P50, P99 ms | loose transfer P99 ms "
+        "| loose TTFT P99 ms | in time: tight, loose, all | MB/s while reading | requests, failed |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in found:
+        lines.append(
+            f"| {100 * row.load:.0f} % | {row.policy} | {row.tight_transfer_p50:,.0f}, {row.tight_transfer_p99:,.0f} "
+            f"| {row.tight_ttft_p50:,.0f}, {row.tight_ttft_p99:,.0f} | {row.loose_transfer_p99:,.0f} "
+            f"| {row.loose_ttft_p99:,.0f} | {100 * row.tight_in_time:.1f}, {100 * row.loose_in_time:.1f}, "
+            f"{100 * row.attainment:.1f} % | {row.mb_per_s:.1f} | {row.requests}, {row.failures} |"
+        )
+    lines += ["", "| aim | bound | found | met |", "|---|---|---|---|"]
+    lines += [
+        f"| {aim.what} | {aim.bound} | {aim.found:.2f} | {'yes' if aim.met else 'no'} |" for aim in reached
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def plot(cells: Sequence[Mapping[str, Any]], folder: Path, name: str) -> str:
+    """Draws, for each load, the share of tight transfers that took longer than x, and returns the file's name."""
+    from benchmarks.plots import COLOURS, figure, save
+
+    loads = sorted({one["load"] for one in cells})
+    policies = list(dict.fromkeys(one["policy"] for one in cells))
+    made, axes = figure(columns=len(loads))
+    for panel, load in zip(axes, loads, strict=True):
+        for policy, colour in zip(policies, COLOURS, strict=False):
+            own = [one for one in cells if (one["load"], one["policy"]) == (load, policy)]
+            values = sorted(value for one in own for value in one["tight"]["transfer_ms"])
+            if not values:
+                continue
+            shares = [1 - place / len(values) for place in range(len(values))]
+            panel.step(values, shares, where="post", color=colour)
+            panel.annotate(
+                policy, (values[-1], shares[-1]), xytext=(4, 0), textcoords="offset points", color=colour
+            )
+        panel.set_xscale("log")
+        panel.set_yscale("log")
+        panel.set(xlabel="transfer of a tight request, ms", ylabel="share that took longer")
+        panel.set_title(f"{100 * load:.0f} % of the link", loc="left")
+    return save(folder, name, made)
+
+
+def _counts(failed: Iterable[str | None]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for code in failed:
+        if code is not None:
+            counts[code] = counts.get(code, 0) + 1
+    return counts
+
+
+def _first_s(ask: Ask) -> float:
+    assert ask.first_s is not None
+    return ask.first_s - ask.sent_s
+
+
+def _read_s(ask: Ask) -> float:
+    assert ask.admitted_s is not None
+    assert ask.reading_s is not None
+    return ask.admitted_s - ask.reading_s

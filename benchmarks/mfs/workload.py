@@ -1,0 +1,86 @@
+"""The requests of one run: which prompt, on which decode engine, at what time. Pure; all draws come from the seed."""
+
+import random
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["tight", "loose"]
+KINDS: tuple[Kind, ...] = ("tight", "loose")
+VOCABULARY = 49_152
+"""Token ids of SmolLM2's tokeniser; the first few hundred are special or single bytes."""
+FIRST_ID = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Lengths in tokens. `requests` a run, of which `tight_share` are tight. A request is due `slo_factor` times its
+    class's lone TTFT after its arrival.
+
+    Prompts are drawn from a pool, all of which fits into the prefill engine's cache. With `fresh` each request has a
+    prompt that came never before: a decode engine that cannot forget then has nothing of it.
+    """
+
+    requests: int = 240
+    tight_share: float = 0.77
+    tight_tokens: int = 256
+    loose_tokens: int = 2_000
+    tight_prompts: int = 24
+    loose_prompts: int = 12
+    slo_factor: float = 3.0
+    fresh: bool = False
+
+    def tokens(self, kind: Kind) -> int:
+        """Returns the length of a prompt of this class."""
+        return self.tight_tokens if kind == "tight" else self.loose_tokens
+
+    @property
+    def mean_tokens(self) -> float:
+        """The mean length of a prompt over all requests."""
+        return self.tight_share * self.tight_tokens + (1 - self.tight_share) * self.loose_tokens
+
+    def prompt(self, kind: Kind, number: int) -> list[int]:
+        """Returns a prompt of a class as token ids. No two prompts share a prefix of a block."""
+        return random.Random(f"{kind} {number}").choices(range(FIRST_ID, VOCABULARY), k=self.tokens(kind))
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One request: its time in seconds after the run's beginning, its class, its prompt's place in the pool, and the
+    number of its decode engine.
+    """
+
+    at_s: float
+    kind: Kind
+    prompt: int
+    decode: int
+
+
+def arrivals(
+    workload: Workload, rate_per_s: float, decodes: int, seed: int, first_fresh: int = 0
+) -> list[Arrival]:
+    """Returns the requests of a run in order of time: Poisson at `rate_per_s`, spread over `decodes` engines. Fresh
+    prompts are numbered from `first_fresh`.
+
+    The number of tight requests is the same in each run, so that runs differ in order and timing only. The same seed
+    gives the same requests at each rate, only closer together.
+    """
+    if rate_per_s <= 0:
+        raise ValueError(f"the rate must be above 0, got {rate_per_s}")
+    rng = random.Random(seed)
+    tight = round(workload.tight_share * workload.requests)
+    kinds: list[Kind] = ["tight" if place < tight else "loose" for place in range(workload.requests)]
+    rng.shuffle(kinds)
+    pool = {"tight": workload.tight_prompts, "loose": workload.loose_prompts}
+    at_s, made = 0.0, []
+    for number, kind in enumerate(kinds):
+        at_s += rng.expovariate(1.0) / rate_per_s
+        prompt = rng.randrange(pool[kind])
+        made.append(
+            Arrival(at_s, kind, first_fresh + number if workload.fresh else prompt, rng.randrange(decodes))
+        )
+    return made
+
+
+def rate(workload: Workload, load: float, bytes_per_s: float, token_bytes: float) -> float:
+    """Returns the requests/s whose KV, on average, is `load` of what the link carries."""
+    return load * bytes_per_s / (workload.mean_tokens * token_bytes)

@@ -1,0 +1,121 @@
+"""Whether a prefill fetches a prefix's KV from another engine or computes it again (stage 1, MFS 2.2).
+
+    fetch = lend + max over both ports of (bytes ahead of it / B(1-rho)) + bytes / min B(1-rho)
+    recompute = tokens * seconds per token
+    fetched if  fetch * (1 + margin) < recompute
+
+`lend` is the time until the lender's lease stands: its queue and a prefill of prefix + 1 token, nearly all of it a hit.
+Bytes ahead are those of flows at its own level or above, so the estimate is that of the class it will travel in. Both
+alternatives delay the same request, so their difference is what the request gains. Not claimed: what either costs
+others; the arbiter's levels and the bound on lending keep that small.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated
+
+from policies.flow.base import BadEvent
+from policies.routing.params import Number, Whole, check
+
+
+class FetchReason(StrEnum):
+    """The reason of a choice between fetching and computing again."""
+
+    FASTER = "faster"
+    """The fetch is expected to be done earlier, by more than the margin."""
+    SLOWER = "slower"
+    """Computing is expected to be done earlier, or no later than the margin."""
+    TOO_SHORT = "too_short"
+    """The prefix has fewer tokens than are worth a fetch."""
+    LENDER_FULL = "lender_full"
+    """The lender's KV cache is used too much to pin more of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchConfig:
+    """When a prefix is worth fetching."""
+
+    margin: Annotated[float, Number(low=0.0)] = 0.25
+    """Share by which the fetch must be expected to be faster, because a failed fetch is computed again as well."""
+    least_tokens: Annotated[int, Whole(1, unit="tokens")] = 256
+    """Fewest tokens that the prefix at the lender must be longer than the reader's own."""
+    most_kv_used: Annotated[float, Number(0.0, 1.0)] = 0.9
+    """Share of the lender's KV cache in use from which it lends nothing: a lease pins blocks."""
+
+    def __post_init__(self) -> None:
+        check(self, "fetch or recompute")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefix:
+    """A prefix that another engine holds, as seen when the reader has been chosen. All times in seconds."""
+
+    tokens: int
+    """Tokens that the reader would compute otherwise."""
+    size: int
+    """Bytes of their KV."""
+    lend_s: float
+    """Expected time until the lender's lease stands."""
+    compute_s_per_token: float
+    """The reader's prefill time of a token."""
+    egress_bytes_per_s: float
+    ingress_bytes_per_s: float
+    egress_ahead: int = 0
+    """Bytes of flows at the lender's egress that go before it."""
+    ingress_ahead: int = 0
+    """Bytes of flows at the reader's ingress that go before it."""
+    lender_kv_used: float = 0.0
+    """Share of the lender's KV cache that is in use."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchChoice:
+    """Whether to fetch, why, and the numbers for `explain`."""
+
+    fetch: bool
+    reason: FetchReason
+    fetch_s: float
+    recompute_s: float
+    terms: Mapping[str, float]
+
+
+def choose(prefix: Prefix, config: FetchConfig) -> FetchChoice:
+    """Returns the choice. Raises BadEvent for a number that is negative or NaN, or a port without bandwidth."""
+    _check(prefix)
+    wait_s = max(
+        prefix.egress_ahead / prefix.egress_bytes_per_s, prefix.ingress_ahead / prefix.ingress_bytes_per_s
+    )
+    move_s = prefix.size / min(prefix.egress_bytes_per_s, prefix.ingress_bytes_per_s)
+    fetch_s = prefix.lend_s + wait_s + move_s
+    recompute_s = prefix.tokens * prefix.compute_s_per_token
+    if prefix.tokens < config.least_tokens:
+        reason = FetchReason.TOO_SHORT
+    elif prefix.lender_kv_used >= config.most_kv_used:
+        reason = FetchReason.LENDER_FULL
+    elif fetch_s * (1 + config.margin) < recompute_s:
+        reason = FetchReason.FASTER
+    else:
+        reason = FetchReason.SLOWER
+    terms = {"lend_s": prefix.lend_s, "wait_s": wait_s, "move_s": move_s, "tokens": float(prefix.tokens)}
+    return FetchChoice(reason is FetchReason.FASTER, reason, fetch_s, recompute_s, terms)
+
+
+def _check(prefix: Prefix) -> None:
+    for name in (
+        "tokens",
+        "size",
+        "lend_s",
+        "compute_s_per_token",
+        "egress_ahead",
+        "ingress_ahead",
+        "lender_kv_used",
+    ):
+        value = getattr(prefix, name)
+        if not (math.isfinite(value) and value >= 0):
+            raise BadEvent(f"prefix: {name} is {value!r}: it must be finite and at least 0")
+    for name in ("egress_bytes_per_s", "ingress_bytes_per_s"):
+        value = getattr(prefix, name)
+        if not (math.isfinite(value) and value > 0):
+            raise BadEvent(f"prefix: {name} is {value!r}: it must be finite and above 0")

@@ -1,0 +1,106 @@
+"""Agents in processes of their own, and workers that move bytes by time alone."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from actors.flow.client import ReadsClient
+from actors.flow.reader import Finished, Post, ReaderConfig
+from policies.flow.base import Flow, Stage
+
+
+class AgentProcess:
+    """`python -m actors.flow.host` on a unix socket, with two nodes `a` and `z`."""
+
+    def __init__(self, folder: Path, secret: str = "", **config: object) -> None:
+        self.address = f"unix:{folder}/agent.sock"
+        self._command = [sys.executable, "-m", "actors.flow.host", "--node", "z", "--knows", "a"]
+        self._command += ["--listen", self.address, "--config", json.dumps(config)]
+        self._secret = secret
+        self.start()
+
+    def start(self) -> None:
+        """Starts the process and waits until it takes connections."""
+        env = {**os.environ, "SLUICE_WIRE_SECRET": self._secret}
+        self.process = subprocess.Popen(self._command, stdout=subprocess.PIPE, env=env, text=True)
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline().startswith("ready ")
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal to the process."""
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """Kills the process and waits for its end."""
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+class ReadingWorker:
+    """A worker that drives a `ReadsClient`, and lets each post take `seconds`. By default it waits long for a silent
+    agent, which on a busy machine may only wait for its turn."""
+
+    def __init__(
+        self,
+        address: str,
+        name: str = "w",
+        secret: bytes | None = None,
+        seconds: float = 0.0,
+        silent_s: float = 30.0,
+    ) -> None:
+        self.client = ReadsClient(address, "z", name, secret, ReaderConfig(silent_s))
+        self.seconds = seconds
+        self.posts: list[Post] = []
+        self.finished: dict[str, Finished] = {}
+        self._moving: list[tuple[float, Post]] = []
+
+    def read(self, name: str, chunks: int = 4, bound_s: float = 30.0, due_s: float | None = 5.0) -> None:
+        """Submits a read of this many chunks of 1 MiB."""
+        size = 2**20
+        flow = Flow(
+            flow_id=name,
+            request_id=f"r-{name}",
+            batch=f"b-{name}",
+            stage=Stage.P2D,
+            source="a",
+            target="z",
+            size=chunks * size,
+            due_s=due_s,
+        )
+        self._do(self.client.submit(flow, [size] * chunks, bound_s))
+
+    def step(self) -> None:
+        """Takes what came, and ends posts whose time is over."""
+        self._do(self.client.step())
+        now_s = time.monotonic()
+        for done_s, post in [moving for moving in self._moving if moving[0] <= now_s]:
+            self._moving.remove((done_s, post))
+            self._do(self.client.chunk_done(post, self.seconds))
+
+    def run(self, until: Callable[[], object], limit_s: float = 20.0) -> None:
+        """Steps until `until()` holds. Raises TimeoutError if it does not within `limit_s`."""
+        end_s = time.monotonic() + limit_s
+        while not until():
+            if time.monotonic() > end_s:
+                raise TimeoutError(f"finished {sorted(self.finished)}, held {self.client.reader.held}")
+            self.step()
+            self.client.wait(0.001)
+
+    def done(self, *names: str) -> Callable[[], bool]:
+        """Returns a condition: the reads of these names are over."""
+        return lambda: all(name in self.finished for name in names)
+
+    def _do(self, what: list[Post | Finished]) -> None:
+        for item in what:
+            if isinstance(item, Post):
+                self.posts.append(item)
+                self._moving.append((time.monotonic() + self.seconds, item))
+            else:
+                self.finished[item.flow_id] = item

@@ -1,0 +1,197 @@
+"""The reader's state machine: permits and chunks by hand, and every way in which reads go on without a permit."""
+
+import pytest
+
+from actors.flow.reader import Finished, Post, Reader, ReaderConfig, Send
+from actors.wire.messages import (
+    Beat,
+    ChunkDone,
+    FlowRefused,
+    Permitted,
+    SubmitFlow,
+    Unscheduled,
+    WithdrawFlow,
+)
+from policies.flow.base import Flow, Stage
+
+
+def flow(name: str = "f", size: int = 40, due_s: float | None = 2.0) -> Flow:
+    return Flow(
+        flow_id=name,
+        request_id=f"r-{name}",
+        batch="b",
+        stage=Stage.P2D,
+        source="a",
+        target="z",
+        size=size,
+        due_s=due_s,
+    )
+
+
+def joined(silent_s: float = 0.020) -> Reader:
+    reader = Reader(ReaderConfig(silent_s))
+    assert reader.joined(0.0) == []
+    return reader
+
+
+CHUNKS = (10, 10, 10, 10)
+
+
+def test_a_read_is_posted_chunk_by_chunk_as_it_is_permitted() -> None:
+    reader = joined()
+    assert reader.submit(flow(), CHUNKS, 9.0, 1.0) == [Send(SubmitFlow(flow()))]
+    # 25 bytes hold two chunks of 10, not three
+    first = Post("f", 0, 2, 20, 3)
+    assert reader.received(Permitted("f", 25, 3), 1.1) == [first]
+    second = Post("f", 2, 1, 10, 2)
+    assert reader.received(Permitted("f", 10, 2), 1.2) == [second]
+    assert reader.chunk_done(first, 0.2, 1.3) == [Send(ChunkDone("f", 20, 0.2))]
+    assert reader.chunk_done(second, 0.2, 1.4) == [Send(ChunkDone("f", 10, 0.2))]
+    third = Post("f", 3, 1, 10, 1)
+    assert reader.received(Permitted("f", 10, 1), 1.6) == [third]
+    # it waited from 1.0 to 1.1 and from 1.4 to 1.6 with nothing in flight
+    ended = reader.chunk_done(third, 0.1, 1.7)
+    assert ended == [Send(ChunkDone("f", 10, 0.1, True)), Finished("f", False, pytest.approx(0.3), None)]
+    assert (reader.permits, reader.unscheduled, reader.waits) == (3, {}, False)
+
+
+def test_a_permit_allows_at_least_one_chunk_and_a_whole_one_allows_all() -> None:
+    reader = joined()
+    reader.submit(flow(), CHUNKS, 9.0, 0.0)
+    assert reader.received(Permitted("f", 3, 1), 0.0) == [Post("f", 0, 1, 10, 1)]
+    assert reader.received(Permitted("f", 3, 1, whole=True), 0.0) == [Post("f", 1, 3, 30, 1)]
+    assert reader.received(Permitted("f", 3, 1), 0.0) == []
+
+
+def test_without_an_agent_a_read_is_posted_whole_at_once() -> None:
+    reader = Reader()
+    post = Post("f", 0, 4, 40, None)
+    assert reader.submit(flow(), CHUNKS, 9.0, 0.0) == [post]
+    assert reader.chunk_done(post, 0.5, 0.5) == [Finished("f", False, 0.0, "no_agent")]
+
+
+def test_silence_counts_only_the_workers_own_time_and_every_message_ends_it() -> None:
+    reader = joined()
+    reader.submit(flow(), CHUNKS, 9.0, 0.0)
+    assert reader.tick(5.0, 0.019) == []
+    assert reader.received(Beat(), 5.0) == []
+    assert reader.tick(5.1, 0.019) == []
+    assert reader.tick(5.2, 0.001) == [
+        Post("f", 0, 4, 40, None),
+        Send(Unscheduled("f", 40, "silent", 5.2)),
+    ]
+
+
+def test_while_the_agent_is_silent_no_new_read_is_held_and_its_first_word_ends_that() -> None:
+    reader = joined()
+    reader.submit(flow("a"), CHUNKS, 9.0, 0.0)
+    reader.tick(0.02, 0.02)
+    assert reader.submit(flow("b"), CHUNKS, 9.0, 1.0) == [
+        Send(SubmitFlow(flow("b"))),
+        Post("b", 0, 4, 40, None),
+        Send(Unscheduled("b", 40, "silent", 0.0)),
+    ]
+    assert reader.received(Permitted("b", 40, 1), 2.0) == []
+    assert reader.submit(flow("c"), CHUNKS, 9.0, 2.0) == [Send(SubmitFlow(flow("c")))]
+    assert reader.held == ("c",)
+    assert reader.unscheduled == {"silent": 2}
+
+
+def test_the_silence_before_a_read_is_held_does_not_count() -> None:
+    reader = joined()
+    reader.submit(flow("a"), CHUNKS, 9.0, 0.0)
+    reader.tick(0.015, 0.015)
+    reader.abort("a", 0.015)
+    reader.submit(flow("b"), CHUNKS, 9.0, 0.015)
+    assert reader.tick(0.03, 0.015) == []
+
+
+def test_at_its_bound_a_read_is_posted_though_the_agent_lives() -> None:
+    reader = joined()
+    reader.submit(flow(), CHUNKS, 0.5, 1.0)
+    first = Post("f", 0, 1, 10, 4)
+    assert reader.received(Permitted("f", 10, 4), 1.1) == [first]
+    reader.received(Beat(), 1.49)
+    assert reader.tick(1.49, 0.001) == []
+    reader.received(Beat(), 1.5)
+    rest = Post("f", 1, 3, 30, None)
+    assert reader.tick(1.5, 0.001) == [rest, Send(Unscheduled("f", 30, "bound", pytest.approx(0.1)))]
+    # the agent hears of every chunk, and of the end with the last
+    assert reader.chunk_done(rest, 0.3, 1.8) == [Send(ChunkDone("f", 30, 0.3))]
+    ended = reader.chunk_done(first, 0.8, 1.9)
+    assert ended == [Send(ChunkDone("f", 10, 0.8, True)), Finished("f", False, pytest.approx(0.1), "bound")]
+
+
+def test_a_new_agent_is_told_what_is_left_and_what_is_on_its_way() -> None:
+    reader = joined()
+    reader.submit(flow("a"), CHUNKS, 9.0, 0.0)
+    done = reader.received(Permitted("a", 10, 1), 0.0)[0]
+    reader.received(Permitted("a", 10, 1), 0.0)
+    assert isinstance(done, Post)
+    reader.chunk_done(done, 0.1, 0.1)
+    reader.lost()
+    assert reader.tick(0.11, 0.01) == []
+    again = reader.joined(0.5)
+    # 10 have arrived, 10 are in flight, 20 are held; 0.5 s of the deadline are over
+    assert again == [Send(SubmitFlow(flow("a", 30, 1.5), posted=10))]
+
+
+def test_a_lost_agent_holds_nothing_for_longer_than_a_silent_one() -> None:
+    reader = joined()
+    reader.submit(flow(), CHUNKS, 9.0, 0.0)
+    reader.lost()
+    assert reader.tick(0.01, 0.01) == []
+    post = Post("f", 0, 4, 40, None)
+    assert reader.tick(0.02, 0.01) == [post]
+    # the next agent learns of bytes that are in flight, because they load its ports
+    assert reader.joined(0.1) == [Send(SubmitFlow(flow("f", 40, 1.9), posted=40))]
+    assert reader.chunk_done(post, 0.3, 0.3) == [
+        Send(ChunkDone("f", 40, 0.3, True)),
+        Finished("f", False, pytest.approx(0.02), "agent_lost"),
+    ]
+
+
+def test_after_an_abort_nothing_is_posted_and_the_end_waits_for_the_chunk_in_flight() -> None:
+    reader = joined()
+    reader.submit(flow(), CHUNKS, 9.0, 0.0)
+    post = reader.received(Permitted("f", 10, 1), 0.0)[0]
+    assert isinstance(post, Post)
+    assert reader.abort("f", 0.1) == [Send(WithdrawFlow("f", 10))]
+    assert reader.received(Permitted("f", 10, 1), 0.1) == []
+    assert reader.tick(99.0, 99.0) == []
+    assert reader.abort("f", 0.2) == []
+    assert reader.chunk_done(post, 0.2, 0.3) == [
+        Send(ChunkDone("f", 10, 0.2, True)),
+        Finished("f", True, 0.0, None),
+    ]
+
+
+def test_an_abort_of_a_held_read_ends_it_at_once() -> None:
+    reader = joined()
+    reader.submit(flow(), CHUNKS, 9.0, 0.0)
+    assert reader.abort("f", 0.1) == [Send(WithdrawFlow("f", 0)), Finished("f", True, 0.1, None)]
+    assert reader.abort("f", 0.1) == []
+
+
+def test_a_refused_flow_is_posted() -> None:
+    reader = joined()
+    reader.submit(flow(), CHUNKS, 9.0, 0.0)
+    assert reader.received(FlowRefused("f", "too many"), 0.0) == [
+        Post("f", 0, 4, 40, None),
+        Send(Unscheduled("f", 40, "refused", 0.0)),
+    ]
+
+
+@pytest.mark.parametrize("chunks", [(), (40, 0), (50, -10), (10, 10)])
+def test_chunks_that_are_not_the_flow_are_refused(chunks: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="add up to 40"):
+        joined().submit(flow(), chunks, 9.0, 0.0)
+
+
+def test_an_id_in_use_and_a_chunk_that_was_not_posted_are_refused() -> None:
+    reader = joined()
+    reader.submit(flow(), CHUNKS, 9.0, 0.0)
+    with pytest.raises(ValueError, match="being read already"):
+        reader.submit(flow(), CHUNKS, 9.0, 0.0)
+    with pytest.raises(ValueError, match="no chunk in flight"):
+        reader.chunk_done(Post("f", 0, 1, 10, 1), 0.1, 0.1)

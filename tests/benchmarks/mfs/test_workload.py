@@ -1,0 +1,54 @@
+"""The requests of a run: the same for each policy, as many of each class in each run, at the rate that is asked for."""
+
+from itertools import pairwise
+
+import pytest
+
+from benchmarks.mfs.workload import KINDS, Workload, arrivals, rate
+
+
+def test_a_seed_gives_the_same_requests_at_every_rate_only_closer_together() -> None:
+    slow, fast = (arrivals(Workload(), per_s, 2, seed=3) for per_s in (1.0, 2.0))
+    assert [(a.kind, a.prompt, a.decode) for a in slow] == [(a.kind, a.prompt, a.decode) for a in fast]
+    assert [a.at_s for a in slow] == pytest.approx([2 * a.at_s for a in fast])
+    assert slow != arrivals(Workload(), 1.0, 2, seed=4)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_each_run_has_the_same_mix_and_meets_the_rate(seed: int) -> None:
+    workload = Workload(requests=2_000)
+    made = arrivals(workload, 10.0, 2, seed)
+    # 77 % of 2,000
+    assert sum(a.kind == "tight" for a in made) == 1_540
+    # 2,000 exponential gaps of mean 0.1 s: 200 s, with a standard deviation of 4.5 s
+    assert made[-1].at_s == pytest.approx(200.0, abs=20.0)
+    assert {a.decode for a in made} == {0, 1}
+    assert all(b.at_s > a.at_s for a, b in pairwise(made))
+
+
+def test_the_rate_fills_the_share_of_the_link_that_is_asked_for() -> None:
+    workload = Workload(tight_share=0.5, tight_tokens=100, loose_tokens=300)
+    # 200 tokens of 10 bytes on average: 2,000 bytes a request; 80 % of 50 kB/s are 40 kB/s
+    assert rate(workload, 0.8, 50e3, 10.0) == pytest.approx(20.0)
+
+
+def test_prompts_differ_from_the_first_token_on_and_are_the_same_each_time() -> None:
+    workload = Workload()
+    prompts = [workload.prompt(kind, number) for kind in KINDS for number in range(12)]
+    assert {len(prompt) for prompt in prompts} == {256, 2_000}
+    assert len({tuple(prompt[:16]) for prompt in prompts}) == 24
+    assert prompts[3] == workload.prompt("tight", 3)
+
+
+def test_fresh_prompts_never_come_twice() -> None:
+    workload = Workload(fresh=True)
+    made = [*arrivals(workload, 1.0, 2, 1, first_fresh=8), *arrivals(workload, 1.0, 2, 2, first_fresh=248)]
+    assert sorted(a.prompt for a in made) == list(range(8, 488))
+    # everything else is as without
+    pool = arrivals(Workload(), 1.0, 2, 1)
+    assert [(a.at_s, a.kind, a.decode) for a in made[:240]] == [(a.at_s, a.kind, a.decode) for a in pool]
+
+
+def test_a_rate_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="above 0"):
+        arrivals(Workload(), 0.0, 2, 1)

@@ -1,0 +1,60 @@
+"""Fetching a prefix against computing it again: the arithmetic by hand, and what is refused."""
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+
+from policies.flow.base import BadEvent
+from policies.flow.fetch_or_recompute import FetchConfig, FetchReason, Prefix, choose
+from policies.routing.params import BadParameter
+
+HERE = Prefix(
+    tokens=2000,
+    size=50_000_000,
+    lend_s=0.1,
+    compute_s_per_token=0.001,
+    egress_bytes_per_s=1e8,
+    ingress_bytes_per_s=5e7,
+)
+"""Fetch 0.1 + 5e7 / 5e7 = 1.1 s, recompute 2 s."""
+
+
+def test_both_alternatives_by_hand() -> None:
+    choice = choose(HERE, FetchConfig())
+    assert (choice.fetch, choice.reason) == (True, FetchReason.FASTER)
+    assert (choice.fetch_s, choice.recompute_s) == (pytest.approx(1.1), pytest.approx(2.0))
+    assert choice.terms == {"lend_s": 0.1, "wait_s": 0.0, "move_s": 1.0, "tokens": 2000.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "fetch_s"),
+    [
+        # ahead: max(4e7 / 1e8, 3e7 / 5e7) = 0.6 s -> 1.7 s, no longer 25 % faster than 2 s
+        ({"egress_ahead": 40_000_000, "ingress_ahead": 30_000_000}, FetchReason.SLOWER, 1.7),
+        ({"lend_s": 0.5}, FetchReason.FASTER, 1.5),
+        ({"lend_s": 0.6}, FetchReason.SLOWER, 1.6),  # 1.6 * 1.25 = 2.0, not below it
+        ({"tokens": 255, "compute_s_per_token": 1.0}, FetchReason.TOO_SHORT, 1.1),
+        ({"lender_kv_used": 0.9}, FetchReason.LENDER_FULL, 1.1),
+    ],
+)
+def test_when_a_prefix_is_not_fetched(change: dict[str, Any], reason: FetchReason, fetch_s: float) -> None:
+    choice = choose(dataclasses.replace(HERE, **change), FetchConfig())
+    assert choice.reason is reason
+    assert choice.fetch is (reason is FetchReason.FASTER)
+    assert choice.fetch_s == pytest.approx(fetch_s)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"size": -1}, {"lend_s": math.nan}, {"egress_bytes_per_s": 0.0}, {"ingress_bytes_per_s": math.inf}],
+)
+def test_numbers_that_cannot_be_are_refused_by_name(change: dict[str, Any]) -> None:
+    with pytest.raises(BadEvent, match=next(iter(change))):
+        choose(dataclasses.replace(HERE, **change), FetchConfig())
+
+
+def test_the_configuration_is_checked() -> None:
+    with pytest.raises(BadParameter, match="margin"):
+        FetchConfig(margin=-0.1)

@@ -1,0 +1,149 @@
+"""When engines are lent to the other role and when they come back. Times are in seconds; scores are given."""
+
+from dataclasses import replace
+
+import pytest
+
+from policies.routing.flowkv.regimes import RegimeThresholds, assess
+from policies.routing.flowkv.role_switch import Engine, RoleSwitchConfig, RoleSwitcher, Switch
+from policies.state.views import Health, Quarantine, Role, Snapshot, Worker
+
+P, D = Role.PREFILL, Role.DECODE
+# busy above 0.5, overloaded above 0.9, idle below 0.2
+THRESHOLDS = RegimeThresholds()
+CONFIG = RoleSwitchConfig(switch_s=10.0, after_s=2.0)
+
+
+class Fleet:
+    """Engines of one worker each, whose present roles and load scores a test sets."""
+
+    def __init__(self, config: RoleSwitchConfig = CONFIG, **homes: Role) -> None:
+        self.homes, self.roles = homes, dict(homes)
+        self.scores = dict.fromkeys(homes, 0.6)
+        self.switcher = RoleSwitcher(config, THRESHOLDS)
+        self.workers = {
+            name: Worker(name, role, "g", "n", Health.READY, 4, 1000) for name, role in homes.items()
+        }
+        self.engines = {name: Engine(role, (name,)) for name, role in homes.items()}
+
+    def look(self, now_s: float, obey: bool = True) -> list[tuple[str, Role]]:
+        """The orders at a time; engines that `obey` have their new role at the next look."""
+        workers = {name: replace(w, role=self.roles[name]) for name, w in self.workers.items()}
+        p, d = ({n: self.scores[n] for n, role in self.roles.items() if role is wanted} for wanted in (P, D))
+        seen = assess(p, d, THRESHOLDS, now_s, None)
+        orders = self.switcher.look(Snapshot(now_s, workers, (), {}), seen, self.engines)
+        assert all(isinstance(order, Switch) and order.reason for order in orders)
+        if obey:
+            self.roles |= {order.engine_id: order.role for order in orders}
+        return [(order.engine_id, order.role) for order in orders]
+
+
+def busy_prefill(config: RoleSwitchConfig = CONFIG) -> Fleet:
+    """One busy prefill engine, and three decode engines, of which two are idle."""
+    fleet = Fleet(config, p0=P, d0=D, d1=D, d2=D)
+    fleet.scores = {"p0": 0.8, "d0": 0.6, "d1": 0.1, "d2": 0.1}
+    return fleet
+
+
+def test_an_idle_engine_is_lent_after_the_role_has_been_busy_for_a_while_and_comes_back() -> None:
+    fleet = busy_prefill()
+    assert [fleet.look(t) for t in (0.0, 1.0)] == [[], []]
+    assert fleet.look(2.0) == [("d1", P)]
+    # the loan has shown its effect: C^p is (0.8 + 0.1) / 2 = 0.45, so prefill is not busy any more
+    assert [fleet.look(t) for t in (3.0, 11.0)] == [[], []]
+    assert fleet.look(12.0) == [("d1", D)]
+    # prefill is busy again from 13 on, for `after_s`; then d1 still rests
+    assert [fleet.look(t) for t in (13.0, 14.0)] == [[], []]
+    assert fleet.look(15.0) == [("d2", P)]
+
+
+def test_one_engine_is_lent_at_a_time_and_a_busy_role_keeps_it() -> None:
+    fleet = busy_prefill()
+    # C^p = 3.1 / 2 with d1, 3.2 / 3 with d2, both above 0.5
+    fleet.scores["p0"] = 3.0
+    fleet.look(0.0)
+    assert fleet.look(2.0) == [("d1", P)]
+    assert fleet.look(3.0) == []
+    assert fleet.look(4.0) == [("d2", P)]
+    # both loans would end, at 12 and 14; prefill is still the busier role, so they are renewed
+    assert [fleet.look(float(t)) for t in range(5, 22)] == [[]] * 17
+    fleet.scores["p0"] = 0.1
+    assert fleet.look(23.0) == [("d1", D)]
+    assert fleet.look(24.0) == [("d2", D)]
+
+
+def test_an_engine_goes_back_at_once_when_its_home_role_is_overloaded() -> None:
+    fleet = busy_prefill()
+    fleet.look(0.0)
+    fleet.look(2.0)
+    fleet.scores |= {"d0": 1.5, "d2": 0.5}  # C^d = 1.0 > 0.9
+    assert fleet.look(3.0) == [("d1", D)]
+
+
+def test_a_burst_lends_nothing() -> None:
+    fleet = busy_prefill()
+    orders = []
+    for t in range(20):
+        fleet.scores["p0"] = 0.8 if t % 2 else 0.3
+        orders += fleet.look(float(t))
+    assert orders == []
+
+
+def test_the_last_engine_of_a_role_in_its_group_is_never_lent() -> None:
+    fleet = Fleet(p0=P, d0=D)
+    fleet.scores = {"p0": 0.8, "d0": 0.1}
+    assert [fleet.look(float(t)) for t in range(10)] == [[]] * 10
+    fleet = busy_prefill()
+    # d1 and d2 are idle, but d1 is the only decode engine of its group
+    fleet.workers["d1"] = replace(fleet.workers["d1"], group="other")
+    fleet.look(0.0)
+    assert fleet.look(2.0) == [("d2", P)]
+
+
+def test_engines_that_are_quarantined_or_not_ready_and_colocated_ones_are_not_lent() -> None:
+    fleet = Fleet(p0=P, d0=D, d1=D, d2=D, c0=Role.COLOCATED)
+    fleet.scores = {"p0": 0.8, "d0": 0.6, "d1": 0.1, "d2": 0.1, "c0": 0.1}
+    fleet.workers["d1"] = replace(fleet.workers["d1"], quarantine=Quarantine("failing", 0.0, 9.0))
+    fleet.workers["d2"] = replace(fleet.workers["d2"], health=Health.DRAINING)
+    assert [fleet.look(float(t)) for t in range(10)] == [[]] * 10
+
+
+def test_an_order_that_is_lost_is_given_again() -> None:
+    fleet = busy_prefill()
+    fleet.look(0.0)
+    assert fleet.look(2.0, obey=False) == [("d1", P)]
+    # d1 rests by its unfinished loan, so d2 is asked once `after_s` has passed
+    assert fleet.look(4.0) == [("d2", P)]
+    fleet.scores["p0"] = 0.1
+    assert fleet.look(14.0, obey=False) == [("d2", D)]
+    assert fleet.look(15.0) == [("d2", D)]
+
+
+def test_a_new_router_calls_lent_engines_home() -> None:
+    fleet = busy_prefill()
+    fleet.roles["d1"] = P
+    fleet.scores["p0"] = 0.1
+    assert [fleet.look(t) for t in (0.0, 9.0, 10.0)] == [[], [], [("d1", D)]]
+    fleet = busy_prefill(RoleSwitchConfig())
+    fleet.roles["d1"] = P
+    assert fleet.look(0.0) == [("d1", D)]
+
+
+def test_without_switch_s_nothing_is_lent() -> None:
+    fleet = busy_prefill(RoleSwitchConfig())
+    assert [fleet.look(float(t)) for t in range(10)] == [[]] * 10
+
+
+def test_engines_of_several_ranks_switch_as_one() -> None:
+    fleet = busy_prefill()
+    fleet.engines = {"p0": Engine(P, ("p0",)), "d0": Engine(D, ("d0",)), "d": Engine(D, ("d1", "d2"))}
+    fleet.scores["d2"] = 0.6
+    assert [fleet.look(float(t)) for t in range(5)] == [[]] * 5
+    fleet.scores["d2"] = 0.1
+    assert fleet.look(5.0, obey=False) == [("d", P)]
+
+
+@pytest.mark.parametrize("options", [{"switch_s": -1.0}, {"after_s": float("nan")}])
+def test_impossible_options_are_named(options: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=f"role_switch: {next(iter(options))} is"):
+        RoleSwitchConfig(**options)
