@@ -27,7 +27,8 @@ FEW = 16
 class ForecastState:
     """The memory of a forecast, learned from `seen` windows.
 
-    `past` has (level, trend) after each of the last windows, and `errors[i]` the last residuals at HORIZONS[i] in requests/s; the newest are last.
+    `past` has (level, trend) after each of the last windows, and `errors[i]` the last
+    residuals at HORIZONS[i] in requests/s; the newest are last.
     """
 
     seen: int = 0
