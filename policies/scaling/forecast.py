@@ -1,0 +1,137 @@
+"""Arrivals ahead: level, damped trend, season, and quantiles of the forecast's own residuals at each lead.
+
+    y_t      requests/s in window t                     x_t = y_t / S_phase
+    L_t      = a x_t + (1 - a)(L_{t-1} + d T_{t-1})     level
+    T_t      = b (L_t - L_{t-1}) + (1 - b) d T_{t-1}    trend (a window)
+    S_phase += g (y_t / L_t - S_phase)                  season, used once a whole period has been seen
+    F_t(h)   = max(0, L_t + (d + .. + d^h) T_t) S_phase(t+h)
+
+(Gardner and McKenzie 1985, multiplicative season as Holt-Winters.) The residuals y_{t+h} - F_t(h) are kept for each
+horizon of `HORIZONS`; `upper` adds their quantile to F. Until there are `FEW` of them it adds the deviations of a
+Poisson count instead. The state is frozen, and every number in it is plain.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+from statistics import NormalDist
+from typing import Annotated
+
+from policies.routing.params import BadParameter, Number, Whole, check
+
+HORIZONS = (1, 2, 4, 8, 16, 32)
+"""The horizons, in windows, at which residuals are kept; a lead uses the next one that is not shorter."""
+FEW = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastState:
+    """The memory of a forecast, learned from `seen` windows.
+
+    `past` has (level, trend) after each of the last windows, and `errors[i]` the last
+    residuals at HORIZONS[i] in requests/s; the newest are last.
+    """
+
+    seen: int = 0
+    level: float = 0.0
+    trend: float = 0.0
+    season: tuple[float, ...] = ()
+    past: tuple[tuple[float, float], ...] = ()
+    errors: tuple[tuple[float, ...], ...] = field(default=((),) * len(HORIZONS))
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The smoothing of the forecast. `season_windows` is the period in windows (0: no season)."""
+
+    level_gain: Annotated[float, Number(above=0.0, high=1.0)] = 0.3  # ASSUMPTION: all gains
+    trend_gain: Annotated[float, Number(low=0.0, high=1.0)] = 0.1
+    damping: Annotated[float, Number(low=0.0, high=1.0)] = 0.8
+    season_gain: Annotated[float, Number(low=0.0, high=1.0)] = 0.2
+    season_windows: Annotated[int, Whole(0, 100_000)] = 0
+    kept_errors: Annotated[int, Whole(FEW, 4096)] = 128
+
+    def __post_init__(self) -> None:
+        check(self, "forecast")
+
+    def observed(self, state: ForecastState, rate: float) -> ForecastState:
+        """Returns the state after one more window with `rate` requests/s. Raises BadParameter for an impossible
+        rate.
+        """
+        if not (math.isfinite(rate) and rate >= 0.0):
+            raise BadParameter(f"forecast: {rate!r} requests/s: a rate must be a number >= 0")
+        errors = tuple(
+            (*kept, rate - forecast)[-self.kept_errors :]
+            if (forecast := self._past(state, h)) is not None
+            else kept
+            for h, kept in zip(HORIZONS, state.errors, strict=True)
+        )
+        season = self._season(state, state.seen)
+        plain = rate / season if season > 0.0 else rate
+        if not state.seen:
+            level, trend = plain, 0.0
+        else:
+            onward = state.level + self.damping * state.trend
+            level = max(0.0, self.level_gain * plain + (1.0 - self.level_gain) * onward)
+            trend = (
+                self.trend_gain * (level - state.level) + (1.0 - self.trend_gain) * self.damping * state.trend
+            )
+        return replace(
+            state,
+            seen=state.seen + 1,
+            level=level,
+            trend=trend,
+            season=self._learned(state, rate, level),
+            past=(*state.past, (level, trend))[-HORIZONS[-1] :],
+            errors=errors,
+        )
+
+    def mean(self, state: ForecastState, windows: int) -> float:
+        """Returns the expected requests/s `windows` windows after the last one seen."""
+        return self._ahead(state.level, state.trend, windows) * self._season(state, state.seen - 1 + windows)
+
+    def upper(self, state: ForecastState, windows: int, quantile: float, length_s: float) -> float:
+        """Returns the quantile of the requests/s `windows` windows ahead; windows are `length_s` seconds long."""
+        mean = self.mean(state, windows)
+        at = next((i for i, h in enumerate(HORIZONS) if h >= windows), len(HORIZONS) - 1)
+        errors = state.errors[at]
+        if len(errors) < FEW:
+            return mean + max(0.0, NormalDist().inv_cdf(quantile)) * math.sqrt(mean / length_s)
+        rank = math.ceil(quantile * len(errors)) - 1
+        return max(mean, mean + sorted(errors)[rank])
+
+    def peak(self, state: ForecastState, windows: int, quantile: float, length_s: float) -> float:
+        """Returns the greatest `upper` of 1 to `windows` windows ahead, at HORIZONS and at the last one."""
+        ahead = {h for h in HORIZONS if h < windows} | {max(1, windows)}
+        return max(self.upper(state, h, quantile, length_s) for h in sorted(ahead))
+
+    def _past(self, state: ForecastState, windows: int) -> float | None:
+        """Returns what was forecast `windows` windows ago for the window that comes next, or None."""
+        if len(state.past) < windows:
+            return None
+        return self._ahead(*state.past[-windows], windows) * self._season(state, state.seen)
+
+    def _ahead(self, level: float, trend: float, windows: int) -> float:
+        d = self.damping
+        steps = float(windows) if d == 1.0 else d * (1.0 - d**windows) / (1.0 - d)
+        return max(0.0, level + steps * trend)
+
+    def _season(self, state: ForecastState, window: int) -> float:
+        """Returns the factor of a window by its number; 1 until a whole period has been seen."""
+        if not self.season_windows or state.seen < self.season_windows or not state.season:
+            return 1.0
+        return state.season[window % self.season_windows]
+
+    def _learned(self, state: ForecastState, rate: float, level: float) -> tuple[float, ...]:
+        if not self.season_windows:
+            return ()
+        season = list(state.season) or [1.0] * self.season_windows
+        phase = state.seen % self.season_windows
+        if state.seen < self.season_windows:
+            # In the first period the rates themselves are kept; they become factors when it ends.
+            season[phase] = rate
+            if state.seen == self.season_windows - 1:
+                mean = sum(season) / len(season)
+                season = [max(0.05, one / mean) if mean > 0.0 else 1.0 for one in season]
+        elif level > 0.0:
+            season[phase] = max(0.05, season[phase] + self.season_gain * (rate / level - season[phase]))
+        return tuple(season)

@@ -1,0 +1,54 @@
+"""From wanted counts to the moves of single engines.
+
+Roles that have too many engines give them to roles that have too few (switch); then warm engines are activated. With
+`missing` serving engines after that, `idle` warm ones left, `starting` ones and `leaving` ones:
+
+    lack = missing + warm - idle - starting - leaving
+    lack > 0   that many are started; they become warm, and are activated when they are ready
+    lack < 0   that many stop, first of the leaving ones, then of the idle ones; the other leaving ones become warm
+
+The moves are those that are missing now, so the same plan without any change in the fleet has the same moves.
+"""
+
+from policies.scaling.base import Counts, Move, Way, serving_now
+from policies.scaling.observation import Duty, EngineView, Observation
+from policies.scaling.warm_pool import first_to_activate, first_to_leave
+from policies.state.views import Role
+
+ROLES = (Role.PREFILL, Role.DECODE, Role.COLOCATED)
+
+
+def moves(seen: Observation, serving: Counts, warm: int) -> tuple[Move, ...]:
+    """Returns the moves from what `seen` has to `serving` engines by role and `warm` warm ones."""
+    now = serving_now(seen)
+    leaving = _too_many(seen, now, serving)
+    missing = [role for role in ROLES for _ in range(serving.of(role) - now.of(role))]
+    idle = first_to_activate(seen.with_duty(Duty.WARM))
+    starting = len(seen.with_duty(Duty.STARTING))
+    switched, activated = min(len(missing), len(leaving)), 0
+    found = [Move(Way.SWITCH, e.engine, role) for e, role in zip(leaving, missing, strict=False)]
+    missing, leaving = missing[switched:], leaving[switched:]
+    activated = min(len(missing), len(idle))
+    found += [Move(Way.ACTIVATE, e.engine, role) for e, role in zip(idle, missing, strict=False)]
+    missing, idle = missing[activated:], idle[activated:]
+    lack = len(missing) + warm - len(idle) - starting - len(leaving)
+    if lack > 0:
+        roles = (missing + [Role.DECODE if serving.decode else Role.COLOCATED] * lack)[:lack]
+        found += [Move(Way.START, "", role) for role in roles]
+    stopped = leaving[: max(0, -lack)]
+    found += [Move(Way.STOP, e.engine, e.role) for e in stopped]
+    found += [Move(Way.DEACTIVATE, e.engine, e.role) for e in leaving[len(stopped) :]]
+    # The warm ones that would be activated last stop first.
+    found += [Move(Way.STOP, e.engine, e.role) for e in idle[::-1][: max(0, -lack - len(stopped))]]
+    return tuple(found)
+
+
+def _too_many(seen: Observation, now: Counts, serving: Counts) -> list[EngineView]:
+    """Returns the engines that leave their role, each role's in the order of `first_to_leave`."""
+    found: list[EngineView] = []
+    for role in ROLES:
+        surplus = now.of(role) - serving.of(role)
+        if surplus > 0:
+            own = [e for e in seen.engines if e.duty is Duty.ACTIVE and e.role is role]
+            found += first_to_leave(own)[:surplus]
+    return found

@@ -1,0 +1,188 @@
+"""Sluice's scaling policy, one decision at a time; the closed loops are in `test_closed_loop`."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.routing.params import BadParameter
+from policies.scaling.base import Counts, Limits, Way, stepped
+from policies.scaling.joint import Joint, JointState
+from tests.policies.scaling.fixtures import engines, seen
+
+LIMITS = Limits(prefill_max=12, decode_max=12, budget=24)
+
+
+def steady(policy: Joint, rate: float, prefill: int, decode: int, windows: int = 30) -> JointState:
+    """Returns the state after a steady load, with the counts that it began with wanted still."""
+    state, fleet = policy.initial(), engines(prefill, decode)
+    for window in range(windows):
+        state = policy.step(seen(rate, fleet, window), state).state
+        state = dataclasses.replace(state, wanted=Counts(prefill, decode), calm_since_s=None)
+    return state
+
+
+def test_enough_is_left_alone() -> None:
+    policy = Joint(limits=LIMITS)
+    step = policy.step(seen(8.0, engines(4, 3), 30), steady(policy, 8.0, 4, 3))
+    assert step.plan.serving == (4, 3, 0) and step.plan.moves == ()
+    assert "2000 + 100 tokens; level 8/s" in step.reasons[0]
+
+
+def test_a_role_switch_is_cheaper_than_a_start() -> None:
+    """Prefill lacks engines and decode has many more than it needs: no engine is added."""
+    policy = Joint(limits=LIMITS)
+    state = steady(policy, 12.0, 2, 8)
+    step = policy.step(seen(12.0, engines(2, 8, warm=3), 30), state)
+    assert step.plan.serving.total == 10 and step.plan.serving.prefill > 2
+    assert {move.way for move in step.plan.moves if move.way is not Way.STOP} == {Way.SWITCH}
+    assert any("0 activate, 0 start" in reason for reason in step.reasons)
+
+
+def test_a_warm_engine_goes_before_a_new_one() -> None:
+    policy = Joint(limits=dataclasses.replace(LIMITS, warm_max=4))
+    step = policy.step(seen(12.0, engines(2, 3, warm=1), 30), steady(policy, 12.0, 2, 3))
+    ways = [move.way for move in step.plan.moves]
+    assert ways[0] is Way.ACTIVATE and ways.count(Way.ACTIVATE) == 1 and ways.count(Way.START) >= 1
+    assert step.plan.moves[0].engine == "w0"
+
+
+def test_no_report_holds_and_no_arrivals_shrink() -> None:
+    policy = Joint(limits=LIMITS, calm_s=60.0, cool_down_s=0.0)
+    state = steady(policy, 8.0, 6, 6)
+    silent = dataclasses.replace(seen(0.0, engines(6, 6), 40), windows=None)
+    held = policy.step(silent, state)
+    assert held.plan.serving == (6, 6, 0) and held.reasons == ("no report: hold",)
+    for window in range(40, 80):
+        step = policy.step(seen(0.0, engines(6, 6), window), state)
+        state = step.state
+    assert step.plan.serving == (1, 1, 0)
+    assert {move.way for move in step.plan.moves} == {Way.STOP}
+
+
+def test_one_window_is_learned_once() -> None:
+    policy = Joint(limits=LIMITS)
+    state = steady(policy, 8.0, 4, 3)
+    once = policy.step(seen(8.0, engines(4, 3), 30), state).state
+    again = policy.step(seen(8.0, engines(4, 3), 30, now_s=311.0), once).state
+    assert again.forecast == once.forecast and again.lengths == once.lengths
+
+
+def test_requests_that_wait_are_demand() -> None:
+    """300 queued prompts in 30 s are 10/s more for prefill alone; decode has one engine to give."""
+    policy = Joint(limits=LIMITS)
+    state = steady(policy, 8.0, 4, 3)
+    step = policy.step(seen(8.0, engines(4, 3), 30, queued=300), state)
+    assert step.plan.serving == (5, 2, 0)
+    pooled = policy.step(seen(8.0, engines(4, 3), 30, pooled=600), state)
+    assert pooled.plan.serving.prefill == 3 and pooled.plan.serving.decode > 3
+
+
+def test_a_short_budget_is_shared_by_need() -> None:
+    """100/s need 25 engines for prefill alone; nine are allowed. Five and four carry 21.8/s; four and five would carry
+    17.3/s, six and three 18.3/s.
+    """
+    policy = Joint(limits=dataclasses.replace(LIMITS, budget=9))
+    step = policy.step(seen(100.0, engines(4, 5), 30), steady(policy, 100.0, 4, 5))
+    assert step.plan.serving == (5, 4, 0)
+    assert any("at most" in reason for reason in step.reasons)
+
+
+def test_missed_objectives_raise_a_bounded_headroom() -> None:
+    policy = Joint(limits=LIMITS, headroom_most=0.3)
+    state, fleet = steady(policy, 8.0, 4, 3), engines(4, 3)
+    rooms = [state.headroom]
+    for window in range(30, 60):
+        state = policy.step(seen(8.0, fleet, window, met=80, missed=20), state).state
+        state = dataclasses.replace(state, wanted=Counts(4, 3))
+        rooms.append(state.headroom)
+    assert rooms == sorted(rooms) and rooms[-1] == 0.3
+    relaxed = policy.step(seen(8.0, fleet, 60), dataclasses.replace(state, attained=1.0)).state
+    assert relaxed.headroom < 0.3
+
+
+def test_an_infeasible_objective_adds_no_engines() -> None:
+    """Prompts take 0.2 s and TTFT is 0.1 s: no number of engines helps, and the reasons say so."""
+    policy = Joint(limits=LIMITS)
+    state = steady(policy, 4.0, 3, 3)
+    observation = seen(4.0, engines(3, 3), 30)
+    assert observation.windows is not None
+    tight = dataclasses.replace(observation.windows[0], ttft_slo_s=0.1)
+    step = policy.step(dataclasses.replace(observation, windows=(tight,)), state)
+    assert step.plan.serving == (3, 3, 0)
+    assert any("more engines do not help" in reason for reason in step.reasons)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    low=st.floats(0.1, 60.0),
+    more=st.floats(0.0, 60.0),
+    prefill=st.integers(1, 12),
+    decode=st.integers(1, 12),
+    warm=st.integers(0, 4),
+)
+def test_more_load_never_wants_fewer(low: float, more: float, prefill: int, decode: int, warm: int) -> None:
+    policy = Joint(limits=Limits(prefill_max=40, decode_max=40, budget=80))
+    totals = []
+    for rate in (low, low + more):
+        state, fleet = policy.initial(), engines(prefill, decode, warm=warm)
+        for window in range(5):
+            step = policy.step(seen(rate, fleet, window), state)
+            state = dataclasses.replace(step.state, wanted=Counts(prefill, decode), switched_s=-1e9)
+        totals.append(step.plan.serving.total)
+    assert totals[0] <= totals[1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rates=st.lists(st.floats(0.0, 200.0), min_size=1, max_size=12),
+    now=st.tuples(st.integers(0, 14), st.integers(0, 14), st.integers(0, 5)),
+    queued=st.integers(0, 2_000),
+    step_most=st.integers(1, 30),
+)
+def test_bounds_are_kept(rates: list[float], now: tuple[int, int, int], queued: int, step_most: int) -> None:
+    limits = Limits(2, 9, 1, 8, 0, 3, 0, 4, budget=14, step=step_most)
+    policy = Joint(limits=limits, calm_s=5.0, cool_down_s=0.0)
+    state, fleet = policy.initial(), engines(*now)
+    before = None
+    for window, rate in enumerate(rates):
+        observation = seen(rate, fleet, window, queued=queued)
+        step = policy.step(observation, state)
+        assert step == policy.step(observation, state)  # pure
+        serving, warm = step.plan.serving, step.plan.warm
+        assert 2 <= serving.prefill <= 9 and 1 <= serving.decode <= 8 and 0 <= serving.colocated <= 3
+        assert 0 <= warm <= 4 and serving.total + warm <= 14
+        if before is not None:
+            assert sum(max(0, a - b) for a, b in zip(serving, before, strict=True)) <= step_most
+        before, state = serving, step.state
+
+
+def test_steps_towards_counts() -> None:
+    assert stepped(Counts(4, 4), Counts(6, 2), 1) == (5, 3, 0)
+    assert stepped(Counts(4, 4), Counts(9, 4), 3) == (7, 4, 0)
+    assert stepped(Counts(4, 4), Counts(1, 2), 2) == (2, 4, 0)
+    assert stepped(Counts(4, 4), Counts(6, 6), 10) == (6, 6, 0)
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        ({"prefill_min": 5, "prefill_max": 4}, "lower one or raise the other"),
+        ({"prefill_min": 5, "decode_min": 5, "budget": 9}, "raise the budget"),
+        ({"decode_min": 0, "decode_max": 0}, "nothing would decode"),
+        ({"prefill_min": 0, "prefill_max": 0}, "nothing would prefill"),
+        ({"warm_min": 3, "warm_max": 2}, "warm_min"),
+        ({"budget": 0}, "budget"),
+    ],
+)
+def test_impossible_limits_are_refused(bad: dict[str, int], said: str) -> None:
+    with pytest.raises(BadParameter, match=said):
+        Limits(**bad)
+
+
+def test_a_short_budget_takes_warm_engines_first() -> None:
+    limits = Limits(1, 10, 1, 10, warm_max=5, budget=10)
+    assert limits.kept(Counts(6, 3), 5) == ((6, 3, 0), 1)
+    # 15 are 5 too many: 9 above the minimum of prefill, 4 of decode: 3.46 and 1.54 of them go
+    assert limits.kept(Counts(10, 5), 5) == ((7, 3, 0), 0)

@@ -1,0 +1,54 @@
+"""A policy's journal: replay decides every step again, from the beginning or from the middle, and finds what
+differs.
+"""
+
+import pytest
+
+from policies.scaling.journal import ScalingJournalError, header_line, replay, step_line
+from policies.scaling.registry import SCALING, make
+from tests.policies.scaling.fixtures import engines, seen
+
+
+def written(name: str, first: int) -> list[str]:
+    """Returns a journal of thirty steps of which the first `first` went to an earlier file."""
+    policy = make(name, {"limits": {"prefill_max": 9, "decode_max": 9, "warm_max": 2, "budget": 14}})
+    state, lines = policy.initial(), []
+    for i in range(30):
+        if i == first:
+            lines.append(header_line(policy, state, "1.0"))
+        observation = seen(3.0 + 7.0 * (i % 9), engines(3, 4, warm=1), i, queued=5 * i, missed=i)
+        step = policy.step(observation, state)
+        state = step.state
+        if i >= first:
+            lines.append(step_line(observation, step))
+    return lines
+
+
+@pytest.mark.parametrize("first", [0, 13])
+@pytest.mark.parametrize("name", SCALING)
+def test_a_journal_replays_to_the_same_plans(name: str, first: int) -> None:
+    replayed = list(replay(written(name, first)))
+    assert len(replayed) == 30 - first
+    assert all(one.same for one in replayed)
+
+
+def test_another_plan_is_found() -> None:
+    lines = written("joint", 0)
+    lines[7] = lines[7].replace('"serving":{"prefill":', '"serving":{"prefill":1', 1)
+    assert [i for i, one in enumerate(replay(lines)) if not one.same] == [6]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "line 2: no JSON"),
+        ('{"seen":{}}', "line 2"),
+        ('{"scaling":9,"version":"0.9"}', "replay it with the version that wrote it, 0.9"),
+        ('{"scaling":1,"policy":"magic","params":{},"state":{}}', "line 2: no scaling policy"),
+    ],
+)
+def test_lines_that_cannot_be_read_are_named(line: str, said: str) -> None:
+    with pytest.raises(ScalingJournalError, match=said):
+        list(replay([written("fixed", 0)[0], line]))
+    with pytest.raises(ScalingJournalError, match="begins with its header"):
+        list(replay(written("fixed", 0)[1:]))
