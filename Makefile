@@ -12,7 +12,7 @@ SLOW = live or vllm or chaos or browser
 export VENV PORT CONFIG ARGS PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-cuda serve test test-fast test-live test-live-pair test-live-app test-hosts lint lint-format lint-rules lint-types lint-arrows lint-prose lint-figures format bench-predictors bench-decisions bench-overhead bench-policies bench-papers bench-transfer bench-truth bench-versus bench-mfs chaos clean
+.PHONY: help setup setup-cuda serve test test-fast test-live test-live-pair test-live-app test-hosts lint lint-format lint-rules lint-types lint-arrows lint-prose lint-figures format bench-predictors bench-decisions bench-overhead bench-permits bench-policies bench-papers bench-transfer bench-truth bench-versus bench-mfs chaos clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -74,6 +74,9 @@ bench-predictors: setup ## accuracy and cost of the length predictors
 
 bench-decisions: setup ## time of a routing decision, a dispatcher tick, an event, an index lookup
 	$(PY) -m benchmarks.decisions $(ARGS)
+
+bench-permits: setup ## time of a permit of the flow arbiter among 1,000 flows
+	$(PY) -m benchmarks.permits $(ARGS)
 
 bench-policies: setup ## live: policies switched under load, balance (also with a pool that waits for a minute, and on vLLM), NetKV on two tiers, the composition's TTFT
 	$(PY) -m benchmarks.live.switching

@@ -25,6 +25,7 @@ from benchmarks.live.versus import ratio_of
 from benchmarks.results_io import load
 from benchmarks.runner import code_of
 from benchmarks.seeds import spread
+from benchmarks.transfer import report as transfer_report
 
 RESULTS = ROOT / "benchmarks/results"
 DOCUMENT = ROOT / "docs/results.md"
@@ -229,6 +230,11 @@ OTHERS: dict[str, Other] = {
         _predictors,
     ),
     "decisions/decisions.json": Other("Time of a decision", "python -m benchmarks.decisions", _decisions),
+    "transfer/transfer.json": Other(
+        "KV reads by the order of their blocks, as the pools grow old (FlowKV)",
+        "python -m benchmarks.transfer",
+        transfer_report.figures,
+    ),
     "overhead/overhead-sim.json": Other(
         "What Sluice adds to an engine: sim engines",
         "python -m benchmarks.live.overhead --only sim",

@@ -10,9 +10,14 @@ import itertools
 import re
 import textwrap
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from policies.dispatch.config import DispatchConfig
+from policies.flow import rmlq
+from policies.flow.config import ArbiterConfig
+from policies.flow.fetch_or_recompute import FetchConfig
+from policies.flow.registry import FLOW
 from policies.routing.balance.balance_route_h import BalanceRouteH
 from policies.routing.base import Needs
 from policies.routing.deepflow.pd_heatmap import PdHeatmap
@@ -69,7 +74,14 @@ left; `explain` shows the ranking of each decision with the terms of the formula
 BR-H, the static stack and the composition also use forecasts of running requests where a predictor makes them, for
 their `horizon`; without one every request is taken to stay.
 
-The whole page is written by `python scripts/document_policies.py` from the classes in `policies/routing`.
+The whole page is written by `python scripts/document_policies.py` from the classes in `policies/routing` and
+`policies/flow`.
+"""
+
+FLOWS = """
+A flow is one transfer of KV, or of activations within an instance, from a node's egress port to another node's ingress
+port. The flow policy orders all flows that wait; the arbiter (`policies/flow/arbiter.py`) gives permits to post chunks
+in that order, so that a transfer which has time yields to one which has not. Default: `mfs`.
 """
 
 NEEDS = {Needs.HITS: "prefix hits", Needs.NETWORK: "network", Needs.LENGTHS: "lengths"}
@@ -94,7 +106,35 @@ def page() -> str:
     ):
         parts += [f"\n## {heading}\n", *(_policy(name, (PREFILL | DECODE)[name]) for name in names)]
     parts += ["\n## The load score\n", _load_score(), "\n## Limits of the dispatcher\n", _limits()]
+    parts += ["\n## Policies for flows\n", FLOWS, *(_flow_policy(name, kind) for name, kind in FLOW.items())]
+    parts += ["\n### The reverse multi-level queue\n", _text_of(rmlq)]
+    parts += ["\n### Sizes of permits\n", _table(ArbiterConfig, list(dataclasses.fields(ArbiterConfig)))]
+    parts += [
+        "\n### Fetching a prefix or computing it again\n",
+        _details_of(FetchConfig),
+        _table(FetchConfig, list(dataclasses.fields(FetchConfig))),
+    ]
     return "".join(parts)
+
+
+def _flow_policy(name: str, kind: type[Any]) -> str:
+    """Returns the section of a flow policy: what it does, its formula, its module's text, its parameters."""
+    fields = [f for f in dataclasses.fields(kind) if f.init and f.name != "name"]
+    parameters = _table(kind, fields) if fields else "\nParameters: none.\n"
+    text = f"\n### {name}\n\n{_paragraphs(kind.__doc__)}\n\nPaper: {kind.paper}.\n"
+    return text + f"\n```text\n{kind.formula}\n```\n" + _details_of(kind) + parameters
+
+
+def _details_of(kind: type[Any]) -> str:
+    """Returns the text of a class's module without its first paragraph."""
+    module = inspect.getmodule(kind)
+    assert module is not None
+    return _text_of(module)
+
+
+def _text_of(module: ModuleType) -> str:
+    """Returns a module's docstring without its first paragraph."""
+    return _markdown(inspect.cleandoc(module.__doc__ or "").partition("\n\n")[2])
 
 
 def _index() -> str:

@@ -4,6 +4,7 @@
     python -m benchmarks.chaos --minutes 60 --seeds 1 2 3  three runs; those that are kept already are skipped
     python -m benchmarks.chaos --engines vllm              1 prefill and 2 decode vLLM engines, SmolLM2-135M
     python -m benchmarks.chaos --bare                      sim engines without Ray, which brings processes back at once
+    python -m benchmarks.chaos --flow                      reads of KV by permits of a flow agent, which fails as well
     python -m benchmarks.chaos --soak                      an hour, a fault a minute, slopes of memory and open files
 
 The exit status is 1 if a request failed, an answer was wrong, or something was left behind. Results are kept in
@@ -61,6 +62,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--bare", action="store_true", help="sim engines without Ray: processes come back at once"
     )
+    parser.add_argument(
+        "--flow",
+        action="store_true",
+        help="sim engines whose reads of KV are scheduled, and faults of the agent",
+    )
     parser.add_argument("--only", help="only kinds of faults whose name contains this text")
     parser.add_argument("--again", action="store_true", help="also run what is kept already")
     parser.add_argument("--logs", type=Path, help="folder for the logs of Ray and Serve of runs that are bad")
@@ -68,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     minutes = args.minutes or (60.0 if args.soak else 10.0)
     setup = _setup(args)
-    name = "-".join([args.engines, *["bare"] * args.bare, *["soak"] * args.soak])
+    name = "-".join([args.engines, *["bare"] * args.bare, *["flow"] * args.flow, *["soak"] * args.soak])
     kept, bad = Kept(args.out / f"{name}.json"), False
     said = command("benchmarks.chaos", argv)
     for seed in args.seeds:
@@ -171,6 +177,7 @@ def _setup(args: argparse.Namespace) -> Setup:
             args.every_s or (SOAK_EVERY_S if args.soak else 3.0),
             args.ingresses,
             bare=args.bare,
+            flow=args.flow,
         )
     if args.only:
         kinds = tuple(kind for kind in setup.kinds if args.only in kind.name)

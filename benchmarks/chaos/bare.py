@@ -29,6 +29,7 @@ import setproctitle
 from actors.engine.registry import ENGINES
 from actors.engine.report import Reporter
 from actors.engine.server import EngineServer
+from actors.flow.agent import FlowAgent
 from actors.options import from_options
 from actors.router.server import RouterServer
 from actors.wire.channel import Identity
@@ -50,6 +51,9 @@ RESTART_S = 0.5
 
 PROBE_S = 1.0
 """Seconds between two looks at the health of an engine, whose process ends when it is not well."""
+
+NODE = "local"
+"""Name of the one node of all engines."""
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -74,12 +78,15 @@ class Application:
         self._config = config
         self._directory = Path(config.wire.socket_dir)
         self._router = self._directory / "router.json"
+        self._agent = f"unix:{self._directory}/flow.sock"
         self._generations = itertools.count(1)
         self._generation = 0
 
     def slots(self) -> list[Slot]:
         """Returns all processes of the application."""
         found = [Slot("Router", self._run_router)]
+        if self._config.flow.enabled:
+            found.append(Slot("FlowAgentActor", self._run_agent))
         for group in self._config.engines:
             title = "".join(part.capitalize() for part in group.name.split("-")) + "Engine"
             found += [Slot(title, self._engine(group)) for _ in range(group.replicas)]
@@ -113,16 +120,24 @@ class Application:
         half.replace(self._router)
         await asyncio.Event().wait()
 
+    async def _run_agent(self) -> None:
+        """Serves the node's flow agent at the same address in each of its lives."""
+        me = Identity("agent", f"agent-{uuid.uuid4().hex[:8]}")
+        agent = FlowAgent(me, NODE, frozenset({NODE}), self._config.flow.agent_config(), self._find)
+        await agent.start([self._agent])
+        await asyncio.Event().wait()
+
     def _engine(self, group: EngineGroupConfig) -> Part:
         async def run() -> None:
             engine_id = f"{group.name}-{uuid.uuid4().hex[:8]}"
-            config = group.engine.engine_config(engine_id, "sim", "sim")
+            flow = {"flow_agent": self._agent, "flow_node": NODE} if self._config.flow.enabled else {}
+            config = group.engine.engine_config(engine_id, "sim", "sim", **flow)
             me = Identity("engine", engine_id)
             server = EngineServer(
                 ENGINES[group.kind].make(config),
                 me,
                 [self._address(engine_id)],
-                node="local",
+                node=NODE,
                 replica=engine_id,
             )
             await server.start()

@@ -20,6 +20,7 @@ PART_OF = {
     "serve proxy": "proxy",
     "core": "core",
     "worker": "worker",
+    "flow agent": "agent",
 }
 """The part of a process by the role that `benchmarks.live.proctree` reads in its command line."""
 

@@ -4,7 +4,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-PARTS = ("prefill", "decode", "router", "ingress", "controller", "proxy", "core", "worker")
+PARTS = ("prefill", "decode", "router", "ingress", "controller", "proxy", "core", "worker", "agent")
 ENGINES = ("prefill", "decode")
 
 
@@ -57,6 +57,11 @@ SIM = (
 )
 """The faults of an application on sim engines. ASSUMPTION: weights by how often such things are seen, kills and stops
 of engines first; what is rare still comes ten times in a thousand.
+"""
+
+FLOW = (Kind("kill", "agent", 3.0), _stop("agent", 3.0))
+"""The faults of the flow agent, beside the others, where reads of KV are scheduled. It is the only one: while it is
+away, reads go on without permits.
 """
 
 VLLM = (

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.chaos.asks import STEP_S
-from benchmarks.chaos.schedule import SIM, VLLM, Kind, role_of
+from benchmarks.chaos.schedule import FLOW, SIM, VLLM, Kind, role_of
 from benchmarks.chaos.totals import VLLM_STALL_S
 from benchmarks.live.servers import ROOT, Command
 from benchmarks.live.targets import MODEL, EngineOptions, sluice_app
@@ -15,6 +15,11 @@ PATIENCE = {"max_migrations": 50, "max_retries": 20}
 """Times that a stream may go on elsewhere, and that a request without output may be tried again. The defaults of 2 are
 for engines that fail once in days; here a stream of a minute meets a fault of its engine every 20 s, and a prompt may
 meet one at each of its tries.
+"""
+
+FLOW_BYTES_PER_S = 100e6
+"""Bandwidth of a prefill engine's link where reads are scheduled. ASSUMPTION: a read of a long prompt then takes a good
+part of a second, so that faults meet reads that are held.
 """
 
 Engines = Literal["sim", "vllm"]
@@ -58,15 +63,31 @@ class Setup:
 
 
 def sim_setup(
-    clients: int = 32, every_s: float = 3.0, ingresses: int = 2, long_share: float = 0.12, bare: bool = False
+    clients: int = 32,
+    every_s: float = 3.0,
+    ingresses: int = 2,
+    long_share: float = 0.12,
+    bare: bool = False,
+    flow: bool = False,
 ) -> Setup:
-    """Returns 3 prefill and 4 decode sim engines, of 30 ms a step, whose prefills take up to half a second."""
+    """Returns 3 prefill and 4 decode sim engines, of 30 ms a step, whose prefills take up to half a second.
+
+    With `flow` an agent schedules the reads of KV, which share a link of each prefill engine.
+    """
     timing = {"prefill_base_s": 0.05, "prefill_per_token_s": 0.0002, "decode_base_s": STEP_S}
     options = {"slots": 64, "timing": timing, "lease_s": 10.0, "vocab_size": 32_000}
-    args = {
+    links = {"decode-*": {"bandwidth_bytes_per_s": FLOW_BYTES_PER_S, "latency_s": 1e-3}} if flow else {}
+    args: dict[str, Any] = {
         "model": {"path": "sim", "name": "sim"},
+        "flow": {"enabled": flow},
         "engines": [
-            {"name": "prefill", "role": "prefill", "kind": "sim", "replicas": 3, "options": options},
+            {
+                "name": "prefill",
+                "role": "prefill",
+                "kind": "sim",
+                "replicas": 3,
+                "options": options | {"links": links},
+            },
             {"name": "decode", "role": "decode", "kind": "sim", "replicas": 4, "options": options},
         ],
         "router": {"dispatch": {"lease_margin_s": 2.0}},
@@ -75,7 +96,9 @@ def sim_setup(
     parts = {"prefill": 3, "decode": 4, "router": 1, "ingress": ingresses}
     if not bare:
         parts |= {"controller": 1, "proxy": 1}
-    kinds = [kind for kind in SIM if role_of(kind.part) in parts]
+    if flow:
+        parts |= {"agent": 1}
+    kinds = [kind for kind in (*SIM, *FLOW) if role_of(kind.part) in parts]
     return Setup("sim", parts, kinds, clients, long_share, every_s, 90.0, args, bare)
 
 

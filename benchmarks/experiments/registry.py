@@ -32,6 +32,11 @@ EXPERIMENTS: dict[str, str] = {
     "netkv_scale": "benchmarks.experiments.netkv_scale",
     "netkv_whole": "benchmarks.experiments.netkv_whole",
     "netkv_windows": "benchmarks.experiments.netkv_windows",
+    "mfs_testbed": "benchmarks.experiments.mfs_testbed",
+    "mfs_breakdown": "benchmarks.experiments.mfs_breakdown",
+    "mfs_permits": "benchmarks.experiments.mfs_permits",
+    "mfs_moe": "benchmarks.experiments.mfs_moe",
+    "mfs_dense": "benchmarks.experiments.mfs_dense",
 }
 
 NEEDED = ("SUMMARY", "variants", "run_one", "compare", "plots")
@@ -39,7 +44,10 @@ NEEDED = ("SUMMARY", "variants", "run_one", "compare", "plots")
 
 def place(name: str) -> str:
     """Returns the path of an experiment's results file in the folder of all results; its plots lie beside it."""
-    return f"netkv/{name}.json" if name.startswith("netkv_") else f"{name}.json"
+    for family in ("netkv", "mfs"):
+        if name.startswith(f"{family}_"):
+            return f"{family}/{name}.json"
+    return f"{name}.json"
 
 
 def load(name: str) -> Experiment:

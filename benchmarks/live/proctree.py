@@ -22,6 +22,7 @@ _NAMES = [
         (r"^ray::ServeReplica:[^:]+:Prefill\w*Engine\b", "prefill"),
         (r"^ray::ServeReplica:[^:]+:Decode\w*Engine\b", "decode"),
         (r"^ray::ServeReplica:[^:]+:Colocated\w*Engine\b", "colocated"),
+        (r"^ray::(ServeReplica:[^:]+:Flow)?AgentActor\b", "flow agent"),
         (r"^ray::ServeReplica:[^:]+:(\w+)", "replica {}"),
         (r"^ray::ServeController", "serve controller"),
         (r"^ray::(HTTP)?Proxy", "serve proxy"),

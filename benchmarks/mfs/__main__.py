@@ -1,15 +1,18 @@
 """Measures KV reads that are unscheduled, by EDF and by MFS over one shaped link (see the package's docstring).
 
-    python -m benchmarks.mfs [--policies ...] [--loads ...] [--runs N] [--requests N]
+    python -m benchmarks.mfs [--setup link|sim] [--policies ...] [--loads ...] [--runs N] [--requests N]
 
 First, requests alone tell what the link carries and how long each class takes by itself; loads and promises come from
 that, and are the same for all policies. Then each run starts the engines for each policy, in another order each time,
-and sends the same requests. Finished parts are kept, and the same command goes on after an interruption. It needs root,
-for network namespaces, and `tc`; without them it says so and ends with 2.
+and sends the same requests. Finished parts are kept, and the same command goes on after an interruption.
+
+The setup `link` needs root, for network namespaces, and `tc`; without them it says so and ends with 2. The setup `sim`
+has 16 sim engines on this machine: one sends to all others over one simulated link, and nothing computes.
 """
 
 import argparse
 import asyncio
+import contextlib
 import statistics
 import sys
 import tempfile
@@ -25,7 +28,7 @@ from benchmarks.live.kept import Parts
 from benchmarks.live.machine import LIVE_CODE
 from benchmarks.mfs import link, report
 from benchmarks.mfs.drive import Ask, Client, Promise
-from benchmarks.mfs.engines import TOKEN_BYTES, UNSCHEDULED, Sizes, StartError, running
+from benchmarks.mfs.engines import UNSCHEDULED, OneMachine, OnLink, Setup, Sizes, StartError, running
 from benchmarks.mfs.workload import KINDS, Arrival, Kind, Workload, arrivals, rate
 from benchmarks.results_io import write_text
 
@@ -34,6 +37,11 @@ CODE = (*LIVE_CODE, "benchmarks/hosts", "benchmarks/mfs")
 OUT = ROOT / "benchmarks" / "results" / "mfs"
 LONE = 8
 """Requests of each class that are sent alone, over all decode engines, to learn what the link carries."""
+FIRST_LONE = 1_000
+"""Number of the first fresh prompt; those before it warm the engines up."""
+
+HELD_MS = 5.0
+"""Shortest hold that a policy makes: the reading thread's own polls and the way to the agent take less."""
 
 
 class BadRunError(Exception):
@@ -44,6 +52,7 @@ class BadRunError(Exception):
 class Plan:
     """The measurement: everything that decides a figure beside the code and the machine."""
 
+    setup: str
     policies: tuple[str, ...]
     loads: tuple[float, ...]
     runs: int
@@ -55,122 +64,148 @@ class Plan:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command. Returns 0, 1 if something failed, or 2 where the link cannot be made."""
     args = _arguments(argv)
-    if (reason := link.why_not()) is not None:
+    on_link = args.setup == "link"
+    if on_link and (reason := link.why_not()) is not None:
         print(f"benchmarks.mfs: {reason}: nothing is measured here", file=sys.stderr)
         return 2
     plan = Plan(
+        setup=args.setup,
         policies=tuple(args.policies),
         loads=tuple(args.loads),
         runs=args.runs,
         bits_per_s=round(args.mbit * 1e6),
-        workload=Workload(requests=args.requests),
-        sizes=Sizes(prefill_kv_gib=args.prefill_kv_gib, decode_kv_gib=args.decode_kv_gib),
+        workload=Workload(requests=args.requests, fresh=not on_link),
+        sizes=Sizes(
+            decodes=2 if on_link else 15,
+            prefill_kv_gib=args.prefill_kv_gib,
+            decode_kv_gib=args.decode_kv_gib,
+            bytes_per_s=args.mbit * 1e6 / 8,
+        ),
     )
     facts, begun_s = machine.facts(MODULE, CODE), time.monotonic()
 
     def say(text: str) -> None:
         print(f"[{time.monotonic() - begun_s:6.1f} s] {text}", flush=True)
 
-    parts = Parts("mfs", facts, asdict(plan))
+    parts = Parts(f"mfs-{plan.setup}", facts, asdict(plan))
     try:
-        with tempfile.TemporaryDirectory(prefix="sluice-mfs-") as folder, link.pair(plan.bits_per_s) as pair:
-            lone, cells = _measure(plan, pair, Path(folder), parts, say)
+        with contextlib.ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sluice-mfs-")))
+            pair = stack.enter_context(link.pair(plan.bits_per_s)) if on_link else None
+            setup = OneMachine(plan.sizes) if pair is None else OnLink(pair, plan.sizes)
+            bench = Bench(plan, setup, pair, folder, parts, say)
+            lone, cells = bench.measure()
     except (StartError, BadRunError, ConnectionError) as error:
         print(f"benchmarks.mfs: ended early, finished parts are kept: {error}", file=sys.stderr)
         return 1
     return _finish(plan, facts, argv, lone, cells, parts, Path(args.out))
 
 
-def _measure(
-    plan: Plan, pair: link.Pair, folder: Path, parts: Parts, say: Callable[[str], None]
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Returns what lone requests told, and the cells of all policies, runs and loads."""
-    lone = parts.get("lone")
-    if lone is None:
-        with running(pair, folder / "lone", UNSCHEDULED, plan.sizes, say) as engines:
-            found = asyncio.run(_alone(Client(engines, _pools(plan), {}), plan))
-        lone = parts.put("lone", found)
-    say(f"alone: {lone['bytes_per_s'] / 1e6:.1f} MB/s; TTFT {lone['ttft_s']}")
-    promises = {kind: _promise(lone, kind, plan.workload) for kind in KINDS}
-    cells = []
-    for run in range(plan.runs):
-        # in another order each time, so that no policy is always the first or the last
-        turned = plan.policies[run % len(plan.policies) :] + plan.policies[: run % len(plan.policies)]
-        for policy in turned:
-            names = {load: f"{policy}, run {run}, load {load:g}" for load in plan.loads}
-            if any(parts.get(name) is None for name in names.values()):
-                with running(pair, folder / f"{policy}-{run}", policy, plan.sizes, say) as engines:
-                    client = Client(engines, _pools(plan), promises)
-                    asyncio.run(_loads(client, plan, pair, lone, promises, run, names, parts, say))
-            cells += [
-                {"policy": policy, "run": run, "load": load, **(parts.get(name) or {})}
-                for load, name in names.items()
-            ]
-    return lone, cells
+@dataclass
+class Bench:
+    """One measurement under way. `pair` is None where there is no real link, whose bytes could be counted."""
 
+    plan: Plan
+    setup: Setup
+    pair: link.Pair | None
+    folder: Path
+    parts: Parts
+    say: Callable[[str], None]
 
-def _pools(plan: Plan) -> dict[Kind, list[list[int]]]:
-    return {kind: plan.workload.prompts(kind) for kind in KINDS}
+    def measure(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Returns what lone requests told, and the cells of all policies, runs and loads."""
+        plan, parts = self.plan, self.parts
+        lone = parts.get("lone")
+        if lone is None:
+            with running(self.setup, self.folder / "lone", UNSCHEDULED, plan.sizes, self.say) as engines:
+                lone = parts.put("lone", asyncio.run(self._alone(Client(engines, plan.workload, {}))))
+        self.say(f"alone: {lone['bytes_per_s'] / 1e6:.1f} MB/s; TTFT {lone['ttft_s']}")
+        promises = {kind: _promise(lone, kind, plan.workload) for kind in KINDS}
+        cells = []
+        for run in range(plan.runs):
+            # in another order each time, so that no policy is always the first or the last
+            turned = plan.policies[run % len(plan.policies) :] + plan.policies[: run % len(plan.policies)]
+            for policy in turned:
+                names = {load: f"{policy}, run {run}, load {load:g}" for load in plan.loads}
+                if any(parts.get(name) is None for name in names.values()):
+                    folder = self.folder / f"{policy}-{run}"
+                    with running(self.setup, folder, policy, plan.sizes, self.say) as engines:
+                        client = Client(engines, plan.workload, promises)
+                        asyncio.run(self._loads(client, lone, promises, policy, run, names))
+                cells += [
+                    {"policy": policy, "run": run, "load": load, **(parts.get(name) or {})}
+                    for load, name in names.items()
+                ]
+        return lone, cells
 
+    async def _warm(self, client: Client) -> None:
+        """Has the prefill engine cache every prompt of the pool, and every decode engine read from it. Raises
+        BadRunError.
+        """
+        workload, decodes = self.plan.workload, self.plan.sizes.decodes
+        sizes = {"tight": workload.tight_prompts, "loose": workload.loose_prompts}
+        asks = [
+            await client.alone(Arrival(0.0, kind, place, place % decodes))
+            for kind in KINDS
+            for place in range(max(decodes, sizes[kind]))
+        ]
+        _check(asks)
 
-async def _warm(client: Client, plan: Plan) -> None:
-    """Has the prefill engine cache every prompt, and every decode engine read from it once. Raises BadRunError."""
-    sizes = {"tight": plan.workload.tight_prompts, "loose": plan.workload.loose_prompts}
-    asks = [
-        await client.alone(Arrival(0.0, kind, place, place % plan.sizes.decodes))
-        for kind in KINDS
-        for place in range(sizes[kind])
-    ]
-    _check(asks)
+    async def _alone(self, client: Client) -> dict[str, Any]:
+        """Returns the bandwidth of loose reads without others, bytes a token, and the medians of both classes' times in
+        seconds.
+        """
+        await client.connect()
+        await self._warm(client)
+        workload, decodes = self.plan.workload, self.plan.sizes.decodes
+        first = FIRST_LONE if workload.fresh else 0
+        asks = {
+            kind: [await client.alone(Arrival(0.0, kind, first + n, n % decodes)) for n in range(LONE)]
+            for kind in KINDS
+        }
+        client.close()
+        for own in asks.values():
+            _check(own)
+        return {
+            "bytes_per_s": statistics.median(ask.bytes / _read_s(ask) for ask in asks["loose"]),
+            "token_bytes": statistics.median(ask.bytes / workload.loose_tokens for ask in asks["loose"]),
+            "ttft_s": {kind: round(_median(own, "first_s", "sent_s"), 4) for kind, own in asks.items()},
+            "transfer_s": {
+                kind: round(_median(own, "admitted_s", "reading_s"), 4) for kind, own in asks.items()
+            },
+            "after_kv_s": {
+                kind: round(_median(own, "first_s", "admitted_s"), 4) for kind, own in asks.items()
+            },
+        }
 
+    async def _loads(
+        self,
+        client: Client,
+        lone: Mapping[str, Any],
+        promises: Mapping[Kind, Promise],
+        policy: str,
+        run: int,
+        names: Mapping[float, str],
+    ) -> None:
+        plan = self.plan
+        await client.connect()
+        await self._warm(client)
+        for place, (load, name) in enumerate(names.items()):
+            if self.parts.get(name) is not None:
+                continue
+            per_s = rate(plan.workload, load, lone["bytes_per_s"], lone["token_bytes"])
+            first_fresh = FIRST_LONE + LONE + place * plan.workload.requests
+            before = self._received_bytes()
+            asks = await client.run(arrivals(plan.workload, per_s, plan.sizes.decodes, run, first_fresh))
+            cell = report.cell(asks, promises, self._received_bytes() - before)
+            _check_read(plan, policy, cell)
+            self.parts.put(name, cell)
+            tight, failures = cell["tight"], cell["failures"] or "none"
+            self.say(f"{name}: {tight['in_time']} of {tight['requests']} tight in time, failures {failures}")
+        client.close()
 
-async def _alone(client: Client, plan: Plan) -> dict[str, Any]:
-    """Returns the bandwidth of loose reads without others, and the medians of both classes' times in seconds."""
-    await client.connect()
-    await _warm(client, plan)
-    asks = {
-        kind: [await client.alone(Arrival(0.0, kind, n, n % plan.sizes.decodes)) for n in range(LONE)]
-        for kind in KINDS
-    }
-    client.close()
-    for own in asks.values():
-        _check(own)
-    loose = asks["loose"]
-    return {
-        "bytes_per_s": statistics.median(ask.bytes / ask.busy_s for ask in loose),
-        "ttft_s": {kind: round(_median(own, "first_s", "sent_s"), 4) for kind, own in asks.items()},
-        "transfer_s": {kind: round(_median(own, "admitted_s", "reading_s"), 4) for kind, own in asks.items()},
-        "after_kv_s": {kind: round(_median(own, "first_s", "admitted_s"), 4) for kind, own in asks.items()},
-    }
-
-
-async def _loads(
-    client: Client,
-    plan: Plan,
-    pair: link.Pair,
-    lone: Mapping[str, Any],
-    promises: Mapping[Kind, Promise],
-    run: int,
-    names: Mapping[float, str],
-    parts: Parts,
-    say: Callable[[str], None],
-) -> None:
-    await client.connect()
-    await _warm(client, plan)
-    for load, name in names.items():
-        if parts.get(name) is not None:
-            continue
-        per_s = rate(plan.workload, load, lone["bytes_per_s"], TOKEN_BYTES)
-        before = pair.received_bytes()
-        asks = await client.run(arrivals(plan.workload, per_s, plan.sizes.decodes, run))
-        cell = report.cell(asks, promises, pair.received_bytes() - before)
-        _check_read(plan, cell)
-        parts.put(name, cell)
-        tight = cell["tight"]
-        say(
-            f"{name}: {tight['in_time']} of {tight['requests']} tight in time, failures {cell['failures'] or 'none'}"
-        )
-    client.close()
+    def _received_bytes(self) -> int:
+        return 0 if self.pair is None else self.pair.received_bytes()
 
 
 def _promise(lone: Mapping[str, Any], kind: Kind, workload: Workload) -> Promise:
@@ -181,6 +216,12 @@ def _median(asks: Sequence[Ask], end: str, begin: str) -> float:
     return statistics.median(getattr(ask, end) - getattr(ask, begin) for ask in asks)
 
 
+def _read_s(ask: Ask) -> float:
+    assert ask.admitted_s is not None
+    assert ask.reading_s is not None
+    return ask.admitted_s - ask.reading_s
+
+
 def _check(asks: Sequence[Ask]) -> None:
     """Raises BadRunError unless all these requests, sent alone, were read over the link and answered."""
     for ask in asks:
@@ -188,8 +229,18 @@ def _check(asks: Sequence[Ask]) -> None:
             raise BadRunError(f"{ask.attempt_id}, sent alone: failed {ask.failed}, read {ask.bytes} bytes")
 
 
-def _check_read(plan: Plan, cell: Mapping[str, Any]) -> None:
-    """Raises BadRunError where prompts were not cached, or the KV went another way than over the link."""
+def _check_read(plan: Plan, policy: str, cell: Mapping[str, Any]) -> None:
+    """Raises BadRunError where prompts were not cached, the KV went another way than over the link, or reads were held
+    without a policy, or none of them with one: then the policy did not decide.
+    """
+    if plan.setup == "link":
+        _check_link(plan, cell)
+    held = sum(value > HELD_MS for kind in KINDS for value in cell[kind]["held_ms"])
+    if (held > 0) != (policy != UNSCHEDULED):
+        raise BadRunError(f"{policy}: {held} reads were held back; see the agent's log")
+
+
+def _check_link(plan: Plan, cell: Mapping[str, Any]) -> None:
     for kind in KINDS:
         # the last token of a prompt is always computed, and with it at most a block of others
         if cell[kind]["least_cached_tokens"] < plan.workload.tokens(kind) / 2:
@@ -222,10 +273,10 @@ def _finish(
         "aims": [asdict(aim) for aim in reached],
         "cells": cells,
     }
-    if not machine.save(out / "link.json", whole, 4):
+    if not machine.save(out / f"{plan.setup}.json", whole, 4):
         return 1
-    write_text(out / "link.md", text)
-    report.plot(cells, out, "link")
+    write_text(out / f"{plan.setup}.md", text)
+    report.plot(cells, out, plan.setup)
     parts.forget()
     return 1 if any(cell["failures"] for cell in cells) else 0
 
@@ -237,6 +288,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     default, sizes = Workload(), Sizes()
+    parser.add_argument("--setup", choices=("link", "sim"), default="link", help="default: %(default)s")
     parser.add_argument(
         "--policies", nargs="+", default=[UNSCHEDULED, "edf", "mfs"], help="default: %(default)s"
     )

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from actors.wire.channel import Channel, Identity
 from actors.wire.messages import Admitted, Decode, Failed, Message, Prefill, PrefillDone, Reading, Tokens
 from actors.wire.sockets import connect
-from benchmarks.mfs.engines import Running
-from benchmarks.mfs.workload import Arrival, Kind
+from benchmarks.mfs.engines import SECRET, Running
+from benchmarks.mfs.workload import Arrival, Kind, Workload
 
-SECRET = b"a secret of the benchmark's"
 TIMEOUT_S = 300.0
 PARAMS = {"max_tokens": 1, "temperature": 0.0, "ignore_eos": True}
 
@@ -52,11 +51,9 @@ class Ask:
 class Client:
     """Connections to the engines of one application, and the requests under way."""
 
-    def __init__(
-        self, engines: Running, prompts: Mapping[Kind, Sequence[list[int]]], promises: Mapping[Kind, Promise]
-    ) -> None:
+    def __init__(self, engines: Running, workload: Workload, promises: Mapping[Kind, Promise]) -> None:
         self._engines = engines
-        self._prompts = prompts
+        self._workload = workload
         self._promises = promises
         self._asks: dict[str, Ask] = {}
         self._prefill: Channel
@@ -65,7 +62,7 @@ class Client:
 
     async def connect(self) -> None:
         """Connects to all engines. Raises ConnectionError."""
-        me = Identity("ingress", "benchmark", SECRET)
+        me = Identity("ingress", "benchmark", SECRET.encode())
 
         async def channel(address: str) -> Channel:
             return await connect((address,), lambda: Channel(me, self._on_message, on_close=self._on_close))
@@ -103,7 +100,7 @@ class Client:
         return ask
 
     def _tokens(self, ask: Ask) -> list[int]:
-        return self._prompts[ask.arrival.kind][ask.arrival.prompt]
+        return self._workload.prompt(ask.arrival.kind, ask.arrival.prompt)
 
     def _on_message(self, channel: Channel, message: Message) -> None:
         now_s = time.monotonic()

@@ -1,7 +1,6 @@
 """The requests of one run: which prompt, on which decode engine, at what time. Pure; all draws come from the seed."""
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,9 +13,11 @@ FIRST_ID = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Lengths in tokens. `requests` a run, of which `tight_share` are tight; prompts are drawn from a pool, all of
-    which fits into the prefill engine's cache. A request is due `slo_factor` times its class's lone TTFT after its
-    arrival.
+    """Lengths in tokens. `requests` a run, of which `tight_share` are tight. A request is due `slo_factor` times its
+    class's lone TTFT after its arrival.
+
+    Prompts are drawn from a pool, all of which fits into the prefill engine's cache. With `fresh` each request has a
+    prompt that came never before: a decode engine that cannot forget then has nothing of it.
     """
 
     requests: int = 240
@@ -26,6 +27,7 @@ class Workload:
     tight_prompts: int = 24
     loose_prompts: int = 12
     slo_factor: float = 3.0
+    fresh: bool = False
 
     def tokens(self, kind: Kind) -> int:
         """Returns the length of a prompt of this class."""
@@ -36,11 +38,9 @@ class Workload:
         """The mean length of a prompt over all requests."""
         return self.tight_share * self.tight_tokens + (1 - self.tight_share) * self.loose_tokens
 
-    def prompts(self, kind: Kind, seed: int = 0) -> list[list[int]]:
-        """Returns the pool of a class as token ids. No two prompts share a prefix of a block."""
-        rng = random.Random(f"{kind} {seed}")
-        count = self.tight_prompts if kind == "tight" else self.loose_prompts
-        return [_ids(rng, self.tokens(kind)) for _ in range(count)]
+    def prompt(self, kind: Kind, number: int) -> list[int]:
+        """Returns a prompt of a class as token ids. No two prompts share a prefix of a block."""
+        return random.Random(f"{kind} {number}").choices(range(FIRST_ID, VOCABULARY), k=self.tokens(kind))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,11 @@ class Arrival:
     decode: int
 
 
-def arrivals(workload: Workload, rate_per_s: float, decodes: int, seed: int) -> list[Arrival]:
-    """Returns the requests of a run in order of time: Poisson at `rate_per_s`, spread over `decodes` engines.
+def arrivals(
+    workload: Workload, rate_per_s: float, decodes: int, seed: int, first_fresh: int = 0
+) -> list[Arrival]:
+    """Returns the requests of a run in order of time: Poisson at `rate_per_s`, spread over `decodes` engines. Fresh
+    prompts are numbered from `first_fresh`.
 
     The number of tight requests is the same in each run, so that runs differ in order and timing only. The same seed
     gives the same requests at each rate, only closer together.
@@ -69,17 +72,15 @@ def arrivals(workload: Workload, rate_per_s: float, decodes: int, seed: int) -> 
     rng.shuffle(kinds)
     pool = {"tight": workload.tight_prompts, "loose": workload.loose_prompts}
     at_s, made = 0.0, []
-    for kind in kinds:
+    for number, kind in enumerate(kinds):
         at_s += rng.expovariate(1.0) / rate_per_s
-        made.append(Arrival(at_s, kind, rng.randrange(pool[kind]), rng.randrange(decodes)))
+        prompt = rng.randrange(pool[kind])
+        made.append(
+            Arrival(at_s, kind, first_fresh + number if workload.fresh else prompt, rng.randrange(decodes))
+        )
     return made
 
 
 def rate(workload: Workload, load: float, bytes_per_s: float, token_bytes: float) -> float:
     """Returns the requests/s whose KV, on average, is `load` of what the link carries."""
     return load * bytes_per_s / (workload.mean_tokens * token_bytes)
-
-
-def _ids(rng: random.Random, count: int) -> list[int]:
-    found: Sequence[int] = rng.choices(range(FIRST_ID, VOCABULARY), k=count)
-    return list(found)

@@ -14,17 +14,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from benchmarks.sim.build import Links, build_engines, hashes_of
+from benchmarks.sim.build import Links, build_engines, build_flows, hashes_of
 from benchmarks.sim.built import note
 from benchmarks.sim.config import SimConfig
 from benchmarks.sim.engine import Meter, Worker
 from benchmarks.sim.forecasts import Forecasts
 from benchmarks.sim.ingress import Ingress, SimRequest
 from benchmarks.sim.kernel import Kernel
-from benchmarks.sim.pull import Pull
+from benchmarks.sim.kv_store import home_of
+from benchmarks.sim.pull import Pull, ScheduledPull, Transfer
 from benchmarks.sim.records import RequestRecord, RunResult
 from benchmarks.sim.reports import Reports
 from benchmarks.sim.roles import Roles, announcement
+from benchmarks.sim.staged import StagedGroup
 from benchmarks.workloads.record import WorkloadRequest
 from policies.dispatch.dispatcher import Action, Dispatcher, Reject, RoutePrefill
 from policies.journal.lines import JournalWriter
@@ -81,7 +83,12 @@ class Cluster:
         self._workload, self._progress = workload, progress
         self._links = Links(config, self.kernel)
         self.workers: dict[str, Worker] = {}
-        sizes = [spec.block_size_tokens for spec in config.engines if spec.prefix_cache]
+        reuse = config.flows is not None and config.flows.reuse
+        sizes = [
+            spec.block_size_tokens
+            for spec in config.engines
+            if spec.prefix_cache or (reuse and spec.layers is not None)
+        ]
         self.ingress = Ingress(
             config,
             self.kernel,
@@ -91,7 +98,10 @@ class Cluster:
             self._on_kv_events,
             block_tokens=max(sizes, default=0),
         )
-        workers, self._groups = build_engines(config, self.kernel, self.ingress, self.meter, self._links)
+        self._flows = build_flows(config, self.kernel, self.meter, self._links)
+        workers, self._groups = build_engines(
+            config, self.kernel, self.ingress, self.meter, self._links, self._flows
+        )
         self.workers.update(workers)
         wanted = config.forecasts
         self._forecasts = None if wanted is None else Forecasts(wanted, config.default_max_tokens)
@@ -183,7 +193,8 @@ class Cluster:
         if now_s >= config.warmup_s and not self._closed_window:
             self._records.append(record)
             self._measured.add(work.request_id)
-        self.ingress.arrive(work, record, hashes_of(work, config.engines))
+        reuse = config.flows is not None and config.flows.reuse
+        self.ingress.arrive(work, record, hashes_of(work, config.engines, reuse))
         self._next_arrival()
 
     def _open_window(self) -> None:
@@ -239,6 +250,7 @@ class Cluster:
             link_use=self._link_use,
             tier_bytes=dict(self.tier_bytes),
             decisions=dict(self.decisions),
+            flows=None if self._flows is None else self._flows.driver.stats,
             peaks=self._peaks
             | ({} if self._roles is None else {"role_switches": float(self._roles.switches)})
             | {
@@ -321,7 +333,7 @@ class Cluster:
             lambda: self.feed(ev.KvBatch(self.kernel.now_s, worker.name, "0", seq, batch)),
         )
 
-    def _start_pull(self, request: SimRequest, on_done: Callable[[], None]) -> Pull:
+    def _start_pull(self, request: SimRequest, on_done: Callable[[], None]) -> Transfer:
         source, target, seq = request.prefill, request.decode, request.seq
         assert source is not None
         assert target is not None
@@ -332,11 +344,44 @@ class Cluster:
         if self._links.network is not None:
             request.record.tier = links.tier(source.node, target.node)
         released, groups = request.layers
-        pull = Pull(
-            links, source, target, n_bytes, request.work.priority, request.attempt_id, groups, on_done
-        )
+        pull: Transfer
+        if self._flows is None:
+            pull = Pull(links, source, target, n_bytes, request.attempt_id, groups, on_done)
+        else:
+            home = source.node if request.staged is None else request.staged.home
+            to = home_of(request.attempt_id, target.span)
+            driver, batches, key = self._flows.driver, self._flows.batches, request.attempt_id
+
+            def ended(arrived: bool) -> None:
+                batches.departed(key)
+                if arrived:
+                    on_done()
+
+            pull = ScheduledPull(driver, home, to, n_bytes, key, groups, self._terms_of(request), ended)
         pull.release(released)
         return pull
+
+    def _terms_of(self, request: SimRequest) -> Callable[[], tuple[str, float | None, float]]:
+        """Returns a function of a flow's batch, the seconds until the request's KV is due, and the seconds that its
+        prefill still computes. The KV is due when the decode engine's first step can still be in time.
+        """
+        record, source, target = request.record, request.prefill, request.decode
+        assert source is not None
+        assert target is not None
+        setup = self.config.flows
+        assert setup is not None
+        first_s = target.spec.profile.step_s(0, 1, record.prompt_tokens) + self.config.control.hop_s
+        first_s += setup.margin_s
+
+        def terms() -> tuple[str, float | None, float]:
+            slo_s, staged = record.ttft_slo_s, request.staged
+            due_s = None if slo_s is None else record.arrived_s + slo_s - first_s - self.kernel.now_s
+            compute_s = 0.0
+            if request.layers[0] < request.layers[1] and isinstance(source.group, StagedGroup):
+                compute_s = source.group.left_s()
+            return (staged.batch if staged is not None else request.attempt_id), due_s, compute_s
+
+        return terms
 
 
 def _label(action: Action, dispatcher: Dispatcher) -> str:

@@ -35,13 +35,19 @@ class LayerPlan:
     the next group computes. The request is offered to the dispatcher after the first group.
 
     A collective (MFS stage 2) is a flow of `priority` from the worker's node to `peer_node` ("" is the worker's own
-    node). It has `collective_bytes_per_token` bytes for each prompt token and group.
+    node). It has `collective_bytes_per_token` bytes for each prompt token and group. Where a flow policy is configured
+    (`SimConfig.flows`) and the engine spans several nodes (`EngineSpec.spans`), it is an all-to-all between these: the
+    bytes are divided evenly, `pairs` sends one flow from each node to each other, and `ring` one flow from each node to
+    the next, with the weight of the flows that it stands for. Both load every port alike. An `isolated` collective has
+    ports of its own, with the bandwidth of the engine's profile, so that nothing else delays it.
     """
 
     groups: int
     collective_bytes_per_token: float = 0.0
     peer_node: str = ""
     priority: int = 0
+    pattern: Literal["pairs", "ring"] = "pairs"
+    isolated: bool = False
 
     def __post_init__(self) -> None:
         _require(
@@ -59,6 +65,7 @@ class EngineSpec:
 
     - `nodes` has the node of each engine; where it is empty, each engine has a node of its own, with the engine's name.
     - `nics` has the number of each engine's NIC on its node; where it is empty, each flow draws one.
+    - `spans` has all nodes of each engine, the engine's own first; where it is empty, each engine has one node.
     - `barrier` is a name; the workers that share it (not empty) end every step together.
     - `kv_blocks` is the number of KV blocks, each of `block_size_tokens` tokens.
     - Without `prefix_cache` no prompt block is shared or reported.
@@ -85,6 +92,7 @@ class EngineSpec:
     barrier: str = ""
     nodes: tuple[str, ...] = ()
     nics: tuple[int, ...] = ()
+    spans: tuple[tuple[str, ...], ...] = ()
     preempted: Literal["engine", "router"] = "engine"
     transfer_flows: int = 1
     layers: LayerPlan | None = None
@@ -108,6 +116,10 @@ class EngineSpec:
                     f"{len(self.nics)} nics for {self.count} engines: give one each, or none",
                 ),
                 (
+                    not self.spans or [span[:1] for span in self.spans] == [(node,) for node in self.nodes],
+                    "spans: give each engine its nodes, of which the first is its own in `nodes`",
+                ),
+                (
                     self.layers is None or self.role is Role.PREFILL,
                     "layers are for engines of role prefill",
                 ),
@@ -128,6 +140,10 @@ class EngineSpec:
         names = [f"{self.name}-{i}" for i in range(self.count)]
         nics = self.nics or (None,) * self.count
         return list(zip(names, self.nodes or names, nics, strict=True))
+
+    def span_of(self, number: int) -> tuple[str, ...]:
+        """Returns the nodes of the engine `number` (from 0)."""
+        return self.spans[number] if self.spans else (self.workers()[number][1],)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,10 +248,63 @@ class RoleSwitching:
 
 
 @dataclass(frozen=True, slots=True)
+class Permits:
+    """Flows by permit, as in the live system: chunks that take `chunk_s` seconds at the port's rate, of which at most
+    `window` are posted at a port. The message of a permit, and that of a chunk's end, take `delay_s` each. With
+    `whole_reads`, one permit covers all that is left of a flow while no other waits at its ports (the live default).
+    """
+
+    chunk_s: float = 0.010
+    window: int = 2
+    delay_s: float = 0.0
+    whole_reads: bool = True
+
+    def __post_init__(self) -> None:
+        _require(
+            "Permits",
+            [
+                (self.chunk_s > 0, f"chunk_s is {self.chunk_s}: must be > 0"),
+                (self.window >= 1, f"window is {self.window}: must be >= 1"),
+                (self.delay_s >= 0, f"delay_s is {self.delay_s}: must be >= 0"),
+            ],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FlowSetup:
+    """The scheduling of a simulation's flows by a policy of `policies.flow` (MFS), on a configured network.
+
+    `policy` is a pair (name, parameters). Its levels are those of ideal switches, which serve levels strictly and share
+    each fairly; with `permits` the live arbiter posts chunks instead. Levels are computed again every `promote_s`
+    seconds while flows wait, and at each start or end of a flow.
+
+    With `reuse`, prefill engines with layers read the longest prefix that any of them has computed (MFS stage 1) from
+    the node that computed it first. Their own caches must be off. `known` are block hashes that are there from the
+    beginning, each with the node that has them.
+
+    `drop_budget` is the most requests that Algorithm 1 may prune at a time. KV is due `margin_s` before the time from
+    which the decode engine's first step would make the request late.
+    """
+
+    policy: tuple[str, Mapping[str, Any]] = ("mfs", NO_PARAMS)
+    permits: Permits | None = None
+    promote_s: float = 0.005
+    reuse: bool = True
+    known: Mapping[int, str] = field(default_factory=dict)
+    drop_budget: int = 0
+    margin_s: float = 0.005
+
+    def __post_init__(self) -> None:
+        _require("FlowSetup", [(self.promote_s > 0, f"promote_s is {self.promote_s}: must be > 0")])
+
+
+@dataclass(frozen=True, slots=True)
 class SimConfig:
     """The configuration of one run.
 
     `prefill` and `decode` are pairs (policy name, parameters) as in `policies.routing.registry`.
+
+    With `flows`, a policy schedules the flows on the `network`; without it they share their links fairly.
 
     Requests that arrive in the window [warmup_s, warmup_s + measure_s) are measured; with `measure_s` None it lasts to
     the end of the workload. Steps, links and the duration are measured in the same window, which ends early where the
@@ -253,6 +322,7 @@ class SimConfig:
     forecasts: Forecasting | None = None
     # Without it every engine keeps the role of its spec.
     roles: RoleSwitching | None = None
+    flows: FlowSetup | None = None
     seed: int = 0
     warmup_s: float = 0.0
     measure_s: float | None = None
@@ -271,6 +341,10 @@ class SimConfig:
                     self.roles is None
                     or all(not e.barrier and e.layers is None and e.prefill_queue for e in self.engines),
                     "engines with layers, a barrier or no prefill queue cannot switch roles",
+                ),
+                (
+                    self.flows is None or self.network is not None,
+                    "flows are scheduled on a network: set `network` to a Fabric",
                 ),
                 (self.warmup_s >= 0, f"warmup_s is {self.warmup_s}: must be >= 0"),
                 (self.measure_s is None or self.measure_s > 0, f"measure_s is {self.measure_s}: must be > 0"),

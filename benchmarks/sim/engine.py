@@ -62,6 +62,8 @@ class Worker:
         self, name: str, node: str, nic: int | None, spec: EngineSpec, owner: Owner, record_kv: bool
     ) -> None:
         self.name, self.node, self.nic, self.spec, self.owner = name, node, nic, spec, owner
+        # All nodes of the engine, its own first.
+        self.span: tuple[str, ...] = (node,)
         self.pool = BlockPool(spec.kv_blocks, spec.block_size_tokens, record_kv and spec.prefix_cache)
         self.model = EngineModel(
             spec.profile, self.pool, spec.slots, spec.prefill_budget_tokens, spec.chunked_prefill

@@ -21,7 +21,8 @@ from typing import Any, Protocol
 from benchmarks.sim.config import SimConfig
 from benchmarks.sim.engine import Worker
 from benchmarks.sim.kernel import Kernel, Timer
-from benchmarks.sim.pull import Pull
+from benchmarks.sim.kv_store import Staged
+from benchmarks.sim.pull import Transfer
 from benchmarks.sim.records import RequestRecord
 from benchmarks.workloads.record import WorkloadRequest
 from policies.dispatch.dispatcher import Action, Reject, RouteDecode, RoutePrefill
@@ -65,13 +66,13 @@ class SimRequest(Life):
 
     `seq` is the sequence that an engine works on. `generated` counts the tokens from before a preemption that sent the
     request back to the router; they are part of its prompt now. `layers` is (layer groups whose KV may be sent, all
-    layer groups). `unfit` is the failure of an engine that can never hold the request; it becomes an event once the
-    work has been sent.
+    layer groups). `staged` is what a scheduled request's flows need to know of its prefill (`SimConfig.flows`). `unfit`
+    is the failure of an engine that can never hold the request; it becomes an event once the work has been sent.
     """
 
     __slots__ = (
         "_ingress", "_timer", "decode", "generated", "hashes", "layers", "lease", "prefill", "pull", "record", "seq",
-        "submit_in_s", "unfit", "work",
+        "staged", "submit_in_s", "unfit", "work",
     )  # fmt: skip
 
     def __init__(
@@ -91,7 +92,8 @@ class SimRequest(Life):
         self.prefill: Worker | None = None
         self.decode: Worker | None = None
         self.seq: Sequence | None = None
-        self.pull: Pull | None = None
+        self.pull: Transfer | None = None
+        self.staged: Staged | None = None
         self.layers = (1, 1)
         self.lease: str | None = None
         self.unfit: life_events.EngineFailed | None = None
@@ -297,7 +299,7 @@ class Ingress:
     kernel: Kernel
     workers: dict[str, Worker]
     router: Router
-    start_pull: Callable[[SimRequest, Callable[[], None]], Pull]
+    start_pull: Callable[[SimRequest, Callable[[], None]], Transfer]
     on_kv_events: Callable[[Worker, list[Any]], None]
     block_tokens: int
     limits: Limits = field(init=False)

@@ -1,10 +1,22 @@
 """The transfer of a request's KV from its prefill worker to its decode worker."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from benchmarks.sim.engine import Worker
+from benchmarks.sim.flow_driver import FlowDriver, Sent
 from benchmarks.sim.links import KvNetwork
+from policies.flow.base import Flow, Stage
+
+
+class Transfer(Protocol):
+    """The interface of a KV transfer in progress."""
+
+    def release(self, groups: int) -> None:
+        """Starts the flows of the first `groups` layer groups that have not left yet."""
+
+    def cancel(self) -> None:
+        """Ends all flows of the transfer; it is never reported as done."""
 
 
 class Pull:
@@ -21,13 +33,12 @@ class Pull:
         source: Worker,
         target: Worker,
         n_bytes: int,
-        priority: int,
         key: str,
         groups: int,
         on_done: Callable[[], None],
     ) -> None:
         self._network, self._source, self._target = network, source, target
-        self._priority, self._key = priority, key
+        self._key = key
         self._parts = [_split(part, target.spec.transfer_flows) for part in _split(n_bytes, groups)]
         self._on_done = on_done
         self._released = 0
@@ -43,7 +54,7 @@ class Pull:
                     self._source.node,
                     self._target.node,
                     n_bytes,
-                    self._priority,
+                    0,
                     self._flow_done,
                     source_nic=self._source.nic,
                     target_nic=self._target.nic,
@@ -62,6 +73,62 @@ class Pull:
         self._flows.remove(flow)
         if not self._flows and self._released == len(self._parts):
             self._on_done()
+
+
+class ScheduledPull:
+    """A transfer as flows of stage 3 that a policy schedules: one for each layer group, from node to node.
+
+    `terms()` returns what a flow needs to know when it is submitted: its batch, the seconds until its deadline (None:
+    it has none) and the seconds of computation that its request still needs. `on_end` is called once: with True when
+    the last byte has arrived, with False when the transfer is cancelled.
+    """
+
+    def __init__(
+        self,
+        driver: FlowDriver,
+        source: str,
+        target: str,
+        n_bytes: int,
+        key: str,
+        groups: int,
+        terms: Callable[[], tuple[str, float | None, float]],
+        on_end: Callable[[bool], None],
+    ) -> None:
+        self._driver, self._source, self._target, self._key = driver, source, target, key
+        self._parts = _split(max(n_bytes, groups), groups)
+        self._terms, self._on_end = terms, on_end
+        self._released = 0
+        self._sent: dict[int, Sent] = {}
+
+    def release(self, groups: int) -> None:
+        while self._released < min(groups, len(self._parts)):
+            number = self._released
+            self._released += 1
+            batch, due_s, compute_s = self._terms()
+            flow = Flow(
+                flow_id=f"{self._key}/3/{number}",
+                request_id=self._key,
+                batch=batch,
+                stage=Stage.P2D,
+                source=self._source,
+                target=self._target,
+                size=self._parts[number],
+                due_s=due_s,
+                compute_s=compute_s,
+            )
+            self._sent[number] = self._driver.send(flow, lambda n=number: self._flow_done(n))  # type: ignore[misc]
+
+    def cancel(self) -> None:
+        for sent in self._sent.values():
+            self._driver.cancel(sent)
+        self._sent.clear()
+        self._released = len(self._parts)
+        self._on_end(False)
+
+    def _flow_done(self, number: int) -> None:
+        del self._sent[number]
+        if not self._sent and self._released == len(self._parts):
+            self._on_end(True)
 
 
 def _split(total: int, parts: int) -> list[int]:

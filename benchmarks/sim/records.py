@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from benchmarks.sim.flow_driver import FlowStats
+
 
 @dataclass(slots=True)
 class RequestRecord:
@@ -70,7 +72,8 @@ class StepStats:
 class RunResult:
     """Everything measured in one simulated run.
 
-    `link_use` is the mean share of each link class that was busy. `decisions` counts by "policy: reason".
+    `link_use` is the mean share of each link class that was busy. `decisions` counts by "policy: reason". `flows` is
+    what was measured of scheduled flows, or None where no flow policy is configured.
     """
 
     requests: list[RequestRecord]
@@ -81,3 +84,4 @@ class RunResult:
     tier_bytes: dict[int, int] = field(default_factory=dict)
     decisions: dict[str, int] = field(default_factory=dict)
     peaks: dict[str, float] = field(default_factory=dict)
+    flows: FlowStats | None = None

@@ -21,6 +21,7 @@ from typing import Any
 from actors.engine.vllm.connector.pairs import aligned, pieces
 from benchmarks.live.machine import command, facts, save
 from benchmarks.transfer.pools import Load, Read, reads
+from benchmarks.transfer.report import comparison
 from benchmarks.transfer.wire import Shape, Wire
 
 CODE = ("actors/engine/vllm", "benchmarks/transfer")
@@ -146,21 +147,6 @@ def line(row: dict[str, Any]) -> str:
     if made is None:
         return shown
     return shown + f"{made['descriptors']:11.0f} {made['post_cpu_ms']:8.3f} {made['ms']:8.2f}"
-
-
-def comparison(rows: list[dict[str, Any]]) -> list[str]:
-    """Returns what each variant saves of stock vLLM's pieces in the oldest pool, and its cost in prefix hits."""
-    found = []
-    for caching in (True, False):
-        stock, *others = (row for row in rows if row["prefix_cache"] == caching)
-        for row in others:
-            saved = 1 - row["ages"][-1]["pieces"] / stock["ages"][-1]["pieces"]
-            points = 100 * (row["prefix_hits"] - stock["prefix_hits"])
-            found.append(
-                f"{row['variant']}, prefix cache {'on' if caching else 'off'}: {-100 * saved:+.1f} % pieces"
-                + (f", {points:+.2f} points of prefix hits" if caching else "")
-            )
-    return found
 
 
 if __name__ == "__main__":

@@ -7,10 +7,7 @@ none. At most `window` chunks are posted at a port. Each event frees slots or ch
 among the flows that wait there and have room at both ports, the first in the policy's order is served, until none is
 left. While no other flow waits at a flow's ports, one permit covers all that is left of it.
 
-A flow whose other port is always full when a slot is free would starve behind lower ones. Therefore the last slot of a
-port where something is posted is kept for the first flow there: from flows of a lower level always, from flows of its
-own level after `patience` permits. As all ports keep slots by one order, the first flow of all always gets both of
-its slots: nothing waits in a circle. A port where nothing is posted is never kept: the arbiter conserves work.
+Which flow is served next, and which slots are kept for whom, is `policies.flow.matching`'s; the arbiter conserves work.
 
 Promotion happens at chunk boundaries: a flow is placed anew at each `Done`, and between chunks at the time that its
 policy named. A posted chunk keeps its level and is never cancelled. After an event that is refused (`FlowError`)
@@ -18,48 +15,27 @@ nothing has changed.
 """
 
 import math
-from dataclasses import dataclass
-from heapq import heappop, heappush
 from itertools import islice
 
 from policies.flow import events as ev
+from policies.flow.alarms import Alarms
 from policies.flow.base import (
     BadEvent,
     DuplicateFlow,
     FlowPolicy,
-    Place,
     Stage,
     TooManyFlows,
     UnknownFlow,
-    mlu,
 )
 from policies.flow.config import ArbiterConfig
 from policies.flow.events import FlowEvent, Permit
+from policies.flow.matching import count_passed, next_served
 from policies.flow.ports import Held, OpenPermit, PortState, PortTable
 from policies.flow.registry import flow_policy
+from policies.flow.view import FlowView, view_of
 
-PLACED_A_TURN = 16
+PLACED_A_TURN = 4
 """Flows that one event places anew after a learned bandwidth has changed: a bound on an event's cost."""
-
-
-@dataclass(frozen=True, slots=True)
-class FlowView:
-    """A flow as `explain` shows it."""
-
-    flow_id: str
-    request_id: str
-    stage: Stage
-    level: int
-    mlu: float | None
-    """Minimal link utilisation; None without an explicit deadline."""
-    rli: int
-    pruned: bool
-    left: int
-    posted: int
-    held_s: float
-    """Seconds for which none of the flow's chunks was on its way."""
-    bytes_per_s: float
-    """B(1-rho) between its ports."""
 
 
 class Arbiter:
@@ -74,9 +50,7 @@ class Arbiter:
         self._now_s = -math.inf
         self._reds: dict[str, int] = {}
         self._pruned: frozenset[str] = frozenset()
-        self._timers: list[tuple[float, int, Held, Place]] = []
-        self._rests: list[tuple[float, int, Held]] = []
-        self._timer = 0
+        self._alarms = Alarms()
         self._outdated: dict[Held, None] = {}
         self._dirty: dict[PortState, None] = {}
 
@@ -95,29 +69,11 @@ class Arbiter:
 
     def next_tick_s(self) -> float | None:
         """Returns the time by which a `Tick` is needed if no other event comes, None if none is."""
-        while self._rests and not self._rests_still(self._rests[0]):
-            heappop(self._rests)
-        return self._rests[0][0] if self._rests else None
+        return self._alarms.next_rested_s()
 
     def view(self, flow_id: str, now_s: float) -> FlowView:
         """Returns where a flow stands. Raises UnknownFlow."""
-        state = self._held(flow_id)
-        held_s = state.held_s + (0.0 if state.stalled_at is None else max(now_s - state.stalled_at, 0.0))
-        assert state.level is not None  # placed at its submission
-        flow = state.flow
-        return FlowView(
-            flow.flow_id,
-            flow.request_id,
-            flow.stage,
-            state.level,
-            mlu(state, self.ports, now_s),
-            state.rli,
-            state.pruned,
-            state.left,
-            state.posted,
-            held_s,
-            self.ports.rate(flow.source, flow.target),
-        )
+        return view_of(self._held(flow_id), self.ports, now_s)
 
     def flow_ids(self) -> list[str]:
         """Returns the ids of all flows that have not ended, by submission."""
@@ -198,7 +154,8 @@ class Arbiter:
         if event.last or not state.left or (state.withdrawn and not state.permits):
             self._end(state, now_s)
         elif not state.withdrawn:
-            state.place = None  # a chunk boundary: any timer of its old place is void
+            # a chunk boundary: any timer of its old place is void
+            state.place = None
             self._place(state, now_s)
             self._enqueue(state, now_s)
 
@@ -249,8 +206,11 @@ class Arbiter:
         for state in self._flows.values():
             red = float(self._reds.get(state.flow.batch, math.inf))
             pruned = state.flow.request_id in self._pruned
-            if red != state.red or pruned != state.pruned:
-                state.red, state.pruned = red, pruned
+            if red == state.red and pruned == state.pruned:
+                continue
+            moved = pruned != state.pruned or state.flow.stage is not Stage.P2D
+            state.red, state.pruned = red, pruned
+            if moved:
                 self._place(state, now_s)
 
     def _policy_set(self, event: ev.PolicySet, now_s: float) -> None:
@@ -284,9 +244,7 @@ class Arbiter:
         if place == state.place and state.level == place.level:
             return
         state.stand(place)
-        if math.isfinite(place.until_s):
-            self._timer += 1
-            heappush(self._timers, (place.until_s, self._timer, state, place))
+        self._alarms.place_ends(state, place, len(self._flows))
         if state.entry:
             state.pair.push(state)
             self._touch(state)
@@ -304,8 +262,7 @@ class Arbiter:
             state.pair.egress.waiting += 1
             state.pair.ingress.waiting += 1
         if state.ready_at > now_s and state.place is not None and state.place.rate is not None:
-            self._timer += 1
-            heappush(self._rests, (state.ready_at, self._timer, state))
+            self._alarms.rests(state)
             return
         state.pair.push(state)
 
@@ -377,91 +334,47 @@ class Arbiter:
                 share = min(share, event.seconds)
             if port.learn(event.size, share, self.config.learn_chunks):
                 for pair in port.pairs.values():
-                    self._outdated.update(dict.fromkeys(pair.flows.values()))
+                    for other in pair.flows.values():
+                        # places depend on the bandwidth by their deadlines
+                        if other.due_at is not None:
+                            self._outdated[other] = None
         permit.at_s = now_s
         permit.egress_clock = state.pair.egress.integral(now_s)
         permit.ingress_clock = state.pair.ingress.integral(now_s)
 
     def _pass_time(self, now_s: float) -> None:
         """Places flows anew whose time has come, or whose bandwidth has been learned anew."""
-        due: list[Held] = []
-        while self._timers and self._timers[0][0] <= now_s:
-            _, _, state, place = heappop(self._timers)
-            if state.place is place:
-                due.append(state)
-        for state in due:
+        for state in self._alarms.ended_places(now_s):
             if state.posted:
                 continue  # placed at its next chunk boundary
-            state.place = None  # its timer is spent: the new place needs another
+            # its alarm is spent: the new place needs another
+            state.place = None
             self._place(state, now_s)
-        while self._rests and self._rests[0][0] <= now_s:
-            rest = heappop(self._rests)
-            if self._rests_still(rest):
-                self._enqueue(rest[2], now_s)
+        for state in self._alarms.rested(now_s):
+            self._enqueue(state, now_s)
         for state in list(islice(self._outdated, PLACED_A_TURN)):
             del self._outdated[state]
             if self._flows.get(state.flow.flow_id) is state:
                 self._place(state, now_s)
 
-    def _rests_still(self, rest: tuple[float, int, Held]) -> bool:
-        at_s, _, state = rest
-        return not state.entry and not state.withdrawn and state.waiting > 0 and state.ready_at == at_s
-
     # ------------------------------------------------------------------------------------------------------- permits
 
     def _grant(self, now_s: float) -> list[Permit]:
         permits: list[Permit] = []
-        dirty = self._dirty
-        while dirty:
-            best: Held | None = None
-            for port in list(dirty):
-                found = self._best_at(port)
-                if found is None:
-                    del dirty[port]
-                elif best is None or found.rank < best.rank:
-                    best = found
-            if best is None:
-                break
-            permits.append(self._permit(best, now_s))
-            self._touch(best)
+        while (state := next_served(self._dirty, self.config)) is not None:
+            permits.append(self._permit(state, now_s))
+            self._touch(state)
         return permits
-
-    def _best_at(self, port: PortState) -> Held | None:
-        """Returns the first flow at the port that has a slot at both of its ports, None if there is none."""
-        if port.posted >= self.config.window or not port.waiting:
-            return None
-        best: Held | None = None
-        for pair in port.pairs.values():
-            other = pair.ingress if pair.egress is port else pair.egress
-            if other.posted >= self.config.window:
-                continue
-            top = pair.top()
-            if top is None or (best is not None and best.rank < top.rank):
-                continue
-            if not self._kept(other, top):
-                best = top
-        return None if best is None or self._kept(port, best) else best
-
-    def _kept(self, port: PortState, state: Held) -> bool:
-        """Returns whether the port's last slot is kept for another flow than this one."""
-        if not port.posted or port.posted < self.config.window - 1:
-            return False
-        first = port.first()
-        if first is None or first is state or first.rank > state.rank:
-            return False
-        return first.rank[0] < state.rank[0] or first.passed >= self.config.patience
 
     def _permit(self, state: Held, now_s: float) -> Permit:
         """Gives a flow its next chunk, or all that is left of it if nobody else waits at its ports."""
         place = state.place
         assert place is not None
         if place.rate is not None:
-            place = self.policy.place(state, self.ports, now_s)  # the rate that is needed from now on
+            # the rate that is needed from now on
+            place = self.policy.place(state, self.ports, now_s)
         egress, ingress = state.pair.egress, state.pair.ingress
-        for port in (egress, ingress):
-            first = port.first()
-            if first is not None and first is not state and first.rank < state.rank:
-                first.passed += 1
+        count_passed(state)
         rate = self.ports.rate(state.flow.source, state.flow.target)
         waiting = state.waiting
         config = self.config

@@ -195,7 +195,7 @@ class FlowState:
 
 
 class Ports(Protocol):
-    """What a policy may know of the network."""
+    """The network as a policy knows it."""
 
     def rate(self, source: str, target: str) -> float:
         """Returns B(1-rho) in bytes/s: what the slower of the two ports gives to flows that are scheduled here."""

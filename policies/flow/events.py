@@ -1,4 +1,4 @@
-"""What an arbiter hears, and what it answers.
+"""The events that an arbiter hears, and the permits that it answers with.
 
     Submitted -> Permit -> Done -> Permit -> .. -> Done(last)
 

@@ -11,12 +11,19 @@ late would make its seconds look short.
 """
 
 from collections import deque
-from heapq import heappop, heappush
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
 
 from policies.flow.base import Flow, FlowState, Port, Side
 
 NOTICED = 0.02
 """Relative change of a learned bandwidth from which flows are placed anew."""
+SCANNED = 48
+"""Pairs of a port up to which a look at each is faster than the heap, from which every head that does not suit has to
+be taken and put back (`python -m benchmarks.permits`).
+"""
+VOID, VOID_LEAST = 4, 64
+"""A heap is cleared of void entries when it has more than 4 n + 64 entries for n valid ones at most."""
 LEAST_CHUNKS = 3
 """Chunks from which a bandwidth is learned; before that the nominal one counts."""
 
@@ -73,15 +80,20 @@ class Held(FlowState):
 
 
 class Pair:
-    """The flows from one node to another, which share both ports: a heap by rank with lazy deletion."""
+    """The flows from one node to another, which share both ports: a heap by rank with lazy deletion.
 
-    __slots__ = ("_heap", "_pushed", "egress", "flows", "ingress")
+    `head` is the waiting flow of least rank. Both ports keep the pair in a heap under its head's rank.
+    """
+
+    __slots__ = ("_heap", "_pushed", "egress", "flows", "head", "head_entry", "ingress")
 
     def __init__(self, egress: "PortState", ingress: "PortState") -> None:
         self.egress = egress
         self.ingress = ingress
         self.flows: dict[str, Held] = {}
         """Flows between the two nodes that have not ended."""
+        self.head: Held | None = None
+        self.head_entry = 0
         self._heap: list[tuple[tuple[float, ...], int, Held]] = []
         self._pushed = 0
 
@@ -90,35 +102,41 @@ class Pair:
         self._pushed += 1
         state.entry = self._pushed
         heappush(self._heap, (state.rank, self._pushed, state))
-        self.egress.first_known = self.ingress.first_known = False
+        if len(self._heap) > VOID * len(self.flows) + VOID_LEAST:
+            self._heap = [entry for entry in self._heap if entry[2].entry == entry[1]]
+            heapify(self._heap)
+        self._find_head()
 
     def drop(self, state: Held) -> None:
         """Lets a flow no longer wait."""
         state.entry = 0
-        self.egress.first_known = self.ingress.first_known = False
+        if state is self.head:
+            self._find_head()
 
-    def top(self) -> Held | None:
-        """Returns the waiting flow of least rank, or None."""
+    def _find_head(self) -> None:
         heap = self._heap
         while heap:
-            _, number, state = heap[0]
+            rank, number, state = heap[0]
             if state.entry == number:
-                return state
+                if number != self.head_entry:
+                    self.head, self.head_entry = state, number
+                    self.egress.add(rank, self)
+                    self.ingress.add(rank, self)
+                return
             heappop(heap)
-        return None
+        self.head, self.head_entry = None, 0
 
 
 class PortState:
-    """One port. `first` is the flow of least rank that waits at it, whether its other port has room or not."""
+    """One port: the pairs whose flows may wait at it, what is posted, and what has been learned of it."""
 
     __slots__ = (
-        "_first",
+        "_heads",
         "_integral",
         "_integral_at",
         "_samples",
         "_sum_bytes",
         "_sum_shares",
-        "first_known",
         "nominal",
         "pairs",
         "port",
@@ -142,25 +160,48 @@ class PortState:
         """Flows that wait for a permit here."""
         self.turn = 0.0
         """Virtual time of fair sharing, in bytes."""
-        self.first_known = False
-        self._first: Held | None = None
+        self._heads: list[tuple[tuple[float, ...], int, Pair]] = []
         self._integral = 0.0
         self._integral_at = 0.0
         self._samples: deque[tuple[int, float]] = deque()
         self._sum_bytes = 0
         self._sum_shares = 0.0
 
+    def add(self, rank: tuple[float, ...], pair: Pair) -> None:
+        """Takes a pair in under its new head's rank."""
+        heads = self._heads
+        heappush(heads, (rank, pair.head_entry, pair))
+        if len(heads) > VOID * len(self.pairs) + VOID_LEAST:
+            self._heads = [entry for entry in heads if entry[2].head_entry == entry[1]]
+            heapify(self._heads)
+
     def first(self) -> Held | None:
-        """Returns the waiting flow of least rank."""
-        if not self.first_known:
+        """Returns the waiting flow of least rank, whether its other port has room or not; None if none waits."""
+        heads = self._heads
+        while heads:
+            _, number, pair = heads[0]
+            if pair.head_entry == number:
+                return pair.head
+            heappop(heads)
+        return None
+
+    def first_with(self, suits: Callable[[Held], bool]) -> Held | None:
+        """Returns the flow of least rank among the heads of the port's pairs that suits, None if none does."""
+        if len(self.pairs) <= SCANNED:
             best: Held | None = None
             for pair in self.pairs.values():
-                top = pair.top()
-                if top is not None and (best is None or top.rank < best.rank):
-                    best = top
-            self._first = best
-            self.first_known = True
-        return self._first
+                head = pair.head
+                if head is not None and (best is None or head.rank < best.rank) and suits(head):
+                    best = head
+            return best
+        passed = []
+        found = self.first()
+        while found is not None and not suits(found):
+            passed.append(heappop(self._heads))
+            found = self.first()
+        for entry in passed:
+            heappush(self._heads, entry)
+        return found
 
     def integral(self, now_s: float) -> float:
         """Returns the integral of dt / n(t) over all time in which own chunks were posted."""

@@ -25,6 +25,8 @@ EPSILON = 1e-9
 _ROUNDS = 8
 # After this many rebalances, sums that are updated by differences are computed anew, to remove rounding errors.
 _RESUM = 1000
+# Levels without bundles are kept up to this many levels in all.
+_LEVELS = 16
 
 
 class Bundle:
@@ -93,6 +95,11 @@ class FairShare:
         bundle.cells = tuple(cells[link] for link in bundle.links)
         self.reweigh(bundle)
 
+    def add_link(self, bytes_per_s: float) -> int:
+        """Adds a link and returns its index."""
+        self.capacity.append(bytes_per_s)
+        return len(self.capacity) - 1
+
     def remove(self, bundle: Bundle) -> None:
         for cell in bundle.cells:
             del cell.members[bundle.id]
@@ -129,7 +136,17 @@ class FairShare:
                 changed += _apply(todo, moved, now_s)
                 moved.update(self._dirty.get(level, {}))
         self._dirty_links, self._dirty, self._fresh = {}, {}, {}
+        self._drop_empty_levels()
         return changed
+
+    def _drop_empty_levels(self) -> None:
+        """Forgets levels without bundles once they are many, so that policies may use as many levels as flows."""
+        if len(self._order) <= _LEVELS:
+            return
+        for level in self._order:
+            if not any(cell.members for cell in self._levels[level].values()):
+                del self._levels[level]
+        self._order = sorted(self._levels)
 
     def _settle_level(self, level: int, dirty: dict[int, None]) -> dict[int, Bundle]:
         """Computes `new_rate` and the bottleneck of every bundle of the level that the changes affect.

@@ -53,6 +53,8 @@ class Flow:
     # The number of the flow's one valid entry in its bundle's heap.
     entry: int = 0
     landing: Timer | None = None
+    # The private link that holds the flow to its `rate_cap`; it is the last of `links`. None for a flow without a cap.
+    cap_link: int | None = None
 
     @property
     def active(self) -> bool:

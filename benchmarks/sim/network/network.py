@@ -38,6 +38,8 @@ class Network:
         self._touched: dict[int, FlowBundle] = {}
         # Bytes that bundles which no longer exist have sent, by link index.
         self._closed_bytes = [0.0] * len(topology.links)
+        # Private links (`set_rate_cap`) that no flow uses now.
+        self._free_caps: list[int] = []
         self._due: list[tuple[float, int, FlowBundle]] = []
         self._timer: Timer | None = None
         self._flush_waits = False
@@ -106,6 +108,7 @@ class Network:
         remaining = self._leave(flow) if flow.bundle is not None else 0.0
         if flow.landing is not None:
             flow.landing.cancel()
+        self._free_cap(flow)
         flow.state = FlowState.CANCELLED
         self.totals.cancel(flow, remaining)
 
@@ -119,6 +122,30 @@ class Network:
             flow.level = level
             if remaining is not None:
                 self._join(flow, remaining)
+
+    def set_rate_cap(self, flow: Flow, bytes_per_s: float | None) -> None:
+        """Holds a flow to at most `bytes_per_s` from now on; None lifts the cap. A landing flow does not change.
+
+        A cap is a private link of that capacity at the end of the flow's path. Raises FlowError for a cap that is not
+        above 0, or if the flow has ended.
+        """
+        self._must_be_active(flow, "cap the rate of")
+        if bytes_per_s is not None and not 0 < bytes_per_s < math.inf:
+            raise FlowError(f"flow {flow.id}: rate cap {bytes_per_s} must be finite and > 0, or None")
+        if flow.bundle is None or (bytes_per_s is None and flow.cap_link is None):
+            return
+        if bytes_per_s is not None and flow.cap_link is not None:
+            self._fair.set_capacity(flow.cap_link, bytes_per_s)
+            self._ask_flush()
+            return
+        remaining = self._leave(flow)
+        if bytes_per_s is None:
+            flow.links = flow.links[:-1]
+            self._free_cap(flow)
+        else:
+            flow.cap_link = self._private_link(bytes_per_s)
+            flow.links = (*flow.links, flow.cap_link)
+        self._join(flow, remaining)
 
     def tier(self, source: str, target: str) -> int:
         return self.topology.tier(source, target)
@@ -157,7 +184,7 @@ class Network:
             bundle.settle(now_s)
             for link in bundle.links:
                 moved[link] += bundle.moved_bytes
-        return Usage(now_s, tuple(moved))
+        return Usage(now_s, tuple(moved[: len(self.topology.links)]))
 
     def mark(self) -> None:
         """Begins the period over which `link_use` measures."""
@@ -178,6 +205,19 @@ class Network:
             raise FlowError(
                 f"cannot {what} flow {flow.id} ({flow.source} -> {flow.target}): it is {flow.state}"
             )
+
+    def _private_link(self, bytes_per_s: float) -> int:
+        if not self._free_caps:
+            self._free_caps.append(self._fair.add_link(bytes_per_s))
+            self._closed_bytes.append(0.0)
+        link = self._free_caps.pop()
+        self._fair.set_capacity(link, bytes_per_s)
+        return link
+
+    def _free_cap(self, flow: Flow) -> None:
+        if flow.cap_link is not None:
+            self._free_caps.append(flow.cap_link)
+            flow.cap_link = None
 
     def _next(self) -> int:
         self._sequence += 1
@@ -293,6 +333,7 @@ class Network:
             self._arm()
 
     def _land(self, flow: Flow) -> None:
+        self._free_cap(flow)
         flow.state = FlowState.LANDING
         flow.landing = self._kernel.after(flow.latency_s, lambda: self._finish(flow))
 

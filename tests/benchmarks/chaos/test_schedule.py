@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.chaos.schedule import ENGINES, SIM, VLLM, Schedule, role_of
+from benchmarks.chaos.schedule import ENGINES, FLOW, SIM, VLLM, Schedule, role_of
 
 WELL = {"prefill": 3, "decode": 4, "router": 1, "ingress": 2, "controller": 1, "proxy": 1}
 
@@ -39,6 +39,13 @@ def test_a_role_keeps_a_well_engine(kinds: tuple[object, ...]) -> None:
         parts = {role_of(fault.kind.part) for _ in range(300) if (fault := schedule.next(WELL | {role: 1}))}
         assert role not in parts
         assert parts
+
+
+def test_the_only_flow_agent_is_harmed_when_it_is_well() -> None:
+    schedule = Schedule(FLOW, 1, {"agent": 1})
+    actions = {fault.kind.action for _ in range(50) if (fault := schedule.next({"agent": 1}))}
+    assert actions == {"kill", "stop"}
+    assert schedule.next({"agent": 0}) is None
 
 
 def test_poison_needs_a_third_engine_of_its_role() -> None:

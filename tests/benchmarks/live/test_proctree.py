@@ -30,6 +30,8 @@ TRACKER = ["python", "-c", "from multiprocessing.resource_tracker import main;ma
         (INGRESS, "ingress"),
         (["ray::ServeReplica:sluice:Router.addresses"], "router"),
         (PREFILL, "prefill"),
+        (["ray::AgentActor.wanted"], "flow agent"),
+        (["ray::ServeReplica:sluice:FlowAgentActor"], "flow agent"),
         (["ray::ServeReplica:sluice:DecodeEngine"], "decode"),
         (["ray::ServeReplica:sluice:DecodeFarEngine"], "decode"),
         (["ray::ServeReplica:sluice:ColocatedEngine"], "colocated"),

@@ -32,13 +32,21 @@ def test_the_rate_fills_the_share_of_the_link_that_is_asked_for() -> None:
     assert rate(workload, 0.8, 50e3, 10.0) == pytest.approx(20.0)
 
 
-def test_prompts_of_a_pool_differ_from_the_first_token_on_and_are_the_same_each_time() -> None:
+def test_prompts_differ_from_the_first_token_on_and_are_the_same_each_time() -> None:
     workload = Workload()
-    for kind in KINDS:
-        pool = workload.prompts(kind)
-        assert [len(prompt) for prompt in pool] == [workload.tokens(kind)] * len(pool)
-        assert len({tuple(prompt[:16]) for prompt in pool}) == len(pool)
-        assert pool == workload.prompts(kind)
+    prompts = [workload.prompt(kind, number) for kind in KINDS for number in range(12)]
+    assert {len(prompt) for prompt in prompts} == {256, 2_000}
+    assert len({tuple(prompt[:16]) for prompt in prompts}) == 24
+    assert prompts[3] == workload.prompt("tight", 3)
+
+
+def test_fresh_prompts_never_come_twice() -> None:
+    workload = Workload(fresh=True)
+    made = [*arrivals(workload, 1.0, 2, 1, first_fresh=8), *arrivals(workload, 1.0, 2, 2, first_fresh=248)]
+    assert sorted(a.prompt for a in made) == list(range(8, 488))
+    # everything else is as without
+    pool = arrivals(Workload(), 1.0, 2, 1)
+    assert [(a.at_s, a.kind, a.decode) for a in made[:240]] == [(a.at_s, a.kind, a.decode) for a in pool]
 
 
 def test_a_rate_of_nothing_is_refused() -> None:

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from policies.flow.arbiter import Arbiter
-from policies.flow.base import Port, Side
+from policies.flow.base import Port, Side, Stage
 from policies.flow.config import ArbiterConfig
 from policies.flow.events import Bandwidth, Done, Submitted
 from policies.flow.registry import flow_policy
@@ -89,3 +89,40 @@ def test_a_named_bandwidth_bounds_what_is_learned() -> None:
         made.submit(flow(f"f{number}", 4_000_000))
     made.run()
     assert made.arbiter.ports.rate("a", "b") <= TRUE / 10
+
+
+@pytest.mark.parametrize("pairs", [3, 200])
+def test_the_first_flow_that_suits_is_found_among_few_and_many_pairs(pairs: int) -> None:
+    rng = random.Random(pairs)
+    made = Arbiter(flow_policy("sjf"), ArbiterConfig(window=1, least_chunk_bytes=1))
+    sizes: dict[str, int] = {}
+    for number in range(400):
+        name = f"f{number}"
+        sizes[name] = rng.randint(1, 10**6)
+        made.apply(Submitted(flow(name, sizes[name], target=f"t{rng.randrange(pairs)}")), 0.0)
+    port = made.ports.at(Port("a", Side.EGRESS))
+    waiting = {name: sizes[name] for name in made.flow_ids() if not made.view(name, 0.0).posted}
+    for least in (1, 10_000, 500_000):
+        heads = [pair.head for pair in port.pairs.values() if pair.head is not None]
+        suiting = [head for head in heads if head.flow.size >= least]
+        expected = min(suiting, key=lambda state: state.rank, default=None)
+        assert port.first_with(lambda state, least=least: state.flow.size >= least) is expected  # type: ignore[misc]
+    assert port.first_with(lambda state: False) is None
+    first = port.first()
+    assert first is not None
+    assert first.flow.size == min(waiting.values())
+
+
+def test_heaps_keep_no_more_than_a_bounded_share_of_void_entries() -> None:
+    made = Arbiter(
+        flow_policy("mfs"), ArbiterConfig(window=1, port_bytes_per_s=TRUE, whole_read_when_alone=False)
+    )
+    posted = made.apply(Submitted(flow("x", 10**12, due_s=1e6)), 0.0)
+    for number in range(20):
+        made.apply(Submitted(flow(f"y{number}", 10**12, stage=Stage.REUSE, rli=3)), 0.0)
+    for step in range(1, 3000):
+        [permit] = posted
+        posted = made.apply(Done(permit.flow_id, permit.size, 0.01), step * 0.01)
+    port = made.ports.at(Port("a", Side.EGRESS))
+    entries = [len(port._heads), *(len(pair._heap) for pair in port.pairs.values())]
+    assert max(entries) <= 4 * 21 + 64 + 1

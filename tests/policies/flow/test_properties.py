@@ -51,9 +51,11 @@ class Watched(Link):
                 assert each.source in out or each.target in into, f"{name} waits at two idle ports"
 
     def _level(self, name: str, was: int) -> None:
+        if self.arbiter.policy.name != "mfs":
+            return
         view = self.arbiter.view(name, self.now_s)
         assert view.level <= was or view.level == SCAVENGER or was == SCAVENGER
-        if view.level == 1 and self.arbiter.policy.name == "mfs":
+        if view.level == 1:
             assert self.flows[name].stage is Stage.P2D
             assert self.flows[name].due_s is not None
 

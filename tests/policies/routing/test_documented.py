@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
+from policies.flow.registry import FLOW
 from policies.routing.params import BadParameter, Flag, Number, OneOf, Whole, ranges
 from policies.routing.registry import DECODE, PREFILL, decode_policy, prefill_policy
 
 REPO = Path(__file__).parents[3]
 SCRIPT = runpy.run_path(str(REPO / "scripts" / "document_policies.py"))
-KINDS: dict[str, Any] = PREFILL | DECODE
+KINDS: dict[str, Any] = PREFILL | DECODE | FLOW
 
 
 def test_the_page_is_the_one_that_the_classes_give() -> None:
@@ -25,7 +26,7 @@ def test_the_page_is_the_one_that_the_classes_give() -> None:
 @pytest.mark.parametrize("name", sorted(KINDS))
 def test_every_parameter_has_a_range_and_a_meaning(name: str) -> None:
     kind = KINDS[name]
-    parameters = {field.name for field in dataclasses.fields(kind)} - {"name"}
+    parameters = {field.name for field in dataclasses.fields(kind) if field.init} - {"name"}
     assert parameters - {"heatmap"} <= ranges(kind).keys()
     meanings = SCRIPT["meanings_of"](kind)
     for parameter in parameters:

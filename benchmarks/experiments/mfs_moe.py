@@ -1,0 +1,103 @@
+"""MFS in simulation on mixture-of-experts models (MFS 6.3, Figures 10 and 11): attainment by rate, five flow policies.
+
+256 prefill GPUs in instances of 32 and as many decode ports (the paper's 1:1; 2,048 GPUs there), in 8 layer groups. One
+point has 16 groups, which shows what coarser groups cost. Workloads are the stand-ins of `mfs_common`.
+
+Rows, for each model and workload, at the highest rate at which fair sharing still has `LEAST` of its requests in time:
+MFS's attainment over the best rival's, and over Karuna's; and the rate that MFS sustains over Karuna's at an attainment
+of `SUSTAINED`, between the rates that ran. Aims, set before the runs: the paper's upper ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.experiments.base import Results, Row, Variant
+from benchmarks.experiments.mfs_common import POLICIES, named, run_one
+from benchmarks.experiments.mfs_rates import attainments, over_rivals, sustained
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["SEEDS", "SUMMARY", "compare", "plots", "run_one", "variants"]
+
+SUMMARY = "MFS on mixture-of-experts models: attainment by rate under five flow policies, 256 prefill GPUs"
+SEEDS = (3, 1)
+MODELS = ("mixtral-8x22b", "dbrx", "qwen3-coder", "grok-2")
+WORKLOADS = ("conversation", "agent")
+RATES: Mapping[str, tuple[float, ...]] = {
+    "conversation": (0.3, 0.5, 0.7, 0.9),
+    "agent": (0.6, 1.0, 1.4, 1.8),
+}
+# Grok-2 has three times the active parameters of the others, so its rates are a third.
+SCALE = {"grok-2": 1 / 3}
+# (model, workload) -> (attainment over the baselines, rate over Karuna's): Figures 10 and 11 and their text
+PAPER = {
+    ("mixtral-8x22b", "conversation"): (1.8, 1.46),
+    ("dbrx", "conversation"): (2.4, 1.46),
+    ("qwen3-coder", "conversation"): (1.8, 1.46),
+    ("grok-2", "conversation"): (1.8, 1.46),
+    ("mixtral-8x22b", "agent"): (1.7, 1.3),
+    ("dbrx", "agent"): (2.0, 1.4),
+    ("qwen3-coder", "agent"): (2.0, 1.3),
+    ("grok-2", "agent"): (1.7, 1.2),
+}
+
+
+def variants(quick: bool) -> list[Variant]:
+    size: dict[str, Any] = {"instances": 8, "requests": 2_048, "warmup": 512}
+    if quick:
+        size = {"instances": 1, "requests": 60, "warmup": 20, "groups": 4}
+    models, works = (MODELS, WORKLOADS) if not quick else (("mixtral-8x22b",), ("agent",))
+    policies = POLICIES if not quick else ("fair", "karuna", "mfs")
+    made = [
+        named(model, work, policy, rate, **size)
+        for model in models
+        for work in works
+        for rate in _rates(model, work, quick)
+        for policy in policies
+    ]
+    if not quick:
+        made += [
+            named("dbrx", "conversation", policy, 0.7, "16 groups", groups=16, **size)
+            for policy in ("fair", "mfs")
+        ]
+    return made
+
+
+def _rates(model: str, work: str, quick: bool) -> list[float]:
+    rates = [round(rate * SCALE.get(model, 1.0), 4) for rate in RATES[work]]
+    return rates[1:3] if quick else rates
+
+
+def compare(results: Results) -> list[Row]:
+    rows = []
+    for (model, work), (share, rate) in PAPER.items():
+        if not results.where(model=model, workload=work):
+            continue
+        found = attainments(results, model, work, 4 if results.quick else 8)
+        rows += over_rivals(f"{model}, {work}", found, share)
+        rows.append(sustained(f"{model}, {work}", found, rate))
+    if "dbrx conversation 16 groups 0.7/s mfs" in results.runs:
+        for groups in ("", " 16 groups"):
+            over = results.mean(f"dbrx conversation{groups} 0.7/s mfs", "ttft_slo_share")
+            under = results.mean(f"dbrx conversation{groups} 0.7/s fair", "ttft_slo_share")
+            what = f"dbrx, conversation,{groups or ' 8 groups'}: in time, MFS vs fair"
+            rows.append(Row(what, None, over / under if under else None, "x"))
+    return rows
+
+
+def plots(results: Results) -> Mapping[str, Figure]:
+    from benchmarks import plots as look
+
+    cells = [cell for cell in PAPER if results.where(model=cell[0], workload=cell[1])]
+    made, axes = look.figure(columns=min(4, len(cells)), rows=-(-len(cells) // 4))
+    for axis, (model, work) in zip(axes, cells, strict=False):
+        found = attainments(results, model, work, 4 if results.quick else 8)
+        series = {
+            policy: look.Series(list(by_rate), [100 * share for share in by_rate.values()])
+            for policy, by_rate in found.items()
+        }
+        look.lines(axis, series, "requests/s for each GPU", "in time, %", f"{model}, {work}")
+    return {"mfs_moe": made}

@@ -1,0 +1,136 @@
+"""The cost of permits against ideal switch priorities, by chunk, window and delay of control messages.
+
+The paper gives each flow a switch priority. Here the arbiter of the live agents gives permits for chunks
+(`policies.flow.arbiter`), and what is posted shares the network fairly; a chunk that is posted cannot be overtaken. So
+a collective waits for at most the chunks that are posted at its ports, and a port may idle while a message travels.
+With whole reads, one permit covers a flow that is alone at its ports; what comes next then shares the port with it.
+
+It runs on the testbed of `mfs_testbed`, where a group's collective takes some milliseconds. The paper has no such
+figures. Aims, set before the runs: permits of 2.5 ms, two at a port, with messages of 0.2 ms and no whole reads, keep
+80 % of what ideal MFS saves of fair sharing's mean TTFT; ideal fair sharing and fair permits differ by at most 10 %.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.experiments.base import Results, Row, Variant
+from benchmarks.experiments.mfs_common import named, run_one
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["SEEDS", "SUMMARY", "compare", "plots", "run_one", "variants"]
+
+SUMMARY = "Flow permits against ideal switch priorities: chunk, window and control delay, on MFS's testbed"
+SEEDS = (2, 1)
+MODEL, WORK, RATE = "mixtral-8x7b", "agent", 1.0
+Permits = tuple[float, int, float, bool]
+"""(seconds of a chunk, chunks posted at a port, seconds of a message, whole reads)."""
+# The aim's permits; the others change one part.
+BASE: Permits = (0.0025, 2, 0.0002, False)
+CHUNKS_S = (0.000625, 0.0025, 0.010, 0.040)
+WINDOWS = (1, 2, 4)
+DELAYS_S = (0.0, 0.0002, 0.001, 0.005)
+KEPT, SAME = 0.8, 10.0
+
+
+def sweep(quick: bool) -> list[Permits]:
+    """Returns the permits to run: the base, and each part on its own."""
+    if quick:
+        return [BASE, (CHUNKS_S[2], *BASE[1:])]
+    made = [BASE, *((chunk_s, *BASE[1:]) for chunk_s in CHUNKS_S)]
+    made += [(BASE[0], window, *BASE[2:]) for window in WINDOWS]
+    made += [(*BASE[:2], delay_s, BASE[3]) for delay_s in DELAYS_S]
+    return [*dict.fromkeys(made), (*BASE[:3], True)]
+
+
+def label(permits: Permits) -> str:
+    """Returns a variant's name for its permits."""
+    chunk_s, window, delay_s, whole_reads = permits
+    whole = ", whole reads" if whole_reads else ""
+    return f"permits of {1e3 * chunk_s:g} ms x {window}, {1e3 * delay_s:g} ms{whole}"
+
+
+def variants(quick: bool) -> list[Variant]:
+    size: dict[str, Any] = {"requests": 300, "warmup": 100}
+    if quick:
+        size = {"requests": 60, "warmup": 20, "groups": 4}
+    made = [named(MODEL, WORK, policy, RATE, "ideal", **size) for policy in ("fair", "mfs")]
+    made.append(named(MODEL, WORK, "fair", RATE, label(BASE), permits=list(BASE), **size))
+    made += [
+        named(MODEL, WORK, "mfs", RATE, label(permits), permits=list(permits), **size)
+        for permits in sweep(quick)
+    ]
+    return made
+
+
+def _name(how: str, policy: str) -> str:
+    return f"{MODEL} {WORK} {how} {RATE:g}/s {policy}"
+
+
+def kept(results: Results, permits: Permits) -> float | None:
+    """Returns the share of ideal MFS's saving of mean TTFT that permits keep; None where MFS saves nothing."""
+    fair, ideal = (results.mean(_name("ideal", policy), "ttft_mean_s") for policy in ("fair", "mfs"))
+    ours = results.mean(_name(label(permits), "mfs"), "ttft_mean_s")
+    return (fair - ours) / (fair - ideal) if fair > ideal else None
+
+
+def compare(results: Results) -> list[Row]:
+    rows = []
+    for permits in sweep(results.quick):
+        name, share = _name(label(permits), "mfs"), kept(results, permits)
+        is_base = permits == BASE
+        rows += [
+            Row(
+                f"MFS, {label(permits)}: kept of the ideal saving of TTFT",
+                None,
+                None if share is None else 100 * share,
+                "%",
+                None,
+                f"at least {100 * KEPT:g} %" if is_base else "",
+                (share is not None and share >= KEPT) if is_base else None,
+            ),
+            Row(f"MFS, {label(permits)}: mean TTFT", None, 1e3 * results.mean(name, "ttft_mean_s"), "ms"),
+            Row(f"MFS, {label(permits)}: mean CCT", None, 1e3 * results.mean(name, "cct_mean_s"), "ms"),
+        ]
+    for policy in ("fair", "mfs"):
+        name = _name("ideal", policy)
+        rows += [
+            Row(f"ideal {policy}: mean TTFT", None, 1e3 * results.mean(name, "ttft_mean_s"), "ms"),
+            Row(f"ideal {policy}: mean CCT", None, 1e3 * results.mean(name, "cct_mean_s"), "ms"),
+        ]
+    ideal, by_permit = _name("ideal", "fair"), _name(label(BASE), "fair")
+    shorter, half = results.reduction_percent(ideal, by_permit, "ttft_mean_s")
+    what = f"fair, {label(BASE)} vs ideal: mean TTFT"
+    rows.append(Row(what, None, -shorter, "%", half, f"within {SAME:g} %", abs(shorter) <= SAME))
+    return rows
+
+
+def plots(results: Results) -> Mapping[str, Figure]:
+    from benchmarks import plots as look
+
+    parts = [
+        (
+            what,
+            unit,
+            [p for p in sweep(results.quick) if all(p[i] == BASE[i] for i in range(4) if i != at)],
+            at,
+        )
+        for at, (what, unit) in enumerate((("chunk, ms", 1e3), ("window, chunks", 1.0), ("delay, ms", 1e3)))
+    ]
+    made, axes = look.figure(columns=len(parts))
+    for axis, (what, unit, permits, at) in zip(axes, parts, strict=True):
+        permits = sorted(permits, key=lambda p: p[at])
+        places = [unit * p[at] for p in permits]
+        series = {
+            "permits": look.Series(
+                places, [1e3 * results.mean(_name(label(p), "mfs"), "ttft_mean_s") for p in permits]
+            )
+        }
+        for policy in ("fair", "mfs"):
+            ideal = 1e3 * results.mean(_name("ideal", policy), "ttft_mean_s")
+            series[f"ideal {policy}"] = look.Series([places[0], places[-1]], [ideal, ideal], quiet=True)
+        look.lines(axis, series, what, "mean TTFT, ms", "")
+    return {"mfs_permits": made}

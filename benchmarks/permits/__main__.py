@@ -1,0 +1,50 @@
+"""`python -m benchmarks.permits`: median and p99 of the flow arbiter's events among many flows.
+
+A row shows the wall clock and the CPU time of the process; on a busy machine compare the CPU time. The aim: the end of
+a chunk and the permit that follows take at most 0.1 ms among 1,000 flows (p50), on an idle core.
+"""
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.decisions.measure import HEADER, Timing
+from benchmarks.live.machine import command, facts, save
+from benchmarks.permits.grants import rows
+
+CODE = ("policies/flow", "policies/journal", "benchmarks/permits")
+"""The folders whose code is timed, beside the files that this module imports."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the table; with --out also writes it as JSON. Returns 1 if the code changed meanwhile, else 0."""
+    parser = argparse.ArgumentParser(prog="benchmarks.permits", description=__doc__)
+    parser.add_argument("--flows", type=int, default=1000, help="flows that wait at once (default 1000)")
+    parser.add_argument("--calls", type=int, default=5000, help="calls per row (default 5000)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="write the rows as JSON")
+    args = parser.parse_args(argv)
+    machine = facts("benchmarks.permits.__main__", CODE)
+    shown = f"{machine['cpu']}, {machine['cores']} cores, load {machine['load_1min_before']:.1f}"
+    print(f"Python {machine['python']}, {shown}, seed {args.seed}\n{HEADER}")
+    timings: list[Timing] = []
+    for row in rows(args.flows, args.calls, args.seed):
+        timings.append(row)
+        print(row.line(), flush=True)
+    if args.out is not None:
+        result = {
+            "command": command("benchmarks.permits", argv),
+            "seed": args.seed,
+            "calls": args.calls,
+            "flows": args.flows,
+            "machine": machine,
+        }
+        if not save(args.out, {**result, "rows": [dataclasses.asdict(r) for r in timings]}, levels=2):
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""The mfs_* experiments: their clusters, their requests, their figures of known runs, and short runs that repeat."""
+
+import pytest
+from matplotlib import pyplot as plt
+
+from benchmarks.experiments import mfs_common as mfs
+from benchmarks.experiments import registry
+from benchmarks.experiments.base import Experiment, Results
+from benchmarks.experiments.mfs_rates import over_rivals, rate_at, sustained
+from benchmarks.workloads.catalog import as_if_present
+
+NAMES = [name for name in registry.EXPERIMENTS if name.startswith("mfs_")]
+SMALL = {"requests": 40, "warmup": 10, "groups": 4, "instances": 1}
+# As if MFS took 0.6 of fair sharing's time, the others 0.9.
+TIMES = {"fair": 1.0, "mfs": 0.6}
+
+
+def results(name: str, experiment: Experiment, quick: bool) -> Results:
+    """Every variant with two seeds; a policy's share in time falls with the rate."""
+    with as_if_present():
+        variants = experiment.variants(quick)
+    runs, configs = {}, {}
+    for variant in variants:
+        config = variant.config
+        seconds = TIMES.get(config["policy"], 0.9) * (0.5 if config.get("isolated") else 1.0)
+        share = max(0.0, 1.0 - config["rate"] * seconds / 2)
+        runs[variant.name] = {
+            seed: {
+                "ttft_mean_s": seconds,
+                "cct_mean_s": seconds / 100,
+                "earliness_slo_mean": seconds / 2,
+                "ttft_slo_share": share,
+                "ttft_slo_share/short": share,
+                "ttft_slo_share/long": share,
+            }
+            for seed in (0, 1)
+        }
+        configs[variant.name] = config
+    return Results(name, quick, configs, runs)
+
+
+@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_figures_of_known_times(name: str, quick: bool) -> None:
+    experiment = registry.load(name)
+    found = results(name, experiment, quick)
+    rows = experiment.compare(found)
+    assert rows
+    assert len({row.name for row in rows}) == len(rows)
+    by_name = {row.name: row for row in rows}
+    if name == "mfs_testbed":
+        ours = by_name["agent: mean TTFT, MFS vs fair"]
+        assert (ours.paper, ours.ours, ours.met) == (-32.3, pytest.approx(-40.0), True)
+        assert by_name["agent: mean TTFT by contention"].ours == pytest.approx(100.0)
+        assert by_name["conversation: mean CCT, MFS vs fair"].met
+    if name == "mfs_breakdown":
+        assert by_name["at 0.7/s, MFS vs fair: mean CCT"].ours == pytest.approx(-40.0)
+        assert by_name["at 0.7/s, MFS vs fair: mean CCT"].met is False
+    for figure in experiment.plots(found).values():
+        plt.close(figure)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_are_unique_and_configs_are_of_known_models(name: str) -> None:
+    with as_if_present():
+        variants = registry.load(name).variants(quick=False)
+    assert len({v.name for v in variants}) == len(variants)
+    for variant in variants:
+        assert variant.config["model"] in mfs.MODELS
+        assert variant.config["policy"] in mfs.POLICIES
+
+
+def test_permits_keep_a_share_of_the_ideal_saving() -> None:
+    """Fair takes 1.0, ideal MFS 0.6 and permits 0.7: they keep 0.3 of 0.4."""
+    experiment = registry.load("mfs_permits")
+    found = results("mfs_permits", experiment, True)
+    for name, config in found.variants.items():
+        if config.get("permits") and config["policy"] == "mfs":
+            for metrics in found.runs[name].values():
+                metrics["ttft_mean_s"] = 0.7  # type: ignore[index]
+    kept = [row for row in experiment.compare(found) if "kept" in row.name]
+    assert [row.ours for row in kept] == [pytest.approx(75.0)] * len(kept)
+    assert [row.met for row in kept] == [False, None]
+
+
+def test_rates_are_read_between_those_that_ran() -> None:
+    """0.9 at 1/s and 0.7 at 2/s: 0.8 is halfway; 0.5 is below all."""
+    assert rate_at({1.0: 0.9, 2.0: 0.7}, 0.8) == pytest.approx(1.5)
+    assert rate_at({1.0: 0.9, 2.0: 0.85}, 0.8) is None
+    shares = {
+        "fair": {1.0: 0.5, 2.0: 0.2},
+        "karuna": {1.0: 0.9, 2.0: 0.4},
+        "mfs": {1.0: 1.0, 2.0: 0.6},
+    }
+    assert sustained("x", shares, 1.2).ours == pytest.approx(1.5 / 1.2)
+    # at 1/s, the highest rate with 0.3 of fair sharing's requests in time
+    assert [(r.ours, r.met) for r in over_rivals("x", shares, 1.8)] == [
+        (2.0, True),
+        (pytest.approx(1 / 0.9), None),
+    ]
+
+
+@pytest.mark.parametrize(("work", "mean", "reuse"), [("conversation", 2_000, 0.50), ("agent", 1_000, 0.65)])
+def test_requests_are_as_long_and_as_shared_as_the_paper_s(work: str, mean: int, reuse: float) -> None:
+    made, known, share = mfs.workload_of(mfs.config("mixtral-8x7b", work, "mfs", 1.0), 0)
+    assert sum(r.prompt_tokens for r in made) / len(made) == pytest.approx(mean, rel=0.25)
+    assert share == pytest.approx(reuse, abs=0.05)
+    assert set(known.values()) == {f"node{i}" for i in range(16)}
+    assert all(r.ttft_slo_s is not None and r.ttft_slo_s > 0 for r in made)
+
+
+def test_every_policy_meets_the_same_requests_and_a_run_repeats() -> None:
+    made = {
+        policy: mfs.run_one(mfs.config("mixtral-8x7b", "agent", policy, 1.0, **SMALL), 0)
+        for policy in ("fair", "karuna", "mfs")
+    }
+    again = mfs.run_one(mfs.config("mixtral-8x7b", "agent", "mfs", 1.0, **SMALL), 0)
+    assert again == made["mfs"]
+    assert {found["requests"] for found in made.values()} == {40.0}
+    assert {found["unfinished"] for found in made.values()} == {0.0}
+    assert all(found["cct_mean_s"] for found in made.values())
+
+
+def test_alone_a_request_is_in_time_and_takes_the_time_of_low_load() -> None:
+    """At a hundredth of the rate requests hardly meet; their TTFT is a third of the SLO, by its definition."""
+    found = mfs.run_one(mfs.config("mixtral-8x7b", "agent", "fair", 0.01, **SMALL), 1)
+    assert found["ttft_slo_share"] == 1.0
+    assert found["earliness_slo_mean"] == pytest.approx(2 / 3, abs=0.06)
+
+
+def test_permits_run_the_same_requests() -> None:
+    permits = [0.0025, 2, 0.0002, False]
+    found = mfs.run_one(mfs.config("mixtral-8x7b", "agent", "mfs", 1.0, permits=permits, **SMALL), 0)
+    assert found["unfinished"] == 0.0
+    assert found["permits"]
+
+
+def test_mooncake_s_prompts_run_on_the_dense_model() -> None:
+    config = mfs.config(
+        "llama3-8b", "mooncake-conversation", "mfs", 0.05, trace="mooncake-conversation-excerpt", **SMALL
+    )
+    found = mfs.run_one(config, 0)
+    assert found["unfinished"] == 0.0
+    assert found["reuse_share"]

@@ -1,0 +1,58 @@
+"""The command where it cannot measure, and its checks of what it has measured."""
+
+from typing import Any
+
+import pytest
+
+from benchmarks.mfs import __main__ as command
+from benchmarks.mfs import link
+from benchmarks.mfs.engines import UNSCHEDULED, Sizes
+from benchmarks.mfs.workload import Workload
+
+PLAN = command.Plan("link", (UNSCHEDULED, "mfs"), (0.8,), 1, 10**8, Workload(), Sizes())
+
+
+def test_a_machine_that_cannot_make_the_link_is_told_why(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(link, "why_not", lambda: "network namespaces need root")
+    assert command.main([]) == 2
+    assert "network namespaces need root: nothing is measured here" in capsys.readouterr().err
+
+
+def cell(held_ms: float, **changed: Any) -> dict[str, Any]:
+    kinds = {
+        kind: {"least_cached_tokens": cached, "read_mb": 10.0, "held_ms": [0.0, held_ms]}
+        for kind, cached in (("tight", 240), ("loose", 1_984))
+    }
+    return {**kinds, "wire_mb": 21.0, **changed}
+
+
+@pytest.mark.parametrize(("policy", "held_ms"), [("mfs", 30.0), (UNSCHEDULED, 1.0)])
+def test_a_run_in_order_is_taken(policy: str, held_ms: float) -> None:
+    command._check_read(PLAN, policy, cell(held_ms))
+
+
+@pytest.mark.parametrize(
+    ("policy", "found", "why"),
+    [
+        ("mfs", cell(1.0), "mfs: 0 reads were held back"),
+        (UNSCHEDULED, cell(30.0), "unscheduled: 2 reads were held back"),
+        # 20 MB of KV cannot have come through a link that carried 5
+        (UNSCHEDULED, cell(0.0, wire_mb=5.0), "over the link: see UCX_TLS"),
+        (
+            UNSCHEDULED,
+            cell(0.0, loose={"least_cached_tokens": 0, "read_mb": 1.0, "held_ms": []}),
+            "loose prompts were not cached",
+        ),
+    ],
+)
+def test_a_run_that_measured_something_else_is_refused(policy: str, found: dict[str, Any], why: str) -> None:
+    with pytest.raises(command.BadRunError, match=why):
+        command._check_read(PLAN, policy, found)
+
+
+def test_promises_are_multiples_of_what_a_class_takes_alone() -> None:
+    lone = {"ttft_s": {"tight": 0.5, "loose": 2.0}, "after_kv_s": {"tight": 0.1, "loose": 0.2}}
+    promise = command._promise(lone, "loose", Workload(slo_factor=3.0))
+    assert (promise.ttft_s, promise.after_kv_s) == (6.0, 0.2)
