@@ -26,7 +26,10 @@ from app.drain import socket_directory
 log = logging.getLogger("ray.serve")
 
 NAMESPACE = "sluice"
-WANTED_S = 5.0
+WANTED_S = 2.0
+"""Seconds between two notes of an engine replica that it wants its agent."""
+ANSWER_S = 10.0
+"""Longest wait for the answer of an agent, which may be starting."""
 UNWANTED_S = 30.0
 """Seconds after which an agent that nobody wants ends. ASSUMPTION: longer than Ray's control process may be away, and
 short enough for nobody to miss the processes of an application that has ended."""
@@ -37,6 +40,7 @@ class FlowShare(NamedTuple):
 
     config: FlowConfig
     named_nodes: tuple[str, ...]
+    unwanted_s: float = UNWANTED_S
 
 
 def agent_name(application: str, node_id: str, flow: FlowShare) -> str:
@@ -58,7 +62,7 @@ class AgentActor:
     ) -> None:
         from actors.flow.agent import FlowAgent
 
-        self._name = name
+        self._name, self._unwanted_s = name, flow.unwanted_s
         self._named = frozenset(flow.named_nodes) | {node_id}
         self._nodes = set(self._named)
         self._wanted = True
@@ -86,9 +90,11 @@ class AgentActor:
                 known = await thread.call(ray.nodes)
                 self._nodes |= {node["NodeID"] for node in known}
             self._wanted = False
-            await asyncio.sleep(UNWANTED_S)
+            await asyncio.sleep(self._unwanted_s)
             if not self._wanted:
-                log.info("%s: no engine has wanted this agent for %g s: it ends", self._name, UNWANTED_S)
+                log.info(
+                    "%s: no engine has wanted this agent for %g s: it ends", self._name, self._unwanted_s
+                )
                 await self._agent.stop()
                 ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 
@@ -146,4 +152,4 @@ class AgentKeeper:
             )
             .remote(*self._arguments)
         )
-        ray.get(actor.wanted.remote(), timeout=WANTED_S)
+        ray.get(actor.wanted.remote(), timeout=ANSWER_S)

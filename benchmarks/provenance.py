@@ -45,7 +45,6 @@ MISSING = frozenset(
         "experiments/mfs/mfs_dense.json",
         "experiments/mfs/mfs_moe.json",
         "experiments/mfs/mfs_permits.json",
-        "experiments/mfs/mfs_testbed.json",
         "transfer/transfer.json",
     }
 )

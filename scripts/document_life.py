@@ -31,6 +31,7 @@ _EVERYWHERE = {"Cancel", "DeadlinePassed"}
 
 _HELD = {
     Stage.QUEUED: "nothing",
+    Stage.LENDING: "work or a lease at the lender, which a cancellation ends",
     Stage.PREFILLING: "work on the prefill engine (colocated: on the one engine)",
     Stage.POOLED: "a lease on the prefill engine",
     Stage.TRANSFERRING: "the lease, and work on the decode engine",

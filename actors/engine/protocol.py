@@ -75,6 +75,8 @@ class EngineMetrics:
     handshakes_refused: int | None = None
     handshake_restarts: int | None = None
     kv_feed_errors: int | None = None
+    transfer_mismatches: int | None = None
+    transfers_unscheduled: int | None = None
 
 
 class Engine(Protocol):

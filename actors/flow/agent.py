@@ -65,6 +65,11 @@ class FlowAgent:
             else Link(me, find_router, self._from_router, lambda channel: self._report(), _ignore, "router")
         )
 
+    @property
+    def coordinated(self) -> bool:
+        """Whether the order between requests comes from a coordinator at present."""
+        return self._ordering.coordinated
+
     async def start(self, addresses: list[str]) -> None:
         """Listens on all `addresses` (`unix:/path`, `tcp:host:port`), and reports to the router if there is one."""
         for address in addresses:

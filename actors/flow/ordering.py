@@ -37,6 +37,11 @@ class Ordering:
         if coordinator:
             self._link = Link(me, _at(coordinator), self._told, self._up, self._down, "coordinator")
 
+    @property
+    def coordinated(self) -> bool:
+        """Whether a coordinator is connected."""
+        return self._link is not None and self._link.channel is not None
+
     def start(self) -> None:
         """Connects to the coordinator, if there is one."""
         if self._link is not None:
@@ -95,7 +100,7 @@ class Ordering:
 
     def _order(self) -> None:
         self._due = None
-        if self._link is None or self._link.channel is None:
+        if not self.coordinated:
             self._use(self._book.order(self._ports, self._clock()))
 
     def _use(self, ordered: Ordered) -> None:

@@ -56,7 +56,7 @@ class RouterAdmin:
         changed: Callable[[], None],
         flows: FlowAgents | None = None,
     ) -> None:
-        self._flows = flows or FlowAgents()
+        self._flows = FlowAgents() if flows is None else flows
         self._dispatcher, self._decisions, self._journal = dispatcher, decisions, journal
         self._feed, self._changed = feed, changed
 

@@ -42,7 +42,7 @@ class FleetReport:
         self._dispatcher, self._decisions, self._engines = dispatcher, decisions, engines
         self._kv_feed, self._network = kv_feed, network
         self._forecasts, self._journal = forecasts, journal
-        self._flows = flows or FlowAgents()
+        self._flows = FlowAgents() if flows is None else flows
         self._regime = RegimeWatch(thresholds or RegimeThresholds())
 
     def fleet(self) -> Fleet:

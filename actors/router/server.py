@@ -24,7 +24,7 @@ from actors.router.journal import RouterJournal
 from actors.router.kv_feed import KvFeed
 from actors.router.network.feed import NetworkConfig, RouterNetwork
 from actors.router.roles import Roles
-from actors.router.workers import adopted_of, failure_of, place_of, request_of, worker_of
+from actors.router.workers import adopted_of, failure_of, lend_of, place_of, request_of, worker_of
 from actors.wire import messages as wire
 from actors.wire.channel import Channel, Generations, Identity
 from actors.wire.sockets import listen, remove_sockets
@@ -338,7 +338,8 @@ class RouterServer:
                 if request is not None and not action.colocated:
                     self._kv_feed.prefill_routed(request, action.decision.worker, request.arrived_s)
                 engine_id, rank = place_of(action.decision.worker)
-                owner.send(wire.RoutePrefill(action.attempt_id, engine_id, action.colocated, rank))
+                lend = lend_of(action.prefix, engine_id)
+                owner.send(wire.RoutePrefill(action.attempt_id, engine_id, action.colocated, rank, lend))
             case RouteDecode():
                 self._network.routed(action.intent, clock_s())
                 engine_id, rank = place_of(action.decision.worker)

@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 from actors.wire.kv import unpack_hashes
 from actors.wire.messages import Adopt, Closed, EngineInfo, EngineState, Status, Submit
+from policies.dispatch.actions import PrefixFetch
+from policies.request.events import Lend
 from policies.state import events as ev
 from policies.state.reducer import role_of
 from policies.state.views import Health, Request, WorkerId
@@ -46,6 +48,22 @@ def place_of(worker: WorkerId) -> tuple[str, int | None]:
     """Returns a worker's engine and its rank there, which is None if the engine has only one rank."""
     engine_id, _, rank = worker.rpartition("#")
     return (engine_id, int(rank)) if engine_id else (worker, None)
+
+
+LEAST_PATIENCE_S = 1.0
+"""Least seconds in which a lease on a lent prefix must stand. ASSUMPTION: a queue of a few prompts at the lender."""
+
+
+def lend_of(prefix: PrefixFetch | None, engine_id: str) -> Lend | None:
+    """Returns the order to lend a prefix to the prefill on `engine_id`; None if none is to be fetched. The ranks of one
+    engine lend each other nothing, because their answers could not be told apart.
+    """
+    if prefix is None or not prefix.fetch:
+        return None
+    lender, rank = place_of(prefix.lender)
+    if lender == engine_id:
+        return None
+    return Lend(lender, prefix.tokens, max(LEAST_PATIENCE_S, prefix.recompute_s), rank)
 
 
 _HEALTH: dict[EngineState, Health] = {

@@ -311,6 +311,7 @@ class IngressConnections:
                     message.handle,
                     message.queue_s,
                     message.compute_s,
+                    link.info.id,
                 )
                 self._happens(message.attempt_id, done)
             case KVRenewed():
@@ -397,7 +398,7 @@ class IngressConnections:
     def _from_router(self, _: Channel, message: Message) -> None:
         match message:
             case RoutePrefill():
-                prefill = ev.RoutePrefill(message.engine_id, message.colocated, message.dp_rank)
+                prefill = ev.RoutePrefill(message.engine_id, message.colocated, message.dp_rank, message.lend)
                 self._happens(message.attempt_id, prefill)
             case RouteDecode():
                 decode = ev.RouteDecode(message.engine_id, message.dp_rank, message.kv_due_s)

@@ -42,6 +42,8 @@ from predictors.text import digest, prompt_key, signals, template_key
 log = logging.getLogger(__name__)
 
 _ADOPTED_AS: dict[Stage, Literal["prefilling", "pooled", "transferring", "decoding"]] = {
+    # the router knows no lending: it charges the prefill worker from the decision on
+    Stage.LENDING: "prefilling",
     Stage.PREFILLING: "prefilling",
     Stage.POOLED: "pooled",
     Stage.TRANSFERRING: "transferring",
@@ -186,6 +188,8 @@ class IngressRequest(Connected):
     def adopt(self) -> None:
         kv_engine = self.prefill_engine or self.decode_engine
         kv_rank = self.prefill_rank if self.prefill_engine else self.decode_rank
+        if self.stage is Stage.LENDING and self.route is not None:
+            kv_engine, kv_rank = self.route.engine_id, self.route.rank
         lease_s, kv_bytes, waited = 0.0, 0, dict[str, float | None]()
         if self.stage is Stage.POOLED:
             assert self.prefilled is not None
@@ -235,7 +239,7 @@ class IngressRequest(Connected):
         spec, connections = self.spec, self._connections
         hashes, block_tokens = b"", 0
         # an adopted request whose prompt is computed is not routed by its prefix any more
-        if self.stage in (Stage.QUEUED, Stage.PREFILLING):
+        if self.stage in (Stage.QUEUED, Stage.LENDING, Stage.PREFILLING):
             hashes, block_tokens = self._block_hashes()
         fleet = None if connections.decides_here() else connections.fleet
         wants_hints = fleet is not None and fleet.wants_hints
@@ -274,10 +278,23 @@ class IngressRequest(Connected):
 
     # -------------------------------------------------------------------------------------------------- engines
 
+    def send_lend(self, lend: ev.Lend, left_s: float) -> bool:
+        # one token more, because the last token of a prompt is always computed, which would waste a cached block
+        head = self.spec.tokens[: lend.tokens + 1]
+        message = Prefill(self.attempt_id, head, {}, left_s, self._priority(), lend.rank)
+        return self._connections.send_work(lend.engine_id, self, message)
+
     def send_prefill(self, route: ev.RoutePrefill, left_s: float) -> bool:
         spec = self.spec
         message = Prefill(
-            self.attempt_id, spec.tokens, spec.params, left_s, self._priority(), route.rank, spec.chat
+            self.attempt_id,
+            spec.tokens,
+            spec.params,
+            left_s,
+            self._priority(),
+            route.rank,
+            spec.chat,
+            None if self.lent is None else self.lent.handle,
         )
         return self._connections.send_work(route.engine_id, self, message)
 

@@ -297,6 +297,8 @@ class Cluster:
         record = request.record
         if record.tier is not None and request.work.request_id in self._measured:
             self.tier_bytes[record.tier] += record.transfer_bytes
+        if self._flows is not None:
+            self._flows.batches.departed(request.attempt_id)
         self._measured.discard(request.work.request_id)
         self._look_for_end()
 

@@ -10,6 +10,7 @@ the same. The simulation deviates in these points:
 - A cancellation reaches its engine at once.
 - A decision of the router travels over the ingress to an engine; the life gets its event when it reaches the engine.
 - An engine may give a preempted request back to the router (`EngineSpec.preempted`), which no live engine does.
+- No prefix is lent from one engine to another; what it costs to compute one anew is what a failed loan costs live.
 - An engine reports only the first and the last token of its output, so no gap between tokens is too long.
 """
 
@@ -187,6 +188,10 @@ class SimRequest(Life):
         ingress.kernel.after(ingress.config.control.hop_s, tell)
 
     # -------------------------------------------------------------------------------------------------- engines
+
+    def send_lend(self, lend: life_events.Lend, left_s: float) -> bool:
+        """Lends nothing: the prefill computes the whole prompt."""
+        return False
 
     def send_prefill(self, route: life_events.RoutePrefill, left_s: float) -> bool:
         worker = self._ingress.workers[route.engine_id]

@@ -45,9 +45,9 @@ def agent(name: str) -> Any:
     """Returns a NIXL agent as an engine on CPU has it."""
     import nixl._api as nixl
 
-    from actors.engine.vllm.connector.transfer import CPU_DELAY_US, napping_progress
+    from actors.engine.vllm.connector.transfer import CPU_DELAY_US, tuned_agents
 
-    with napping_progress(CPU_DELAY_US):
+    with tuned_agents(CPU_DELAY_US):
         return nixl.nixl_agent(name, nixl.nixl_agent_config(num_threads=1, capture_telemetry=True))
 
 

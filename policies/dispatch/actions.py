@@ -1,10 +1,29 @@
 """Actions: the dispatcher's answers to an event, which its caller carries out."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from policies.flow.fetch_or_recompute import FetchReason
 from policies.network.oracle import TransferIntent
 from policies.routing.base import Decision
-from policies.state.views import RequestId
+from policies.state.views import RequestId, WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixFetch:
+    """Whether the chosen prefill worker is to fetch the prompt's head from `lender`, or to compute it (MFS 2.2).
+
+    `tokens` are those of the prompt's head that the lender has cached. `fetch_s` and `recompute_s` are the seconds
+    that either way is expected to take, and `terms` the parts of `fetch_s` (`policies.flow.fetch_or_recompute`).
+    """
+
+    lender: WorkerId
+    tokens: int
+    fetch: bool
+    reason: FetchReason
+    fetch_s: float
+    recompute_s: float
+    terms: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +38,8 @@ class RoutePrefill:
     """Whether the worker is a decode worker that replaces one, because no prefill or colocated worker is left."""
     waited_s: float
     """Seconds from the request's arrival to this decision."""
+    prefix: PrefixFetch | None = None
+    """The decision about a prefix that another worker holds; None: there is none, or none is ever lent."""
 
 
 @dataclass(frozen=True, slots=True)

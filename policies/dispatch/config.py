@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Annotated, Any
 
+from policies.flow.fetch_or_recompute import FetchConfig
 from policies.routing.base import DecodePolicy, Overcommit, overcommit_of
 from policies.routing.params import Number, OneOf, Whole, check
 from policies.state.outliers import OutlierLimits
@@ -61,6 +62,17 @@ class DispatchConfig:
     """When workers without a free slot are offered. By policy, it is those policies that weigh the queue there which
     want it; "always" makes a router that keeps no request back of any policy, as the papers' baselines are.
     """
+    lend_prefixes: bool = False
+    """Whether a prefill worker fetches a prefix that it lacks from a worker that has it cached, where that is expected
+    to be faster than to compute it (`policies.flow.fetch_or_recompute`).
+    """
+    # ASSUMPTION: those of `FetchConfig`
+    lend_margin: Annotated[float, Number(low=0.0)] = 0.25
+    """Share by which a fetch must be expected to be faster."""
+    lend_least_tokens: Annotated[int, Whole(1, unit="tokens")] = 256
+    """Fewest tokens by which the lender's prefix must be longer than the prefill worker's own."""
+    lend_most_kv_used: Annotated[float, Number(low=0.0, high=1.0)] = 0.9
+    """Share of a worker's KV in use from which it lends nothing."""
     max_prefills: Annotated[int, Whole(1)] = 2
     """Most times that one request may be prefilled."""
     tick_entries: Annotated[int, Whole(1, unit="entries")] = 512
@@ -105,6 +117,11 @@ class DispatchConfig:
     def overcommit_slots_of(self, decode: DecodePolicy) -> int:
         """Returns the number of sequences that a worker may get beyond its slots under a decode policy."""
         return 0 if self.overcommit_for(decode) is Overcommit.NEVER else self.overcommit_slots
+
+    @property
+    def fetch_config(self) -> FetchConfig:
+        """The limits by which prefixes are fetched."""
+        return FetchConfig(self.lend_margin, self.lend_least_tokens, self.lend_most_kv_used)
 
     @property
     def outlier_limits(self) -> OutlierLimits:

@@ -64,6 +64,7 @@ from policies.dispatch.feasibility import (
 )
 from policies.dispatch.kv_deadline import kv_due_s
 from policies.dispatch.lease_watch import LeaseWatch, rescue
+from policies.dispatch.lending import Lending
 from policies.dispatch.pool_scan import Placement, PoolScan
 from policies.dispatch.prefill_queue import PrefillQueue
 from policies.dispatch.probes import first_probe, probe_decision
@@ -103,6 +104,7 @@ class Dispatcher:
         self._stuck_head: Request | None = None
         """The queue's head that fitted nowhere when it was last tried."""
         self._leases = LeaseWatch(self.state)
+        self._lending = Lending(self.state)
         self._rescuing = False
         """Whether `tick_admissions` stopped the rescue of leases; the next event then resumes it."""
         self._scan = PoolScan(self.state)
@@ -129,7 +131,8 @@ class Dispatcher:
     @property
     def needs(self) -> Needs:
         """The inputs that the present policies read; the caller need not provide any others (`Needs`)."""
-        return self.prefill.needs | self.decode.needs
+        lending = Needs.HITS | Needs.NETWORK if self.config.lend_prefixes else Needs.NONE
+        return self.prefill.needs | self.decode.needs | lending
 
     @property
     def horizon(self) -> int | None:
@@ -147,6 +150,8 @@ class Dispatcher:
             self._change_policies(event)
         revived = isinstance(event, ev.EngineStatus) and self._is_stale(event.worker, event.now_s)
         self.state.apply(event)
+        if isinstance(event, ev.PrefillDone):
+            self._lending.prefilled(event.attempt_id)
         actions: list[Action] = []
         self._faults.clear()
         try:
@@ -318,9 +323,15 @@ class Dispatcher:
                 )
             worker = chosen
         colocated = worker.role is not Role.PREFILL
+        prefix = None
+        # a request that was failed before may have done it, and is not given to one more engine
+        if self.config.lend_prefixes and probed is None and not colocated and not request.avoid:
+            lenders = self._pools.lenders(worker)
+            alive = fresh(snapshot, lenders, self.config.status_stale_s)
+            prefix = self._lending.decide(request, worker, alive, snapshot, self.config.fetch_config)
         self.state.apply(ev.PrefillRouted(snapshot.now_s, request.attempt_id, worker.id, colocated))
         waited_s = snapshot.now_s - request.arrived_s
-        return RoutePrefill(request.attempt_id, decision, colocated, degraded, waited_s)
+        return RoutePrefill(request.attempt_id, decision, colocated, degraded, waited_s, prefix)
 
     def _prefill_probe(self, request: Request, snapshot: Snapshot) -> Worker | None:
         """Returns a quarantined worker that this prompt is to try, or None."""

@@ -73,6 +73,8 @@ class WorkerPools:
     """Prefill and colocated workers together."""
     decode: tuple[WorkerId, ...]
     decode_by_group: Mapping[str, tuple[WorkerId, ...]]
+    by_group: Mapping[str, tuple[WorkerId, ...]]
+    """Workers of any role by their group."""
     any_ready: bool
 
     @staticmethod
@@ -88,6 +90,9 @@ class WorkerPools:
         for w in decode:
             members.setdefault(w.group, []).append(w.id)
         groups = {group: tuple(ids) for group, ids in members.items()}
+        everyone: dict[str, list[WorkerId]] = {}
+        for w in ready:
+            everyone.setdefault(w.group, []).append(w.id)
         prefill = [w.id for w in ready if w.role is Role.PREFILL and w.group in groups]
         colocated = [w.id for w in ready if w.role is Role.COLOCATED]
         return WorkerPools(
@@ -96,6 +101,7 @@ class WorkerPools:
             either=tuple(sorted(prefill + colocated)),
             decode=tuple(w.id for w in decode),
             decode_by_group=groups,
+            by_group={group: tuple(ids) for group, ids in everyone.items()},
             any_ready=bool(ready),
         )
 
@@ -110,6 +116,10 @@ class WorkerPools:
             ids = self.prefill if request.terms.mode is Mode.DISAGGREGATED else self.either
         degraded = not ids and request.terms.mode is None
         return (self.decode if degraded else ids), degraded and not request.terms.local
+
+    def lenders(self, reader: Worker) -> tuple[WorkerId, ...]:
+        """Returns the ids of the workers of a prefill worker's group, of any role, without itself."""
+        return tuple(worker for worker in self.by_group.get(reader.group, ()) if worker != reader.id)
 
     def may_probe(self, request: Request, worker: Worker) -> bool:
         """Whether the prompt of `request` may be computed on a quarantined worker, to try the worker.

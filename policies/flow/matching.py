@@ -1,4 +1,4 @@
-"""Which waiting flow is served next: the first in order that has a slot at both of its ports.
+"""The choice of the flow that is served next: the first in order that has a slot at both of its ports.
 
 A flow whose other port is always full when a slot is free would starve behind lower ones. Therefore the last slot of a
 port where something is posted is kept for the first flow there: from flows of a lower level always, from flows of its

@@ -27,6 +27,10 @@ from policies.state.events import PolicyChoice
 FORMAT = 1
 
 
+class TornFlowJournal(JournalError):
+    """The journal ends inside a line (because its writer was killed, say). All events before it have been yielded."""
+
+
 @dataclass(frozen=True, slots=True)
 class FlowHeader:
     """An arbiter's configuration and policy before its first event. `version` is the version of the software."""
@@ -110,7 +114,8 @@ class FlowJournal:
 def replay(lines: Iterable[str]) -> Iterator[FlowStep]:
     """Yields a step for each event of a journal, heard by an arbiter that is made from the journal's header.
 
-    Raises JournalError, naming the line, for a journal that cannot be read.
+    Raises JournalError, naming the line, for a journal that cannot be read, and TornFlowJournal where its last line is
+    not whole.
     """
     arbiter: Arbiter | None = None
     for number, line in enumerate(lines, 1):
@@ -121,6 +126,8 @@ def replay(lines: Iterable[str]) -> Iterator[FlowStep]:
             else:
                 yield _step(arbiter, data, number - 2)
         except (CodecError, KeyError, TypeError) as error:
+            if not line.endswith("\n"):
+                raise TornFlowJournal(f"the journal ends inside line {number}") from None
             raise JournalError(f"flow journal, line {number}: {error}") from None
 
 

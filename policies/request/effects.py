@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from policies.request.events import Event, Output, PrefillDone, RouteDecode, RoutePrefill
+from policies.request.events import Event, Lend, Output, PrefillDone, RouteDecode, RoutePrefill
 from policies.request.stage import Outcome, Task
 
 
@@ -122,8 +122,16 @@ class Effects(ABC):
     # -------------------------------------------------------------------------------------------------- engines
 
     @abstractmethod
+    def send_lend(self, lend: Lend, left_s: float) -> bool:
+        """Asks an engine to hold a prefix of the prompt under a lease: it computes the prefix and one token more.
+        Returns whether it is connected. It must be done within `left_s`.
+        """
+
+    @abstractmethod
     def send_prefill(self, route: RoutePrefill, left_s: float) -> bool:
-        """Sends the prompt to the engine, which must be done within `left_s`. Returns whether it is connected."""
+        """Sends the prompt to the engine, with the handle of `Life.lent` if a prefix was lent. Returns whether it is
+        connected. It must be done within `left_s`.
+        """
 
     @abstractmethod
     def send_decode(self, route: RoutePrefill | RouteDecode, left_s: float) -> bool:

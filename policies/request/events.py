@@ -16,8 +16,20 @@ class Start(NamedTuple):
     """The request begins."""
 
 
+class Lend(NamedTuple):
+    """The engine `engine_id` is to lend the first `tokens` tokens of the prompt, on its data-parallel `rank` (None: the
+    engine chooses), unless its lease takes longer than `patience_s` to stand.
+    """
+
+    engine_id: str
+    tokens: int
+    patience_s: float
+    rank: int | None = None
+
+
 class RoutePrefill(NamedTuple):
-    """The prompt is to be computed on `engine_id`, on its data-parallel `rank` (None: the engine chooses).
+    """The prompt is to be computed on `engine_id`, on its data-parallel `rank` (None: the engine chooses). With `lend`
+    another engine first lends it the prompt's prefix.
 
     With `colocated` the request is decoded there as well. In POOLED the event means that the lease would end before a
     slot is free: the KV is given up and the prompt is computed once more.
@@ -26,6 +38,7 @@ class RoutePrefill(NamedTuple):
     engine_id: str
     colocated: bool
     rank: int | None = None
+    lend: Lend | None = None
 
 
 class RouteDecode(NamedTuple):
@@ -49,7 +62,8 @@ class Reject(NamedTuple):
 class PrefillDone(NamedTuple):
     """The prompt's KV is ready under `handle`, which the decode engine understands, for `lease_s` seconds.
 
-    The prompt waited for `queue_s` inside the engine and was computed for `compute_s`.
+    The prompt waited for `queue_s` inside the engine and was computed for `compute_s`. `engine_id` is the engine that
+    says so ("": the driver does not tell). In LENDING the event is about the lent prefix.
     """
 
     lease_s: float
@@ -58,6 +72,7 @@ class PrefillDone(NamedTuple):
     handle: bytes = b""
     queue_s: float = 0.0
     compute_s: float = 0.0
+    engine_id: str = ""
 
 
 class RenewalDue(NamedTuple):

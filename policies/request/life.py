@@ -22,6 +22,9 @@ lease renewed by the engine that holds the KV, `ASKS_PER_LEASE` times in the dur
 of each renewal in the pool. If the engine refuses, has gone or stands still, the lease runs out: the router rescues
 the entry before that, and a margin before the lease ends the pooled request gives it up by itself (`_lease_ends`).
 
+A prefill may borrow the head of its prompt from another engine (LENDING). That is worth a try and no more: whatever
+goes wrong with the lender, the prefill engine computes the whole prompt.
+
 A request with several choices that migrates becomes one request for each choice that has not finished, because from
 then on each choice has a prefix of its own.
 """
@@ -59,7 +62,7 @@ engine.
 
 _STATUS_OF_CODE = {"deadline": 504, "draining": 503, "overloaded": 503}
 _BAD_GATEWAY = 502
-_QUEUED, _PREFILLING, _POOLED, _TRANSFERRING, _DECODING, _DONE = Stage
+_QUEUED, _LENDING, _PREFILLING, _POOLED, _TRANSFERRING, _DECODING, _DONE = Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +117,9 @@ class Life(Effects):
     __slots__ = (
         "_ask_s", "_held_until_s", "_interrupted_s", "_killed_at", "_rows", "_until_s", "admission", "attempt_id",
         "attempts", "avoid", "carried_tokens", "choices", "deadline_s", "decode_engine", "decode_rank",
-        "kills", "lease_until_s", "limits", "migrations", "on_budget", "output_tokens", "prefill_engine",
-        "prefill_rank", "prefilled", "retries", "router_knows", "stage", "terms", "times", "unfinished",
-        "wake_at_s",
+        "kills", "lease_until_s", "lender", "lent", "limits", "migrations", "on_budget", "output_tokens",
+        "prefill_engine", "prefill_rank", "prefilled", "retries", "route", "router_knows", "stage", "terms", "times",
+        "unfinished", "wake_at_s",
     )  # fmt: skip
 
     def __init__(self, limits: Limits, terms: Terms, arrived_s: float, choices: int = 1) -> None:
@@ -138,6 +141,10 @@ class Life(Effects):
         self.decode_engine: str | None = None
         self.prefill_rank: int | None = None
         self.decode_rank: int | None = None
+        # the engine that lends a prefix, its report once the lease stands, and the prefill that borrows it
+        self.lender: str | None = None
+        self.lent: ev.PrefillDone | None = None
+        self.route: ev.RoutePrefill | None = None
         self.prefilled: ev.PrefillDone | None = None
         self.admission: ev.Admitted | None = None
         self.output_tokens, self.carried_tokens, self.unfinished = 0, 0, choices
@@ -225,13 +232,24 @@ class Life(Effects):
         self._begin(now_s)
 
     def _route_prefill(self, event: ev.RoutePrefill, now_s: float) -> None:
-        """Send the prompt to the engine; a pooled request's KV is given back first."""
+        """Have the prefix lent if the router says so, else send the prompt to the engine; a pooled request's KV is
+        given back first.
+        """
         if self.stage is _POOLED:
             self._give_back()
             # nothing is held now, in case the new engine is not connected
             self._enter(_QUEUED)
             self.prefilled = None
-        self.times.routed_s = now_s
+        self.times.routed_s, self.route, self.lent = now_s, event, None
+        lend = event.lend
+        if lend is not None and self.send_lend(lend, max(self.deadline_s - now_s, LEAST_LEFT_S)):
+            self.lender = lend.engine_id
+            self._enter(_LENDING, now_s + lend.patience_s)
+        else:
+            self._compute(event, now_s)
+
+    def _compute(self, event: ev.RoutePrefill, now_s: float) -> None:
+        """Sends the prompt to the engine that is to compute it."""
         left_s = max(self.deadline_s - now_s, LEAST_LEFT_S)
         if not (self.send_decode if event.colocated else self.send_prefill)(event, left_s):
             self._not_connected(event.engine_id, "decode" if event.colocated else "prefill", now_s)
@@ -242,8 +260,36 @@ class Life(Effects):
             self.prefill_engine, self.prefill_rank = event.engine_id, event.rank
         self._enter(_PREFILLING, now_s + self.limits.prefill_s)
 
+    def _prefix_lent(self, event: ev.PrefillDone, now_s: float) -> None:
+        """Send the prompt to the prefill engine, with the handle of the lent prefix."""
+        assert self.route is not None
+        self.lent = event
+        self._compute(self.route, now_s)
+
+    def _lend_failed(self, event: ev.Event, now_s: float) -> None:
+        """Send the prompt to the prefill engine, which computes all of it; the lender gives up if it still works."""
+        assert self.route is not None
+        gone = None
+        if isinstance(event, ev.EngineFailed | ev.EngineLost):
+            gone = event.engine_id
+        lender, self.lender = self.lender, None
+        self._let_go(lender, self.stop_work, gone)
+        self._compute(self.route, now_s)
+
+    def _only_lends(self, engine_id: str) -> bool:
+        """Whether an engine holds only a lent prefix of the attempt, which the prefill engine reads if it can."""
+        return self.stage is _PREFILLING and engine_id == self.lender
+
+    def _lending_ends(self, gone: str | None = None) -> None:
+        """Has the lender free the prefix, if there is one: it was read, or will not be. A read under way ends first."""
+        lender, self.lender = self.lender, None
+        self._let_go(lender, self.release_kv, gone)
+
     def _prefill_done(self, event: ev.PrefillDone, now_s: float) -> None:
-        """Tell the router, which chooses a decode engine."""
+        """Tell the router, which chooses a decode engine; a late answer of the lender changes nothing."""
+        if event.engine_id not in ("", self.prefill_engine):
+            return
+        self._lending_ends()
         self.times.pooled_s, self.times.renewed_s = now_s, None
         self.prefilled = event
         self.lease_until_s = now_s + event.lease_s
@@ -365,6 +411,9 @@ class Life(Effects):
         fault.
         """
         blame = Blame(event.engine_id, event.task, event.code)
+        if self._only_lends(event.engine_id):
+            self._lending_ends(event.engine_id)
+            return
         # a request that has output was in order: what is refused is to go on with it
         if event.code == "bad_request" and self.carried_tokens:
             refused = blame._replace(code=troubles.NOT_RESUMABLE)
@@ -377,14 +426,19 @@ class Life(Effects):
         self._broken(blame, event.message, event.retryable, now_s, event.engine_id, event.silent_s)
 
     def _engine_lost(self, event: ev.EngineLost, now_s: float) -> None:
-        """Try again or go on elsewhere, within bounds, else end in an error."""
+        """Try again or go on elsewhere, within bounds, else end in an error. A lost lender changes nothing else."""
+        if self._only_lends(event.engine_id):
+            self._lending_ends(event.engine_id)
+            return
         blame = Blame(event.engine_id, self._task_at(event.engine_id), troubles.ENGINE_LOST)
         self._broken(blame, event.reason, True, now_s, event.engine_id, event.silent_s)
 
     def _engine_unfit(self, event: ev.EngineUnfit, now_s: float) -> None:
         """Give back what is held there, and try again or go on elsewhere as after a failure. KV that a quarantined
-        engine has finished stays there.
+        engine has finished stays there, and so does a lent prefix.
         """
+        if self._only_lends(event.engine_id):
+            return
         at_work = (
             self.decode_engine if self.stage is not _PREFILLING else self.decode_engine or self.prefill_engine
         )
@@ -575,8 +629,12 @@ class Life(Effects):
         stage, prefill, decode = self.stage, self.prefill_engine, self.decode_engine
         if stage is _POOLED:
             self._let_go(prefill, self.release_kv, gone)
+        elif stage is _LENDING:
+            lender, self.lender = self.lender, None
+            self._let_go(lender, self.stop_work, gone)
         elif stage is _PREFILLING:
             self._let_go(prefill or decode, self.stop_work, gone)
+            self._lending_ends(gone)
         elif stage in (_TRANSFERRING, _DECODING):
             self._let_go(decode, self.stop_work, gone)
         if stage is _TRANSFERRING:
@@ -630,10 +688,11 @@ def _always(stage: Stage) -> dict[type, Row]:
 
 
 def _at_engines(stage: Stage) -> dict[type, Row]:
-    """Returns the rows that every stage has in which an engine holds something of the request."""
+    """Returns the rows that every stage has in which an engine holds something of the request for good."""
+    ends = (stage, *_AGAIN) if stage is _PREFILLING else _AGAIN
     return {
-        ev.EngineFailed: Row(Life._engine_failed, _AGAIN),
-        ev.EngineLost: Row(Life._engine_lost, _AGAIN),
+        ev.EngineFailed: Row(Life._engine_failed, ends),
+        ev.EngineLost: Row(Life._engine_lost, ends),
         ev.EngineUnfit: Row(Life._engine_unfit, (stage, *_AGAIN)),
         ev.StageOverdue: Row(Life._lease_ends if stage is _POOLED else Life._stalled, _AGAIN),
         **_always(stage),
@@ -643,13 +702,21 @@ def _at_engines(stage: Stage) -> dict[type, Row]:
 TABLE: dict[Stage | None, dict[type, Row]] = {
     None: {ev.Start: Row(Life._start, (_QUEUED,))},
     _QUEUED: {
-        ev.RoutePrefill: Row(Life._route_prefill, (_PREFILLING, *_AGAIN)),
+        ev.RoutePrefill: Row(Life._route_prefill, (_LENDING, _PREFILLING, *_AGAIN)),
         ev.Reject: Row(Life._rejected, (_DONE,)),
         ev.StageOverdue: Row(Life._held_back, (_QUEUED, _DONE), is_held),
         **_always(_QUEUED),
     },
+    _LENDING: {
+        ev.PrefillDone: Row(Life._prefix_lent, (_PREFILLING, *_AGAIN)),
+        ev.EngineFailed: Row(Life._lend_failed, (_PREFILLING, *_AGAIN)),
+        ev.EngineLost: Row(Life._lend_failed, (_PREFILLING, *_AGAIN)),
+        ev.EngineUnfit: Row(Life._lend_failed, (_PREFILLING, *_AGAIN)),
+        ev.StageOverdue: Row(Life._lend_failed, (_PREFILLING, *_AGAIN)),
+        **_always(_LENDING),
+    },
     _PREFILLING: {
-        ev.PrefillDone: Row(Life._prefill_done, (_POOLED,), is_split),
+        ev.PrefillDone: Row(Life._prefill_done, (_PREFILLING, _POOLED), is_split),
         ev.Admitted: Row(Life._admitted, (_DECODING,), is_colocated),
         ev.Output: Row(Life._output, (_DECODING, _DONE), is_colocated),
         **_at_engines(_PREFILLING),
@@ -658,7 +725,7 @@ TABLE: dict[Stage | None, dict[type, Row]] = {
         ev.RouteDecode: Row(Life._route_decode, (_TRANSFERRING, *_AGAIN)),
         ev.RenewalDue: Row(Life._renewal_due, (_POOLED,)),
         ev.Renewed: Row(Life._renewed, (_POOLED,)),
-        ev.RoutePrefill: Row(Life._route_prefill, (_PREFILLING, *_AGAIN)),
+        ev.RoutePrefill: Row(Life._route_prefill, (_LENDING, _PREFILLING, *_AGAIN)),
         ev.Reject: Row(Life._rejected, (_DONE,)),
         **_at_engines(_POOLED),
     },

@@ -18,6 +18,10 @@ class Stage(StrEnum):
 
     QUEUED = "queued"
     """The request waits until a prefill worker is chosen, and holds nothing."""
+    LENDING = "lending"
+    """Another engine lends the prompt's prefix, which it computes and caches, to the chosen prefill worker: it is to
+    hold the prefix under a lease.
+    """
     PREFILLING = "prefilling"
     """The prompt waits for its turn on the chosen worker or is computed there."""
     POOLED = "pooled"

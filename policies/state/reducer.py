@@ -6,6 +6,7 @@ life change it, `worker_events` how the events of workers, caches and network do
 queries and passes each event to its handler.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,7 +18,7 @@ from policies.state.ledger import Handlers, Ledger
 from policies.state.outliers import OutlierLimits
 from policies.state.pool import PoolKey, pool_key
 from policies.state.prefix_index import IndexHits, PrefixIndex
-from policies.state.standing import Standing
+from policies.state.standing import Figure, Standing
 from policies.state.views import (
     NO_HITS,
     PoolEntry,
@@ -190,6 +191,12 @@ class ClusterState:
         return refused
 
     # -------------------------------------------------------------------------------------------------- outliers
+
+    def prefill_s_per_token(self, worker: WorkerId) -> float | None:
+        """Returns the seconds that a worker took for a prompt token of late; None if it has computed too few."""
+        load = self._ledger.loads.get(worker)
+        speed = None if load is None else load.standing.speeds[Figure.PREFILL]
+        return None if speed is None or not speed.samples else math.exp(speed.mean_log)
 
     def limit_outliers(self, limits: OutlierLimits) -> None:
         """Sets the limits of outlier detection. Those for the share of a tier hold from the next PoliciesChanged on."""

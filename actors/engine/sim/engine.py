@@ -29,6 +29,7 @@ from actors.engine.sim.faults import Faults
 from actors.engine.sim.leases import LeaseKeeper
 from actors.engine.sim.output import Choice, pieces
 from actors.engine.sim.peers import SimHandle
+from actors.engine.sim.prefix import PrefixReads
 from actors.engine.sim.reads import KvReads
 from actors.engine.sim.step_watch import StepWatch
 from actors.engine.sim.tasks import DecodeTask, PrefillTask, Refused, decode_of
@@ -75,6 +76,9 @@ class SimEngine:
         self._prefills: dict[str, PrefillTask] = {}
         self._decodes: dict[str, DecodeTask] = {}
         self._reads = KvReads(config, self._timing, self._model, self._read_failed, self._clock.kick)
+        self._prefixes = PrefixReads(
+            config.engine_id, self._timing, self._pool, self._reads.puller, self._queue_prefill
+        )
         self._addresses: tuple[str, ...] = ()
         self._draining = False
         self._stopped = False
@@ -143,11 +147,11 @@ class SimEngine:
         return EngineMetrics(
             prefill_tokens=self._model.prefill_tokens_total,
             decode_tokens=self._model.decode_tokens_total,
-            transfers=self._reads.transfers,
-            transfer_bytes=self._reads.n_bytes,
-            transfer_s=self._reads.seconds,
-            transfer_descriptors=self._reads.blocks,
-            transfer_failures=self._reads.failures,
+            transfers=self._reads.transfers + self._prefixes.transfers,
+            transfer_bytes=self._reads.n_bytes + self._prefixes.n_bytes,
+            transfer_s=self._reads.seconds + self._prefixes.seconds,
+            transfer_descriptors=self._reads.blocks + self._prefixes.blocks,
+            transfer_failures=self._reads.failures + self._prefixes.failures,
             leases_expired=self._leases.expired,
             kv_blocks_total=self._pool.total,
             kv_blocks_used=self._pool.used,
@@ -186,7 +190,7 @@ class SimEngine:
         """
         self._draining = True
         deadline_s = self._loop.time() + timeout_s
-        while self._prefills or self._decodes or self._reads or self._leases:
+        while self._prefills or self._decodes or self._reads or self._prefixes or self._leases:
             if self._loop.time() >= deadline_s:
                 return False
             await asyncio.sleep(0.01)
@@ -197,6 +201,7 @@ class SimEngine:
         if self._stopped:
             return
         self._stopped = True
+        self._prefixes.stop()
         self._reads.stop()
         self._leases.stop()
         if self._faults is not None:
@@ -210,7 +215,9 @@ class SimEngine:
     # ------------------------------------------------------------------------------------------------ requests
 
     def prefill(self, msg: Prefill) -> None:
-        """Queues the computation of a prompt, whose KV is leased once it is computed."""
+        """Queues the computation of a prompt, whose KV is leased once it is computed. A prefix that another engine
+        lends is read first.
+        """
         try:
             self._check_open(msg.attempt_id in self._prefills)
             task = PrefillTask(self.config, msg, time.monotonic())
@@ -223,7 +230,15 @@ class SimEngine:
         self._leases.release(msg.attempt_id)
         task.timer = self._loop.call_later(max(0.0, msg.timeout_s), self._prefill_late, task)
         self._prefills[msg.attempt_id] = task
-        self._model.add(task.seq)
+        if msg.prefix is None:
+            self._queue_prefill(task)
+        else:
+            self._prefixes.begin(task, msg.tokens, msg.prefix)
+
+    def _queue_prefill(self, task: PrefillTask) -> None:
+        """Queues the computation of a prompt, unless it has ended while its prefix was read."""
+        if self._prefills.get(task.attempt_id) is task:
+            self._model.add(task.seq)
         self._clock.kick()
 
     def decode(self, msg: Decode) -> None:

@@ -73,7 +73,7 @@ class KvReads:
     ) -> None:
         self._config, self._timing, self._model = config, timing, model
         self._failed, self._kick = failed, kick
-        self._puller = Puller(config.pull_timeout_s)
+        self.puller = Puller(config.pull_timeout_s)
         self._tasks: set[DecodeTask] = set()
         self._stopped = False
         self.transfers = self.n_bytes = self.blocks = self.failures = 0
@@ -98,7 +98,7 @@ class KvReads:
 
     def attach(self, me: Identity) -> None:
         """Sets the name under which this engine connects to other engines, and to its node's flow agent."""
-        self._puller.attach(me)
+        self.puller.attach(me)
         config = self._config
         if config.flow_agent:
             client = ReadsClient(config.flow_agent, config.flow_node, config.engine_id, me.secret)
@@ -108,7 +108,7 @@ class KvReads:
     def stop(self) -> None:
         """Ends all reads. Nothing is reported any more."""
         self._stopped = True
-        self._puller.close()
+        self.puller.close()
         if self._permits is not None:
             self._permits.stop()
         for read in self._permitted.values():
@@ -126,7 +126,7 @@ class KvReads:
         self._tasks.add(task)
         if handle.engine_id != self._config.engine_id:
             n_bytes = self._bytes_to_read(task)
-            self._puller.pull(handle, n_bytes, _Read(self, task), self._by_permit(handle, n_bytes))
+            self.puller.pull(handle, n_bytes, _Read(self, task), self._by_permit(handle, n_bytes))
         elif self._leases.begin_read(handle.lease):
             self._loop.call_soon(self.granted, task)
         else:
@@ -180,7 +180,7 @@ class KvReads:
     def end_remote(self, handle: SimHandle) -> None:
         """Tells the prefill engine that its copy is no longer needed."""
         if handle.engine_id != self._config.engine_id:
-            self._puller.end(handle)
+            self.puller.end(handle)
         else:
             self._leases.end_read(handle.lease)
 
@@ -225,7 +225,7 @@ class KvReads:
         number, read.posted = read.posted, read.posted + 1
         read.posts[number] = post
         if read.paced:
-            self._puller.chunk(cast(SimHandle, read.task.handle), number, post.size)
+            self.puller.chunk(cast(SimHandle, read.task.handle), number, post.size)
             return
         seconds = self._timing.transfer_s(post.size)
         read.timers[number] = self._loop.call_later(seconds, self._arrived, post.flow_id, number, seconds)

@@ -14,6 +14,7 @@ from actors.wire.messages import Role
 from policies.engine_model.leases import MAX_LEASE_S
 
 Device = Literal["cpu", "cuda"]
+Integrity = Literal["off", "sampled", "full"]
 BlockAllocator = Literal["segments", "flowkv", "stock"]
 
 CONNECTOR = "SluiceConnector"
@@ -59,7 +60,11 @@ class VllmEngineConfig:
     is not longer, no lease is renewed.
 
     `engine_args` go to vLLM's AsyncEngineArgs unchanged; a name that vLLM does not know is refused at the start.
-    `connector_args` go to the KV connector (`hold_reads_s` delays every read, for tests). `kv_events` says whether the
+    `connector_args` go to the KV connector (`hold_reads_s` delays every read, for tests). Reads of KV wait for permits
+    of the node's flow agent at `flow_agent` (`unix:/path` or `tcp:host:port`); without an address none waits.
+    `flow_node` names this engine's node, and with it the ports of its network link, to the agents (by default
+    `side_channel_host`). `integrity` says how many of the blocks that are read are compared with the lender's by
+    checksums. `kv_events` says whether the
     engine reports its prefix cache, if vLLM has one, to the router. `block_allocator` says which free KV blocks a
     request gets (`actors.engine.vllm.blocks`): runs among the oldest (`segments`), runs whatever their age (`flowkv`),
     or the oldest in vLLM's own order (`stock`). A core that is silent for `stall_s`, or for a multiple of its longest
@@ -88,6 +93,9 @@ class VllmEngineConfig:
     side_channel_host: str = "127.0.0.1"
     side_channel_port: int | None = None
     kv_buffer_device: Device | None = None
+    flow_agent: str = ""
+    flow_node: str = ""
+    integrity: Integrity = "off"
     block_allocator: BlockAllocator = "segments"
     tool_parser: str | None = None
     reasoning_parser: str | None = None
@@ -130,6 +138,14 @@ class VllmEngineConfig:
         _require(
             self.replace_after_stalls > 1,
             f"replace_after_stalls must be above 1, got {self.replace_after_stalls}",
+        )
+        _require(
+            not self.flow_agent or self.flow_agent.startswith(("unix:", "tcp:")),
+            f"flow_agent must be empty, unix:/path or tcp:host:port, got {self.flow_agent!r}",
+        )
+        _require(
+            self.integrity in get_args(Integrity),
+            f"integrity must be one of {', '.join(get_args(Integrity))}, got {self.integrity!r}",
         )
         _require(self.cores is None or len(self.cores) > 0, "cores must be None or name at least one core")
         for name in self.engine_args:
@@ -193,6 +209,9 @@ def kv_transfer_args(config: VllmEngineConfig, device: Device) -> dict[str, Any]
         "kv_connector_extra_config": {
             "kv_lease_duration": config.lease_s,
             BLOCK_ALLOCATOR: config.block_allocator,
+            "flow_agent": config.flow_agent,
+            "flow_node": config.flow_node or config.side_channel_host,
+            "integrity": config.integrity,
             **config.connector_args,
         },
     }

@@ -344,8 +344,10 @@ class TaskRunner:
                 task, "kv_load", f"the lent prefix could not be read, nor the prompt computed: {e!r}", True
             )
             return
-        for request_id in ids:
-            self.streams.pop(request_id, None)
+        for stream in task.streams:
+            # vLLM reports the abort as an output of the old request, which is nothing of the new one.
+            stream.done = True
+            self.streams.pop(stream.request_id, None)
         task.streams.clear()
         self._llm.output_processor.abort_requests(ids, internal=True)
         core = self._llm.engine_core
@@ -400,7 +402,7 @@ class TaskRunner:
     def _on_output(self, stream: Stream, output: "RequestOutput | Exception") -> None:
         """Takes an output of one choice, or the error that ended the engine, from vLLM's output processor."""
         task = stream.task
-        if task.ended:
+        if task.ended or stream.done:
             return
         if isinstance(output, Exception):
             self._fail(task, "engine_dead", f"the vLLM engine died: {output}", True)

@@ -15,7 +15,10 @@ from actors.engine.vllm.connector import ENDED, HELLO, LISTENER, OVERDUE, READIN
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """The pull of one request's KV by one worker, as the worker measured it."""
+    """The pull of one request's KV by one worker, as the worker measured it: `seconds` in which something was in
+    flight, `held_s` in which nothing was, whether checksums differed, and why a part was read without a flow
+    scheduler's permit (empty: it was not, or there is no scheduler).
+    """
 
     request_id: str
     ok: bool
@@ -23,6 +26,8 @@ class Transfer:
     seconds: float
     descriptors: int
     held_s: float
+    corrupt: bool = False
+    unscheduled: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,8 @@ class Totals:
     transfer_s: float = 0.0
     transfer_descriptors: int = 0
     transfer_failures: int = 0
+    transfer_mismatches: int = 0
+    transfers_unscheduled: int = 0
     leases_expired: int = 0
     stalls: int = 0
     transfers_overdue: int = 0
@@ -117,6 +124,8 @@ class Ledger:
                 totals.transfer_descriptors += transfer.descriptors
             else:
                 totals.transfer_failures += 1
+            totals.transfer_mismatches += transfer.corrupt
+            totals.transfers_unscheduled += bool(transfer.unscheduled)
             self.on_transfer(transfer)
         for request_id in data.get(ENDED, ()):
             self.on_lease_ended(request_id)
@@ -149,6 +158,8 @@ class Ledger:
             transfer_s=totals.transfer_s,
             transfer_descriptors=totals.transfer_descriptors,
             transfer_failures=totals.transfer_failures,
+            transfer_mismatches=totals.transfer_mismatches,
+            transfers_unscheduled=totals.transfers_unscheduled,
             leases_expired=totals.leases_expired,
             kv_blocks_total=blocks,
             kv_blocks_used=used,

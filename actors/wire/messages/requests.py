@@ -8,6 +8,7 @@ import msgspec
 
 from actors.wire.messages.base import Part, Wire
 from actors.wire.messages.engines import EngineInfo, Status
+from policies.request.events import Lend
 from policies.request.stage import Outcome, Task
 from policies.request.terms import NO_TERMS, Terms
 
@@ -179,7 +180,8 @@ class Admin(Wire, frozen=True):
 
 class RoutePrefill(Wire, frozen=True):
     """Decision: prefill the attempt on `engine_id`, on its rank `dp_rank` (None: the engine chooses). A `colocated`
-    attempt is also decoded there; the KV of any other attempt will move to a decode engine.
+    attempt is also decoded there; the KV of any other attempt will move to a decode engine. With `lend` another engine
+    first lends it the prompt's prefix.
 
     For an attempt in the prompt pool the decision means that its lease ends before a slot becomes free: the ingress
     releases the KV, and the prefill is done again.
@@ -189,6 +191,7 @@ class RoutePrefill(Wire, frozen=True):
     engine_id: str
     colocated: bool
     dp_rank: int | None = None
+    lend: Lend | None = None
 
 
 class RouteDecode(Wire, frozen=True):

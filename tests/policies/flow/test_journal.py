@@ -8,7 +8,7 @@ from policies.flow.base import BadEvent, Flow, FlowError, Port, Side
 from policies.flow.config import ArbiterConfig
 from policies.flow.events import Bandwidth, Done, FlowEvent, Lost, Ordered, Permit, PolicySet, Tick
 from policies.flow.registry import flow_policy
-from policies.journal.flows import FlowJournal, replay
+from policies.journal.flows import FlowJournal, TornFlowJournal, replay
 from policies.journal.lines import JournalError
 from policies.state.events import PolicyChoice
 from tests.policies.flow.link import Link, flow
@@ -77,7 +77,7 @@ def test_a_changed_permit_is_seen() -> None:
     [
         (lambda lines: lines[1:], "header"),
         (lambda lines: [lines[0], *lines[2:]], "missing"),
-        (lambda lines: [lines[0], lines[1][:20]], "line 2"),
+        (lambda lines: [lines[0], lines[1][:20] + "\n", lines[2]], "line 2"),
         (lambda lines: [lines[0], lines[1].replace("Submitted", "Submited")], "Submited"),
         (lambda lines: [lines[0], lines[1].replace('"stage":3', '"stage":3.0')], "Stage"),
     ],
@@ -85,6 +85,14 @@ def test_a_changed_permit_is_seen() -> None:
 def test_a_journal_that_cannot_be_read_is_refused(change, complaint: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(JournalError, match=complaint):
         list(replay(change(recorded())))
+
+
+def test_a_torn_last_line_ends_the_replay_after_all_whole_ones() -> None:
+    lines = recorded()
+    steps = replay([*lines[:3], lines[3][:30]])
+    assert [next(steps).n, next(steps).n] == [0, 1]
+    with pytest.raises(TornFlowJournal, match="line 4"):
+        next(steps)
 
 
 def test_a_journal_begins_before_the_first_event() -> None:

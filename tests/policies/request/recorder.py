@@ -11,6 +11,7 @@ from policies.request.events import (
     EngineLost,
     EngineUnfit,
     Event,
+    Lend,
     Output,
     Preempted,
     PrefillDone,
@@ -126,8 +127,14 @@ class Recorder(Life):
     def close(self, outcome: Outcome, blame: Blame | None) -> None:
         self.did.append(("close", self.attempt_id, outcome, self.attempt_tokens, blame))
 
+    def send_lend(self, lend: Lend, left_s: float) -> bool:
+        return self._sent(("send_lend", lend.engine_id, lend.tokens), lend.engine_id, left_s)
+
     def send_prefill(self, route: RoutePrefill, left_s: float) -> bool:
-        return self._sent(("send_prefill", route.engine_id), route.engine_id, left_s)
+        effect = ("send_prefill", route.engine_id)
+        if self.lent is not None:
+            effect += (self.lent.handle,)
+        return self._sent(effect, route.engine_id, left_s)
 
     def send_decode(self, route: RoutePrefill | RouteDecode, left_s: float) -> bool:
         handle = None if self.prefilled is None else self.prefilled.handle
@@ -201,6 +208,15 @@ WAY: dict[Stage, Event] = {
 }
 """The ordinary way through the stages, with engines p and d: by stage the event that leads there."""
 
+LENT = PrefillDone(30.0, 99, 64, b"prefix", engine_id="l")
+
+LEND_WAY: dict[Stage, Event] = {
+    Stage.LENDING: RoutePrefill("p", colocated=False, lend=Lend("l", 64, 20.0)),
+    Stage.PREFILLING: LENT,
+    **{stage: event for stage, event in WAY.items() if stage is not Stage.PREFILLING},
+}
+"""The way of a request whose prefix the engine l lends."""
+
 COLOCATED_WAY: dict[Stage, Event] = {
     Stage.PREFILLING: RoutePrefill("c", colocated=True),
     Stage.DECODING: Admitted(),
@@ -233,6 +249,7 @@ EVENTS: list[Event] = [
 def at(stage: Stage, way: dict[Stage, Event] = WAY, **more: Any) -> Recorder:
     """Returns a life that has reached `stage` by the events of `way`."""
     life = Recorder(**more)
+    way = LEND_WAY if stage is Stage.LENDING else way
     life.on(Start(), NOW_S)
     for reached, event in way.items():
         if life.stage is stage:

@@ -117,6 +117,7 @@ def test_a_colocated_request_is_prefilling_until_it_is_admitted_and_has_no_handl
 
 CANCELLED = {
     Stage.QUEUED: [],
+    Stage.LENDING: [("cancel", "l")],
     Stage.PREFILLING: [("cancel", "p")],
     Stage.POOLED: [("release", "p")],
     # the decode engine gives the prefill engine's copy back

@@ -18,10 +18,11 @@ RENEW = "sluice_renew"
 """Key in `kv_transfer_params`: seconds for which leases are to last from now on, by the ids of their requests."""
 
 LEASE = "sluice_lease"
-"""Key in `kv_transfer_params`: slot, generation and table addresses of a lease."""
+"""Key in `kv_transfer_params`: slot, generation, node and table addresses of a lease."""
 
 TRANSFERS = "sluice_transfers"
-"""Key in stats: [request id, ok, bytes, seconds, descriptors, held seconds] of each transfer."""
+"""Key in stats: [request id, ok, bytes, seconds, descriptors, held seconds, whether checksums differed, why a part was
+read without a permit ("")] of each transfer."""
 
 ENDED = "sluice_leases_ended"
 """Key in stats: ids of the requests whose leases have ended."""

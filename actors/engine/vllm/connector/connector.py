@@ -12,12 +12,12 @@ connector's stats, which the engine's stat logger reads (`actors/engine/vllm/sta
   message instead, so blocks are never given back while they are read.
 - **Renewal**: a finished prefill may wait for a decode engine for longer than its lease. A request like that of a
   release names leases that are to last longer (`RENEW`); each worker moves their ends and says so in its stats.
-- **Validity**: a read is checked against the prefill worker's lease table (`transfer`). An invalid read fails the
-  request.
+- **Validity**: a read is checked against the prefill worker's lease table (`lease_table`), and with the option
+  `integrity` against its checksums (`integrity`). An invalid read fails the request.
 - **Facts**: bytes, seconds and descriptors of each request's transfer.
-- **Held reads**: reads wait in the worker half's `_held` until they may go. Only the tests' option `hold_reads_s` holds
-  reads today; a flow scheduler would grant them at the same place. If a request is aborted while its read is held, its
-  KV is not read at all.
+- **Scheduled reads**: each read is cut into chunks (`chunked_read`), which a thread of the worker posts when the node's
+  flow agent permits it (`actors.engine.vllm.flow`); without an agent they are posted at once. The tests' option
+  `hold_reads_s` keeps reads from that thread for a while. If a request is aborted, nothing more of its KV is posted.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -14,11 +14,13 @@ from actors.engine.vllm.connector import ENDED, HELLO, LISTENER, OVERDUE, READIN
 
 @dataclass
 class SluicePayload(NixlHandshakePayload):
-    """NIXL's handshake payload with facts about a worker: the address of its lease table, the size of a KV block, and
-    the Unix times at which the process began, had its imports, and had its weights and KV cache.
+    """NIXL's handshake payload with facts about a worker: the address of its lease table, where its checksums are
+    (`integrity.SumsAt`; None without), the size of a KV block, and the Unix times at which the process began, had its
+    imports, and had its weights and KV cache.
     """
 
     lease_table: int = 0
+    sums: tuple[int, int, int, int] | None = None
     kv_block_bytes: int = 0
     born_at_s: float = 0.0
     imported_at_s: float = 0.0
@@ -26,16 +28,20 @@ class SluicePayload(NixlHandshakePayload):
 
 
 class SluiceMetadata(NixlConnectorMetadata):
-    """The scheduler half's orders for one step: leases to open (request -> slot, generation), requests whose leases to
-    release, seconds for which leases are to last from now on, and the remote leases against which reads are checked.
+    """The scheduler half's orders for one step: leases to open (request -> slot, generation), blocks that are lent from
+    now on (request -> generation, block ids by group), requests whose leases to release, seconds for which leases are
+    to last from now on, the remote leases against which reads are checked, and the terms of reads for a flow scheduler
+    (`chunked_read.FlowTerms`).
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.opened: dict[str, tuple[int, int]] = {}
+        self.lent: dict[str, tuple[int, Any]] = {}
         self.released: list[str] = []
         self.renewed: dict[str, float] = {}
         self.leases: dict[str, dict[str, Any]] = {}
+        self.flows: dict[str, dict[str, Any]] = {}
 
 
 class SluiceStats(NixlKVConnectorStats):

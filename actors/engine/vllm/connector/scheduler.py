@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import HeartbeatInfo
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import NixlPullConnectorScheduler
 
-from actors.engine.vllm.connector import BATCH, ENDED, HELLO, LEASE, LISTENER, READING, RELEASE, RENEW
+from actors.engine.vllm.connector import BATCH, DUE, ENDED, HELLO, LEASE, LISTENER, READING, RELEASE, RENEW
+from actors.engine.vllm.connector.lease_table import TABLE_SLOTS
 from actors.engine.vllm.connector.listener import HandshakeListener, ListenerCounts
 from actors.engine.vllm.connector.messages import SluiceMetadata, SluiceStats
 from actors.engine.vllm.connector.prefix import borrows, unread
-from actors.engine.vllm.connector.transfer import TABLE_SLOTS
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -75,6 +75,11 @@ class SluiceScheduler(NixlPullConnectorScheduler):
         self._releases: list[str] = []
         self._renewals: dict[str, float] = {}
         self._tables: list[tuple[int, int, int]] = []  # pipeline rank, tensor rank, address
+        self._sums: list[tuple[int, int, tuple[int, int, int, int]]] = []
+        self._lent: dict[str, tuple[int, Any]] = {}
+        transfer_config = vllm_config.kv_transfer_config
+        assert transfer_config is not None
+        self._node = str(transfer_config.get_from_extra_config("flow_node", ""))
         self._step = 0
         self._pace = Pace()
         self._gives_back_until_s = 0.0
@@ -85,6 +90,9 @@ class SluiceScheduler(NixlPullConnectorScheduler):
 
     def set_xfer_handshake_metadata(self, metadata: dict[tuple[int, int], Any]) -> None:
         self._tables = [(pp, tp, payload.lease_table) for (pp, tp), payload in sorted(metadata.items())]
+        self._sums = [
+            (pp, tp, payload.sums) for (pp, tp), payload in sorted(metadata.items()) if payload.sums
+        ]
         for payload in metadata.values():
             times = [payload.born_at_s, payload.imported_at_s, payload.loaded_at_s]
             self.stats.data[HELLO].append([payload.compatibility_hash, payload.kv_block_bytes, *times])
@@ -194,6 +202,10 @@ class SluiceScheduler(NixlPullConnectorScheduler):
             if handle is not None and opened is not None:
                 handle[BATCH] = f"{self.engine_id}@{self._step}"
                 handle[LEASE] = {"slot": opened[0], "generation": opened[1], "tables": self._tables}
+                handle[LEASE]["node"] = self._node
+                if self._sums:
+                    handle[LEASE]["sums"] = self._sums
+                    self._lent[request.request_id] = (opened[1], handle["remote_block_ids"])
         return leased, handle
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
@@ -215,15 +227,18 @@ class SluiceScheduler(NixlPullConnectorScheduler):
         self._keep_listening()
         ours = SluiceMetadata()
         for request_id, (request, blocks, *_) in self._reqs_need_recv.items():
+            params = request.kv_transfer_params or {}
             if any(blocks):
                 self.stats.data[READING].append(request_id)
+                waited_s = max(0.0, time.time() - request.arrival_time)
+                ours.flows[request_id] = flow_terms(params, waited_s, before=len(ours.flows))
             else:
                 self._gives_back_until_s = time.monotonic() + GIVE_BACK_S
-            lease = (request.kv_transfer_params or {}).get(LEASE)
-            if lease is not None:
-                ours.leases[request_id] = lease
+            if LEASE in params:
+                ours.leases[request_id] = params[LEASE]
         ours.__dict__.update(super().build_connector_meta(scheduler_output).__dict__)
         ours.opened, self._new = self._new, {}
+        ours.lent, self._lent = self._lent, {}
         ours.released, self._releases = self._releases, []
         ours.renewed, self._renewals = self._renewals, {}
         return ours
@@ -235,5 +250,23 @@ class SluiceScheduler(NixlPullConnectorScheduler):
     def _close(self, request_id: str) -> None:
         opened = self._opened.pop(request_id, None)
         self._new.pop(request_id, None)
+        self._lent.pop(request_id, None)
         if opened is not None:
             self._free_slots.append(opened[0])
+
+
+def flow_terms(params: dict[str, Any], waited_s: float, before: int) -> dict[str, Any]:
+    """Returns what the workers tell a flow scheduler of a read (fields of `chunked_read.FlowTerms`), from the
+    kv_transfer_params of a request that came `waited_s` ago and has `before` reads before it in its queue.
+
+    A request whose own KV will be read is a prefill that fetches a prefix (stage 1). vLLM loads a prefix whole, before
+    the first layer, so its place in the queue takes the part of MFS's relative layer index.
+    """
+    terms = {
+        "source": params.get(LEASE, {}).get("node") or str(params.get("remote_host", "")),
+        "batch": params.get(BATCH, ""),
+    }
+    if params.get("do_remote_decode"):
+        return terms | {"stage": 1, "rli": before}
+    due_s = params.get(DUE)
+    return terms if due_s is None else terms | {"due_s": due_s - waited_s}

@@ -2,6 +2,7 @@
 `connector`).
 """
 
+import dataclasses
 import os
 import time
 from dataclasses import dataclass
@@ -14,17 +15,19 @@ from vllm.platforms import current_platform
 
 from actors.engine.vllm import plugin, resume
 from actors.engine.vllm.connector import OVERDUE, RENEWED, TRANSFERS
+from actors.engine.vllm.connector.chunked_read import FlowTerms, Lease, ReadTerms
+from actors.engine.vllm.connector.integrity import SumsAt, SumsTable, share_of
+from actors.engine.vllm.connector.lease_table import GenerationProbe, GenerationTable, Source
 from actors.engine.vllm.connector.messages import SluiceMetadata, SluicePayload, SluiceStats
+from actors.engine.vllm.connector.read_check import CORRUPT, ReadChecks
 from actors.engine.vllm.connector.transfer import (
     CPU_DELAY_US,
-    GenerationProbe,
-    GenerationTable,
-    Probe,
-    Source,
     TransferAgent,
     TransferFacts,
-    napping_progress,
+    tuned_agents,
 )
+from actors.engine.vllm.flow import FlowThread
+from actors.flow.client import ReadsClient
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -38,6 +41,10 @@ ASSUMPTION: vLLM's handshake gives up after 5 s, and NIXL connects in less."""
 
 READ_FLOOR_BYTES_PER_S = 50e6
 """Bandwidth below which a read counts as stuck. ASSUMPTION: no network on which moving KV pays is slower."""
+
+HOLD_SHARE = 2 / 3
+"""Longest hold of a read as a share of the lease: the margin is for the read itself, and heartbeats renew the lease
+only as long as the core steps."""
 
 
 @dataclass
@@ -59,7 +66,7 @@ class SluiceWorker(NixlPullConnectorWorker):
         if not vllm_config.use_v2_model_runner:
             # Here, because every worker of an engine that starts has loaded this connector.
             resume.start_with_output()
-        with napping_progress(int(delay_us)):
+        with tuned_agents(int(delay_us)):
             super().__init__(vllm_config, engine_id, kv_cache_config)
         # vLLM moves this thread to the machine's last core "for KV transfer". On a CPU it is the thread that computes,
         # so the workers of all engines would share that one core and leave their own idle.
@@ -67,6 +74,9 @@ class SluiceWorker(NixlPullConnectorWorker):
         config = self.kv_transfer_config
         self.nixl_wrapper = self._agent = TransferAgent(self.nixl_wrapper)  # type: ignore[has-type]
         self.xfer_stats = SluiceStats()
+        self._share = share_of(str(config.get_from_extra_config("integrity", "off")))
+        self._flow_agent = str(config.get_from_extra_config("flow_agent", ""))
+        self._node = str(config.get_from_extra_config("flow_node", "")) or engine_id
         self._hold_reads_s = float(config.get_from_extra_config("hold_reads_s", 0.0))
         self._lease_s = float(config.get_from_extra_config("kv_lease_duration", 30))
         # As lender:
@@ -78,9 +88,8 @@ class SluiceWorker(NixlPullConnectorWorker):
         # As borrower:
         self._held: dict[str, _HeldRead] = {}
         self._leases: dict[str, dict[str, Any]] = {}
-        self._sources: dict[str, list[Source]] = {}
+        self._flows: dict[str, dict[str, Any]] = {}
         self._held_s: dict[str, float] = {}
-        self._checks: dict[str, list[Probe]] = {}
         # The times from which reads are counted, and the reads that have been reported as overdue.
         self._reading_since_s: dict[str, float] = {}
         self._overdue: set[str] = set()
@@ -88,20 +97,49 @@ class SluiceWorker(NixlPullConnectorWorker):
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         # Registered before vLLM describes this worker to others, because the description names all registered memory.
-        self._table = GenerationTable(self._agent, self.nixl_backends)
-        self._probe = GenerationProbe(self._agent, self.nixl_backends)
+        nixl, backends = self._agent.nixl, self.nixl_backends
+        self._table = GenerationTable(nixl, backends)
+        self._checks = ReadChecks(nixl, backends, GenerationProbe(nixl, backends))
         super().register_kv_caches(kv_caches)
+        name = f"{self.engine_id}/{self.tp_rank}"
+        client = ReadsClient(
+            self._flow_agent, self._node, name, os.environ.get("SLUICE_WIRE_SECRET", "").encode() or None
+        )
+        self._reads = FlowThread(self._checks, client, name, scheduled=bool(self._flow_agent))
+        self._agent.submit = self._reads.submit
         self._kv_block_bytes = sum(self.block_len_per_layer) * self._physical_blocks_per_logical_kv_block
         payload = self.xfer_handshake_metadata  # type: ignore[has-type]
         self.xfer_handshake_metadata = SluicePayload(
             compatibility_hash=payload.compatibility_hash,
             agent_metadata_bytes=payload.agent_metadata_bytes,
             lease_table=self._table.address,
+            sums=None if self._checks.sums is None else dataclasses.astuple(self._checks.sums.at),
             kv_block_bytes=self._kv_block_bytes,
             born_at_s=plugin.born_at_s(),
             imported_at_s=plugin.imported_at_s,
             loaded_at_s=time.time(),
         )
+
+    def register_local_xfer_handler(self, block_size: int) -> Any:
+        """Describes this worker's blocks to NIXL as vLLM does. The table of their checksums is registered with them."""
+        described = super().register_local_xfer_handler(block_size)
+        if self._share is not None and self._checks.sums is None:
+            if set(self.region_mem_types) != {"DRAM"}:
+                raise ValueError(
+                    "integrity: checksums are computed in host memory only; set integrity to off, or "
+                    "kv_buffer_device to cpu"
+                )
+            self._checks.sums = SumsTable(self._agent.nixl, self.nixl_backends, described[1], self._share)
+        return described
+
+    def shutdown(self) -> None:
+        """Ends the thread that reads, and then the rest as vLLM does."""
+        reads: FlowThread | None = getattr(self, "_reads", None)
+        if reads is not None:
+            reads.stop()
+            if self._checks.sums is not None:
+                self._checks.sums.close()
+        super().shutdown()
 
     # ------------------------------------------------------------------------------------------------ lender
 
@@ -110,13 +148,32 @@ class SluiceWorker(NixlPullConnectorWorker):
             self._forget(request_id)
         for request_id, (slot, generation) in metadata.opened.items():
             self._table.open(request_id, slot, generation)
+        for request_id, (generation, blocks) in metadata.lent.items():
+            self._sum(request_id, generation, blocks)
         self._leases.update(metadata.leases)
+        self._flows.update(metadata.flows)
         self._post_due_reads()
         super().start_load_kv(metadata)
         for request_id in metadata.released:
             self._release(request_id)
         for request_id, lease_s in metadata.renewed.items():
             self._renew(request_id, lease_s)
+
+    def _sum(self, request_id: str, generation: int, blocks: Any) -> None:
+        """Computes the checksums of what this request lends, and then says so in the lease's entry."""
+        if self._checks.sums is None:
+            return
+        ratio = self._physical_blocks_per_logical_kv_block
+        indices = self._compute_desc_ids(
+            block_ids=self._logical_to_kernel_block_ids(blocks, ratio),
+            dst_num_blocks=self.dst_num_blocks[self.engine_id],
+            block_size_ratio=None,
+            physical_blocks_per_logical=ratio,
+            region_num_blocks=self.dst_region_num_blocks.get(self.engine_id) or None,
+            region_group_ids=self.region_group_ids or None,
+            uses_region_group_mapping=self._uses_region_group_mapping,
+        )
+        self._checks.sums.lend(indices, generation, lambda: self._table.summed(request_id, generation))
 
     def _release(self, request_id: str) -> None:
         """Gives a lease back early; does nothing if it has ended or a decode engine knows the request."""
@@ -177,7 +234,7 @@ class SluiceWorker(NixlPullConnectorWorker):
                 )  # fmt: skip
 
     def _post_due_reads(self) -> None:
-        """Posts the held reads whose time has come. A flow scheduler's permits would be taken here."""
+        """Posts the reads held by `hold_reads_s` whose time has come."""
         now_s = time.perf_counter()
         for req_id in [attempt_id for attempt_id, held in self._held.items() if held.due_s <= now_s]:
             held = self._held.pop(req_id)
@@ -196,74 +253,43 @@ class SluiceWorker(NixlPullConnectorWorker):
             self._read_blocks_for_req(req_id, held.meta)
 
     def _read_blocks(self, **read: Any) -> bool:  # type: ignore[override]
-        """Posts one read from one remote worker. Its "done" message is kept until the read has been checked."""
+        """Submits one read from one remote worker. Its "done" message is kept until the read has been checked."""
         request_id, engine_id = read["request_id"], read["dst_engine_id"]
         rank = (0, read["read_spec"].remote_rank)
-        self._agent.begin(request_id)
+        agent = self._remote_agents[engine_id][rank]
+        self._agent.begin(self._terms(request_id, Source(agent, rank)))
         try:
             posted = super()._read_blocks(**read)
         finally:
-            reads, notification = self._agent.end()
-        agent = self._remote_agents[engine_id][rank]
-        if reads:
-            self._sources.setdefault(request_id, []).append(Source(agent, rank))
+            _, notification = self._agent.end()
         if notification:
             self._pending_recv_notifs.setdefault(request_id, []).append((agent, notification))
         return posted
 
+    def _terms(self, request_id: str, source: Source) -> ReadTerms:
+        """Returns what a read from `source` belongs to."""
+        lease, flow = self._leases.get(request_id), self._flows.get(request_id, {})
+        terms = FlowTerms(target=self._node, hold_s=self._lease_s * HOLD_SHARE, **flow)
+        if lease is None:
+            return ReadTerms(request_id=request_id, source=source, flow=terms)
+        tables = {(pp, tp): address for pp, tp, address in lease["tables"]}
+        sums = {(pp, tp): at for pp, tp, at in lease.get("sums", ())}
+        held = Lease(
+            table=tables[source.rank],
+            slot=lease["slot"],
+            generation=lease["generation"],
+            sums=SumsAt(*sums[source.rank]) if source.rank in sums else None,
+        )
+        return ReadTerms(request_id=request_id, source=source, lease=held, flow=terms)
+
     def _pop_done_transfers(self, transfers: dict[str, list[Any]]) -> tuple[set[str], set[str]]:
-        """Returns the reads that have ended as vLLM does, but those whose leases held no longer as failed. A read whose
-        lease could not be checked yet is left to a later step, so that a lender that does not answer stops no model.
-        """
+        """Returns the reads that have ended as vLLM does, and those of which something must not be used as failed."""
         done, failed = super()._pop_done_transfers(transfers)
-        self._probe.sweep()
-        ended = done - failed - self._recv_failures
-        now_s = time.perf_counter()
-        fresh = ended - self._checks.keys()
-        for req_id in fresh:
-            self._checks[req_id] = []
-            try:
-                self._post_checks(req_id, now_s)
-            except Exception as e:
-                self._check_failed(req_id, e)
-                failed.add(req_id)
-        self._probe.wait([probe for req_id in fresh for probe in self._checks[req_id]])
-        for req_id in ended - failed:
-            held = self._still_leased(req_id)
-            if held is None:
-                done.discard(req_id)
-                transfers[req_id] = []
-            elif not held:
+        for req_id in done:
+            facts = self._agent.facts.get(req_id)
+            if facts is not None and facts.refused:
                 failed.add(req_id)
         return done, failed
-
-    def _post_checks(self, req_id: str, now_s: float) -> None:
-        """Starts to read, from every lender of this request, the generation that its lease must have."""
-        lease = self._leases.get(req_id)
-        if lease is None:
-            return
-        tables = {(pp, tp): address for pp, tp, address in lease["tables"]}
-        for source in self._sources.get(req_id, ()):
-            table = tables[source.rank]
-            probe = self._probe.post(source, table, lease["slot"], lease["generation"], now_s)
-            self._checks[req_id].append(probe)
-
-    def _still_leased(self, req_id: str) -> bool | None:
-        """Returns whether every lender still held the blocks for this request when its reads had ended, or None while
-        that is not known.
-        """
-        try:
-            verdicts = [self._probe.poll(probe, time.perf_counter()) for probe in self._checks[req_id]]
-        except Exception as e:
-            self._check_failed(req_id, e)
-            return False
-        if False in verdicts:
-            logger.warning("KV of request %s was given back before it was read; the request fails.", req_id)
-            return False
-        return None if None in verdicts else True
-
-    def _check_failed(self, req_id: str, error: Exception) -> None:
-        self._log_failure(failure_type="lease_check_failed", req_id=req_id, error=error)
 
     def _find_overdue(self) -> None:
         """Reports the reads that take too long, and refuses further reads from their lenders until these have ended.
@@ -280,6 +306,7 @@ class SluiceWorker(NixlPullConnectorWorker):
                 continue
             blocks = sum(len(group) for group in meta.local_block_ids)
             limit_s = self._read_timeout_s + blocks * self._kv_block_bytes / READ_FLOOR_BYTES_PER_S
+            limit_s += self._agent.held_s(req_id, time.monotonic())
             if now_s - since_s <= limit_s or req_id in self._overdue:
                 continue
             self._overdue.add(req_id)
@@ -299,6 +326,8 @@ class SluiceWorker(NixlPullConnectorWorker):
         back earlier.
         """
         self._drop_held_reads(finished_req_ids)
+        for request_id in finished_req_ids & self._recving_transfers.keys():
+            self._reads.abort(request_id)
         results = self.get_transfer_results()
         late = results.finished_sending & self._given_back.keys()
         results.finished_sending -= late
@@ -314,13 +343,21 @@ class SluiceWorker(NixlPullConnectorWorker):
 
     def _account(self, request_id: str, ok: bool) -> None:
         facts = self._agent.facts.pop(request_id, TransferFacts())
-        held_s = self._held_s.pop(request_id, 0.0)
+        held_s = self._held_s.pop(request_id, 0.0) + facts.held_s
         self._leases.pop(request_id, None)
-        self._sources.pop(request_id, None)
-        for probe in self._checks.pop(request_id, ()):
-            self._probe.give_up(probe)
+        self._flows.pop(request_id, None)
+        corrupt = facts.refused.startswith(CORRUPT)
         self.xfer_stats.data[TRANSFERS].append(
-            [request_id, ok, facts.bytes, facts.seconds, facts.descriptors, held_s]
+            [
+                request_id,
+                ok,
+                facts.bytes,
+                facts.seconds,
+                facts.descriptors,
+                held_s,
+                corrupt,
+                facts.unscheduled,
+            ]
         )
 
     def _expire_given_back(self, late: set[str]) -> None:

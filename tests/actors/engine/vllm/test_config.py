@@ -45,7 +45,13 @@ def test_cpu_arguments() -> None:
             "kv_role": "kv_producer",
             "kv_buffer_device": "cpu",
             "kv_load_failure_policy": "fail",
-            "kv_connector_extra_config": {"kv_lease_duration": 30, "block_allocator": "segments"},
+            "kv_connector_extra_config": {
+                "kv_lease_duration": 30,
+                "block_allocator": "segments",
+                "flow_agent": "",
+                "flow_node": "127.0.0.1",
+                "integrity": "off",
+            },
         },
     }
 
@@ -123,7 +129,14 @@ def test_roles_and_connector_arguments() -> None:
     extra = kv_transfer_args(config(lease_s=12, connector_args={"hold_reads_s": 2.5}), "cpu")[
         "kv_connector_extra_config"
     ]
-    assert extra == {"kv_lease_duration": 12, "block_allocator": "segments", "hold_reads_s": 2.5}
+    assert (extra["kv_lease_duration"], extra["hold_reads_s"]) == (12, 2.5)
+
+
+def test_flow_agent_and_integrity_reach_the_connector() -> None:
+    given = config(flow_agent="unix:/run/flow.sock", flow_node="n1", integrity="sampled")
+    extra = kv_transfer_args(given, "cpu")["kv_connector_extra_config"]
+    assert (extra["flow_agent"], extra["flow_node"]) == ("unix:/run/flow.sock", "n1")
+    assert extra["integrity"] == "sampled"
 
 
 def test_a_buffer_in_host_memory_can_be_chosen_on_cuda() -> None:
@@ -140,6 +153,8 @@ def test_a_buffer_in_host_memory_can_be_chosen_on_cuda() -> None:
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization must be in"),
         ({"cores": ()}, "cores must be None or name"),
         ({"model": ""}, "model must name"),
+        ({"flow_agent": "/run/flow.sock"}, "flow_agent must be empty, unix:/path or tcp:host:port"),
+        ({"integrity": "on"}, "integrity must be one of off, sampled, full"),
         ({"engine_args": {"max_num_seqs": 4}}, "engine_args.max_num_seqs: set slots"),
         ({"engine_args": {"kv_transfer_config": {}}}, "engine_args.kv_transfer_config"),
     ],

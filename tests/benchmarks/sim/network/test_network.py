@@ -110,6 +110,53 @@ def test_a_promotion_changes_the_order():
     assert b.level == 0
 
 
+def test_a_capped_flow_leaves_the_rest_to_others():
+    """A is held to 0.25 of 1: B has 0.75 and ends at 4/3; then A's cap is lifted with 2/3 left, and it ends at 2."""
+    net, kernel, done = network()
+    a = net.start("node0", "node1", GB, 0, noting(done, "A"))
+    net.set_rate_cap(a, 0.25 * GB)
+    net.start("node0", "node1", GB, 0, noting(done, "B"))
+    kernel.at(4 / 3, lambda: net.set_rate_cap(a, None))
+    kernel.run()
+    assert done == pytest.approx({"A": 2.0, "B": 4 / 3})
+    assert net.link_use()["nic"] > 0
+    assert net.totals.tiers[1].delivered_bytes == 2 * GB
+
+
+def test_a_cap_that_changes_takes_effect_at_once_and_its_link_is_used_again():
+    """0.25 for 2 s, then 0.5 for 1 s: 1 in all. The next capped flow takes the same private link with its own cap."""
+    net, kernel, done = network()
+    a = net.start("node0", "node1", GB, 3, noting(done, "A"))
+    net.set_rate_cap(a, 0.25 * GB)
+    kernel.at(2.0, lambda: net.set_rate_cap(a, 0.5 * GB))
+    kernel.run()
+    b = net.start("node2", "node3", GB, 0, noting(done, "B"))
+    net.set_rate_cap(b, 0.1 * GB)
+    kernel.run()
+    assert done == pytest.approx({"A": 3.0, "B": 13.0})
+
+
+def test_many_levels_come_and_go():
+    """40 flows of 0.1 at levels of their own go one after another; each ends a tenth after the one before."""
+    net, kernel, done = network()
+    for level in reversed(range(40)):
+        net.start("node0", "node1", GB // 10, level, noting(done, str(level)))
+    kernel.run()
+    assert done == pytest.approx({str(level): 0.1 * (level + 1) for level in range(40)})
+    late: dict[str, float] = {}
+    net.start("node0", "node1", GB, 7, noting(late, "late"))
+    kernel.run()
+    assert late == pytest.approx({"late": 5.0})
+
+
+def test_impossible_caps_are_refused():
+    net, _, _ = network()
+    flow = net.start("node0", "node1", GB, 0, None)
+    for cap in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(FlowError, match="rate cap"):
+            net.set_rate_cap(flow, cap)
+
+
 def test_cancelling_frees_the_share_and_calls_nobody():
     """0.5 each; at 1.0 A is cancelled with 0.5 left; B goes on at 1 and ends at 1.5."""
     net, kernel, done = network()

@@ -9,9 +9,9 @@ import pytest
 pytest.importorskip("vllm")
 pytest.importorskip("nixl")
 
-from actors.engine.vllm.connector import RENEW, RENEWED
+from actors.engine.vllm.connector import BATCH, DUE, LEASE, RENEW, RENEWED
 from actors.engine.vllm.connector.messages import SluiceStats
-from actors.engine.vllm.connector.scheduler import SluiceScheduler
+from actors.engine.vllm.connector.scheduler import SluiceScheduler, flow_terms
 from actors.engine.vllm.connector.worker import SluiceWorker
 
 
@@ -59,3 +59,16 @@ def test_the_scheduler_half_passes_on_what_it_has_lent() -> None:
     wish = SimpleNamespace(kv_transfer_params={RENEW: {"a": 30.0, "gone": 30.0}}, request_id="renewal-1")
     assert scheduler.request_finished(wish, ()) == (False, None)
     assert scheduler._renewals == {"a": 30.0}
+
+
+def test_a_flow_scheduler_hears_of_a_read_what_its_request_brings() -> None:
+    handle = {LEASE: {"node": "n1"}, BATCH: "p@7", "remote_host": "10.0.0.1"}
+    decode = flow_terms({**handle, DUE: 2.0}, waited_s=0.5, before=3)
+    assert decode == {"source": "n1", "batch": "p@7", "due_s": 1.5}
+    assert flow_terms({"remote_host": "10.0.0.1"}, 0.0, 0) == {"source": "10.0.0.1", "batch": ""}
+
+
+def test_a_prefix_that_a_prefill_fetches_is_a_reuse_flow_of_its_place_in_the_queue() -> None:
+    terms = flow_terms({"do_remote_decode": True, "remote_host": "a", DUE: 2.0}, waited_s=0.0, before=3)
+    assert (terms["stage"], terms["rli"]) == (1, 3)
+    assert "due_s" not in terms

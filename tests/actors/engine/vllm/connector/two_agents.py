@@ -16,13 +16,8 @@ from typing import Any
 import nixl._api as nixl
 import numpy as np
 
-from actors.engine.vllm.connector.transfer import (
-    CPU_DELAY_US,
-    GenerationProbe,
-    GenerationTable,
-    Source,
-    napping_progress,
-)
+from actors.engine.vllm.connector.lease_table import GenerationProbe, GenerationTable, Source
+from actors.engine.vllm.connector.transfer import CPU_DELAY_US, tuned_agents
 
 PATIENCE_S = 60.0
 SLOT, GENERATION = 5, 77
@@ -30,7 +25,7 @@ COUNT = 1 << 21
 
 
 def agent(name: str) -> Any:
-    with napping_progress(CPU_DELAY_US):
+    with tuned_agents(CPU_DELAY_US):
         return nixl.nixl_agent(name, nixl.nixl_agent_config(num_threads=1, capture_telemetry=True))
 
 
@@ -67,7 +62,8 @@ def disturbed(how: str, pid: int, table: int, address: int, metadata: bytes) -> 
     probe = GenerationProbe(borrower, ["UCX"], timeout_s=1.0)
     source = Source(borrower.add_remote_agent(metadata), (0, 0))
     first = probe.post(source, table, SLOT, GENERATION, time.perf_counter())
-    probe.wait([first], PATIENCE_S)
+    while probe.poll(first, first.posted_s) is None:
+        time.sleep(0.001)
     os.kill(pid, signal.SIGSTOP)
     read = borrower.initialize_xfer(
         "READ",

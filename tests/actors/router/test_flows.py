@@ -1,0 +1,107 @@
+"""A flow agent and a router on sockets: figures, a change of the policy, and flows in `explain`."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from actors.flow.agent import FlowAgent
+from actors.flow.config import AgentConfig
+from actors.router.server import RouterServer
+from actors.wire import messages as wire
+from actors.wire.channel import Channel, Identity
+from actors.wire.sockets import connect
+from policies.flow.base import Flow, Stage
+from tests.actors.router.test_admin import ask, route
+from tests.actors.router.test_server import Peer, serving, until
+
+
+@pytest.fixture
+async def agent(router: RouterServer, tmp_path: Path) -> AsyncIterator[FlowAgent]:
+    async def find() -> tuple[str, ...]:
+        return router.addresses
+
+    made = FlowAgent(Identity("agent", "x"), "z", {"a", "z"}, AgentConfig(report_s=0.05), find)
+    await made.start([f"unix:{tmp_path}/agent.sock"])
+    await until(lambda: router.status().gauges["flow_agents"] == 1)
+    yield made
+    await made.stop()
+
+
+async def read(agent: FlowAgent, request_id: str) -> None:
+    """Moves the KV of a request in one read by permit."""
+    inbox: list[wire.Message] = []
+    me = Identity("worker", "w")
+    channel = await connect(agent.addresses, lambda: Channel(me, lambda c, m: inbox.append(m)))
+    worker = Peer(channel, inbox)
+    channel.send(wire.JoinNode("z"))
+    flow = Flow(
+        flow_id="f",
+        request_id=request_id,
+        batch="b",
+        stage=Stage.P2D,
+        source="a",
+        target="z",
+        size=1000,
+        due_s=5.0,
+    )
+    channel.send(wire.SubmitFlow(flow))
+    permit = await worker.get(wire.Permitted)
+    assert isinstance(permit, wire.Permitted) and permit.whole
+    channel.send(wire.ChunkDone("f", 1000, 0.25, True))
+    await until(lambda: not len(agent.desk))
+    channel.close()
+
+
+async def test_flows_are_counted_and_explained(router: RouterServer, agent: FlowAgent) -> None:
+    _, _, ingress = await serving(router)
+    await route(ingress, "r1#0", "mine")
+    await read(agent, "r1#0")
+    await until(lambda: router.status().totals.get("flow_ended") == 1)
+    totals = router.status().totals
+    assert totals["flow_permits"] == totals["flow_submitted"] == 1
+    assert totals["flow_moved_bytes"] == 1000
+    status, told = await ask(ingress, "explain", {"id": "mine"})
+    assert status == 200
+    (shown,) = told["flows"]
+    assert shown["first_level"] == shown["last_level"] >= 1 and shown["mlu"] < 1
+    assert (shown["size"], shown["chunks"], shown["moved_s"], shown["unscheduled"]) == (1000, 1, 0.25, "")
+
+
+async def test_a_policy_is_set_at_all_agents_and_at_later_ones(
+    router: RouterServer, agent: FlowAgent, tmp_path: Path
+) -> None:
+    _, _, ingress = await serving(router)
+    status, told = await ask(ingress, "set_policy", {"flow": {"name": "edf"}})
+    assert status == 200 and told["flow"]["name"] == "edf"
+    await until(lambda: agent.desk.arbiter.policy.name == "edf")
+    status, told = await ask(ingress, "set_policy", {"flow": "nothing"})
+    assert status == 400 and "nothing" in told["message"]
+
+    async def find() -> tuple[str, ...]:
+        return router.addresses
+
+    later = FlowAgent(Identity("agent", "y"), "y", {"y"}, AgentConfig(report_s=0.05), find)
+    await later.start([f"unix:{tmp_path}/later.sock"])
+    await until(lambda: later.desk.arbiter.policy.name == "edf")
+    await later.stop()
+    await until(lambda: router.status().gauges["flow_agents"] == 1)
+
+
+async def test_without_an_agent_there_is_no_flow_policy_to_set(router: RouterServer) -> None:
+    _, _, ingress = await serving(router)
+    status, told = await ask(ingress, "set_policy", {"flow": "edf"})
+    assert status == 400 and "flow.enabled" in told["message"]
+    _, told = await ask(ingress, "policy")
+    assert told["flow"] is None and json.dumps(told["available"]["flow"]["mfs"])
+
+
+async def test_an_agent_that_reports_nonsense_loses_its_connection(router: RouterServer) -> None:
+    me = Identity("agent", "bad")
+    channel = await connect(router.addresses, lambda: Channel(me, lambda c, m: None))
+    channel.send(wire.FlowReport("z", "mfs", {"permits": float("nan")}, {}))
+    await asyncio.wait_for(channel.closed, 20)
+    await until(lambda: router.status().totals["protocol_errors"] == 1)
+    assert router.status().gauges["flow_agents"] == 0

@@ -1,0 +1,162 @@
+"""Flow scheduling in the whole application on sim engines: the node's agent permits their reads, is restarted by Ray,
+takes another policy, and ends when no engine wants it any more.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.live.serving import PATIENCE_S, ROOT, App, command_line, config_file, serving
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
+
+
+def scheduled(args: dict[str, Any]) -> None:
+    """Schedules flows, in an application whose transfers take a while."""
+    args["flow"] = {"enabled": True, "policy": {"name": "mfs"}}
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[App]:
+    with serving(config_file(tmp_path_factory.mktemp("flows"), "sim.yaml", scheduled)) as running:
+        yield running
+
+
+def answer(app: App) -> str:
+    """Completes a prompt and returns the id of the answer."""
+    body = {"model": "sim", "prompt": "some words " * 200, "max_tokens": 3}
+    done = httpx.post(f"{app.url}/v1/completions", json=body, timeout=PATIENCE_S)
+    assert done.status_code == 200, done.text
+    return str(done.json()["id"])
+
+
+def agents(app: App) -> list[psutil.Process]:
+    """Returns the processes of the agents."""
+    return [process for process in app.processes() if "AgentActor" in command_line(process)]
+
+
+def permits(app: App) -> float:
+    return app.metric("sluice_router_flow_permits_total")
+
+
+def until(app: App, condition: Any, what: str) -> None:
+    """Sends requests until the condition holds."""
+    end_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end_s, what
+        answer(app)
+        time.sleep(0.2)
+
+
+def test_reads_are_permitted_and_explained(app: App) -> None:
+    until(app, lambda: permits(app) > 0, "no permit was counted")
+    assert app.metric("sluice_router_flow_agents") == 1
+    assert len(agents(app)) == 1
+    explained: list[dict[str, Any]] = []
+
+    def is_explained() -> bool:
+        asked = app.http.get(f"{app.url}/sluice/admin/explain/{answer(app)}").json()
+        # the agent reports once a second
+        time.sleep(1.5)
+        asked = app.http.get(f"{app.url}/sluice/admin/explain/{asked['id']}").json()
+        explained.extend(asked["flows"])
+        return any(flow["first_level"] >= 1 and not flow["unscheduled"] for flow in explained)
+
+    until(app, is_explained, f"no flow is explained: {explained}")
+
+
+def test_the_policy_is_changed_at_the_agents(app: App) -> None:
+    until(app, lambda: app.metric("sluice_router_flow_agents") == 1, "no agent is connected")
+    url = f"{app.url}/sluice/admin/policy"
+    assert app.http.put(url, json={"flow": "edf"}).json()["flow"]["name"] == "edf"
+    assert "no such" in app.http.put(url, json={"flow": "no such"}).text
+    before = permits(app)
+    until(app, lambda: permits(app) > before, "no permit came after the change")
+    assert app.http.get(url).json()["flow"]["name"] == "edf"
+
+
+def test_a_killed_agent_is_restarted_and_requests_go_on(app: App) -> None:
+    until(app, lambda: len(agents(app)) == 1, "there is no agent")
+    (old,) = agents(app)
+    old.kill()
+    for _ in range(5):
+        answer(app)
+    until(app, lambda: any(process.pid != old.pid for process in agents(app)), "it was not restarted")
+    before = permits(app)
+    until(app, lambda: permits(app) > before, "the new agent permits nothing")
+
+
+def test_a_stopped_agent_holds_no_request_up(app: App) -> None:
+    until(app, lambda: len(agents(app)) == 1, "there is no agent")
+    (agent,) = agents(app)
+    agent.send_signal(signal.SIGSTOP)
+    try:
+        for _ in range(5):
+            answer(app)
+    finally:
+        agent.send_signal(signal.SIGCONT)
+    before = permits(app)
+    until(app, lambda: permits(app) > before, "the schedule was not taken up again")
+
+
+KEEPER = """
+import asyncio, json, sys
+import ray
+import app.flow_agent as flow_agent
+from app.config import FlowConfig, WireConfig
+
+async def main():
+    ray.init(address="local", include_dashboard=False, num_cpus=1, log_to_driver=False)
+    node = ray.get_runtime_context().get_node_id()
+    share = flow_agent.FlowShare(FlowConfig(enabled=True), (), unwanted_s=3.0)
+    keeper = flow_agent.AgentKeeper("test", node, share, WireConfig(socket_dir=sys.argv[1]))
+    await keeper.start()
+    print(json.dumps(keeper.address), flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+    keeper.stop()
+    print("stopped", flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+
+asyncio.run(main())
+"""
+
+
+def test_an_agent_that_nobody_wants_ends(tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", KEEPER, str(tmp_path)], stdin=pipe, stdout=pipe, env=env, text=True
+    ) as keeper:
+        assert keeper.stdout is not None and keeper.stdin is not None
+        lines = (line for line in keeper.stdout if line.startswith('"unix:'))
+        socket = Path(json.loads(next(lines)).removeprefix("unix:"))
+        wait_for(socket.exists, "the agent does not listen")
+        tree = psutil.Process(keeper.pid).children(recursive=True)
+        (agent,) = [process for process in tree if "AgentActor" in command_line(process)]
+        keeper.stdin.write("\n")
+        keeper.stdin.flush()
+        wait_for(lambda: not agent.is_running() or not socket.exists(), "it did not end")
+        agent.wait(PATIENCE_S)
+        time.sleep(2.0)
+        tree = psutil.Process(keeper.pid).children(recursive=True)
+        assert not [process for process in tree if "ray::AgentActor" in command_line(process)]
+        keeper.stdin.write("\n")
+        keeper.stdin.flush()
+
+
+def wait_for(condition: Any, what: str) -> None:
+    """Waits until the condition holds."""
+    end_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end_s, what
+        time.sleep(0.1)

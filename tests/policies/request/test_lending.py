@@ -1,0 +1,121 @@
+"""A prefill borrows the head of its prompt: engine l lends to engine p, and whatever goes wrong with l, p computes."""
+
+import pytest
+
+from policies.request.events import (
+    Cancel,
+    DeadlinePassed,
+    EngineFailed,
+    EngineLost,
+    EngineUnfit,
+    Event,
+    Lend,
+    PrefillDone,
+    RoutePrefill,
+    StageOverdue,
+    Unknown,
+)
+from policies.request.stage import Stage
+from tests.policies.request.recorder import LEND_WAY, LENT, NOW_S, at, now
+
+BORROWS = RoutePrefill("p", colocated=False, lend=Lend("l", 64, 20.0))
+DONE = PrefillDone(30.0, 999, 1, b"h", engine_id="p")
+
+
+def test_the_prefix_is_lent_and_read_before_the_prompt_is_computed() -> None:
+    life = at(Stage.PREFILLING, LEND_WAY)
+    assert life.did[1:] == [("send_lend", "l", 64), ("send_prefill", "p", b"prefix")]
+    assert life.tied == {"l", "p"}
+    life.on(DONE, NOW_S)
+    assert now(life) is Stage.POOLED
+    # a prefix that was not read is freed now, one that was read is free already
+    assert life.of("release") == [("release", "l")]
+    assert life.tied == {"p"}
+
+
+@pytest.mark.parametrize(
+    ("event", "cancelled"),
+    [
+        (EngineFailed("l", "prefill", "bad_request", "x", retryable=False), []),
+        (EngineFailed("l", "prefill", "draining", "x", retryable=True), []),
+        (EngineLost("l", "gone"), []),
+        (EngineUnfit("l", "stalled", "so the router says"), [("cancel", "l")]),
+        (EngineUnfit("l", "quarantined", "so the router says"), [("cancel", "l")]),
+        (StageOverdue(), [("cancel", "l")]),
+    ],
+)
+def test_whatever_goes_wrong_at_the_lender_the_prompt_is_computed(
+    event: Event, cancelled: list[tuple[str, str]]
+) -> None:
+    life = at(Stage.LENDING)
+    life.on(event, NOW_S + 1)
+    assert now(life) is Stage.PREFILLING
+    assert life.of("send_prefill") == [("send_prefill", "p")]
+    assert life.of("cancel") == cancelled
+    assert (life.attempts, life.kills, life.tied) == (0, 0.0, {"p"})
+
+
+def test_a_lender_that_takes_too_long_is_left_and_its_late_answer_means_nothing() -> None:
+    life = at(Stage.LENDING)
+    life.wake(NOW_S + 19.9)
+    assert now(life) is Stage.LENDING
+    life.wake(NOW_S + 20.0)
+    assert now(life) is Stage.PREFILLING
+    life.on(LENT, NOW_S + 20.1)
+    assert now(life) is Stage.PREFILLING and life.prefilled is None
+    life.on(DONE, NOW_S + 21)
+    assert now(life) is Stage.POOLED and life.prefilled == DONE
+
+
+def test_a_lender_that_is_not_connected_is_not_asked() -> None:
+    life = at(Stage.QUEUED)
+    life.down.add("l")
+    life.on(BORROWS, NOW_S)
+    assert now(life) is Stage.PREFILLING
+    assert life.of("send_lend", "send_prefill") == [("send_prefill", "p")]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        EngineLost("l", "gone"),
+        EngineFailed("l", "prefill", "stalled", "x", retryable=True),
+        EngineUnfit("l", "stalled", "so the router says"),
+    ],
+)
+def test_a_lender_that_goes_while_its_prefix_is_read_leaves_the_prefill_alone(event: Event) -> None:
+    life = at(Stage.PREFILLING, LEND_WAY)
+    life.on(event, NOW_S + 1)
+    assert now(life) is Stage.PREFILLING and not life.of("cancel", "retried")
+    life.on(DONE, NOW_S + 2)
+    assert now(life) is Stage.POOLED and life.tied == {"p"}
+
+
+def test_a_prefill_engine_that_is_not_connected_gives_the_lent_prefix_back() -> None:
+    life = at(Stage.LENDING)
+    life.down.add("p")
+    life.on(LENT, NOW_S)
+    assert now(life) is Stage.QUEUED and life.attempts == 1
+    assert life.of("cancel") == [("cancel", "l")] and not life.tied
+
+
+@pytest.mark.parametrize("event", [EngineLost("p", "gone"), Cancel(), DeadlinePassed()])
+def test_a_prefill_that_ends_early_has_its_prefix_freed(event: Event) -> None:
+    life = at(Stage.PREFILLING, LEND_WAY)
+    life.on(event, NOW_S + 1)
+    assert life.of("release") == [("release", "l")]
+    assert not life.tied
+
+
+def test_a_retry_borrows_nothing_from_before() -> None:
+    life = at(Stage.PREFILLING, LEND_WAY)
+    life.on(EngineLost("p", "gone"), NOW_S + 1)
+    life.on(RoutePrefill("q", colocated=False), NOW_S + 2)
+    assert life.of("send_prefill")[-1] == ("send_prefill", "q")
+
+
+def test_a_new_router_learns_that_the_prefill_has_begun() -> None:
+    life = at(Stage.LENDING)
+    life.on(Unknown(), NOW_S)
+    assert life.of("adopt") == [("adopt", Stage.LENDING, None, None)]
+    assert now(life) is Stage.LENDING
