@@ -19,6 +19,7 @@ EXPERIMENTS: dict[str, str] = {
     "deepflow_heatmap": "benchmarks.experiments.deepflow_heatmap",
     "deepflow_scheduling": "benchmarks.experiments.deepflow_scheduling",
     "flowkv_hetero": "benchmarks.experiments.flowkv_hetero",
+    "flowkv_roles": "benchmarks.experiments.flowkv_roles",
     "scale": "benchmarks.experiments.scale",
     "defaults": "benchmarks.experiments.defaults",
     "netkv_tuning": "benchmarks.experiments.netkv_tuning",

@@ -25,6 +25,7 @@ from benchmarks.sim.kv_store import home_of
 from benchmarks.sim.pull import Pull, ScheduledPull, Transfer
 from benchmarks.sim.records import RequestRecord, RunResult
 from benchmarks.sim.reports import Reports
+from benchmarks.sim.roles import Roles, announcement
 from benchmarks.sim.staged import StagedGroup
 from benchmarks.workloads.record import WorkloadRequest
 from policies.dispatch.dispatcher import Action, Dispatcher, Reject, RoutePrefill
@@ -107,6 +108,10 @@ class Cluster:
         self._reports = Reports(
             config.control, self.kernel, self.ingress, self.meter, self._forecasts, self.feed
         )
+        hop_s = config.control.hop_s
+        self._roles = (
+            None if config.roles is None else Roles(config.roles, self.kernel, self.workers, hop_s, self.feed)
+        )
         self._kv_seq = dict.fromkeys(self.workers, 0)
         self._records: list[RequestRecord] = []
         # Ids of the measured requests that have not ended.
@@ -126,16 +131,16 @@ class Cluster:
         """Runs until the last measured request has ended (without `drain` until the window has); returns the result."""
         config, kernel, control = self.config, self.kernel, self.config.control
         for worker in self.workers.values():
-            spec = worker.spec
-            capacity = spec.kv_blocks * spec.block_size_tokens
-            facts = (spec.role, spec.group, worker.node, spec.slots, capacity)
-            self.feed(ev.EngineUp(0.0, worker.name, *facts, barrier=spec.barrier))
+            self.feed(announcement(worker, worker.spec.role, 0.0))
         self._reports.status()
         self._every(control.status_s, self._reports.status)
         self._every(control.tick_s, self._tick)
         self._every(control.progress_s, self._reports.progress)
         if self._forecasts is not None:
             self._every(control.forecast_s, self._refresh_forecasts)
+        if self._roles is not None and config.roles is not None:
+            roles = self._roles
+            self._every(config.roles.every_s, lambda: roles.look(self.dispatcher.state))
         if config.network is not None and config.network.oracle_s is not None:
             self._refresh_oracle()
             self._every(config.network.oracle_s, self._refresh_oracle)
@@ -247,6 +252,7 @@ class Cluster:
             decisions=dict(self.decisions),
             flows=None if self._flows is None else self._flows.driver.stats,
             peaks=self._peaks
+            | ({} if self._roles is None else {"role_switches": float(self._roles.switches)})
             | {
                 "stale_events": float(self.stale),
                 "retries": float(self.ingress.retries),

@@ -14,6 +14,8 @@ from policies.dispatch.dispatcher import DispatchConfig
 from policies.engine_model.leases import MAX_LEASE_S
 from policies.engine_model.timing import TimingProfile
 from policies.network.oracle import Oracle
+from policies.routing.flowkv.regimes import RegimeThresholds
+from policies.routing.flowkv.role_switch import RoleSwitchConfig
 from policies.state.views import Role
 from predictors.forecast import ForecastConfig
 from predictors.protocol import Outcome, Predictor
@@ -234,6 +236,18 @@ NO_PARAMS: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
+class RoleSwitching:
+    """FlowKV's role switch in the simulated router, which looks once every `every_s` as the live router does."""
+
+    switch: RoleSwitchConfig
+    thresholds: RegimeThresholds = field(default_factory=RegimeThresholds)
+    every_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require("role switching", [(self.every_s > 0, f"every_s is {self.every_s}: must be > 0")])
+
+
+@dataclass(frozen=True, slots=True)
 class Permits:
     """Flows by permit, as in the live system: chunks that take `chunk_s` seconds at the port's rate, of which at most
     `window` are posted at a port. The message of a permit, and that of a chunk's end, take `delay_s` each. With
@@ -306,6 +320,8 @@ class SimConfig:
     control: ControlPlane = field(default_factory=ControlPlane)
     network: NetworkSetup | None = None
     forecasts: Forecasting | None = None
+    # Without it every engine keeps the role of its spec.
+    roles: RoleSwitching | None = None
     flows: FlowSetup | None = None
     seed: int = 0
     warmup_s: float = 0.0
@@ -321,6 +337,11 @@ class SimConfig:
             [
                 (bool(names), "no engines: name at least one group"),
                 (len(set(names)) == len(names), f"engine groups share a name: {names}"),
+                (
+                    self.roles is None
+                    or all(not e.barrier and e.layers is None and e.prefill_queue for e in self.engines),
+                    "engines with layers, a barrier or no prefill queue cannot switch roles",
+                ),
                 (
                     self.flows is None or self.network is not None,
                     "flows are scheduled on a network: set `network` to a Fabric",

@@ -30,12 +30,12 @@ class Reports:
         self._control, self._kernel, self._ingress = control, kernel, ingress
         self._meter, self._forecasts, self._feed = meter, forecasts, feed
         self._workers = list(ingress.workers.values())
-        self._decoders = [worker for worker in self._workers if worker.decodes]
-        decode = {w.name for w in self._decoders if w.spec.role is Role.DECODE}
+        decoders = [worker for worker in self._workers if worker.decodes]
+        decode = {w.name for w in decoders if w.spec.role is Role.DECODE}
         # Names of the workers whose loads are compared: the decode workers, or the colocated workers where there are
         # none. It is empty with a barrier, because a barrier group measures its own imbalance.
-        at_barrier = any(w.spec.barrier for w in self._decoders)
-        self._compared = set() if at_barrier else decode or {w.name for w in self._decoders}
+        at_barrier = any(w.spec.barrier for w in decoders)
+        self._compared = set() if at_barrier else decode or {w.name for w in decoders}
         # The number of steps of each engine at its last progress report.
         self._steps = dict.fromkeys(ingress.workers, 0)
         self._status: dict[str, tuple[float, tuple[int, int, int]]] = {}
@@ -61,7 +61,10 @@ class Reports:
                 self._feed(ev.Admitted(now_s, request.attempt_id))
         items: list[tuple[str, int]] = []
         loads: list[int] = []
-        for worker in self._decoders:
+        for worker in self._workers:
+            # A worker may begin to decode when it gets another role.
+            if not worker.decodes:
+                continue
             running = worker.model.running
             done = worker.done_now if running else 0
             if worker.name in self._compared:
