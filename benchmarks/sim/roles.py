@@ -5,6 +5,7 @@ itself in its new role; running work and leases end where they are.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from benchmarks.sim.config import RoleSwitching
 from benchmarks.sim.engine import Worker
@@ -39,7 +40,7 @@ class Roles:
         for switch in self._switcher.look(snapshot, self._watch.look(snapshot), self._engines):
             self.switches += 1
             worker, role = self._workers[switch.engine_id], switch.role
-            self._kernel.after(self._hop_s, lambda w=worker, r=role: self._obey(w, r))
+            self._kernel.after(self._hop_s, partial(self._obey, worker, role))
 
     def _obey(self, worker: Worker, role: Role) -> None:
         worker.decodes = worker.decodes or role is not Role.PREFILL
