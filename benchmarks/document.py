@@ -286,7 +286,7 @@ OTHERS: dict[str, Other] = {
     ),
     "chaos/sim-soak.json": Other(
         "An hour with a fault a minute, sim engines",
-        "python -m benchmarks.chaos --soak",
+        "python -m benchmarks.chaos --soak --clients 32",
         _chaos,
         drawn=True,
     ),

@@ -16,7 +16,6 @@ from benchmarks.results_io import Stored
 UNTRACED = frozenset(
     {
         "balance/balance.json",
-        "chaos/sim-soak.json",
         "composition/composition.json",
         "decisions/decisions.json",
         "experiments/composition.json",

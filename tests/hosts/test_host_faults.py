@@ -157,11 +157,14 @@ def test_a_host_that_is_gone_for_good_is_replaced(running: tuple[Cluster, HostsA
         grow(app, streams, 2 * CLIENTS, "on the one host that is left")
         began_s = time.monotonic()
         cluster.join(f"spare{len(cluster.rays)}", SPARE if cluster.away.address != SPARE else "10.77.0.4")
-        app.wait(
-            lambda s: s["router"]["connected"] and len(app.ready_engines() - lost) == 4,
-            "router and engines on the spare host",
-            timeout_s=420.0,
-        )
+        try:
+            app.wait(
+                lambda s: s["router"]["connected"] and len(app.ready_engines() - lost) == 4,
+                "router and engines on the spare host",
+                timeout_s=420.0,
+            )
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{cluster.logs()}") from None
         print(f"the spare host serves after {time.monotonic() - began_s:.0f} s")
         grow(app, streams, CLIENTS, "on the spare host, too")
     assert len(app.engines_on(cluster.away)) == 2

@@ -28,8 +28,39 @@
 static const int64_t no_offset_s = 0;
 static const volatile int64_t *offset_s = &no_offset_s;
 
-__attribute__((constructor)) static void map_offset(void)
+/* The C library's own functions. They are looked up once, before the program begins: a later look-up waits for the lock
+   of the dynamic linker, whose holder may wait for the thread that asks. */
+#define EACH(f)                                                                                                        \
+  f(clock_gettime) f(timespec_get) f(gettimeofday) f(clock_nanosleep) f(pthread_cond_timedwait)                        \
+      f(pthread_cond_clockwait) f(pthread_mutex_timedlock) f(sem_timedwait) f(sem_clockwait) f(syscall)
+#define DECLARE(name) static __typeof__(name) *own_##name;
+#define LOOK_UP(name) own_##name = own(#name);
+#define OWN(name)                                                                                                      \
+  if (own_##name == NULL)                                                                                              \
+  look_up()
+
+EACH(DECLARE)
+
+/* Returns one of them. The condition variables' first version, which dlsym may find, has another layout than the one
+   that programs have used since 2003. */
+static void *own(const char *name)
 {
+  void *found = strncmp(name, "pthread_cond_", 13) == 0 ? dlvsym(RTLD_NEXT, name, "GLIBC_2.3.2") : NULL;
+  if (found == NULL)
+    found = dlsym(RTLD_NEXT, name);
+  if (found == NULL)
+    abort();
+  return found;
+}
+
+static void look_up(void)
+{
+  EACH(LOOK_UP)
+}
+
+__attribute__((constructor(101))) static void begin(void)
+{
+  look_up();
   const char *path = getenv("WALL_CLOCK");
   if (path == NULL || strncmp(program_invocation_short_name, "python", 6) != 0)
     return;
@@ -42,23 +73,6 @@ __attribute__((constructor)) static void map_offset(void)
   close(file);
   offset_s = mapped;
 }
-
-/* Returns the C library's own function. The condition variables' first version, which dlsym may find, has another
-   layout than the one that programs have used since 2003. */
-static void *own(const char *name)
-{
-  void *found = dlvsym(RTLD_NEXT, name, "GLIBC_2.3.2");
-  if (found == NULL)
-    found = dlsym(RTLD_NEXT, name);
-  if (found == NULL)
-    abort();
-  return found;
-}
-
-#define OWN(name)                                                                                                      \
-  static __typeof__(name) *real;                                                                                       \
-  if (real == NULL)                                                                                                    \
-  real = own(#name)
 
 static int is_wall(clockid_t clock)
 {
@@ -78,7 +92,7 @@ static const struct timespec *machines(const struct timespec *at, struct timespe
 int clock_gettime(clockid_t clock, struct timespec *now)
 {
   OWN(clock_gettime);
-  int failed = real(clock, now);
+  int failed = own_clock_gettime(clock, now);
   if (!failed && is_wall(clock))
     now->tv_sec += *offset_s;
   return failed;
@@ -87,7 +101,7 @@ int clock_gettime(clockid_t clock, struct timespec *now)
 int timespec_get(struct timespec *now, int base)
 {
   OWN(timespec_get);
-  int done = real(now, base);
+  int done = own_timespec_get(now, base);
   if (done == TIME_UTC)
     now->tv_sec += *offset_s;
   return done;
@@ -96,7 +110,7 @@ int timespec_get(struct timespec *now, int base)
 int gettimeofday(struct timeval *now, void *zone)
 {
   OWN(gettimeofday);
-  int failed = real(now, zone);
+  int failed = own_gettimeofday(now, zone);
   if (!failed)
     now->tv_sec += *offset_s;
   return failed;
@@ -115,14 +129,14 @@ int clock_nanosleep(clockid_t clock, int flags, const struct timespec *at, struc
 {
   OWN(clock_nanosleep);
   struct timespec room;
-  return real(clock, flags, is_wall(clock) && (flags & TIMER_ABSTIME) ? machines(at, &room) : at, left);
+  return own_clock_nanosleep(clock, flags, is_wall(clock) && (flags & TIMER_ABSTIME) ? machines(at, &room) : at, left);
 }
 
 int pthread_cond_timedwait(pthread_cond_t *condition, pthread_mutex_t *mutex, const struct timespec *at)
 {
   OWN(pthread_cond_timedwait);
   struct timespec room;
-  return real(condition, mutex, machines(at, &room));
+  return own_pthread_cond_timedwait(condition, mutex, machines(at, &room));
 }
 
 int pthread_cond_clockwait(pthread_cond_t *condition, pthread_mutex_t *mutex, clockid_t clock,
@@ -130,28 +144,28 @@ int pthread_cond_clockwait(pthread_cond_t *condition, pthread_mutex_t *mutex, cl
 {
   OWN(pthread_cond_clockwait);
   struct timespec room;
-  return real(condition, mutex, clock, machines(at, &room));
+  return own_pthread_cond_clockwait(condition, mutex, clock, machines(at, &room));
 }
 
 int pthread_mutex_timedlock(pthread_mutex_t *mutex, const struct timespec *at)
 {
   OWN(pthread_mutex_timedlock);
   struct timespec room;
-  return real(mutex, machines(at, &room));
+  return own_pthread_mutex_timedlock(mutex, machines(at, &room));
 }
 
 int sem_timedwait(sem_t *semaphore, const struct timespec *at)
 {
   OWN(sem_timedwait);
   struct timespec room;
-  return real(semaphore, machines(at, &room));
+  return own_sem_timedwait(semaphore, machines(at, &room));
 }
 
 int sem_clockwait(sem_t *semaphore, clockid_t clock, const struct timespec *at)
 {
   OWN(sem_clockwait);
   struct timespec room;
-  return real(semaphore, clock, machines(at, &room));
+  return own_sem_clockwait(semaphore, clock, machines(at, &room));
 }
 
 /* Abseil, which Ray and gRPC wait with, and Rust's library make their futex calls this way. */
@@ -169,5 +183,5 @@ long syscall(long number, ...)
     return clock_gettime((clockid_t)a[0], (struct timespec *)a[1]);
   if (number == SYS_futex && (a[1] & FUTEX_CLOCK_REALTIME) && (a[1] & FUTEX_CMD_MASK) == FUTEX_WAIT_BITSET)
     a[3] = (long)machines((const struct timespec *)a[3], &room);
-  return real(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+  return own_syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
 }
