@@ -320,7 +320,7 @@ class Status(TypedDict):
 
 
 class Policy(TypedDict):
-    """A routing policy: its registered name, all its parameters, and its formula, written with their names."""
+    """A routing or flow policy: its registered name, all its parameters, and its formula, written with their names."""
 
     name: str
     params: dict[str, Any]
@@ -332,14 +332,18 @@ class AvailablePolicies(TypedDict):
 
     prefill: dict[str, Policy]
     decode: dict[str, Policy]
+    flow: dict[str, Policy]
 
 
 class Policies(TypedDict):
-    """The policies in use, the dispatcher's limits, and the policies that can be chosen."""
+    """The policies in use, the dispatcher's limits, and the policies that can be chosen. `flow` is None without flow
+    agents.
+    """
 
     prefill: Policy
     decode: Policy
     dispatch: dict[str, Any]
+    flow: Policy | None
     available: AvailablePolicies
 
 
@@ -355,6 +359,7 @@ class PolicyChange(TypedDict, total=False):
 
     prefill: str | PolicyChoice | None
     decode: str | PolicyChoice | None
+    flow: str | PolicyChoice | None
     dispatch: dict[str, Any] | None
 
 

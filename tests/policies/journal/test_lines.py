@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from policies.dispatch.actions import PrefixFetch
 from policies.dispatch.dispatcher import Action, DispatchConfig, Dispatcher, RouteDecode
+from policies.flow.fetch_or_recompute import FetchReason
 from policies.journal.codec import CodecError, decoder, dumps, encoder, loads
 from policies.journal.lines import (
     action_line,
@@ -50,6 +52,19 @@ st.register_type_strategy(
 )
 st.register_type_strategy(
     Ranked, st.builds(Ranked, st.text(), st.floats(), st.dictionaries(st.text(), st.floats()))
+)
+st.register_type_strategy(
+    PrefixFetch,
+    st.builds(
+        PrefixFetch,
+        st.text(),
+        st.integers(),
+        st.booleans(),
+        st.sampled_from(FetchReason),
+        st.floats(),
+        st.floats(),
+        st.dictionaries(st.text(), st.floats()),
+    ),
 )
 TIER = st.integers(0, 3)
 PAIR = st.tuples(st.text(), st.text())
