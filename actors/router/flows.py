@@ -23,6 +23,7 @@ class FlowAgents:
         self._reports: dict[Channel, FlowReport] = {}
         # figures of agents that have left, so that totals never fall
         self._past: Counter[str] = Counter()
+        self._last: dict[str, dict[str, float]] = {}
         self._set: SetFlowPolicy | None = None
 
     def __len__(self) -> int:
@@ -36,6 +37,11 @@ class FlowAgents:
             raise ValueError(f"agent {report.node} reports a figure that is no finite number")
         if channel not in self._reports and self._set is not None:
             channel.send(self._set)
+        if channel not in self._reports and channel.peer is not None:
+            last = self._last.pop(channel.peer.id, None)
+            if last and all(report.totals.get(name, 0.0) >= total for name, total in last.items()):
+                # the same process has connected again, and its totals go on
+                self._past.subtract(last)
         self._reports[channel] = report
 
     def lost(self, channel: Channel) -> None:
@@ -43,6 +49,8 @@ class FlowAgents:
         report = self._reports.pop(channel, None)
         if report is not None:
             self._past.update(report.totals)
+            if channel.peer is not None:
+                self._last[channel.peer.id] = dict(report.totals)
 
     def check(self, choice: PolicyChoice) -> None:
         """Raises ValueError for a policy that does not exist, a wrong parameter, or if no agent is connected."""

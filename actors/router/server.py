@@ -188,8 +188,7 @@ class RouterServer:
             case wire.Progress():
                 self._progress(channel, message)
             case wire.Transferred():
-                self._network.transferred(message, clock_s())
-                self.decisions.transferred(message.items, clock_s())
+                self._transferred(message)
             case wire.Closed():
                 failed = failure_of(message, clock_s(), self.engines.workers)
                 self._close(message.attempt_id, message.outcome, message.output_tokens, failed)
@@ -238,6 +237,12 @@ class RouterServer:
         facts = (now_s + message.lease_s, message.kv_bytes, message.cached_tokens, worker)
         if not self._fits(ev.PrefillDone(now_s, message.attempt_id, *facts)):
             channel.send(wire.Unknown(message.attempt_id))
+
+    def _transferred(self, message: wire.Transferred) -> None:
+        """Notes transfers. Those that were held are reported for `explain`, whether or not the estimator is on."""
+        if self._network.wants_transfers(self.dispatcher.needs):
+            self._network.transferred(message, clock_s())
+        self.decisions.transferred(message.items, clock_s())
 
     def _progress(self, channel: Channel, message: wire.Progress) -> None:
         now_s, unknown = clock_s(), dict[str, None]()

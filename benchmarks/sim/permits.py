@@ -11,6 +11,7 @@ Deviation: a chunk is any number of bytes, while a live one ends where a block e
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 from benchmarks.sim.config import FlowSetup
 from benchmarks.sim.flow_driver import FlowStats, Sent, count_ended
@@ -73,11 +74,11 @@ class ByPermit:
 
     def _apply(self, event: ev.FlowEvent) -> None:
         # A flow may end while a message about it is on its way.
-        if isinstance(event, ev.Advanced | ev.Withdrawn) and event.flow_id not in self._arbiter:
+        if isinstance(event, ev.Advanced | ev.Withdrawn | ev.Done) and event.flow_id not in self._arbiter:
             return
         for permit in self._arbiter.apply(event, self._kernel.now_s):
             self.stats.permits += self._measuring()
-            self._kernel.after(self._delay_s, lambda p=permit: self._post(p))  # type: ignore[misc]
+            self._kernel.after(self._delay_s, partial(self._post, permit))
         self._wake()
 
     def _wake(self) -> None:
@@ -90,7 +91,10 @@ class ByPermit:
             self._tick = self._kernel.at(max(at_s, self._kernel.now_s), lambda: self._apply(ev.Tick()))
 
     def _post(self, permit: ev.Permit) -> None:
-        sent = self._live[permit.flow_id]
+        sent = self._live.get(permit.flow_id)
+        if sent is None:
+            # it was cancelled while the permit was on its way
+            return
         flow, since_s = sent.state.flow, self._kernel.now_s
 
         def arrived(_: object) -> None:
@@ -101,7 +105,7 @@ class ByPermit:
                 count_ended(self.stats, sent, self._kernel.now_s, self._measuring())
                 sent.on_done()
             if last:
-                del self._live[permit.flow_id]
+                self._live.pop(permit.flow_id, None)
             seconds = self._kernel.now_s - since_s
             self._tell(ev.Done(permit.flow_id, permit.size, max(seconds, math.ulp(1.0)), last))
 

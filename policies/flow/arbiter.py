@@ -132,7 +132,8 @@ class Arbiter:
         self._flows[flow.flow_id] = state
         self._place(state, now_s)
         if event.posted:
-            self._post(state, event.posted, event.posted == flow.size, now_s)
+            # Chunks in flight are one permit here, of which each Done takes its part.
+            self._post(state, event.posted, True, now_s)
         self._enqueue(state, now_s)
 
     def _done(self, event: ev.Done, now_s: float) -> None:
@@ -322,7 +323,7 @@ class Arbiter:
         self.ports.leave(state.pair, state)
 
     def _learn(self, state: Held, permit: OpenPermit, event: ev.Done, now_s: float) -> None:
-        if not self.config.learn:
+        if not self.config.learn or event.seconds <= 0.0:
             return
         elapsed = now_s - permit.at_s
         for port, since in (

@@ -117,8 +117,8 @@ class Life(Effects):
     __slots__ = (
         "_ask_s", "_held_until_s", "_interrupted_s", "_killed_at", "_rows", "_until_s", "admission", "attempt_id",
         "attempts", "avoid", "carried_tokens", "choices", "deadline_s", "decode_engine", "decode_rank",
-        "kills", "lease_until_s", "lender", "lent", "limits", "migrations", "on_budget", "output_tokens",
-        "prefill_engine", "prefill_rank", "prefilled", "retries", "route", "router_knows", "stage", "terms", "times",
+        "former_lender", "kills", "lease_until_s", "lender", "lent", "limits", "migrations", "on_budget",
+        "output_tokens", "prefill_engine", "prefill_rank", "prefilled", "retries", "route", "router_knows", "stage", "terms", "times",
         "unfinished", "wake_at_s",
     )  # fmt: skip
 
@@ -143,6 +143,7 @@ class Life(Effects):
         self.decode_rank: int | None = None
         # the engine that lends a prefix, its report once the lease stands, and the prefill that borrows it
         self.lender: str | None = None
+        self.former_lender: str | None = None
         self.lent: ev.PrefillDone | None = None
         self.route: ev.RoutePrefill | None = None
         self.prefilled: ev.PrefillDone | None = None
@@ -241,6 +242,7 @@ class Life(Effects):
             self._enter(_QUEUED)
             self.prefilled = None
         self.times.routed_s, self.route, self.lent = now_s, event, None
+        self.former_lender = None
         lend = event.lend
         if lend is not None and self.send_lend(lend, max(self.deadline_s - now_s, LEAST_LEFT_S)):
             self.lender = lend.engine_id
@@ -273,12 +275,18 @@ class Life(Effects):
         if isinstance(event, ev.EngineFailed | ev.EngineLost):
             gone = event.engine_id
         lender, self.lender = self.lender, None
+        # its failure may be on the way already, and blames nobody
+        self.former_lender = lender
         self._let_go(lender, self.stop_work, gone)
         self._compute(self.route, now_s)
 
     def _only_lends(self, engine_id: str) -> bool:
-        """Whether an engine holds only a lent prefix of the attempt, which the prefill engine reads if it can."""
-        return self.stage is _PREFILLING and engine_id == self.lender
+        """Whether an engine holds, or held, only a lent prefix of the attempt, which the prefill engine reads if it
+        can.
+        """
+        if self.stage is not _PREFILLING or engine_id in (self.prefill_engine, self.decode_engine):
+            return False
+        return engine_id in (self.lender, self.former_lender)
 
     def _lending_ends(self, gone: str | None = None) -> None:
         """Has the lender free the prefix, if there is one: it was read, or will not be. A read under way ends first."""

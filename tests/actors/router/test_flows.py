@@ -98,6 +98,18 @@ async def test_without_an_agent_there_is_no_flow_policy_to_set(router: RouterSer
     assert told["flow"] is None and json.dumps(told["available"]["flow"]["mfs"])
 
 
+async def test_an_agent_that_connects_again_is_not_counted_twice(router: RouterServer) -> None:
+    me = Identity("agent", "again")
+    for permits in (3.0, 5.0, 2.0):
+        # the third one is of a process that began anew
+        channel = await connect(router.addresses, lambda: Channel(me, lambda c, m: None))
+        channel.send(wire.FlowReport("z", "mfs", {"permits": permits}, {}))
+        await until(lambda: router.status().gauges["flow_agents"] == 1)
+        channel.close()
+        await until(lambda: router.status().gauges["flow_agents"] == 0)
+    assert router.status().totals["flow_permits"] == 7
+
+
 async def test_an_agent_that_reports_nonsense_loses_its_connection(router: RouterServer) -> None:
     me = Identity("agent", "bad")
     channel = await connect(router.addresses, lambda: Channel(me, lambda c, m: None))

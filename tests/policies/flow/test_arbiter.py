@@ -124,6 +124,15 @@ def test_a_restarted_agent_counts_what_its_workers_had_posted() -> None:
     assert [p.size for p in made.apply(Done("x", 100, 0.1), 0.1)] == [200]
 
 
+def test_a_restarted_agent_takes_each_of_several_chunks_in_flight() -> None:
+    made = arbiter(window=1)
+    assert made.apply(Submitted(flow("x", 300), posted=200), 0.0) == []
+    assert made.apply(Submitted(flow("y", 100)), 0.0) == []
+    assert made.apply(Done("x", 100, 0.1), 0.1) == []
+    assert len(made.apply(Done("x", 100, 0.2), 0.2)) == 1
+    assert made.flow_ids() == ["x", "y"]
+
+
 def test_a_better_level_keeps_the_last_slot_of_a_port_for_itself() -> None:
     made = arbiter(whole_read_when_alone=False)
     for name in ("i", "j"):  # they fill b's ingress

@@ -55,6 +55,24 @@ def test_whatever_goes_wrong_at_the_lender_the_prompt_is_computed(
     assert (life.attempts, life.kills, life.tied) == (0, 0.0, {"p"})
 
 
+@pytest.mark.parametrize(
+    "late",
+    [
+        EngineFailed("l", "prefill", "bad_request", "x", retryable=False),
+        EngineFailed("l", "prefill", "draining", "x", retryable=True),
+        EngineLost("l", "gone"),
+        EngineUnfit("l", "stalled", "so the router says"),
+    ],
+)
+def test_a_late_failure_of_a_lender_that_was_left_changes_nothing(late: Event) -> None:
+    life = at(Stage.LENDING)
+    life.on(StageOverdue(), NOW_S + 1)
+    before = list(life.did)
+    life.on(late, NOW_S + 2)
+    assert now(life) is Stage.PREFILLING
+    assert (life.did, life.attempts, life.kills) == (before, 0, 0.0)
+
+
 def test_a_lender_that_takes_too_long_is_left_and_its_late_answer_means_nothing() -> None:
     life = at(Stage.LENDING)
     life.wake(NOW_S + 19.9)

@@ -63,8 +63,8 @@ def tuned_agents(delay_us: int) -> Iterator[None]:
 @dataclass
 class TransferFacts:
     """Totals of one request's reads. `seconds` is the time in which chunks of the longest read were in flight, and
-    `held_s` the longest time in which none was. `refused` says why what was read must not be used, and `unscheduled`
-    why a part of it was read without a flow scheduler's permit; both are empty otherwise.
+    `held_s` the longest time in which one waited for permits. `refused` says why what was read must not be used, and
+    `unscheduled` why a part of it was read without a flow scheduler's permit; both are empty otherwise.
     """
 
     bytes: int = 0
@@ -184,7 +184,7 @@ class TransferAgent:
         facts.bytes += handle.read_bytes
         facts.seconds = max(facts.seconds, handle.busy_s)
         facts.descriptors += handle.descriptors
-        facts.held_s = max(facts.held_s, handle.held_s(handle.ended_s))
+        facts.held_s = max(facts.held_s, handle.permit_wait_s)
         facts.refused = facts.refused or handle.refused
         facts.unscheduled = facts.unscheduled or handle.unscheduled
         return handle.telemetry()

@@ -306,7 +306,7 @@ class SluiceWorker(NixlPullConnectorWorker):
                 continue
             blocks = sum(len(group) for group in meta.local_block_ids)
             limit_s = self._read_timeout_s + blocks * self._kv_block_bytes / READ_FLOOR_BYTES_PER_S
-            limit_s += self._agent.held_s(req_id, time.monotonic())
+            limit_s += min(self._agent.held_s(req_id, time.monotonic()), self._lease_s)
             if now_s - since_s <= limit_s or req_id in self._overdue:
                 continue
             self._overdue.add(req_id)
