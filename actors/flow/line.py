@@ -71,7 +71,7 @@ class Line:
         """Writes what is queued as far as the socket takes it; an error shows at the next `pump`."""
         try:
             self._write()
-        except OSError:
+        except (OSError, WireError):
             pass
 
     def pump(self, now_s: float, lived_s: float) -> list[Turn | Message]:
@@ -87,7 +87,7 @@ class Line:
                 self._read(now_s, happened)
                 self._stay(now_s, lived_s)
                 self._write()
-        except (OSError, WireError, msgspec.DecodeError, msgspec.ValidationError) as error:
+        except (OSError, ValueError, WireError, msgspec.DecodeError, msgspec.ValidationError) as error:
             self._drop(str(error), now_s, happened)
         return happened
 

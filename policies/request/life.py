@@ -118,8 +118,8 @@ class Life(Effects):
         "_ask_s", "_held_until_s", "_interrupted_s", "_killed_at", "_rows", "_until_s", "admission", "attempt_id",
         "attempts", "avoid", "carried_tokens", "choices", "deadline_s", "decode_engine", "decode_rank",
         "former_lender", "kills", "lease_until_s", "lender", "lent", "limits", "migrations", "on_budget",
-        "output_tokens", "prefill_engine", "prefill_rank", "prefilled", "retries", "route", "router_knows", "stage", "terms", "times",
-        "unfinished", "wake_at_s",
+        "output_tokens", "prefill_engine", "prefill_rank", "prefilled", "retries", "route", "router_knows", "stage",
+        "terms", "times", "unfinished", "wake_at_s",
     )  # fmt: skip
 
     def __init__(self, limits: Limits, terms: Terms, arrived_s: float, choices: int = 1) -> None:

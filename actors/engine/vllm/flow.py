@@ -64,8 +64,10 @@ class FlowThread:
         name: str,
         scheduled: bool,
         clock: Callable[[], float] = time.monotonic,
+        begin: Callable[[], None] | None = None,
     ) -> None:
         self.checks = checks
+        self._set_up = begin
         self._client = client
         self._name = name
         self._scheduled = scheduled
@@ -114,6 +116,11 @@ class FlowThread:
     # ------------------------------------------------------------------------------------------------ this thread
 
     def _run(self) -> None:
+        try:
+            if self._set_up is not None:
+                self._set_up()
+        except Exception:
+            logger.exception("The thread that reads KV could not be set up, and reads all the same.")
         while not self._stopping:
             try:
                 self._turn()

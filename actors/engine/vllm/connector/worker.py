@@ -105,7 +105,9 @@ class SluiceWorker(NixlPullConnectorWorker):
         client = ReadsClient(
             self._flow_agent, self._node, name, os.environ.get("SLUICE_WIRE_SECRET", "").encode() or None
         )
-        self._reads = FlowThread(self._checks, client, name, scheduled=bool(self._flow_agent))
+        self._reads = FlowThread(
+            self._checks, client, name, scheduled=bool(self._flow_agent), begin=self._use_device
+        )
         self._agent.submit = self._reads.submit
         self._kv_block_bytes = sum(self.block_len_per_layer) * self._physical_blocks_per_logical_kv_block
         payload = self.xfer_handshake_metadata  # type: ignore[has-type]
@@ -257,7 +259,16 @@ class SluiceWorker(NixlPullConnectorWorker):
         request_id, engine_id = read["request_id"], read["dst_engine_id"]
         rank = (0, read["read_spec"].remote_rank)
         agent = self._remote_agents[engine_id][rank]
-        self._agent.begin(self._terms(request_id, Source(agent, rank)))
+        try:
+            terms = self._terms(request_id, Source(agent, rank))
+        except Exception as error:
+            # a handle comes from another process: a lease that cannot be read fails its own request only
+            self._log_failure(
+                failure_type="bad_lease", req_id=request_id, error=error, dst_engine_id=engine_id
+            )
+            self._handle_failed_transfer(request_id, None, self._recv_failures, record_failed_transfer=False)
+            return False
+        self._agent.begin(terms)
         try:
             posted = super()._read_blocks(**read)
         finally:
@@ -265,6 +276,13 @@ class SluiceWorker(NixlPullConnectorWorker):
         if notification:
             self._pending_recv_notifs.setdefault(request_id, []).append((agent, notification))
         return posted
+
+    def _use_device(self) -> None:
+        """Gives the calling thread the device's context, without which UCX does without NVLink, as vLLM's handshake
+        does.
+        """
+        if not self.use_host_buffer:
+            current_platform.set_device(self.device_id)
 
     def _terms(self, request_id: str, source: Source) -> ReadTerms:
         """Returns what a read from `source` belongs to."""
@@ -306,7 +324,8 @@ class SluiceWorker(NixlPullConnectorWorker):
                 continue
             blocks = sum(len(group) for group in meta.local_block_ids)
             limit_s = self._read_timeout_s + blocks * self._kv_block_bytes / READ_FLOOR_BYTES_PER_S
-            limit_s += min(self._agent.held_s(req_id, time.monotonic()), self._lease_s)
+            if self._flow_agent:
+                limit_s += min(self._agent.held_s(req_id, time.monotonic()), self._lease_s * HOLD_SHARE)
             if now_s - since_s <= limit_s or req_id in self._overdue:
                 continue
             self._overdue.add(req_id)
